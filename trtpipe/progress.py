@@ -1,0 +1,44 @@
+"""How a stage tells what it is doing. Stages take a Progress; only `console.py` knows a terminal."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """Receives the steps of a running stage."""
+
+    def step(self, done: int, total: int | None, unit: str) -> None:
+        """`done` of `total` (None: unknown) `unit`s of the current stage are finished."""
+
+    def note(self, message: str) -> None:
+        """Something a reader of the log should know now; it must also be in the stage's value."""
+
+    def cancelled(self) -> bool:
+        """Whether the user has asked to stop; long native calls (a TensorRT build) poll it."""
+
+
+class Reporter(Progress, Protocol):
+    """A Progress that also knows where stages begin and end; `pipeline` takes one."""
+
+    def stage(self, name: str) -> AbstractContextManager[object]:
+        """Context manager around one stage."""
+
+
+class Silent:
+    """A Reporter that shows nothing and is never cancelled."""
+
+    def step(self, done: int, total: int | None, unit: str) -> None:
+        """Ignore the step."""
+
+    def note(self, message: str) -> None:
+        """Ignore the note."""
+
+    def cancelled(self) -> bool:
+        """Never."""
+        return False
+
+    def stage(self, name: str) -> AbstractContextManager[object]:
+        """Run a stage without showing it."""
+        return nullcontext()

@@ -1,0 +1,194 @@
+"""The values that flow down the line; stages import these and never each other.
+
+    Job -> LoadedModel -> Baseline -> Captured -> CalibrationTable -> Quantized -> Engine -> CheckReport -> Bundle
+
+`Job` is in `job`, `CalibrationTable` in `calib.table`, `Bundle` in `bundle`. Importing this module loads no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+#: Binding dtypes by their NumPy names; BF16 has none and is only ever used inside an engine.
+BINDING_DTYPES = ("float32", "float16", "uint8", "int8", "int32", "int64", "bool")
+
+Precision = Literal["fp32", "fp16", "bf16", "int8"]
+Executed = Literal["engine", "graph"]
+Target = Literal["tensorrt", "tensorrt_rtx", "onnxruntime"]
+Route = Literal["onnx", "torch_tensorrt", "torch2trt"]
+
+
+@dataclass(frozen=True)
+class DimRange:
+    """The range of one dynamic dimension: 1 <= min <= opt <= max."""
+
+    min: int
+    opt: int
+    max: int
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One binding. A str in `shape` names a dynamic dimension, whose range is in `dims`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    dims: Mapping[str, DimRange] = field(default_factory=dict)
+
+    def at(self, which: Literal["min", "opt", "max"]) -> tuple[int, ...]:
+        """The static shape with every dynamic dimension at its min, opt or max."""
+        return tuple(d if isinstance(d, int) else int(getattr(self.dims[d], which)) for d in self.shape)
+
+    def with_dim(self, name: str, size: int) -> tuple[int, ...]:
+        """The shape with dimension `name` at `size` and every other dynamic one at its opt."""
+        return tuple(size if d == name else o for d, o in zip(self.shape, self.at("opt"), strict=True))
+
+    @property
+    def dynamic(self) -> tuple[str, ...]:
+        """Names of the dynamic dimensions, in order of first appearance."""
+        return tuple(dict.fromkeys(d for d in self.shape if isinstance(d, str)))
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """The user's model behind its bindings.
+
+    `module` is in eval mode on the CPU, takes the inputs in order in their binding dtypes and returns a tuple of the
+    outputs in order, computed in float32 (an output's binding dtype is applied when the graph is lowered).
+    """
+
+    module: torch.nn.Module
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    weights_digest: str
+    source: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The TorchScript module and what it answers on the check data.
+
+    `outputs` maps output name to float32 [S, ...], `labels` is int64 [S] or None (-1: unknown), `ids` names the samples.
+    """
+
+    module: torch.jit.ScriptModule
+    kind: Literal["trace", "script", "torchscript"]
+    outputs: Mapping[str, np.ndarray[Any, Any]]
+    labels: np.ndarray[Any, Any] | None
+    ids: tuple[str, ...]
+    eager_max_abs: float
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Captured:
+    """The hub: the model as one ATen graph with conv+bn and constants folded and attention spelt out.
+
+    Every node keeps `nn_module_stack` and `stack_trace`, so its source module and line are known.
+    """
+
+    graph: torch.fx.GraphModule
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    digest: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LayerPrecision:
+    """What one operation of the graph computes in, and why."""
+
+    module: str
+    op: str
+    precision: Precision
+    reason: str
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """The captured graph with Q/DQ pairs and FP16/BF16 casts placed: strongly typed, ready to lower.
+
+    `scales` maps a table key to float32 scale (amax/127) of that activation; `layers` lists every computing operation.
+    """
+
+    program: torch.export.ExportedProgram
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    layers: tuple[LayerPrecision, ...]
+    scales: Mapping[str, float]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OnnxModel:
+    """A checked ONNX file in memory; node names begin with the source module path."""
+
+    data: bytes
+    opset: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A serialized plan (or, for onnxruntime, the ONNX file itself) and what it is.
+
+    `compute_capabilities` are like "8.6", empty for a portable engine; `graph` is the ONNX that was compiled, which is
+    what a machine without a GPU can execute in the engine's place.
+    """
+
+    data: bytes
+    target: Target
+    version: str
+    compute_capabilities: tuple[str, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    graph: OnnxModel | None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One figure of the check. `limit` is None when the job sets none; `passed` is then None too."""
+
+    name: str
+    output: str
+    value: float
+    limit: float | None = None
+    passed: bool | None = None
+    interval: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Control:
+    """The same check on a copy with one tensor damaged: it has to fail, or the check proves nothing."""
+
+    damaged: str
+    how: str
+    failed: bool
+    samples: int
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What was compared with the baseline, on what, and how far off it was."""
+
+    executed: Executed
+    runner: str
+    samples: int
+    metrics: tuple[Metric, ...]
+    control: Control
+    passed: bool
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
