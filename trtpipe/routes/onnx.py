@@ -1,0 +1,179 @@
+"""Route onnx: the quantized graph as a Q/DQ ONNX file."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from trtpipe.errors import BuildError
+from trtpipe.values import OnnxModel, Quantized
+
+#: Opset of the files: the first whose Q/DQ take FP16 is 19; 20 has Gelu.
+OPSET = 20
+
+
+def to_onnx(quantized: Quantized, opset: int = OPSET) -> OnnxModel:
+    """The quantized program as one checked ONNX file, byte-identical for the same program.
+
+    Node names begin with the source module path (`layer3.1.conv2/Conv`), so that engine layers can be read. Traces,
+    which hold paths of the exporting machine, are removed.
+
+    Raises:
+        BuildError: an operation has no ONNX translation, or the file is over ONNX's 2 GB.
+    """
+    import onnx
+    import torch
+
+    from trtpipe.export import example_inputs
+
+    names_in, names_out = [s.name for s in quantized.inputs], [s.name for s in quantized.outputs]
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                quantized.program,
+                example_inputs(quantized.inputs),
+                dynamo=True,
+                opset_version=opset,
+                input_names=names_in,
+                output_names=names_out,
+                custom_translation_table=_translations(),
+                external_data=False,
+                verbose=False,
+                optimize=True,
+            )
+    except Exception as error:
+        text = "\n".join(str(error).strip().splitlines()[:12])
+        raise BuildError(
+            f"onnx: every operation must have an ONNX translation (got {type(error).__name__}: {text}). "
+            "Rewrite the operation named, or take another build.route."
+        ) from error
+    assert program is not None
+    _rename(program.model, quantized)
+    model = program.model_proto
+    _strip(model)
+    _name_dimensions(model, quantized)
+    try:
+        data = model.SerializeToString(deterministic=True)
+        onnx.checker.check_model(data)
+    except Exception as error:
+        raise BuildError(f"onnx: the exported file must be valid (got {error}). This is a bug of the exporter.") from error
+    return OnnxModel(data, model.opset_import[0].version, quantized.inputs, quantized.outputs)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """torch.onnx prints to stdout and logs conversions of opsets; errors still raise."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _translations() -> dict[Any, Any]:
+    """Q/DQ whose scales have the dtype of the float side, as ONNX before opset 23 and TensorRT want them."""
+    import numpy as np
+    import onnx_ir as ir
+    import torch
+    from onnxscript import opset20 as op
+
+    ops = torch.ops.quantized_decomposed
+    floats = {ir.DataType.FLOAT: np.float32, ir.DataType.FLOAT16: np.float16}
+
+    def scale_of(scale: float, dtype: ir.DataType | None) -> Any:
+        if dtype == ir.DataType.BFLOAT16:
+            import ml_dtypes
+
+            return op.Constant(value=ir.tensor(np.asarray(scale, ml_dtypes.bfloat16)))
+        return op.Constant(value=ir.tensor(np.asarray(scale, floats.get(dtype or ir.DataType.FLOAT, np.float32))))
+
+    def zero(dtype: int) -> Any:
+        del dtype  # always torch.int8 here: placement quantizes to nothing else
+        return op.Constant(value=ir.tensor(np.asarray(0, np.int8)))
+
+    def out_type(out_dtype: Any) -> ir.DataType:
+        if out_dtype in (None, -1):
+            return ir.DataType.FLOAT
+        return ir.DataType(int(out_dtype))
+
+    def quantize(input: Any, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int) -> Any:
+        return op.QuantizeLinear(input, scale_of(scale, input.dtype), zero(dtype))
+
+    def dequantize(
+        input: Any, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int, out_dtype: int = -1
+    ) -> Any:
+        return op.DequantizeLinear(input, scale_of(scale, out_type(out_dtype)), zero(dtype))
+
+    def dequantize_channel(
+        input: Any, scales: Any, zero_points: Any, axis: int, quant_min: int, quant_max: int, dtype: int, out_dtype: int = -1
+    ) -> Any:
+        kind = out_type(out_dtype)
+        if kind != ir.DataType.FLOAT:
+            scales = op.Cast(scales, to=int(kind))
+        return op.DequantizeLinear(input, scales, axis=axis)
+
+    return {
+        ops.quantize_per_tensor.default: quantize,
+        ops.dequantize_per_tensor.default: dequantize,
+        ops.dequantize_per_channel.default: dequantize_channel,
+    }
+
+
+def _rename(model: Any, quantized: Quantized) -> None:
+    """Name every node `<module path>/<operator>`, with a number where several share it."""
+    from trtpipe.bound import INNER
+
+    def path_of(node: Any) -> str | None:
+        found = re.findall(r"'([^']*)'", node.metadata_props.get("pkg.torch.onnx.name_scopes", ""))
+        if len(found) < 2:
+            return None
+        path = re.sub(r"@\d+$", "", found[-2]).removeprefix(INNER + ".")
+        return "" if path == INNER else path
+
+    seen: dict[str, int] = {}
+    for node in model.graph.all_nodes():
+        path, reader = path_of(node), node
+        while path is None and (reader := next(iter(reader.outputs[0].consumers()), None)) is not None:
+            path = path_of(reader)  # Q, DQ and casts belong to the module that reads them
+        stem = f"{path}/{node.op_type}" if path else node.op_type
+        k = seen.get(stem, 0)
+        seen[stem] = k + 1
+        node.name = stem if k == 0 else f"{stem}_{k}"
+
+
+def _strip(model: Any) -> None:
+    """Remove traces, scopes and documentation from the file, functions and subgraphs included."""
+    todo = [model, model.graph, *model.functions]
+    while todo:
+        item = todo.pop()
+        for field in ("metadata_props",):
+            if hasattr(item, field):
+                item.ClearField(field)
+        if hasattr(item, "doc_string"):
+            item.ClearField("doc_string")
+        for name in ("node", "input", "output", "value_info", "initializer"):
+            if hasattr(item, name) and not isinstance(getattr(item, name), str):
+                children = getattr(item, name)
+                todo += [c for c in children if hasattr(c, "ClearField")]
+        for attribute in getattr(item, "attribute", ()):
+            if hasattr(attribute, "g") and attribute.HasField("g"):
+                todo.append(attribute.g)
+
+
+def _name_dimensions(model: Any, quantized: Quantized) -> None:
+    """Give dynamic dimensions of inputs and outputs the job's own names."""
+    values = {v.name: v for v in (*model.graph.input, *model.graph.output)}
+    for spec in (*quantized.inputs, *quantized.outputs):
+        for axis, extent in enumerate(spec.shape):
+            dim = values[spec.name].type.tensor_type.shape.dim[axis]
+            if isinstance(extent, str) and not dim.HasField("dim_value"):
+                dim.dim_param = extent
