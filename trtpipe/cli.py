@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import click
 
@@ -100,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         return _failed(settings, "interrupted", 130)
     except TrtpipeError as error:
-        return _failed(settings, str(error), error.exit_code)
+        return _failed(settings, str(error), error.exit_code, getattr(error, "problems", ()))
     except BrokenPipeError:  # whoever read our output has had enough
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # or Python complains again when it flushes at the end
         return 0
@@ -121,11 +122,12 @@ def _unexpected(settings: Settings, error: Exception) -> int:
     return _failed(settings, f"this is a bug in trtpipe {__version__}; please report it with the lines above", 70)
 
 
-def _failed(settings: Settings, message: str, code: int) -> int:
+def _failed(settings: Settings, message: str, code: int, problems: Sequence[Any] = ()) -> int:
     from trtpipe import console
 
     if settings.json:
-        console.out_json({"error": message, "exit_code": code})
+        listed = {"problems": [p.as_dict() for p in problems]} if problems else {}
+        console.out_json({"error": message, "exit_code": code, **listed})
     console.err(message)
     return code
 

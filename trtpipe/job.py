@@ -39,6 +39,7 @@ __all__ = [
     "Input",
     "Job",
     "JobErrors",
+    "JobFile",
     "Keep",
     "Limits",
     "Model",
@@ -50,7 +51,6 @@ __all__ = [
     "Section",
     "Transform",
     "load_job",
-    "read_job",
 ]
 
 #: Every key that names a file or a folder: what must be there. `output` need not exist yet.
@@ -86,39 +86,46 @@ def load_job(path: str | Path, overrides: Iterable[str] = (), *, paths_exist: bo
     Raises:
         JobErrors: with all problems found, in the order of the file.
     """
-    job, problems = read_job(path, overrides, paths_exist=paths_exist)
-    if problems or job is None:
-        raise JobErrors(problems)
+    file = JobFile(Path(path), paths_exist=paths_exist)
+    job = file.read(overrides)
+    if file.problems or job is None:
+        raise JobErrors(file.problems)
     return job
 
 
-def read_job(
-    path: str | Path, overrides: Iterable[str] = (), *, paths_exist: bool = True
-) -> tuple[Job | None, tuple[Problem, ...]]:
-    """As `load_job`, returning the problems; the job is None unless all that is missing is files it names."""
-    return _File(Path(path), paths_exist).read(overrides)
+class JobFile:
+    """One job file while it is read; it knows the place of everything in it."""
 
-
-class _File:
-    """One job file while it is read."""
-
-    def __init__(self, path: Path, paths_exist: bool) -> None:
+    def __init__(self, path: Path, *, paths_exist: bool = True) -> None:
         self._path = path
         self._paths_exist = paths_exist
         self._document = yamlfile.Document(None, {}, {}, {})
         self._set: list[yamlfile.Path] = []
         self._problems: list[Problem] = []
 
-    def read(self, overrides: Iterable[str]) -> tuple[Job | None, tuple[Problem, ...]]:
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What was found so far, in the order of the file; what came with --set last."""
+        return tuple(sorted(self._problems, key=lambda p: (p.file is None, p.line or 0, p.column or 0)))
+
+    def read(self, overrides: Iterable[str] = ()) -> Job | None:
+        """The job, or None when it is not one; a job that names missing files is still returned."""
         data = self._load()
         if data is None:
-            return None, tuple(self._problems)
+            return None
         for override in overrides:
             self._override(data, override)
         _capabilities_as_written(data, self._document.texts, self._set)
         self._absolute(data)
-        job = self._validate(data)
-        return job, tuple(sorted(self._problems, key=lambda p: (p.file is None, p.line or 0, p.column or 0)))
+        return self._validate(data)
+
+    def add(self, path: yamlfile.Path, must: str, got: str, hint: str = "") -> None:
+        """Report at `path`: on the command line if the value came from there, else where it stands in the file."""
+        if any(path[: len(s)] == s for s in self._set):
+            self._problems.append(Problem(None, None, None, dotted(path), must, got, hint))
+            return
+        place = self._document.place(path)
+        self._problems.append(Problem(fspath(self._path), place.line, place.column, dotted(path), must, got, hint))
 
     def _load(self) -> dict[str, Any] | None:
         name = fspath(self._path)
@@ -187,7 +194,7 @@ class _File:
                 if not there:
                     got = f"{given[key]!r}: {'not a ' + kind if path.exists() else 'nothing there'}"
                     hint = f"It is {_normal(path)}, from the folder of the job file."
-                    self._add((section, key), f"be a {kind} that exists", got, hint)
+                    self.add((section, key), f"be a {kind} that exists", got, hint)
 
     def _validate(self, data: dict[str, Any]) -> Job | None:
         try:
@@ -197,20 +204,12 @@ class _File:
         for e in structural:
             loc = _in_file(e["loc"], data)
             must, got, hint = explain(e, _beside_shape(legal_keys(Job, e["loc"]), loc))
-            self._add(loc, must, got, hint)
+            self.add(loc, must, got, hint)
         at = {_in_file(e["loc"], data) for e in structural}
         for b in broken(_readable(data, at)):
             if not any(path[: len(b.path)] == b.path or path == b.path[: len(path)] for path in at):
-                self._add(b.path, b.must, b.got, b.hint)
+                self.add(b.path, b.must, b.got, b.hint)
         return None
-
-    def _add(self, path: yamlfile.Path, must: str, got: str, hint: str = "") -> None:
-        """Report at `path`: on the command line if the value came from there, else where it stands in the file."""
-        if any(path[: len(s)] == s for s in self._set):
-            self._problems.append(Problem(None, None, None, dotted(path), must, got, hint))
-            return
-        place = self._document.place(path)
-        self._problems.append(Problem(fspath(self._path), place.line, place.column, dotted(path), must, got, hint))
 
 
 def _normal(path: Path) -> Path:

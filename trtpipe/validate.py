@@ -1,19 +1,83 @@
-"""Plan-time checks: what is wrong with a job on this machine and for its target, building nothing."""
+"""Plan-time checks: what is wrong with a job on this machine and for its target, building nothing.
+
+No torch, ONNX or TensorRT is imported; what is installed is read from package metadata.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from importlib import metadata
 from pathlib import Path
 
-from trtpipe.job import Problem, read_job
+from trtpipe.importable import missing
+from trtpipe.job import Job, JobFile, Problem
+
+#: What torchvision's ImageFolder reads.
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 
-def validate(path: str | Path, overrides: Iterable[str] = ()) -> tuple[Problem, ...]:
-    """Every problem of a job file; empty when it can be built here.
+def validate(path: str | Path, overrides: Iterable[str] = (), *, here: bool = True) -> tuple[Problem, ...]:
+    """Every problem of a job file, in the order of the file; empty when it can be built.
 
     Args:
         path: the YAML file.
         overrides: `section.key=value` each, as in `job.load_job`.
+        here: also what this machine lacks: files and folders the job names, modules, packages.
     """
-    _, problems = read_job(path, overrides)
-    return problems
+    file = JobFile(Path(path), paths_exist=here)
+    job = file.read(overrides)
+    if job is not None:
+        if here:
+            for option, must, got, hint in (*_modules(job, Path(path)), *_images(job), *_packages(job)):
+                file.add(tuple(option.split(".")), must, got, hint)
+        for option, must, got, hint in _refusals(job):
+            file.add(tuple(option.split(".")), must, got, hint)
+    return file.problems
+
+
+_Found = Iterator[tuple[str, str, str, str]]
+
+
+def _modules(job: Job, path: Path) -> _Found:
+    targets = {"model.factory": job.model.factory}
+    for name, data in (("calibration", job.calibration), ("check", job.check)):
+        if data is not None:
+            targets[f"{name}.factory"] = data.factory
+            targets[f"{name}.transform.callable"] = data.transform.callable if data.transform else None
+    for option, target in targets.items():
+        if target is not None and (found := missing(target, (path.resolve().parent, Path.cwd()))):
+            yield (option, *found)
+
+
+def _images(job: Job) -> _Found:
+    for name, data in (("calibration", job.calibration), ("check", job.check)):
+        if data is not None and data.images is not None and Path(data.images).is_dir() and not _any_image(data.images):
+            yield f"{name}.images", f"hold images ({', '.join(IMAGE_SUFFIXES)})", "none", "One folder for each class."
+
+
+def _any_image(folder: str) -> bool:
+    return any(name.lower().endswith(IMAGE_SUFFIXES) for _, _, names in os.walk(folder) for name in names)
+
+
+def _packages(job: Job) -> _Found:
+    """Distributions that building this job imports, by the key that asks for them."""
+    needed = [("model", name, "build") for name in ("torch", "onnx", "onnxscript", "onnxruntime", "safetensors")]
+    if job.check.images is not None or (job.calibration is not None and job.calibration.images is not None):
+        needed.append(("check.images", "torchvision", "build"))
+    if job.precision.int8_mode:
+        needed.append(("precision.int8_mode", "torchao", "build"))
+    if job.build.target == "tensorrt_rtx":
+        needed.append(("build.target", "tensorrt-rtx", "rtx"))
+    if job.build.route == "torch_tensorrt":
+        needed.append(("build.route", "torch-tensorrt", "torch-tensorrt"))
+    for option, name, extra in needed:
+        try:
+            metadata.version(name)
+        except metadata.PackageNotFoundError:
+            yield option, f"have {name} installed", "nothing", f"Run: pip install 'trtpipe[{extra}]'"
+
+
+def _refusals(job: Job) -> _Found:
+    """Options that the route, the target or its version cannot honour."""
+    return iter(())

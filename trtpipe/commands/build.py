@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trtpipe.values import CheckReport
 
 
-@click.command("build")
+@click.command("build", short_help="Build jobs, check each engine, write bundles.")
 @jobs_argument
 @click.option(
     "-o",

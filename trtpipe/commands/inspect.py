@@ -13,7 +13,7 @@ from trtpipe.commands.options import json_option
 _PLANS = (b"ftrt", b"vtrt", b"ptrt")
 
 
-@click.command("inspect")
+@click.command("inspect", short_help="Say what is in a bundle, an engine or a table.")
 @click.argument("file", type=click.Path(path_type=Path))
 @json_option
 def command(file: Path, as_json: bool) -> None:

@@ -7,7 +7,7 @@ import click
 from trtpipe.commands.options import json_option
 
 
-@click.command("schema")
+@click.command("schema", short_help="Print the JSON Schema of the job file.")
 @json_option
 def command(as_json: bool) -> None:
     """Print the JSON Schema of the job file, for editors. (It is JSON with or without --json.)"""
