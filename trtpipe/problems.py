@@ -75,10 +75,10 @@ def shown(value: Any, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-def did_you_mean(got: Any, legal: Sequence[str]) -> str:
+def did_you_mean(got: Any, legal: Sequence[str], cutoff: float = 0.6) -> str:
     """`Did you mean x?` for the nearest legal word, or nothing."""
     lowered = {word.lower(): word for word in reversed(legal)}
-    near = difflib.get_close_matches(str(got).lower().replace("-", "_"), list(lowered), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(str(got).lower().replace("-", "_"), list(lowered), n=1, cutoff=cutoff)
     return f"Did you mean {lowered[near[0]]}?" if near else ""
 
 
@@ -102,7 +102,7 @@ def explain(error: ErrorDetails, legal_keys: Sequence[str]) -> tuple[str, str, s
         return "be given", "nothing", ""
     if kind == "literal_error":
         words = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
-        return f"be {either(words)}", shown(value), did_you_mean(value, words)
+        return f"be {either(words)}", shown(value), did_you_mean(value, words, 0.75)
     if kind == "must":
         return error["msg"], shown(value), ""
     if kind == "string_pattern_mismatch":

@@ -19,7 +19,7 @@ def _tuples(value: Any) -> Any:
 class Section(BaseModel):
     """A part of a job: unknown keys are errors, nothing is converted (`"1"` is no integer), values never change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -217,7 +217,7 @@ class Output(Section):
 class Build(BuildOptions, Section):
     """The route, the target and the builder's own options."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = Section.model_config
 
     route: Route = Field(default="onnx", description="the frontend that lowers the model")
     target: Target = Field(default="tensorrt_rtx", description="what compiles it")
