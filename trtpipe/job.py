@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from trtpipe import yamlfile
 from trtpipe.errors import InputError
-from trtpipe.problems import Problem, did_you_mean, dotted, explain, legal_keys, shown
+from trtpipe.problems import Problem, did_you_mean, dotted, explain, legal_keys, said, shown
 from trtpipe.rules import BrokenRules, broken
 from trtpipe.sections import (
     Build,
@@ -119,13 +119,13 @@ class JobFile:
         self._absolute(data)
         return self._validate(data)
 
-    def add(self, path: yamlfile.Path, must: str, got: str, hint: str = "") -> None:
-        """Report at `path`: on the command line if the value came from there, else where it stands in the file."""
+    def add(self, path: yamlfile.Path, text: str) -> None:
+        """Report `text` (what `said` makes) at `path`: as --set if the value came from there, else where it stands."""
         if any(path[: len(s)] == s for s in self._set):
-            self._problems.append(Problem(None, None, None, dotted(path), must, got, hint))
+            self._problems.append(Problem(None, None, None, dotted(path), text))
             return
         place = self._document.place(path)
-        self._problems.append(Problem(fspath(self._path), place.line, place.column, dotted(path), must, got, hint))
+        self._problems.append(Problem(fspath(self._path), place.line, place.column, dotted(path), text))
 
     def _load(self) -> dict[str, Any] | None:
         name = fspath(self._path)
@@ -133,26 +133,28 @@ class JobFile:
             text = self._path.read_text(encoding="utf-8")
             self._document = yamlfile.parse(text)
         except yamlfile.YamlProblem as p:
-            found = Problem(name, p.place.line, p.place.column, dotted(p.path), p.must, p.got, p.hint)
-            self._problems.append(found)
+            text = said(p.must, p.got, p.hint)
+            self._problems.append(Problem(name, p.place.line, p.place.column, dotted(p.path), text))
             return None
         except FileNotFoundError:
-            self._problems.append(Problem(name, None, None, "", "be a job file", "no such file", _beside(self._path)))
+            text = said("be a job file", "no such file", _beside(self._path))
+            self._problems.append(Problem(name, None, None, "", text))
             return None
         except IsADirectoryError:
-            self._problems.append(Problem(name, None, None, "", "be a job file", "a folder"))
+            self._problems.append(Problem(name, None, None, "", said("be a job file", "a folder")))
             return None
         except UnicodeDecodeError as error:
             got = f"byte {error.object[error.start]:#04x} at {error.start}"
-            self._problems.append(Problem(name, None, None, "", "be UTF-8 text", got))
+            self._problems.append(Problem(name, None, None, "", said("be UTF-8 text", got)))
             return None
         except OSError as error:
-            self._problems.append(Problem(name, None, None, "", "be readable", error.strerror or str(error)))
+            text = said("be readable", error.strerror or str(error))
+            self._problems.append(Problem(name, None, None, "", text))
             return None
         if not isinstance(self._document.data, dict):
             got = shown(self._document.data)
             hint = f"Its keys are {', '.join(Job.model_fields)}; `trtpipe init` writes one to start from."
-            self._problems.append(Problem(name, 1, 1, "", "be a mapping", got, hint))
+            self._problems.append(Problem(name, 1, 1, "", said("be a mapping", got, hint)))
             return None
         return dict(self._document.data)
 
@@ -160,12 +162,12 @@ class JobFile:
         key, equals, text = override.partition("=")
         path = tuple(key.strip().split("."))
         if not equals or not all(path):
-            self._problems.append(Problem(None, None, None, "", "be SECTION.KEY=VALUE", shown(override)))
+            self._problems.append(Problem(None, None, None, "", said("be SECTION.KEY=VALUE", shown(override))))
             return
         try:
             value = yamlfile.parse(text).data
         except yamlfile.YamlProblem as p:
-            self._problems.append(Problem(None, None, None, key, p.must, p.got, p.hint))
+            self._problems.append(Problem(None, None, None, key, said(p.must, p.got, p.hint)))
             return
         inner = data
         for i, part in enumerate(path[:-1]):
@@ -173,8 +175,8 @@ class JobFile:
             if below is None:
                 inner[part] = below = {}
             if not isinstance(below, dict):
-                got = shown(below)
-                self._problems.append(Problem(None, None, None, dotted(path[: i + 1]), "be a mapping", got))
+                text = said("be a mapping", shown(below))
+                self._problems.append(Problem(None, None, None, dotted(path[: i + 1]), text))
                 return
             inner = below
         inner[path[-1]] = value
@@ -194,7 +196,7 @@ class JobFile:
                 if not there:
                     got = f"{given[key]!r}: {'not a ' + kind if path.exists() else 'nothing there'}"
                     hint = f"It is {_normal(path)}, from the folder of the job file."
-                    self.add((section, key), f"be a {kind} that exists", got, hint)
+                    self.add((section, key), said(f"be a {kind} that exists", got, hint))
 
     def _validate(self, data: dict[str, Any]) -> Job | None:
         try:
@@ -203,12 +205,12 @@ class JobFile:
             structural = [e for e in error.errors() if not isinstance(e.get("ctx", {}).get("error"), BrokenRules)]
         for e in structural:
             loc = _in_file(e["loc"], data)
-            must, got, hint = explain(e, _beside_shape(legal_keys(Job, e["loc"]), loc))
-            self.add(loc, must, got, hint)
+            text = explain(e, _beside_shape(legal_keys(Job, e["loc"]), loc))
+            self.add(loc, text)
         at = {_in_file(e["loc"], data) for e in structural}
         for b in broken(_readable(data, at)):
             if not any(path[: len(b.path)] == b.path or path == b.path[: len(path)] for path in at):
-                self.add(b.path, b.must, b.got, b.hint)
+                self.add(b.path, said(b.must, b.got, b.hint))
         return None
 
 

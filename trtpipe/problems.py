@@ -10,6 +10,7 @@ The form, written down once:
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,15 +29,12 @@ class Problem:
     line: int | None
     column: int | None
     path: str
-    must: str
-    got: str
-    hint: str = ""
+    text: str
 
     @property
     def message(self) -> str:
         """The problem without its place in the file."""
-        text = f"must {self.must} (got {self.got})."
-        return " ".join(part for part in (f"{self.path}:" if self.path else "", text, self.hint) if part)
+        return f"{self.path}: {self.text}" if self.path else self.text
 
     def as_dict(self) -> dict[str, str | int | None]:
         """For JSON: file, line, column, path and message."""
@@ -51,6 +49,11 @@ class Problem:
     def __str__(self) -> str:
         where = "--set" if self.file is None else self.file if self.line is None else f"{self.file}:{self.line}"
         return f"{where}: {self.message}"
+
+
+def said(must: str, got: str, hint: str = "") -> str:
+    """`must <what must hold> (got <value>). <next step>`."""
+    return f"must {must} (got {got}). {hint}".rstrip()
 
 
 def dotted(path: Path) -> str:
@@ -87,8 +90,8 @@ def either(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
-def explain(error: ErrorDetails, legal_keys: Sequence[str]) -> tuple[str, str, str]:
-    """(what must hold, what was got, the next step) of one of pydantic's errors.
+def explain(error: ErrorDetails, legal_keys: Sequence[str]) -> str:
+    """One of pydantic's errors as `said` puts it.
 
     Args:
         error: one of `ValidationError.errors()`.
@@ -97,24 +100,26 @@ def explain(error: ErrorDetails, legal_keys: Sequence[str]) -> tuple[str, str, s
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     key = str(error["loc"][-1]) if error["loc"] else ""
     if kind == "extra_forbidden":
-        return f"be one of the keys {either(legal_keys)}", key, did_you_mean(key, legal_keys)
+        return said(f"be one of the keys {either(legal_keys)}", key, did_you_mean(key, legal_keys))
     if kind == "missing":
-        return "be given", "nothing", ""
+        return said("be given", "nothing")
     if kind == "literal_error":
         words = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
-        return f"be {either(words)}", shown(value), did_you_mean(value, words, 0.75)
+        return said(f"be {either(words)}", shown(value), did_you_mean(value, words, 0.75))
     if kind == "must":
-        return error["msg"], shown(value), ""
-    if kind == "string_pattern_mismatch":
-        return "begin with a letter or digit and hold only letters, digits, '.', '_' and '-'", shown(value), ""
-    if kind in ("too_short", "too_long"):
-        return "have at least one entry", shown(value), ""
+        return said(error["msg"], shown(value))
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "string_pattern_mismatch" and error["loc"] == ("name",):
+        return said("begin with a letter or digit and hold only letters, digits, '.', '_' and '-'", shown(value))
+    if kind == "too_short" and context["min_length"] == 1:
+        return said("have at least one entry", shown(value))
     limits = {"ge": "at least", "gt": "greater than", "le": "at most", "lt": "less than"}
     for name, words_ in limits.items():
         if name in context:
-            return f"be {words_} {context[name]:g}", shown(value), ""
+            return said(f"be {words_} {context[name]:g}", shown(value))
     if kind == "bool_type" and isinstance(value, str):
-        return "be true or false", shown(value), _boolean_hint(value)
+        return said("be true or false", shown(value), _boolean_hint(value))
     kinds = {
         "int_type": "a whole number",
         "int_from_float": "a whole number",
@@ -127,7 +132,9 @@ def explain(error: ErrorDetails, legal_keys: Sequence[str]) -> tuple[str, str, s
         "model_type": "a mapping",
         "model_attributes_type": "a mapping",
     }
-    return f"be {kinds.get(kind, error['msg'])}", shown(value), ""
+    if kind in kinds:
+        return said(f"be {kinds[kind]}", shown(value))
+    return said(re.sub(r"^\w+ should ", "", error["msg"]), shown(value))
 
 
 def _boolean_hint(text: str) -> str:

@@ -154,25 +154,23 @@ def _calibrated(precision: Precision, calibration: Calibration | None) -> Iterat
         yield Broken(("calibration",), "be given when precision.int8_mode is true", "none", hint)
 
 
-def _calibration(calibration: Calibration | None, inputs: Mapping[str, Input]) -> Iterator[Broken]:
+def _calibration(calibration: Calibration | None) -> Iterator[Broken]:
     if calibration is None:
         return
-    yield from _data(
-        "calibration", calibration, ("images", "arrays", "factory", "table"), calibration.transform, inputs
-    )
+    yield from _data("calibration", calibration, ("images", "arrays", "factory", "table"))
     if "percentile" in calibration.model_fields_set and calibration.algorithm != "percentile":
         got = f"algorithm: {calibration.algorithm}"
         yield Broken(("calibration", "percentile"), "be given only with algorithm: percentile", got)
     yield from _suffix(calibration.table, ("calibration", "table"), (".json",))
 
 
-def _check(check: Check, inputs: Mapping[str, Input], calibration: Calibration | None) -> Iterator[Broken]:
-    transform = check.transform
-    if transform is None and check.images is not None and calibration is not None:
-        transform = calibration.transform
-    own = check.transform is not None
-    shape_too = own or calibration is None or calibration.images is None
-    yield from _data("check", check, ("images", "arrays", "factory"), transform, inputs, shape_too)
+def _calibration_fits(calibration: Calibration | None, inputs: Mapping[str, Input]) -> Iterator[Broken]:
+    if calibration is not None:
+        yield from _fits("calibration", calibration, calibration.transform, inputs)
+
+
+def _check(check: Check) -> Iterator[Broken]:
+    yield from _data("check", check, ("images", "arrays", "factory"))
     limits = check.limits
     if all(getattr(limits, name) is None for name in type(limits).model_fields):
         hint = "A check without a limit cannot fail; start with cosine_min: 0.99."
@@ -183,49 +181,57 @@ def _check(check: Check, inputs: Mapping[str, Input], calibration: Calibration |
         yield Broken(path, "be given only with check.require: engine", got, "Speed is measured on the engine itself.")
 
 
-def _data(
-    section: str,
-    data: Data,
-    sources: tuple[str, ...],
-    transform: Transform | None,
-    inputs: Mapping[str, Input],
-    shape_too: bool = True,
-) -> Iterator[Broken]:
+def _check_fits(check: Check, inputs: Mapping[str, Input], calibration: Calibration | None) -> Iterator[Broken]:
+    if check.transform is not None or calibration is None or calibration.images is None:
+        inherited = None if calibration is None else calibration.transform
+        yield from _fits("check", check, check.transform or inherited, inputs)
+    elif check.images is not None and len(inputs) != 1:
+        yield _one_input("check", inputs)  # the rest was said of calibration.images, transformed alike
+
+
+def _data(section: str, data: Data, sources: tuple[str, ...]) -> Iterator[Broken]:
     given = _given(data, *sources)
     if len(given) != 1:
         yield Broken((section,), f"have exactly one of {', '.join(sources[:-1])} and {sources[-1]}", _count(given))
     yield from _callable(data.factory, (section, "factory"))
     yield from _suffix(data.arrays, (section, "arrays"), (".npy", ".npz", ".safetensors"))
-    if data.arrays is not None and PurePath(data.arrays).suffix == ".npy" and len(inputs) != 1:
-        got = f"inputs {', '.join(inputs)}"
-        yield Broken((section, "arrays"), "be .npz or .safetensors for more than one input", got)
-    if data.images is None:
-        if data.transform is not None and given:
-            got = f"transform with {given[0]}"
-            yield Broken((section, "transform"), "be given only with images", got, "Remove transform.")
+    transform = data.transform
+    if transform is None:
         return
-    if len(inputs) != 1:
-        must = "feed exactly one input"
-        yield Broken((section, "images"), must, ", ".join(inputs), f"Use {section}.arrays or {section}.factory.")
-        return
-    name, spec = next(iter(inputs.items()))
-    if data.transform is not None:
-        yield from _transform((section, "transform"), data.transform, name, spec)
-    if shape_too and (transform is None or transform.callable is None):
-        yield from _image_shape(section, transform, name, spec)
-
-
-def _transform(path: Path, transform: Transform, name: str, spec: Input) -> Iterator[Broken]:
+    if data.images is None and given:
+        got = f"transform with {given[0]}"
+        yield Broken((section, "transform"), "be given only with images", got, "Remove transform.")
+    path: Path = (section, "transform")
     yield from _callable(transform.callable, (*path, "callable"))
     others = tuple(sorted(transform.model_fields_set - {"callable"}))
     if transform.callable is not None and others:
         yield Broken((*path, "callable"), "stand alone", f"it with {_count(others)}", "It does the whole transform.")
     elif transform.normalize is not None:
-        channels = 1 if transform.grayscale else 3
-        yield from _normalize(transform.normalize, (*path, "normalize"), channels)
-        if spec.dtype == "uint8":
-            hint = f"Move it to inputs.{name}.normalize, which the engine does itself."
-            yield Broken((*path, "normalize"), f"not be given when inputs.{name} is uint8", "normalize", hint)
+        yield from _normalize(transform.normalize, (*path, "normalize"), 1 if transform.grayscale else 3)
+
+
+def _one_input(section: str, inputs: Mapping[str, Input]) -> Broken:
+    hint = f"Use {section}.arrays or {section}.factory."
+    return Broken((section, "images"), "feed exactly one input", ", ".join(inputs), hint)
+
+
+def _fits(section: str, data: Data, transform: Transform | None, inputs: Mapping[str, Input]) -> Iterator[Broken]:
+    """Whether what `data` gives can be what the inputs take."""
+    if data.arrays is not None and PurePath(data.arrays).suffix == ".npy" and len(inputs) != 1:
+        got = f"inputs {', '.join(inputs)}"
+        yield Broken((section, "arrays"), "be .npz or .safetensors for more than one input", got)
+    if data.images is None:
+        return
+    if len(inputs) != 1:
+        yield _one_input(section, inputs)
+        return
+    name, spec = next(iter(inputs.items()))
+    if transform is not None and transform.normalize is not None and spec.dtype == "uint8":
+        hint = f"Move it to inputs.{name}.normalize, which the engine does itself."
+        path = (section, "transform", "normalize")
+        yield Broken(path, f"not be given when inputs.{name} is uint8", "normalize", hint)
+    if transform is None or transform.callable is None:
+        yield from _image_shape(section, transform, name, spec)
 
 
 def _image_shape(section: str, transform: Transform | None, name: str, spec: Input) -> Iterator[Broken]:
@@ -256,6 +262,8 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Broken]]], ...] = (
     (("inputs", "outputs"), _names),
     (("precision",), _precision),
     (("precision", "calibration"), _calibrated),
-    (("calibration", "inputs"), _calibration),
-    (("check", "inputs", "calibration"), _check),
+    (("calibration",), _calibration),
+    (("calibration", "inputs"), _calibration_fits),
+    (("check",), _check),
+    (("check", "inputs", "calibration"), _check_fits),
 )

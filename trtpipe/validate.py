@@ -12,6 +12,7 @@ from pathlib import Path
 
 from trtpipe.importable import missing
 from trtpipe.job import Job, JobFile, Problem
+from trtpipe.problems import said
 
 #: What torchvision's ImageFolder reads.
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -29,14 +30,15 @@ def validate(path: str | Path, overrides: Iterable[str] = (), *, here: bool = Tr
     job = file.read(overrides)
     if job is not None:
         if here:
-            for option, must, got, hint in (*_modules(job, Path(path)), *_images(job), *_packages(job)):
-                file.add(tuple(option.split(".")), must, got, hint)
-        for option, must, got, hint in _refusals(job):
-            file.add(tuple(option.split(".")), must, got, hint)
+            for option, text in (*_modules(job, Path(path)), *_images(job), *_packages(job)):
+                file.add(tuple(option.split(".")), text)
+        for option, text in _refusals(job):
+            file.add(tuple(option.split(".")), text)
     return file.problems
 
 
-_Found = Iterator[tuple[str, str, str, str]]
+#: (dotted path, what `problems.said` makes of it)
+_Found = Iterator[tuple[str, str]]
 
 
 def _modules(job: Job, path: Path) -> _Found:
@@ -47,13 +49,14 @@ def _modules(job: Job, path: Path) -> _Found:
             targets[f"{name}.transform.callable"] = data.transform.callable if data.transform else None
     for option, target in targets.items():
         if target is not None and (found := missing(target, (path.resolve().parent, Path.cwd()))):
-            yield (option, *found)
+            yield option, said(*found)
 
 
 def _images(job: Job) -> _Found:
     for name, data in (("calibration", job.calibration), ("check", job.check)):
         if data is not None and data.images is not None and Path(data.images).is_dir() and not _any_image(data.images):
-            yield f"{name}.images", f"hold images ({', '.join(IMAGE_SUFFIXES)})", "none", "One folder for each class."
+            text = said(f"hold images ({', '.join(IMAGE_SUFFIXES)})", "none", "One folder for each class.")
+            yield f"{name}.images", text
 
 
 def _any_image(folder: str) -> bool:
@@ -75,7 +78,7 @@ def _packages(job: Job) -> _Found:
         try:
             metadata.version(name)
         except metadata.PackageNotFoundError:
-            yield option, f"have {name} installed", "nothing", f"Run: pip install 'trtpipe[{extra}]'"
+            yield option, said(f"have {name} installed", "nothing", f"Run: pip install 'trtpipe[{extra}]'")
 
 
 def _refusals(job: Job) -> _Found:
