@@ -1,0 +1,86 @@
+"""Plan-time checks: what is wrong with a job on this machine and for its target, building nothing.
+
+No torch, ONNX or TensorRT is imported; what is installed is read from package metadata.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+from trtpipe.importable import missing
+from trtpipe.job import Job, JobFile, Problem
+from trtpipe.problems import said
+
+#: What torchvision's ImageFolder reads.
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+
+
+def validate(path: str | Path, overrides: Iterable[str] = (), *, here: bool = True) -> tuple[Problem, ...]:
+    """Every problem of a job file, in the order of the file; empty when it can be built.
+
+    Args:
+        path: the YAML file.
+        overrides: `section.key=value` each, as in `job.load_job`.
+        here: also what this machine lacks: files and folders the job names, modules, packages.
+    """
+    file = JobFile(Path(path), paths_exist=here)
+    job = file.read(overrides)
+    if job is not None:
+        if here:
+            for option, text in (*_modules(job, Path(path)), *_images(job), *_packages(job)):
+                file.add(tuple(option.split(".")), text)
+        for option, text in _refusals(job):
+            file.add(tuple(option.split(".")), text)
+    return file.problems
+
+
+#: (dotted path, what `problems.said` makes of it)
+_Found = Iterator[tuple[str, str]]
+
+
+def _modules(job: Job, path: Path) -> _Found:
+    targets = {"model.factory": job.model.factory}
+    for name, data in (("calibration", job.calibration), ("check", job.check)):
+        if data is not None:
+            targets[f"{name}.factory"] = data.factory
+            targets[f"{name}.transform.callable"] = data.transform.callable if data.transform else None
+    for option, target in targets.items():
+        if target is not None and (found := missing(target, (path.resolve().parent, Path.cwd()))):
+            yield option, said(*found)
+
+
+def _images(job: Job) -> _Found:
+    for name, data in (("calibration", job.calibration), ("check", job.check)):
+        if data is not None and data.images is not None and Path(data.images).is_dir() and not _any_image(data.images):
+            text = said(f"hold images ({', '.join(IMAGE_SUFFIXES)})", "none", "One folder for each class.")
+            yield f"{name}.images", text
+
+
+def _any_image(folder: str) -> bool:
+    return any(name.lower().endswith(IMAGE_SUFFIXES) for _, _, names in os.walk(folder) for name in names)
+
+
+def _packages(job: Job) -> _Found:
+    """Distributions that building this job imports, by the key that asks for them."""
+    needed = [("model", name, "build") for name in ("torch", "onnx", "onnxscript", "onnxruntime", "safetensors")]
+    if job.check.images is not None or (job.calibration is not None and job.calibration.images is not None):
+        needed.append(("check.images", "torchvision", "build"))
+    if job.precision.int8_mode:
+        needed.append(("precision.int8_mode", "torchao", "build"))
+    if job.build.target == "tensorrt_rtx":
+        needed.append(("build.target", "tensorrt-rtx", "rtx"))
+    if job.build.route == "torch_tensorrt":
+        needed.append(("build.route", "torch-tensorrt", "torch-tensorrt"))
+    for option, name, extra in needed:
+        try:
+            metadata.version(name)
+        except metadata.PackageNotFoundError:
+            yield option, said(f"have {name} installed", "nothing", f"Run: pip install 'trtpipe[{extra}]'")
+
+
+def _refusals(job: Job) -> _Found:
+    """Options that the route, the target or its version cannot honour."""
+    return iter(())
