@@ -99,8 +99,6 @@ def write_bundle(
         InputError: a name is illegal, a required file is missing, a file contradicts the manifest, or `destination`
             is something other than a bundle.
     """
-    # Through resolved parents, yet not through a link at the name itself: that one is refused below.
-    destination = destination.parent.resolve() / destination.name
     for name in files:
         if not re.fullmatch(FILE_NAME, name) or name in (MANIFEST, SIGNATURE):
             raise InputError(
@@ -108,11 +106,34 @@ def write_bundle(
             )
     entries = {name: FileEntry(size=len(d), sha256=hashlib.sha256(d).hexdigest()) for name, d in files.items()}
     data = to_json(manifest.model_copy(update={"files": entries}))
-    manifest = from_json(data, f"{destination}/{MANIFEST}")
-    _check_content(destination, manifest, files.__getitem__)
     content = {**files, MANIFEST: data}
     if sign is not None:
         content[SIGNATURE] = sign(data)
+    return place(destination, content, where=destination)
+
+
+def place(
+    destination: Path,
+    content: Mapping[str, bytes],
+    *,
+    where: Path,
+    admit: Callable[[Bundle], object] | None = None,
+) -> Bundle:
+    """Give `destination` exactly the files of `content`, manifest and signature included, in one step.
+
+    They are written aside, read back and checked as any bundle is, and moved into place only then.
+
+    Args:
+        destination: the bundle's directory; an existing bundle there is replaced, anything else is left alone.
+        content: by plain file name; the caller has checked the names.
+        where: what messages call the source of `content`.
+        admit: called with the checked bundle before it is moved; raises to refuse it (a signature, say).
+
+    Raises:
+        InputError: the content is no valid bundle, or `destination` is something other than a bundle.
+    """
+    # Through resolved parents, yet not through a link at the name itself: that one is refused below.
+    destination = destination.parent.resolve() / destination.name
     destination.parent.mkdir(parents=True, exist_ok=True)
     _refuse_other(destination)
     clean_leftovers(destination)
@@ -120,8 +141,12 @@ def write_bundle(
         for name, payload in content.items():
             _write_file(temporary / name, payload)
         _sync_directory(temporary)
+        with _opened(temporary) as directory:
+            bundle = _read_opened(where, directory)
+        if admit is not None:
+            admit(bundle)
         _move_into_place(temporary, destination)
-    return Bundle(destination, manifest, data, content.get(SIGNATURE))
+    return Bundle(destination, bundle.manifest, bundle.manifest_bytes, bundle.signature)
 
 
 def read_bundle(path: Path) -> Bundle:

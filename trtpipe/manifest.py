@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
+from trtpipe.device import machine_name
 from trtpipe.errors import InputError
 from trtpipe.job import Build, Limits, Precision, Transform
 from trtpipe.values import BINDING_DTYPES, CheckReport, Engine, LayerPrecision, Target, TensorSpec
@@ -154,28 +155,34 @@ def _check_specs(side: str, specs: tuple[TensorSpec, ...]) -> None:
 
 def describe_engine(
     engine: Engine,
+    build: Build,
     *,
-    hardware_compatibility: HardwareCompatibility = "none",
-    version_compatible: bool = False,
     device_memory_bytes: int | None = None,
     os: str | None = None,
     machine: str | None = None,
 ) -> EngineInfo:
     """The manifest's account of `engine`.
 
-    `os` and `machine` default to this machine's, as TensorRT engines run only where they were built for; an ONNX
-    graph runs on any.
+    Args:
+        engine: its version, capabilities and honoured options are taken as they are.
+        build: says what compatibility was asked for.
+        device_memory_bytes: of one execution context, where it is known.
+        os: like `sys.platform`; this machine's, or Windows where the build asked for it; None for an ONNX graph.
+        machine: likewise, like "x86_64".
     """
     portable = engine.target == "onnxruntime"
+    windows = build.runtime_platform == "windows_amd64"
+    os = os or ("win32" if windows else sys.platform)
+    machine = machine or ("x86_64" if windows else machine_name(platform.machine()))
     return EngineInfo(
         file=GRAPH if portable else ENGINE,
         target=engine.target,
         version=engine.version,
         compute_capabilities=engine.compute_capabilities,
-        hardware_compatibility=hardware_compatibility,
-        version_compatible=version_compatible,
-        os=None if portable else os or sys.platform,
-        machine=None if portable else machine or platform.machine().lower().replace("amd64", "x86_64"),
+        hardware_compatibility="none" if portable else build.hardware_compatibility,
+        version_compatible=not portable and build.version_compatible,
+        os=None if portable else os,
+        machine=None if portable else machine,
         device_memory_bytes=device_memory_bytes,
         options=_plain(dict(engine.options)),
     )

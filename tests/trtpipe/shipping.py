@@ -59,7 +59,7 @@ def manifest(**changes: Any) -> Manifest:
     engine = Engine(graph(), "onnxruntime", "1.20.0", (), (INPUT,), (OUTPUT,), None, {"opset": 18})
     fields: dict[str, Any] = {
         "name": "colour",
-        "engine": describe_engine(engine),
+        "engine": describe_engine(engine, Build(target="onnxruntime")),
         "inputs": (INPUT,),
         "outputs": (OUTPUT,),
         "build": Build(target="onnxruntime"),
