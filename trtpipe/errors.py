@@ -1,4 +1,4 @@
-"""What can go wrong for a user. Each class carries its exit code; anything else that escapes is a bug with a traceback."""
+"""What can go wrong for a user. Each class carries its exit code; anything else is a bug with a traceback."""
 
 from __future__ import annotations
 

@@ -1,155 +1,286 @@
-"""The job file: pydantic models of every section. Paths in them are absolute once `load_job` has read them."""
+"""The job file: `load_job` reads one, with everything that is wrong with it said at once."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Mapping
+from os import fspath
+from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import TypeAdapter, ValidationError
 
-from trtpipe.build_options import BuildOptions
-from trtpipe.values import BINDING_DTYPES, DimRange, Route, Target, TensorSpec
+from trtpipe import yamlfile
+from trtpipe.errors import InputError
+from trtpipe.problems import Problem, did_you_mean, dotted, explain, legal_keys, shown
+from trtpipe.rules import BrokenRules, broken
+from trtpipe.sections import (
+    Build,
+    Calibration,
+    Check,
+    Data,
+    Input,
+    Job,
+    Keep,
+    Limits,
+    Model,
+    Normalize,
+    Output,
+    Precision,
+    Range,
+    Section,
+    Transform,
+)
 
+__all__ = [
+    "Build",
+    "Calibration",
+    "Check",
+    "Data",
+    "Input",
+    "Job",
+    "JobErrors",
+    "Keep",
+    "Limits",
+    "Model",
+    "Normalize",
+    "Output",
+    "Precision",
+    "Problem",
+    "Range",
+    "Section",
+    "Transform",
+    "load_job",
+    "read_job",
+]
 
-class Section(BaseModel):
-    """A part of a job: unknown keys are errors, values never change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Model(Section):
-    """Where the network comes from: exactly one of factory, torchscript and program."""
-
-    factory: str | None = Field(default=None, description="package.module:callable returning an nn.Module")
-    args: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the factory")
-    weights: str | None = Field(default=None, description=".safetensors, or .pt read with weights_only")
-    torchscript: str | None = Field(default=None, description="a TorchScript file")
-    program: str | None = Field(default=None, description="a .pt2 file written by torch.export.save")
-    baseline: Literal["trace", "script"] = "trace"
-
-
-class Normalize(Section):
-    """(x - mean) / std by channel, x in [0, 1]."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-
-class Transform(Section):
-    """torchvision's transforms in this order: resize, center_crop, grayscale, to tensor, normalize."""
-
-    resize: int | tuple[int, int] | None = None
-    center_crop: int | tuple[int, int] | None = None
-    grayscale: bool = False
-    interpolation: Literal["nearest", "bilinear", "bicubic"] = "bilinear"
-    normalize: Normalize | None = None
-    callable: str | None = Field(default=None, description="package.module:callable(PIL image) -> tensor, instead")
-
-
-class Data(Section):
-    """Samples: exactly one of images (an ImageFolder), arrays (.npy/.npz/.safetensors) and factory (a callable)."""
-
-    images: str | None = None
-    arrays: str | None = None
-    factory: str | None = None
-    transform: Transform | None = None
-    samples: int | None = Field(default=None, ge=1, description="how many; all when absent")
-    batch_size: int = Field(default=32, ge=1)
-    seed: int = 0
-    workers: int = Field(default=0, ge=0)
-    on_bad_sample: Literal["error", "skip"] = "error"
-
-
-class Calibration(Data):
-    """What INT8 ranges are observed on, and by which algorithm."""
-
-    algorithm: Literal["entropy_2", "entropy", "minmax", "percentile", "mse"] = "entropy_2"
-    percentile: float = Field(default=99.99, gt=0, le=100)
-    table: str | None = Field(default=None, description="a calibration.json to use instead of calibrating")
-
-
-class Limits(Section):
-    """What the check must meet; each is optional, and at least one must be set for the check to be able to fail."""
-
-    cosine_min: float | None = Field(default=None, ge=-1, le=1)
-    max_abs_max: float | None = Field(default=None, ge=0)
-    relative_l2_max: float | None = Field(default=None, ge=0)
-    sqnr_db_min: float | None = None
-    top1_agreement_min: float | None = Field(default=None, ge=0, le=1)
-    accuracy_drop_max: float | None = Field(default=None, ge=0, le=1)
-    speedup_over_fp16_min: float | None = Field(default=None, gt=0)
+#: Every key that names a file or a folder: what must be there. `output` need not exist yet.
+PATHS: Mapping[tuple[str, ...], str] = {
+    ("model", "weights"): "file",
+    ("model", "torchscript"): "file",
+    ("model", "program"): "file",
+    ("calibration", "images"): "folder",
+    ("calibration", "arrays"): "file",
+    ("calibration", "table"): "file",
+    ("check", "images"): "folder",
+    ("check", "arrays"): "file",
+    ("build", "timing_cache"): "output",
+}
 
 
-class Check(Data):
-    """What the result is compared with its baseline on. `transform` is calibration's when absent."""
+class JobErrors(InputError):
+    """Everything that is wrong with a job file, one line each."""
 
-    limits: Limits = Limits(cosine_min=0.99)
-    require: Literal["graph", "engine"] = "graph"
-    on_fail: Literal["error", "tune"] = "error"
-
-
-class Keep(Section):
-    """Globs over source module paths that stay out of a lower precision."""
-
-    fp32: tuple[str, ...] = ()
-    fp16: tuple[str, ...] = ()
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(map(str, self.problems)))
 
 
-class Precision(Section):
-    """What the engine computes in; torch2trt's own words."""
+def load_job(path: str | Path, overrides: Iterable[str] = (), *, paths_exist: bool = True) -> Job:
+    """The job in a file, its relative paths resolved against the folder the file is in.
 
-    fp16_mode: bool = False
-    bf16_mode: bool = False
-    int8_mode: bool = False
-    keep: Keep = Keep()
+    Args:
+        path: the YAML file.
+        overrides: `section.key=value` each, laid over the file; the value is YAML.
+        paths_exist: whether every file and folder the job names has to be there.
 
-
-class Input(Section):
-    """One input binding. Every name in `shape` needs its range, given under that name beside it."""
-
-    dtype: Literal["float32", "float16", "uint8", "int8", "int32", "int64", "bool"] = "float32"
-    shape: tuple[int | str, ...]
-    normalize: Normalize | None = Field(default=None, description="done inside the engine, on x/255 for uint8")
-    dims: dict[str, DimRange] = Field(default_factory=dict)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _ranges_beside_shape(cls, raw: Any) -> Any:
-        """`N: {min, opt, max}` stands beside `shape`; move it into `dims`."""
-        if not isinstance(raw, dict):
-            return raw
-        names = {d for d in raw.get("shape", ()) if isinstance(d, str)}
-        dims = dict(raw.get("dims", {})) | {k: v for k, v in raw.items() if k in names}
-        return {k: v for k, v in raw.items() if k not in names} | {"dims": dims}
+    Raises:
+        JobErrors: with all problems found, in the order of the file.
+    """
+    job, problems = read_job(path, overrides, paths_exist=paths_exist)
+    if problems or job is None:
+        raise JobErrors(problems)
+    return job
 
 
-class Output(Section):
-    """One output binding."""
-
-    dtype: Literal["float32", "float16", "int32", "int64", "bool"] = "float32"
-
-
-class Build(BuildOptions):
-    """The route, the target and the builder's own options."""
-
-    route: Route = "onnx"
-    target: Target = "tensorrt_rtx"
+def read_job(
+    path: str | Path, overrides: Iterable[str] = (), *, paths_exist: bool = True
+) -> tuple[Job | None, tuple[Problem, ...]]:
+    """As `load_job`, returning the problems; the job is None unless all that is missing is files it names."""
+    return _File(Path(path), paths_exist).read(overrides)
 
 
-class Job(Section):
-    """One engine to build."""
+class _File:
+    """One job file while it is read."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    model: Model
-    inputs: dict[str, Input] = Field(min_length=1)
-    outputs: dict[str, Output] = Field(min_length=1)
-    precision: Precision = Precision()
-    calibration: Calibration | None = None
-    build: Build = Build()
-    check: Check
+    def __init__(self, path: Path, paths_exist: bool) -> None:
+        self._path = path
+        self._paths_exist = paths_exist
+        self._document = yamlfile.Document(None, {}, {}, {})
+        self._set: list[yamlfile.Path] = []
+        self._problems: list[Problem] = []
 
-    def input_specs(self) -> tuple[TensorSpec, ...]:
-        """The input bindings in the order of the file."""
-        return tuple(TensorSpec(n, i.dtype, i.shape, i.dims) for n, i in self.inputs.items())
+    def read(self, overrides: Iterable[str]) -> tuple[Job | None, tuple[Problem, ...]]:
+        data = self._load()
+        if data is None:
+            return None, tuple(self._problems)
+        for override in overrides:
+            self._override(data, override)
+        _capabilities_as_written(data, self._document.texts, self._set)
+        self._absolute(data)
+        job = self._validate(data)
+        return job, tuple(sorted(self._problems, key=lambda p: (p.file is None, p.line or 0, p.column or 0)))
+
+    def _load(self) -> dict[str, Any] | None:
+        name = fspath(self._path)
+        try:
+            text = self._path.read_text(encoding="utf-8")
+            self._document = yamlfile.parse(text)
+        except yamlfile.YamlProblem as p:
+            found = Problem(name, p.place.line, p.place.column, dotted(p.path), p.must, p.got, p.hint)
+            self._problems.append(found)
+            return None
+        except FileNotFoundError:
+            self._problems.append(Problem(name, None, None, "", "be a job file", "no such file", _beside(self._path)))
+            return None
+        except IsADirectoryError:
+            self._problems.append(Problem(name, None, None, "", "be a job file", "a folder"))
+            return None
+        except UnicodeDecodeError as error:
+            got = f"byte {error.object[error.start]:#04x} at {error.start}"
+            self._problems.append(Problem(name, None, None, "", "be UTF-8 text", got))
+            return None
+        except OSError as error:
+            self._problems.append(Problem(name, None, None, "", "be readable", error.strerror or str(error)))
+            return None
+        if not isinstance(self._document.data, dict):
+            got = shown(self._document.data)
+            hint = f"Its keys are {', '.join(Job.model_fields)}; `trtpipe init` writes one to start from."
+            self._problems.append(Problem(name, 1, 1, "", "be a mapping", got, hint))
+            return None
+        return dict(self._document.data)
+
+    def _override(self, data: dict[str, Any], override: str) -> None:
+        key, equals, text = override.partition("=")
+        path = tuple(key.strip().split("."))
+        if not equals or not all(path):
+            self._problems.append(Problem(None, None, None, "", "be SECTION.KEY=VALUE", shown(override)))
+            return
+        try:
+            value = yamlfile.parse(text).data
+        except yamlfile.YamlProblem as p:
+            self._problems.append(Problem(None, None, None, key, p.must, p.got, p.hint))
+            return
+        inner = data
+        for i, part in enumerate(path[:-1]):
+            inner[part] = below = dict(inner[part]) if isinstance(inner.get(part), dict) else inner.get(part, {})
+            if below is None:
+                inner[part] = below = {}
+            if not isinstance(below, dict):
+                got = shown(below)
+                self._problems.append(Problem(None, None, None, dotted(path[: i + 1]), "be a mapping", got))
+                return
+            inner = below
+        inner[path[-1]] = value
+        self._set.append(path)
+
+    def _absolute(self, data: dict[str, Any]) -> None:
+        """Make every path of the job absolute, and miss those that are not there."""
+        folder = self._path.resolve().parent
+        for (section, key), kind in PATHS.items():
+            given = data.get(section)
+            if not isinstance(given, dict) or not isinstance(given.get(key), str):
+                continue
+            path = folder / Path(given[key]).expanduser()
+            data[section] = given | {key: str(_normal(path))}
+            if self._paths_exist and kind != "output":
+                there = path.is_dir() if kind == "folder" else path.is_file()
+                if not there:
+                    got = f"{given[key]!r}: {'not a ' + kind if path.exists() else 'nothing there'}"
+                    hint = f"It is {_normal(path)}, from the folder of the job file."
+                    self._add((section, key), f"be a {kind} that exists", got, hint)
+
+    def _validate(self, data: dict[str, Any]) -> Job | None:
+        try:
+            return Job.model_validate(data)
+        except ValidationError as error:
+            structural = [e for e in error.errors() if not isinstance(e.get("ctx", {}).get("error"), BrokenRules)]
+        for e in structural:
+            loc = _in_file(e["loc"], data)
+            must, got, hint = explain(e, _beside_shape(legal_keys(Job, e["loc"]), loc))
+            self._add(loc, must, got, hint)
+        at = {_in_file(e["loc"], data) for e in structural}
+        for b in broken(_readable(data, at)):
+            if not any(path[: len(b.path)] == b.path or path == b.path[: len(path)] for path in at):
+                self._add(b.path, b.must, b.got, b.hint)
+        return None
+
+    def _add(self, path: yamlfile.Path, must: str, got: str, hint: str = "") -> None:
+        """Report at `path`: on the command line if the value came from there, else where it stands in the file."""
+        if any(path[: len(s)] == s for s in self._set):
+            self._problems.append(Problem(None, None, None, dotted(path), must, got, hint))
+            return
+        place = self._document.place(path)
+        self._problems.append(Problem(fspath(self._path), place.line, place.column, dotted(path), must, got, hint))
 
 
-assert set(BINDING_DTYPES) == set(Input.model_fields["dtype"].annotation.__args__)  # type: ignore[union-attr]
+def _normal(path: Path) -> Path:
+    """Without `..` and `.`; symbolic links are left, since the user named them."""
+    import os
+
+    return Path(os.path.normpath(path))
+
+
+def _beside(path: Path) -> str:
+    """The YAML file in the same folder whose name is nearest."""
+    if not path.parent.is_dir():
+        return ""
+    names = sorted(p.name for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml"))
+    return did_you_mean(path.name, names)
+
+
+def _capabilities_as_written(
+    data: dict[str, Any], texts: Mapping[yamlfile.Path, str], overridden: list[yamlfile.Path]
+) -> None:
+    """Compute capabilities are versions: 12.10 must not become 12.1, so they are taken as they were written."""
+    build = data.get("build")
+    path: yamlfile.Path = ("build", "compute_capability")
+    if not isinstance(build, dict) or path in overridden or path[:1] in overridden:
+        return
+    values = build.get(path[1])
+    if isinstance(values, list):
+        kept = [texts.get((*path, i), v) if isinstance(v, float) else v for i, v in enumerate(values)]
+        data["build"] = build | {path[1]: kept}
+
+
+def _in_file(loc: tuple[int | str, ...], data: Mapping[str, Any]) -> yamlfile.Path:
+    """Pydantic's location as the path in the file: ranges stand beside `shape`, not under `dims`."""
+    if len(loc) >= 4 and loc[0] == "inputs" and loc[2] == "dims":
+        spec = data["inputs"][loc[1]]
+        if loc[3] not in (spec.get("dims") or {}):
+            return (*loc[:2], *loc[3:])
+    return loc
+
+
+def _beside_shape(keys: tuple[str, ...], loc: yamlfile.Path) -> tuple[str, ...]:
+    """The legal keys as a writer of job files knows them: `dims` is for Python callers."""
+    return tuple(k for k in keys if k != "dims") if loc[:1] == ("inputs",) else keys
+
+
+def _readable(data: Mapping[str, Any], wrong: Iterable[yamlfile.Path]) -> dict[str, Any]:
+    """The sections that can be read once every wrong value is left out; the rules are run on those."""
+    pruned: Any = _copied(data)
+    for loc in sorted(wrong, key=len, reverse=True):
+        inner = pruned
+        for part in loc[:-1]:
+            inner = inner.get(part) if isinstance(inner, dict) else None
+        if isinstance(inner, dict):
+            inner.pop(loc[-1], None)
+    return dict(_sections(pruned))
+
+
+def _copied(value: Any) -> Any:
+    return {k: _copied(v) for k, v in value.items()} if isinstance(value, Mapping) else value
+
+
+def _sections(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, field in Job.model_fields.items():
+        if name not in data:
+            if not field.is_required():
+                yield name, field.get_default()
+            continue
+        try:
+            kind: Any = field.annotation
+            value = TypeAdapter[Any](kind).validate_python(data[name])
+        except ValidationError:
+            continue
+        yield name, value

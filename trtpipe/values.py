@@ -76,7 +76,8 @@ class LoadedModel:
 class Baseline:
     """The TorchScript module and what it answers on the check data.
 
-    `outputs` maps output name to float32 [S, ...], `labels` is int64 [S] or None (-1: unknown), `ids` names the samples.
+    `outputs` maps output name to float32 [S, ...], `labels` is int64 [S] or None (-1: unknown), `ids` names the
+    samples.
     """
 
     module: torch.jit.ScriptModule

@@ -1,0 +1,1 @@
+"""One module a command: parse, call a function of the package, print what it returned."""

@@ -1,0 +1,62 @@
+"""What several commands share: their options, and finding job files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass
+class Settings:
+    """What `cli.main` has to know about the command it ran."""
+
+    json: bool = False
+
+
+def _store_json(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
+    settings = ctx.ensure_object(Settings)
+    settings.json = value
+    return value
+
+
+def json_option(function: F) -> F:
+    """`--json`: the result on stdout as one JSON value, an error as `{"error", "exit_code"}`."""
+    return click.option(
+        "--json", "as_json", is_flag=True, is_eager=True, callback=_store_json, help="Print the result as JSON."
+    )(function)
+
+
+def set_option(function: F) -> F:
+    """`--set SECTION.KEY=VALUE`, any number of times."""
+    return click.option(
+        "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key: --set build.target=tensorrt."
+    )(function)
+
+
+def jobs_argument(function: F) -> F:
+    """`JOB...`: files or folders."""
+    return click.argument("jobs", nargs=-1, required=True, type=click.Path(path_type=Path))(function)
+
+
+def job_files(paths: Iterable[Path]) -> tuple[Path, ...]:
+    """Every path that is a file (or is not there: reading it will say so), and the .yaml and .yml files of folders.
+
+    Raises:
+        click.UsageError: a folder holds no job file.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            found.append(path)
+            continue
+        inside = sorted(p for p in path.iterdir() if p.suffix in (".yaml", ".yml") and p.is_file())
+        if not inside:
+            raise click.UsageError(f"JOB: {path} must hold a .yaml file (got a folder without one).")
+        found.extend(inside)
+    return tuple(dict.fromkeys(found))

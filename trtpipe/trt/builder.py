@@ -1,0 +1,127 @@
+"""An ONNX graph to an engine, on whichever TensorRT the job's target names."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from typing import Any
+
+from trtpipe.errors import BuildError, InputError
+from trtpipe.job import Build
+from trtpipe.progress import Progress
+from trtpipe.trt import config as configuration
+from trtpipe.trt import driver, flavour, network, plan
+from trtpipe.trt.flavour import Flavour
+from trtpipe.trt.monitor import PERCENT, Watch, interruptible, make_logger, make_monitor
+from trtpipe.trt.options import asked, needs_driver, refusals
+from trtpipe.values import Engine, OnnxModel
+
+#: Warnings that say nothing about the engine; every other one goes into its notes.
+_NOISE = re.compile(
+    r"onnx2trt_utils|Multi stream is disabled|CUDA lazy loading|is unsupported in TensorRT-RTX"
+    r"|Weight quantization .* has not been calibrated"
+)
+
+
+def build_engine(model: OnnxModel, build: Build, *, progress: Progress) -> Engine:
+    """The engine of a strongly typed Q/DQ graph, checked against its bindings and its own plan header.
+
+    The same graph, options and TensorRT-RTX give the same bytes.
+
+    Args:
+        model: a checked ONNX file whose input and output dtypes are those of its specs.
+        build: target `tensorrt`, which needs the GPU it builds for, or `tensorrt_rtx`, which builds anywhere.
+        progress: told the percentage built; polled for the wish to cancel wherever TensorRT has a progress monitor
+            (from 10 on).
+
+    Raises:
+        InputError: when the job asks for something this TensorRT cannot honour.
+        MissingError: without the TensorRT, or without a GPU where one is needed.
+        BuildError: when TensorRT refuses the graph, changes a binding, or fails.
+        Cancelled: when the user stops it; nothing is left behind.
+    """
+    found = flavour.load(build.target)
+    for path in needs_driver(build, found.name):
+        driver.require(f"{path} with {found.title}")
+    if refused := refusals(build, None, found.name, found.version, found.capabilities):
+        raise InputError("\n".join(message for _, message in refused))
+    watch = Watch(progress, build.log_level)
+    try:
+        data = _serialize(found, model, build, watch)
+    except BaseException as error:
+        # TensorRT has one logger for the process while any of its objects lives, and a traceback keeps them alive.
+        traceback.clear_frames(error.__traceback__)
+        raise
+    progress.step(100, 100, PERCENT)
+    header = _checked_header(found, build, data)
+    notes = [f"TensorRT: {text}" for text in watch.warnings if not _NOISE.search(text)]
+    if not found.has("progress_monitor"):
+        notes.append(f"{found.title} has no progress monitor: neither progress nor cancelling while it built")
+    return Engine(
+        data=data,
+        target=found.name,
+        version=found.version,
+        compute_capabilities=header.compute_capabilities,
+        inputs=model.inputs,
+        outputs=model.outputs,
+        graph=model,
+        options=build.model_dump(mode="json", include=set(asked(build))),
+        notes=tuple(notes),
+    )
+
+
+def _serialize(found: Flavour, model: OnnxModel, build: Build, watch: Watch) -> bytes:
+    """The plan's bytes. Everything made here stays referenced until TensorRT has returned: it holds none of it."""
+    trt = found.module
+    watch.check()
+    logger = make_logger(found, watch)
+    builder = trt.Builder(logger)
+    graph = network.create_network(found, builder, weakly_typed=False)
+    parser = network.parse(found, graph, logger, model, watch)
+    network.check_bindings(found, graph, model)
+    config = builder.create_builder_config()
+    configuration.apply(found, config, graph, build)
+    profiles = configuration.add_profiles(found, builder, config, model.inputs, build)
+    monitor = None
+    if found.has("progress_monitor"):
+        monitor = make_monitor(found, watch)
+        config.progress_monitor = monitor
+    if watch.errors:
+        raise BuildError(
+            f"build: {found.title} must accept every option (got {_last(watch)}). Correct the option, or leave it out."
+        )
+    with interruptible(watch):
+        plan_memory = builder.build_serialized_network(graph, config)
+    watch.check()
+    if plan_memory is None:
+        raise BuildError(
+            f"build: {found.title} must compile the graph (got {_last(watch)}). "
+            "Set build.log_level to verbose to see what it was doing."
+        )
+    data = bytes(plan_memory)
+    del plan_memory, monitor, profiles, config, parser, graph, builder, logger
+    return data
+
+
+def _last(watch: Watch) -> str:
+    """TensorRT's latest error, or the lack of one."""
+    return watch.errors[-1] if watch.errors else "no error message"
+
+
+def _checked_header(found: Flavour, build: Build, data: bytes) -> plan.PlanHeader:
+    """The plan's header, which must name the flavour, the version and the compute capabilities that were asked for."""
+    header = plan.read_header(data)
+    # A plan has room for four numbers, each a byte.
+    version = ".".join(str(n) for n in flavour.parse_version(found.version)[:4])
+    wanted = (found.name, version, tuple(sorted(build.compute_capability, key=flavour.parse_version)))
+    got = (header.flavour, header.version[: len(version)], header.compute_capabilities)
+    if wanted != got:
+        raise BuildError(
+            f"engine: the plan's header must say {_say(*wanted)} (got {_say(*got)}). "
+            "Another TensorRT's library was loaded: check LD_LIBRARY_PATH."
+        )
+    return header
+
+
+def _say(name: Any, version: str, capabilities: tuple[str, ...]) -> str:
+    return f"{flavour.title(name, version)} for {', '.join(capabilities) or 'no compute capability in particular'}"

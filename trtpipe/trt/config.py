@@ -1,0 +1,179 @@
+"""The job's builder options carried out on a TensorRT builder config, by name, never by number.
+
+What a release cannot do has been refused before (`options.refusals`); here every option that was asked for is set, and
+TensorRT's own objections are errors.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from trtpipe.errors import InputError
+from trtpipe.job import Build
+from trtpipe.trt.flavour import Flavour
+from trtpipe.trt.options import asked
+from trtpipe.values import DimRange, TensorSpec
+
+#: Options that are one builder flag each.
+FLAGS = {
+    "editable_timing_cache": "EDITABLE_TIMING_CACHE",
+    "error_on_timing_cache_miss": "ERROR_ON_TIMING_CACHE_MISS",
+    "sparse_weights": "SPARSE_WEIGHTS",
+    "strict_nans": "STRICT_NANS",
+    "direct_io": "DIRECT_IO",
+    "version_compatible": "VERSION_COMPATIBLE",
+    "exclude_lean_runtime": "EXCLUDE_LEAN_RUNTIME",
+    "strip_plan": "STRIP_PLAN",
+    "weight_streaming": "WEIGHT_STREAMING",
+    "gpu_fallback": "GPU_FALLBACK",
+}
+_REFIT_FLAGS = {"all": "REFIT", "identical": "REFIT_IDENTICAL", "individual": "REFIT_INDIVIDUAL"}
+#: Options that are one attribute of the config each, their values taken as they are.
+ATTRIBUTES = {
+    "optimization_level": "builder_optimization_level",
+    "l2_limit_for_tiling": "l2_limit_for_tiling",
+    "max_num_tactics": "max_num_tactics",
+    "avg_timing_iterations": "avg_timing_iterations",
+    "max_aux_streams": "max_aux_streams",
+    "dla_core": "DLA_core",
+}
+#: Options that are one attribute holding an enum: (attribute, enum).
+ENUMS = {
+    "profiling_verbosity": ("profiling_verbosity", "ProfilingVerbosity"),
+    "tiling_optimization_level": ("tiling_optimization_level", "TilingOptimizationLevel"),
+    "hardware_compatibility": ("hardware_compatibility_level", "HardwareCompatibilityLevel"),
+    "runtime_platform": ("runtime_platform", "RuntimePlatform"),
+    "default_device_type": ("default_device_type", "DeviceType"),
+}
+
+
+def apply(flavour: Flavour, config: Any, network: Any, build: Build) -> None:
+    """Set every option of `build` that is a setting of the config or of the network; profiles and caches are apart.
+
+    Raises:
+        InputError: when an option names a binding or layer that the network does not have.
+    """
+    trt, wanted = flavour.module, asked(build)
+    for field, flag in FLAGS.items():
+        if wanted.get(field):
+            config.set_flag(getattr(trt.BuilderFlag, flag))
+    if refit := _REFIT_FLAGS.get(build.refit):
+        config.set_flag(getattr(trt.BuilderFlag, refit))
+    (config.set_flag if build.tf32 else config.clear_flag)(trt.BuilderFlag.TF32)
+    for field, attribute in ATTRIBUTES.items():
+        if field in wanted:
+            setattr(config, attribute, wanted[field])
+    for field, (attribute, enum) in ENUMS.items():
+        if field in wanted or field == "profiling_verbosity":
+            setattr(config, attribute, getattr(getattr(trt, enum), getattr(build, field).upper()))
+    if build.workspace is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, build.workspace)
+    for pool, limit_bytes in build.memory_pools.items():
+        config.set_memory_pool_limit(getattr(trt.MemoryPoolType, pool.upper()), limit_bytes)
+    if build.tactic_sources is not None:
+        config.set_tactic_sources(_mask(trt.TacticSource, build.tactic_sources))
+    if build.compute_capability:
+        config.num_compute_capabilities = len(build.compute_capability)
+        for index, capability in enumerate(build.compute_capability):
+            name = "SM" + capability.replace(".", "")
+            config.set_compute_capability(getattr(trt.ComputeCapability, name), index)
+    _set_formats(trt, network, build)
+    _place_layers(trt, config, network, build)
+
+
+def add_profiles(
+    flavour: Flavour, builder: Any, config: Any, inputs: Sequence[TensorSpec], build: Build
+) -> tuple[Any, ...]:
+    """The optimization profiles, added to `config`; () for static inputs. Keep them as long as the config.
+
+    Raises:
+        InputError: when a profile names an unknown dimension or leaves the input's own range.
+    """
+    ranges = profile_ranges(inputs, build)
+    profiles = []
+    for number, dims in enumerate(ranges):
+        profile = builder.create_optimization_profile()
+        for spec in inputs:
+            if spec.dynamic:
+                at = TensorSpec(spec.name, spec.dtype, spec.shape, dims).at
+                profile.set_shape(spec.name, at("min"), at("opt"), at("max"))
+        if config.add_optimization_profile(profile) == -1:
+            raise InputError(
+                f"build.profiles[{number}]: {flavour.title} must accept the profile (got {dict(dims)}). "
+                "Check its ranges against the model."
+            )
+        profiles.append(profile)
+    return tuple(profiles)
+
+
+def profile_ranges(inputs: Sequence[TensorSpec], build: Build) -> tuple[dict[str, DimRange], ...]:
+    """The range of each dynamic dimension in each profile: `build.profiles` over the inputs' own; () for static inputs.
+
+    Raises:
+        InputError: when a profile names an unknown dimension or leaves the input's own range.
+    """
+    own: dict[str, DimRange] = {name: spec.dims[name] for spec in inputs for name in spec.dynamic}
+    if not own:
+        if build.profiles:
+            raise InputError(
+                f"build.profiles: the inputs must have dynamic dimensions (got {len(build.profiles)} profiles for "
+                "static shapes). Leave it out."
+            )
+        return ()
+    for number, profile in enumerate(build.profiles):
+        for name, dim in profile.items():
+            if name not in own:
+                raise InputError(
+                    f"build.profiles[{number}].{name}: must be a dynamic dimension of the inputs, {', '.join(own)} "
+                    f"(got {name}). Give it a range under inputs first."
+                )
+            if dim.min < own[name].min or dim.max > own[name].max:
+                raise InputError(
+                    f"build.profiles[{number}].{name}: must lie within the input's range {own[name].min} to "
+                    f"{own[name].max} (got {dim.min} to {dim.max}). Widen the input's range or narrow the profile."
+                )
+    return tuple(own | profile for profile in build.profiles) or (own,)
+
+
+def _mask(enum: Any, names: Sequence[str]) -> int:
+    return sum(1 << int(getattr(enum, name.upper())) for name in dict.fromkeys(names))
+
+
+def _set_formats(trt: Any, network: Any, build: Build) -> None:
+    bindings = {t.name: t for t in _all(network.get_input, network.num_inputs)}
+    bindings |= {t.name: t for t in _all(network.get_output, network.num_outputs)}
+    for name, formats in build.tensor_formats.items():
+        if name not in bindings:
+            raise InputError(
+                f"build.tensor_formats.{name}: must be a binding, {', '.join(bindings)} (got {name}). Correct the name."
+            )
+        bindings[name].allowed_formats = _mask(trt.TensorFormat, formats)
+
+
+def _place_layers(trt: Any, config: Any, network: Any, build: Build) -> None:
+    """Put each layer on the device of the last glob that fits its module path."""
+    if not build.device_types:
+        return
+    fitted = set()
+    for layer in _all(network.get_layer, network.num_layers):
+        for glob, device in build.device_types.items():
+            if fnmatch.fnmatchcase(module_path(layer.name), glob):
+                fitted.add(glob)
+                config.set_device_type(layer, getattr(trt.DeviceType, device.upper()))
+    for glob in build.device_types:
+        if glob not in fitted:
+            raise InputError(
+                f"build.device_types.{glob}: must fit the module path of a layer (got none of {network.num_layers}). "
+                "`trtpipe inspect` lists the layers."
+            )
+
+
+def module_path(layer_name: str) -> str:
+    """The source module path at the start of a layer's name; what an exporter added follows a slash or a space."""
+    return layer_name.split("/", 1)[0].split(" ", 1)[0]
+
+
+def _all(get: Callable[[int], Any], count: int) -> list[Any]:
+    return [get(index) for index in range(count)]

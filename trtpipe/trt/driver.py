@@ -1,0 +1,90 @@
+"""Whether an NVIDIA driver is here, asked of the driver itself.
+
+TensorRT must not be the first to ask: without a driver some of its releases crash the process (the lean runtime of
+10.16 does), so everything here goes through ``ctypes`` to the CUDA driver API, whose functions return error codes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from dataclasses import dataclass
+
+from trtpipe.errors import MissingError
+
+#: CUdevice_attribute values, part of the driver's ABI (cuda.h): they are not TensorRT enums and do not move.
+_COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU as the driver describes it; `compute_capability` is like "8.6", memory is in bytes."""
+
+    index: int
+    name: str
+    compute_capability: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Driver:
+    """What the driver answered. `problem` is empty when at least one GPU can be used; `cuda` is like "12.6"."""
+
+    cuda: str = ""
+    devices: tuple[Device, ...] = ()
+    problem: str = ""
+
+
+def probe() -> Driver:
+    """The driver's CUDA version and GPUs, or the reason why there are none. Never raises.
+
+    It calls cuInit: a process that will fork workers which use CUDA must not probe before it forks.
+    """
+    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+    try:
+        cuda = ctypes.CDLL(name)
+    except OSError:
+        return Driver(problem=f"{name}, the NVIDIA driver's library, is not on this machine")
+    if status := cuda.cuInit(0):
+        return Driver(problem=f"the NVIDIA driver does not start: {_error(cuda, status)}")
+    number = ctypes.c_int()
+    cuda.cuDriverGetVersion(ctypes.byref(number))
+    version = f"{number.value // 1000}.{number.value % 1000 // 10}"
+    count = ctypes.c_int()
+    if status := cuda.cuDeviceGetCount(ctypes.byref(count)):
+        return Driver(version, problem=f"the NVIDIA driver lists no GPU: {_error(cuda, status)}")
+    devices = tuple(_device(cuda, i) for i in range(count.value))
+    return Driver(version, devices, "" if devices else "the NVIDIA driver sees no GPU")
+
+
+def require(what: str) -> Driver:
+    """The driver.
+
+    Raises:
+        MissingError: without a usable GPU; `what` says what needed it.
+    """
+    found = probe()
+    if found.problem:
+        raise MissingError(
+            f"{what}: an NVIDIA GPU and its driver must be here (got: {found.problem}). "
+            "Run it on the machine the engine is for, or build for target tensorrt_rtx, which needs no GPU."
+        )
+    return found
+
+
+def _error(cuda: ctypes.CDLL, status: int) -> str:
+    """The driver's own name for a CUresult."""
+    text = ctypes.c_char_p()
+    cuda.cuGetErrorName(status, ctypes.byref(text))
+    return text.value.decode() if text.value else f"CUresult {status}"
+
+
+def _device(cuda: ctypes.CDLL, index: int) -> Device:
+    handle, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    name, memory = ctypes.create_string_buffer(256), ctypes.c_size_t()
+    cuda.cuDeviceGet(ctypes.byref(handle), index)
+    cuda.cuDeviceGetName(name, len(name), handle)
+    cuda.cuDeviceGetAttribute(ctypes.byref(major), _COMPUTE_CAPABILITY_MAJOR, handle)
+    cuda.cuDeviceGetAttribute(ctypes.byref(minor), _COMPUTE_CAPABILITY_MINOR, handle)
+    cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), handle)
+    return Device(index, name.value.decode(errors="replace"), f"{major.value}.{minor.value}", memory.value)

@@ -1,0 +1,225 @@
+"""Which TensorRT is here and what it can do, found by looking rather than by comparing versions.
+
+`CAPABILITIES` is the one table of what divides the releases. A capability is present in an imported module when each of
+its `look` paths exists there; its `spans` say the same for a module that is not at hand, so that `validate` can judge a
+job for another machine. The contract tests hold the two against each other on every supported release.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Literal
+
+from trtpipe.errors import InputError, MissingError
+
+Name = Literal["tensorrt", "tensorrt_rtx"]
+
+#: Distributions that bring the module, most complete first. NVIDIA's bindings alone are enough where the libraries come
+#: from the system, as on a Jetson.
+DISTRIBUTIONS: Mapping[Name, tuple[str, ...]] = {
+    "tensorrt": (
+        "tensorrt",
+        "tensorrt-cu13",
+        "tensorrt-cu12",
+        "tensorrt-bindings",
+        "tensorrt-cu13-bindings",
+        "tensorrt-cu12-bindings",
+        "tensorrt-lean",
+    ),
+    "tensorrt_rtx": ("tensorrt-rtx", "tensorrt_rtx-cu13", "tensorrt_rtx-cu12"),
+}
+INSTALL: Mapping[Name, str] = {
+    "tensorrt": "pip install 'trtpipe[trt11]' (or [trt10]; on a Jetson: apt install python3-libnvinfer)",
+    "tensorrt_rtx": "pip install 'trtpipe[rtx]'",
+}
+OLDEST: Mapping[Name, tuple[int, ...]] = {"tensorrt": (8, 6), "tensorrt_rtx": (1, 7, 1)}
+
+
+@dataclass(frozen=True)
+class Capability:
+    """Something that not every release can do.
+
+    `look` are attribute paths below the module, all of which exist where the capability does. `tensorrt` and `rtx` are
+    spans of versions [since, until); an empty bound is open. With no `look` only the spans speak, and a flavour without
+    spans never has the capability: TensorRT-RTX keeps names of TensorRT that do nothing there.
+    """
+
+    name: str
+    title: str
+    look: tuple[str, ...]
+    tensorrt: tuple[tuple[str, str], ...] = ()
+    rtx: tuple[tuple[str, str], ...] = ()
+
+    def spans(self, name: str) -> tuple[tuple[str, str], ...]:
+        """The spans of this flavour."""
+        return self.rtx if name == "tensorrt_rtx" else self.tensorrt
+
+
+_ALL, _NONE = (("", ""),), ()
+_WEAK, _TEN = (("", "11"),), (("10.0", ""),)
+
+CAPABILITIES: tuple[Capability, ...] = (
+    Capability("weak_typing", "weak typing: FP16 and INT8 flags, per-layer precision",
+               ("BuilderFlag.FP16", "BuilderFlag.INT8", "BuilderFlag.OBEY_PRECISION_CONSTRAINTS"), _WEAK),
+    Capability("bf16_flag", "BF16 flag", ("BuilderFlag.BF16",), (("10.0", "11"),)),
+    Capability("bf16", "BF16", ("DataType.BF16",), _TEN, _ALL),
+    Capability("explicit_batch", "EXPLICIT_BATCH network flag", ("NetworkDefinitionCreationFlag.EXPLICIT_BATCH",),
+               _WEAK),
+    Capability("strong_typing", "strong typing", ("NetworkDefinitionCreationFlag.STRONGLY_TYPED",), _TEN, _ALL),
+    Capability("implicit_quantization", "calibrators and implicit quantization",
+               ("IBuilderConfig.int8_calibrator", "IBuilderConfig.set_calibration_profile", "CalibrationAlgoType"),
+               _WEAK),
+    Capability("dynamic_range", "dynamic range of a tensor", ("ITensor.set_dynamic_range",), _WEAK),
+    Capability("platform_query", "platform_has_fast_fp16 and _int8",
+               ("Builder.platform_has_fast_fp16", "Builder.platform_has_fast_int8"), _WEAK),
+    Capability("int64", "INT64 tensors", ("DataType.INT64",), _TEN, _ALL),
+    Capability("strip_plan", "STRIP_PLAN", ("BuilderFlag.STRIP_PLAN",), _TEN, _ALL),
+    Capability("refit_identical", "REFIT_IDENTICAL", ("BuilderFlag.REFIT_IDENTICAL",), _TEN, _ALL),
+    Capability("refit_individual", "REFIT_INDIVIDUAL", ("BuilderFlag.REFIT_INDIVIDUAL",), _TEN, _ALL),
+    Capability("weight_streaming", "WEIGHT_STREAMING", ("BuilderFlag.WEIGHT_STREAMING",), _TEN, _ALL),
+    Capability("timing_cache", "timing cache", ("IBuilderConfig.create_timing_cache",), _ALL, _NONE),
+    Capability("editable_timing_cache", "editable timing cache",
+               ("BuilderFlag.EDITABLE_TIMING_CACHE", "ITimingCache.update"), (("10.8", ""),), _NONE),
+    Capability("error_on_timing_cache_miss", "ERROR_ON_TIMING_CACHE_MISS",
+               ("BuilderFlag.ERROR_ON_TIMING_CACHE_MISS",), _TEN, _NONE),
+    Capability("tiling", "tiling optimization level", ("TilingOptimizationLevel",), (("10.8", ""),), _ALL),
+    Capability("max_num_tactics", "limit on the number of tactics", ("IBuilderConfig.max_num_tactics",),
+               (("10.8", ""),), _ALL),
+    Capability("strict_nans", "STRICT_NANS", ("BuilderFlag.STRICT_NANS",), (("10.4", ""),), _ALL),
+    Capability("hardware_compatibility", "hardware compatibility", ("IBuilderConfig.hardware_compatibility_level",),
+               _ALL, _NONE),
+    Capability("hardware_same_cc", "hardware compatibility SAME_COMPUTE_CAPABILITY",
+               ("HardwareCompatibilityLevel.SAME_COMPUTE_CAPABILITY",), (("10.9", ""),), _NONE),
+    Capability("progress_monitor", "progress monitor and cancelling", ("IProgressMonitor",), _TEN, _ALL),
+    Capability("runtime_platform", "runtime platform",
+               ("RuntimePlatform", "IBuilderConfig.runtime_platform"), _TEN, _NONE),
+    Capability("serialization_config", "serialization config",
+               ("ICudaEngine.create_serialization_config",), _TEN, _ALL),
+    Capability("cublas_tactics", "tactic sources CUBLAS, CUBLAS_LT, CUDNN", ("TacticSource.CUDNN",), _WEAK),
+    Capability("tactic_shared_memory", "memory pool TACTIC_SHARED_MEMORY", ("MemoryPoolType.TACTIC_SHARED_MEMORY",),
+               _TEN, _ALL),
+    Capability("lean_runtime", "a lean runtime inside the plan", (), _ALL, _NONE),
+    Capability("dla", "DLA", (), (("", "11"), ("11.4", "")), _NONE),
+    Capability("bindings_api", "bindings API (num_bindings, execute_async_v2)",
+               ("ICudaEngine.num_bindings", "IExecutionContext.execute_async_v2"), (("", "10"),)),
+    Capability("tensor_api", "tensor API (set_tensor_address, execute_async_v3)",
+               ("ICudaEngine.num_io_tensors", "IExecutionContext.execute_async_v3"), _ALL, _ALL),
+    Capability("device_memory_size_v2", "device_memory_size_v2", ("ICudaEngine.device_memory_size_v2",), _TEN, _ALL),
+    Capability("parser_node_names", "node name and operator of parser errors", ("ParserError.node_name",), _TEN, _ALL),
+    Capability("compute_capability", "choice of compute capabilities", ("IBuilderConfig.set_compute_capability",),
+               _NONE, _ALL),
+    Capability("engine_validity", "engine validity query", ("Runtime.get_engine_validity",), _NONE, _ALL),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Flavour:
+    """An imported TensorRT: its module, its version and the names of the capabilities found in it."""
+
+    name: Name
+    module: Any
+    version: str
+    capabilities: frozenset[str]
+
+    def has(self, capability: str) -> bool:
+        """Whether this release can do it. KeyError for a name that is not in `CAPABILITIES`."""
+        return known(capability) in self.capabilities
+
+    @property
+    def title(self) -> str:
+        """Like "TensorRT 10.16.1.11", for messages."""
+        return title(self.name, self.version)
+
+
+def title(name: str, version: str) -> str:
+    """Like "TensorRT-RTX 1.7.1.116"."""
+    return f"{'TensorRT-RTX' if name == 'tensorrt_rtx' else 'TensorRT'} {version}"
+
+
+def known(capability: str) -> str:
+    """`capability` itself; KeyError when `CAPABILITIES` does not list it."""
+    if capability not in _NAMES:
+        raise KeyError(capability)
+    return capability
+
+
+_NAMES = frozenset(c.name for c in CAPABILITIES)
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """The leading numbers of a version: "10.16.1.11" is (10, 16, 1, 11), "10.3.0.post1" is (10, 3, 0)."""
+    match = re.match(r"\d+(\.\d+)*", text)
+    return tuple(int(p) for p in match.group().split(".")) if match else ()
+
+
+def installed() -> Mapping[Name, tuple[str, str]]:
+    """(distribution, version) of each TensorRT on this machine, by package metadata alone: nothing is imported."""
+    found: dict[Name, tuple[str, str]] = {}
+    for name, distributions in DISTRIBUTIONS.items():
+        for distribution in distributions:
+            try:
+                found[name] = (distribution, importlib.metadata.version(distribution))
+            except importlib.metadata.PackageNotFoundError:
+                continue
+            break
+    return found
+
+
+def look(module: Any, name: Name, version: str) -> frozenset[str]:
+    """Names of the capabilities that `module` has: by its attributes, and by version where nothing can be looked at."""
+    by_version = expected(name, version)
+    return frozenset(
+        c.name
+        for c in CAPABILITIES
+        if c.spans(name) and (all(_exists(module, p) for p in c.look) if c.look else c.name in by_version)
+    )
+
+
+def expected(name: str, version: str) -> frozenset[str]:
+    """Names of the capabilities that this release has by the record, for a module that is not at hand."""
+    number = parse_version(version)
+    return frozenset(c.name for c in CAPABILITIES if _within(number, c.spans(name)))
+
+
+def load(target: str) -> Flavour:
+    """The TensorRT of this target, imported.
+
+    Raises:
+        InputError: for a target that is no TensorRT, or a release older than trtpipe supports.
+        MissingError: when it is not installed or cannot be loaded.
+    """
+    if target not in DISTRIBUTIONS:
+        raise InputError(f"build.target: a TensorRT target must be tensorrt or tensorrt_rtx (got {target}).")
+    name: Name = "tensorrt_rtx" if target == "tensorrt_rtx" else "tensorrt"
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        reason = "it is not installed" if isinstance(error, ModuleNotFoundError) and error.name == name else str(error)
+        raise MissingError(
+            f"build.target: {name} must be importable here (got: {reason}). Install it: {INSTALL[name]}."
+        ) from error
+    version = str(module.__version__)
+    if parse_version(version) < OLDEST[name]:
+        oldest = ".".join(map(str, OLDEST[name]))
+        raise InputError(
+            f"build.target: {title(name, oldest)} is the oldest supported (got {version}). Install it: {INSTALL[name]}."
+        )
+    return Flavour(name, module, version, look(module, name, version))
+
+
+def _exists(module: Any, path: str) -> bool:
+    missing = object()
+    found = reduce(lambda owner, part: getattr(owner, part, missing), path.split("."), module)
+    return found is not missing
+
+
+def _within(number: tuple[int, ...], spans: tuple[tuple[str, str], ...]) -> bool:
+    return any(
+        (not since or number >= parse_version(since)) and (not until or number < parse_version(until))
+        for since, until in spans
+    )

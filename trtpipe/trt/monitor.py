@@ -1,0 +1,159 @@
+"""TensorRT's two callbacks, its logger and its progress monitor, made of the module that will call them.
+
+An exception must not leave a callback: TensorRT prints it to standard error and goes on, so an interrupt inside `log`
+would be lost. Both callbacks keep what was raised, and `Watch.check` raises it once TensorRT has returned.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from trtpipe.errors import Cancelled
+from trtpipe.progress import Progress
+from trtpipe.trt.flavour import Flavour
+
+#: From the gravest: a job's `log_level` shows its own level and those before it.
+LEVELS = ("internal_error", "error", "warning", "info", "verbose")
+PERCENT = "% of the engine"
+_KEPT = frozenset(LEVELS[:3])
+
+
+class Watch:
+    """What happens while TensorRT works: messages kept, progress passed on, a wish to stop remembered."""
+
+    def __init__(self, progress: Progress, level: str) -> None:
+        self._progress = progress
+        self._shown = frozenset(LEVELS[: LEVELS.index(level) + 1])
+        self._messages: list[tuple[str, str]] = []
+        self._raised: BaseException | None = None
+        self._stop = False
+        self._phases: dict[str, tuple[str | None, int, int]] = {}
+        self._best = -1
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """TensorRT's error messages so far."""
+        return tuple(text for level, text in self._messages if level != "warning")
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """TensorRT's warnings so far, each once."""
+        return tuple(dict.fromkeys(text for level, text in self._messages if level == "warning"))
+
+    def message(self, level: str, text: str) -> None:
+        """TensorRT said something. Errors and warnings are kept; the job's log_level decides what is shown."""
+        try:
+            if level in _KEPT:
+                self._messages.append((level, text))
+            if level in self._shown:
+                self._progress.note(f"TensorRT {level}: {text}")
+        except BaseException as error:  # noqa: BLE001 - handed on by check()
+            self._keep(error)
+
+    def phase(self, name: str, parent: str | None, steps: int) -> None:
+        """A phase of `steps` steps begins inside a step of `parent`."""
+        self._phases[name] = (parent, 0, steps)
+
+    def finish(self, name: str) -> None:
+        """A phase is over; a phase that TensorRT cut short has stopped too."""
+        self._phases.pop(name, None)
+
+    def step(self, name: str, index: int) -> bool:
+        """Step `index` of a phase is done. False asks TensorRT to stop."""
+        try:
+            parent, _, steps = self._phases.get(name, (None, 0, 0))
+            self._phases[name] = (parent, index + 1, steps)
+            percent = int(100 * self._fraction())
+            if percent > self._best:
+                self._best = percent
+                self._progress.step(percent, 100, PERCENT)
+            if self._progress.cancelled():
+                self._stop = True
+        except BaseException as error:  # noqa: BLE001 - handed on by check()
+            self._keep(error)
+        return not self._stop
+
+    def stop(self) -> None:
+        """Ask TensorRT to stop at its next step."""
+        self._stop = True
+
+    def check(self) -> None:
+        """Raise what a callback raised, or Cancelled when a stop was asked for."""
+        raised, self._raised = self._raised, None
+        if raised is not None and not isinstance(raised, KeyboardInterrupt):
+            raise raised
+        if self._stop or raised is not None or self._progress.cancelled():
+            raise Cancelled("build: cancelled while TensorRT was building; nothing was written.")
+
+    def _keep(self, error: BaseException) -> None:
+        self._raised = self._raised or error
+        self._stop = True
+
+    def _fraction(self) -> float:
+        """How far the outermost phase is, the phases inside its current step counted as parts of that step."""
+        done = 0.0
+        for _, at, steps in reversed(self._phases.values()):
+            done = min(1.0, (at + done) / steps) if steps else 0.0
+        return done
+
+
+@contextmanager
+def interruptible(watch: Watch) -> Iterator[None]:
+    """Ctrl-C asks TensorRT to stop at its next step instead of raising inside a callback, where it would be lost.
+
+    Only where Python's own handler is in place: a program that handles SIGINT itself tells us through `cancelled`.
+    """
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        watch.stop()
+
+    ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+    if ours:
+        signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def make_logger(flavour: Flavour, watch: Watch) -> Any:
+    """A logger of the flavour's module that gives everything to `watch` and prints nothing."""
+    trt = flavour.module
+
+    class Logger(trt.ILogger):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)  # pybind11 wants the base called by name
+
+        def log(self, severity: Any, message: str) -> None:
+            watch.message(str(severity).rsplit(".", 1)[-1].lower(), message)
+
+    return Logger()
+
+
+def make_monitor(flavour: Flavour, watch: Watch) -> Any:
+    """A progress monitor of the flavour's module that gives everything to `watch`."""
+    trt = flavour.module
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            watch.phase(phase_name, parent_phase, num_steps)
+
+        def phase_finish(self, phase_name: str) -> None:
+            watch.finish(phase_name)
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            return watch.step(phase_name, step)
+
+    return Monitor()

@@ -1,0 +1,237 @@
+"""Every builder option: what it needs of a TensorRT, and what is said where a release cannot honour it.
+
+`OPTIONS` has one row for each field of `BuildOptions`, which a test keeps so. `refusals` judges a job against a release
+by name and version alone, so `validate` can speak for another machine; `config.apply` carries out what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from trtpipe.build_options import BuildOptions
+from trtpipe.job import Build, Precision
+from trtpipe.trt.flavour import CAPABILITIES, Capability, expected, known, title
+
+#: Compute capabilities that TensorRT-RTX 1.7 can be asked for.
+RTX_COMPUTE_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One field of `BuildOptions`. `needs` gives the capabilities that a value asks for, `instead` the next step."""
+
+    field: str
+    needs: Callable[[Any], tuple[str, ...]] = lambda _value: ()
+    instead: str = ""
+
+
+def _always(*names: str) -> Callable[[Any], tuple[str, ...]]:
+    needed = tuple(known(n) for n in names)
+    return lambda _value: needed
+
+
+def _when(value: Any, name: str) -> Callable[[Any], tuple[str, ...]]:
+    needed = (known(name),)
+    return lambda got: needed if got == value else ()
+
+
+def _hardware(value: str) -> tuple[str, ...]:
+    same = ("hardware_same_cc",) if value == "same_compute_capability" else ()
+    return ("hardware_compatibility", *same)
+
+
+def _pools(value: dict[str, int]) -> tuple[str, ...]:
+    dla = ("dla",) if any(p.startswith("dla_") for p in value) else ()
+    return (*dla, *(("tactic_shared_memory",) if "tactic_shared_memory" in value else ()))
+
+
+def _sources(value: tuple[str, ...]) -> tuple[str, ...]:
+    return ("cublas_tactics",) if {"cublas", "cublas_lt", "cudnn"} & set(value) else ()
+
+
+def _devices(value: dict[str, str]) -> tuple[str, ...]:
+    return ("dla",) if "dla" in value.values() else ()
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option("compute_capability", _always("compute_capability"),
+           "TensorRT proper builds for the GPU at hand: leave it out, or use build.hardware_compatibility."),
+    Option("quantization", _when("implicit", "implicit_quantization"), "Use explicit: Q/DQ in the graph."),
+    Option("profiles"),
+    Option("workspace"),
+    Option("memory_pools", _pools),
+    Option("optimization_level"),
+    Option("tiling_optimization_level", _always("tiling")),
+    Option("l2_limit_for_tiling", _always("tiling")),
+    Option("max_num_tactics", _always("max_num_tactics")),
+    Option("avg_timing_iterations"),
+    Option("max_aux_streams"),
+    Option("tactic_sources", _sources, "Name only edge_mask_convolutions and jit_convolutions."),
+    Option("timing_cache", _always("timing_cache"), "It times no tactic while building: leave it out."),
+    Option("editable_timing_cache", _always("editable_timing_cache")),
+    Option("error_on_timing_cache_miss", _always("error_on_timing_cache_miss")),
+    Option("profiling_verbosity"),
+    Option("log_level"),
+    Option("tf32"),
+    Option("sparse_weights"),
+    Option("strict_nans", _always("strict_nans")),
+    Option("direct_io"),
+    Option("tensor_formats"),
+    Option("hardware_compatibility", _hardware,
+           "On TensorRT-RTX use build.compute_capability instead."),
+    Option("version_compatible"),
+    Option("exclude_lean_runtime"),
+    Option("runtime_platform", _always("runtime_platform")),
+    Option("strip_plan", _always("strip_plan")),
+    Option("refit", lambda v: {"identical": ("refit_identical",), "individual": ("refit_individual",)}.get(v, ())),
+    Option("weight_streaming", _always("weight_streaming")),
+    Option("default_device_type", _when("dla", "dla")),
+    Option("dla_core", _always("dla")),
+    Option("gpu_fallback", _always("dla")),
+    Option("device_types", _devices),
+)  # fmt: skip
+
+
+def asked(build: BuildOptions) -> dict[str, Any]:
+    """The options that differ from their defaults, by field name."""
+    fields = BuildOptions.model_fields
+    values = {name: getattr(build, name) for name in fields}
+    return {n: v for n, v in values.items() if v != fields[n].get_default(call_default_factory=True)}
+
+
+def needs_driver(build: BuildOptions, name: str) -> tuple[str, ...]:
+    """Option paths that need a GPU even where the flavour builds without one (observed with TensorRT-RTX 1.7.1)."""
+    if name != "tensorrt_rtx":
+        return ("build.target",)
+    wanted = asked(build)
+    refit = ("build.refit",) if wanted.get("refit") in ("all", "identical") else ()
+    return (*refit, *(("build.strip_plan",) if "strip_plan" in wanted else ()))
+
+
+def refusals(
+    build: Build,
+    precision: Precision | None,
+    name: str,
+    version: str,
+    capabilities: frozenset[str] | None = None,
+) -> tuple[tuple[str, str], ...]:
+    """(dotted option path, message) of everything in the job that this release cannot honour; empty when all is well.
+
+    Args:
+        build: the job's build section.
+        precision: the job's precision section; None judges the builder's options alone.
+        name: "tensorrt" or "tensorrt_rtx".
+        version: of that TensorRT, like "10.3.0".
+        capabilities: what was found by looking at the imported module; by the record for `version` when None.
+    """
+    able = expected(name, version) if capabilities is None else capabilities
+    wanted = asked(build)
+    found = [*_unable(wanted, able, title(name, version)), *_together(wanted, name)]
+    if precision is not None:
+        found += _precision(wanted, precision, able, title(name, version))
+    return tuple((path, f"{path}: {message}") for path, message in found)
+
+
+def _unable(wanted: dict[str, Any], able: frozenset[str], release: str) -> Iterator[tuple[str, str]]:
+    by_name = {c.name: c for c in CAPABILITIES}
+    for option in OPTIONS:
+        if option.field not in wanted:
+            continue
+        for need in option.needs(wanted[option.field]):
+            if need not in able:
+                step = option.instead or f"{_where(by_name[need])}, or leave it out."
+                got = shown(wanted[option.field])
+                yield f"build.{option.field}", f"{release} must have {by_name[need].title} (got {got}). {step}"
+                break
+
+
+def _together(wanted: dict[str, Any], name: str) -> Iterator[tuple[str, str]]:
+    """Options that only mean something, or only work, with another."""
+    for path, needed in (
+        ("exclude_lean_runtime", "version_compatible"),
+        ("editable_timing_cache", "timing_cache"),
+        ("error_on_timing_cache_miss", "timing_cache"),
+        ("l2_limit_for_tiling", "tiling_optimization_level"),
+        ("dla_core", "default_device_type or device_types"),
+        ("gpu_fallback", "default_device_type or device_types"),
+    ):
+        if path in wanted and not any(n in wanted for n in needed.split(" or ")):
+            yield (
+                f"build.{path}",
+                f"build.{needed} must be set too (got {shown(wanted[path])}). Set it, or leave this out.",
+            )
+    if name == "tensorrt_rtx" and "version_compatible" in wanted and "exclude_lean_runtime" not in wanted:
+        yield (
+            "build.version_compatible",
+            "the lean runtime must be left out on TensorRT-RTX, whose package has none (got True). "
+            "Set build.exclude_lean_runtime too.",
+        )
+    if name == "tensorrt_rtx":
+        for capability in wanted.get("compute_capability", ()):
+            if capability not in RTX_COMPUTE_CAPABILITIES:
+                legal = ", ".join(RTX_COMPUTE_CAPABILITIES)
+                yield (
+                    "build.compute_capability",
+                    f"must be among {legal} (got {capability}). Leave it out for an engine portable from Ampere on.",
+                )
+    if "weight_streaming" in wanted and wanted.get("quantization") == "implicit":
+        yield (
+            "build.weight_streaming",
+            "must be built strongly typed (got build.quantization implicit). Use explicit, or leave it out.",
+        )
+    if wanted.get("quantization") == "implicit" and len(wanted.get("profiles", ())) > 1:
+        yield (
+            "build.profiles",
+            f"at most one profile can be calibrated (got {len(wanted['profiles'])}). Use quantization explicit.",
+        )
+
+
+def _precision(
+    wanted: dict[str, Any], precision: Precision, able: frozenset[str], release: str
+) -> Iterator[tuple[str, str]]:
+    implicit = wanted.get("quantization") == "implicit"
+    on_dla = wanted.get("default_device_type") == "dla" or "dla" in wanted.get("device_types", {}).values()
+    if precision.bf16_mode and "bf16" not in able:
+        yield "precision.bf16_mode", f"{release} must have BF16 (got True). Use precision.fp16_mode."
+    if implicit and not precision.int8_mode:
+        yield (
+            "build.quantization",
+            "precision.int8_mode must be on for implicit (got off). Turn it on, or use explicit.",
+        )
+    if implicit and precision.bf16_mode:
+        yield "build.quantization", "implicit must go with FP16 or FP32 (got precision.bf16_mode). Use explicit."
+    if on_dla and "dla" in able:
+        if not (precision.fp16_mode or precision.int8_mode):
+            yield (
+                "build.default_device_type",
+                "DLA must compute in FP16 or INT8 (got FP32). Turn on precision.fp16_mode.",
+            )
+        if precision.int8_mode and not implicit and "implicit_quantization" in able:
+            yield (
+                "build.quantization",
+                f"DLA must get INT8 by implicit quantization on {release} (got explicit). Use implicit.",
+            )
+
+
+def _where(capability: Capability) -> str:
+    """Where a capability is: "TensorRT 10.0 or later, TensorRT-RTX"."""
+    places = [f"TensorRT {_span(since, until)}".strip() for since, until in capability.tensorrt]
+    places += [f"TensorRT-RTX {_span(since, until)}".strip() for since, until in capability.rtx]
+    return f"Use {' or '.join(places)}"
+
+
+def _span(since: str, until: str) -> str:
+    if since and until:
+        return f"{since} to before {until}"
+    return f"{since} or later" if since else f"before {until}" if until else ""
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it."""
+    if isinstance(value, tuple):
+        return ", ".join(map(shown, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{k}: {shown(v)}" for k, v in value.items())
+    return str(value)

@@ -1,0 +1,86 @@
+"""The header of a serialized engine, read without TensorRT.
+
+A plan of TensorRT-RTX begins with ``vtrt``, one of TensorRT with ``ftrt``. At byte 16 stands the file's length (u64,
+little-endian), at 24 to 27 major, minor, patch and build of the version that wrote it, and in an RTX plan at byte 32 a
+mask of compute capabilities (observed with TensorRT-RTX 1.7.1; the ``ftrt`` layout is read from trtexec's source).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Literal
+
+from trtpipe.errors import InputError
+
+HEADER_BYTES = 33
+_FLAVOURS: dict[bytes, Literal["tensorrt", "tensorrt_rtx"]] = {b"vtrt": "tensorrt_rtx", b"ftrt": "tensorrt"}
+#: Bit of the mask at byte 32, observed by building for each capability in turn.
+_CAPABILITY_BITS = {"7.5": 0x01, "8.0": 0x02, "8.6": 0x04, "8.9": 0x08, "12.0": 0x10, "12.1": 0x20}
+_PORTABLE = 0x7E
+
+
+@dataclass(frozen=True)
+class PlanHeader:
+    """What a plan says of itself.
+
+    `version` is like "1.7.1.116" and `length` is in bytes. `compute_capabilities` are like "8.6"; they are empty when
+    `portable` (Ampere and later), and empty for TensorRT proper, whose header does not name its GPU.
+    """
+
+    flavour: Literal["tensorrt", "tensorrt_rtx"]
+    version: str
+    compute_capabilities: tuple[str, ...]
+    length: int
+    portable: bool = False
+
+
+def read_header(data: bytes, where: str = "engine") -> PlanHeader:
+    """The header at the start of `data`, which is the whole plan.
+
+    Raises:
+        InputError: when this is no plan, is cut short, or names compute capabilities that trtpipe does not know.
+    """
+    start = bytes(data[:HEADER_BYTES])
+    flavour = _FLAVOURS.get(start[:4])
+    if flavour is None:
+        raise InputError(f"{where}: a plan must begin with ftrt or vtrt (got {start[:4]!r}).{_prefix_hint(data)}")
+    if len(start) < HEADER_BYTES:
+        raise InputError(
+            f"{where}: a plan must hold at least {HEADER_BYTES} bytes (got {len(data)}). Copy the file again."
+        )
+    (length,) = struct.unpack_from("<Q", start, 16)
+    version = ".".join(str(b) for b in start[24:28])
+    if flavour == "tensorrt":
+        return PlanHeader(flavour, version, (), len(data))
+    if length != len(data):
+        raise InputError(
+            f"{where}: the plan must be {length} bytes long, as its header says (got {len(data)}). Copy the file again."
+        )
+    mask = start[32]
+    if mask == _PORTABLE:
+        return PlanHeader(flavour, version, (), length, portable=True)
+    known = {name: bit for name, bit in _CAPABILITY_BITS.items() if mask & bit}
+    if sum(known.values()) != mask or not mask:
+        raise InputError(
+            f"{where}: the plan must be for compute capabilities among {', '.join(_CAPABILITY_BITS)} "
+            f"(got mask {mask:#04x}). It was written by a newer TensorRT-RTX: update trtpipe."
+        )
+    return PlanHeader(flavour, version, tuple(known), length)
+
+
+def split_prefix(data: bytes) -> tuple[bytes, bytes]:
+    """(JSON text, plan) of a file to which a tool prepended a 4-byte length and JSON; (b"", data) of a bare plan."""
+    if data[:4] in _FLAVOURS or len(data) < 8:
+        return b"", data
+    (length,) = struct.unpack_from("<I", data)
+    if data[4:5] == b"{" and data[4 + length : 8 + length] in _FLAVOURS:
+        return data[4 : 4 + length], data[4 + length :]
+    return b"", data
+
+
+def _prefix_hint(data: bytes) -> str:
+    text, _ = split_prefix(data)
+    if text:
+        return f" A length and {len(text)} bytes of JSON stand before the plan, as some tools write: cut them off."
+    return " Give the engine file itself."
