@@ -28,6 +28,7 @@ from pathlib import Path
 from trtpipe import golden as golden_data
 from trtpipe.errors import InputError
 from trtpipe.manifest import (
+    ENGINE,
     FILE_NAME,
     GOLDEN,
     MANIFEST,
@@ -372,3 +373,27 @@ def _check_content(path: Path, manifest: Manifest, read: Callable[[str], bytes])
         content = read(name)
         if name == GOLDEN:
             golden_data.from_bytes(content, manifest.inputs, manifest.outputs, f"{path}/{name}")
+        elif name == ENGINE:
+            _check_header(f"{path}/{name}", manifest, content)
+
+
+def _check_header(where: str, manifest: Manifest, data: bytes) -> None:
+    """Hold the plan's own header against the manifest: flavour, version and, in an RTX plan, compute capabilities."""
+    from trtpipe.trt.plan import read_header
+
+    engine = manifest.engine
+    assert engine is not None
+    header = read_header(data, where)
+    if header.flavour != engine.target:
+        raise InputError(
+            f"{where}: must be a plan of {engine.target}, as the manifest says (got {header.flavour}). {_AGAIN}"
+        )
+    numbers = re.findall(r"\d+", engine.version)[:4]
+    if header.version.split(".")[: len(numbers)] != numbers:
+        raise InputError(
+            f"{where}: must be of version {engine.version}, as the manifest says (got {header.version}). {_AGAIN}"
+        )
+    if engine.target == "tensorrt_rtx" and set(header.compute_capabilities) != set(engine.compute_capabilities):
+        wanted = ", ".join(engine.compute_capabilities) or "portable"
+        got = ", ".join(header.compute_capabilities) or "portable"
+        raise InputError(f"{where}: must be for {wanted}, as the manifest says (got {got}). {_AGAIN}")

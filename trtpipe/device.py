@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trtpipe.trt import driver
 
 #: `platform.machine()` spells the same processors in several ways.
 _MACHINES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
@@ -28,7 +31,7 @@ class Device:
     compute_capability: str | None = None
     gpu: str = "no GPU"
     jetson: bool = False
-    free_memory_bytes: int | None = None
+    memory_bytes: int | None = None
 
 
 def machine_name(raw: str) -> str:
@@ -40,7 +43,7 @@ def this_device() -> Device:
     """This machine. Asks package metadata and the CUDA driver; imports no TensorRT and no torch."""
     from trtpipe.trt import driver, flavour
 
-    versions = {str(name): version for name, (_, version) in flavour.installed().items()}
+    versions: dict[str, str] = {str(name): version for name, (_, version) in flavour.installed().items()}
     onnxruntime = _onnxruntime_version()
     if onnxruntime:
         versions["onnxruntime"] = onnxruntime
@@ -54,7 +57,7 @@ def this_device() -> Device:
         compute_capability=first.compute_capability if first else None,
         gpu=first.name if first else found.problem,
         jetson=jetson,
-        free_memory_bytes=_free_memory(jetson, first.index if first else None),
+        memory_bytes=_memory(jetson, first),
     )
 
 
@@ -80,13 +83,14 @@ def _onnxruntime_version() -> str | None:
     return None
 
 
-def _free_memory(jetson: bool, index: int | None) -> int | None:
-    """Free memory of the GPU in bytes; on a Jetson, where it is the system's own, and without a GPU, of the system."""
-    if index is None or jetson:
-        try:
-            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        except (ValueError, OSError):
-            return None
-    from trtpipe.trt import driver
-
-    return driver.free_memory_bytes(index) if hasattr(driver, "free_memory_bytes") else None
+def _memory(jetson: bool, gpu: driver.Device | None) -> int | None:
+    """What an engine may use at most: of a discrete GPU all of it, of a system's own memory what is available now."""
+    if gpu is not None and not jetson:
+        return gpu.memory_bytes
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    available = next((line for line in lines if line.startswith("MemAvailable:")), "")
+    digits = "".join(c for c in available if c.isdigit())
+    return int(digits) * 1024 if digits else None

@@ -13,6 +13,9 @@ from trtpipe.values import TensorSpec
 
 Array = np.ndarray[Any, Any]
 
+#: Samples in a bundle's golden data; a kit holds all it is to be checked on.
+KEPT_SAMPLES = 8
+
 
 @dataclass(frozen=True)
 class Golden:
@@ -29,6 +32,15 @@ class Golden:
     def samples(self) -> int:
         """How many samples there are."""
         return int(next(iter(self.inputs.values())).shape[0])
+
+
+def first(golden: Golden, count: int = KEPT_SAMPLES) -> Golden:
+    """The first `count` samples, or all where there are fewer."""
+    return Golden(
+        {n: a[:count] for n, a in golden.inputs.items()},
+        {n: a[:count] for n, a in golden.outputs.items()},
+        None if golden.labels is None else golden.labels[:count],
+    )
 
 
 def to_bytes(golden: Golden) -> bytes:

@@ -14,12 +14,12 @@ import sys
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from trtpipe.device import machine_name
 from trtpipe.errors import InputError
 from trtpipe.job import Build, Limits, Precision, Transform
-from trtpipe.values import BINDING_DTYPES, CheckReport, Engine, LayerPrecision, Target, TensorSpec
+from trtpipe.values import BINDING_DTYPES, CheckReport, DimRange, Engine, LayerPrecision, Target, TensorSpec
 
 #: Raised by one whenever an old reader would misunderstand a new manifest. New optional keys do not raise it: an old
 #: reader refuses a key that it does not know.
@@ -48,6 +48,17 @@ class Part(BaseModel):
     """A part of a manifest: unknown keys are errors, values never change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _strict_build(raw: Any) -> Any:
+    """`raw` with tuples for lists and `DimRange` for ranges: the job's models are strict and take nothing else."""
+    if isinstance(raw, list | tuple):
+        return tuple(_strict_build(v) for v in raw)
+    if not isinstance(raw, dict):
+        return raw
+    if set(raw) == {"min", "opt", "max"} and all(type(v) is int for v in raw.values()):
+        return DimRange(**raw)
+    return {k: _strict_build(v) for k, v in raw.items()}
 
 
 class FileEntry(Part):
@@ -83,7 +94,10 @@ class Manifest(Part):
     engine: EngineInfo | None = Field(description="None in a kit: a device has still to build it")
     inputs: tuple[TensorSpec, ...] = Field(min_length=1)
     outputs: tuple[TensorSpec, ...] = Field(min_length=1)
-    build: Build = Field(description="what the engine was, or is to be, compiled with")
+    build: Annotated[Build, BeforeValidator(_strict_build)] = Field(
+        description="what the engine was, or is to be, compiled with"
+    )
+    opset: int | None = Field(default=None, ge=1, description="of model.onnx")
     precision: Precision = Field(default=Precision(), description="as the job asked")
     layers: tuple[LayerPrecision, ...] = Field(default=(), description="precision by operation, and why")
     preprocessing: Transform | None = Field(default=None, description="image to input; None: inputs are arrays")
@@ -170,6 +184,12 @@ def describe_engine(
         os: like `sys.platform`; this machine's, or Windows where the build asked for it; None for an ONNX graph.
         machine: likewise, like "x86_64".
     """
+    capabilities = engine.compute_capabilities
+    if engine.target == "tensorrt" and not capabilities:
+        # Its plans do not name the GPU that they were built on.
+        from trtpipe.trt import driver
+
+        capabilities = tuple(d.compute_capability for d in driver.probe().devices[:1])
     portable = engine.target == "onnxruntime"
     windows = build.runtime_platform == "windows_amd64"
     os = os or ("win32" if windows else sys.platform)
@@ -178,7 +198,7 @@ def describe_engine(
         file=GRAPH if portable else ENGINE,
         target=engine.target,
         version=engine.version,
-        compute_capabilities=engine.compute_capabilities,
+        compute_capabilities=capabilities,
         hardware_compatibility="none" if portable else build.hardware_compatibility,
         version_compatible=not portable and build.version_compatible,
         os=None if portable else os,

@@ -1,8 +1,8 @@
 """From an image to an input binding as calibration did it, in Pillow and NumPy alone.
 
 The operations and their order are torchvision's on PIL images: Resize, CenterCrop, Grayscale, ToTensor, Normalize.
-torchvision hands resizing, cropping and gray to Pillow as well, so these are the same pixels; only the arithmetic on floats
-is done here.
+torchvision hands resizing, cropping and gray to Pillow as well, so these are the same pixels; only the arithmetic on
+floats is done here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def load_image(path: Path) -> Image:
     try:
         with open(path, "rb") as file, _quiet_pillow(), Image.open(file) as image:
             if image.width * image.height > MAX_PIXELS:
-                raise InputError(f"{path}: must have at most {MAX_PIXELS} pixels (got {image.width}x{image.height}). Shrink it.")
+                raise InputError(
+                    f"{path}: must have at most {MAX_PIXELS} pixels (got {image.width}x{image.height}). Shrink it."
+                )
             return image.convert("RGB")
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         raise InputError(f"{path}: must be an image that Pillow reads (got: {error}). Remove or replace it.") from None

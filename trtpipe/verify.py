@@ -7,8 +7,8 @@ The rules are NVIDIA's:
   (TensorRT documentation, "Engine Compatibility" 11.1 and "Support Matrix" 11.4.1). "TensorRT-RTX engines are not
   compatible between different releases of TensorRT-RTX" (TensorRT-RTX documentation, "Engine Compatibility").
 - Hardware. Without hardware compatibility an engine is for the architecture it was built on; AMPERE_PLUS runs on
-  Ampere and later and is "not supported on NVIDIA DRIVE OS or JetPack"; SAME_COMPUTE_CAPABILITY on every GPU of that
-  compute capability (TensorRT documentation, "Hardware Compatibility"; HardwareCompatibilityLevel in the API reference).
+  Ampere and later, but neither on DRIVE OS nor on JetPack; SAME_COMPUTE_CAPABILITY on every GPU of that compute
+  capability (TensorRT documentation, "Hardware Compatibility"; HardwareCompatibilityLevel in its API reference).
 - Platform. "Serialized engines are not portable across platforms" (Support Matrix).
 """
 
@@ -113,12 +113,11 @@ def _version(engine: EngineInfo, device: Device) -> list[str]:
         ]
     if runs < built[: len(runs)] or runs < (8, 6) or built < (8, 6):
         return [
-            f"version: TensorRT must be {engine.version} or later, and at least 8.6 (got {here}). "
-            f"Update it {_REBUILD}."
+            f"version: TensorRT must be {engine.version} or later, and at least 8.6 (got {here}). Update it {_REBUILD}."
         ]
     if built[0] != runs[0] and (built[0], runs[0]) not in _CROSSINGS:
         return [
-            f"version: TensorRT must be of major {built[0]}, or 10 for an engine of 8 and 11 for one of 10 (got {here}). "
+            f"version: TensorRT must be {built[0]}, or 10 for an engine of 8, or 11 for one of 10 (got {here}). "
             f"Install such a version {_REBUILD}."
         ]
     return []
@@ -127,7 +126,9 @@ def _version(engine: EngineInfo, device: Device) -> list[str]:
 def _hardware(engine: EngineInfo, device: Device) -> list[str]:
     here = device.compute_capability
     if here is None:
-        return [f"gpu: an NVIDIA GPU must be usable (got: {device.gpu}). Check its driver, or run with --graph on the CPU."]
+        return [
+            f"gpu: an NVIDIA GPU must be usable (got: {device.gpu}). Check its driver, or run with --graph on the CPU."
+        ]
     built = ", ".join(engine.compute_capabilities)
     if engine.hardware_compatibility == "ampere_plus":
         if device.jetson:
@@ -136,6 +137,11 @@ def _hardware(engine: EngineInfo, device: Device) -> list[str]:
                 f"(got {here} on a Jetson). Build the bundle for this device."
             ]
         portable = True
+    elif engine.target == "tensorrt" and not engine.compute_capabilities:
+        return [
+            "compute capability: the manifest must say which GPU the engine is for (it does not). "
+            "Build the bundle for this device."
+        ]
     else:
         portable = not engine.compute_capabilities
     if portable:
@@ -157,11 +163,11 @@ def _memory(manifest: Manifest, engine: EngineInfo, device: Device) -> list[str]
     """The weights, which are about the file, and the activations of one context have to fit."""
     entry = manifest.files.get(engine.file)
     needed = (entry.size if entry else 0) + (engine.device_memory_bytes or 0)
-    free = device.free_memory_bytes
+    free = device.memory_bytes
     if free is None or needed <= free:
         return []
     return [
-        f"memory: {needed / 2**20:.0f} MiB must be free for weights and activations (got {free / 2**20:.0f} MiB). "
+        f"memory: weights and activations need {needed / 2**20:.0f} MiB (got {free / 2**20:.0f} MiB). "
         "Stop other programs, or build for a smaller batch."
     ]
 

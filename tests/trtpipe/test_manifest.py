@@ -12,7 +12,7 @@ import shipping
 from pydantic import ValidationError
 
 from trtpipe.errors import InputError
-from trtpipe.job import Build
+from trtpipe.job import Build, Keep, Precision
 from trtpipe.manifest import MAX_MANIFEST_BYTES, Manifest, describe_engine, from_json, to_json
 from trtpipe.values import DimRange, Engine
 
@@ -33,6 +33,18 @@ def test_what_is_written_is_read_back() -> None:
     assert read.check is not None
     assert read.check.control.failed is True
     assert read.check.metrics[1].value == math.inf
+
+
+def test_every_kind_of_build_option_is_read_back() -> None:
+    build = Build(
+        target="onnxruntime",
+        profiles=({"N": DimRange(1, 2, 3)},),
+        tensor_formats={"image": ("hwc8",)},
+        memory_pools={"tactic_dram": 5},
+        compute_capability=("8.6",),
+    )
+    written = shipping.manifest(build=build, precision=Precision(int8_mode=True, keep=Keep(fp32=("head.*",))))
+    assert from_json(to_json(written), "m") == written
 
 
 def test_bytes_are_canonical_and_stable() -> None:
