@@ -1,0 +1,158 @@
+"""From a histogram to amax, the magnitude that INT8's 127 stands for: pure functions, by TensorRT's names.
+
+Scale is amax / 127; a value x becomes round(x / scale) clipped to [-127, 127], and -128 is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import numpy as np
+
+from calib.errors import CalibError
+from calib.histogram import Histogram, Reals
+
+Algorithm = Literal["entropy_2", "entropy", "minmax", "percentile", "mse"]
+ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
+
+#: TensorRT's and the slides' figures: bins of the linear histogram, and magnitudes an INT8 value can have.
+ENTROPY_BINS = 2048
+LEVELS = 128
+
+
+def threshold(histogram: Histogram, algorithm: str = "entropy_2", percentile: float = 99.99) -> float:
+    """The amax that `algorithm` chooses for what `histogram` saw.
+
+    Args:
+        histogram: magnitudes of one tensor.
+        algorithm: one of `ALGORITHMS`.
+        percentile: in (0, 100]; the share of values that `percentile` keeps. The others ignore it.
+
+    Returns:
+        amax, 0 <= amax <= histogram.max. 0.0 only for a tensor that was zero everywhere, or never seen, or whose
+        zeros alone make up the percentile.
+
+    Raises:
+        CalibError: an unknown algorithm, or a percentile out of range.
+    """
+    if algorithm not in ALGORITHMS:
+        raise CalibError(f"algorithm: must be one of {', '.join(ALGORITHMS)} (got {algorithm!r}).")
+    if not 0 < percentile <= 100:
+        raise CalibError(f"percentile: must be over 0 and at most 100 (got {percentile!r}).")
+    if histogram.max == 0:
+        return 0.0
+    if algorithm == "percentile":
+        return _percentile(histogram, percentile)
+    chosen: dict[str, Callable[[Histogram], float]] = {
+        "minmax": lambda h: h.max,
+        "entropy": _entropy,
+        "entropy_2": _entropy_2,
+        "mse": _mse,
+    }
+    return chosen[algorithm](histogram)
+
+
+def divergences(counts: Reals, levels: int = LEVELS) -> Reals:
+    """KL divergence of a histogram from its quantized self, for every number of bins kept.
+
+    With i bins kept, P is counts[:i] with everything beyond added to bin i - 1, and Q is counts[:i] summed into
+    `levels` runs of bins, each sum spread evenly over the run's bins that are not empty; both are normalised.
+
+    Args:
+        counts: float64 [N], N >= levels, not negative, not all zero.
+        levels: how many magnitudes the quantized type has.
+
+    Returns:
+        float64 [N - levels + 1]: KL(P || Q) in nats for i = levels, ..., N; inf where Q is 0 and P is not.
+
+    Source: Szymon Migacz, "8-bit Inference with TensorRT", GTC 2017, slides "Entropy calibration - pseudocode".
+    Written out, a run with sum S over n bins contributes S log(S / n) to sum P log Q, so each i costs `levels` terms,
+    not i.
+    """
+    size = counts.size
+    kept = np.arange(levels, size + 1)
+    total = counts.sum()
+    sums = np.concatenate([[0.0], np.cumsum(counts)])
+    filled = np.concatenate([[0], np.cumsum(counts > 0)])
+    own = np.concatenate([[0.0], np.cumsum(_x_log_x(counts))])
+    ends = -(-np.arange(levels + 1)[None, :] * kept[:, None] // levels)  # [I, levels + 1]: ceil(k * i / levels)
+    run_sum = np.diff(sums[ends], axis=1)
+    run_filled = np.diff(filled[ends], axis=1)
+    mean = np.divide(run_sum, run_filled, out=np.ones_like(run_sum), where=run_sum > 0)
+    inside, beyond, last = sums[kept], total - sums[kept], counts[kept - 1]
+    cross = (run_sum * np.log(mean)).sum(axis=1) + beyond * np.log(mean[:, -1])
+    entropy = own[kept] - _x_log_x(last) + _x_log_x(last + beyond)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        result = (entropy - cross) / total + np.log(inside / total)
+    # A last bin that is empty in Q and holds the outliers in P; the tolerance is for sums of fractions of counts.
+    impossible = (inside <= 0) | ((last <= 0) & (beyond > 1e-9 * total))
+    return np.where(impossible, np.inf, result)
+
+
+def _entropy(histogram: Histogram) -> float:
+    """The slides' algorithm as written, zeros included."""
+    return _least_divergence(histogram, histogram.linear(ENTROPY_BINS))
+
+
+def _entropy_2(histogram: Histogram) -> float:
+    """The same with bin 0 given bin 1's count, so that a ReLU's zeros, which quantize exactly, do not weigh.
+
+    Source: NVIDIA's open calibrators (pytorch-quantization, ModelOpt) do this; TensorRT's own second version is not
+    public.
+    """
+    counts = histogram.linear(ENTROPY_BINS)
+    counts[0] = counts[1]
+    if counts.sum() <= 0:
+        return histogram.max
+    return _least_divergence(histogram, counts)
+
+
+def _least_divergence(histogram: Histogram, counts: Reals) -> float:
+    """The threshold of the least divergence, the widest of equals: (i + 1/2) bins, as TensorRT's caches show, at most
+
+    max.
+    """
+    found = divergences(counts)
+    kept = found.size - 1 - int(np.argmin(found[::-1])) + LEVELS
+    return min(histogram.max, (kept + 0.5) * histogram.max / ENTROPY_BINS)
+
+
+def _percentile(histogram: Histogram, percentile: float) -> float:
+    """The least amax that keeps `percentile` % of all values, zeros included; linear within a bucket."""
+    wanted = histogram.elements * (percentile / 100) - histogram.zeros
+    if wanted <= 0:
+        return 0.0
+    if percentile == 100:
+        return histogram.max
+    return histogram.reaching(wanted)
+
+
+def _mse(histogram: Histogram) -> float:
+    """The amax of the least mean squared error, among 257 in steps of 2^(1/32) under max and 64 finer ones around the
+
+    best.
+    """
+    coarse = histogram.max * 2.0 ** (np.arange(-256, 1) / 32)
+    best = int(np.argmin(mean_squared_errors(histogram, coarse)))
+    around = coarse[max(best - 1, 0)], coarse[min(best + 1, coarse.size - 1)]
+    fine = np.append(np.geomspace(*around, 64), coarse[best])
+    return min(histogram.max, float(fine[np.argmin(mean_squared_errors(histogram, fine))]))
+
+
+def mean_squared_errors(histogram: Histogram, amax: Reals) -> Reals:
+    """Mean of (x - quantized x)^2 over everything seen, for each of `amax` (float64 [K], > 0): float64 [K].
+
+    Each bucket counts as its middle.
+    """
+    values, counts = histogram.points()
+    result = np.empty(amax.size)
+    for start in range(0, amax.size, 32):  # 32 x some thousand buckets stay in the cache
+        scale = amax[start : start + 32, None] / (LEVELS - 1)
+        error = values - np.minimum(np.rint(values / scale), LEVELS - 1) * scale
+        result[start : start + 32] = (error * error) @ counts
+    return result / max(histogram.elements, 1)
+
+
+def _x_log_x(x: Reals) -> Reals:
+    return x * np.log(np.where(x > 0, x, 1.0))

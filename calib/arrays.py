@@ -1,0 +1,129 @@
+"""Samples from one file of arrays: .npy, .npz or .safetensors. Nothing is unpickled."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calib.data import Array, InputSpec, Sample, fit
+from calib.errors import CalibError
+
+LABELS = "labels"
+
+
+class Arrays:
+    """Arrays [S, ...] by input name, read a sample at a time through `rows`."""
+
+    sequential = False
+
+    classes: tuple[str, ...] | None = None
+    recipe = "arrays"
+
+    def __init__(
+        self,
+        where: str,
+        inputs: Sequence[InputSpec],
+        rows: dict[str, Callable[[int], Array]],
+        count: int,
+        labels: tuple[int, ...] | None,
+    ) -> None:
+        self._where, self._inputs, self._rows = where, tuple(inputs), rows
+        self.ids = tuple(f"{Path(where).name}[{i}]" for i in range(count))
+        self.labels = labels
+
+    def load(self, at: int) -> Sample:
+        """One row of every input."""
+        return {i.name: fit(f"{self._where}[{at}]", self._rows[i.name](at), i) for i in self._inputs}
+
+    def content(self, at: int) -> str:
+        """sha256 hex of the rows as stored."""
+        return array_digest({i.name: self._rows[i.name](at) for i in self._inputs})
+
+
+def array_digest(arrays: dict[str, Array]) -> str:
+    """sha256 hex of arrays by name: their dtypes, shapes and bytes."""
+    found = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        found.update(f"{name}\0{little.dtype.str}\0{list(array.shape)}\0".encode())
+        found.update(np.ascontiguousarray(little).tobytes())
+    return found.hexdigest()
+
+
+def open_arrays(path: str, inputs: Sequence[InputSpec]) -> Arrays:
+    """The samples of one file. .npy and .safetensors are read by the sample; .npz is decompressed into memory.
+
+    Raises:
+        CalibError: no such file, another kind of file, a damaged one, missing or further arrays, or lengths that
+        differ.
+    """
+    readers = {".npy": _npy, ".npz": _npz, ".safetensors": _safetensors}
+    file = Path(path)
+    if file.suffix not in readers:
+        raise CalibError(f"{path}: must be a .npy, .npz or .safetensors file (got {file.suffix or 'no suffix'!r}).")
+    if not file.is_file():
+        raise CalibError(f"{path}: must be a file (got {'a folder' if file.is_dir() else 'nothing'}). Check the path.")
+    unreadable: tuple[type[Exception], ...] = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile)
+    try:
+        found = readers[file.suffix](file, inputs)
+    except (*unreadable, *_safetensors_errors()) as error:
+        if isinstance(error, CalibError):
+            raise
+        raise CalibError(f"{path}: must be a readable {file.suffix} file of plain arrays (got {error}).") from error
+    names = {i.name for i in inputs}
+    if found.keys() - {LABELS} != names:
+        raise CalibError(
+            f"{path}: must hold the inputs {sorted(names)}, and may hold {LABELS!r} (got {sorted(found)}). "
+            f"Rename the arrays."
+        )
+    lengths = {name: shape[0] if shape else 0 for name, (shape, _) in found.items()}
+    if len(set(lengths.values())) != 1:
+        raise CalibError(f"{path}: every array must have the same number of samples (got {lengths}).")
+    count = next(iter(lengths.values()))
+    labels = None
+    if LABELS in found and LABELS not in names:
+        raw = np.array([found[LABELS][1](i) for i in range(count)])
+        if raw.ndim != 1 or raw.dtype.kind not in "iu":
+            raise CalibError(f"{path}: {LABELS!r} must be integers [S] (got {raw.dtype} {list(raw.shape)}).")
+        labels = tuple(int(v) for v in raw)
+    return Arrays(path, inputs, {n: found[n][1] for n in names}, count, labels)
+
+
+Rows = dict[str, tuple[tuple[int, ...], Callable[[int], Any]]]
+
+
+def _npy(path: Path, inputs: Sequence[InputSpec]) -> Rows:
+    if len(inputs) != 1:
+        raise CalibError(f"{path}: a .npy file feeds exactly one input (got {len(inputs)}). Use .npz or .safetensors.")
+    array = np.load(path, mmap_mode="r", allow_pickle=False)
+    return {inputs[0].name: (array.shape, lambda i: np.array(array[i]))}
+
+
+def _npz(path: Path, inputs: Sequence[InputSpec]) -> Rows:
+    with np.load(path, allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    return {name: (a.shape, a.__getitem__) for name, a in arrays.items()}
+
+
+def _safetensors(path: Path, inputs: Sequence[InputSpec]) -> Rows:
+    from safetensors import safe_open
+
+    file: Any = safe_open(str(path), framework="np")
+    return {name: (tuple((part := file.get_slice(name)).get_shape()), _slice_row(part)) for name in file.keys()}  # noqa: SIM118
+
+
+def _slice_row(part: Any) -> Callable[[int], Any]:
+    return lambda i: part[i : i + 1][0]
+
+
+def _safetensors_errors() -> tuple[type[Exception], ...]:
+    try:
+        from safetensors import SafetensorError
+    except ImportError:
+        return ()
+    return (SafetensorError,)

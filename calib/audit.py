@@ -1,0 +1,177 @@
+"""How a table came to be, and how far each of its thresholds can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from calib.algorithms import mean_squared_errors, threshold
+from calib.errors import CalibError
+from calib.histogram import Histogram
+
+Halves = tuple[Histogram, Histogram]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, le=2**62)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+#: Under this an amax has no normal float32 scale (amax / 127): such a tensor counts as zero everywhere.
+LEAST_AMAX = float(np.finfo(np.float32).tiny) * 127
+#: The amax of a tensor that was zero everywhere: any scale represents it exactly, this one harmlessly.
+DEAD_AMAX = 1.0
+#: A threshold that differs by more than this between two halves of the data gets a warning.
+UNSTABLE = 0.10
+#: And one that clips more than this share of the values.
+CLIPPED = 0.01
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class TensorAudit(_Frozen):
+    """What was seen of one tensor and what its threshold does to it.
+
+    Attributes:
+        low, high: exact least and greatest value.
+        elements: values seen.
+        zeros: share of them that were zero.
+        clipped: share of them beyond amax, which saturate.
+        sqnr_db: estimated signal to quantization noise ratio of the tensor itself in INT8 at this amax; None for a
+            dead one.
+        stability: |amax of one half of the batches - amax of the other| / amax; None when there was only one batch.
+        state: "dead" was zero everywhere, "constant" had one value everywhere.
+    """
+
+    low: Finite
+    high: Finite
+    elements: Count
+    zeros: Share
+    clipped: Share
+    sqnr_db: Finite | None
+    stability: Finite | None
+    state: Literal["live", "constant", "dead"]
+
+
+class Audit(_Frozen):
+    """What a calibration really saw.
+
+    Attributes:
+        batches, batch_size: as run; the last batch may be smaller.
+        coverage: samples of each class, None without labels. A class of the folder that was not drawn is there with 0.
+        skipped: bad samples left out, each with its reason.
+        tensors: by table key.
+        warnings: what a user should look at, in words.
+    """
+
+    batches: Count
+    batch_size: Count
+    coverage: dict[str, Count] | None
+    skipped: tuple[str, ...]
+    tensors: dict[str, TensorAudit]
+    warnings: tuple[str, ...]
+
+
+def choose(key: str, halves: Halves, algorithm: str, percentile: float) -> tuple[float, TensorAudit, str | None]:
+    """The amax of one tensor as a float32 value, its audit, and a warning about the choice itself if there is one.
+
+    Raises:
+        CalibError: the tensor was never seen, or held NaN or infinity.
+    """
+    whole = halves[0] + halves[1]
+    if whole.non_finite:
+        total = whole.elements + whole.non_finite
+        raise CalibError(
+            f"{key}: every value must be finite (got {whole.non_finite} NaN or infinite of {total}). "
+            "Check the weights and the data; a half-precision overflow needs the model in float32."
+        )
+    if not whole.elements:
+        raise CalibError(
+            f"{key}: was never seen during calibration (got no values). The model did not run it on this data."
+        )
+    if whole.max < LEAST_AMAX:
+        return DEAD_AMAX, _audit(whole, DEAD_AMAX, None, "dead"), None
+    warning = None
+    amax = _float32(threshold(whole, algorithm, percentile))
+    if amax < LEAST_AMAX:
+        amax = _float32(whole.max)
+        warning = f"{key}: {algorithm} gives 0, since so many values are zero; the exact maximum {amax:.6g} is used."
+    stability = None
+    if all(h.elements for h in halves):
+        first, second = (threshold(h, algorithm, percentile) for h in halves)
+        stability = abs(first - second) / amax
+    return amax, _audit(whole, amax, stability, "constant" if whole.constant else "live"), warning
+
+
+def warnings_of(
+    tensors: Mapping[str, TensorAudit], coverage: Mapping[str, int] | None, skipped: tuple[str, ...]
+) -> tuple[str, ...]:
+    """What of an audit a user should look at, in words."""
+    said = [f"{len(skipped)} bad samples were skipped; first: {skipped[0]}"] if skipped else []
+    missing = sorted(name for name, count in (coverage or {}).items() if not count)
+    if missing:
+        said.append(f"no sample of {len(missing)} classes was drawn: {_some(missing)}. Ask for more samples.")
+    by_state = {s: sorted(k for k, t in tensors.items() if t.state == s) for s in ("dead", "constant")}
+    if by_state["dead"]:
+        said.append(
+            f"{len(by_state['dead'])} tensors were zero everywhere, so their range is unknown: "
+            f"{_some(by_state['dead'])}."
+        )
+    if by_state["constant"]:
+        said.append(
+            f"{len(by_state['constant'])} tensors had one value everywhere: {_some(by_state['constant'])}. Is "
+            f"the data real?"
+        )
+    unstable = sorted(
+        ((t.stability or 0.0, k) for k, t in tensors.items() if (t.stability or 0.0) > UNSTABLE), reverse=True
+    )
+    if unstable:
+        named = _some([f"{k} ({100 * s:.0f} %)" for s, k in unstable])
+        said.append(
+            f"{len(unstable)} thresholds differ by over {100 * UNSTABLE:.0f} % between two halves of the data "
+            f"and need more samples: {named}."
+        )
+    clipped = sorted(((t.clipped, k) for k, t in tensors.items() if t.clipped > CLIPPED), reverse=True)
+    if clipped:
+        said.append(
+            f"{len(clipped)} tensors have over {100 * CLIPPED:.0f} % of their values clipped: "
+            f"{_some([f'{k} ({100 * s:.1f} %)' for s, k in clipped])}."
+        )
+    return tuple(said)
+
+
+def _audit(
+    whole: Histogram, amax: float, stability: float | None, state: Literal["live", "constant", "dead"]
+) -> TensorAudit:
+    sqnr = None
+    if state != "dead":
+        values, counts = whole.points()
+        noise = float(mean_squared_errors(whole, np.array([amax]))[0])
+        signal = float((values * values) @ counts) / whole.elements
+        sqnr = 10 * float(np.log10(signal / max(noise, signal * 1e-20)))
+    beyond = whole.elements - whole.zeros - float(whole.below(amax))
+    return TensorAudit(
+        low=nine_digits(whole.low),
+        high=nine_digits(whole.high),
+        elements=whole.elements,
+        zeros=nine_digits(whole.zeros / whole.elements),
+        clipped=nine_digits(min(1.0, max(0.0, beyond / whole.elements))),
+        sqnr_db=None if sqnr is None else nine_digits(sqnr),
+        stability=None if stability is None else nine_digits(stability),
+        state=state,
+    )
+
+
+def nine_digits(x: float) -> float:
+    """`x` as it is after being written with nine significant digits, which tell every float32 from the next."""
+    return float(format(x, ".9g"))
+
+
+def _float32(x: float) -> float:
+    return float(np.float32(x))
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,0 +1,109 @@
+"""Samples from an importable callable: a sequence (a torch Dataset, a list) or an iterable that repeats itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from calib.arrays import array_digest
+from calib.data import Array, InputSpec, Sample, fit
+from calib.errors import CalibError
+from calib.images import import_callable, source_digest, to_array
+
+
+class Factory:
+    """Samples that a callable gives, by position.
+
+    A sequence is read by index. An iterable is read from its start, and again from its start when an earlier position
+    is asked for; it must give the same samples each time.
+    """
+
+    classes: tuple[str, ...] | None = None
+
+    def __init__(self, path: str, inputs: Sequence[InputSpec], limit: int | None) -> None:
+        self._path, self._inputs = path, tuple(inputs)
+        self._make = import_callable(path, "factory")
+        self.recipe = f"factory {path}{source_digest(self._make)}"
+        made = self._make()
+        self._sequence = made if hasattr(made, "__getitem__") and hasattr(made, "__len__") else None
+        if self._sequence is None and not hasattr(made, "__iter__"):
+            raise CalibError(
+                f"factory {path}: must give a sequence or an iterable of samples (got {type(made).__name__})."
+            )
+        self.sequential = self._sequence is None
+        self._stream: Iterator[Any] = iter(())
+        self._next = 0
+        labels: list[int | None] = []
+        targets = getattr(made, "targets", None)
+        if self._sequence is not None and targets is not None and len(targets) == len(self._sequence):
+            labels = [int(t) for t in targets]
+        elif self._sequence is not None:
+            labels = [self._split(i, self._sequence[i])[1] for i in range(len(self._sequence))]
+        else:
+            labels = [self._split(i, item)[1] for i, item in enumerate(islice(made, limit))]
+        if len({label is None for label in labels}) > 1:
+            raise CalibError(f"factory {path}: either all samples have a label or none has (got both kinds).")
+        self.ids = tuple(f"{path}[{i}]" for i in range(len(labels)))
+        self.labels: tuple[int, ...] | None = (
+            tuple(v for v in labels if v is not None) if labels and labels[0] is not None else None
+        )
+
+    def load(self, at: int) -> Sample:
+        """The arrays of one sample."""
+        arrays = self._arrays(at)
+        return {i.name: fit(f"{self._path}[{at}]", arrays[i.name], i) for i in self._inputs}
+
+    def content(self, at: int) -> str:
+        """sha256 hex of the arrays as the callable gave them."""
+        return array_digest(self._arrays(at))
+
+    def _arrays(self, at: int) -> dict[str, Array]:
+        if self._sequence is not None:
+            return self._split(at, self._sequence[at])[0]
+        if at < self._next:
+            self._next = 0
+        if self._next == 0:
+            self._stream = iter(self._make())
+        for item in self._stream:
+            self._next += 1
+            if self._next == at + 1:
+                return self._split(at, item)[0]
+        raise CalibError(f"factory {self._path}: must give the same samples each time (got fewer than before).")
+
+    def _split(self, at: int, item: Any) -> tuple[dict[str, Array], int | None]:
+        where, label = f"{self._path}[{at}]", None
+        if isinstance(item, tuple):
+            scalar = len(item) == 2 and (isinstance(item[1], int) or getattr(item[1], "ndim", None) == 0)
+            if not scalar:
+                raise CalibError(
+                    f"{where}: a sample must be an array, {{input: array}}, or a pair of that and an int label "
+                    f"(got a tuple of {len(item)})."
+                )
+            item, label = item[0], int(item[1])
+        if not isinstance(item, Mapping):
+            if len(self._inputs) != 1:
+                raise CalibError(
+                    f"{where}: must be {{input: array}} for {len(self._inputs)} inputs (got {type(item).__name__})."
+                )
+            item = {self._inputs[0].name: item}
+        names = [i.name for i in self._inputs]
+        if set(item) != set(names):
+            raise CalibError(f"{where}: must hold the inputs {sorted(names)} (got {sorted(map(str, item))}).")
+        return {name: to_array(where, item[name]) for name in names}, label
+
+
+def open_factory(path: str, inputs: Sequence[InputSpec], limit: int | None, workers: int) -> Factory:
+    """The samples of the callable at `path`; of an iterable the first `limit` ones (all when None).
+
+    Raises:
+        CalibError: it cannot be imported, gives something else, or is an iterable and `workers` are asked for.
+    """
+    found = Factory(path, inputs, limit)
+    if workers and found.sequential:
+        raise CalibError(
+            f"factory {path}: must give a sequence for worker processes to read by index (got an iterable, "
+            f"workers {workers}). "
+            "Set workers to 0."
+        )
+    return found

@@ -1,0 +1,188 @@
+"""Samples from a folder of images, one folder a class, by torchvision's ImageFolder and transforms."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from calib.data import Array, InputSpec, Sample, TransformSpec, fit
+from calib.errors import CalibError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+class Images:
+    """The images under `folder`; each becomes one sample of the model's only input."""
+
+    sequential = False
+
+    def __init__(self, folder: str, transform: TransformSpec, inputs: Sequence[InputSpec]) -> None:
+        if len(inputs) != 1:
+            names = ", ".join(i.name for i in inputs)
+            raise CalibError(
+                f"{folder}: images feed exactly one input (got {names}). Use arrays or a factory for several inputs."
+            )
+        self._input = inputs[0]
+        self._transform = ImageTransform(transform, self._input)
+        self._folder = Path(folder)
+        self._paths, labels, self.classes = _listing(self._folder)
+        self.ids = tuple(p.relative_to(self._folder).as_posix() for p in self._paths)
+        self.labels: tuple[int, ...] | None = labels
+        self.recipe = self._transform.recipe
+
+    def load(self, at: int) -> Sample:
+        """The decoded, transformed image, [C, H, W]."""
+        from PIL import Image
+
+        path = self._paths[at]
+        try:
+            with path.open("rb") as stream, Image.open(stream) as image:
+                pixels = image.convert("RGB")
+        except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+            raise CalibError(
+                f"{path}: must be a readable image (got {type(error).__name__}: {error}). "
+                "Repair or remove the file, or set on_bad_sample: skip."
+            ) from error
+        return {self._input.name: self._transform(str(path), pixels)}
+
+    def content(self, at: int) -> str:
+        """sha256 hex of the file."""
+        try:
+            return hashlib.sha256(self._paths[at].read_bytes()).hexdigest()
+        except OSError as error:
+            raise CalibError(f"{self._paths[at]}: must be readable (got {error.strerror}).") from error
+
+
+class ImageTransform:
+    """A TransformSpec made ready for one input: PIL image in, array [C, H, W] in the binding dtype out.
+
+    The geometry is torchvision's on the PIL image. uint8 and other integer bindings get raw pixels; float ones get
+    pixels / 255 in float32, then (x - mean) / std in float32, then the cast to the binding dtype.
+    """
+
+    def __init__(self, spec: TransformSpec, binding: InputSpec) -> None:
+        self._binding = binding
+        self._callable: Callable[[Image.Image], Any] | None = None
+        mean, std = spec.normalize_mean, spec.normalize_std
+        if spec.callable is not None:
+            if asdict(spec) != asdict(TransformSpec(callable=spec.callable)):
+                raise CalibError(
+                    f"transform: callable stands in place of all others (got {spec.callable} and others). Drop either."
+                )
+            self._callable = import_callable(spec.callable, "transform.callable")
+        if (mean is None) != (std is None):
+            raise CalibError("transform.normalize: mean and std must both be given (got one). Add the other.")
+        self._float = np.dtype(binding.dtype).kind == "f"
+        if mean is not None and not self._float:
+            raise CalibError(
+                f"transform.normalize: needs a float input (got {binding.dtype} for {binding.name!r}). An "
+                f"integer input takes "
+                "raw pixels; let the engine normalise, with inputs.<name>.normalize."
+            )
+        channels = 1 if spec.grayscale else 3
+        for name, values in (("mean", mean), ("std", std)):
+            if values is not None and len(values) != channels:
+                raise CalibError(
+                    f"transform.normalize.{name}: must have {channels} values, one a channel (got {len(values)})."
+                )
+        if std is not None and not all(s > 0 for s in std):
+            raise CalibError(f"transform.normalize.std: must be over 0 (got {list(std)}).")
+        self._mean = None if mean is None else np.array(mean, np.float32)[:, None, None]
+        self._std = None if std is None else np.array(std, np.float32)[:, None, None]
+        self._steps = _geometry(spec)
+        self.recipe = "images " + json.dumps(asdict(spec), sort_keys=True) + source_digest(self._callable)
+
+    def __call__(self, where: str, image: Image.Image) -> Array:
+        """The array of one RGB image; `where` names it in errors."""
+        if self._callable is not None:
+            return fit(where, to_array(where, self._callable(image)), self._binding)
+        for step in self._steps:
+            image = step(image)
+        pixels = np.asarray(image, np.uint8)
+        pixels = np.ascontiguousarray(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1))
+        if not self._float:
+            return fit(where, pixels, self._binding)
+        values = pixels.astype(np.float32) / np.float32(255)
+        if self._mean is not None and self._std is not None:
+            values = (values - self._mean) / self._std
+        return fit(where, values, self._binding)
+
+
+def import_callable(path: str, where: str) -> Callable[..., Any]:
+    """The object that "package.module:callable" names.
+
+    Raises:
+        CalibError: another form, a module that cannot be imported, a name that is not in it or cannot be called.
+    """
+    module, _, name = path.partition(":")
+    if not module or not name:
+        raise CalibError(f"{where}: must read package.module:callable (got {path!r}).")
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError as error:
+        raise CalibError(
+            f"{where}: module {module!r} must be importable (got {error}). Install it, or add it to PYTHONPATH."
+        ) from error
+    if not callable(found):
+        raise CalibError(f"{where}: {name!r} must be a callable of {module} (got {type(found).__name__}).")
+    result: Callable[..., Any] = found
+    return result
+
+
+def source_digest(found: Callable[..., Any] | None) -> str:
+    """Text that changes when the callable's source does; empty where it has none to read."""
+    try:
+        return "" if found is None else " sha256:" + hashlib.sha256(inspect.getsource(found).encode()).hexdigest()
+    except (OSError, TypeError):
+        return ""
+
+
+def to_array(where: str, value: Any) -> Array:
+    """A NumPy array of what a user's callable gave: an array, a torch tensor or nested numbers."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    array: Array = np.asarray(value)
+    if array.dtype.kind not in "fiub":
+        raise CalibError(
+            f"{where}: a sample must be an array of numbers (got {type(value).__name__} of {array.dtype})."
+        )
+    return array
+
+
+def _geometry(spec: TransformSpec) -> list[Callable[[Any], Any]]:
+    from torchvision import transforms
+
+    steps: list[Callable[[Any], Any]] = []
+    if spec.resize is not None:
+        steps.append(transforms.Resize(spec.resize, transforms.InterpolationMode(spec.interpolation)))
+    if spec.center_crop is not None:
+        steps.append(transforms.CenterCrop(spec.center_crop))
+    if spec.grayscale:
+        steps.append(transforms.Grayscale(1))
+    return steps
+
+
+def _listing(folder: Path) -> tuple[list[Path], tuple[int, ...], tuple[str, ...] | None]:
+    from torchvision.datasets import ImageFolder
+
+    if not folder.is_dir():
+        raise CalibError(
+            f"{folder}: must be a folder of images (got {'a file' if folder.exists() else 'nothing'}). Check the path."
+        )
+    try:
+        found = ImageFolder(str(folder), allow_empty=True)
+    except FileNotFoundError as error:
+        raise CalibError(
+            f"{folder}: must hold one folder of images for each class (got no folders). Put the images into a "
+            f"folder inside it."
+        ) from error
+    return [Path(p) for p, _ in found.samples], tuple(int(t) for t in found.targets), tuple(found.classes)

@@ -1,0 +1,244 @@
+"""Observers: what a tensor's values were, in one pass and constant memory, on the CPU and on CUDA.
+
+The shape contract, for every observer: `observe(x)` takes one tensor of any shape, any memory layout and any floating
+dtype (taken as float32), on any device, any number of times; it keeps no reference to it and returns nothing. On CUDA
+it never waits for the device. What was seen is read from a property, which changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from calib.errors import CalibError
+from calib.histogram import ALL_BINS, BINS, SHIFT, Histogram
+
+if TYPE_CHECKING:
+    import torch
+
+_INFINITY = 0x7F800000
+_FLIP = 0x7FFFFFFF
+#: Sortable patterns that no value has reached yet: the neutral (least, greatest).
+_UNSEEN = (2**31 - 1, -(2**31))
+
+
+class HistogramObserver:
+    """Counts every value of a tensor into the buckets of `Histogram`, in two halves that the caller alternates.
+
+    `half` (0 or 1) says which half the next values belong to; `histogram` is their sum and does not depend on it.
+    """
+
+    def __init__(self) -> None:
+        self.half = 0
+        self._counters: dict[tuple[str, int], _Counter] = {}
+
+    def observe(self, x: torch.Tensor) -> None:
+        """Count the values of `x`: any shape, floating dtype, read once, not kept.
+
+        Raises:
+            CalibError: `x` is not a floating tensor.
+        """
+        if not x.dtype.is_floating_point:
+            raise CalibError(
+                f"observer: a calibrated tensor must be floating (got {x.dtype}). Leave it out of quantization."
+            )
+        where = (str(x.device), self.half)
+        if where not in self._counters:
+            self._counters[where] = _CpuCounter() if x.device.type == "cpu" else _DeviceCounter(x.device)
+        self._counters[where].add(x.detach())
+
+    @property
+    def histogram(self) -> Histogram:
+        """Everything seen so far. On CUDA this waits for the device."""
+        return Histogram.total(self.halves)
+
+    @property
+    def halves(self) -> tuple[Histogram, Histogram]:
+        """What was seen while `half` was 0, and while it was 1."""
+        first, second = (
+            Histogram.total(c.read() for (_, half), c in self._counters.items() if half == h) for h in (0, 1)
+        )
+        return first, second
+
+
+class ExactMaxObserver:
+    """Keeps the maximum of |x| alone, as float32."""
+
+    def __init__(self) -> None:
+        self._max: torch.Tensor | None = None
+
+    def observe(self, x: torch.Tensor) -> None:
+        """Take `x` (any shape, floating) into account; NaN and infinity stay, and show in `max`."""
+        import torch
+
+        if not x.numel():
+            return
+        low, high = torch.aminmax(x.detach())
+        top = torch.maximum(low.abs(), high.abs()).float()
+        self._max = top if self._max is None else torch.maximum(self._max, top.to(self._max.device))
+
+    @property
+    def max(self) -> float:
+        """The maximum of |x| so far; 0.0 before any value. NaN or inf if one was seen."""
+        return 0.0 if self._max is None else float(self._max)
+
+
+class ChannelMaxObserver:
+    """Keeps the maximum of |x| of every channel: for weights."""
+
+    def __init__(self, axis: int = 0) -> None:
+        self.axis = axis
+        self._max: torch.Tensor | None = None
+
+    def observe(self, x: torch.Tensor) -> None:
+        """Take `x` (floating, with dimension `axis`, the one kept) into account."""
+        import torch
+
+        if not -x.dim() <= self.axis < x.dim():
+            raise CalibError(
+                f"observer: axis {self.axis} must be a dimension of the tensor (got shape {list(x.shape)})."
+            )
+        others = [d for d in range(x.dim()) if d != self.axis % x.dim()]
+        top = (x.detach().abs().amax(others) if others else x.detach().abs()).float()
+        if self._max is not None and self._max.shape != top.shape:
+            raise CalibError(
+                f"observer: every tensor must have {self._max.numel()} channels at axis {self.axis} (got "
+                f"{top.numel()})."
+            )
+        self._max = top if self._max is None else torch.maximum(self._max, top)
+
+    @property
+    def max(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """float32 [C]: the maximum of |x| by channel; [0] before any tensor."""
+        return np.zeros(0, np.float32) if self._max is None else self._max.cpu().numpy()
+
+
+def dense(x: torch.Tensor) -> torch.Tensor:
+    """`x`'s values as one contiguous dimension, in memory order: a view where `x` is dense, else a copy."""
+    expected = 1
+    for size, stride in sorted(zip(x.shape, x.stride(), strict=True), key=lambda d: d[1]):
+        if size != 1:
+            if stride != expected:
+                return x.reshape(-1).contiguous()
+            expected *= size
+    return x.as_strided((x.numel(),), (1,))
+
+
+class _Counter:
+    """Counts on one device."""
+
+    def add(self, x: torch.Tensor) -> None:
+        raise NotImplementedError
+
+    def read(self) -> Histogram:
+        raise NotImplementedError
+
+
+class _CpuCounter(_Counter):
+    """The compiled loop: one pair of tables for each thread, whose pages exist only where something was counted."""
+
+    def __init__(self) -> None:
+        import numba
+
+        self._count: Callable[..., None] = _kernel()
+        threads = numba.get_num_threads()
+        self._tables = np.zeros((threads, 2, ALL_BINS), np.int64)
+        self._bounds = np.tile(np.array(_UNSEEN, np.int32), (threads, 1))
+
+    def add(self, x: torch.Tensor) -> None:
+        import torch
+
+        flat = dense(x.to(torch.float32)).numpy()
+        if not flat.size:
+            return
+        start = (flat.ctypes.data // 4) % 2
+        stop = start + (flat.size - start) // 2 * 2
+        for loose in (flat[:start], flat[stop:]):
+            self._add_loose(loose)
+        before = self._bounds.copy()
+        pairs = flat[start:stop].view(np.uint64)
+        if pairs.size:
+            self._count(pairs, self._tables, self._bounds)
+        if self._bounds[:, 1].max() >= _INFINITY or self._bounds[:, 0].min() < -_INFINITY:
+            self._bounds = before
+            self._note_finite_bounds(flat)
+
+    def read(self) -> Histogram:
+        counts = self._tables.sum(axis=(0, 1))
+        return _histogram(counts, int(self._bounds[:, 0].min()), int(self._bounds[:, 1].max()))
+
+    def _add_loose(self, values: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+        """Count the at most one value before and after the pairs."""
+        for bits in values.view(np.int32).tolist():
+            self._tables[0, 0, (bits & _FLIP) >> SHIFT] += 1
+            self._stretch(bits, bits)
+
+    def _note_finite_bounds(self, flat: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+        """The rare case: NaN or infinity among the values, so the bounds are taken from the finite ones alone."""
+        finite = flat[np.isfinite(flat)]
+        if finite.size:
+            low, high = np.array([finite.min(), finite.max()], np.float32).view(np.int32).tolist()
+            self._stretch(low, high)
+
+    def _stretch(self, low_bits: int, high_bits: int) -> None:
+        low, high = _sortable(low_bits), _sortable(high_bits)
+        if low >= -_INFINITY and high < _INFINITY:
+            self._bounds[0, 0] = min(self._bounds[0, 0], low)
+            self._bounds[0, 1] = max(self._bounds[0, 1], high)
+
+
+class _DeviceCounter(_Counter):
+    """The same counts by torch's own kernels, left on the device until they are read."""
+
+    def __init__(self, device: torch.device) -> None:
+        import torch
+
+        self._counts = torch.zeros(ALL_BINS, dtype=torch.int64, device=device)
+        self._low = torch.full((), math.inf, device=device)
+        self._high = torch.full((), -math.inf, device=device)
+
+    def add(self, x: torch.Tensor) -> None:
+        import torch
+
+        flat = dense(x.to(torch.float32))
+        if not flat.numel():
+            return
+        index = (flat.view(torch.int32) & _FLIP) >> SHIFT
+        one = torch.ones((), dtype=torch.int64, device=flat.device).expand(flat.numel())
+        self._counts.scatter_add_(0, index.to(torch.int64), one)
+        finite = index < BINS
+        self._low = torch.minimum(self._low, torch.where(finite, flat, math.inf).amin())
+        self._high = torch.maximum(self._high, torch.where(finite, flat, -math.inf).amax())
+
+    def read(self) -> Histogram:
+        counts = self._counts.cpu().numpy()
+        return Histogram(counts[:BINS].copy(), float(self._low), float(self._high), int(counts[BINS:].sum()))
+
+
+def _kernel() -> Callable[..., None]:
+    try:
+        from calib.kernel import count
+    except ImportError as error:
+        raise CalibError(
+            "observer: counting on the CPU needs numba (got an ImportError). Install trtpipe[build], or numba."
+        ) from error
+    found: Callable[..., None] = count
+    return found
+
+
+def _sortable(bits: int) -> int:
+    """An int32 float pattern as an integer that sorts as the float does."""
+    return bits if bits >= 0 else bits ^ _FLIP
+
+
+def _histogram(counts: np.ndarray[Any, np.dtype[np.int64]], low: int, high: int) -> Histogram:
+    finite = counts[:BINS].copy()
+    non_finite = int(counts[BINS:].sum())
+    if not finite.any():
+        return Histogram(finite, non_finite=non_finite)
+    bits = np.array([_sortable(low), _sortable(high)], np.int32)
+    floor, ceiling = bits.view(np.float32).tolist()
+    return Histogram(finite, floor + 0.0, ceiling + 0.0, non_finite)

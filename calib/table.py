@@ -1,0 +1,398 @@
+"""The calibration table: one amax for each quantized tensor, how it came to be, and what it may be used for.
+
+On disk it is `calibration.json` (canonical JSON, one text for one table) and, beside it,
+`calibration.histograms.safetensors` with what merging tables and other algorithms need. The JSON alone is enough to
+build an engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from calib.algorithms import Algorithm
+from calib.audit import DEAD_AMAX, LEAST_AMAX, Audit, Halves, choose, nine_digits, warnings_of
+from calib.data import combine_digests
+from calib.errors import CalibError
+from calib.histogram import BINS, Histogram
+
+FORMAT = "calib-table"
+VERSION = 1
+#: Far beyond any real table; a longer file is refused unread.
+MOST_BYTES = 256 << 20
+
+Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Key = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*:[A-Za-z0-9_.\[\]-]+$", max_length=1024)]
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
+Amax = Annotated[float, Field(ge=LEAST_AMAX, le=float(np.finfo(np.float32).max), allow_inf_nan=False)]
+
+
+class _File(BaseModel):
+    """The JSON file, field by field."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    format: Literal["calib-table"]
+    version: Literal[1]
+    algorithm: Algorithm
+    percentile: Annotated[float, Field(gt=0, le=100)]
+    digests: dict[Name, Annotated[str, Field(min_length=1, max_length=256)]]
+    recipe: Annotated[str, Field(max_length=65536)]
+    samples: Annotated[dict[str, Hex], Field(min_length=1)]
+    amax: Annotated[dict[Key, Amax], Field(min_length=1)]
+    audit: Audit
+    histograms_sha256: Hex | None
+    digest: Hex
+
+
+@dataclass(frozen=True)
+class CalibrationTable:
+    """One amax (a float32 value, > 0) for each quantized tensor, keyed "<module path>:<role>".
+
+    Attributes:
+        algorithm, percentile: what chose the thresholds; percentile counts for its own algorithm alone.
+        amax: the scale of a tensor is amax / 127.
+        digests: what the table belongs to: "data" and whatever the caller gave ("weights", "graph", ...).
+        samples: sha256 of the content of each sample, by id.
+        recipe: how stored samples became arrays.
+        audit: what was seen, and warnings.
+        histograms: what was counted of each tensor, in two halves; None when the table was read without them.
+        histograms_sha256: digest of the file that holds them; None when there is none.
+    """
+
+    algorithm: Algorithm
+    percentile: float
+    amax: Mapping[str, float]
+    digests: Mapping[str, str]
+    samples: Mapping[str, str]
+    recipe: str
+    audit: Audit
+    histograms: Mapping[str, Halves] | None = field(default=None, repr=False, compare=False)
+    histograms_sha256: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """sha256 hex of the whole table; it changes with anything in it."""
+        return hashlib.sha256(_canonical(self._content()).encode()).hexdigest()
+
+    def scale(self, key: str) -> float:
+        """float32 amax / 127 of one tensor.
+
+        Raises:
+            CalibError: the table has no such tensor.
+        """
+        if key not in self.amax:
+            raise CalibError(
+                f"table: must hold {key!r} (got {len(self.amax)} other tensors). Calibrate this model again."
+            )
+        return float(np.float32(self.amax[key]) / np.float32(127))
+
+    def changed(self, digests: Mapping[str, str], algorithm: str, percentile: float = 99.99) -> tuple[str, ...]:
+        """What differs between this table and a job: names of digests, "algorithm", "percentile". Empty when it
+        fits."""
+        names = [n for n in sorted({*self.digests, *digests}) if self.digests.get(n) != digests.get(n)]
+        if algorithm != self.algorithm:
+            names.append("algorithm")
+        elif algorithm == "percentile" and percentile != self.percentile:
+            names.append("percentile")
+        return tuple(names)
+
+    def require(self, where: str, digests: Mapping[str, str], algorithm: str, percentile: float = 99.99) -> None:
+        """Refuse a table that belongs to something else.
+
+        Raises:
+            CalibError: naming everything that changed since it was made.
+        """
+        names = self.changed(digests, algorithm, percentile)
+        if names:
+            raise CalibError(f"{where}: must belong to this job (got another {', '.join(names)}). Calibrate again.")
+
+    def recomputed(self, algorithm: Algorithm, percentile: float = 99.99) -> CalibrationTable:
+        """The table that `algorithm` would have given on the same data.
+
+        Raises:
+            CalibError: the table was read without its histograms.
+        """
+        return make_table(
+            self._counted(), algorithm, percentile, self.digests, self.samples, self.recipe,
+            self.audit.batches, self.audit.batch_size, self.audit.coverage, self.audit.skipped,
+        )  # fmt: skip
+
+    def save(self, path: str | Path) -> None:
+        """Write the table, and its histograms beside it when they are here; each whole or not at all."""
+        target = Path(path)
+        if self.histograms is not None:
+            _write(histograms_path(target), _pack(self.histograms))
+        content = self._content()
+        _write(target, (_canonical(content | {"digest": self.digest}) + "\n").encode())
+
+    @classmethod
+    def load(cls, path: str | Path, histograms: bool = False) -> CalibrationTable:
+        """A table read and fully validated; with `histograms`, those too, from the file beside it.
+
+        Raises:
+            CalibError: anything but a whole, unchanged table of this version.
+        """
+        where = Path(path)
+        raw = _parse(where)
+        if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+            raise CalibError(
+                f"{where}: must be a calibration table (got other JSON). Write one with `trtpipe calibrate`."
+            )
+        if raw.get("version") != VERSION:
+            raise CalibError(
+                f"{where}: must be of version {VERSION} (got {str(raw.get('version'))[:40]}). Calibrate again."
+            )
+        try:
+            file = _File.model_validate_json(json.dumps(raw))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            at = ".".join(str(p) for p in first["loc"])
+            raise CalibError(
+                f"{where}: {at}: {first['msg']} ({error.error_count()} problems). Calibrate again."
+            ) from error
+        amax = {k: float(np.float32(v)) for k, v in sorted(file.amax.items())}
+        table = cls(
+            file.algorithm, file.percentile, amax, file.digests, file.samples, file.recipe, file.audit,
+            histograms_sha256=file.histograms_sha256,
+        )  # fmt: skip
+        _check(where, table)
+        if table.digest != file.digest:
+            raise CalibError(
+                f"{where}: must be as it was written (got digest {table.digest[:12]}, not {file.digest[:12]}). "
+                f"Calibrate again."
+            )
+        return replace(table, histograms=_load_histograms(where, table)) if histograms else table
+
+    @classmethod
+    def merge(cls, tables: Sequence[CalibrationTable]) -> CalibrationTable:
+        """The table of all shards' data together: the same as one run over all of it.
+
+        Raises:
+            CalibError: no tables, tables without histograms or of different models, and samples in more than one.
+        """
+        if not tables:
+            raise CalibError("merge: at least one table is needed (got none).")
+        first = tables[0]
+        samples: dict[str, str] = {}
+        for table in tables:
+            names = [n for n in table.changed(first.digests, first.algorithm, first.percentile) if n != "data"]
+            names += ["recipe"] if table.recipe != first.recipe else []
+            names += ["tensors"] if table.amax.keys() != first.amax.keys() else []
+            if names:
+                raise CalibError(f"merge: shards must be of one job (got different {', '.join(names)}).")
+            twice = sorted(samples.keys() & table.samples.keys())
+            if twice:
+                raise CalibError(
+                    f"merge: each sample must be in one shard (got {twice[0]!r} in two). Shard the data without "
+                    f"overlap."
+                )
+            samples |= table.samples
+        parts = [t._counted() for t in tables]
+        counted = {
+            k: (Histogram.total(p[k][0] for p in parts), Histogram.total(p[k][1] for p in parts)) for k in parts[0]
+        }
+        coverage: dict[str, int] | None = {}
+        for table in tables:
+            if coverage is None or table.audit.coverage is None:
+                coverage = None
+                break
+            coverage = {
+                k: coverage.get(k, 0) + table.audit.coverage.get(k, 0) for k in {**coverage, **table.audit.coverage}
+            }
+        return make_table(
+            counted, first.algorithm, first.percentile, first.digests, samples, first.recipe,
+            sum(t.audit.batches for t in tables), max(t.audit.batch_size for t in tables), coverage,
+            tuple(s for t in tables for s in t.audit.skipped),
+        )  # fmt: skip
+
+    def _counted(self) -> Mapping[str, Halves]:
+        if self.histograms is None:
+            raise CalibError(
+                "table: its histograms are needed (got a table without them). Load it with histograms=True."
+            )
+        return self.histograms
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "algorithm": self.algorithm,
+            "percentile": self.percentile,
+            "digests": dict(self.digests),
+            "recipe": self.recipe,
+            "samples": dict(self.samples),
+            "amax": dict(self.amax),
+            "audit": self.audit.model_dump(mode="json"),
+            "histograms_sha256": self.histograms_sha256,
+        }
+
+
+def make_table(
+    counted: Mapping[str, Halves],
+    algorithm: Algorithm,
+    percentile: float,
+    digests: Mapping[str, str],
+    samples: Mapping[str, str],
+    recipe: str,
+    batches: int,
+    batch_size: int,
+    coverage: Mapping[str, int] | None,
+    skipped: tuple[str, ...],
+) -> CalibrationTable:
+    """The table of what was counted: thresholds, audit, and the digest of the data added to `digests`.
+
+    Raises:
+        CalibError: a tensor that was never seen or held NaN or infinity, naming it.
+    """
+    if not counted:
+        raise CalibError("calibration: at least one tensor must be observed (got none). Is any layer left to quantize?")
+    found = {key: choose(key, halves, algorithm, percentile) for key, halves in sorted(counted.items())}
+    tensors = {key: audit for key, (_, audit, _) in found.items()}
+    said = [warning for _, _, warning in found.values() if warning] + list(warnings_of(tensors, coverage, skipped))
+    audit = Audit(
+        batches=batches,
+        batch_size=batch_size,
+        coverage=None if coverage is None else dict(coverage),
+        skipped=skipped,
+        tensors=tensors,
+        warnings=tuple(said),
+    )
+    return CalibrationTable(
+        algorithm,
+        nine_digits(percentile),
+        {key: amax for key, (amax, _, _) in found.items()},
+        {**digests, "data": combine_digests(dict(samples), recipe)},
+        dict(samples),
+        recipe,
+        audit,
+        dict(counted),
+        hashlib.sha256(_pack(counted)).hexdigest(),
+    )
+
+
+def histograms_path(path: Path) -> Path:
+    """Where the histograms of the table at `path` are: calibration.json -> calibration.histograms.safetensors."""
+    return path.with_suffix(".histograms.safetensors")
+
+
+def _check(where: Path, table: CalibrationTable) -> None:
+    """What a model of single fields cannot see: the tensors' audits belong to the amax, the data's digest to the
+
+    samples.
+    """
+    if table.audit.tensors.keys() != table.amax.keys():
+        odd = sorted(table.audit.tensors.keys() ^ table.amax.keys())[0]
+        raise CalibError(
+            f"{where}: amax and audit must name the same tensors (got {odd!r} in one of them). Calibrate again."
+        )
+    for key, seen in table.audit.tensors.items():
+        most = DEAD_AMAX if seen.state == "dead" else max(abs(seen.low), abs(seen.high))
+        if table.amax[key] > float(np.float32(most)):
+            raise CalibError(
+                f"{where}: amax of {key!r} must be at most {most:.6g}, what was seen (got {table.amax[key]:.6g})."
+            )
+    if table.digests.get("data") != combine_digests(dict(table.samples), table.recipe):
+        raise CalibError(f"{where}: digests.data must be that of the samples listed (got another). Calibrate again.")
+
+
+def _canonical(value: Any) -> str:
+    """JSON with sorted keys and floats of nine significant digits, which a float32 survives."""
+    return json.dumps(_rounded(value), sort_keys=True, indent=1, allow_nan=False)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return nine_digits(value)
+    if isinstance(value, dict):
+        return {k: _rounded(v) for k, v in value.items()}
+    return [_rounded(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _parse(where: Path) -> Any:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise ValueError("a key stands twice")
+        return found
+
+    def refuse(word: str) -> Any:
+        raise ValueError(f"{word} is not JSON")
+
+    try:
+        if where.stat().st_size > MOST_BYTES:
+            raise ValueError("it is too long")
+        return json.loads(where.read_bytes().decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse)
+    except OSError as error:
+        raise CalibError(f"{where}: must be a calibration table (got {error.strerror}).") from error
+    except (ValueError, RecursionError) as error:
+        raise CalibError(f"{where}: must be a whole JSON file (got {str(error)[:120]}). Calibrate again.") from error
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write to a temporary sibling and rename it."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _pack(counted: Mapping[str, Halves]) -> bytes:
+    """safetensors: for tensor k and half h, "k#h" is int64 [2, K]: buckets in use and their counts; "k#h.range"
+
+    float32 [2].
+    """
+    from safetensors.numpy import save
+
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    for key, halves in counted.items():
+        for half, histogram in enumerate(halves):
+            used = np.flatnonzero(histogram.counts).astype(np.int64)
+            arrays[f"{key}#{half}"] = np.stack([used, histogram.counts[used]])
+            arrays[f"{key}#{half}.range"] = np.array([histogram.low, histogram.high], np.float32)
+    return bytes(save(arrays))
+
+
+def _load_histograms(where: Path, table: CalibrationTable) -> Mapping[str, Halves]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    path = histograms_path(where)
+    if table.histograms_sha256 is None:
+        raise CalibError(f"{where}: has no histograms (got a table written without them). Calibrate again.")
+    try:
+        data = path.read_bytes()
+        if hashlib.sha256(data).hexdigest() != table.histograms_sha256:
+            raise CalibError(f"{path}: must be the histograms of {where.name} (got another digest). Calibrate again.")
+        arrays = load(data)
+        return {key: (_unpack(arrays, key, 0), _unpack(arrays, key, 1)) for key in table.amax}
+    except OSError as error:
+        raise CalibError(f"{path}: must be readable (got {error.strerror}). Calibrate again.") from error
+    except (SafetensorError, KeyError, IndexError, ValueError) as error:
+        if isinstance(error, CalibError):
+            raise
+        raise CalibError(f"{path}: must hold the histograms of {where.name} (got {error}). Calibrate again.") from error
+
+
+def _unpack(arrays: Mapping[str, np.ndarray[Any, Any]], key: str, half: int) -> Histogram:
+    used, found = arrays[f"{key}#{half}"]
+    low, high = arrays[f"{key}#{half}.range"].tolist()
+    if found.size and (used.min() < 0 or used.max() >= BINS or found.min() < 1 or np.unique(used).size != used.size):
+        raise ValueError(f"{key!r} has counts that no observer makes")
+    counts = np.zeros(BINS, np.int64)
+    counts[used] = found
+    return Histogram(counts, low, high)

@@ -1,0 +1,167 @@
+"""Thresholds: hand-worked, against a float64 implementation of the slides, and their bounds."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calib.algorithms import ALGORITHMS, divergences, mean_squared_errors, threshold
+from calib.errors import CalibError
+from calib.histogram import Histogram
+
+
+def slides_divergence(counts, kept, levels=128):
+    """KL(P || Q) for the first `kept` bins, bin by bin as the 2017 GTC slides have it. Float64, no shortcuts."""
+    p = np.array(counts[:kept], np.float64)
+    p[-1] += sum(counts[kept:])
+    q = np.zeros(kept)
+    runs = [[b for b in range(kept) if b * levels // kept == level] for level in range(levels)]
+    for run in runs:
+        filled = [b for b in run if counts[b] > 0]
+        for b in filled:
+            q[b] = sum(counts[c] for c in run) / len(filled)
+    p, q = p / p.sum(), q / max(q.sum(), 1e-300)
+    if any(q[p > 0] == 0):
+        return math.inf
+    return float(sum(a * math.log(a / b) for a, b in zip(p, q, strict=True) if a > 0))
+
+
+def reference_amax(values, ignore_zeros, bins=2048):
+    counts, _ = np.histogram(np.abs(values).astype(np.float64), bins, (0, float(np.abs(values).max())))
+    counts = counts.astype(np.float64)
+    if ignore_zeros:
+        counts[0] = counts[1]
+    found = [slides_fast(counts, kept) for kept in range(128, bins + 1)]
+    best = max(i for i, d in enumerate(found) if d == min(found)) + 128
+    return (best + 0.5) * float(np.abs(values).max()) / bins
+
+
+def slides_fast(counts, kept, levels=128):
+    """The same as slides_divergence with NumPy, still from P and Q written out."""
+    p = counts[:kept].copy()
+    p[-1] += counts[kept:].sum()
+    level = np.arange(kept) * levels // kept
+    filled = counts[:kept] > 0
+    sums = np.bincount(level, counts[:kept], levels)
+    spread = np.bincount(level, filled, levels)
+    q = np.where(filled, (sums / np.maximum(spread, 1))[level], 0.0)
+    if (q[p > 0] == 0).any():
+        return math.inf
+    p, q = p / p.sum(), q / q.sum()
+    return float((p[p > 0] * np.log(p[p > 0] / q[p > 0])).sum())
+
+
+def test_divergences_are_the_slides():
+    rng = np.random.default_rng(0)
+    counts = rng.poisson(20 * np.exp(-np.arange(40) / 8)).astype(np.float64)
+    counts[[5, 17, 38]] = 0
+    ours = divergences(counts, levels=8)
+    theirs = [slides_divergence(counts, kept, 8) for kept in range(8, 41)]
+    np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
+    assert np.isinf(ours).any()
+
+
+def test_the_quick_reference_is_the_slow_one():
+    counts = np.random.default_rng(1).poisson(3, 300).astype(np.float64)
+    for kept in (128, 200, 299, 300):
+        assert slides_fast(counts, kept) == pytest.approx(slides_divergence(counts, kept))
+
+
+def test_a_hand_worked_divergence():
+    # Four bins in two levels. All four kept: P = (4, 2, 1, 1) / 8, Q = (3, 3, 1, 1) / 8; KL = (4 ln 4/3 + 2 ln 2/3) /
+    8.0  # Two kept: P = (4, 4) / 8, Q = (4, 2) / 6. Three kept: levels {0, 1} and {2}: P = (4, 2, 2) / 8,
+    # Q = (3, 3, 1) / 7.
+    found = divergences(np.array([4.0, 2.0, 1.0, 1.0]), levels=2)
+    two = 0.5 * math.log(0.5 / (4 / 6)) + 0.5 * math.log(0.5 / (2 / 6))
+    three = 0.5 * math.log(0.5 / (3 / 7)) + 0.25 * math.log(0.25 / (3 / 7)) + 0.25 * math.log(0.25 / (1 / 7))
+    four = (4 * math.log(4 / 3) + 2 * math.log(2 / 3)) / 8
+    np.testing.assert_allclose(found, [two, three, four], rtol=1e-12)
+
+
+@pytest.mark.parametrize("algorithm", ["entropy", "entropy_2"])
+@pytest.mark.parametrize("shape", ["half-normal", "Laplace", "ReLU"])
+def test_entropy_is_within_two_percent_of_the_reference(algorithm, shape):
+    rng = np.random.default_rng(3)
+    values = {
+        "half-normal": lambda: np.abs(rng.normal(size=1_000_000)),
+        "Laplace": lambda: rng.laplace(size=1_000_000),
+        "ReLU": lambda: np.maximum(rng.normal(size=1_000_000), 0),
+    }[shape]().astype(np.float32)
+    expected = reference_amax(values, ignore_zeros=algorithm == "entropy_2")
+    assert threshold(Histogram.of(values), algorithm) == pytest.approx(expected, rel=0.02)
+
+
+def test_percentile_is_numpys_quantile():
+    values = np.random.default_rng(4).normal(size=100_000).astype(np.float32)
+    found = Histogram.of(values)
+    for percentile in (50, 99, 99.9, 99.99):
+        expected = np.quantile(np.abs(values), percentile / 100)
+        assert threshold(found, "percentile", percentile) == pytest.approx(expected, rel=0.004)
+    assert threshold(found, "percentile", 100) == float(np.abs(values).max())
+
+
+def test_percentile_counts_zeros():
+    found = Histogram.of([0.0] * 90 + [1.0] * 9 + [7.0])
+    assert threshold(found, "percentile", 95) == pytest.approx(1.0, rel=0.004)
+    assert threshold(found, "percentile", 80) == 0.0
+
+
+def test_mse_is_the_least_error_of_a_plain_search():
+    values = np.random.default_rng(5).laplace(size=50_000).astype(np.float32)
+    found = threshold(Histogram.of(values), "mse")
+
+    def error(amax):
+        scale = amax / 127
+        return float(np.mean((values - np.clip(np.rint(values / scale), -127, 127) * scale) ** 2, dtype=np.float64))
+
+    best = min(error(a) for a in np.linspace(0.2, 1.0, 400) * np.abs(values).max())
+    assert error(found) <= best * 1.01
+
+
+def test_a_hand_worked_squared_error():
+    # amax 127 makes the scale 1: 0.5 rounds to 0 (to even), 3 is exact, 130 is clipped to 127. Bucket middles are used.
+    found = Histogram.of([3.0, 3.0])
+    middle = (3.0 + 3.0) / 2
+    assert mean_squared_errors(found, np.array([127.0]))[0] == (middle - 3) ** 2
+    assert mean_squared_errors(Histogram.of([130.0]), np.array([127.0]))[0] == pytest.approx(9.0)
+
+
+def test_minmax_is_exact():
+    assert threshold(Histogram.of([0.1, -3.1415927]), "minmax") == float(np.float32(3.1415927))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_nothing_and_zeros_give_zero(algorithm):
+    assert threshold(Histogram.empty(), algorithm) == 0.0
+    assert threshold(Histogram.of(np.zeros(9)), algorithm) == 0.0
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=50), st.sampled_from(ALGORITHMS))
+def test_every_threshold_is_within_the_exact_maximum(values, algorithm):
+    found = Histogram.of(np.array(values, np.float32))
+    amax = threshold(found, algorithm)
+    assert 0 <= amax <= found.max
+    if found.max > 0 and algorithm != "percentile":
+        assert amax > 0
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.floats(-1000, 1000, width=32), min_size=1, max_size=60),
+    st.lists(st.floats(0.01, 100), min_size=2, max_size=6),
+)
+def test_percentile_is_monotone(values, percentiles):
+    found = Histogram.of(np.array(values, np.float32))
+    amax = [threshold(found, "percentile", p) for p in sorted(percentiles)]
+    assert amax == sorted(amax)
+
+
+def test_unknown_options_are_refused():
+    with pytest.raises(CalibError, match=r"must be one of entropy_2, entropy, minmax, percentile, mse \(got 'kl'\)"):
+        threshold(Histogram.empty(), "kl")
+    for percentile in (0, 100.1, math.nan):
+        with pytest.raises(CalibError, match="percentile: must be over 0 and at most 100"):
+            threshold(Histogram.empty(), "percentile", percentile)

@@ -1,0 +1,297 @@
+"""Which samples are drawn, in which order, and as which arrays."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from calib.data import DataSpec, InputSpec, TransformSpec, draw, fit, open_source, overlap
+from calib.errors import CalibError
+
+IMAGE = InputSpec("image", "float32", (3, 16, 16))
+PLAIN = TransformSpec(resize=16, center_crop=16)
+
+
+def opened(folder, inputs=(IMAGE,), transform=PLAIN, **options):
+    return open_source(DataSpec(images=str(folder), transform=transform, **options), inputs)
+
+
+def all_of(source, batch_size=7):
+    return np.concatenate([b.arrays[source.names[0]] for b in source.batches(batch_size)])
+
+
+def test_every_sample_comes_once_and_the_last_batch_holds_the_rest(image_folder):
+    source = opened(image_folder)
+    batches = list(source.batches(8))
+    assert [len(b.ids) for b in batches] == [8, 8, 4]
+    assert [b.arrays["image"].shape for b in batches] == [(8, 3, 16, 16), (8, 3, 16, 16), (4, 3, 16, 16)]
+    assert tuple(i for b in batches for i in b.ids) == source.ids
+    assert sorted(source.ids) == sorted(p.relative_to(image_folder).as_posix() for p in image_folder.rglob("*.png"))
+    assert np.concatenate([b.labels for b in batches]).tolist() == source.labels.tolist()
+    assert source.classes == ("cat", "dog", "emu")
+    assert all(source.classes[label] == i.split("/")[0] for i, label in zip(source.ids, source.labels, strict=True))
+
+
+def test_the_same_request_gives_the_same_batches(image_folder):
+    first, second = (opened(image_folder, samples=9, seed=3) for _ in range(2))
+    np.testing.assert_array_equal(all_of(first), all_of(second))
+    np.testing.assert_array_equal(all_of(first), all_of(first, batch_size=2))
+    assert first.digest == second.digest
+    assert opened(image_folder, samples=9, seed=4).ids != first.ids
+
+
+def test_workers_give_the_same_batches(image_folder):
+    np.testing.assert_array_equal(all_of(opened(image_folder, workers=2)), all_of(opened(image_folder)))
+
+
+def test_samples_are_drawn_in_proportion_with_one_of_each_class(image_folder):
+    drawn = Counter(i.split("/")[0] for i in opened(image_folder, samples=10).ids)
+    assert drawn == {"cat": 6, "dog": 3, "emu": 1}
+    assert set(Counter(i.split("/")[0] for i in opened(image_folder, samples=3).ids)) == {"cat", "dog", "emu"}
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.integers(1, 60), st.integers(0, 3))
+def test_a_draw_is_stratified(labels, samples, seed):
+    ids = [f"{i}" for i in range(len(labels))]
+    drawn = draw(ids, labels, samples, seed)
+    assert len(drawn) == len(set(drawn)) == min(samples, len(ids))
+    seen, all_labels = Counter(labels[i] for i in drawn), Counter(labels)
+    if samples >= len(all_labels):
+        assert set(seen) == set(all_labels)
+    for label, count in seen.items():
+        assert count <= all_labels[label]
+        assert count <= max(1, len(drawn) * all_labels[label] / len(labels)) + 1
+
+
+def test_a_draw_does_not_depend_on_what_else_is_in_the_list():
+    ids = [f"{i}.png" for i in range(50)]
+    full = [ids[i] for i in draw(ids, None, None, 0)]
+    fewer = [i for i in ids if i != "7.png"]
+    assert [fewer[i] for i in draw(fewer, None, None, 0)] == [i for i in full if i != "7.png"]
+
+
+def test_float_pixels_are_torchvisions(image_folder):
+    import torch
+    from torchvision import transforms
+    from torchvision.datasets import ImageFolder
+
+    mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
+    theirs = transforms.Compose(
+        [
+            transforms.Resize(18),
+            transforms.CenterCrop(16),
+            transforms.ToTensor(),
+            transforms.Normalize(mean, std),
+        ]
+    )
+    expected = {
+        p.removeprefix(f"{image_folder}/"): theirs(image).numpy()
+        for (p, _), (image, _) in zip((f := ImageFolder(str(image_folder))).samples, f,
+        strict=True)
+    }
+    ours = opened(image_folder, transform=TransformSpec(18, 16, normalize_mean=mean, normalize_std=std))
+    for i, array in zip(ours.ids, all_of(ours), strict=True):
+        np.testing.assert_array_equal(array, expected[i])
+    half = opened(image_folder, [InputSpec("image", "float16", (3, 16, 16))], TransformSpec(18, 16))
+    assert all_of(half).dtype == np.float16
+    assert torch.from_numpy(all_of(half)).max() <= 1
+
+
+def test_an_integer_binding_gets_raw_pixels(image_folder):
+    source = opened(image_folder, [InputSpec("image", "uint8", (3, 20, 24))], TransformSpec())
+    with Image.open(image_folder / source.ids[0]) as image:
+        np.testing.assert_array_equal(all_of(source)[0], np.asarray(image).transpose(2, 0, 1))
+    with pytest.raises(CalibError, match=r"normalize: needs a float input \(got uint8 for 'image'\).*let
+        the engine normalise"): opened(image_folder, [InputSpec("image", "uint8", (3, 20,
+        24))], TransformSpec(normalize_mean=(0.5,) * 3, normalize_std=(1.0,)
+        *
+       
+        3))
+
+
+def test_grayscale_gives_one_channel(image_folder):
+    source = opened(image_folder, [InputSpec("image", "uint8", (1, 20, 24))], TransformSpec(grayscale=True))
+    with Image.open(image_folder / source.ids[0]) as image:
+        np.testing.assert_array_equal(all_of(source)[0, 0], np.asarray(image.convert("L")))
+
+
+def as_float(image):
+    return np.asarray(image, np.float32).transpose(2, 0, 1)[:, :16, :16] - 7
+
+
+def test_a_callable_stands_in_place_of_the_transform(image_folder):
+    source = opened(image_folder, transform=TransformSpec(callable="tests.calib.test_data:as_float"))
+    with Image.open(image_folder / source.ids[0]) as image:
+        np.testing.assert_array_equal(all_of(source)[0], as_float(image))
+    with pytest.raises(CalibError, match="callable stands in place of all others"):
+        opened(image_folder, transform=TransformSpec(resize=3, callable="tests.calib.test_data:as_float"))
+
+
+def test_what_the_digest_covers(image_folder):
+    digest = opened(image_folder).digest
+    assert opened(image_folder, transform=TransformSpec(resize=17, center_crop=16)).digest != digest
+    assert opened(image_folder, samples=19).digest != digest
+    assert opened(image_folder, seed=1).digest == digest  # all of them: only the order differs
+    file = image_folder / "cat" / "00.png"
+    Image.new("RGB", (20, 24)).save(file)
+    assert opened(image_folder).digest != digest
+
+
+def test_overlap_goes_by_content(image_folder, tmp_path):
+    other = tmp_path / "other"
+    (other / "x").mkdir(parents=True)
+    (other / "x" / "renamed.png").write_bytes((image_folder / "dog" / "03.png").read_bytes())
+    Image.new("RGB", (20, 24)).save(other / "x" / "new.png")
+    assert overlap(opened(image_folder), opened(other)) == ("dog/03.png",)
+    assert overlap(opened(other), opened(image_folder)) == ("x/renamed.png",)
+
+
+@pytest.mark.parametrize("damage", [b"", b"not an image", "cut"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_unreadable_image_stops_the_run_or_is_skipped(image_folder, damage, workers):
+    bad = image_folder / "cat" / "05.png"
+    bad.write_bytes(bad.read_bytes()[:400] if damage == "cut" else damage)
+    with pytest.raises(CalibError, match=r"cat/05.png: must be a readable image \(got .*on_bad_sample: skip"):
+        all_of(opened(image_folder, workers=workers))
+    source = opened(image_folder, workers=workers, on_bad_sample="skip")
+    assert source.sample_count == 19 == len(source.ids) == len(source.labels) == len(all_of(source))
+    assert len(source.skipped) == 1
+    assert "cat/05.png" in source.skipped[0]
+
+
+def test_when_every_sample_is_bad(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.png").write_bytes(b"")
+    with pytest.raises(CalibError, match=r"no sample could be used \(got 1 bad ones\)"):
+        opened(tmp_path, on_bad_sample="skip")
+
+
+def make_file(tmp_path):
+    (tmp_path / "f").write_bytes(b"")
+    return tmp_path / "f"
+
+
+def make_flat(tmp_path):
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    return tmp_path
+
+
+def make_empty_class(tmp_path):
+    (tmp_path / "a").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: p / "nowhere", r"nowhere: must be a folder of images \(got nothing\)\. Check the path\."),
+        (make_file, r"f: must be a folder of images \(got a file\)\. Check the path\."),
+        (make_flat, r"must hold one folder of images for each class \(got no folders\)\. Put the images into a folder"),
+        (make_empty_class, r"must hold samples \(got none\)\. Check the path\."),
+    ],
+)
+def test_bad_folders(tmp_path, make, message):
+    with pytest.raises(CalibError, match=message):
+        opened(make(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"samples": 21}, r"must hold at least 21 samples \(got 20\)\. Ask for fewer, or add some\."),
+        ({"samples": 0}, r"samples: must be at least 1 \(got 0\)\."),
+        ({"workers": -1}, r"workers: must be 0 or more \(got -1\)\."),
+        ({"arrays": "x.npy"}, r"exactly one of images, arrays and factory must be set \(got images and arrays\)\."),
+        ({"inputs": [IMAGE, InputSpec("mask", "float32", (1,))]}, r"images feed exactly one input
+        \(got image, mask\)\. Use arrays"), ({"inputs": []}, r"inputs: at least one is needed
+        \(got none\)\."), ({"transform": TransformSpec(normalize_mean=(0.5,))}, r"normalize: mean and std must both be
+        given \(got
+            one\)\."), ( {"transform": TransformSpec(normalize_mean=(0.5,),
+            normalize_std=(1.0,))}, r"normalize.mean: must have 3 values, one a channel \(got 1\)\.",
+       
+        ),
+       
+            ( {"transform": TransformSpec(normalize_mean=(0.5,) * 3, normalize_std=(1.0, 0.0, 1.0))},
+            r"normalize.std: must be over 0 \(got \[1.0, 0.0, 1.0\]\)\.",
+        ),
+        ({"transform": TransformSpec(callable="nonsense")}, r"callable: must read
+        package.module:callable \(got 'nonsense'\)"), ({"transform": TransformSpec(callable="no_such_module:f")}, r"module 'no_such_module'
+        ' 'must be importable '
+        '\(got
+        No module"), ({"transform": TransformSpec(callable="math:pi")}, r"'pi' must be a callable of math
+        \(got
+       
+        float\)"),
+   
+   
+    ],
+
+) def test_bad_requests(image_folder, options, message):
+    options = {"images": str(image_folder), "transform": PLAIN, **options}
+    inputs = options.pop("inputs", [IMAGE])
+    with pytest.raises(CalibError, match=message):
+        open_source(DataSpec(**options), inputs)
+
+
+def test_no_data_at_all():
+    with pytest.raises(CalibError, match=r"exactly one of images, arrays and factory must be set \(got none\)\."):
+        open_source(DataSpec(), [IMAGE])
+
+
+def test_an_image_of_another_shape_names_the_file(image_folder):
+    with pytest.raises(
+        CalibError, match=r"\w+/\d\d.png: a sample of input 'image' must have shape \[3, 16, 16\] \(got
+        \[3, 20, 24\]\)\.
+        Change
+       
+        the"
+   
+        ):
+        all_of(opened(image_folder, transform=TransformSpec()))
+
+
+def test_batch_size_under_one(image_folder):
+    with pytest.raises(CalibError, match=r"batch_size: must be at least 1 \(got 0\)\."):
+        next(opened(image_folder).batches(0))
+
+
+def test_shapes_that_vary_cannot_share_a_batch(image_folder):
+    Image.new("RGB", (8, 8)).save(image_folder / "dog" / "00.png")
+    source = opened(image_folder, [InputSpec("image", "float32", (3, None, None))], TransformSpec())
+    with pytest.raises(CalibError, match=r"samples of one batch must have one shape for input 'image'
+        .*use batch_size
+        1"):
+       
+        list(source.batches(20))
+    assert len(list(source.batches(1)))
+    == 20
+
+
+@pytest.mark.parametrize(
+    ("array", "spec", "message"),
+    [
+        (np.zeros(3, np.float32), InputSpec("x", "float32", (4,)), r"must have shape \[4\] \(got \[3\]\)"),
+        (np.zeros((2, 3)), InputSpec("x", "float32", (None,)), r"must have shape \['any'\] \(got \[2, 3\]\)"),
+        (np.array([1.0, np.nan]), InputSpec("x", "float32", (2,)), r"every value of input 'x' must be finite
+        \(got 1 NaN or inf"), (np.array([70000.0]), InputSpec("x", "float16", (1,)), r"every value of input 'x' must be
+        finite \(got 1 NaN or inf"), (np.array([1]), InputSpec("x", "float32", (1,)), r"must be given as float32 \(got
+        int64\)\. Convert the data"), (np.array([1.5]), InputSpec("x", "uint8", (1,)), r"must be given as uint8 \(got float64\)\.
+        Convert the data"), (np.array([300]), InputSpec("x", "uint8", (1,)), r"is uint8 and a value does not fit \(got int64 data\)\."),
+   
+    ],
+
+) def test_arrays_that_do_not_fit(array, spec, message):
+    with pytest.raises(CalibError, match="here: .*"
+        + message): fit("here", array, spec)
+
+
+def test_arrays_that_fit_are_cast_within_their_kind():
+    assert fit("", np.array([0.1]), InputSpec("x", "float32", (1,))).tolist() == [np.float32(0.1)]
+    assert fit("", np.array([7]), InputSpec("x", "int32", (None,))).dtype
+    == np.int32
+
+

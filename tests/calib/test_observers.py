@@ -1,0 +1,111 @@
+"""The compiled loop and the device path against NumPy's plain histogram, whatever the tensor looks like."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from calib.errors import CalibError
+from calib.histogram import Histogram
+from calib.observers import ChannelMaxObserver, ExactMaxObserver, HistogramObserver, _DeviceCounter, dense
+
+torch.manual_seed(0)
+TENSORS = {
+    "odd size": torch.randn(7, 3, 5, 5),
+    "channels last": torch.randn(8, 16, 9, 9).to(memory_format=torch.channels_last),
+    "every other column": torch.randn(4, 6)[:, ::2],
+    "one past an aligned start": torch.randn(12)[1:],
+    "one value": torch.tensor(2.5),
+    "no value": torch.zeros(0, 3),
+    "expanded": torch.randn(3, 1).expand(3, 5),
+    "zeros among others": torch.relu(torch.randn(10_001)),
+    "many blocks": torch.randn(40_003) * 1e-3,
+    "all negative": -torch.rand(100) - 1,
+    "negative zero": torch.full((9,), -0.0),
+    "not finite": torch.tensor([1.0, math.nan, -3.0, math.inf, -math.inf] * 5),
+    "nothing finite": torch.tensor([math.nan, math.inf] * 3),
+    "bfloat16": torch.randn(50).bfloat16(),
+    "float16": torch.randn(50).half(),
+    "float64": torch.randn(50, dtype=torch.float64),
+    "denormal and huge": torch.tensor([1e-45, 1e-38, 3.4e38, -1e-40]),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_counts_are_those_of_the_plain_histogram(name):
+    observer = HistogramObserver()
+    observer.observe(TENSORS[name])
+    assert observer.histogram == Histogram.of(TENSORS[name].float().numpy())
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_the_device_path_counts_the_same(name):
+    counter = _DeviceCounter(torch.device("cpu"))
+    counter.add(TENSORS[name])
+    assert counter.read() == Histogram.of(TENSORS[name].float().numpy())
+
+
+def test_batches_add_up_and_halves_are_kept_apart():
+    first, second, third = torch.randn(100), torch.randn(51), torch.randn(7)
+    observer = HistogramObserver()
+    for half, x in ((0, first), (1, second), (0, third)):
+        observer.half = half
+        observer.observe(x)
+    assert observer.histogram == Histogram.of(torch.cat([first, second, third]).numpy())
+    assert observer.halves[0] == Histogram.of(torch.cat([first, third]).numpy())
+    assert observer.halves[1] == Histogram.of(second.numpy())
+
+
+def test_reading_changes_nothing():
+    observer = HistogramObserver()
+    observer.observe(torch.randn(10))
+    assert observer.histogram == observer.histogram
+    observer.observe(torch.randn(10))
+    assert observer.histogram.elements == 20
+
+
+def test_dense_tensors_are_not_copied():
+    for x in (torch.randn(2, 3, 4, 4), TENSORS["channels last"], torch.randn(3, 4).t(), torch.randn(12)[1:]):
+        assert dense(x).data_ptr() == x.data_ptr()
+        assert dense(x).shape == (x.numel(),)
+
+
+def test_integer_tensors_are_refused():
+    with pytest.raises(CalibError, match=r"must be floating \(got torch.int32\)\. Leave it out of quantization\."):
+        HistogramObserver().observe(torch.zeros(3, dtype=torch.int32))
+
+
+def test_exact_max():
+    observer = ExactMaxObserver()
+    assert observer.max == 0.0
+    for x in (torch.tensor([1.0, -5.5]), torch.zeros(0), torch.tensor([3.0], dtype=torch.float16)):
+        observer.observe(x)
+    assert observer.max == 5.5
+    observer.observe(torch.tensor([math.nan]))
+    assert math.isnan(observer.max)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_channel_max_is_pytorchs(axis):
+    from torch.ao.quantization import PerChannelMinMaxObserver
+
+    weights = [torch.randn(4, 3, 2), torch.randn(4, 3, 2) * 2]
+    ours, theirs = (
+        ChannelMaxObserver(axis),
+        PerChannelMinMaxObserver(ch_axis=axis % 3, qscheme=torch.per_channel_symmetric),
+    )
+    for w in weights:
+        ours.observe(w)
+        theirs(w)
+    expected = torch.maximum(theirs.min_val.abs(), theirs.max_val.abs()).numpy()
+    np.testing.assert_array_equal(ours.max, expected)
+
+
+def test_channel_max_refuses_what_does_not_fit():
+    observer = ChannelMaxObserver(0)
+    with pytest.raises(CalibError, match=r"axis 0 must be a dimension of the tensor \(got shape \[\]\)"):
+        observer.observe(torch.tensor(1.0))
+    observer.observe(torch.zeros(3, 2))
+    with pytest.raises(CalibError, match=r"must have 3 channels at axis 0 \(got 4\)"):
+        observer.observe(torch.zeros(4, 2))

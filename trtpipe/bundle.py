@@ -1,0 +1,399 @@
+"""A bundle on disk: written whole or not at all, and validated in full before anything in it is used.
+
+A bundle is a flat directory. It is written to a hidden sibling, flushed, and moved into place by one system call. POSIX
+has no rename over a directory that is not empty, so an existing bundle is replaced with Linux's
+`renameat2(RENAME_EXCHANGE)`, which swaps the two names at once: whenever the process is killed, the name leads either
+to the whole old bundle or to the whole new one. A file system that cannot exchange (some network ones) gets two renames
+instead, old aside and new in; between them the bundle stands aside under a name that reading and the next write both
+know. A writer holds a lock on its sibling, which the kernel releases when the process dies: the next write to the same
+name removes every sibling that nobody holds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtpipe import golden as golden_data
+from trtpipe.errors import InputError
+from trtpipe.manifest import (
+    ENGINE,
+    FILE_NAME,
+    GOLDEN,
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    SIGNATURE,
+    FileEntry,
+    Manifest,
+    from_json,
+    to_json,
+)
+
+#: Bytes of an Ed25519 signature.
+SIGNATURE_BYTES = 64
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_AGAIN = "Fetch or build the bundle again."
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle, or kit, that was whole and consistent when it was read. `signature` is the raw one, or None."""
+
+    path: Path
+    manifest: Manifest
+    manifest_bytes: bytes
+    signature: bytes | None
+
+    def read(self, name: str) -> bytes:
+        """The content of the listed file `name`.
+
+        The digest of the very bytes returned is checked, so a file swapped after `read_bundle` is not used.
+
+        Raises:
+            InputError: not listed, gone, or changed.
+        """
+        entry = self.manifest.files.get(name)
+        if entry is None:
+            raise InputError(f"{self.path}: must hold {name} (got {', '.join(sorted(self.manifest.files))}). {_AGAIN}")
+        with _opened(self.path) as directory:
+            data = _read_regular(self.path, directory, name, entry.size)
+        _check_digest(self.path, name, data, entry)
+        return data
+
+    def golden(self) -> golden_data.Golden:
+        """The golden inputs and the baseline's outputs on them."""
+        m = self.manifest
+        return golden_data.from_bytes(self.read(GOLDEN), m.inputs, m.outputs, f"{self.path}/{GOLDEN}")
+
+
+def write_bundle(
+    destination: Path,
+    manifest: Manifest,
+    files: Mapping[str, bytes],
+    *,
+    sign: Callable[[bytes], bytes] | None = None,
+) -> Bundle:
+    """Write `manifest` and `files` to the directory `destination` and return the bundle as it was read back.
+
+    An existing bundle there is replaced in one step; anything else there is left alone.
+
+    Args:
+        destination: the bundle's directory; its parents are made.
+        manifest: its `files` are replaced by the sizes and digests of `files`.
+        files: content by name; names are flat (`FILE_NAME`).
+        sign: given the manifest's bytes, returns the 64 bytes of their Ed25519 signature.
+
+    Raises:
+        InputError: a name is illegal, a required file is missing, a file contradicts the manifest, or `destination`
+            is something other than a bundle.
+    """
+    for name in files:
+        if not re.fullmatch(FILE_NAME, name) or name in (MANIFEST, SIGNATURE):
+            raise InputError(
+                f"{destination}: a bundle's file must have a plain name of its own (got {name!r}). Rename it."
+            )
+    entries = {name: FileEntry(size=len(d), sha256=hashlib.sha256(d).hexdigest()) for name, d in files.items()}
+    data = to_json(manifest.model_copy(update={"files": entries}))
+    content = {**files, MANIFEST: data}
+    if sign is not None:
+        content[SIGNATURE] = sign(data)
+    return place(destination, content, where=destination)
+
+
+def place(
+    destination: Path,
+    content: Mapping[str, bytes],
+    *,
+    where: Path,
+    admit: Callable[[Bundle], object] | None = None,
+) -> Bundle:
+    """Give `destination` exactly the files of `content`, manifest and signature included, in one step.
+
+    They are written aside, read back and checked as any bundle is, and moved into place only then.
+
+    Args:
+        destination: the bundle's directory; an existing bundle there is replaced, anything else is left alone.
+        content: by plain file name; the caller has checked the names.
+        where: what messages call the source of `content`.
+        admit: called with the checked bundle before it is moved; raises to refuse it (a signature, say).
+
+    Raises:
+        InputError: the content is no valid bundle, or `destination` is something other than a bundle.
+    """
+    # Through resolved parents, yet not through a link at the name itself: that one is refused below.
+    destination = destination.parent.resolve() / destination.name
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    _refuse_other(destination)
+    clean_leftovers(destination)
+    with _sibling(destination) as temporary:
+        for name, payload in content.items():
+            _write_file(temporary / name, payload)
+        _sync_directory(temporary)
+        with _opened(temporary) as directory:
+            bundle = _read_opened(where, directory)
+        if admit is not None:
+            admit(bundle)
+        _move_into_place(temporary, destination)
+    return Bundle(destination, bundle.manifest, bundle.manifest_bytes, bundle.signature)
+
+
+def read_bundle(path: Path) -> Bundle:
+    """The bundle or kit at `path`, after everything in it was checked.
+
+    The manifest's schema, every size and digest, that no file is missing, added, a link or a device, the golden data
+    against the bindings, the engine's own header against the manifest. Nothing is deserialized or executed. A signature
+    is returned and not judged: `signing.check_signature` does.
+
+    Raises:
+        InputError: any of it does not hold; the message names the file.
+    """
+    for _ in range(10):
+        actual = _standing(path)
+        with _opened(actual) as directory:
+            try:
+                return _read_opened(actual, directory)
+            except InputError:
+                # A writer may have exchanged the bundle while it was being read: then read the new one.
+                try:
+                    replaced = os.fstat(directory).st_ino != _standing(path).stat().st_ino
+                except OSError:
+                    replaced = False
+                if not replaced:
+                    raise
+    raise InputError(f"{path}: must stay in place while it is read (it was replaced ten times). Try again later.")
+
+
+def clean_leftovers(destination: Path) -> tuple[str, ...]:
+    """Remove what killed writers of `destination` left beside it, by name; a bundle that was set aside moves back."""
+    aside = _aside(destination)
+    removed = []
+    if aside.is_dir():
+        if destination.exists():
+            shutil.rmtree(aside)
+            removed.append(aside.name)
+        else:
+            os.rename(aside, destination)
+    for entry in sorted(destination.parent.glob(f"{_prefix(destination)}*")):
+        if entry.is_symlink() or not entry.is_dir():
+            continue
+        descriptor = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(entry)
+            removed.append(entry.name)
+        except BlockingIOError:
+            pass  # Its writer lives.
+        finally:
+            os.close(descriptor)
+    return tuple(removed)
+
+
+def _prefix(destination: Path) -> str:
+    return f".{destination.name}.trtpipe-new-"
+
+
+def _aside(destination: Path) -> Path:
+    return destination.with_name(f".{destination.name}.trtpipe-old")
+
+
+def _standing(path: Path) -> Path:
+    """Where the bundle called `path` stands: there, or aside when a writer was killed between two renames."""
+    if os.path.lexists(path) or not path.name:
+        return path
+    return _aside(path) if _aside(path).is_dir() else path
+
+
+def _refuse_other(destination: Path) -> None:
+    """Refuse to replace what is no bundle."""
+    if not os.path.lexists(destination):
+        return
+    if destination.is_symlink() or not destination.is_dir():
+        raise InputError(
+            f"{destination}: must be a bundle's directory or absent (got another file). Choose another place."
+        )
+    if any(destination.iterdir()) and not (destination / MANIFEST).is_file():
+        raise InputError(
+            f"{destination}: must be a bundle or absent (got a directory without {MANIFEST}). Choose another place."
+        )
+
+
+@contextmanager
+def _sibling(destination: Path) -> Iterator[Path]:
+    """A locked, empty, hidden directory beside `destination`; whatever is left of it at the end is removed."""
+    while True:
+        temporary = destination.with_name(_prefix(destination) + secrets.token_hex(8))
+        temporary.mkdir()
+        descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        # Another writer's clean-up may have come between mkdir and flock.
+        if temporary.exists():
+            break
+        os.close(descriptor)
+    try:
+        yield temporary
+    finally:
+        os.close(descriptor)
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_file(path: Path, payload: bytes) -> None:
+    with open(path, "xb") as file:
+        file.write(payload)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _move_into_place(temporary: Path, destination: Path) -> None:
+    """Give `temporary` the name `destination`; what had that name is then called `temporary`, or gone."""
+    parent = os.open(destination.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(parent, fcntl.LOCK_EX)
+        if not destination.exists():
+            os.rename(temporary, destination)
+        elif not _exchange(temporary, destination):
+            aside = _aside(destination)
+            os.rename(destination, aside)
+            os.rename(temporary, destination)
+            os.fsync(parent)
+            shutil.rmtree(aside)
+        os.fsync(parent)
+    finally:
+        os.close(parent)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two names in one step; False where kernel, C library or file system cannot."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EXDEV):
+        return False
+    raise OSError(code, os.strerror(code), str(other))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """A descriptor of the directory `path`, so that all files read through it are of one bundle."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise InputError(
+            f"{path}: must be a bundle's directory (got: {error.strerror}). Give the path of a bundle."
+        ) from None
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _read_opened(path: Path, directory: int) -> Bundle:
+    """The bundle in the open `directory`, checked in full."""
+    present = set(os.listdir(directory))
+    if MANIFEST not in present:
+        raise InputError(f"{path}: must hold {MANIFEST} (got none). Give the path of a bundle.")
+    data = _read_regular(path, directory, MANIFEST, None)
+    manifest = from_json(data, f"{path}/{MANIFEST}")
+    signature = _read_regular(path, directory, SIGNATURE, SIGNATURE_BYTES) if SIGNATURE in present else None
+    extra = sorted(present - set(manifest.files) - {MANIFEST, SIGNATURE})
+    if extra:
+        raise InputError(f"{path}: must hold only the files its manifest lists (got {extra[0]!r} too). Remove it.")
+    missing = sorted(set(manifest.files) - present)
+    if missing:
+        raise InputError(f"{path}: must hold every file its manifest lists ({missing[0]} is missing). {_AGAIN}")
+
+    def read(name: str) -> bytes:
+        entry = manifest.files[name]
+        content = _read_regular(path, directory, name, entry.size)
+        _check_digest(path, name, content, entry)
+        return content
+
+    needed = set(manifest.required_files)
+    for name in manifest.files:
+        if name not in needed:
+            read(name)
+    _check_content(path, manifest, read)
+    return Bundle(path, manifest, data, signature)
+
+
+def _read_regular(path: Path, directory: int, name: str, size: int | None) -> bytes:
+    """The bytes of the regular file `name`, which must be `size` long, or not longer than a manifest may be."""
+    try:
+        # O_NONBLOCK: a named pipe must not hang the reader.
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    except OSError as error:
+        what = "a link" if error.errno == errno.ELOOP else str(error.strerror)
+        raise InputError(f"{path}/{name}: must be a regular file (got: {what}). {_AGAIN}") from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(f"{path}/{name}: must be a regular file (got something else). {_AGAIN}")
+        if size is not None and status.st_size != size:
+            raise InputError(f"{path}/{name}: must have {size} bytes (got {status.st_size}). {_AGAIN}")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(MAX_MANIFEST_BYTES + 1 if size is None else size)
+    finally:
+        os.close(descriptor)
+
+
+def _check_digest(path: Path, name: str, data: bytes, entry: FileEntry) -> None:
+    got = hashlib.sha256(data).hexdigest()
+    if got != entry.sha256:
+        raise InputError(f"{path}/{name}: must have SHA-256 {entry.sha256[:16]}... (got {got[:16]}...). {_AGAIN}")
+
+
+def _check_content(path: Path, manifest: Manifest, read: Callable[[str], bytes]) -> None:
+    """Hold the required files against the manifest; `read` returns the content of a listed file."""
+    for name in manifest.required_files:
+        if name not in manifest.files:
+            raise InputError(f"{path}: a {manifest.kind} like this must hold {name} (got none). {_AGAIN}")
+        content = read(name)
+        if name == GOLDEN:
+            golden_data.from_bytes(content, manifest.inputs, manifest.outputs, f"{path}/{name}")
+        elif name == ENGINE:
+            _check_header(f"{path}/{name}", manifest, content)
+
+
+def _check_header(where: str, manifest: Manifest, data: bytes) -> None:
+    """Hold the plan's own header against the manifest: flavour, version and, in an RTX plan, compute capabilities."""
+    from trtpipe.trt.plan import read_header
+
+    engine = manifest.engine
+    assert engine is not None
+    header = read_header(data, where)
+    if header.flavour != engine.target:
+        raise InputError(
+            f"{where}: must be a plan of {engine.target}, as the manifest says (got {header.flavour}). {_AGAIN}"
+        )
+    numbers = re.findall(r"\d+", engine.version)[:4]
+    if header.version.split(".")[: len(numbers)] != numbers:
+        raise InputError(
+            f"{where}: must be of version {engine.version}, as the manifest says (got {header.version}). {_AGAIN}"
+        )
+    if engine.target == "tensorrt_rtx" and set(header.compute_capabilities) != set(engine.compute_capabilities):
+        wanted = ", ".join(engine.compute_capabilities) or "portable"
+        got = ", ".join(header.compute_capabilities) or "portable"
+        raise InputError(f"{where}: must be for {wanted}, as the manifest says (got {got}). {_AGAIN}")
