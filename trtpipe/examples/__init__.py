@@ -1,0 +1,1 @@
+"""Models and data of the example jobs."""

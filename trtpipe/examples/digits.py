@@ -1,0 +1,138 @@
+"""The quickstart's model and data: scikit-learn's handwritten digits and a small ResNet trained on them.
+
+    python -m trtpipe.examples.digits data/digits
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+SEED = 0
+SIZE = 32
+#: Shares of the 1,797 scans: disjoint, stratified by digit.
+SPLITS = {"train": 0.6, "calib": 0.2, "val": 0.2}
+#: Ends the program with an error when the trained network is worse than this on val.
+REQUIRED_ACCURACY = 0.97
+
+
+def resnet(num_classes: int = 10, width: int = 16) -> torch.nn.Module:
+    """A ResNet of three residual stages for one-channel 32 x 32 images; float32 [N, 1, 32, 32] to [N, num_classes]."""
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self, inner: int, outer: int, stride: int) -> None:
+            super().__init__()
+            self.conv1 = nn.Conv2d(inner, outer, 3, stride, 1, bias=False)
+            self.bn1 = nn.BatchNorm2d(outer)
+            self.conv2 = nn.Conv2d(outer, outer, 3, 1, 1, bias=False)
+            self.bn2 = nn.BatchNorm2d(outer)
+            self.relu = nn.ReLU()
+            self.downsample: nn.Module = nn.Identity()
+            if stride != 1 or inner != outer:
+                self.downsample = nn.Sequential(nn.Conv2d(inner, outer, 1, stride, bias=False), nn.BatchNorm2d(outer))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+            return self.relu(y + self.downsample(x))  # type: ignore[no-any-return]
+
+    class DigitsResNet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Sequential(
+                nn.Conv2d(1, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)
+            )
+            self.layer1 = Block(width, width, 1)
+            self.layer2 = Block(width, 2 * width, 2)
+            self.layer3 = Block(2 * width, 4 * width, 2)
+            self.pool = nn.AdaptiveAvgPool2d(1)
+            self.head = nn.Linear(4 * width, num_classes)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.layer3(self.layer2(self.layer1(self.stem(x))))
+            return self.head(self.pool(x).flatten(1))  # type: ignore[no-any-return]
+
+    return DigitsResNet()
+
+
+def write_images(folder: Path) -> dict[str, int]:
+    """Write the scans as ImageFolders `folder/<split>/<digit>/<index>.png` and return how many each split has.
+
+    A scan is 8 x 8 with 17 grey levels; it is scaled to 0-255 and enlarged to 32 x 32 (bilinear).
+    """
+    from PIL import Image
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    digits = load_digits()
+    indices = list(range(len(digits.target)))
+    train, rest = train_test_split(indices, train_size=SPLITS["train"], random_state=SEED, stratify=digits.target)
+    calib, val = train_test_split(rest, train_size=0.5, random_state=SEED, stratify=digits.target[rest])
+    for split, chosen in (("train", train), ("calib", calib), ("val", val)):
+        for index in chosen:
+            pixels = (digits.images[index] * (255 / 16)).round().astype("uint8")
+            path = folder / split / str(digits.target[index]) / f"{index:04d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).resize((SIZE, SIZE), Image.Resampling.BILINEAR).save(path)
+    return {"train": len(train), "calib": len(calib), "val": len(val)}
+
+
+def train(folder: Path, epochs: int = 8) -> tuple[torch.nn.Module, float]:
+    """The network trained on `folder/train`, and its accuracy on `folder/val`, in [0, 1]; seeded."""
+    import torch
+
+    torch.manual_seed(SEED)
+    x, y = _tensors(folder / "train")
+    model = resnet().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, nesterov=True)
+    batch = 64
+    steps = epochs * (len(y) // batch)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=steps)
+    for _ in range(epochs):
+        order = torch.randperm(len(y))
+        for chosen in order[: len(y) // batch * batch].split(batch):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x[chosen]), y[chosen]).backward()
+            optimizer.step()
+            schedule.step()
+    model.eval()
+    x, y = _tensors(folder / "val")
+    with torch.inference_mode():
+        return model, float((model(x).argmax(1) == y).double().mean())
+
+
+def _tensors(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    import torch
+    from torchvision import transforms
+    from torchvision.datasets import ImageFolder
+
+    steps: list[Any] = [transforms.Grayscale(), transforms.ToTensor(), transforms.Normalize([0.5], [0.5])]
+    samples = [s for s in ImageFolder(str(folder), transforms.Compose(steps))]
+    return torch.stack([x for x, _ in samples]), torch.tensor([y for _, y in samples])
+
+
+def make(folder: Path) -> None:
+    """Write the images and the trained weights below `folder`; what is there already is kept."""
+    from safetensors.torch import save_file
+
+    weights = folder / "resnet.safetensors"
+    if weights.is_file():
+        print(f"{weights} is there already")  # noqa: T201  (a program, run by the Makefile)
+        return
+    print("images", write_images(folder))  # noqa: T201
+    model, accuracy = train(folder)
+    if accuracy < REQUIRED_ACCURACY:
+        raise SystemExit(f"the network reached only {accuracy:.4f} on val (wanted {REQUIRED_ACCURACY})")
+    temporary = weights.with_suffix(".part")
+    save_file({k: v.contiguous() for k, v in model.state_dict().items()}, str(temporary))
+    temporary.replace(weights)
+    print(f"{weights}: accuracy {accuracy:.4f} on val")  # noqa: T201
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1] if len(sys.argv) > 1 else "data/digits"))

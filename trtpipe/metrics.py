@@ -1,0 +1,62 @@
+"""How far one set of outputs is from another. Pure functions in float64; a half-precision output is widened first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+def _rows(x: Array) -> Array:
+    """[S, ...] as float64 [S, everything else]."""
+    return np.asarray(x, dtype=np.float64).reshape(len(x), -1)
+
+
+def cosine(reference: Array, found: Array) -> Array:
+    """Cosine similarity of each sample, float64 [S] in [-1, 1].
+
+    Two zero vectors are equal (1); a zero vector against any other is as far off as can be told (0).
+    """
+    a, b = _rows(reference), _rows(found)
+    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    both_zero = ~a.any(axis=1) & ~b.any(axis=1)
+    safe = np.where(lengths > 0, lengths, 1.0)
+    return np.where(both_zero, 1.0, np.where(lengths > 0, (a * b).sum(axis=1) / safe, 0.0))
+
+
+def max_abs(reference: Array, found: Array) -> float:
+    """Largest |found - reference|."""
+    return float(np.abs(_rows(found) - _rows(reference)).max())
+
+
+def relative_l2(reference: Array, found: Array) -> float:
+    """|found - reference| / |reference|, Euclidean norms over all samples; inf where the reference is all zero."""
+    noise, signal = np.linalg.norm(_rows(found) - _rows(reference)), np.linalg.norm(_rows(reference))
+    if signal == 0:
+        return 0.0 if noise == 0 else float("inf")
+    return float(noise / signal)
+
+
+def sqnr_db(reference: Array, found: Array) -> float:
+    """Signal to quantization noise ratio, 10 log10(|reference|^2 / |found - reference|^2), dB; inf where they are equal."""
+    ratio = relative_l2(reference, found)
+    with np.errstate(divide="ignore"):
+        return float(-20 * np.log10(ratio)) if ratio < float("inf") else float("-inf")
+
+
+def ranks_classes(x: Array) -> bool:
+    """Whether the output is one score a class: [S, C] with C >= 2."""
+    return x.ndim == 2 and x.shape[1] >= 2 and np.issubdtype(x.dtype, np.floating)
+
+
+def top1_agreement(reference: Array, found: Array) -> float:
+    """Share of samples with the same argmax, in [0, 1]; both are [S, C]."""
+    return float((_rows(reference).argmax(1) == _rows(found).argmax(1)).mean())
+
+
+def accuracy(scores: Array, labels: Array) -> float:
+    """Share of samples whose argmax is the label, in [0, 1], over those whose label is known (>= 0)."""
+    known = labels >= 0
+    return float((_rows(scores).argmax(1)[known] == labels[known]).mean())

@@ -1,0 +1,76 @@
+"""ONNX Runtime on the CPU: how a graph is executed where no engine can be. Needs onnxruntime and NumPy, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trtpipe.errors import BuildError, InputError, MissingError
+
+Array = np.ndarray[Any, Any]
+
+#: ONNX Runtime 1.31 folds a Pad with zeros into a MaxPool, which pads with -inf: wrong for negative values (BiT's stem).
+WRONG_OPTIMIZERS = ("Pad_Fusion",)
+
+
+class OrtRunner:
+    """Runs one ONNX file: named arrays in, named arrays out; a context manager.
+
+    Args:
+        model: the file's bytes or its path.
+        as_written: execute each node as it stands, without any graph optimization. A check needs this: it is about
+            the file and not about what another compiler makes of it, and Q/DQ pairs are then computed in float as
+            TensorRT defines them. False is for speed; the optimization known to be wrong stays off.
+
+    Raises:
+        MissingError: onnxruntime is not installed.
+        BuildError: ONNX Runtime refuses the file.
+    """
+
+    def __init__(self, model: bytes | Path | str, *, as_written: bool = False, threads: int = 0) -> None:
+        try:
+            import onnxruntime
+        except ImportError:
+            raise MissingError(
+                "onnxruntime: must be installed to run a graph on the CPU (it is not). Run `pip install onnxruntime`."
+            ) from None
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = threads
+        if as_written:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        try:
+            self._session = onnxruntime.InferenceSession(
+                model if isinstance(model, bytes) else str(model),
+                options,
+                providers=["CPUExecutionProvider"],
+                disabled_optimizers=None if as_written else list(WRONG_OPTIMIZERS),
+            )
+        except Exception as error:
+            raise BuildError(f"onnxruntime: must accept the graph (got {error}). Check its opset and dtypes.") from error
+        self.name = f"onnxruntime {onnxruntime.__version__}"
+        self._inputs = tuple(i.name for i in self._session.get_inputs())
+        self._outputs = tuple(o.name for o in self._session.get_outputs())
+
+    def __enter__(self) -> OrtRunner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def run(self, inputs: Mapping[str, Array], /) -> dict[str, Array]:
+        """Outputs by name, in their binding dtypes.
+
+        Raises:
+            InputError: the names are not the graph's, or ONNX Runtime refuses a shape or dtype.
+        """
+        if set(inputs) != set(self._inputs):
+            raise InputError(f"inputs: must be {', '.join(self._inputs)} (got {', '.join(inputs)}). Name each one.")
+        try:
+            found = self._session.run(list(self._outputs), {n: np.ascontiguousarray(a) for n, a in inputs.items()})
+        except Exception as error:
+            raise InputError(f"inputs: must fit the graph (got {error}). Check shapes and dtypes.") from error
+        return dict(zip(self._outputs, found, strict=True))
