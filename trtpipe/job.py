@@ -200,7 +200,7 @@ class JobFile:
 
     def _validate(self, data: dict[str, Any]) -> Job | None:
         try:
-            return Job.model_validate(data)
+            return Job.model_validate(data).in_folder(self._path.resolve().parent)
         except ValidationError as error:
             structural = [e for e in error.errors() if not isinstance(e.get("ctx", {}).get("error"), BrokenRules)]
         for e in structural:

@@ -51,17 +51,20 @@ def _count(names: tuple[str, ...]) -> str:
 
 
 def _one_source(model: Model) -> Iterator[Broken]:
-    sources = _given(model, "factory", "torchscript", "program")
-    if len(sources) != 1:
-        yield Broken(("model",), "have exactly one of factory, torchscript and program", _count(sources))
-    if "factory" in sources:
-        yield from _callable(model.factory, ("model", "factory"))
-    elif sources:
+    sources = _given(model, "factory", "program")
+    if sources == () and model.torchscript is not None:
+        hint = "torch.export cannot take a TorchScript file; beside factory or program it is the baseline."
+        yield Broken(("model",), "have exactly one of factory and program", "torchscript alone", hint)
+    elif len(sources) != 1:
+        yield Broken(("model",), "have exactly one of factory and program", _count(sources))
+    yield from _callable(model.factory, ("model", "factory"))
+    if sources == ("program",):
         for key, value in (("args", model.args), ("weights", model.weights)):
             if value:
-                yield Broken(("model", key), "be given only with factory", f"{key} with {sources[0]}", f"Remove {key}.")
-        if model.baseline != "trace":
-            yield Broken(("model", "baseline"), "be given only with factory", f"it with {sources[0]}", "Remove it.")
+                yield Broken(("model", key), "be given only with factory", f"{key} with program", f"Remove {key}.")
+    if model.torchscript is not None and "baseline" in model.model_fields_set:
+        got = f"{model.baseline} with torchscript"
+        yield Broken(("model", "baseline"), "not be given when torchscript is the baseline", got, "Remove baseline.")
     yield from _suffix(model.weights, ("model", "weights"), (".safetensors", ".pt", ".pth"))
     yield from _suffix(model.program, ("model", "program"), (".pt2",))
 

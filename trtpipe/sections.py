@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, PrivateAttr, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from trtpipe.build_options import BuildOptions
@@ -80,15 +81,17 @@ ComputeCapability = Annotated[
 
 
 class Model(Section):
-    """Where the network comes from: exactly one of factory, torchscript and program."""
+    """Where the network comes from: factory or program. A torchscript file is the baseline it is compared with."""
 
     factory: str | None = Field(default=None, description="package.module:callable returning an nn.Module")
     args: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the factory")
     weights: str | None = Field(default=None, description="state dict: .safetensors, or .pt read with weights_only")
-    torchscript: str | None = Field(default=None, description="a TorchScript file")
+    torchscript: str | None = Field(
+        default=None, description="a TorchScript file to compare with, instead of recording a baseline"
+    )
     program: str | None = Field(default=None, description="a .pt2 file written by torch.export.save")
     baseline: Literal["trace", "script"] = Field(
-        default="trace", description="how the TorchScript baseline is recorded from the factory's module"
+        default="trace", description="how the TorchScript baseline is recorded"
     )
 
 
@@ -238,6 +241,18 @@ class Job(Section):
     calibration: Calibration | None = None
     build: Build = Build()
     check: Check
+    _folder: Path | None = PrivateAttr(default=None)
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder the job file is in, where its modules are looked up too; None for a job made in Python."""
+        return self._folder
+
+    def in_folder(self, folder: Path) -> Job:
+        """The same job, read from a file in `folder`."""
+        job = self.model_copy()
+        job._folder = folder
+        return job
 
     @model_validator(mode="after")
     def _between_fields(self) -> Job:

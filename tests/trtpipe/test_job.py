@@ -125,12 +125,17 @@ BROKEN = [
      ["job.yaml:7: inputs.image.shape: must have at least one entry (got an empty list)."]),
     # model
     ([("  factory: torch.nn:Identity\n  args: {}\n  weights: w.safetensors\n", "  baseline: trace\n")],
-     ["job.yaml:2: model: must have exactly one of factory, torchscript and program (got none)."]),
-    ([("  args: {}", "  torchscript: m.ts")],
-     ["job.yaml:2: model: must have exactly one of factory, torchscript and program (got factory and torchscript)."]),
-    ([(FACTORY, "  torchscript: m.ts\n  weights: w.safetensors\n  baseline: script\n")],
-     ["job.yaml:4: model.weights: must be given only with factory (got weights with torchscript). Remove weights.",
-      "job.yaml:5: model.baseline: must be given only with factory (got it with torchscript). Remove it."]),
+     ["job.yaml:2: model: must have exactly one of factory and program (got none)."]),
+    ([("  args: {}", "  program: m.pt2")],
+     ["job.yaml:2: model: must have exactly one of factory and program (got factory and program)."]),
+    ([(FACTORY, "  torchscript: m.ts\n")],
+     ["job.yaml:2: model: must have exactly one of factory and program (got torchscript alone). "
+      "torch.export cannot take a TorchScript file; beside factory or program it is the baseline."]),
+    ([(FACTORY, "  program: m.pt2\n  weights: w.safetensors\n  torchscript: m.ts\n  baseline: script\n")],
+     ["job.yaml:4: model.weights: must be given only with factory (got weights with program). Remove weights.",
+      "job.yaml:6: model.baseline: must not be given when torchscript is the baseline (got script with torchscript). "
+      "Remove baseline."]),
+    ([(FACTORY, "  program: m.ts\n")], ["job.yaml:3: model.program: must end in .pt2 (got '{dir}/m.ts')."]),
     ([("torch.nn:Identity", "torch.nn.Identity")],
      ["job.yaml:3: model.factory: must be package.module:callable (got 'torch.nn.Identity'). "
       "Did you mean torch.nn:Identity?"]),
@@ -259,6 +264,13 @@ def test_paths_are_from_the_folder_of_the_job_file(folder, monkeypatch):
     assert job.calibration is not None
     assert job.calibration.images == str(folder / "calib")
     assert job.check.images == str(folder / "val")
+    assert job.folder == folder
+
+
+def test_the_folder_is_no_part_of_the_job(folder):
+    job = load_job(write(folder))
+    assert "folder" not in job.model_dump_json()
+    assert Job.model_validate(job.model_dump()).folder is None
 
 
 def test_compute_capabilities_are_taken_as_written(folder):
