@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, PrivateAttr, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from trtpipe.build_options import BuildOptions
@@ -58,7 +58,7 @@ def _capability(value: Any) -> str:
 
 Size = Annotated[
     int | tuple[int, int],
-    PlainValidator(_size),
+    BeforeValidator(_size),
     WithJsonSchema(
         {
             "anyOf": [
@@ -70,12 +70,12 @@ Size = Annotated[
 ]
 Dimension = Annotated[
     int | str,
-    PlainValidator(_dimension),
+    BeforeValidator(_dimension),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]}),
 ]
 ComputeCapability = Annotated[
     str,
-    PlainValidator(_capability),
+    BeforeValidator(_capability),
     WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^\d+\.\d+$"}]}),
 ]
 
