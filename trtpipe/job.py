@@ -232,7 +232,7 @@ def _beside(path: Path) -> str:
 def _capabilities_as_written(
     data: dict[str, Any], texts: Mapping[yamlfile.Path, str], overridden: list[yamlfile.Path]
 ) -> None:
-    """Compute capabilities are versions: 12.10 must not become 12.1, so they are taken as they were written."""
+    """Compute capabilities are versions: 12.10 must not pass for 12.1, so they are taken as they were written."""
     build = data.get("build")
     path: yamlfile.Path = ("build", "compute_capability")
     if not isinstance(build, dict) or path in overridden or path[:1] in overridden:

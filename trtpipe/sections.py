@@ -29,6 +29,13 @@ class Section(BaseModel):
         return {k: _tuples(v) for k, v in raw.items()} if isinstance(raw, dict) else raw
 
 
+def _range(value: Any) -> Any:
+    """{min, opt, max} of whole numbers as a DimRange; anything else as it is, for pydantic to refuse."""
+    if isinstance(value, dict) and set(value) == {"min", "opt", "max"} and all(type(v) is int for v in value.values()):
+        return DimRange(**value)
+    return value
+
+
 def _size(value: Any) -> int | tuple[int, int]:
     """A positive integer, or height and width."""
     sizes = (value,) if isinstance(value, int) else value
@@ -51,7 +58,7 @@ def _dimension(value: Any) -> int | str:
 def _capability(value: Any) -> str:
     text = str(value) if isinstance(value, (str, float)) else ""
     major, dot, minor = text.partition(".")
-    if dot and major.isdecimal() and minor.isdecimal():
+    if dot and major.isdecimal() and minor.isdecimal() and len(minor) == 1:
         return text
     raise PydanticCustomError("must", "be a compute capability like 8.6")
 
@@ -76,7 +83,7 @@ Dimension = Annotated[
 ComputeCapability = Annotated[
     str,
     BeforeValidator(_capability),
-    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^\d+\.\d+$"}]}),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^\d+\.\d$"}]}),
 ]
 
 
@@ -221,6 +228,19 @@ class Build(BuildOptions, Section):
     """The route, the target and the builder's own options."""
 
     model_config = Section.model_config
+
+    @model_validator(mode="before")
+    @classmethod
+    def _inner_values(cls, raw: Any) -> Any:
+        """Lists within mappings are tuples too, as in `tensor_formats`, and the mappings in `profiles` are ranges."""
+        if not isinstance(raw, dict):
+            return raw
+        inner = {k: {i: _tuples(v) for i, v in d.items()} if isinstance(d, dict) else d for k, d in raw.items()}
+        if isinstance(profiles := inner.get("profiles"), (list, tuple)):
+            inner["profiles"] = tuple(
+                {d: _range(r) for d, r in p.items()} if isinstance(p, dict) else p for p in profiles
+            )
+        return inner
 
     route: Route = Field(default="onnx", description="the frontend that lowers the model")
     target: Target = Field(default="tensorrt_rtx", description="what compiles it")
