@@ -200,7 +200,7 @@ class JobFile:
 
     def _validate(self, data: dict[str, Any]) -> Job | None:
         try:
-            return Job.model_validate(data)
+            return Job.model_validate(data).in_folder(self._path.resolve().parent)
         except ValidationError as error:
             structural = [e for e in error.errors() if not isinstance(e.get("ctx", {}).get("error"), BrokenRules)]
         for e in structural:
@@ -232,7 +232,7 @@ def _beside(path: Path) -> str:
 def _capabilities_as_written(
     data: dict[str, Any], texts: Mapping[yamlfile.Path, str], overridden: list[yamlfile.Path]
 ) -> None:
-    """Compute capabilities are versions: 12.10 must not become 12.1, so they are taken as they were written."""
+    """Compute capabilities are versions: 12.10 must not pass for 12.1, so they are taken as they were written."""
     build = data.get("build")
     path: yamlfile.Path = ("build", "compute_capability")
     if not isinstance(build, dict) or path in overridden or path[:1] in overridden:

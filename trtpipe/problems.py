@@ -20,6 +20,9 @@ from pydantic_core import ErrorDetails
 
 Path = tuple[str | int, ...]
 
+#: More legal keys than this do not help in one line.
+_MOST_LISTED = 12
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -100,7 +103,10 @@ def explain(error: ErrorDetails, legal_keys: Sequence[str]) -> str:
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     key = str(error["loc"][-1]) if error["loc"] else ""
     if kind == "extra_forbidden":
-        return said(f"be one of the keys {either(legal_keys)}", key, did_you_mean(key, legal_keys))
+        near = did_you_mean(key, legal_keys)
+        if len(legal_keys) > _MOST_LISTED:
+            return said(f"be one of the {len(legal_keys)} keys that `trtpipe schema` lists here", key, near)
+        return said(f"be one of the keys {either(legal_keys)}", key, near)
     if kind == "missing":
         return said("be given", "nothing")
     if kind == "literal_error":
@@ -130,6 +136,7 @@ def explain(error: ErrorDetails, legal_keys: Sequence[str]) -> str:
         "tuple_type": "a list",
         "dict_type": "a mapping",
         "model_type": "a mapping",
+        "dataclass_exact_type": "{min, opt, max}, whole numbers",
         "model_attributes_type": "a mapping",
     }
     if kind in kinds:

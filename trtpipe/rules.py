@@ -46,22 +46,31 @@ def _given(section: Any, *fields: str) -> tuple[str, ...]:
     return tuple(f for f in fields if getattr(section, f) is not None)
 
 
+def _changed(section: Any) -> tuple[str, ...]:
+    """Fields that differ from their default; a job that was written out in full and read again keeps its meaning."""
+    fields = type(section).model_fields
+    return tuple(f for f, i in fields.items() if getattr(section, f) != i.get_default(call_default_factory=True))
+
+
 def _count(names: tuple[str, ...]) -> str:
     return " and ".join(names) if names else "none"
 
 
 def _one_source(model: Model) -> Iterator[Broken]:
-    sources = _given(model, "factory", "torchscript", "program")
-    if len(sources) != 1:
-        yield Broken(("model",), "have exactly one of factory, torchscript and program", _count(sources))
-    if "factory" in sources:
-        yield from _callable(model.factory, ("model", "factory"))
-    elif sources:
+    sources = _given(model, "factory", "program")
+    if sources == () and model.torchscript is not None:
+        hint = "torch.export cannot take a TorchScript file; beside factory or program it is the baseline."
+        yield Broken(("model",), "have exactly one of factory and program", "torchscript alone", hint)
+    elif len(sources) != 1:
+        yield Broken(("model",), "have exactly one of factory and program", _count(sources))
+    yield from _callable(model.factory, ("model", "factory"))
+    if sources == ("program",):
         for key, value in (("args", model.args), ("weights", model.weights)):
             if value:
-                yield Broken(("model", key), "be given only with factory", f"{key} with {sources[0]}", f"Remove {key}.")
-        if model.baseline != "trace":
-            yield Broken(("model", "baseline"), "be given only with factory", f"it with {sources[0]}", "Remove it.")
+                yield Broken(("model", key), "be given only with factory", f"{key} with program", f"Remove {key}.")
+    if model.torchscript is not None and "baseline" in _changed(model):
+        got = f"{model.baseline} with torchscript"
+        yield Broken(("model", "baseline"), "not be given when torchscript is the baseline", got, "Remove baseline.")
     yield from _suffix(model.weights, ("model", "weights"), (".safetensors", ".pt", ".pth"))
     yield from _suffix(model.program, ("model", "program"), (".pt2",))
 
@@ -158,7 +167,7 @@ def _calibration(calibration: Calibration | None) -> Iterator[Broken]:
     if calibration is None:
         return
     yield from _data("calibration", calibration, ("images", "arrays", "factory", "table"))
-    if "percentile" in calibration.model_fields_set and calibration.algorithm != "percentile":
+    if "percentile" in _changed(calibration) and calibration.algorithm != "percentile":
         got = f"algorithm: {calibration.algorithm}"
         yield Broken(("calibration", "percentile"), "be given only with algorithm: percentile", got)
     yield from _suffix(calibration.table, ("calibration", "table"), (".json",))
@@ -203,7 +212,7 @@ def _data(section: str, data: Data, sources: tuple[str, ...]) -> Iterator[Broken
         yield Broken((section, "transform"), "be given only with images", got, "Remove transform.")
     path: Path = (section, "transform")
     yield from _callable(transform.callable, (*path, "callable"))
-    others = tuple(sorted(transform.model_fields_set - {"callable"}))
+    others = tuple(f for f in _changed(transform) if f != "callable")
     if transform.callable is not None and others:
         yield Broken((*path, "callable"), "stand alone", f"it with {_count(others)}", "It does the whole transform.")
     elif transform.normalize is not None:

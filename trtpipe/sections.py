@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from trtpipe.build_options import BuildOptions
@@ -26,6 +27,13 @@ class Section(BaseModel):
     def _lists_are_tuples(cls, raw: Any) -> Any:
         """A YAML list is what a tuple field is written as."""
         return {k: _tuples(v) for k, v in raw.items()} if isinstance(raw, dict) else raw
+
+
+def _range(value: Any) -> Any:
+    """{min, opt, max} of whole numbers as a DimRange; anything else as it is, for pydantic to refuse."""
+    if isinstance(value, dict) and set(value) == {"min", "opt", "max"} and all(type(v) is int for v in value.values()):
+        return DimRange(**value)
+    return value
 
 
 def _size(value: Any) -> int | tuple[int, int]:
@@ -50,14 +58,14 @@ def _dimension(value: Any) -> int | str:
 def _capability(value: Any) -> str:
     text = str(value) if isinstance(value, (str, float)) else ""
     major, dot, minor = text.partition(".")
-    if dot and major.isdecimal() and minor.isdecimal():
+    if dot and major.isdecimal() and minor.isdecimal() and len(minor) == 1:
         return text
     raise PydanticCustomError("must", "be a compute capability like 8.6")
 
 
 Size = Annotated[
     int | tuple[int, int],
-    PlainValidator(_size),
+    BeforeValidator(_size),
     WithJsonSchema(
         {
             "anyOf": [
@@ -69,26 +77,28 @@ Size = Annotated[
 ]
 Dimension = Annotated[
     int | str,
-    PlainValidator(_dimension),
+    BeforeValidator(_dimension),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]}),
 ]
 ComputeCapability = Annotated[
     str,
-    PlainValidator(_capability),
-    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^\d+\.\d+$"}]}),
+    BeforeValidator(_capability),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^\d+\.\d$"}]}),
 ]
 
 
 class Model(Section):
-    """Where the network comes from: exactly one of factory, torchscript and program."""
+    """Where the network comes from: factory or program. A torchscript file is the baseline it is compared with."""
 
     factory: str | None = Field(default=None, description="package.module:callable returning an nn.Module")
     args: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the factory")
     weights: str | None = Field(default=None, description="state dict: .safetensors, or .pt read with weights_only")
-    torchscript: str | None = Field(default=None, description="a TorchScript file")
+    torchscript: str | None = Field(
+        default=None, description="a TorchScript file to compare with, instead of recording a baseline"
+    )
     program: str | None = Field(default=None, description="a .pt2 file written by torch.export.save")
     baseline: Literal["trace", "script"] = Field(
-        default="trace", description="how the TorchScript baseline is recorded from the factory's module"
+        default="trace", description="how the TorchScript baseline is recorded"
     )
 
 
@@ -219,6 +229,19 @@ class Build(BuildOptions, Section):
 
     model_config = Section.model_config
 
+    @model_validator(mode="before")
+    @classmethod
+    def _inner_values(cls, raw: Any) -> Any:
+        """Lists within mappings are tuples too, as in `tensor_formats`, and the mappings in `profiles` are ranges."""
+        if not isinstance(raw, dict):
+            return raw
+        inner = {k: {i: _tuples(v) for i, v in d.items()} if isinstance(d, dict) else d for k, d in raw.items()}
+        if isinstance(profiles := inner.get("profiles"), (list, tuple)):
+            inner["profiles"] = tuple(
+                {d: _range(r) for d, r in p.items()} if isinstance(p, dict) else p for p in profiles
+            )
+        return inner
+
     route: Route = Field(default="onnx", description="the frontend that lowers the model")
     target: Target = Field(default="tensorrt_rtx", description="what compiles it")
     compute_capability: tuple[ComputeCapability, ...] = Field(
@@ -238,6 +261,18 @@ class Job(Section):
     calibration: Calibration | None = None
     build: Build = Build()
     check: Check
+    _folder: Path | None = PrivateAttr(default=None)
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder the job file is in, where its modules are looked up too; None for a job made in Python."""
+        return self._folder
+
+    def in_folder(self, folder: Path) -> Job:
+        """The same job, read from a file in `folder`."""
+        job = self.model_copy()
+        job._folder = folder
+        return job
 
     @model_validator(mode="after")
     def _between_fields(self) -> Job:

@@ -9,7 +9,7 @@ from calib.data import InputSpec
 IMAGE = InputSpec("image", "float32", (3, 16, 16))
 
 
-@pytest.fixture()
+@pytest.fixture
 def image_folder(tmp_path):
     """Three classes of 12, 6 and 2 RGB images of 20 x 24 pixels, every one different."""
     rng = np.random.default_rng(0)

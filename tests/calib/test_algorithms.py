@@ -70,9 +70,8 @@ def test_the_quick_reference_is_the_slow_one():
 
 
 def test_a_hand_worked_divergence():
-    # Four bins in two levels. All four kept: P = (4, 2, 1, 1) / 8, Q = (3, 3, 1, 1) / 8; KL = (4 ln 4/3 + 2 ln 2/3) /
-    8.0  # Two kept: P = (4, 4) / 8, Q = (4, 2) / 6. Three kept: levels {0, 1} and {2}: P = (4, 2, 2) / 8,
-    # Q = (3, 3, 1) / 7.
+    # Four bins in two levels. All kept: P = (4, 2, 1, 1) / 8, Q = (3, 3, 1, 1) / 8, KL = (4 ln 4/3 + 2 ln 2/3) / 8.
+    # Two kept: P = (4, 4) / 8, Q = (4, 2) / 6. Three kept, levels {0, 1} and {2}: P = (4, 2, 2) / 8, Q = (3, 3, 1) / 7.
     found = divergences(np.array([4.0, 2.0, 1.0, 1.0]), levels=2)
     two = 0.5 * math.log(0.5 / (4 / 6)) + 0.5 * math.log(0.5 / (2 / 6))
     three = 0.5 * math.log(0.5 / (3 / 7)) + 0.25 * math.log(0.25 / (3 / 7)) + 0.25 * math.log(0.25 / (1 / 7))

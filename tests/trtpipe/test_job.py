@@ -1,7 +1,7 @@
 import pytest
 
 from trtpipe.cli import main
-from trtpipe.job import Job, JobErrors, JobFile, load_job
+from trtpipe.job import Build, Job, JobErrors, JobFile, load_job
 
 GOOD = """\
 name: digits
@@ -125,12 +125,17 @@ BROKEN = [
      ["job.yaml:7: inputs.image.shape: must have at least one entry (got an empty list)."]),
     # model
     ([("  factory: torch.nn:Identity\n  args: {}\n  weights: w.safetensors\n", "  baseline: trace\n")],
-     ["job.yaml:2: model: must have exactly one of factory, torchscript and program (got none)."]),
-    ([("  args: {}", "  torchscript: m.ts")],
-     ["job.yaml:2: model: must have exactly one of factory, torchscript and program (got factory and torchscript)."]),
-    ([(FACTORY, "  torchscript: m.ts\n  weights: w.safetensors\n  baseline: script\n")],
-     ["job.yaml:4: model.weights: must be given only with factory (got weights with torchscript). Remove weights.",
-      "job.yaml:5: model.baseline: must be given only with factory (got it with torchscript). Remove it."]),
+     ["job.yaml:2: model: must have exactly one of factory and program (got none)."]),
+    ([("  args: {}", "  program: m.pt2")],
+     ["job.yaml:2: model: must have exactly one of factory and program (got factory and program)."]),
+    ([(FACTORY, "  torchscript: m.ts\n")],
+     ["job.yaml:2: model: must have exactly one of factory and program (got torchscript alone). "
+      "torch.export cannot take a TorchScript file; beside factory or program it is the baseline."]),
+    ([(FACTORY, "  program: m.pt2\n  weights: w.safetensors\n  torchscript: m.ts\n  baseline: script\n")],
+     ["job.yaml:4: model.weights: must be given only with factory (got weights with program). Remove weights.",
+      "job.yaml:6: model.baseline: must not be given when torchscript is the baseline (got script with torchscript). "
+      "Remove baseline."]),
+    ([(FACTORY, "  program: m.ts\n")], ["job.yaml:3: model.program: must end in .pt2 (got '{dir}/m.ts')."]),
     ([("torch.nn:Identity", "torch.nn.Identity")],
      ["job.yaml:3: model.factory: must be package.module:callable (got 'torch.nn.Identity'). "
       "Did you mean torch.nn:Identity?"]),
@@ -259,11 +264,41 @@ def test_paths_are_from_the_folder_of_the_job_file(folder, monkeypatch):
     assert job.calibration is not None
     assert job.calibration.images == str(folder / "calib")
     assert job.check.images == str(folder / "val")
+    assert job.folder == folder
 
 
-def test_compute_capabilities_are_taken_as_written(folder):
-    job = load_job(write(folder, ("[8.6, 12.0]", "[8.6, 12.0, 12.10, '7.5']")))
-    assert job.build.compute_capability == ("8.6", "12.0", "12.10", "7.5")
+def test_the_folder_is_no_part_of_the_job(folder):
+    job = load_job(write(folder))
+    assert not {"folder", "_folder"} & set(job.model_dump(mode="json"))
+    again = Job.model_validate(job.model_dump())
+    assert again.folder is None
+    assert again.model_dump() == job.model_dump()
+    assert Job.model_validate_json(job.model_dump_json()).model_dump() == job.model_dump()
+
+
+def test_compute_capabilities_are_taken_as_written(folder, capsys):
+    job = load_job(write(folder, ("[8.6, 12.0]", "[8.6, 12.0, '7.5']")))
+    assert job.build.compute_capability == ("8.6", "12.0", "7.5")
+    path = write(folder, ("[8.6, 12.0]", "[12.10]"))
+    with pytest.raises(JobErrors, match=r"must be a compute capability like 8\.6 \(got '12\.10'\)"):
+        load_job(path)
+
+
+def test_builder_options_are_read_as_strictly_as_the_rest(folder):
+    lines = "build:\n  profiles: [{N: {min: 1, opt: 2, max: 4}}]\n  tensor_formats: {image: [linear]}\n"
+    job = load_job(write(folder, ("build:\n", lines)))
+    assert job.build.profiles[0]["N"].opt == 2
+    assert job.build.tensor_formats == {"image": ("linear",)}
+    with pytest.raises(
+        JobErrors, match=r"build\.tf32: must be true or false \(got 'yes'\)\. Write true, without quotes"
+    ):
+        load_job(write(folder, ("build:\n", "build:\n  tf32: yes\n")))
+    with pytest.raises(JobErrors, match=r"profiles\[0\]\.N: 1 <= min <= opt <= max must hold \(got 3, 2, 4\)"):
+        load_job(write(folder, ("build:\n", "build:\n  profiles: [{N: {min: 3, opt: 2, max: 4}}]\n")))
+    with pytest.raises(
+        JobErrors, match=r"profiles\[0\]\.N: must be {min, opt, max}, whole numbers \(got a mapping of min"
+    ):
+        load_job(write(folder, ("build:\n", "build:\n  profiles: [{N: {min: 3}}]\n")))
 
 
 def test_a_dimension_may_be_called_no(folder):
@@ -305,8 +340,8 @@ def test_set_overrides_the_file(folder):
         ("build.target=tensort",
          "--set: build.target: must be tensorrt, tensorrt_rtx or onnxruntime (got 'tensort'). Did you mean tensorrt?"),
         ("build.tarket=tensorrt",
-         "--set: build.tarket: must be one of the keys compute_capability, workspace, optimization_level, timing_cache, "
-         "profiling_verbosity, tf32, route or target (got tarket). Did you mean target?"),
+         f"--set: build.tarket: must be one of the {len(Build.model_fields)} keys that `trtpipe schema` lists here "
+         "(got tarket). Did you mean target?"),
         ("name.x=1", "--set: name: must be a mapping (got 'digits')."),
         ("check.images=nowhere",
          "--set: check.images: must be a folder that exists (got 'nowhere': nothing there). "
