@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from trtpipe.check import fitted
+from trtpipe.batches import fitted
 from trtpipe.errors import InputError
 from trtpipe.export import example_inputs
 from trtpipe.progress import Progress
@@ -114,8 +114,3 @@ def _run(loaded: LoadedModel, module: Any, name: str, args: tuple[torch.Tensor, 
         return tuple(module(*args))
     bound: Any = loaded.module
     return tuple(bound.outputs(module(*bound.prepared(args))))
-
-
-def arrays_of(batches: Iterable[Batch]) -> Iterable[Mapping[str, np.ndarray[Any, Any]]]:
-    """The inputs of each batch by name."""
-    return (batch.arrays for batch in batches)

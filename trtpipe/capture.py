@@ -25,14 +25,14 @@ def capture(loaded: LoadedModel) -> Captured:
         BuildError: torch.export cannot capture the model, or the declared dynamic dimensions do not hold.
     """
     import torch
-    from torchao.quantization.pt2e.constant_fold import constant_fold
-    from torchao.quantization.pt2e.utils import _fuse_conv_bn_
+
+    from trtpipe.pt2e import constant_fold, fuse_conv_bn
 
     notes: list[str] = []
     program = export(loaded.module, loaded.inputs)
     graph = program.run_decompositions({}).module(check_guards=False)
     assert isinstance(graph, torch.fx.GraphModule)
-    _fuse_conv_bn_(graph)
+    fuse_conv_bn(graph)
     constant_fold(graph)
     notes += _spell_out_attention(graph)
     _tidy(graph)

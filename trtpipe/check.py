@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from trtpipe import metrics
+from trtpipe.batches import fitted
 from trtpipe.errors import InputError
 from trtpipe.job import Limits
 from trtpipe.progress import Progress
@@ -147,20 +148,6 @@ def run_all(
     if not done or not parts:
         return {}, ["no sample was compared"]
     return {name: np.concatenate(values) for name, values in parts.items()}, []
-
-
-def fitted(
-    batch: Mapping[str, Array], inputs: Sequence[TensorSpec]
-) -> Iterable[tuple[dict[str, Array], int]]:
-    """`batch` cut and padded (with its own last sample) to extents that the bindings allow, with the true count of each."""
-    low, high = inputs[0].at("min")[0], inputs[0].at("max")[0]
-    size = len(next(iter(batch.values())))
-    for start in range(0, size, high):
-        piece = {n: a[start : start + high] for n, a in batch.items()}
-        count = min(high, size - start)
-        if count < low:
-            piece = {n: np.concatenate([a, np.repeat(a[-1:], low - count, axis=0)]) for n, a in piece.items()}
-        yield piece, count
 
 
 def measure(

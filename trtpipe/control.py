@@ -31,12 +31,12 @@ def damaged_copy(model: OnnxModel) -> tuple[bytes, str, str]:
     quantizers = [n for n in graph.node if n.op_type == "QuantizeLinear" and n.input[1] in constants]
     if quantizers:
         last = quantizers[-1]
-        scale = numpy_helper.to_array(constants[last.input[1]])
-        new = (scale.astype(np.float32) * SCALE_FACTOR).astype(scale.dtype)
-        graph.initializer.append(numpy_helper.from_array(new, "damaged_scale"))
         readers = [n for n in graph.node if n.op_type == "DequantizeLinear" and n.input[0] == last.output[0]]
-        for node in (last, *readers):
-            node.input[1] = "damaged_scale"
+        for k, node in enumerate((last, *readers)):
+            scale = numpy_helper.to_array(constants[node.input[1]])
+            new = (scale.astype(np.float32) * SCALE_FACTOR).astype(scale.dtype)
+            node.input[1] = f"damaged_scale_{k}"
+            graph.initializer.append(numpy_helper.from_array(new, node.input[1]))
         return proto.SerializeToString(), last.name, f"scale x {SCALE_FACTOR:g}"
     weights = [
         (n, i) for n in graph.node for i in n.input if i in constants and n.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul")

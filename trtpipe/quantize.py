@@ -10,14 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torchao.quantization.pt2e.observer import UniformQuantizationObserverBase
-from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-from torchao.quantization.pt2e.quantizer import (
-    QuantizationAnnotation,
-    QuantizationSpec,
-    Quantizer,
-    SharedQuantizationSpec,
-)
 
 from calib.observers import HistogramObserver
 from trtpipe.errors import InputError
@@ -25,6 +17,15 @@ from trtpipe.export import export
 from trtpipe.graph import constant_value, module_path
 from trtpipe.placement import Site, Skipped, find_sites, kept_sites
 from trtpipe.precision import Keep, checked_keep, place_casts
+from trtpipe.pt2e import (
+    QuantizationAnnotation,
+    QuantizationSpec,
+    Quantizer,
+    SharedQuantizationSpec,
+    UniformQuantizationObserverBase,
+    convert_pt2e,
+    prepare_pt2e,
+)
 from trtpipe.values import Captured, Quantized
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ def calibrate(
         algorithm=algorithm,
         percentile=percentile,
         digests=digests,
-        progress=lambda done, total: progress.step(done, total, "images"),
+        progress=progress,
     )
 
 

@@ -11,10 +11,24 @@ from collections.abc import Iterator
 from typing import Any
 
 from trtpipe.errors import BuildError
-from trtpipe.values import OnnxModel, Quantized
+from trtpipe.job import Job
+from trtpipe.progress import Progress
+from trtpipe.values import Engine, LoadedModel, OnnxModel, Quantized
 
 #: Opset of the files: the first whose Q/DQ take FP16 is 19; 20 has Gelu.
 OPSET = 20
+
+
+def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress: Progress) -> Engine:
+    """The engine of the job's target, compiled from the quantized graph as ONNX; for onnxruntime that file itself."""
+    model = to_onnx(quantized)
+    if job.build.target == "onnxruntime":
+        import onnxruntime
+
+        return Engine(model.data, "onnxruntime", onnxruntime.__version__, (), model.inputs, model.outputs, model)
+    from trtpipe.trt.builder import build_engine
+
+    return build_engine(model, job.build, progress=progress)
 
 
 def to_onnx(quantized: Quantized, opset: int = OPSET) -> OnnxModel:
@@ -137,7 +151,8 @@ def _rename(model: Any, quantized: Quantized) -> None:
         if len(found) < 2:
             return None
         path = re.sub(r"@\d+$", "", found[-2]).removeprefix(INNER + ".")
-        return "" if path == INNER else path
+        path = "" if path == INNER else path
+        return path or (None if node.op_type in ("QuantizeLinear", "DequantizeLinear", "Cast") else "")
 
     seen: dict[str, int] = {}
     for node in model.graph.all_nodes():

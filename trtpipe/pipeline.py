@@ -1,0 +1,338 @@
+"""The line: Job -> LoadedModel -> Baseline -> Captured -> CalibrationTable -> Quantized -> Engine -> CheckReport -> Bundle."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtpipe.errors import Cancelled, InputError
+from trtpipe.values import Baseline, Captured, CheckReport, Engine, LoadedModel, OnnxModel, Quantized
+
+if TYPE_CHECKING:
+    from calib.data import Source
+    from calib.table import CalibrationTable
+    from trtpipe.bundle import Bundle
+    from trtpipe.check import CheckData, Damaged, Runner
+    from trtpipe.golden import Golden
+    from trtpipe.job import Job
+    from trtpipe.progress import Progress, Reporter
+
+#: Samples whose ranges decide what FP16 can hold.
+RANGE_SAMPLES = 64
+
+
+@dataclass(frozen=True)
+class Front:
+    """What every precision of a job shares: the model, its baseline on the check data, and the captured graph."""
+
+    loaded: LoadedModel
+    check_source: Source
+    baseline: Baseline
+    captured: Captured
+
+
+@dataclass(frozen=True)
+class Built:
+    """A finished build: the bundle on disk, its check, and the seconds of each stage."""
+
+    bundle: Bundle
+    report: CheckReport
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+class Stages:
+    """Names the stages of one build to a Reporter and keeps how long each took, in seconds."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[Progress]:
+        """One stage; calib's errors become the user's."""
+        from calib.errors import CalibCancelled, CalibError
+
+        began = time.perf_counter()
+        with self._reporter.stage(name):
+            try:
+                yield self._reporter
+            except CalibCancelled as error:
+                raise Cancelled(str(error)) from error
+            except CalibError as error:
+                raise InputError(f"{name}: {error}") from error
+        self.seconds[name] = time.perf_counter() - began
+
+
+def build(job: Job, out: Path, reporter: Reporter) -> Built:
+    """Take `job` down the whole line and write `out/<name>`.
+
+    The bundle is written whether or not the check passes; `Built.report.passed` says which.
+
+    Raises:
+        TrtpipeError: with the exit code of what went wrong; nothing is then written.
+    """
+    from trtpipe.bundle import write_bundle
+    from trtpipe.manifest import CALIBRATION, GOLDEN, GRAPH
+    from trtpipe import golden
+
+    stages = Stages(reporter)
+    front = prepare(job, stages)
+    table = calibrate(job, front, stages)
+    quantized = quantize(job, front, table, stages)
+    engine = compile_engine(job, front.loaded, quantized, stages)
+    report = check(job, front, engine, stages)
+    with stages("bundle"):
+        manifest = describe(job, front, table, quantized, engine, report)
+        files = {GOLDEN: golden.to_bytes(golden.first(golden_data(front)))}
+        if table is not None:
+            files[CALIBRATION] = table_bytes(table)
+        if engine.graph is not None:
+            files[GRAPH] = engine.graph.data
+        files[manifest.engine_file] = engine.data
+        bundle = write_bundle(out / job.name, manifest, files)
+    return Built(bundle, report, stages.seconds)
+
+
+def prepare(job: Job, stages: Stages) -> Front:
+    """The model, its baseline and its graph."""
+    from trtpipe.baseline import record_baseline
+    from trtpipe.capture import capture
+    from trtpipe.data import open_check
+    from trtpipe.model import load_model
+
+    with stages("model"):
+        loaded = load_model(job, job.folder)
+    with stages("baseline") as progress:
+        source = open_check(job)
+        baseline = record_baseline(
+            loaded,
+            source.batches(job.check.batch_size),
+            source.sample_count,
+            kind=job.model.baseline,
+            torchscript=job.model.torchscript,
+            progress=progress,
+        )
+    with stages("capture"):
+        captured = capture(loaded)
+    return Front(loaded, source, baseline, captured)
+
+
+def calibrate(job: Job, front: Front, stages: Stages) -> CalibrationTable | None:
+    """The job's calibration table, made now or read from `calibration.table`; None when nothing is quantized."""
+    if not job.precision.int8_mode or job.calibration is None:
+        return None
+    from calib.table import CalibrationTable
+    from trtpipe import quantize as stage
+    from trtpipe.data import open_calibration
+
+    digests = {"weights": front.loaded.weights_digest, "graph": front.captured.digest}
+    with stages("calibrate") as progress:
+        if job.calibration.table is not None:
+            table = CalibrationTable.load(job.calibration.table)
+            table.require(job.calibration.table, digests, job.calibration.algorithm, job.calibration.percentile)
+            return table
+        source = open_calibration(job)
+        for note in overlap_notes(source, front.check_source):
+            progress.note(note)
+        return stage.calibrate(
+            front.captured,
+            source,
+            batch_size=job.calibration.batch_size,
+            algorithm=job.calibration.algorithm,
+            percentile=job.calibration.percentile,
+            digests=digests,
+            progress=progress,
+        )
+
+
+def overlap_notes(calibration: Source, check: Source) -> tuple[str, ...]:
+    """A warning when samples stand in both sets: the check then flatters the engine."""
+    from calib.data import overlap
+
+    both = overlap(calibration, check)
+    if not both:
+        return ()
+    return (
+        f"{len(both)} of {check.sample_count} check samples were calibrated on too (first: {both[0]}); "
+        "the check is the weaker for it",
+    )
+
+
+def quantize(job: Job, front: Front, table: CalibrationTable | None, stages: Stages) -> Quantized:
+    """The captured graph in the job's precisions."""
+    from trtpipe import quantize as stage
+    from trtpipe.precision import Keep, half_dtype
+
+    precision = job.precision
+    with stages("quantize"):
+        ranges = observe_ranges(job, front) if precision.fp16_mode else {}
+        return stage.quantize(
+            front.captured,
+            int8=precision.int8_mode,
+            half=half_dtype(precision.fp16_mode, precision.bf16_mode),
+            keep=Keep(precision.keep.fp32, precision.keep.fp16),
+            amax={} if table is None else table.amax,
+            ranges=ranges,
+        )
+
+
+def observe_ranges(job: Job, front: Front) -> dict[str, float]:
+    """Largest |x| of every tensor over the first calibration samples, or check samples where there are none."""
+    import torch
+
+    from trtpipe import precision
+    from trtpipe.data import open_calibration
+
+    data = job.calibration
+    calibrates = data is not None and (data.images or data.arrays or data.factory)
+    source = open_calibration(job) if calibrates else front.check_source
+    size = data.batch_size if data is not None and calibrates else job.check.batch_size
+    batches = itertools.islice(_pieces(source, front, size), max(1, RANGE_SAMPLES // size))
+    names = [s.name for s in front.loaded.inputs]
+    return precision.observe_ranges(front.captured, ([torch.from_numpy(b[n]) for n in names] for b in batches))
+
+
+def _pieces(source: Source, front: Front, size: int) -> Iterator[Mapping[str, Any]]:
+    from trtpipe.batches import fitted
+
+    for batch in source.batches(size):
+        for piece, _ in fitted(batch.arrays, front.loaded.inputs):
+            yield piece
+
+
+def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, stages: Stages) -> Engine:
+    """The engine, by the job's route."""
+    from trtpipe.routes import route
+
+    with stages("compile") as progress:
+        engine: Engine = route(job.build.route)(job, loaded, quantized, progress)
+    return engine
+
+
+def check(job: Job, front: Front, engine: Engine, stages: Stages) -> CheckReport:
+    """The engine (or its graph, where no GPU can run it) against the baseline, with a control."""
+    from trtpipe.check import check_engine
+
+    with stages("check") as progress:
+        runner, executed = open_runner(engine)
+        with runner:
+            return check_engine(
+                runner,
+                executed,
+                check_data(job, front),
+                front.loaded.inputs,
+                job.check.limits,
+                damaged=damaged(engine.graph),
+                require=job.check.require,
+                progress=progress,
+            )
+
+
+def open_runner(engine: Engine) -> tuple[Any, Any]:
+    """What executes the engine here, and whether that is the engine or its graph."""
+    from trtpipe.ort import OrtRunner
+    from trtpipe.trt import driver
+
+    if engine.target != "onnxruntime" and driver.probe().devices:
+        from trtpipe.trt.runtime import EngineRunner
+
+        return EngineRunner(engine.data), "engine"
+    if engine.graph is None:
+        raise InputError(
+            f"check: a {engine.target} engine of this route has no graph to execute (got no GPU either). "
+            "Build where its GPU is, or take build.route: onnx."
+        )
+    return OrtRunner(engine.graph.data, as_written=engine.target != "onnxruntime"), "graph"
+
+
+def damaged(graph: OnnxModel | None) -> Damaged | None:
+    """The control's copy of the graph, ready to run."""
+    if graph is None:
+        return None
+    from trtpipe.check import Damaged
+    from trtpipe.control import damaged_copy
+    from trtpipe.ort import OrtRunner
+
+    data, tensor, how = damaged_copy(graph)
+    return Damaged(OrtRunner(data, as_written=True), tensor, how)
+
+
+def check_data(job: Job, front: Front) -> CheckData:
+    """The check samples with the baseline's answers."""
+    from trtpipe.check import CheckData
+
+    def batches() -> Iterator[Mapping[str, np.ndarray[Any, Any]]]:
+        return (b.arrays for b in front.check_source.batches(job.check.batch_size))
+
+    return CheckData(batches, front.baseline.outputs, front.baseline.labels)
+
+
+def golden_data(front: Front) -> Golden:
+    """The first check samples with the baseline's answers on them."""
+    from trtpipe.golden import KEPT_SAMPLES, Golden
+
+    first = next(iter(front.check_source.batches(KEPT_SAMPLES)))
+    count = len(first.ids)
+    labels = front.baseline.labels
+    return Golden(
+        dict(first.arrays),
+        {n: a[:count] for n, a in front.baseline.outputs.items()},
+        None if labels is None else labels[:count],
+    )
+
+
+def table_bytes(table: CalibrationTable) -> bytes:
+    """The table's file."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "calibration.json")
+        table.save(path)
+        return path.read_bytes()
+
+
+def describe(
+    job: Job,
+    front: Front,
+    table: CalibrationTable | None,
+    quantized: Quantized,
+    engine: Engine,
+    report: CheckReport,
+) -> Any:
+    """The manifest of the bundle."""
+    from trtpipe.data import check_transform
+    from trtpipe.environment import environment, fingerprint, portable_job
+    from trtpipe.manifest import Manifest, describe_engine
+
+    calibration = None if table is None else table.digest
+    parts = {"weights": front.loaded.weights_digest, "graph": front.captured.digest, "calibration": calibration}
+    notes = [*front.loaded.notes, *front.baseline.notes, *quantized.notes, *engine.notes, *report.notes]
+    notes += [f"check: skipped {s}" for s in front.check_source.skipped]
+    if table is not None:
+        notes += table.audit.warnings
+    return Manifest(
+        name=job.name,
+        engine=describe_engine(engine, job.build),
+        inputs=front.loaded.inputs,
+        outputs=front.loaded.outputs,
+        build=job.build,
+        opset=None if engine.graph is None else engine.graph.opset,
+        precision=job.precision,
+        layers=quantized.layers,
+        preprocessing=check_transform(job) if job.check.images else None,
+        class_names=front.check_source.classes,
+        calibration_digest=calibration,
+        weights_digest=front.loaded.weights_digest,
+        check=report,
+        limits=job.check.limits,
+        job=portable_job(job),
+        environment=environment(),
+        fingerprint=fingerprint(job, parts),
+        notes=tuple(dict.fromkeys(notes)),
+    )
