@@ -25,6 +25,13 @@ from trtpipe.errors import TrtpipeError
 COMMANDS: Mapping[str, str] = {
     "build": "trtpipe.commands.build:command",
     "validate": "trtpipe.commands.validate:command",
+    "check": "trtpipe.commands.check:command",
+    "verify": "trtpipe.commands.verify:command",
+    "run": "trtpipe.commands.run:command",
+    "pack": "trtpipe.commands.pack:command",
+    "unpack": "trtpipe.commands.unpack:command",
+    "export": "trtpipe.commands.export:command",
+    "keygen": "trtpipe.commands.keygen:command",
     "inspect": "trtpipe.commands.inspect:command",
     "schema": "trtpipe.commands.schema:command",
 }
