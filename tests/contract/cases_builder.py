@@ -8,7 +8,7 @@ import signal
 import pytest
 import tensorrt as trt
 import tensorrt_libs as stub
-from world import GPU, LAYERS, MODEL, PLAN, VERSION, World, build
+from world import GPU, LAYERS, LOG_SLOT, MODEL, PLAN, VERSION, World, build
 
 from trtpipe import errors
 from trtpipe.build_options import BuildOptions
@@ -139,7 +139,7 @@ def _texts(*texts):
     return [ctypes.create_string_buffer(t.encode()) for t in texts]
 
 
-def _logger_address(world):
+def _logger_address():
     """The native logger is the first argument of the entry point that makes a builder."""
     entry = stub.entries.index("createInferBuilder_INTERNAL")
     return next(row[2] for row in reversed(stub.calls()) if row[0] == -1 and row[1] == entry)
@@ -150,7 +150,7 @@ def test_warnings_reach_the_engine_and_errors_the_message(world):
 
     def act():
         for severity, text in ((trt.ILogger.Severity.WARNING, warning), (trt.ILogger.Severity.ERROR, error)):
-            stub.invoke(_logger_address(world), 0, int(severity), ctypes.addressof(text))
+            stub.invoke(_logger_address(), LOG_SLOT, int(severity), ctypes.addressof(text))
 
     world.during_build(act)
     engine = engine_of()
@@ -230,7 +230,7 @@ class TestMonitor:
 def test_a_build_that_returns_nothing_is_an_error_with_its_reason(world, monkeypatch):
     (error,) = kept = _texts("no tactic for head.fc")
     world.during_build(
-        lambda: stub.invoke(_logger_address(world), 0, int(trt.ILogger.Severity.ERROR), ctypes.addressof(error))
+        lambda: stub.invoke(_logger_address(), LOG_SLOT, int(trt.ILogger.Severity.ERROR), ctypes.addressof(error))
     )
     stub.answer(lambda: world.builder.build_serialized_network(world.network, world.config), 0)
     with pytest.raises(errors.BuildError, match=r"must compile the graph \(got no tactic for head\.fc\)"):
@@ -353,7 +353,7 @@ def test_an_option_is_honoured_or_refused(world, option, tmp_path):
 def test_log_level(world):
     (text,) = kept = _texts("Trying tactic 7")
     world.during_build(
-        lambda: stub.invoke(_logger_address(world), 0, int(trt.ILogger.Severity.VERBOSE), ctypes.addressof(text))
+        lambda: stub.invoke(_logger_address(), LOG_SLOT, int(trt.ILogger.Severity.VERBOSE), ctypes.addressof(text))
     )
     notes = []
 
@@ -416,5 +416,7 @@ def test_dla_is_typed_weakly_where_it_must_be(world):
 def test_an_unknown_glob_or_binding_is_an_error(world):
     with pytest.raises(errors.InputError, match=r"build\.device_types\.stem\.\*: must fit the module path of a layer"):
         engine_of(device_types={"stem.*": "gpu"})
-    with pytest.raises(errors.InputError, match=r"build\.tensor_formats\.x: must be a binding, image, logits \(got x\)"):
+    with pytest.raises(
+        errors.InputError, match=r"build\.tensor_formats\.x: must be a binding, image, logits \(got x\)"
+    ):
         engine_of(tensor_formats={"x": ("linear",)})

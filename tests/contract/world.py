@@ -46,6 +46,8 @@ ENUMS = (
     ("tiling_optimization_level", "TilingOptimizationLevel", "NONE"),
     ("default_device_type", "DeviceType", "GPU"),
 )
+#: The slot of ILogger.log: from 11 on, ILogger is a versioned interface like the progress monitor.
+LOG_SLOT = 0 if VERSION < (11,) else 4
 Reader = Callable[[int, int, int, int], tuple[Any, ...]]
 
 
