@@ -25,6 +25,13 @@ from trtpipe.errors import TrtpipeError
 COMMANDS: Mapping[str, str] = {
     "build": "trtpipe.commands.build:command",
     "validate": "trtpipe.commands.validate:command",
+    "check": "trtpipe.commands.check:command",
+    "verify": "trtpipe.commands.verify:command",
+    "run": "trtpipe.commands.run:command",
+    "pack": "trtpipe.commands.pack:command",
+    "unpack": "trtpipe.commands.unpack:command",
+    "export": "trtpipe.commands.export:command",
+    "keygen": "trtpipe.commands.keygen:command",
     "inspect": "trtpipe.commands.inspect:command",
     "schema": "trtpipe.commands.schema:command",
 }
@@ -102,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _failed(settings, "interrupted", 130)
     except TrtpipeError as error:
         return _failed(settings, str(error), error.exit_code, getattr(error, "problems", ()))
-    except BrokenPipeError:  # whoever read our output has had enough
+    except (BrokenPipeError, SystemExit):  # whoever read our output has had enough; click exits where it sees that
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # or Python complains again when it flushes at the end
         return 0
     except Exception as error:  # noqa: BLE001  # the one place where a bug becomes output
@@ -114,8 +121,9 @@ def _unexpected(settings: Settings, error: Exception) -> int:
     if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get((error.name or "").partition(".")[0])):
         what = f"{error.name}: must be installed (got nothing). Run: pip install 'trtpipe[{extra}]'"
         return _failed(settings, what, 3)
-    if any(c.__module__.partition(".")[0] == "calib" and c.__name__ == "CalibError" for c in type(error).__mro__):
-        return _failed(settings, str(error), 2)
+    calib = {c.__name__ for c in type(error).__mro__ if c.__module__ == "calib.errors"}
+    if calib:
+        return _failed(settings, str(error), 130 if "CalibCancelled" in calib else 2)
     import traceback
 
     traceback.print_exception(error)

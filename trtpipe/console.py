@@ -116,11 +116,12 @@ class Console:
                 raise Cancelled("interrupted")
             outcome = ""
         except (KeyboardInterrupt, Cancelled):
-            outcome = "interrupted after "
+            self._cancelled = True
             raise
         finally:
             self._polled = False
             self._stages.pop()
+            outcome = "interrupted after " if outcome and self._cancelled else outcome
             if self._bars is not None and self._task is not None:
                 self._bars.remove_task(self._task)
             self._task = None
@@ -138,7 +139,7 @@ class Console:
             return
         self._drawn_at = now
         spent = now - stage.began
-        rate = f"{done / spent:.0f} {unit}/s" if spent > 0.5 and unit else ""
+        rate = f"{done / spent:.0f} {unit}/s" if spent > 0.5 and unit and not unit.startswith("%") else ""
         self._bars.update(self._task, completed=done, total=total, unit=unit, rate=rate)
 
     def note(self, message: str) -> None:
@@ -233,7 +234,7 @@ class _Stage:
 
     def counted(self, seconds: float) -> str:
         """`  512 images, 160/s`, or nothing for a stage that took no steps."""
-        if not self.done or not self.unit:
+        if not self.done or not self.unit or self.unit.startswith("%"):
             return ""
         rate = f", {self.done / seconds:.0f}/s" if seconds > 0 else ""
         return f"  {self.done} {self.unit}{rate}"

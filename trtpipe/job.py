@@ -100,6 +100,7 @@ class JobFile:
         self._path = path
         self._paths_exist = paths_exist
         self._document = yamlfile.Document(None, {}, {}, {})
+        self._text = ""
         self._set: list[yamlfile.Path] = []
         self._problems: list[Problem] = []
 
@@ -132,6 +133,7 @@ class JobFile:
         try:
             text = self._path.read_text(encoding="utf-8")
             self._document = yamlfile.parse(text)
+            self._text = text
         except yamlfile.YamlProblem as p:
             text = said(p.must, p.got, p.hint)
             self._problems.append(Problem(name, p.place.line, p.place.column, dotted(p.path), text))
@@ -181,6 +183,7 @@ class JobFile:
             inner = below
         inner[path[-1]] = value
         self._set.append(path)
+        self._text = f"{self._text.rstrip()}\n# --set {override}\n"
 
     def _absolute(self, data: dict[str, Any]) -> None:
         """Make every path of the job absolute, and miss those that are not there."""
@@ -200,7 +203,7 @@ class JobFile:
 
     def _validate(self, data: dict[str, Any]) -> Job | None:
         try:
-            return Job.model_validate(data).in_folder(self._path.resolve().parent)
+            return Job.model_validate(data).read_from(self._path.resolve().parent, self._text)
         except ValidationError as error:
             structural = [e for e in error.errors() if not isinstance(e.get("ctx", {}).get("error"), BrokenRules)]
         for e in structural:

@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trtpipe.sections import Calibration, Check, Data, Input, Model, Normalize, Output, Precision, Transform
+    from trtpipe.sections import Build, Calibration, Check, Data, Input, Model, Normalize, Output, Precision, Transform
 
 Path = tuple[str | int, ...]
 
@@ -157,6 +157,25 @@ def _precision(precision: Precision) -> Iterator[Broken]:
         yield Broken(("precision", "keep", "fp16"), "be empty unless fp16_mode and int8_mode are true", got)
 
 
+def _route(build: Build, precision: Precision, model: Model) -> Iterator[Broken]:
+    if build.route == "torch2trt":
+        if build.target != "tensorrt":
+            yield Broken(("build", "target"), "be tensorrt for route torch2trt", build.target)
+        if precision.bf16_mode:
+            yield Broken(
+                ("precision", "bf16_mode"), "be false for route torch2trt", "true", "It has FP16 and INT8 alone."
+            )
+        if model.program is not None:
+            hint = "torch2trt converts an eager module: use model.factory."
+            yield Broken(("model", "program"), "not be given for route torch2trt", repr(model.program), hint)
+    elif build.route == "torch_tensorrt" and build.target == "onnxruntime":
+        yield Broken(("build", "target"), "be tensorrt or tensorrt_rtx for route torch_tensorrt", build.target)
+    if build.target == "onnxruntime":
+        for name in _changed(build):
+            if name not in ("route", "target"):
+                yield Broken(("build", name), "be left out for target onnxruntime", "a value", "It steers TensorRT.")
+
+
 def _calibrated(precision: Precision, calibration: Calibration | None) -> Iterator[Broken]:
     if precision.int8_mode and calibration is None:
         hint = "Add calibration.images, or calibration.table."
@@ -270,6 +289,7 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Broken]]], ...] = (
     (("inputs",), _bindings),
     (("inputs", "outputs"), _names),
     (("precision",), _precision),
+    (("build", "precision", "model"), _route),
     (("precision", "calibration"), _calibrated),
     (("calibration",), _calibration),
     (("calibration", "inputs"), _calibration_fits),

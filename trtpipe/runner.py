@@ -87,6 +87,13 @@ class Model:
         return self.bundle.manifest
 
     @property
+    def runner_title(self) -> str:
+        """What executes, like "onnxruntime 1.20.0"."""
+        engine = self.manifest.engine
+        target = engine.target if engine is not None and self.executed == "engine" else "onnxruntime"
+        return f"{target} {this_device().versions.get(target, '')}".strip()
+
+    @property
     def batch(self) -> tuple[int, int, int]:
         """Smallest, best and largest batch of the engine."""
         spec = self.manifest.inputs[0]

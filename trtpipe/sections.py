@@ -262,16 +262,22 @@ class Job(Section):
     build: Build = Build()
     check: Check
     _folder: Path | None = PrivateAttr(default=None)
+    _text: str = PrivateAttr(default="")
 
     @property
     def folder(self) -> Path | None:
         """The folder the job file is in, where its modules are looked up too; None for a job made in Python."""
         return self._folder
 
-    def in_folder(self, folder: Path) -> Job:
-        """The same job, read from a file in `folder`."""
+    @property
+    def text(self) -> str:
+        """The job file as it was written, with every override as a comment below; empty for a job made in Python."""
+        return self._text
+
+    def read_from(self, folder: Path, text: str) -> Job:
+        """The same job, as read from `text` in a file in `folder`."""
         job = self.model_copy()
-        job._folder = folder
+        job._folder, job._text = folder, text
         return job
 
     @model_validator(mode="after")

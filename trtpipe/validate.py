@@ -6,10 +6,12 @@ No torch, ONNX or TensorRT is imported; what is installed is read from package m
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 
+from trtpipe.errors import InputError
 from trtpipe.importable import missing
 from trtpipe.job import Job, JobFile, Problem
 from trtpipe.problems import said
@@ -18,21 +20,30 @@ from trtpipe.problems import said
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 
-def validate(path: str | Path, overrides: Iterable[str] = (), *, here: bool = True) -> tuple[Problem, ...]:
+def validate(
+    path: str | Path, overrides: Iterable[str] = (), *, here: bool = True, version: str | None = None
+) -> tuple[Problem, ...]:
     """Every problem of a job file, in the order of the file; empty when it can be built.
 
     Args:
         path: the YAML file.
         overrides: `section.key=value` each, as in `job.load_job`.
         here: also what this machine lacks: files and folders the job names, modules, packages.
+        version: of the TensorRT the job is for, like "10.3.0"; the one installed here when None. Where none is
+            installed, options are not judged: a release that is not known refuses nothing.
+
+    Raises:
+        InputError: `version` is no version.
     """
+    if version is not None and not re.fullmatch(r"\d+(\.\d+)*", version):
+        raise InputError(f"--for: must be a version like 10.3.0 (got {version!r}).")
     file = JobFile(Path(path), paths_exist=here)
     job = file.read(overrides)
     if job is not None:
         if here:
             for option, text in (*_modules(job, Path(path)), *_images(job), *_packages(job)):
                 file.add(tuple(option.split(".")), text)
-        for option, text in _refusals(job):
+        for option, text in _refusals(job, version):
             file.add(tuple(option.split(".")), text)
     return file.problems
 
@@ -70,8 +81,6 @@ def _packages(job: Job) -> _Found:
         needed.append(("check.images", "torchvision", "build"))
     if job.precision.int8_mode:
         needed.append(("precision.int8_mode", "torchao", "build"))
-    if job.build.target == "tensorrt_rtx":
-        needed.append(("build.target", "tensorrt-rtx", "rtx"))
     if job.build.route == "torch_tensorrt":
         needed.append(("build.route", "torch-tensorrt", "torch-tensorrt"))
     for option, name, extra in needed:
@@ -79,8 +88,23 @@ def _packages(job: Job) -> _Found:
             metadata.version(name)
         except metadata.PackageNotFoundError:
             yield option, said(f"have {name} installed", "nothing", f"Run: pip install 'trtpipe[{extra}]'")
+    from trtpipe.trt.flavour import INSTALL, installed
+
+    target = job.build.target
+    if target != "onnxruntime" and target not in installed():
+        yield "build.target", said(f"have {target} installed", "nothing", f"Run: {INSTALL[target]}")
 
 
-def _refusals(job: Job) -> _Found:
-    """Options that the route, the target or its version cannot honour."""
-    return iter(())
+def _refusals(job: Job, version: str | None) -> _Found:
+    """Options that the target's release cannot honour, as `trt.options` says them."""
+    from trtpipe.trt.flavour import installed
+    from trtpipe.trt.options import refusals
+
+    target = job.build.target
+    if target == "onnxruntime":
+        return
+    here = installed().get(target)
+    release = version or (here[1] if here else None)
+    if release is not None:
+        for option, message in refusals(job.build, job.precision, target, release):
+            yield option, message.removeprefix(f"{option}: ")

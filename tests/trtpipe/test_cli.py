@@ -188,3 +188,11 @@ def test_a_closed_pipe_is_no_error():
 def test_every_extra_that_is_named_exists():
     declared = re.findall(r"^([a-z0-9-]+) = \[", (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
     assert set(cli.EXTRAS.values()) <= set(declared)
+
+
+def test_calibs_own_errors_are_user_errors(monkeypatch, capsys):
+    from calib.errors import CalibCancelled, CalibError
+
+    assert command_that_raises(monkeypatch, CalibError("a: must be b (got c).")) == 2
+    assert command_that_raises(monkeypatch, CalibCancelled("stopped")) == 130
+    assert capsys.readouterr().err.splitlines() == ["a: must be b (got c).", "stopped"]

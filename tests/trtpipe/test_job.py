@@ -213,6 +213,13 @@ BROKEN = [
       "(got require: graph). Speed is measured on the engine itself."]),
     ([("  images: val\n", "")],
      ["job.yaml:19: check: must have exactly one of images, arrays and factory (got none)."]),
+    # build
+    ([("  compute_capability: [8.6, 12.0]", "  route: torch2trt\n  target: tensorrt_rtx")],
+     ["job.yaml:19: build.target: must be tensorrt for route torch2trt (got tensorrt_rtx)."]),
+    ([("  compute_capability: [8.6, 12.0]", "  route: torch_tensorrt\n  target: onnxruntime")],
+     ["job.yaml:19: build.target: must be tensorrt or tensorrt_rtx for route torch_tensorrt (got onnxruntime)."]),
+    ([("build:\n", "build:\n  target: onnxruntime\n")],
+     ["job.yaml:19: build.compute_capability: must be left out for target onnxruntime (got a value). It steers TensorRT."]),
 ]  # fmt: skip
 
 
@@ -272,6 +279,8 @@ def test_the_folder_is_no_part_of_the_job(folder):
     assert not {"folder", "_folder"} & set(job.model_dump(mode="json"))
     again = Job.model_validate(job.model_dump())
     assert again.folder is None
+    assert (again.text, job.text) == ("", GOOD)
+    assert load_job(folder / "job.yaml", ["check.seed=1"]).text == GOOD + "# --set check.seed=1\n"
     assert again.model_dump() == job.model_dump()
     assert Job.model_validate_json(job.model_dump_json()).model_dump() == job.model_dump()
 
@@ -325,9 +334,9 @@ def test_the_check_uses_calibrations_transform(folder):
 
 def test_set_overrides_the_file(folder):
     path = write(folder)
-    job = load_job(path, ("build.target=onnxruntime", "precision.keep.fp32=[head.*]", "check.samples=3",
+    job = load_job(path, ("build.target=tensorrt", "precision.keep.fp32=[head.*]", "check.samples=3",
                           "build.compute_capability=[8.9]", "model.args.depth=2"))  # fmt: skip
-    assert job.build.target == "onnxruntime"
+    assert job.build.target == "tensorrt"
     assert job.precision.keep.fp32 == ("head.*",)
     assert job.check.samples == 3
     assert job.build.compute_capability == ("8.9",)

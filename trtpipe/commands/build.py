@@ -10,6 +10,7 @@ import click
 from trtpipe.commands.options import job_files, jobs_argument, json_option, set_option
 
 if TYPE_CHECKING:
+    from trtpipe.job import Job
     from trtpipe.values import CheckReport
 
 
@@ -25,15 +26,15 @@ if TYPE_CHECKING:
 )
 @set_option
 @json_option
-@click.option("-v", "--verbose", is_flag=True, help="Show what TensorRT and the stages log.")
+@click.option("-v", "--verbose", count=True, help="Show what TensorRT and the stages log; -vv all of it.")
 @click.option("-q", "--quiet", is_flag=True, help="Show only the verdict.")
 def command(
-    jobs: tuple[Path, ...], out: Path, overrides: tuple[str, ...], as_json: bool, verbose: bool, quiet: bool
+    jobs: tuple[Path, ...], out: Path, overrides: tuple[str, ...], as_json: bool, verbose: int, quiet: bool
 ) -> int:
     """Build each JOB (files or folders), check the engine against its baseline, and write a bundle."""
     from trtpipe import console
     from trtpipe.errors import Cancelled, TrtpipeError
-    from trtpipe.job import Job, JobErrors, Problem, load_job
+    from trtpipe.job import JobErrors, Problem, load_job
 
     if verbose and quiet:
         raise click.UsageError("--verbose must not be given with --quiet.")
@@ -41,7 +42,7 @@ def command(
     problems: list[Problem] = []
     for path in job_files(jobs):
         try:
-            loaded[path] = load_job(path, overrides)
+            loaded[path] = _logged(load_job(path, overrides), verbose)
         except JobErrors as error:
             problems.extend(error.problems)
     if problems:
@@ -52,7 +53,7 @@ def command(
 
     codes: list[int] = []
     results: list[dict[str, Any]] = []
-    with console.Console(quiet=quiet or as_json, verbose=verbose).watching() as reporter:
+    with console.Console(quiet=quiet or as_json, verbose=verbose > 0).watching() as reporter:
         for path, job in loaded.items():
             try:
                 built = build(job, out, reporter)
@@ -74,6 +75,14 @@ def command(
     if as_json:
         console.out_json(results)
     return max(codes)
+
+
+def _logged(job: Job, verbose: int) -> Job:
+    """The job with TensorRT's log level as -v and -vv ask; without them it is the job's own."""
+    if not verbose:
+        return job
+    build = job.build.model_copy(update={"log_level": "info" if verbose == 1 else "verbose"})
+    return job.model_copy(update={"build": build})
 
 
 def _distinct_names(loaded: dict[Path, Any]) -> None:

@@ -13,13 +13,16 @@ from trtpipe.commands.options import job_files, jobs_argument, json_option, set_
 @jobs_argument
 @set_option
 @click.option("--job-only", is_flag=True, help="Leave out what this machine lacks: data, modules, packages.")
+@click.option("--for", "version", metavar="VERSION", help="Judge for this TensorRT, like 10.3.0, not the one here.")
 @json_option
-def command(jobs: tuple[Path, ...], overrides: tuple[str, ...], job_only: bool, as_json: bool) -> int:
+def command(
+    jobs: tuple[Path, ...], overrides: tuple[str, ...], job_only: bool, version: str | None, as_json: bool
+) -> int:
     """Say every problem of each JOB (files or folders) on this machine and for its target, building nothing."""
     from trtpipe import console
     from trtpipe.validate import validate
 
-    found = {path: validate(path, overrides, here=not job_only) for path in job_files(jobs)}
+    found = {path: validate(path, overrides, here=not job_only, version=version) for path in job_files(jobs)}
     for path, problems in found.items():
         for problem in problems:
             console.err(str(problem))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import traceback
+from pathlib import Path
 from typing import Any
 
 from trtpipe.errors import BuildError, InputError
-from trtpipe.job import Build
+from trtpipe.job import Build, Precision
 from trtpipe.progress import Progress
 from trtpipe.trt import config as configuration
-from trtpipe.trt import driver, flavour, network, plan
+from trtpipe.trt import driver, flavour, implicit, lowering, network, plan, timing_cache
 from trtpipe.trt.flavour import Flavour
+from trtpipe.trt.implicit import Calibration
 from trtpipe.trt.monitor import PERCENT, Watch, interruptible, make_logger, make_monitor
 from trtpipe.trt.options import asked, needs_driver, refusals
 from trtpipe.values import Engine, OnnxModel
@@ -23,8 +25,15 @@ _NOISE = re.compile(
 )
 
 
-def build_engine(model: OnnxModel, build: Build, *, progress: Progress) -> Engine:
-    """The engine of a strongly typed Q/DQ graph, checked against its bindings and its own plan header.
+def build_engine(
+    model: OnnxModel,
+    build: Build,
+    *,
+    progress: Progress,
+    precision: Precision | None = None,
+    calibration: Calibration | None = None,
+) -> Engine:
+    """The engine of a graph, checked against its bindings and its own plan header.
 
     The same graph, options and TensorRT-RTX give the same bytes.
 
@@ -33,6 +42,8 @@ def build_engine(model: OnnxModel, build: Build, *, progress: Progress) -> Engin
         build: target `tensorrt`, which needs the GPU it builds for, or `tensorrt_rtx`, which builds anywhere.
         progress: told the percentage built; polled for the wish to cancel wherever TensorRT has a progress monitor
             (from 10 on).
+        precision: the job's, which implicit quantization takes its FP16 flag from.
+        calibration: ranges or samples for implicit quantization.
 
     Raises:
         InputError: when the job asks for something this TensorRT cannot honour.
@@ -41,22 +52,22 @@ def build_engine(model: OnnxModel, build: Build, *, progress: Progress) -> Engin
         Cancelled: when the user stops it; nothing is left behind.
     """
     found = flavour.load(build.target)
+    gpu = None
     for path in needs_driver(build, found.name):
-        driver.require(f"{path} with {found.title}")
-    if refused := refusals(build, None, found.name, found.version, found.capabilities):
+        gpu = driver.require(f"{path} with {found.title}")
+    if refused := refusals(build, precision, found.name, found.version, found.capabilities):
         raise InputError("\n".join(message for _, message in refused))
     watch = Watch(progress, build.log_level)
     try:
-        data = _serialize(found, model, build, watch)
+        data, notes = _serialize(found, gpu, model, build, precision, calibration, watch)
     except BaseException as error:
         # TensorRT has one logger for the process while any of its objects lives, and a traceback keeps them alive.
         traceback.clear_frames(error.__traceback__)
         raise
     progress.step(100, 100, PERCENT)
     header = _checked_header(found, build, data)
-    notes = [f"TensorRT: {text}" for text in watch.warnings if not _NOISE.search(text)]
     if not found.has("progress_monitor"):
-        notes.append(f"{found.title} has no progress monitor: neither progress nor cancelling while it built")
+        notes += (f"{found.title} has no progress monitor: neither progress nor cancelling while it built",)
     return Engine(
         data=data,
         target=found.name,
@@ -66,41 +77,67 @@ def build_engine(model: OnnxModel, build: Build, *, progress: Progress) -> Engin
         outputs=model.outputs,
         graph=model,
         options=build.model_dump(mode="json", include=set(asked(build))),
-        notes=tuple(notes),
+        notes=notes + tuple(f"TensorRT: {text}" for text in watch.warnings if not _NOISE.search(text)),
     )
 
 
-def _serialize(found: Flavour, model: OnnxModel, build: Build, watch: Watch) -> bytes:
-    """The plan's bytes. Everything made here stays referenced until TensorRT has returned: it holds none of it."""
-    trt = found.module
+def _serialize(
+    found: Flavour,
+    gpu: driver.Driver | None,
+    model: OnnxModel,
+    build: Build,
+    precision: Precision | None,
+    calibration: Calibration | None,
+    watch: Watch,
+) -> tuple[bytes, tuple[str, ...]]:
+    """The plan's bytes, and notes. What is made here is referenced until TensorRT has returned: it holds none of it."""
     watch.check()
-    logger = make_logger(found, watch)
+    trt, logger = found.module, make_logger(found, watch)
+    notes: tuple[str, ...] = ()
+    kept: list[Any] = []
     builder = trt.Builder(logger)
-    graph = network.create_network(found, builder, weakly_typed=False)
-    parser = network.parse(found, graph, logger, model, watch)
+    weak = lowering.weakly_typed(found, build)
+    graph = network.create_network(found, builder, weakly_typed=weak)
+    kept.append(network.parse(found, graph, logger, model, watch))
     network.check_bindings(found, graph, model)
     config = builder.create_builder_config()
     configuration.apply(found, config, graph, build)
-    profiles = configuration.add_profiles(found, builder, config, model.inputs, build)
-    monitor = None
+    kept.append(configuration.add_profiles(found, builder, config, model.inputs, build))
+    if weak:
+        notes += lowering.allow_precisions(found, config, graph, build, precision)
+    calibrator = None
+    if build.quantization == "implicit":
+        calibrator = implicit.make_calibrator(found, calibration)
+        batch = calibration.batch_size if calibration else 1
+        kept.append(implicit.attach(found, builder, config, calibrator, model.inputs, batch))
+    cache_file = None
+    if build.timing_cache is not None and gpu is not None:
+        cache_file = Path(build.timing_cache) / timing_cache.file_name(found, gpu, gpu.devices[0])
+        cache, cache_notes = timing_cache.attach(config, cache_file)
+        kept.append(cache)
+        notes += cache_notes
     if found.has("progress_monitor"):
-        monitor = make_monitor(found, watch)
-        config.progress_monitor = monitor
+        kept.append(make_monitor(found, watch))
+        config.progress_monitor = kept[-1]
     if watch.errors:
         raise BuildError(
             f"build: {found.title} must accept every option (got {_last(watch)}). Correct the option, or leave it out."
         )
     with interruptible(watch):
         plan_memory = builder.build_serialized_network(graph, config)
+    if calibrator is not None:
+        calibrator.check()
     watch.check()
     if plan_memory is None:
         raise BuildError(
             f"build: {found.title} must compile the graph (got {_last(watch)}). "
             "Set build.log_level to verbose to see what it was doing."
         )
+    if cache_file is not None:
+        timing_cache.save(config, cache_file)
     data = bytes(plan_memory)
-    del plan_memory, monitor, profiles, config, parser, graph, builder, logger
-    return data
+    del plan_memory, kept  # only now: config, network and parser point into what it holds
+    return data, notes
 
 
 def _last(watch: Watch) -> str:

@@ -19,7 +19,7 @@ from trtpipe.trt.flavour import Flavour
 
 #: From the gravest: a job's `log_level` shows its own level and those before it.
 LEVELS = ("internal_error", "error", "warning", "info", "verbose")
-PERCENT = "% of the engine"
+PERCENT = "%"
 _KEPT = frozenset(LEVELS[:3])
 
 

@@ -101,6 +101,11 @@ def asked(build: BuildOptions) -> dict[str, Any]:
     return {n: v for n, v in values.items() if v != fields[n].get_default(call_default_factory=True)}
 
 
+def uses_dla(build: BuildOptions) -> bool:
+    """Whether any layer is to run on a DLA."""
+    return build.default_device_type == "dla" or "dla" in build.device_types.values()
+
+
 def needs_driver(build: BuildOptions, name: str) -> tuple[str, ...]:
     """Option paths that need a GPU even where the flavour builds without one (observed with TensorRT-RTX 1.7.1)."""
     if name != "tensorrt_rtx":
@@ -130,7 +135,7 @@ def refusals(
     wanted = asked(build)
     found = [*_unable(wanted, able, title(name, version)), *_together(wanted, name)]
     if precision is not None:
-        found += _precision(wanted, precision, able, title(name, version))
+        found += _precision(build, precision, able, title(name, version))
     return tuple((path, f"{path}: {message}") for path, message in found)
 
 
@@ -188,11 +193,8 @@ def _together(wanted: dict[str, Any], name: str) -> Iterator[tuple[str, str]]:
         )
 
 
-def _precision(
-    wanted: dict[str, Any], precision: Precision, able: frozenset[str], release: str
-) -> Iterator[tuple[str, str]]:
-    implicit = wanted.get("quantization") == "implicit"
-    on_dla = wanted.get("default_device_type") == "dla" or "dla" in wanted.get("device_types", {}).values()
+def _precision(build: Build, precision: Precision, able: frozenset[str], release: str) -> Iterator[tuple[str, str]]:
+    implicit = build.quantization == "implicit"
     if precision.bf16_mode and "bf16" not in able:
         yield "precision.bf16_mode", f"{release} must have BF16 (got True). Use precision.fp16_mode."
     if implicit and not precision.int8_mode:
@@ -202,7 +204,13 @@ def _precision(
         )
     if implicit and precision.bf16_mode:
         yield "build.quantization", "implicit must go with FP16 or FP32 (got precision.bf16_mode). Use explicit."
-    if on_dla and "dla" in able:
+    if implicit and (precision.keep.fp32 or precision.keep.fp16):
+        kept = ", ".join((*precision.keep.fp32, *precision.keep.fp16))
+        yield (
+            "precision.keep",
+            f"must be empty with build.quantization implicit (got {kept}). Use explicit, or keep nothing.",
+        )
+    if uses_dla(build) and "dla" in able:
         if not (precision.fp16_mode or precision.int8_mode):
             yield (
                 "build.default_device_type",

@@ -1,0 +1,64 @@
+# Everything runs in .venv, which `make setup` fills from pyproject.toml with the versions of constraints.txt.
+# Any other environment can be used instead: make test VENV=/path/to/venv
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+OUT ?= out
+DIGITS := data/digits/resnet.safetensors
+
+.DEFAULT_GOAL := help
+.PHONY: help setup quickstart test test-slow test-gpu fmt lint type bench schema clean
+
+help:  ## Show the targets.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+# An environment named with VENV= is taken as it is.
+ifeq ($(VENV),.venv)
+SETUP := $(VENV)/.installed
+
+$(SETUP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 10), "Python 3.10 or later must be used: make PYTHON=python3.11"'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[build,rtx,examples,dev]'
+	touch $@
+endif
+
+setup: $(SETUP)  ## Make .venv with everything that building, checking and testing need.
+
+$(DIGITS): | $(SETUP)
+	$(BIN)/python -m trtpipe.examples.digits make data/digits
+
+quickstart: $(SETUP) $(DIGITS)  ## Build configs/quickstart.yaml: digits, INT8, TensorRT-RTX, no GPU needed.
+	$(BIN)/python -m trtpipe build configs/quickstart.yaml -o $(OUT)
+
+test: $(SETUP)  ## Run the tests, but those marked slow or gpu.
+	$(BIN)/python -m pytest -m 'not slow and not gpu' $(ARGS)
+
+test-slow: $(SETUP)  ## Run the tests that take minutes.
+	$(BIN)/python -m pytest -m 'slow and not gpu' $(ARGS)
+
+test-gpu: $(SETUP)  ## Run the tests that need an NVIDIA GPU; without one they fail.
+	TRTPIPE_REQUIRE_GPU=1 $(BIN)/python -m pytest -m gpu $(ARGS)
+
+fmt: $(SETUP)  ## Format the code and sort its imports.
+	$(BIN)/ruff check --select I --fix --quiet .
+	$(BIN)/ruff format .
+
+lint: $(SETUP)  ## Check style and who imports whom.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+type: $(SETUP)  ## Check types: mypy --strict on both packages.
+	$(BIN)/mypy
+
+bench: $(SETUP)  ## Run the programs in benchmarks/, which print figures.
+	@for program in benchmarks/*.py; do echo "== $$program"; $(BIN)/python $$program || exit 1; done
+
+schema: $(SETUP)  ## Write what is generated from the job file's models: its JSON Schema and its page in the docs.
+	$(BIN)/python -m trtpipe schema > configs/job.schema.json
+	$(BIN)/python -m trtpipe schema --markdown > docs/job-file.md
+
+clean:  ## Remove what was built and made, but not .venv.
+	rm -rf $(OUT) build dist data/digits .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,422 @@
+"""The project's builder on real bindings over stub libraries; run by test_contract.py once for each release."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+
+import pytest
+import tensorrt as trt
+import tensorrt_libs as stub
+from world import GPU, LAYERS, LOG_SLOT, MODEL, PLAN, VERSION, World, build
+
+from trtpipe import errors
+from trtpipe.build_options import BuildOptions
+from trtpipe.job import Precision
+from trtpipe.progress import Silent
+from trtpipe.trt import driver, flavour
+from trtpipe.trt.builder import build_engine
+from trtpipe.trt.options import refusals
+from trtpipe.values import DimRange
+
+WEAK = VERSION < (11,)
+STRONG = VERSION >= (10,)
+FP16 = Precision(fp16_mode=True)
+
+
+@pytest.fixture
+def world(monkeypatch):
+    monkeypatch.setattr(driver, "probe", lambda: GPU)
+    made = World()
+    yield made
+    failed, stub.failures[:] = list(stub.failures), []
+    assert not failed
+
+
+def engine_of(**options):
+    return build_engine(MODEL, build(**options), progress=Silent())
+
+
+def flag(enum, name):
+    """What a bit mask or an enum argument holds for this name, as this release numbers it."""
+    return int(getattr(getattr(trt, enum), name))
+
+
+def test_what_is_found_by_looking_is_what_is_on_record():
+    found = flavour.load("tensorrt")
+    assert found.version == stub.VERSION
+    assert found.capabilities == flavour.expected("tensorrt", stub.VERSION)
+
+
+def test_installed_names_the_bindings():
+    distribution, version = flavour.installed()["tensorrt"]
+    assert distribution.endswith("bindings")
+    assert version == stub.VERSION
+
+
+def test_an_engine_comes_out_with_its_header_read(world):
+    engine = engine_of()
+    assert (engine.data, engine.target, engine.version) == (PLAN, "tensorrt", stub.VERSION)
+    assert engine.compute_capabilities == ()
+    assert any("no progress monitor" in note for note in engine.notes) == (VERSION < (10,))
+
+
+def test_the_builder_is_driven_in_order(world):
+    engine_of()
+    order = [n for n in world.names() if n in ("create_network", "parse", "set_shape", "add_profile", "build")]
+    assert order == ["create_network", "parse", "set_shape", "set_shape", "set_shape", "add_profile", "build"]
+    assert world.asked("set_shape") == [
+        ("image", "min", (1, 3, 8, 8)),
+        ("image", "opt", (4, 3, 8, 8)),
+        ("image", "max", (8, 3, 8, 8)),
+    ]
+    if VERSION >= (10,):
+        assert world.names().index("progress_monitor") < world.names().index("build")
+
+
+def test_the_network_is_strongly_typed_wherever_it_can_be(world):
+    engine_of()
+    name = "STRONGLY_TYPED" if STRONG else "EXPLICIT_BATCH"
+    assert world.asked("create_network") == [(1 << flag("NetworkDefinitionCreationFlag", name),)]
+
+
+def test_precision_flags_only_where_nothing_is_strongly_typed(world):
+    engine_of()
+    if STRONG:
+        assert world.flags() == {"TF32"}
+        assert world.asked("layer.precision") == []
+    else:
+        assert world.flags() == {"TF32", "FP16", "INT8", "OBEY_PRECISION_CONSTRAINTS"}
+        # layer2.conv is fed by a DequantizeLinear: it is to fuse into INT8
+        assert world.asked("layer.precision") == [("head.fc", flag("DataType", "FLOAT"))]
+
+
+def test_an_fp32_graph_gets_no_precision_flag(world):
+    world.layers(tuple((n, "CONVOLUTION", "FLOAT", o, i) for n, _, _, o, i in LAYERS))
+    world.seen.clear()
+    engine_of()
+    assert world.flags() == {"TF32"}
+
+
+def test_several_profiles(world):
+    engine_of(profiles=({"N": DimRange(1, 1, 1)}, {"N": DimRange(2, 4, 8)}))
+    assert [shape[2][0] for shape in world.asked("set_shape")] == [1, 1, 1, 2, 4, 8]
+    assert world.names().count("add_profile") == 2
+
+
+def test_a_changed_binding_is_an_error(world):
+    world.bindings({"image": ("HALF", (-1, 3, 8, 8))}, {"logits": ("FLOAT", (-1, 10))})
+    with pytest.raises(errors.BuildError, match=r"inputs\.image is float16, not float32"):
+        engine_of()
+
+
+def test_a_parser_error_names_its_node(world):
+    world.parse(accepted=False)
+    error = world.parser.get_error(0)
+    stub.answer(lambda: error.desc(), "no such operator")
+    stub.answer(lambda: error.code(), trt.ErrorCode.UNSUPPORTED_NODE)
+    stub.answer(lambda: error.node(), 7)
+    expected = "node 7: UNSUPPORTED_NODE, no such operator"
+    if VERSION >= (10,):
+        stub.answer(lambda: error.node_name(), "head.frob")
+        stub.answer(lambda: error.node_operator(), "Frobnicate")
+        expected = "head.frob [Frobnicate]: UNSUPPORTED_NODE, no such operator"
+    with pytest.raises(errors.BuildError) as raised:
+        engine_of()
+    assert expected in str(raised.value)
+    assert "build" not in world.names()
+
+
+def test_no_driver_is_an_error_before_anything_is_asked(world, monkeypatch):
+    monkeypatch.setattr(driver, "probe", lambda: driver.Driver(problem="no library"))
+    before = stub.count()
+    with pytest.raises(errors.MissingError, match=r"an NVIDIA GPU and its driver must be here \(got: no library\)"):
+        engine_of()
+    assert stub.count() == before
+
+
+def _texts(*texts):
+    return [ctypes.create_string_buffer(t.encode()) for t in texts]
+
+
+def _logger_address():
+    """The native logger is the first argument of the entry point that makes a builder."""
+    entry = stub.entries.index("createInferBuilder_INTERNAL")
+    return next(row[2] for row in reversed(stub.calls()) if row[0] == -1 and row[1] == entry)
+
+
+def test_warnings_reach_the_engine_and_errors_the_message(world):
+    warning, error = _texts("weights are denormal", "no tactic for head.fc")
+
+    def act():
+        for severity, text in ((trt.ILogger.Severity.WARNING, warning), (trt.ILogger.Severity.ERROR, error)):
+            stub.invoke(_logger_address(), LOG_SLOT, int(severity), ctypes.addressof(text))
+
+    world.during_build(act)
+    engine = engine_of()
+    assert "TensorRT: weights are denormal" in engine.notes
+
+
+@pytest.mark.skipif(VERSION < (10,), reason="8.6 has no progress monitor")
+class TestMonitor:
+    """The progress monitor as TensorRT calls it: phase_start, step_complete, phase_finish at slots 4, 5 and 6."""
+
+    def drive(self, world, answers):
+        outer, inner = self.kept = _texts("Building engine", "Timing")
+
+        def act():
+            (monitor,) = world.monitor
+            outer_at, inner_at = ctypes.addressof(outer), ctypes.addressof(inner)
+            stub.invoke(monitor, 4, outer_at, 0, 4)
+            answers.append(stub.invoke(monitor, 5, outer_at, 0) & 0xFF)
+            stub.invoke(monitor, 4, inner_at, outer_at, 2)
+            answers.append(stub.invoke(monitor, 5, inner_at, 0) & 0xFF)
+            stub.invoke(monitor, 6, inner_at)
+            answers.append(stub.invoke(monitor, 5, outer_at, 1) & 0xFF)
+            stub.invoke(monitor, 6, outer_at)
+
+        world.during_build(act)
+
+    def test_progress_is_told_in_percent(self, world):
+        told, answers = [], []
+
+        class Listener(Silent):
+            def step(self, done, total, unit):
+                told.append((done, total, unit))
+
+        self.drive(world, answers)
+        build_engine(MODEL, build(), progress=Listener())
+        # one of four steps; half of the second; two of four; and the end
+        assert told == [(25, 100, "%"), (37, 100, "%"), (50, 100, "%"), (100, 100, "%")]
+        assert answers == [1, 1, 1]
+
+    def test_cancelling_stops_the_build(self, world):
+        answers = []
+
+        class Impatient(Silent):
+            def cancelled(self):
+                return len(answers) >= 1
+
+        self.drive(world, answers)
+        with pytest.raises(errors.Cancelled, match="cancelled while TensorRT was building; nothing was written"):
+            build_engine(MODEL, build(), progress=Impatient())
+        assert answers == [1, 0, 0]
+
+    def test_an_interrupt_inside_a_callback_is_not_lost(self, world):
+        answers = []
+
+        class Interrupted(Silent):
+            def step(self, done, total, unit):
+                raise KeyboardInterrupt
+
+        self.drive(world, answers)
+        with pytest.raises(errors.Cancelled):
+            build_engine(MODEL, build(), progress=Interrupted())
+        assert answers == [0, 0, 0]
+
+    def test_ctrl_c_stops_the_build_and_the_handler_is_put_back(self, world):
+        answers = []
+
+        class Pressed(Silent):
+            def step(self, done, total, unit):
+                signal.raise_signal(signal.SIGINT)
+
+        self.drive(world, answers)
+        with pytest.raises(errors.Cancelled):
+            build_engine(MODEL, build(), progress=Pressed())
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_build_that_returns_nothing_is_an_error_with_its_reason(world, monkeypatch):
+    (error,) = kept = _texts("no tactic for head.fc")
+    world.during_build(
+        lambda: stub.invoke(_logger_address(), LOG_SLOT, int(trt.ILogger.Severity.ERROR), ctypes.addressof(error))
+    )
+    stub.answer(lambda: world.builder.build_serialized_network(world.network, world.config), 0)
+    with pytest.raises(errors.BuildError, match=r"must compile the graph \(got no tactic for head\.fc\)"):
+        engine_of()
+    del kept
+
+
+def test_a_plan_of_another_release_is_an_error(world):
+    other = PLAN[:24] + bytes((7, 1, 0, 0)) + PLAN[28:]
+    stub.host_memory(lambda: world.builder.build_serialized_network(world.network, world.config), other)
+    with pytest.raises(errors.BuildError, match=r"the plan's header must say TensorRT .* \(got TensorRT 7\.1\.0"):
+        engine_of()
+
+
+#: Field: (value, other fields, the call that shows it: name and arguments). One row for every field of BuildOptions.
+def _set(*names):
+    return lambda world: set(names) <= world.flags()
+
+
+def _called(name, *arguments):
+    return lambda world: tuple(a() if callable(a) else a for a in arguments) in world.asked(name)
+
+
+def _enum(name, member):
+    return lambda: flag(name, member)
+
+
+DLA = {"default_device_type": "dla", "dla_core": 0}
+OPTIONS = {
+    "compute_capability": (("8.6",), {}, None),
+    "quantization": ("implicit", {}, "cases_calibrator.py"),
+    "profiles": (({"N": DimRange(2, 2, 2)},), {}, _called("set_shape", "image", "max", (2, 3, 8, 8))),
+    "workspace": (1 << 20, {}, _called("set_memory_pool_limit", _enum("MemoryPoolType", "WORKSPACE"), 1 << 20)),
+    "memory_pools": (
+        {"tactic_dram": 5, "dla_local_dram": 1 << 30}, {},
+        _called("set_memory_pool_limit", _enum("MemoryPoolType", "DLA_LOCAL_DRAM"), 1 << 30),
+    ),
+    "optimization_level": (5, {}, _called("builder_optimization_level", 5)),
+    "tiling_optimization_level": (
+        "fast", {}, _called("tiling_optimization_level", _enum("TilingOptimizationLevel", "FAST")),
+    ),
+    "l2_limit_for_tiling": (4096, {"tiling_optimization_level": "full"}, _called("l2_limit_for_tiling", 4096)),
+    "max_num_tactics": (3, {}, _called("max_num_tactics", 3)),
+    "avg_timing_iterations": (4, {}, _called("avg_timing_iterations", 4)),
+    "max_aux_streams": (2, {}, _called("max_aux_streams", 2)),
+    "tactic_sources": (
+        ("jit_convolutions",), {},
+        _called("set_tactic_sources", lambda: 1 << flag("TacticSource", "JIT_CONVOLUTIONS")),
+    ),
+    "timing_cache": ("FOLDER", {}, lambda world: "set_timing_cache" in world.names()),
+    "editable_timing_cache": (True, {"timing_cache": "FOLDER"}, _set("EDITABLE_TIMING_CACHE")),
+    "error_on_timing_cache_miss": (True, {"timing_cache": "FOLDER"}, _set("ERROR_ON_TIMING_CACHE_MISS")),
+    "profiling_verbosity": ("none", {}, _called("profiling_verbosity", _enum("ProfilingVerbosity", "NONE"))),
+    "log_level": ("verbose", {}, "test_log_level"),
+    "tf32": (False, {}, _called("clear_flag", _enum("BuilderFlag", "TF32"))),
+    "sparse_weights": (True, {}, _set("SPARSE_WEIGHTS")),
+    "strict_nans": (True, {}, _set("STRICT_NANS")),
+    "direct_io": (True, {}, _set("DIRECT_IO")),
+    "tensor_formats": (
+        {"image": ("hwc", "linear")}, {},
+        _called("allowed_formats.image", lambda: 1 << flag("TensorFormat", "HWC") | 1 << flag("TensorFormat", "LINEAR")),
+    ),
+    "hardware_compatibility": (
+        "ampere_plus", {}, _called("hardware_compatibility_level", _enum("HardwareCompatibilityLevel", "AMPERE_PLUS")),
+    ),
+    "version_compatible": (True, {}, _set("VERSION_COMPATIBLE")),
+    "exclude_lean_runtime": (True, {"version_compatible": True}, _set("VERSION_COMPATIBLE", "EXCLUDE_LEAN_RUNTIME")),
+    "runtime_platform": (
+        "windows_amd64", {}, _called("runtime_platform", _enum("RuntimePlatform", "WINDOWS_AMD64")),
+    ),
+    "strip_plan": (True, {}, _set("STRIP_PLAN")),
+    "refit": ("individual", {}, _set("REFIT_INDIVIDUAL")),
+    "weight_streaming": (True, {}, _set("WEIGHT_STREAMING")),
+    "default_device_type": ("dla", {"dla_core": 0}, _called("default_device_type", _enum("DeviceType", "DLA"))),
+    "dla_core": (1, {"default_device_type": "dla"}, _called("DLA_core", 1)),
+    "gpu_fallback": (True, DLA, _set("GPU_FALLBACK")),
+    "device_types": (
+        {"layer2.*": "dla"}, {}, _called("set_device_type", "layer2.conv", _enum("DeviceType", "DLA")),
+    ),
+}  # fmt: skip
+#: What each release refuses; everything else must be seen in the calls.
+REFUSED_BEFORE_10 = {
+    "tiling_optimization_level", "l2_limit_for_tiling", "max_num_tactics", "editable_timing_cache",
+    "error_on_timing_cache_miss", "strict_nans", "runtime_platform", "strip_plan", "refit", "weight_streaming",
+}  # fmt: skip
+REFUSED = {
+    (8, 6): REFUSED_BEFORE_10,
+    (10, 3): {"tiling_optimization_level", "l2_limit_for_tiling", "max_num_tactics", "editable_timing_cache", "strict_nans"},
+    (10, 16): set(),
+    (11, 4): {"quantization"},
+}  # fmt: skip
+
+
+def test_every_option_has_its_row():
+    assert set(OPTIONS) == set(BuildOptions.model_fields)
+
+
+@pytest.mark.parametrize("option", [n for n, row in OPTIONS.items() if not isinstance(row[2], str)])
+def test_an_option_is_honoured_or_refused(world, option, tmp_path):
+    value, others, shown = OPTIONS[option]
+    others = {k: str(tmp_path) if v == "FOLDER" else v for k, v in others.items()}
+    options = build(**{option: str(tmp_path) if value == "FOLDER" else value}, **others)
+    refused = dict(refusals(options, FP16, "tensorrt", stub.VERSION))
+    if option in REFUSED[VERSION[:2]] | {"compute_capability"}:
+        message = refused[f"build.{option}"]
+        assert message.startswith(f"build.{option}: TensorRT {stub.VERSION} must have ")
+        with pytest.raises(errors.InputError) as raised:
+            build_engine(MODEL, options, progress=Silent(), precision=FP16)
+        assert message in str(raised.value)
+        assert "build" not in world.names()
+    else:
+        assert not refused
+        if "timing_cache" in option:
+            stub.host_memory(lambda: world.config.get_timing_cache().serialize(), b"timings")
+            world.seen.clear()
+        build_engine(MODEL, options, progress=Silent(), precision=FP16)
+        assert shown(world), world.seen
+
+
+def test_log_level(world):
+    (text,) = kept = _texts("Trying tactic 7")
+    world.during_build(
+        lambda: stub.invoke(_logger_address(), LOG_SLOT, int(trt.ILogger.Severity.VERBOSE), ctypes.addressof(text))
+    )
+    notes = []
+
+    class Listener(Silent):
+        def note(self, message):
+            notes.append(message)
+
+    for level in ("info", "verbose"):
+        build_engine(MODEL, build(log_level=level), progress=Listener())
+    assert notes == ["TensorRT verbose: Trying tactic 7"]
+    del kept
+
+
+@pytest.mark.skipif(VERSION >= (11,), reason="what 11 refuses is in the table")
+@pytest.mark.parametrize("source", ["cublas", "cublas_lt", "cudnn"])
+def test_tactic_sources_before_11(world, source):
+    engine_of(tactic_sources=(source,))
+    assert world.asked("set_tactic_sources") == [(1 << flag("TacticSource", source.upper()),)]
+
+
+@pytest.mark.skipif(VERSION < (11,), reason="10 and before have them")
+def test_tactic_sources_of_11():
+    ((path, message),) = refusals(build(tactic_sources=("cudnn",)), None, "tensorrt", stub.VERSION)
+    assert path == "build.tactic_sources"
+    assert message == (
+        f"build.tactic_sources: TensorRT {stub.VERSION} must have tactic sources CUBLAS, CUBLAS_LT, CUDNN (got cudnn). "
+        "Name only edge_mask_convolutions and jit_convolutions."
+    )
+
+
+@pytest.mark.parametrize("refit", ["all", "identical", "individual"])
+def test_refit(world, refit):
+    if VERSION < (10,) and refit != "all":
+        with pytest.raises(errors.InputError, match="Use TensorRT 10.0 or later or TensorRT-RTX, or leave it out"):
+            engine_of(refit=refit)
+        return
+    engine_of(refit=refit)
+    assert {"all": "REFIT", "identical": "REFIT_IDENTICAL", "individual": "REFIT_INDIVIDUAL"}[refit] in world.flags()
+
+
+def test_a_timing_cache_is_kept_by_gpu_and_driver(world, tmp_path):
+    stub.host_memory(lambda: world.config.get_timing_cache().serialize(), b"timings")
+    engine_of(timing_cache=str(tmp_path))
+    (file,) = tmp_path.iterdir()
+    assert file.name == f"tensorrt-{stub.VERSION}_NVIDIA-L4_sm89_cuda12.6.timing"
+    assert file.read_bytes() == b"timings"
+    engine_of(timing_cache=str(tmp_path))
+    assert [f.name for f in tmp_path.iterdir()] == [file.name]
+
+
+def test_dla_is_typed_weakly_where_it_must_be(world):
+    build_engine(MODEL, build(**DLA), progress=Silent(), precision=FP16)
+    wanted = 0 if WEAK and STRONG else 1 << flag(
+        "NetworkDefinitionCreationFlag", "STRONGLY_TYPED" if STRONG else "EXPLICIT_BATCH"
+    )  # fmt: skip
+    assert world.asked("create_network") == [(wanted,)]
+    assert ("FP16" in world.flags()) == WEAK
+
+
+def test_an_unknown_glob_or_binding_is_an_error(world):
+    with pytest.raises(errors.InputError, match=r"build\.device_types\.stem\.\*: must fit the module path of a layer"):
+        engine_of(device_types={"stem.*": "gpu"})
+    with pytest.raises(
+        errors.InputError, match=r"build\.tensor_formats\.x: must be a binding, image, logits \(got x\)"
+    ):
+        engine_of(tensor_formats={"x": ("linear",)})

@@ -1,0 +1,28 @@
+"""trtpipe unpack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from trtpipe.commands.bundles import key_option, trusted
+
+
+@click.command("unpack")
+@click.argument("archive", type=click.Path(path_type=Path))
+@click.argument("destination", required=False, type=click.Path(path_type=Path))
+@key_option
+def command(archive: Path, destination: Path | None, key: Path | None) -> None:
+    """Make the bundle in ARCHIVE at DESTINATION, or beside the archive under its name without .trtb."""
+    from trtpipe import console
+    from trtpipe.archive import unpack
+    from trtpipe.errors import InputError
+    from trtpipe.signing import check_signature
+
+    if destination is None and archive.suffix != ".trtb":
+        raise InputError(f"{archive}: must end in .trtb, or DESTINATION be given (got neither). Say where it goes.")
+    target = destination or archive.with_suffix("")
+    file = trusted(key)
+    unpack(archive, target, admit=lambda bundle: check_signature(bundle, file))
+    console.out(str(target))

@@ -1,0 +1,48 @@
+"""trtpipe verify."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from trtpipe.commands.bundles import bundle_argument, key_option, report_lines, trusted
+from trtpipe.commands.options import json_option
+
+
+@click.command("verify")
+@bundle_argument
+@key_option
+@click.option("--no-run", is_flag=True, help="Do not execute the golden inputs, only compare what is written.")
+@json_option
+def command(bundle: Path, key: Path | None, no_run: bool, as_json: bool) -> int:
+    """Say whether BUNDLE (or a kit) is whole, signed and fit for this device, and answers as its baseline did.
+
+    Exit code 0: yes; 2: it is damaged or not signed; 3: it does not fit this device; 1: its answers are too far off.
+    """
+    from trtpipe import console
+    from trtpipe.device import this_device
+    from trtpipe.recheck import recheck
+    from trtpipe.runner import open_model
+    from trtpipe.verify import admit, problems
+
+    found, signature = admit(bundle, trusted(key))
+    manifest = found.manifest
+    mismatches = problems(manifest, this_device())
+    report = None
+    if manifest.kind == "bundle" and not mismatches and not no_run:
+        with open_model(found) as model:
+            report = recheck(model)
+    code = 3 if mismatches else 1 if report is not None and not report.passed else 0
+    if as_json:
+        result = {"bundle": str(bundle), "kind": manifest.kind, "signature": signature, "mismatches": mismatches}
+        console.out_json({**result, "check": report, "exit_code": code})
+        return code
+    console.out(f"{bundle}: {manifest.kind} {manifest.name}, {len(manifest.files)} files whole, {signature}")
+    for line in mismatches:
+        console.out(f"mismatch: {line}")
+    if not mismatches:
+        console.out("fits this device")
+    if report is not None:
+        console.out("\n".join(report_lines(report)))
+    return code

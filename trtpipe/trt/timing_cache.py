@@ -1,0 +1,65 @@
+"""Timing caches on disk: one file for each TensorRT, GPU and driver, since a timing is true for nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from trtpipe.errors import InputError
+from trtpipe.trt.driver import Device, Driver
+from trtpipe.trt.flavour import Flavour
+
+
+def file_name(flavour: Flavour, driver: Driver, device: Device) -> str:
+    """Like "tensorrt-10.16.1.11_NVIDIA-L4_sm89_cuda13.0.timing"."""
+    gpu = re.sub(r"[^A-Za-z0-9]+", "-", device.name).strip("-")
+    sm = device.compute_capability.replace(".", "")
+    return f"{flavour.name}-{flavour.version}_{gpu}_sm{sm}_cuda{driver.cuda}.timing"
+
+
+def attach(config: Any, path: Path) -> tuple[Any, tuple[str, ...]]:
+    """The timing cache of `path`, set on the config (an empty one when there is none), and notes.
+
+    Raises:
+        InputError: when the file cannot be read.
+    """
+    notes: tuple[str, ...] = ()
+    cache = config.create_timing_cache(_read(path))
+    if cache is None or not config.set_timing_cache(cache, False):
+        notes = (f"timing cache {path.name}: TensorRT did not accept it, so it was begun anew",)
+        cache = config.create_timing_cache(b"")
+        config.set_timing_cache(cache, False)
+    return cache, notes
+
+
+def save(config: Any, path: Path) -> None:
+    """Write the config's timing cache, with what another build has written to `path` since, whole or not at all."""
+    cache = config.get_timing_cache()
+    if present := _read(path):
+        other = config.create_timing_cache(present)
+        if other is not None:
+            cache.combine(other, False)
+    data = bytes(cache.serialize())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, sibling = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(sibling, path)
+    except BaseException:
+        os.unlink(sibling)
+        raise
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise InputError(
+            f"build.timing_cache: {path} must be readable (got {error.strerror}). Give a folder for the caches."
+        ) from error
