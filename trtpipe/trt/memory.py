@@ -84,12 +84,11 @@ class TorchMemory:
     def __init__(self) -> None:
         if importlib.util.find_spec("torch") is None:
             raise _Unusable("not installed")
-        import torch
-
+        torch: Any = importlib.import_module("torch")
         if not torch.cuda.is_available():
             raise _Unusable("built without CUDA, or sees no GPU")
-        self._torch: Any = torch
-        self._stream: Any = torch.cuda.Stream()
+        self._torch = torch
+        self._stream = torch.cuda.Stream()
         self.stream = int(self._stream.cuda_stream)
 
     def allocate(self, size: int) -> Buffer:
@@ -241,7 +240,7 @@ class PycudaMemory:
             import pycuda.driver
         except ImportError as error:
             raise _Unusable("not installed") from error
-        except Exception as error:  # noqa: BLE001 - pycuda.autoinit raises its own kinds without a GPU
+        except Exception as error:
             raise _Unusable(str(error)) from error
         self._cuda: Any = pycuda.driver
         self._context = pycuda.autoinit.context

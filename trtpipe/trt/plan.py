@@ -30,8 +30,9 @@ _REBUILD = "Build the engine for this GPU."
 class PlanHeader:
     """What a plan says of itself.
 
-    `version` is like "1.7.1.116", empty where its place is not known, and `length` is in bytes. `compute_capabilities` are like "8.6"; they are empty when
-    `portable` (Ampere and later), and empty for TensorRT proper, whose header does not name its GPU.
+    `version` is like "1.7.1.116", empty where its place is not known, and `length` is in bytes.
+    `compute_capabilities` are like "8.6"; they are empty when `portable` (Ampere and later), and empty for TensorRT
+    proper, whose header does not name its GPU.
     """
 
     flavour: Literal["tensorrt", "tensorrt_rtx"]
@@ -98,7 +99,9 @@ def misfits(header: PlanHeader, name: str, version: str, compute_capability: str
         )
     wanted = header.compute_capabilities
     if wanted and compute_capability not in wanted:
-        found.append(f"the GPU must be of compute capability {', '.join(wanted)} (got {compute_capability}). {_REBUILD}")
+        found.append(
+            f"the GPU must be of compute capability {', '.join(wanted)} (got {compute_capability}). {_REBUILD}"
+        )
     if header.portable and float(compute_capability) < 8.0:
         found.append(f"the GPU must be of compute capability 8.0 or later (got {compute_capability}). {_REBUILD}")
     return tuple(found)

@@ -43,7 +43,7 @@ class EngineRunner:
         memory: where device memory comes from; torch, cuda-python or pycuda, whichever works first, when None.
         version_compatible: the plan was built with build.version_compatible, so another release may load it; it then
             brings host code of its own, which is run.
-        cuda_graph: capture each shape once and launch the graph from then on.
+        cuda_graph: capture an execution when shapes change and launch the graph from then on.
         api: "tensors" or 8.6's "bindings"; tensors wherever the release has them, when None.
 
     Raises (on entering):
@@ -110,7 +110,7 @@ class EngineRunner:
             changed |= self._reserve(name, array.nbytes)
         for name, array in arrays.items():
             memory.upload(self._buffers[name], array)
-        self._execute(tuple(sorted(shapes.items())), changed)
+        self._execute(changed)
         for name, array in results.items():
             memory.download(self._buffers[name], array)
         memory.synchronize()
@@ -156,20 +156,20 @@ class EngineRunner:
         self.profiles = int(engine.num_optimization_profiles)
         self.name = f"{found.title} on {device.name}"
         self._buffers: dict[str, Buffer] = {}
-        self._graphs: dict[Any, Callable[[], None]] = {}
+        self._graph: Callable[[], None] | None = None
 
     def _ask_validity(self, found: Flavour, runtime: Any) -> None:
         """TensorRT-RTX can say of a plan whether this GPU runs it, before it is loaded."""
         validity, diagnostics = runtime.get_engine_validity(self._plan)
         if enum_name(validity) == "INVALID":
             raise InputError(
-                f"engine: {found.title} must find the plan valid for this GPU (got INVALID, diagnostics {diagnostics}). "
+                f"engine: {found.title} must find the plan valid for this GPU (got INVALID, {diagnostics}). "
                 "Build the engine for this GPU's compute capability."
             )
 
     def _close(self) -> None:
         """Let go in the order that TensorRT wants: context, engine, runtime, logger."""
-        for part in ("_graphs", "_calls", "_engine", "_runtime", "_buffers", "_memory", "_logger"):
+        for part in ("_graph", "_calls", "_engine", "_runtime", "_buffers", "_memory", "_logger"):
             if hasattr(self, part):
                 delattr(self, part)
         if self._stack is not None:
@@ -194,9 +194,11 @@ class EngineRunner:
         for number in range(self.profiles):
             if all(_within(shapes[b.name], *b.ranges[number][::2]) for b in wanted):
                 return number
-        legal = "; ".join(f"{b.name} {' or '.join(f'{low} to {high}' for low, _, high in b.ranges)}" for b in wanted)
+        legal = "; ".join(f"{b.name} {' or '.join(f'{r[0]} to {r[2]}' for r in b.ranges)}" for b in wanted)
         got = ", ".join(f"{n} {s}" for n, s in shapes.items())
-        raise InputError(f"inputs: shapes must be within a profile, {legal} (got {got}). Change the batch or the shape.")
+        raise InputError(
+            f"inputs: shapes must be within a profile, {legal} (got {got}). Change the batch or the shape."
+        )
 
     def _reserve(self, name: str, size: int) -> bool:
         """Have `size` bytes for a binding; whether its address changed."""
@@ -208,23 +210,24 @@ class EngineRunner:
         self._calls.set_address(name, self._buffers[name].address)
         return True
 
-    def _execute(self, shapes: Any, changed: bool) -> None:
+    def _execute(self, changed: bool) -> None:
+        """Enqueue one execution; `changed` says that a shape or an address is not what a captured graph holds."""
         memory, calls = self._memory, self._calls
 
         def enqueue() -> None:
             if not calls.execute(memory.stream):
                 raise InputError(f"engine: execution must succeed (got {self._reason()}). Check the inputs' values.")
 
-        if changed and self._cuda_graph and any(self._buffers[b.name] for b in self.bindings):
-            self._graphs.pop(shapes, None)
+        if changed:
+            self._graph = None
         if not self._cuda_graph:
             enqueue()
             return
-        if shapes not in self._graphs:
+        if self._graph is None:
             enqueue()  # once outside a capture: TensorRT may still allocate or load kernels
             memory.synchronize()
-            self._graphs[shapes] = memory.capture(enqueue)
-        self._graphs[shapes]()
+            self._graph = memory.capture(enqueue)
+        self._graph()
 
 
 class _Tensors:
@@ -244,7 +247,9 @@ class _Tensors:
                 _dtype(engine.get_tensor_dtype(name)),
                 tuple(engine.get_tensor_shape(name)),
                 is_input := enum_name(engine.get_tensor_mode(name)) == "INPUT",
-                tuple(_ranges(engine.get_tensor_profile_shape(name, p)) for p in range(engine.num_optimization_profiles))
+                tuple(
+                    _ranges(engine.get_tensor_profile_shape(name, p)) for p in range(engine.num_optimization_profiles)
+                )
                 if is_input
                 else (),
             )
@@ -331,7 +336,8 @@ class _Bindings:
         return bool(self._context.execute_async_v2([*before, *here, *after], stream))
 
     def _number(self, name: str) -> int:
-        return self._numbers[name] + self._profile * self._count
+        number: int = self._numbers[name] + self._profile * self._count
+        return number
 
 
 def _dtype(value: Any) -> str:
@@ -349,7 +355,9 @@ def _within(shape: Shape, low: Shape, high: Shape) -> bool:
 
 def _known(name: str, shape: Shape) -> Shape:
     if any(d < 0 for d in shape):
-        raise InputError(f"outputs.{name}: must have a shape that follows from the inputs' (got {shape}). Pad it inside.")
+        raise InputError(
+            f"outputs.{name}: must have a shape that follows from the inputs' (got {shape}). Pad it inside."
+        )
     return shape
 
 
