@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,6 +101,15 @@ def attach(
     The batch that TensorRT reads is the opt shape of the calibration profile, so each dynamic dimension stands at its
     opt but the first one of a shape, the batch, which stands at `batch`.
     """
+    with warnings.catch_warnings():
+        # Deprecated in 10.1 in favour of explicit quantization, which is the default: the job asked for this.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return _attach(flavour, builder, config, calibrator, inputs, batch)
+
+
+def _attach(
+    flavour: Flavour, builder: Any, config: Any, calibrator: Any, inputs: tuple[TensorSpec, ...], batch: int
+) -> Any:
     config.int8_calibrator = calibrator
     if not any(spec.dynamic for spec in inputs):
         return None
