@@ -138,7 +138,7 @@ def test_a_cache_that_tensorrt_does_not_take_is_an_error(world):
 
     world.during_build(refuse_and_ask)
     with pytest.raises(
-        errors.InputError, match="must be of this TensorRT and algorithm .*TRT-8601-EntropyCalibration2"
+        errors.InputError, match=r"must be of this TensorRT and algorithm .*TRT-8601-EntropyCalibration2"
     ):
         quantized(Calibration(cache=CACHE))
 

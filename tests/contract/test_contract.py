@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from conftest import RELEASES, ROOT
+from releases import RELEASES, ROOT
 
 
 @pytest.mark.parametrize("release", RELEASES)

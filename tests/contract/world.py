@@ -1,4 +1,4 @@
-"""What the stub libraries answer in the contract cases: a small network, a plan, and a record of what was asked of them.
+"""What the stub libraries answer in the contract cases, a small network and a plan, and a record of what was asked.
 
 Only imported in a process whose path begins with a stub site.
 """
