@@ -16,6 +16,9 @@ class Cuda:
         self.devices, self.status, self.called = devices, status, []
 
     def __getattr__(self, name):
+        if not name.startswith("cu"):
+            raise AttributeError(name)
+
         def call(*arguments):
             self.called.append(name)
             if name in self.status:

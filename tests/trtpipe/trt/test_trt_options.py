@@ -32,7 +32,8 @@ def test_an_empty_build_asks_for_nothing():
 
 #: (options, precision, release, the messages it gets).
 REFUSED = [
-    ({"strip_plan": True}, FP16, OLD, [f"build.strip_plan: TensorRT 8.6.1 must have STRIP_PLAN (got True). {SINCE_10}"]),
+    ({"strip_plan": True}, FP16, OLD,
+     [f"build.strip_plan: TensorRT 8.6.1 must have STRIP_PLAN (got True). {SINCE_10}"]),
     ({"refit": "identical"}, FP16, OLD,
      [f"build.refit: TensorRT 8.6.1 must have REFIT_IDENTICAL (got identical). {SINCE_10}"]),
     ({"tiling_optimization_level": "fast"}, FP16, TEN,
@@ -74,13 +75,14 @@ REFUSED = [
     ({"default_device_type": "dla"}, Precision(), TEN,
      ["build.default_device_type: DLA must compute in FP16 or INT8 (got FP32). Turn on precision.fp16_mode."]),
     ({"device_types": {"stem.*": "dla"}}, INT8, TEN,
-     ["build.quantization: DLA must get INT8 by implicit quantization on TensorRT 10.3.0 (got explicit). Use implicit."]),
+     ["build.quantization: DLA must get INT8 by implicit quantization on TensorRT 10.3.0 (got explicit). "
+      "Use implicit."]),
     ({"default_device_type": "dla"}, FP16, ("tensorrt", "11.2.0"),
      ["build.default_device_type: TensorRT 11.2.0 must have DLA (got dla). Use TensorRT before 11 or TensorRT 11.4 or "
       "later, or leave it out."]),
     ({"memory_pools": {"dla_local_dram": 1 << 30}}, FP16, RTX,
-     ["build.memory_pools: TensorRT-RTX 1.7.1.116 must have DLA (got dla_local_dram: 1073741824). Use TensorRT before 11 "
-      "or TensorRT 11.4 or later, or leave it out."]),
+     ["build.memory_pools: TensorRT-RTX 1.7.1.116 must have DLA (got dla_local_dram: 1073741824). Use TensorRT before "
+      "11 or TensorRT 11.4 or later, or leave it out."]),
 ]  # fmt: skip
 
 

@@ -53,20 +53,28 @@ def test_a_version_is_only_read_where_its_place_is_known():
     assert read_header(plan(b"ftrt", version=(10, 3, 0, 0), serialization=2)).version == ""
 
 
+BEGIN = "model.engine: a plan must begin with ftrt or vtrt"
+LONG = "model.engine: the plan must be 40 bytes long, as its header says"
+ITSELF = "Give the engine file itself."
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "model.engine: a plan must begin with ftrt or vtrt (got b''). Give the engine file itself."),
-        (b"\x08\x08onnx", "model.engine: a plan must begin with ftrt or vtrt (got b'\\x08\\x08on'). Give the engine file itself."),
+        (b"", f"{BEGIN} (got b''). {ITSELF}"),
+        (b"\x08\x08onnx", f"{BEGIN} (got b'\\x08\\x08on'). {ITSELF}"),
         (plan()[:20], "model.engine: a plan must hold at least 33 bytes (got 20). Copy the file again."),
-        (plan()[:-1], "model.engine: the plan must be 40 bytes long, as its header says (got 39). Copy the file again."),
-        (plan() + b"!", "model.engine: the plan must be 40 bytes long, as its header says (got 41). Copy the file again."),
-        (plan(mask=0x80), "model.engine: the plan must be for compute capabilities among 7.5, 8.0, 8.6, 8.9, 12.0, 12.1 "
+        (plan()[:-1], f"{LONG} (got 39). Copy the file again."),
+        (plan() + b"!", f"{LONG} (got 41). Copy the file again."),
+        (plan(mask=0x80),
+         "model.engine: the plan must be for compute capabilities among 7.5, 8.0, 8.6, 8.9, 12.0, 12.1 "
          "(got mask 0x80). It was written by a newer TensorRT-RTX: update trtpipe."),
-        (plan(mask=0), "model.engine: the plan must be for compute capabilities among 7.5, 8.0, 8.6, 8.9, 12.0, 12.1 "
+        (plan(mask=0),
+         "model.engine: the plan must be for compute capabilities among 7.5, 8.0, 8.6, 8.9, 12.0, 12.1 "
          "(got mask 0x00). It was written by a newer TensorRT-RTX: update trtpipe."),
-        (struct.pack("<I", 2) + b"{}" + plan(b"ftrt"), "model.engine: a plan must begin with ftrt or vtrt (got "
-         "b'\\x02\\x00\\x00\\x00'). A length and 2 bytes of JSON stand before the plan, as some tools write: cut them off."),
+        (struct.pack("<I", 2) + b"{}" + plan(b"ftrt"), f"{BEGIN} (got "
+         "b'\\x02\\x00\\x00\\x00'). A length and 2 bytes of JSON stand before the plan, as some tools write: "
+         "cut them off."),
     ],
 )  # fmt: skip
 def test_what_is_no_plan(data, message):
@@ -100,7 +108,8 @@ TENSORRT = PlanHeader("tensorrt", "10.3.0.26", (), 40)
         (PORTABLE, "tensorrt_rtx", "1.7.1.116", "7.5",
          ("the GPU must be of compute capability 8.0 or later (got 7.5). Build the engine for this GPU.",)),
         (TENSORRT, "tensorrt", "10.16.1.11", "8.7",
-         ("tensorrt must be 10.3.0.26, which wrote the plan (got 10.16.1.11). Install that version, or build the engine here.",)),
+         ("tensorrt must be 10.3.0.26, which wrote the plan (got 10.16.1.11). Install that version, or build the "
+          "engine here.",)),
         (TENSORRT, "tensorrt_rtx", "1.7.1.116", "8.6",
          ("the plan must be one of tensorrt_rtx (got one of tensorrt). Load it with tensorrt.",)),
     ],
