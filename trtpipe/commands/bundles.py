@@ -48,4 +48,5 @@ def report_lines(report: Any) -> list[str]:
         mark = "" if metric.passed is None else "ok" if metric.passed else "FAILED"
         limit = "" if metric.limit is None else f"limit {metric.limit:g}"
         lines.append(f"  {metric.output + '.' + metric.name:<28} {metric.value:<12.6g} {limit:<14} {mark}".rstrip())
-    return lines + [f"  problem: {problem}" for problem in report.problems]
+    lines += [f"  problem: {problem}" for problem in report.problems]
+    return lines + [f"  note: {note}" for note in report.notes]

@@ -21,7 +21,7 @@ def command(bundle: Path, key: Path | None, graph: bool, as_json: bool) -> int:
     from trtpipe.recheck import recheck
     from trtpipe.runner import load
 
-    with load(bundle, key=trusted(key), graph=graph) as model:
+    with load(bundle, key=trusted(key), graph=graph, as_written=True) as model:
         report = recheck(model)
     if as_json:
         console.out_json(report)

@@ -166,7 +166,7 @@ def _measured(model: Model, feed: Feed | None, batch_size: int | None, iteration
     p50, p90, p99 = np.percentile(times_ms, (50, 90, 99))
     return {
         "executed": model.executed,
-        "runner": model.runner_title,
+        "runner": model.runner.name,
         "batch_size": size,
         "iterations": iterations,
         "latency_ms": {"mean": times_ms.mean(), "p50": p50, "p90": p90, "p99": p99},

@@ -31,7 +31,7 @@ def command(bundle: Path, key: Path | None, no_run: bool, as_json: bool) -> int:
     mismatches = problems(manifest, this_device())
     report = None
     if manifest.kind == "bundle" and not mismatches and not no_run:
-        with open_model(found) as model:
+        with open_model(found, as_written=True) as model:
             report = recheck(model)
     code = 3 if mismatches else 1 if report is not None and not report.passed else 0
     if as_json:
