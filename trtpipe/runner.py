@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from trtpipe import signing, verify
+from trtpipe.batches import fitted
 from trtpipe.bundle import Bundle
-from trtpipe.check import fitted
 from trtpipe.device import this_device
 from trtpipe.errors import InputError
 from trtpipe.manifest import GRAPH, Manifest
@@ -243,7 +243,8 @@ def open_model(bundle: Bundle, *, graph: bool = False, as_written: bool = False)
     Args:
         bundle: read and admitted.
         graph: run the ONNX graph on the CPU instead of the engine; a kit has nothing else.
-        as_written: of a graph: every node as it stands, as a check needs it, instead of the fastest equivalent.
+        as_written: of the graph of a TensorRT engine: every node as it stands, as a check needs it, and not the
+            fastest equivalent.
 
     Raises:
         InputError, MissingError: as `load`.
@@ -258,7 +259,9 @@ def open_model(bundle: Bundle, *, graph: bool = False, as_written: bool = False)
             raise InputError(f"{bundle.path}: must hold {GRAPH} to be run as a graph (it does not). Run it on its GPU.")
         from trtpipe.ort import OrtRunner
 
-        return Model(bundle, OrtRunner(bundle.read(GRAPH), as_written=as_written), "graph")
+        # Where ONNX Runtime is the target, what it makes of the graph is what has to be checked.
+        exact = as_written and bundle.manifest.build.target != "onnxruntime"
+        return Model(bundle, OrtRunner(bundle.read(GRAPH), as_written=exact), "graph")
     verify.require_fit(bundle.manifest, this_device())
     from trtpipe.trt.runtime import EngineRunner
 

@@ -33,11 +33,10 @@ def kit(path: Path, build: Build) -> Bundle:
 
 
 def test_a_kit_is_read_as_a_bundle_is(tmp_path: Path) -> None:
-    made = kit(tmp_path / "k", Build(target="onnxruntime", timing_cache="/home/someone/cache"))
+    made = kit(tmp_path / "k", Build(target="onnxruntime"))
     read = read_bundle(tmp_path / "k")
     assert read == made
     assert (read.manifest.kind, read.manifest.engine, read.manifest.opset) == ("kit", None, 18)
-    assert read.manifest.build.timing_cache is None
     assert sorted(read.manifest.files) == ["calibration.json", "golden.safetensors", "model.onnx", "report.html"]
     assert read.golden().samples == 20
     assert kit_graph(read) == GRAPH
@@ -56,11 +55,26 @@ def test_finishing_keeps_the_kits_check_where_nothing_executes(tmp_path: Path) -
     bundle = write_bundle(tmp_path / "b", *contents)
     manifest = bundle.manifest
     assert manifest.check == made.manifest.check
-    assert manifest.notes == ("layer head kept in int8", "a note", NOT_EXECUTED)
+    assert manifest.notes == ("layer head kept in int8", "a note")
     assert manifest.environment == {"onnx": "1.18", "onnxruntime": "1.31.1"}
     assert manifest.fingerprint == "ab" * 32
     assert bundle.golden().samples == golden.KEPT_SAMPLES
     np.testing.assert_array_equal(bundle.golden().inputs["image"], many().inputs["image"][:8])
+
+
+def test_an_engine_that_nothing_executed_says_so(tmp_path: Path) -> None:
+    made = kit(tmp_path / "k", Build(target="tensorrt_rtx"))
+    engine = Engine(b"", "tensorrt_rtx", "1.7.1.116", (), GRAPH.inputs, GRAPH.outputs, GRAPH)
+    manifest, _ = bundle_contents(made, engine, check=None, fingerprint="", environment={})
+    assert manifest.notes[-1] == NOT_EXECUTED
+
+
+def test_a_kit_of_too_many_samples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("trtpipe.kit.MAX_GOLDEN_BYTES", many().inputs["image"].nbytes - 1)
+    with pytest.raises(
+        InputError, match=r"colour: a kit holds every check sample, in at most 0 MiB \(got 20 samples of more"
+    ):
+        kit(tmp_path / "k", Build(target="onnxruntime"))
 
 
 def test_finishing_with_a_check_of_the_engine(tmp_path: Path) -> None:

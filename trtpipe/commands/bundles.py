@@ -26,6 +26,16 @@ def key_option(function: F) -> F:
     )(function)
 
 
+def sign_option(function: F) -> F:
+    """`--sign`: the private key to sign with."""
+    return click.option(
+        "--sign",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="KEY",
+        help="Sign with this private key (see keygen).",
+    )(function)
+
+
 def graph_option(function: F) -> F:
     """`--graph`: the ONNX graph on the CPU in the engine's place."""
     return click.option("--graph", is_flag=True, help="Use the ONNX graph, on the CPU, instead of the engine.")(

@@ -10,7 +10,7 @@ from trtpipe.commands.bundles import bundle_argument, graph_option, key_option, 
 from trtpipe.commands.options import json_option
 
 
-@click.command("check")
+@click.command("check", short_help="Compare a bundle's answers with its baseline's, here.")
 @bundle_argument
 @key_option
 @graph_option

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trtpipe.runner import Model
 
 
-@click.command("run")
+@click.command("run", short_help="Run a bundle on images or arrays.")
 @bundle_argument
 @click.argument("source", metavar="INPUT", required=False, type=click.Path(path_type=Path))
 @key_option

@@ -10,7 +10,7 @@ from trtpipe.commands.bundles import bundle_argument, key_option, report_lines, 
 from trtpipe.commands.options import json_option
 
 
-@click.command("verify")
+@click.command("verify", short_help="Say whether a bundle is whole, signed and fit for this device.")
 @bundle_argument
 @key_option
 @click.option("--no-run", is_flag=True, help="Do not execute the golden inputs, only compare what is written.")
