@@ -55,7 +55,11 @@ def portable_job(job: Job) -> str:
             return os.path.relpath(value, folder)
         return value
 
-    return json.dumps(relative(job.model_dump(mode="json", exclude_defaults=True, exclude={"build": {"log_level"}})), sort_keys=True, indent=1)
+    return json.dumps(
+        relative(job.model_dump(mode="json", exclude_defaults=True, exclude={"build": {"log_level"}})),
+        sort_keys=True,
+        indent=1,
+    )
 
 
 def fingerprint(job: Job, parts: Mapping[str, str | None]) -> str:

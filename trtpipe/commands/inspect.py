@@ -134,7 +134,7 @@ def _bundle_lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"check: {'passed' if check['passed'] else 'FAILED'}, {check['executed']} executed by {check['runner']}"
         for metric in check["metrics"]:
             limit = "" if metric["limit"] is None else f"limit {metric['limit']:g}"
-            yield f"  {metric['output']}.{metric['name']:<28} {metric['value']:<12.6g} {limit}".rstrip()
+            yield f"  {metric['output']}.{metric['name']:<28} {_short(metric['value']):<12} {limit}".rstrip()
         for problem in check["problems"]:
             yield f"  problem: {problem}"
     for key in ("calibration_digest", "weights_digest", "fingerprint"):
