@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, str] = {
     "export": "trtpipe.commands.export:command",
     "keygen": "trtpipe.commands.keygen:command",
     "inspect": "trtpipe.commands.inspect:command",
+    "init": "trtpipe.commands.init:command",
     "schema": "trtpipe.commands.schema:command",
 }
 
@@ -95,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     settings = Settings()
     try:
-        with _signals():
+        with _signals(), _modules_here():
             result = group.main(
                 args=None if argv is None else list(argv), prog_name="trtpipe", obj=settings, standalone_mode=False
             )
@@ -138,6 +139,20 @@ def _failed(settings: Settings, message: str, code: int, problems: Sequence[Any]
         console.out_json({"error": message, "exit_code": code, **listed})
     console.err(message)
     return code
+
+
+@contextmanager
+def _modules_here() -> Iterator[None]:
+    """Callables that a job names are found in the current folder too, as with `python -m`; installed ones come first."""
+    here = os.getcwd()
+    if here in sys.path or "" in sys.path:
+        yield
+        return
+    sys.path.append(here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
 
 
 @contextmanager
