@@ -143,7 +143,7 @@ def _failed(settings: Settings, message: str, code: int, problems: Sequence[Any]
 
 @contextmanager
 def _modules_here() -> Iterator[None]:
-    """Callables that a job names are found in the current folder too, as with `python -m`; installed ones come first."""
+    """Find the callables of a job in the current folder too, as `python -m` does; installed ones come first."""
     here = os.getcwd()
     if here in sys.path or "" in sys.path:
         yield

@@ -40,7 +40,8 @@ def test_the_made_up_images_are_images_and_the_same_every_time(tmp_path, capsys)
     pictures = sorted((tmp_path / "a" / "data").rglob("*.png"))
     assert len(pictures) == 48
     for picture in pictures:
-        assert Image.open(picture).size == (64, 64)
+        with Image.open(picture) as image:
+            assert image.size == (64, 64)
         assert picture.read_bytes() == (tmp_path / "b" / picture.relative_to(tmp_path / "a")).read_bytes()
     calib = {p.read_bytes() for p in pictures if "calib" in p.parts}
     assert not calib & {p.read_bytes() for p in pictures if "val" in p.parts}
