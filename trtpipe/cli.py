@@ -82,7 +82,10 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="trtpipe", message="%(prog)s %(version)s")
 def group() -> None:
-    """A PyTorch model, images and a target in; a TensorRT engine with its proof out."""
+    """A PyTorch model, images and a target in; a TensorRT engine with its proof out.
+
+    Completion in bash: eval "$(_TRTPIPE_COMPLETE=bash_source trtpipe)"; zsh_source and fish_source are for those.
+    """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -110,7 +113,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _failed(settings, "interrupted", 130)
     except TrtpipeError as error:
         return _failed(settings, str(error), error.exit_code, getattr(error, "problems", ()))
-    except (BrokenPipeError, SystemExit):  # whoever read our output has had enough; click exits where it sees that
+    except SystemExit:  # click ends a completion so, and a command whose reader has had enough
+        return 0
+    except BrokenPipeError:  # the same, seen outside of click
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # or Python complains again when it flushes at the end
         return 0
     except Exception as error:  # noqa: BLE001  # the one place where a bug becomes output

@@ -211,3 +211,15 @@ def test_modules_of_the_current_folder_are_found_while_a_command_runs(monkeypatc
     assert main(["schema"]) == 0
     assert seen == [str(tmp_path)]
     assert str(tmp_path) not in sys.path
+
+
+def test_the_shell_completes_commands_and_options(monkeypatch, capsys):
+    monkeypatch.setenv("_TRTPIPE_COMPLETE", "bash_complete")
+    for words, position, expected in (
+        ("trtpipe val", "1", "plain,validate"),
+        ("trtpipe build --qu", "2", "plain,--quiet"),
+    ):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", position)
+        assert main([]) == 0
+        assert capsys.readouterr().out.split() == [expected]
