@@ -48,6 +48,7 @@ def line(monkeypatch):
 def folder(tmp_path):
     for name in ("calib", "val"):
         (tmp_path / name).mkdir()
+        (tmp_path / name / "a.png").write_bytes(b"")
     (tmp_path / "w.safetensors").write_bytes(b"")
     for name in ("one", "two"):
         (tmp_path / f"{name}.yaml").write_text(GOOD.replace("name: digits", f"name: {name}"))

@@ -34,7 +34,8 @@ def command(
     """Build each JOB (files or folders), check the engine against its baseline, and write a bundle."""
     from trtpipe import console
     from trtpipe.errors import Cancelled, TrtpipeError
-    from trtpipe.job import JobErrors, Problem, load_job
+    from trtpipe.job import JobErrors, Problem
+    from trtpipe.validate import plan
 
     if verbose and quiet:
         raise click.UsageError("--verbose must not be given with --quiet.")
@@ -42,7 +43,7 @@ def command(
     problems: list[Problem] = []
     for path in job_files(jobs):
         try:
-            loaded[path] = _logged(load_job(path, overrides), verbose)
+            loaded[path] = _logged(plan(path, overrides), verbose)
         except JobErrors as error:
             problems.extend(error.problems)
     if problems:
