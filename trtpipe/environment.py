@@ -55,7 +55,11 @@ def portable_job(job: Job) -> str:
             return os.path.relpath(value, folder)
         return value
 
-    return json.dumps(relative(job.model_dump(mode="json", exclude_defaults=True)), sort_keys=True, indent=1)
+    return json.dumps(
+        relative(job.model_dump(mode="json", exclude_defaults=True, exclude={"build": {"log_level"}})),
+        sort_keys=True,
+        indent=1,
+    )
 
 
 def source_fingerprint(job: Job, parts: Mapping[str, str | None]) -> str:
@@ -67,7 +71,7 @@ def source_fingerprint(job: Job, parts: Mapping[str, str | None]) -> str:
     sections = {
         "name": job.name,
         "precision": job.precision.model_dump(mode="json"),
-        "build": job.build.model_dump(mode="json", exclude={"timing_cache"}),
+        "build": job.build.model_dump(mode="json", exclude={"timing_cache", "log_level"}),
         "outputs": {n: o.model_dump(mode="json") for n, o in job.outputs.items()},
         "versions": versions(DECIDING),
         "parts": dict(parts),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from safetensors.torch import save_file
 
 from trtpipe.bound import bind
 from trtpipe.errors import BuildError, InputError, MissingError
-from trtpipe.job import Job
+from trtpipe.job import Job, load_job
 from trtpipe.model import load_model
 from trtpipe.values import DimRange, TensorSpec
 
@@ -56,17 +58,15 @@ def job(tmp_path: Path) -> Any:
     def make(outputs: tuple[str, ...] = ("y",), width: int = 4, **model: Any) -> Job:
         raw = {
             "name": "t",
-            "model": {"factory": "mynet:make"} | model,
+            "model": {k: v for k, v in ({"factory": "mynet:make"} | model).items() if v is not None},
             "inputs": {"x": {"shape": ["N", width], "N": {"min": 1, "opt": 2, "max": 4}}},
             "outputs": {n: {} for n in outputs},
             "check": {"arrays": "x.npy", "limits": {"cosine_min": 0.9}},
         }
-        raw["inputs"]["x"]["N"] = DimRange(1, 2, 4)  # type: ignore[index]
-        return Job.model_validate(raw)
+        (tmp_path / "job.yaml").write_text(json.dumps(raw))
+        return load_job(tmp_path / "job.yaml", paths_exist=False)
 
     yield make
-    import sys
-
     sys.modules.pop("mynet", None)
 
 
