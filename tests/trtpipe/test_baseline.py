@@ -15,6 +15,7 @@ from trtpipe.baseline import record_baseline
 from trtpipe.errors import InputError
 from trtpipe.progress import Silent
 
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
 X = nets.images(5, 3, 8, 8).numpy()
 BATCHES = [
     Batch({"x": X[:3]}, np.array([0, 1, 2]), ("a", "b", "c")),
