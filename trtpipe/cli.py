@@ -25,6 +25,7 @@ from trtpipe.errors import TrtpipeError
 COMMANDS: Mapping[str, str] = {
     "build": "trtpipe.commands.build:command",
     "validate": "trtpipe.commands.validate:command",
+    "calibrate": "trtpipe.commands.calibrate:command",
     "prepare": "trtpipe.commands.prepare:command",
     "check": "trtpipe.commands.check:command",
     "verify": "trtpipe.commands.verify:command",
