@@ -7,6 +7,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from trtpipe import platforms
 from trtpipe.errors import BuildError, InputError
 from trtpipe.job import Build, Precision
 from trtpipe.progress import Progress
@@ -55,7 +56,8 @@ def build_engine(
     gpu = None
     for path in needs_driver(build, found.name):
         gpu = driver.require(f"{path} with {found.title}")
-    if refused := refusals(build, precision, found.name, found.version, found.capabilities):
+    refused = refusals(build, precision, found.name, found.version, found.capabilities) + _unfit(gpu, build, precision)
+    if refused:
         raise InputError("\n".join(message for _, message in refused))
     watch = Watch(progress, build.log_level)
     try:
@@ -139,6 +141,22 @@ def _serialize(
     data = bytes(plan_memory)
     del plan_memory, kept  # only now: config, network and parser point into what it holds
     return data, notes
+
+
+def _unfit(gpu: driver.Driver | None, build: Build, precision: Precision | None) -> tuple[tuple[str, str], ...]:
+    """What the GPU at hand, which TensorRT proper builds for, cannot do, or is not."""
+    if build.target != "tensorrt" or gpu is None:
+        return ()
+    device = gpu.devices[0]
+    if build.platform is not None:
+        platform = platforms.PLATFORMS[build.platform]
+        if not platforms.same_capability(platform.compute_capability, device.compute_capability):
+            message = (
+                f"build.platform: {platform.title}, of compute capability {platform.compute_capability}, must be where "
+                f"the engine is built (got {device.name}, {device.compute_capability}). Build it there."
+            )
+            return (("build.platform", message),)
+    return platforms.unable(device.name, device.compute_capability, precision) if precision is not None else ()
 
 
 def _built_on(gpu: driver.Driver | None, build: Build) -> tuple[str, ...]:

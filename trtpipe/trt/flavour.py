@@ -157,7 +157,11 @@ def parse_version(text: str) -> tuple[int, ...]:
     return tuple(int(p) for p in match.group().split(".")) if match else ()
 
 
-def installed() -> Mapping[Name, tuple[str, str]]:
+#: Flavour to (distribution, version).
+Installed = Mapping[Name, tuple[str, str]]
+
+
+def installed() -> Installed:
     """(distribution, version) of each TensorRT on this machine, by package metadata alone: nothing is imported."""
     found: dict[Name, tuple[str, str]] = {}
     for name, distributions in DISTRIBUTIONS.items():
