@@ -160,7 +160,7 @@ def _unable(wanted: dict[str, Any], able: frozenset[str], release: str) -> Itera
             continue
         for need in option.needs(wanted[option.field]):
             if need not in able:
-                step = option.instead or f"{_where(by_name[need])}, or leave it out."
+                step = option.instead or f"Use {where(by_name[need])}, or leave it out."
                 got = shown(wanted[option.field])
                 yield f"build.{option.field}", f"{release} must have {by_name[need].title} (got {got}). {step}"
                 break
@@ -256,11 +256,11 @@ def _precision(build: Build, precision: Precision, able: frozenset[str], release
             )
 
 
-def _where(capability: Capability) -> str:
-    """Where a capability is: "TensorRT 10.0 or later, TensorRT-RTX"."""
+def where(capability: Capability) -> str:
+    """Where a capability is: "TensorRT 10.0 or later or TensorRT-RTX"."""
     places = [f"TensorRT {_span(since, until)}".strip() for since, until in capability.tensorrt]
     places += [f"TensorRT-RTX {_span(since, until)}".strip() for since, until in capability.rtx]
-    return f"Use {' or '.join(places)}"
+    return " or ".join(places)
 
 
 def _span(since: str, until: str) -> str:
