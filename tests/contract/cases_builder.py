@@ -157,6 +157,32 @@ def test_warnings_reach_the_engine_and_errors_the_message(world):
     assert "TensorRT: weights are denormal" in engine.notes
 
 
+def test_an_option_that_tensorrt_objects_to_is_an_error(world):
+    (error,) = _texts("the pool is too small")
+    workspace = trt.MemoryPoolType.WORKSPACE
+    stub.hook(
+        lambda: world.config.set_memory_pool_limit(workspace, 1),
+        lambda *_: stub.invoke(
+            _logger_address(), LOG_SLOT, int(trt.ILogger.Severity.ERROR), ctypes.addressof(error)
+        ),
+    )  # fmt: skip
+    world.seen.clear()
+    with pytest.raises(errors.BuildError, match=r"must accept every option \(got the pool is too small\)"):
+        engine_of(workspace=1)
+    assert "build" not in world.names()
+
+
+def test_an_error_logged_by_a_parser_that_succeeds_is_no_error(world):
+    (error,) = _texts("plugin not found, using the local function")
+    stub.hook(
+        lambda: world.parser.parse(b"x"),
+        lambda *_: stub.invoke(
+            _logger_address(), LOG_SLOT, int(trt.ILogger.Severity.ERROR), ctypes.addressof(error)
+        ),
+    )  # fmt: skip
+    assert engine_of().data == PLAN
+
+
 @pytest.mark.skipif(VERSION < (10,), reason="8.6 has no progress monitor")
 class TestMonitor:
     """The progress monitor as TensorRT calls it: phase_start, step_complete, phase_finish at slots 4, 5 and 6."""

@@ -103,6 +103,7 @@ def _serialize(
     kept.append(network.parse(found, graph, logger, model, watch))
     network.check_bindings(found, graph, model)
     config = builder.create_builder_config()
+    said = len(watch.errors)  # a parser that falls back may have logged errors and yet succeeded
     configuration.apply(found, config, graph, build)
     kept.append(configuration.add_profiles(found, builder, config, model.inputs, build))
     if weak:
@@ -121,7 +122,7 @@ def _serialize(
     if found.has("progress_monitor"):
         kept.append(make_monitor(found, watch))
         config.progress_monitor = kept[-1]
-    if watch.errors:
+    if len(watch.errors) > said:
         raise BuildError(
             f"build: {found.title} must accept every option (got {_last(watch)}). Correct the option, or leave it out."
         )

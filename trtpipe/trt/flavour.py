@@ -202,7 +202,7 @@ def load(target: str) -> Flavour:
     name: Name = "tensorrt_rtx" if target == "tensorrt_rtx" else "tensorrt"
     try:
         module = importlib.import_module(name)
-    except ImportError as error:
+    except (ImportError, OSError, RuntimeError) as error:  # its own loading of libraries raises the last two
         reason = "it is not installed" if isinstance(error, ModuleNotFoundError) and error.name == name else str(error)
         raise MissingError(
             f"build.target: {name} must be importable here (got: {reason}). Install it: {INSTALL[name]}."
