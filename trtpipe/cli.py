@@ -36,6 +36,7 @@ COMMANDS: Mapping[str, str] = {
     "keygen": "trtpipe.commands.keygen:command",
     "inspect": "trtpipe.commands.inspect:command",
     "init": "trtpipe.commands.init:command",
+    "doctor": "trtpipe.commands.doctor:command",
     "schema": "trtpipe.commands.schema:command",
 }
 
