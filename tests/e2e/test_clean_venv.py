@@ -75,7 +75,10 @@ def test_verify_and_run_with_onnxruntime_alone(tmp_path: Path, data: None) -> No
 
 @pytest.mark.parametrize("batch", ["dynamic", "static"])
 def test_a_kit_is_built_with_rtx_alone(tmp_path: Path, data: None, batch: str) -> None:
-    settings = [] if batch == "dynamic" else ["inputs.image={dtype: float32, shape: [8, 1, 32, 32]}"]
+    settings = []
+    if batch == "static":
+        settings = ["inputs.image={dtype: float32, shape: [8, 1, 32, 32]}"]
+        settings += ["calibration.batch_size=8", "calibration.samples=352"]
     kit = line("prepare", tmp_path / "kits", *settings)
     direct = read_bundle(line("build", tmp_path / "direct", *settings)).read("model.engine")
     trtpipe = environment(tmp_path / "venv", "tensorrt-rtx>=1.7.1,<1.8")
