@@ -14,6 +14,7 @@ import pytest
 from trtpipe import signing
 from trtpipe.bundle import Bundle, read_bundle
 from trtpipe.cli import main
+from trtpipe.trt.flavour import installed
 from trtpipe.trt.plan import comparable
 
 FACTORY = """
@@ -109,6 +110,20 @@ def test_rtx_kit_with_a_dynamic_batch_differs_in_the_compilers_numbering_alone(p
     _, finished, direct = built(project, job(project, "tensorrt_rtx", dynamic=True))
     assert comparable(finished.read("model.engine")) == comparable(direct.read("model.engine"))
     assert differences(finished, direct) <= {"notes", "files"}
+
+
+def test_a_kit_for_a_tensorrt_that_is_not_here(project: Path, capsys: Any) -> None:
+    """Prepared on any machine; the TensorRT of the device alone compiles it."""
+    if "tensorrt" in installed():
+        pytest.skip("TensorRT is installed here")
+    made = job(project, "tensorrt", dynamic=False)
+    assert main(["prepare", str(made), "-o", str(project / "kits"), "-q"]) == 0
+    capsys.readouterr()
+    kit = project / "kits" / "tiny"
+    assert main(["verify", str(kit)]) == 3
+    assert "mismatch: runtime: TensorRT must be installed to build this kit" in capsys.readouterr().out
+    assert main(["build", str(kit), "-o", str(project / "out")]) == 3
+    assert "runtime: TensorRT must be installed to build this kit" in capsys.readouterr().err
 
 
 def test_onnxruntime_kit(project: Path, capsys: Any) -> None:
