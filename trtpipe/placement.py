@@ -85,7 +85,8 @@ def find_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...
                 continue
             axis = _axis(node, name)
             if axis is None:
-                skipped.append(Skipped(node, "a grouped transposed convolution's weight has no axis of output channels"))
+                why = "a grouped transposed convolution's weight has no axis of output channels"
+                skipped.append(Skipped(node, why))
                 continue
             first = f"{path}:input" if k == 0 else f"{path}:input_{k}"
             found.append((node, x, first, None, "Q1"))
