@@ -112,7 +112,9 @@ def test_a_pickle_that_is_more_than_tensors_is_refused(job: Any, tmp_path: Path)
 def test_weights_of_another_shape(job: Any, tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     save_file({"fc.weight": torch.ones(5, 4), "fc.bias": torch.zeros(5)}, str(path))
-    with pytest.raises(InputError, match=r"model\.weights: must fit the model \(got w\.safetensors: (.|\n)*size mismatch"):
+    with pytest.raises(
+        InputError, match=r"model\.weights: must fit the model \(got w\.safetensors: (.|\n)*size mismatch"
+    ):
         load_model(job(weights=str(path)), tmp_path)
 
 
@@ -121,8 +123,16 @@ def test_weights_of_another_shape(job: Any, tmp_path: Path) -> None:
     [
         ({"factory": "no_such_module:make"}, InputError, "model.factory: must name a module that can be imported"),
         ({"factory": "mynet:mkae"}, InputError, "model.factory: must be package.module:callable (got 'mynet:mkae')"),
-        ({"factory": "mynet:broken"}, InputError, "model.factory: must be package.module:callable (got 'mynet:broken')"),
-        ({"factory": "mynet:number"}, InputError, "model.factory: must return an nn.Module (got int from mynet:number)"),
+        (
+            {"factory": "mynet:broken"},
+            InputError,
+            "model.factory: must be package.module:callable (got 'mynet:broken')",
+        ),
+        (
+            {"factory": "mynet:number"},
+            InputError,
+            "model.factory: must return an nn.Module (got int from mynet:number)",
+        ),
         ({"args": {"widht": 3}}, InputError, "model.args: must fit the factory mynet:make (got "),
     ],
 )
@@ -139,7 +149,9 @@ def test_a_package_that_the_users_module_needs(job: Any, tmp_path: Path) -> None
 
 
 def test_more_outputs_than_named(job: Any, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"outputs: must be among what the model returns, \['b', 'a', 'c'\] \(got \['z'\]"):
+    with pytest.raises(
+        InputError, match=r"outputs: must be among what the model returns, \['b', 'a', 'c'\] \(got \['z'\]"
+    ):
         load_model(job(("z",), factory="mynet:two"), tmp_path)
     with pytest.raises(InputError, match=r"outputs: must name each tensor that the model returns"):
         load_model(job(("y", "z")), tmp_path)
