@@ -252,7 +252,8 @@ def open_runner(engine: Engine) -> tuple[Any, Any]:
     if engine.target != "onnxruntime" and driver.probe().devices:
         from trtpipe.trt.runtime import EngineRunner
 
-        return EngineRunner(engine.data), "engine"
+        own_code = bool(engine.options.get("version_compatible"))
+        return EngineRunner(engine.data, version_compatible=own_code), "engine"
     if engine.graph is None:
         raise InputError(
             f"check: a {engine.target} engine of this route has no graph to execute (got no GPU either). "
