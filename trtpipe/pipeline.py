@@ -253,7 +253,8 @@ def open_runner(engine: Engine) -> tuple[Any, Any]:
         from trtpipe.trt.runtime import EngineRunner
 
         own_code = bool(engine.options.get("version_compatible"))
-        return EngineRunner(engine.data, version_compatible=own_code), "engine"
+        stripped = engine.graph.data if engine.graph is not None and engine.options.get("strip_plan") else None
+        return EngineRunner(engine.data, version_compatible=own_code, refit=stripped), "engine"
     if engine.graph is None:
         raise InputError(
             f"check: a {engine.target} engine of this route has no graph to execute (got no GPU either). "
