@@ -288,7 +288,7 @@ DLA = {"default_device_type": "dla", "dla_core": 0}
 OPTIONS = {
     "compute_capability": (("8.6",), {}, None),
     "platform": ("l4", {}, "test_a_platform_is_where_the_engine_is_built"),
-    "quantization": ("implicit", {}, "cases_calibrator.py"),
+    "quantization": ("implicit", {}, "cases_implicit.py"),
     "profiles": (({"N": DimRange(2, 2, 2)},), {}, _called("set_shape", "image", "max", (2, 3, 8, 8))),
     "workspace": (1 << 20, {}, _called("set_memory_pool_limit", _enum("MemoryPoolType", "WORKSPACE"), 1 << 20)),
     "memory_pools": (
