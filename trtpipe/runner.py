@@ -265,7 +265,8 @@ def open_model(bundle: Bundle, *, graph: bool = False, as_written: bool = False)
     verify.require_fit(bundle.manifest, this_device())
     from trtpipe.trt.runtime import EngineRunner
 
-    runner = EngineRunner(bundle.read(engine.file), version_compatible=engine.version_compatible)
+    stripped = bundle.read(GRAPH) if engine.options.get("strip_plan") and GRAPH in bundle.manifest.files else None
+    runner = EngineRunner(bundle.read(engine.file), version_compatible=engine.version_compatible, refit=stripped)
     return Model(bundle, runner, "engine")
 
 

@@ -405,6 +405,13 @@ def test_tactic_sources_before_11(world, source):
     assert world.asked("set_tactic_sources") == [(1 << flag("TacticSource", source.upper()),)]
 
 
+@pytest.mark.skipif(VERSION < (11,), reason="10 and before have calibrators: see cases_implicit.py")
+def test_implicit_quantization_is_refused_by_11(world):
+    with pytest.raises(errors.InputError, match="must have calibrators and implicit quantization"):
+        engine_of(quantization="implicit")
+    assert "build" not in world.names()
+
+
 @pytest.mark.skipif(VERSION < (11,), reason="10 and before have them")
 def test_tactic_sources_of_11():
     ((path, message),) = refusals(build(tactic_sources=("cudnn",)), None, "tensorrt", stub.VERSION)
