@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import shipping
 
 from trtpipe import pipeline, verify
@@ -14,7 +16,7 @@ from trtpipe.values import Engine, OnnxModel
 class Recorder:
     """Stands for EngineRunner: keeps what it is made with."""
 
-    made: list[tuple[bytes, dict[str, object]]] = []
+    made: ClassVar[list[tuple[bytes, dict[str, object]]]] = []
 
     def __init__(self, engine, **options):
         Recorder.made.append((engine, options))

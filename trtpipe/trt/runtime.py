@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -56,7 +55,7 @@ class EngineRunner:
         self._cuda_graph = cuda_graph
         self._refit = refit
         self._api = api
-        self._stack: ExitStack | None = None
+        self._engine: Any = None
         self.name = "engine"
         self.bindings: tuple[Binding, ...] = ()
 
@@ -127,7 +126,7 @@ class EngineRunner:
 
     def _opened(self) -> Any:
         """The engine; InputError when the runner is closed."""
-        if self._stack is None:
+        if self._engine is None:
             raise InputError("engine: must be open to be run (it is not). Use the runner as a context manager.")
         return self._engine
 
@@ -140,7 +139,6 @@ class EngineRunner:
             header = plan.PlanHeader(header.flavour, "", header.compute_capabilities, header.length, header.portable)
         if problems := plan.misfits(header, found.name, found.version, device.compute_capability):
             raise InputError("\n".join(f"engine: {p}" for p in problems))
-        self._stack = ExitStack()
         wanted = self._wanted_memory
         self._memory = open_memory(wanted) if wanted is None or isinstance(wanted, str) else wanted
         self._watch = Watch(Silent(), "error")
@@ -196,12 +194,11 @@ class EngineRunner:
 
     def _close(self) -> None:
         """Let go in the order that TensorRT wants: context, engine, runtime, logger."""
-        for part in ("_graph", "_calls", "_engine", "_runtime", "_buffers", "_memory", "_logger"):
-            if hasattr(self, part):
-                delattr(self, part)
-        if self._stack is not None:
-            self._stack.close()
-        self._stack = None
+        for part in ("_graph", "_calls"):
+            self.__dict__.pop(part, None)
+        self._engine = None
+        for part in ("_runtime", "_buffers", "_memory", "_logger"):
+            self.__dict__.pop(part, None)
 
     def _reason(self) -> str:
         return self._watch.errors[-1] if self._watch.errors else "no error message"
