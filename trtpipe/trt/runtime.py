@@ -58,6 +58,7 @@ class EngineRunner:
         self._engine: Any = None
         self.name = "engine"
         self.bindings: tuple[Binding, ...] = ()
+        self.notes: tuple[str, ...] = ()
 
     def __enter__(self) -> EngineRunner:
         try:
@@ -178,9 +179,11 @@ class EngineRunner:
         validity, diagnostics = runtime.get_engine_validity(self._plan)
         if enum_name(validity) == "INVALID":
             raise InputError(
-                f"engine: {found.title} must find the plan valid for this GPU (got INVALID, {diagnostics}). "
-                "Build the engine for this GPU's compute capability."
+                f"engine: {found.title} must find the plan valid for this GPU (got INVALID, {diagnostics}; "
+                f"{self._reason()}). Build the engine for this GPU's compute capability."
             )
+        if enum_name(validity) == "SUBOPTIMAL":
+            self.notes += (f"{found.title} says that the engine may be slower on this GPU than one built for it",)
 
     def _give_weights(self, found: Flavour, engine: Any, onnx: bytes) -> None:
         """Refit every weight of the engine from the ONNX file."""
