@@ -66,7 +66,7 @@ def contract(site):
 
     def run(release: str, *, source: Path = ROOT, cases: str = "") -> subprocess.CompletedProcess[str]:
         files = sorted(str(f) for f in Path(__file__).parent.glob("cases_*.py"))
-        options = ["-q", "--tb=short", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
+        options = ["-q", "-p", "stubbed", "--tb=short", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
         command = [sys.executable, "-m", "pytest", *options, *(["-k", cases] if cases else []), *files]
         path = os.pathsep.join(map(str, (site(release), source, Path(__file__).parent)))
         environment = os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
