@@ -46,6 +46,7 @@ ONLY = {
         "trtpipe/calibration_line.py",
     ),
     "trtpipe.kit_line": ("trtpipe/commands/",),
+    "trtpipe.calibration_line": ("trtpipe/commands/",),
     "trtpipe.examples": ("trtpipe/examples/",),
 }
 
