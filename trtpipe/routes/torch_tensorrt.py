@@ -1,4 +1,4 @@
-"""Route torch_tensorrt: the quantized program through Torch-TensorRT's dynamo frontend, for TensorRT and TensorRT-RTX."""
+"""Route torch_tensorrt: the quantized program through Torch-TensorRT's dynamo frontend, for both TensorRTs."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def settings(frontend: Any, found: flavour.Flavour, build: Build, scratch: Path)
         made["strip_engine_weights"] = build.strip_plan
     for pool, keyword in options.POOL_KEYWORDS.items():
         if pool in build.memory_pools:
-            made[keyword] = build.memory_pools[pool]  # type: ignore[index]
+            made[keyword] = build.memory_pools[pool]
     if build.default_device_type == "dla":
         made["device"] = frontend.Device(dla_core=build.dla_core or 0, allow_gpu_fallback=build.gpu_fallback)
     if found.has("timing_cache"):
@@ -258,7 +258,7 @@ def trt_inputs(frontend: Any, inputs: tuple[TensorSpec, ...], build: Build) -> l
             made.append(frontend.Input(shape=spec.at("opt"), dtype=dtype))
             continue
         at = [TensorSpec(spec.name, spec.dtype, spec.shape, dims).at for dims in ranges]
-        shapes = [{f"{w}_shape": a(w) for w in ("min", "opt", "max")} for a in at]  # type: ignore[arg-type]
+        shapes = [{f"{w}_shape": a(w) for w in ("min", "opt", "max")} for a in at]
         more = shapes[0] if len(shapes) == 1 else {"profiles": shapes}
         made.append(frontend.Input(dtype=dtype, **more))
     return made

@@ -108,7 +108,7 @@ def driverless() -> Iterator[Network]:
     with contextlib.ExitStack() as stack:
         if not torch.cuda.is_available():
             gpu = driver.Driver("13.0", (driver.Device(0, "none: driverless tests", "8.9", 8 << 30),))
-            stack.enter_context(mock.patch.object(driver, "probe", lambda: gpu))
+            stack.enter_context(mock.patch.object(driver, "probe", return_value=gpu))
             for name, answer in CUDA_ANSWERS.items():
                 stack.enter_context(
                     mock.patch.object(torch.cuda, name, _noting(seen.calls, f"torch.cuda.{name}", answer))
