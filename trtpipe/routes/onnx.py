@@ -28,7 +28,12 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
         return Engine(model.data, "onnxruntime", onnxruntime.__version__, (), model.inputs, model.outputs, model)
     from trtpipe.trt.builder import build_engine
 
-    return build_engine(model, job.build, progress=progress)
+    if job.build.quantization == "explicit":
+        return build_engine(model, job.build, progress=progress)
+    from trtpipe.routes.native import native_calibration
+
+    samples = native_calibration(job)
+    return build_engine(model, job.build, progress=progress, precision=job.precision, calibration=samples)
 
 
 def to_onnx(quantized: Quantized, opset: int = OPSET) -> OnnxModel:

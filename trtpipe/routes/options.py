@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trtpipe.job import Build, Precision
+from trtpipe.job import Build, Job, Precision
+from trtpipe.trt.flavour import parse_version
 from trtpipe.trt.options import asked, shown
 from trtpipe.values import Route
 
-__all__ = ["asked", "installed_frontend", "refusals"]
+__all__ = ["asked", "installed_frontend", "job_refusals", "refusals"]
 
 #: Distribution of Torch-TensorRT by the target it is made for.
 FRONTENDS: Mapping[str, str] = {"tensorrt": "torch-tensorrt", "tensorrt_rtx": "torch-tensorrt-rtx"}
@@ -39,6 +40,7 @@ POOL_KEYWORDS: Mapping[str, str] = {
     "dla_local_dram": "dla_local_dram_size",
     "dla_global_dram": "dla_global_dram_size",
 }
+TORCH2TRT = "pip install git+https://github.com/NVIDIA-AI-IOT/torch2trt"
 #: What torch2trt can give its bindings.
 TORCH2TRT_DTYPES = ("float32", "float16")
 
@@ -193,4 +195,117 @@ def _refused(
             "build.route",
             f"torch_tensorrt must be version {TESTED}, whose arguments are known (got {frontend}). "
             f"Run: pip install '{FRONTENDS.get(build.target, 'torch-tensorrt')}=={TESTED}.*'",
+        )
+
+
+def job_refusals(job: Job, release: str | None) -> tuple[tuple[str, str], ...]:
+    """(dotted option path, message) of everything in a job that its route cannot honour; empty when all is well.
+
+    Args:
+        job: the whole job.
+        release: version of the TensorRT it is for, like "10.3.0"; None where that is not known.
+    """
+    build = job.build
+    here = installed_frontend() if build.route == "torch_tensorrt" else None
+    version = here.version if here is not None and here.target == build.target else None
+    found = list(refusals(build, job.precision, build.route, frontend=version))
+    if build.route == "torch2trt":
+        found += [(path, f"{path}: {message}") for path, message in _torch2trt(job, release)]
+    return tuple(found)
+
+
+def _torch2trt(job: Job, release: str | None) -> Iterator[tuple[str, str]]:
+    """What torch2trt cannot do with this job, beyond the builder options taken alone."""
+    build, precision = job.build, job.precision
+    number = parse_version(release or "")
+    if release is not None and not (8, 6) <= number < (11,):
+        yield (
+            "build.route",
+            f"torch2trt must have TensorRT 8.6 to 10, whose weak typing and calibrators it uses (got {release}). "
+            "Use build.route onnx.",
+        )
+    if build.workspace is not None and number >= (10,):
+        yield (
+            "build.workspace",
+            f"must not be set on route torch2trt with TensorRT 10, where it ignores it (got {build.workspace}). "
+            "Leave it out, or use build.route onnx.",
+        )
+    for side, specs in (("inputs", job.inputs), ("outputs", job.outputs)):
+        for name, spec in specs.items():
+            if spec.dtype not in TORCH2TRT_DTYPES:
+                legal = " or ".join(TORCH2TRT_DTYPES)
+                yield (
+                    f"{side}.{name}.dtype",
+                    f"must be {legal} on route torch2trt, which drops others (got {spec.dtype}). Use build.route onnx.",
+                )
+    yield from _one_float(job)
+    for kind, globs in (("fp32", precision.keep.fp32), ("fp16", precision.keep.fp16)):
+        if globs:
+            yield (
+                f"precision.keep.{kind}",
+                f"must be empty on route torch2trt (got {', '.join(globs)}): TensorRT chooses what runs in a lower "
+                "precision there. Use build.route onnx.",
+            )
+    if precision.int8_mode:
+        yield from _calibrated(job)
+    if (build.default_device_type == "dla" or "dla" in build.device_types.values()) and any(
+        isinstance(d, str) for i in job.inputs.values() for d in i.shape
+    ):
+        path = "default_device_type" if build.default_device_type == "dla" else "device_types"
+        yield (
+            f"build.{path}",
+            "must be gpu for dynamic shapes on route torch2trt (got dla). Declare numbers in inputs.*.shape.",
+        )
+
+
+def _one_float(job: Job) -> Iterator[tuple[str, str]]:
+    """torch2trt converts no casts, so the bindings are all float32, or all float16 around a module in float16."""
+    specs = {f"{s}.{n}.dtype": i.dtype for s, part in (("inputs", job.inputs), ("outputs", job.outputs))
+             for n, i in part.items()}  # fmt: skip
+    floats = {p: d for p, d in specs.items() if d in TORCH2TRT_DTYPES}
+    first = next(iter(floats.values()), "float32")
+    for path, dtype in floats.items():
+        if dtype != first:
+            yield (
+                path,
+                f"must be {first} as the other bindings are on route torch2trt, which converts no casts (got {dtype}). "
+                "Use build.route onnx.",
+            )
+    for name, spec in job.inputs.items():
+        if spec.normalize is not None and spec.dtype != "float32":
+            yield (
+                f"inputs.{name}.normalize",
+                f"must be given only for float32 on route torch2trt (got {spec.dtype}). Normalize in the transform.",
+            )
+
+
+def _calibrated(job: Job) -> Iterator[tuple[str, str]]:
+    data = job.calibration
+    if job.build.quantization != "implicit":
+        yield (
+            "build.quantization",
+            "must be implicit for precision.int8_mode on route torch2trt, which takes no Q/DQ (got explicit). "
+            "Set it, or use build.route onnx.",
+        )
+    if data is None:
+        return
+    if data.table is not None:
+        yield (
+            "calibration.table",
+            f"must be samples on route torch2trt, where TensorRT calibrates by itself (got {data.table}). "
+            "Give calibration.images, or use build.route onnx.",
+        )
+    if data.algorithm == "mse":
+        yield (
+            "calibration.algorithm",
+            "must be entropy_2, entropy, minmax or percentile, which TensorRT has (got mse). Use build.route onnx.",
+        )
+    first = next(iter(job.inputs.values()))
+    batch = first.shape[0]
+    size = batch if isinstance(batch, int) else first.dims[batch].opt
+    if data.batch_size != size:
+        yield (
+            "calibration.batch_size",
+            f"must be {size}, the opt batch of the inputs, on route torch2trt, which calibrates with the engine's own "
+            f"profile (got {data.batch_size}). Set it to {size}.",
         )

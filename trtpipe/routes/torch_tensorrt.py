@@ -64,8 +64,8 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
     with tempfile.TemporaryDirectory() as scratch, logged(watch, build.log_level):
         keywords = settings(frontend, found, build, Path(scratch))
         data = _serialized(frontend, program, quantized, build, keywords, watch)
-    header = _checked_header(found, data)
-    graph, notes = _graph(quantized)
+    header = checked_header(found, data)
+    graph, notes = graph_of(quantized, GRAPH_NOTE)
     said = tuple(f"Torch-TensorRT: {t}" for t in watch.warnings if not any(n in t for n in NOISE))
     return Engine(
         data=data,
@@ -347,7 +347,7 @@ def logged(watch: Watch, level: str) -> Iterator[None]:
             logger.setLevel(old)
 
 
-def _checked_header(found: flavour.Flavour, data: bytes) -> plan.PlanHeader:
+def checked_header(found: flavour.Flavour, data: bytes) -> plan.PlanHeader:
     """The plan's header, which must name the TensorRT of the target."""
     header = plan.read_header(data)
     version = ".".join(str(n) for n in flavour.parse_version(found.version)[:4])
@@ -359,13 +359,11 @@ def _checked_header(found: flavour.Flavour, data: bytes) -> plan.PlanHeader:
     return header
 
 
-def _graph(quantized: Quantized) -> tuple[OnnxModel | None, tuple[str, ...]]:
+def graph_of(quantized: Quantized, note: str) -> tuple[OnnxModel | None, tuple[str, ...]]:
     """The ONNX of the same program, to execute where no engine can; and what has to be said of it."""
     from trtpipe.routes.onnx import to_onnx
 
     try:
-        return to_onnx(quantized), (GRAPH_NOTE,)
+        return to_onnx(quantized), (note,)
     except BuildError as error:
-        return None, (
-            f"route torch_tensorrt: the program has no ONNX form, so only the engine can be checked: {error}",
-        )
+        return None, (f"the program has no ONNX form, so only the engine can be checked: {error}",)
