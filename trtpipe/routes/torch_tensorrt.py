@@ -276,9 +276,10 @@ def _serialized(
 
     register_converters()
     watch.check()
+    warned: list[warnings.WarningMessage] = []
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(record=True) as warned, contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("always")
             data = frontend.dynamo.convert_exported_program_to_serialized_trt_engine(
                 program,
                 arg_inputs=trt_inputs(frontend, quantized.inputs, build),
@@ -289,7 +290,8 @@ def _serialized(
     except Exception as error:
         watch.check()
         raise BuildError(
-            f"build: Torch-TensorRT {frontend.__version__} must convert the program (got {_reason(error)}). "
+            f"build: Torch-TensorRT {frontend.__version__} must convert the program (got "
+            f"{_reason(error, warned, program)}). "
             "Use build.route onnx, or rewrite the operation named."
         ) from error
     watch.check()
@@ -300,15 +302,27 @@ def _serialized(
     return bytes(data)
 
 
-def _reason(error: BaseException) -> str:
-    """The operations without a converter, or the first line of the innermost error."""
-    found = re.findall(r"Conversion of function (\S+) not currently supported", _chain(error))
-    if found:
-        return f"no converter for {', '.join(dict.fromkeys(found))}"
+def _reason(error: BaseException, warned: list[warnings.WarningMessage], program: Any) -> str:
+    """Every operation without a converter, with the modules that have it, or the first line of the innermost error."""
+    text = "\n".join([_chain(error), *(str(w.message) for w in warned)])
+    found = re.findall(
+        r"Conversion of function (\S+) not currently supported|^call_function (\S+)$", text, re.MULTILINE
+    )
+    if names := list(dict.fromkeys(re.sub(r"^torch\.(_?ops)\.", "", a or b) for a, b in found)):
+        return f"no converter for {', '.join(_with_modules(n, program) for n in names)}"
     while error.__cause__ is not None:
         error = error.__cause__
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:400]
+
+
+def _with_modules(name: str, program: Any) -> str:
+    """`name`, followed by the paths of the modules whose operation it is, where the program still has it."""
+    from trtpipe.graph import calls, module_path
+
+    paths = {module_path(n) for n in calls(program.graph) if str(n.target) == name}
+    shown = ", ".join(sorted(p or "the model itself" for p in paths))
+    return f"{name} ({shown})" if shown else name
 
 
 def _chain(error: BaseException | None) -> str:

@@ -49,10 +49,18 @@ class Line:
         )  # fmt: skip
 
 
-def line(network: torch.nn.Module, size: int, outputs: int, *, dtype: str = "float32", out: str = "float32") -> Line:
-    """`network` with input image [N, 3, size, size], N from 1 by 8 to 32."""
+def line(
+    network: torch.nn.Module,
+    size: int,
+    outputs: int,
+    *,
+    dtype: str = "float32",
+    out: str = "float32",
+    channels: int = 3,
+) -> Line:
+    """`network` with input image [N, channels, size, size], N from 1 by 8 to 32."""
     dims = {"N": DimRange(1, 8, 32)}
-    inputs = (TensorSpec("image", dtype, ("N", 3, size, size), dims),)
+    inputs = (TensorSpec("image", dtype, ("N", channels, size, size), dims),)
     loaded = LoadedModel(
         bind(network, inputs, {}, ("logits",)),
         inputs,
@@ -71,7 +79,7 @@ def line(network: torch.nn.Module, size: int, outputs: int, *, dtype: str = "flo
     ]
     generator = torch.Generator().manual_seed(1)
     with torch.inference_mode():
-        prepared.graph(torch.rand(4, 3, size, size, generator=generator).to(getattr(torch, dtype)))
+        prepared.graph(torch.rand(4, channels, size, size, generator=generator).to(getattr(torch, dtype)))
     for hook in hooks:
         hook.remove()
     return Line(loaded, captured, amax)

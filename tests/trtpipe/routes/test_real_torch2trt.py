@@ -48,22 +48,9 @@ def test_resnet18_comes_out_as_an_engine(world):
 
 
 def test_the_quickstart_model_comes_out_as_an_engine(world):
-    import torch
-
     from trtpipe.examples.digits import resnet
 
-    class FirstChannel(torch.nn.Module):
-        """The quickstart's model takes one channel, the models here three."""
-
-        def __init__(self):
-            super().__init__()
-            self.mix = torch.nn.Conv2d(3, 1, 1)
-            self.digits = resnet(num_classes=10)
-
-        def forward(self, x):
-            return self.digits(self.mix(x))
-
-    engine = build(line(FirstChannel().eval(), 32, 10))
+    engine = build(line(resnet(num_classes=10).eval(), 32, 10, channels=1))
     assert engine.data[:4] in (b"ftrt", b"vtrt")
 
 

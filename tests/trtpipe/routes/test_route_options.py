@@ -151,7 +151,8 @@ IMPLICIT = {"build": {"quantization": "implicit"}, "precision": {"int8_mode": Tr
         ({}, "11.4", "build.route", "torch2trt must have TensorRT 8.6 to 10, whose weak typing and calibrators it uses "
          "(got 11.4). Use build.route onnx."),
         ({"build": {"workspace": 1024}}, "10.3", "build.workspace",
-         "must not be set on route torch2trt with TensorRT 10, where it ignores it (got 1024). Leave it out, or use build.route onnx."),
+         "must not be set on route torch2trt with TensorRT 10, where it ignores it (got 1024). Leave it out, or use "
+         "build.route onnx."),
         ({"inputs": {"image": {"dtype": "uint8", "shape": [8, 3, 16, 16]}}}, "10.3", "inputs.image.dtype",
          "must be float32 or float16 on route torch2trt, which drops others (got uint8). Use build.route onnx."),
         ({"outputs": {"logits": {"dtype": "int64"}}}, "10.3", "outputs.logits.dtype",
@@ -159,7 +160,8 @@ IMPLICIT = {"build": {"quantization": "implicit"}, "precision": {"int8_mode": Tr
         ({"outputs": {"logits": {"dtype": "float16"}}}, "10.3", "outputs.logits.dtype",
          "must be float32 as the other bindings are on route torch2trt, which converts no casts (got float16). "
          "Use build.route onnx."),
-        ({"inputs": {"image": {"dtype": "float16", "shape": [8, 3, 16, 16], "normalize": HALVES}}, "outputs": {"logits": {"dtype": "float16"}}}, "10.3", "inputs.image.normalize",
+        ({"inputs": {"image": {"dtype": "float16", "shape": [8, 3, 16, 16], "normalize": HALVES}},
+          "outputs": {"logits": {"dtype": "float16"}}}, "10.3", "inputs.image.normalize",
          "must be given only for float32 on route torch2trt (got float16). Normalize in the transform."),
         ({"precision": {"fp16_mode": True, "keep": {"fp32": ["head"]}}}, "10.3", "precision.keep.fp32",
          "must be empty on route torch2trt (got head): TensorRT chooses what runs in a lower precision there. "
