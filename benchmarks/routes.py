@@ -175,8 +175,8 @@ def page(rows: list[Row]) -> str:
     lines = [
         f"Measured with {versions()}, TensorRT-RTX {tensorrt_rtx.__version__}, {platform.machine()}, {gpu}.",
         "",
-        "| precision | route | engine, bytes | operations by precision | distinct scales | largest difference from onnx: "
-        "of scales | of outputs |",
+        "| precision | route | engine, bytes | operations by precision | distinct scales "
+        "| largest difference from onnx: of scales | of outputs |",
         "|---|---|---:|---|---:|---:|---:|",
     ]
     for row in rows:

@@ -107,6 +107,7 @@ _VERBOSITY = "Use layer_names_only, or build.route onnx."
 
 OPTIONS: tuple[Support, ...] = (
     Support("compute_capability", _none(_PORTABLE), _none()),
+    Support("platform", _taken, _taken),
     Support("quantization", _only("explicit", step=_EXPLICIT), _taken),
     Support("profiles", _taken, _none("Give one range under inputs, or use build.route onnx.")),
     Support("workspace", _taken, _taken),

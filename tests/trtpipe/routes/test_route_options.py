@@ -19,6 +19,7 @@ LEAVE = "Leave it out, or use build.route onnx."
 TABLE = {
     "compute_capability": (["8.6"], {}, "Leave it out for an engine portable from Ampere on, or use build.route onnx.",
                            LEAVE),
+    "platform": ("jetson_nano", {}, "", ""),
     "quantization": ("implicit", {}, "use explicit.", ""),
     "profiles": ([{"N": {"min": 1, "opt": 2, "max": 4}}], {}, "", "Give one range under inputs"),
     "workspace": (1 << 20, {}, "", ""),
