@@ -126,14 +126,14 @@ def _compiler(job: Job) -> _Found:
 
 def _frontend(job: Job) -> _Found:
     """The package that the job's route goes through."""
-    from trtpipe.routes.options import FRONTENDS, TORCH2TRT
+    from trtpipe.routes.options import FRONTENDS, INSTALL, TORCH2TRT
 
     packages = {"torch_tensorrt": FRONTENDS.get(job.build.target), "torch2trt": "torch2trt"}
     if name := packages.get(job.build.route):
         try:
             metadata.version(name)
         except metadata.PackageNotFoundError:
-            step = TORCH2TRT if name == "torch2trt" else f"pip install {name}"
+            step = TORCH2TRT if name == "torch2trt" else INSTALL[job.build.target]
             yield "build.route", said(f"have {name} installed", "nothing", f"Run: {step}; or use route onnx.")
 
 

@@ -21,6 +21,11 @@ __all__ = ["asked", "installed_frontend", "job_refusals", "refusals"]
 
 #: Distribution of Torch-TensorRT by the target it is made for.
 FRONTENDS: Mapping[str, str] = {"tensorrt": "torch-tensorrt", "tensorrt_rtx": "torch-tensorrt-rtx"}
+#: How each is installed; that for TensorRT-RTX asks for a release that cannot build INT8 convolutions, hence --no-deps.
+INSTALL: Mapping[str, str] = {
+    "tensorrt": "pip install 'torch-tensorrt==2.14.*'",
+    "tensorrt_rtx": "pip install --no-deps torch-tensorrt-rtx==2.14.0 dllist",
+}
 #: The Torch-TensorRT whose arguments the tables below were read from.
 TESTED = "2.14"
 #: Builder options that are one keyword of Torch-TensorRT's conversion, their values taken as they are.
@@ -195,7 +200,7 @@ def _refused(
         yield (
             "build.route",
             f"torch_tensorrt must be version {TESTED}, whose arguments are known (got {frontend}). "
-            f"Run: pip install '{FRONTENDS.get(build.target, 'torch-tensorrt')}=={TESTED}.*'",
+            f"Run: {INSTALL.get(build.target, INSTALL['tensorrt'])}",
         )
 
 

@@ -114,7 +114,7 @@ def load(target: str) -> tuple[Any, flavour.Flavour]:
         got = "none" if installed is None else f"{installed.distribution} {installed.version}"
         raise MissingError(
             f"build.route: torch_tensorrt for target {target} must have {names[target]} (got {got}). "
-            f"Run: pip install {names[target]}"
+            f"Run: {options.INSTALL[target]}"
         )
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), _hushed():
@@ -127,7 +127,7 @@ def load(target: str) -> tuple[Any, flavour.Flavour]:
     except Exception as error:
         raise MissingError(
             f"build.route: {installed.distribution} must be importable here (got: {error}). "
-            f"Run: pip install {installed.distribution}"
+            f"Run: {options.INSTALL[target]}"
         ) from error
     return torch_tensorrt, flavour.load(target)
 

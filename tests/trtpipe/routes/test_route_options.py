@@ -222,7 +222,7 @@ def test_use_onnx_is_torch2trts_alone(tmp_path):
 @pytest.mark.parametrize(
     ("route", "name", "step"),
     [
-        ("torch_tensorrt", "torch-tensorrt", "pip install torch-tensorrt; or use route onnx."),
+        ("torch_tensorrt", "torch-tensorrt", "pip install 'torch-tensorrt==2.14.*'; or use route onnx."),
         ("torch2trt", "torch2trt", "pip install git+https://github.com/NVIDIA-AI-IOT/torch2trt; or use route onnx."),
     ],
 )

@@ -138,10 +138,10 @@ def test_the_other_flavour_is_refused(monkeypatch):
         route.load("tensorrt")
     assert str(caught.value) == (
         "build.route: torch_tensorrt for target tensorrt must have torch-tensorrt (got torch-tensorrt-rtx 2.14.0). "
-        "Run: pip install torch-tensorrt"
+        "Run: pip install 'torch-tensorrt==2.14.*'"
     )
     monkeypatch.setattr(options, "installed_frontend", lambda: None)
-    with pytest.raises(MissingError, match=r"must have torch-tensorrt-rtx \(got none\)"):
+    with pytest.raises(MissingError, match=r"must have torch-tensorrt-rtx \(got none\)\. Run: pip install --no-deps"):
         route.load("tensorrt_rtx")
 
 
