@@ -304,11 +304,12 @@ def _serialized(
 
 def _reason(error: BaseException, warned: list[warnings.WarningMessage], program: Any) -> str:
     """Every operation without a converter, with the modules that have it, or the first line of the innermost error."""
-    text = "\n".join([_chain(error), *(str(w.message) for w in warned)])
-    found = re.findall(
-        r"Conversion of function (\S+) not currently supported|^call_function (\S+)$", text, re.MULTILINE
+    told = "\n".join(str(w.message) for w in warned)  # all of them; the error itself names the first
+    found = re.findall(r"^call_function torch\.(?:_?ops\.)?(\S+)$", told, re.MULTILINE)
+    found = found or re.findall(
+        r"Conversion of function torch\.(?:_?ops\.)?(\S+) not currently supported", _chain(error)
     )
-    if names := list(dict.fromkeys(re.sub(r"^torch\.(_?ops)\.", "", a or b) for a, b in found)):
+    if names := list(dict.fromkeys(found)):
         return f"no converter for {', '.join(_with_modules(n, program) for n in names)}"
     while error.__cause__ is not None:
         error = error.__cause__
