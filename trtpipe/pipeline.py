@@ -125,6 +125,11 @@ def prepare(job: Job, stages: Stages) -> Front:
     return Front(loaded, source, baseline, captured)
 
 
+def quantizes(job: Job) -> bool:
+    """Whether Q/DQ are placed: with implicit quantization TensorRT calibrates and quantizes by itself."""
+    return job.precision.int8_mode and job.build.quantization == "explicit"
+
+
 def calibrate(job: Job, front: Front, stages: Stages) -> CalibrationTable | None:
     """The job's calibration table, made now or read from `calibration.table`; None when nothing is quantized, or
     TensorRT is to calibrate by itself (build.quantization: implicit)."""
@@ -184,7 +189,7 @@ def quantize(job: Job, front: Front, table: CalibrationTable | None, stages: Sta
         ranges = observe_ranges(job, front) if precision.fp16_mode else {}
         return stage.quantize(
             front.captured,
-            int8=precision.int8_mode and job.build.quantization == "explicit",
+            int8=quantizes(job),
             half=half_dtype(precision.fp16_mode, precision.bf16_mode),
             keep=Keep(precision.keep.fp32, precision.keep.fp16),
             amax={} if table is None else table.amax,

@@ -158,6 +158,9 @@ def _precision(precision: Precision) -> Iterator[Broken]:
 
 
 def _route(build: Build, precision: Precision, model: Model) -> Iterator[Broken]:
+    if build.use_onnx and build.route != "torch2trt":
+        hint = "Route onnx is the way through ONNX for every target."
+        yield Broken(("build", "use_onnx"), "be given only for route torch2trt", build.route, hint)
     if build.route == "torch2trt":
         if build.target != "tensorrt":
             yield Broken(("build", "target"), "be tensorrt for route torch2trt", build.target)

@@ -248,6 +248,9 @@ class Build(BuildOptions, Section):
 
     route: Route = Field(default="onnx", description="the frontend that lowers the model")
     target: Target = Field(default="tensorrt_rtx", description="what compiles it")
+    use_onnx: bool = Field(
+        default=False, description="route torch2trt: convert through its own ONNX export, not its converters"
+    )
     compute_capability: tuple[ComputeCapability, ...] = Field(
         default=(), description="GPUs an RTX engine is for, like 8.6; none: portable across Ampere and later"
     )

@@ -107,8 +107,6 @@ def _packages(job: Job) -> _Found:
         needed.append(("check.images", "torchvision", "build"))
     if job.precision.int8_mode:
         needed.append(("precision.int8_mode", "torchao", "build"))
-    if job.build.route == "torch_tensorrt":
-        needed.append(("build.route", "torch-tensorrt", "torch-tensorrt"))
     for option, name, extra in needed:
         try:
             metadata.version(name)
@@ -120,9 +118,23 @@ def _compiler(job: Job) -> _Found:
     """The TensorRT that is to compile the engine here."""
     from trtpipe.trt.flavour import INSTALL, installed
 
+    yield from _frontend(job)
     target = job.build.target
     if target != "onnxruntime" and target not in installed():
         yield "build.target", said(f"have {target} installed", "nothing", f"Run: {INSTALL[target]}")
+
+
+def _frontend(job: Job) -> _Found:
+    """The package that the job's route goes through."""
+    from trtpipe.routes.options import FRONTENDS, INSTALL, TORCH2TRT
+
+    packages = {"torch_tensorrt": FRONTENDS.get(job.build.target), "torch2trt": "torch2trt"}
+    if name := packages.get(job.build.route):
+        try:
+            metadata.version(name)
+        except metadata.PackageNotFoundError:
+            step = TORCH2TRT if name == "torch2trt" else INSTALL[job.build.target]
+            yield "build.route", said(f"have {name} installed", "nothing", f"Run: {step}; or use route onnx.")
 
 
 def _not_yet(job: Job) -> _Found:
@@ -139,7 +151,8 @@ def _not_yet(job: Job) -> _Found:
 
 
 def _refusals(job: Job, version: str | None) -> _Found:
-    """Options that the target's release cannot honour, as `trt.options` says them."""
+    """Options that the route or the target's release cannot honour, as `routes.options` and `trt.options` say them."""
+    from trtpipe.routes.options import job_refusals
     from trtpipe.trt.flavour import installed
     from trtpipe.trt.options import platform_refusals, refusals
 
@@ -148,6 +161,8 @@ def _refusals(job: Job, version: str | None) -> _Found:
         return
     here = installed().get(target)
     release = version or (here[1] if here else None)
+    for option, message in job_refusals(job, release):
+        yield option, message.removeprefix(f"{option}: ")
     if release is not None:
         found = refusals(job.build, job.precision, target, release)
     else:

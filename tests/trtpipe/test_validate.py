@@ -103,11 +103,9 @@ def test_packages_that_are_not_installed(folder, monkeypatch):
 
 
 def test_what_this_version_does_not_do_is_refused(folder):
-    target = "  target: tensorrt\n  route: torch2trt"
     limits = "limits: {cosine_min: 0.99, speedup_over_fp16_min: 1.5}\n  require: engine\n  on_fail: tune"
-    path = write(folder, ("  compute_capability: [8.6, 12.0]", target), ("limits: {cosine_min: 0.99}", limits))
+    path = write(folder, ("limits: {cosine_min: 0.99}", limits))
     assert messages(path, here=False) == [
-        "build.route: must be onnx in this version (got 'torch2trt').",
         "check.limits.speedup_over_fp16_min: must be left out in this version (got 1.5).",
         "check.on_fail: must be error in this version (got 'tune').",
     ]

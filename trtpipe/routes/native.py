@@ -1,0 +1,40 @@
+"""What TensorRT's own calibrators read, for the routes that let TensorRT calibrate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtpipe.errors import InputError
+from trtpipe.job import Job
+
+if TYPE_CHECKING:
+    from trtpipe.trt.implicit import Calibration
+
+
+def native_calibration(job: Job, key: str = "") -> Calibration:
+    """The job's calibration samples in its batch size, for implicit quantization; `key` is what else ranges depend on.
+
+    Raises:
+        InputError: the job has none, or names an algorithm that TensorRT does not have.
+    """
+    from trtpipe.data import open_calibration
+    from trtpipe.trt.implicit import Calibration
+
+    data = job.calibration
+    if data is None or data.table is not None:
+        raise InputError(
+            "calibration: must give samples for build.quantization implicit (got "
+            f"{'none' if data is None else 'a table'}). Add calibration.images, or use explicit."
+        )
+    if data.algorithm == "mse":
+        raise InputError(
+            "calibration.algorithm: must be entropy_2, entropy, minmax or percentile for build.quantization implicit "
+            "(got mse). Use explicit, where trtpipe calibrates."
+        )
+    return Calibration(
+        source=open_calibration(job),
+        algorithm=data.algorithm,
+        percentile=data.percentile,
+        batch_size=job.batch_size(data),
+        key=key,
+    )

@@ -1,0 +1,317 @@
+"""What the routes torch_tensorrt and torch2trt can honour of a job, judged at plan time; nothing heavy is imported.
+
+`OPTIONS` has one row for each field of `BuildOptions`, which a test keeps so. `refusals` adds to `trt.options`, which
+knows what the TensorRT itself can do: here is what the frontend in front of it can pass on.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trtpipe.job import Build, Job, Precision
+from trtpipe.trt.flavour import parse_version
+from trtpipe.trt.options import asked, shown
+from trtpipe.values import Route
+
+__all__ = ["asked", "installed_frontend", "job_refusals", "refusals"]
+
+#: Distribution of Torch-TensorRT by the target it is made for.
+FRONTENDS: Mapping[str, str] = {"tensorrt": "torch-tensorrt", "tensorrt_rtx": "torch-tensorrt-rtx"}
+#: How each is installed; that for TensorRT-RTX asks for a release that cannot build INT8 convolutions, hence --no-deps.
+INSTALL: Mapping[str, str] = {
+    "tensorrt": "pip install 'torch-tensorrt==2.14.*'",
+    "tensorrt_rtx": "pip install --no-deps torch-tensorrt-rtx==2.14.0 dllist",
+}
+#: The Torch-TensorRT whose arguments the tables below were read from.
+TESTED = "2.14"
+#: Builder options that are one keyword of Torch-TensorRT's conversion, their values taken as they are.
+KEYWORDS: Mapping[str, str] = {
+    "workspace": "workspace_size",
+    "optimization_level": "optimization_level",
+    "tiling_optimization_level": "tiling_optimization_level",
+    "l2_limit_for_tiling": "l2_limit_for_tiling",
+    "avg_timing_iterations": "num_avg_timing_iters",
+    "max_aux_streams": "max_aux_streams",
+    "sparse_weights": "sparse_weights",
+    "version_compatible": "version_compatible",
+    "weight_streaming": "enable_weight_streaming",
+}
+POOL_KEYWORDS: Mapping[str, str] = {
+    "dla_managed_sram": "dla_sram_size",
+    "dla_local_dram": "dla_local_dram_size",
+    "dla_global_dram": "dla_global_dram_size",
+}
+TORCH2TRT = "pip install git+https://github.com/NVIDIA-AI-IOT/torch2trt"
+#: What torch2trt can give its bindings.
+TORCH2TRT_DTYPES = ("float32", "float16")
+
+#: A refusal: (what must hold, next step), or None where the value can be honoured.
+Rule = Callable[[Any, dict[str, Any]], tuple[str, str] | None]
+
+
+@dataclass(frozen=True)
+class Support:
+    """How the two routes take one field of `BuildOptions`; a rule sees its value and all that was asked for."""
+
+    field: str
+    torch_tensorrt: Rule
+    torch2trt: Rule
+
+
+def _taken(_value: Any, _asked: dict[str, Any]) -> None:
+    return None
+
+
+def _none(step: str = "Leave it out, or use build.route onnx.") -> Rule:
+    return lambda _value, _asked: ("must not be set", step)
+
+
+def _only(*legal: str, step: str = "") -> Rule:
+    """Values among `legal` are taken."""
+    text = f"must be {' or '.join(legal)}"
+    return lambda value, _asked: None if value in legal else (text, step or f"Use {legal[-1]}, or build.route onnx.")
+
+
+def _pools(value: Any, wanted: dict[str, Any]) -> tuple[str, str] | None:
+    legal = ", ".join(POOL_KEYWORDS)
+    if other := [p for p in value if p not in POOL_KEYWORDS]:
+        return f"must name pools among {legal}", f"Leave {', '.join(other)} out, or use build.route onnx."
+    if wanted.get("default_device_type") != "dla":
+        return "must go with build.default_device_type dla", "Set it, or leave this out."
+    return None
+
+
+def _version_compatible(_value: Any, wanted: dict[str, Any]) -> tuple[str, str] | None:
+    if "exclude_lean_runtime" in wanted:
+        return None
+    return (
+        "must go with build.exclude_lean_runtime, which Torch-TensorRT always sets",
+        "Set both, or use build.route onnx.",
+    )
+
+
+def _strip(_value: Any, wanted: dict[str, Any]) -> tuple[str, str] | None:
+    if wanted.get("refit") in ("all", "identical"):
+        return None
+    return "must go with build.refit all or identical", "Set build.refit, or use build.route onnx."
+
+
+def _dla_core(_value: Any, wanted: dict[str, Any]) -> tuple[str, str] | None:
+    if wanted.get("default_device_type") == "dla":
+        return None
+    return "must go with build.default_device_type dla", "Set it, or leave this out."
+
+
+_PORTABLE = "Leave it out for an engine portable from Ampere on, or use build.route onnx."
+_EXPLICIT = "Torch-TensorRT has had no calibrators since 2.9: use explicit."
+_VERBOSITY = "Use layer_names_only, or build.route onnx."
+
+OPTIONS: tuple[Support, ...] = (
+    Support("compute_capability", _none(_PORTABLE), _none()),
+    Support("platform", _taken, _taken),
+    Support("quantization", _only("explicit", step=_EXPLICIT), _taken),
+    Support("profiles", _taken, _none("Give one range under inputs, or use build.route onnx.")),
+    Support("workspace", _taken, _taken),
+    Support("memory_pools", _pools, _none()),
+    Support("optimization_level", _taken, _none()),
+    Support("tiling_optimization_level", _taken, _none()),
+    Support("l2_limit_for_tiling", _taken, _none()),
+    Support("max_num_tactics", _none(), _none()),
+    Support("avg_timing_iterations", _taken, _taken),
+    Support("max_aux_streams", _taken, _none()),
+    Support("tactic_sources", _none(), _none()),
+    Support("timing_cache", _taken, _none()),
+    Support("editable_timing_cache", _none(), _none()),
+    Support("error_on_timing_cache_miss", _none(), _none()),
+    Support(
+        "profiling_verbosity", _only("layer_names_only", step=_VERBOSITY), _only("layer_names_only", step=_VERBOSITY)
+    ),
+    Support("log_level", _taken, _taken),
+    Support("tf32", _taken, _none()),
+    Support("sparse_weights", _taken, _none()),
+    Support("strict_nans", _none(), _none()),
+    Support("direct_io", _none(), _none()),
+    Support("tensor_formats", _none(), _none()),
+    Support("hardware_compatibility", _only("ampere_plus"), _none()),
+    Support("version_compatible", _version_compatible, _none()),
+    Support("exclude_lean_runtime", _taken, _none()),
+    Support("runtime_platform", _none(), _none()),
+    Support("strip_plan", _strip, _none()),
+    Support("refit", _only("all", "identical"), _none()),
+    Support("weight_streaming", _taken, _none()),
+    Support("default_device_type", _taken, _taken),
+    Support("dla_core", _dla_core, _dla_core),
+    Support("gpu_fallback", _dla_core, _dla_core),
+    Support("device_types", _none("Use build.default_device_type, or build.route onnx."), _taken),
+)
+
+
+@dataclass(frozen=True)
+class Frontend:
+    """An installed Torch-TensorRT, known by package metadata alone."""
+
+    target: str
+    distribution: str
+    version: str
+
+
+def installed_frontend() -> Frontend | None:
+    """The Torch-TensorRT on this machine; that for TensorRT-RTX where both are, since it wins the import."""
+    for target in ("tensorrt_rtx", "tensorrt"):
+        try:
+            return Frontend(target, FRONTENDS[target], importlib.metadata.version(FRONTENDS[target]))
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def refusals(
+    build: Build, precision: Precision | None, route: Route, *, frontend: str | None = None
+) -> tuple[tuple[str, str], ...]:
+    """(dotted option path, message) of every builder option that `route` cannot honour; empty when all is well.
+
+    Args:
+        build: the job's build section.
+        precision: the job's precision section.
+        route: a route; `onnx` refuses nothing here.
+        frontend: version of Torch-TensorRT; None where it is not installed, which is another check's business.
+    """
+    if route == "onnx":
+        return ()
+    return tuple((path, f"{path}: {message}") for path, message in _refused(build, precision, route, frontend))
+
+
+def _refused(
+    build: Build, precision: Precision | None, route: Route, frontend: str | None
+) -> Iterator[tuple[str, str]]:
+    wanted = asked(build)
+    for support in OPTIONS:
+        if support.field not in wanted:
+            continue
+        rule = support.torch_tensorrt if route == "torch_tensorrt" else support.torch2trt
+        if said := rule(wanted[support.field], wanted):
+            must, step = said
+            yield f"build.{support.field}", f"{must} on route {route} (got {shown(wanted[support.field])}). {step}"
+    if route == "torch_tensorrt" and frontend is not None and not re.match(rf"{re.escape(TESTED)}(\.|$)", frontend):
+        yield (
+            "build.route",
+            f"torch_tensorrt must be version {TESTED}, whose arguments are known (got {frontend}). "
+            f"Run: {INSTALL.get(build.target, INSTALL['tensorrt'])}",
+        )
+
+
+def job_refusals(job: Job, release: str | None) -> tuple[tuple[str, str], ...]:
+    """(dotted option path, message) of everything in a job that its route cannot honour; empty when all is well.
+
+    Args:
+        job: the whole job.
+        release: version of the TensorRT it is for, like "10.3.0"; None where that is not known.
+    """
+    build = job.build
+    here = installed_frontend() if build.route == "torch_tensorrt" else None
+    version = here.version if here is not None and here.target == build.target else None
+    found = list(refusals(build, job.precision, build.route, frontend=version))
+    if build.route == "torch2trt":
+        found += [(path, f"{path}: {message}") for path, message in _torch2trt(job, release)]
+    return tuple(found)
+
+
+def _torch2trt(job: Job, release: str | None) -> Iterator[tuple[str, str]]:
+    """What torch2trt cannot do with this job, beyond the builder options taken alone."""
+    build, precision = job.build, job.precision
+    number = parse_version(release or "")
+    if release is not None and not (8, 6) <= number < (11,):
+        yield (
+            "build.route",
+            f"torch2trt must have TensorRT 8.6 to 10, whose weak typing and calibrators it uses (got {release}). "
+            "Use build.route onnx.",
+        )
+    if build.workspace is not None and number >= (10,):
+        yield (
+            "build.workspace",
+            f"must not be set on route torch2trt with TensorRT 10, where it ignores it (got {build.workspace}). "
+            "Leave it out, or use build.route onnx.",
+        )
+    for side, specs in (("inputs", job.inputs), ("outputs", job.outputs)):
+        for name, spec in specs.items():
+            if spec.dtype not in TORCH2TRT_DTYPES:
+                legal = " or ".join(TORCH2TRT_DTYPES)
+                yield (
+                    f"{side}.{name}.dtype",
+                    f"must be {legal} on route torch2trt, which drops others (got {spec.dtype}). Use build.route onnx.",
+                )
+    yield from _one_float(job)
+    for kind, globs in (("fp32", precision.keep.fp32), ("fp16", precision.keep.fp16)):
+        if globs:
+            yield (
+                f"precision.keep.{kind}",
+                f"must be empty on route torch2trt (got {', '.join(globs)}): TensorRT chooses what runs in a lower "
+                "precision there. Use build.route onnx.",
+            )
+    if precision.int8_mode:
+        yield from _calibrated(job)
+    if (build.default_device_type == "dla" or "dla" in build.device_types.values()) and any(
+        isinstance(d, str) for i in job.inputs.values() for d in i.shape
+    ):
+        path = "default_device_type" if build.default_device_type == "dla" else "device_types"
+        yield (
+            f"build.{path}",
+            "must be gpu for dynamic shapes on route torch2trt (got dla). Declare numbers in inputs.*.shape.",
+        )
+
+
+def _one_float(job: Job) -> Iterator[tuple[str, str]]:
+    """torch2trt converts no casts, so the bindings are all float32, or all float16 around a module in float16."""
+    specs = {f"{s}.{n}.dtype": i.dtype for s, part in (("inputs", job.inputs), ("outputs", job.outputs))
+             for n, i in part.items()}  # fmt: skip
+    floats = {p: d for p, d in specs.items() if d in TORCH2TRT_DTYPES}
+    first = next(iter(floats.values()), "float32")
+    for path, dtype in floats.items():
+        if dtype != first:
+            yield (
+                path,
+                f"must be {first} as the other bindings are on route torch2trt, which converts no casts (got {dtype}). "
+                "Use build.route onnx.",
+            )
+    for name, spec in job.inputs.items():
+        if spec.normalize is not None and spec.dtype != "float32":
+            yield (
+                f"inputs.{name}.normalize",
+                f"must be given only for float32 on route torch2trt (got {spec.dtype}). Normalize in the transform.",
+            )
+
+
+def _calibrated(job: Job) -> Iterator[tuple[str, str]]:
+    data = job.calibration
+    if job.build.quantization != "implicit":
+        yield (
+            "build.quantization",
+            "must be implicit for precision.int8_mode on route torch2trt, which takes no Q/DQ (got explicit). "
+            "Set it, or use build.route onnx.",
+        )
+    if data is None:
+        return
+    if data.table is not None:
+        yield (
+            "calibration.table",
+            f"must be samples on route torch2trt, where TensorRT calibrates by itself (got {data.table}). "
+            "Give calibration.images, or use build.route onnx.",
+        )
+    if data.algorithm == "mse":
+        yield (
+            "calibration.algorithm",
+            "must be entropy_2, entropy, minmax or percentile, which TensorRT has (got mse). Use build.route onnx.",
+        )
+    first = next(iter(job.inputs.values()))
+    batch = first.shape[0]
+    size = batch if isinstance(batch, int) else first.dims[batch].opt
+    if data.batch_size != size:
+        yield (
+            "calibration.batch_size",
+            f"must be {size}, the opt batch of the inputs, on route torch2trt, which calibrates with the engine's own "
+            f"profile (got {data.batch_size}). Set it to {size}.",
+        )
