@@ -265,7 +265,7 @@ def open_model(bundle: Bundle, *, graph: bool = False, as_written: bool = False)
     verify.require_fit(bundle.manifest, this_device())
     from trtpipe.trt.runtime import EngineRunner
 
-    return Model(bundle, EngineRunner(bundle.read(engine.file)), "engine")
+    return Model(bundle, EngineRunner(bundle.read(engine.file), version_compatible=engine.version_compatible), "engine")
 
 
 def _joined(batches: list[dict[str, Array]]) -> dict[str, Array]:

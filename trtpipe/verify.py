@@ -21,7 +21,7 @@ from trtpipe.bundle import Bundle, read_bundle
 from trtpipe.device import Device
 from trtpipe.errors import MissingError
 from trtpipe.manifest import EngineInfo, Manifest
-from trtpipe.signing import check_signature
+from trtpipe.signing import check_signature, checking
 
 _TITLES = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX", "onnxruntime": "ONNX Runtime"}
 _INSTALL = {
@@ -63,8 +63,8 @@ def admit(path: Path, key: Path | None) -> tuple[Bundle, str]:
     Raises:
         InputError: it is not.
     """
-    bundle = read_bundle(path)
-    return bundle, check_signature(bundle, key)
+    bundle = read_bundle(path, checking(path, key))
+    return bundle, check_signature(path, bundle.manifest_bytes, bundle.signature, key)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
