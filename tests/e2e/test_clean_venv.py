@@ -82,7 +82,12 @@ def test_verify_and_run_with_onnxruntime_alone(tmp_path: Path, portable: Path, p
     assert check is not None
     stated = next(m.value for m in check.metrics if m.name == "accuracy_engine")
     print(f"Python {python}: accuracy here {accuracy:.6f}, in the manifest {stated:.6f}")
-    assert abs(accuracy - stated) <= 0.002
+    if verified["notes"]:
+        # The newest ONNX Runtime for this Python is another one than checked the bundle, and verify says so.
+        assert verified["notes"][0].startswith("ONNX Runtime is ")
+        assert abs(accuracy - stated) <= 0.01
+    else:
+        assert abs(accuracy - stated) <= 0.002
 
 
 @pytest.mark.parametrize("batch", ["dynamic", "static"])
