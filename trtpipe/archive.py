@@ -13,10 +13,10 @@ import os
 import re
 import secrets
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from trtpipe.bundle import SIGNATURE_BYTES, Bundle, place, read_bundle
+from trtpipe.bundle import SIGNATURE_BYTES, Bundle, Trust, place, read_bundle
 from trtpipe.errors import InputError
 from trtpipe.manifest import FILE_NAME, MANIFEST, MAX_MANIFEST_BYTES, SIGNATURE, from_json
 
@@ -73,13 +73,13 @@ def pack(bundle_path: Path, archive: Path) -> Bundle:
     return bundle
 
 
-def unpack(archive: Path, destination: Path, admit: Callable[[Bundle], object] | None = None) -> Bundle:
+def unpack(archive: Path, destination: Path, trust: Trust | None = None) -> Bundle:
     """Make the bundle in `archive` at `destination`, in one step, once everything about it has been checked.
 
     Args:
         archive: a `.trtb` file, from anyone.
         destination: the bundle's directory; a bundle there is replaced.
-        admit: called with the checked bundle before it takes its place; raises to refuse it.
+        trust: as in `bundle.read_bundle`; raises before anything takes its place.
 
     Raises:
         InputError: the archive is not in canonical form or what it holds is no valid bundle.
@@ -91,7 +91,7 @@ def unpack(archive: Path, destination: Path, admit: Callable[[Bundle], object] |
         raise InputError(
             f"{archive}: must be a readable archive (got: {error.strerror}). Give the path of a .trtb."
         ) from None
-    return place(destination, content, where=archive, admit=admit)
+    return place(destination, content, where=archive, trust=trust)
 
 
 def _members(bundle: Bundle) -> Iterator[tuple[str, bytes]]:

@@ -1,24 +1,14 @@
 """A bundle on disk: written whole or not at all, and validated in full before anything in it is used.
 
-A bundle is a flat directory. It is written to a hidden sibling, flushed, and moved into place by one system call. POSIX
-has no rename over a directory that is not empty, so an existing bundle is replaced with Linux's
-`renameat2(RENAME_EXCHANGE)`, which swaps the two names at once: whenever the process is killed, the name leads either
-to the whole old bundle or to the whole new one. A file system that cannot exchange (some network ones) gets two renames
-instead, old aside and new in; between them the bundle stands aside under a name that reading and the next write both
-know. A writer holds a lock on its sibling, which the kernel releases when the process dies: the next write to the same
-name removes every sibling that nobody holds.
+How a directory is replaced in one step is in `replacing`.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import fcntl
 import hashlib
 import os
 import re
-import secrets
-import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,12 +29,14 @@ from trtpipe.manifest import (
     from_json,
     to_json,
 )
+from trtpipe.replacing import clean_leftovers, move_into_place, sibling, standing, sync_directory, write_file
 
 #: Bytes of an Ed25519 signature.
 SIGNATURE_BYTES = 64
 
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
+#: Takes the manifest's bytes and its signature, or None, and raises to refuse them.
+Trust = Callable[[bytes, bytes | None], object]
+
 _AGAIN = "Fetch or build the bundle again."
 
 
@@ -118,7 +110,7 @@ def place(
     content: Mapping[str, bytes],
     *,
     where: Path,
-    admit: Callable[[Bundle], object] | None = None,
+    trust: Trust | None = None,
 ) -> Bundle:
     """Give `destination` exactly the files of `content`, manifest and signature included, in one step.
 
@@ -128,7 +120,7 @@ def place(
         destination: the bundle's directory; an existing bundle there is replaced, anything else is left alone.
         content: by plain file name; the caller has checked the names.
         where: what messages call the source of `content`.
-        admit: called with the checked bundle before it is moved; raises to refuse it (a signature, say).
+        trust: as in `read_bundle`.
 
     Raises:
         InputError: the content is no valid bundle, or `destination` is something other than a bundle.
@@ -138,82 +130,44 @@ def place(
     destination.parent.mkdir(parents=True, exist_ok=True)
     _refuse_other(destination)
     clean_leftovers(destination)
-    with _sibling(destination) as temporary:
+    with sibling(destination) as temporary:
         for name, payload in content.items():
-            _write_file(temporary / name, payload)
-        _sync_directory(temporary)
+            write_file(temporary / name, payload)
+        sync_directory(temporary)
         with _opened(temporary) as directory:
-            bundle = _read_opened(where, directory)
-        if admit is not None:
-            admit(bundle)
-        _move_into_place(temporary, destination)
+            bundle = _read_opened(where, directory, trust)
+        move_into_place(temporary, destination)
     return Bundle(destination, bundle.manifest, bundle.manifest_bytes, bundle.signature)
 
 
-def read_bundle(path: Path) -> Bundle:
+def read_bundle(path: Path, trust: Trust | None = None) -> Bundle:
     """The bundle or kit at `path`, after everything in it was checked.
 
     The manifest's schema, every size and digest, that no file is missing, added, a link or a device, the golden data
-    against the bindings, the engine's own header against the manifest. Nothing is deserialized or executed. A signature
-    is returned and not judged: `signing.check_signature` does.
+    against the bindings, the engine's own header against the manifest. Nothing is deserialized or executed.
+
+    Args:
+        path: the bundle's directory.
+        trust: given the manifest's bytes and its signature, if there is one, before either is parsed; raises to refuse
+            them (`signing.checking`). None: signatures are not judged.
 
     Raises:
         InputError: any of it does not hold; the message names the file.
     """
     for _ in range(10):
-        actual = _standing(path)
+        actual = standing(path)
         with _opened(actual) as directory:
             try:
-                return _read_opened(actual, directory)
+                return _read_opened(actual, directory, trust)
             except InputError:
                 # A writer may have exchanged the bundle while it was being read: then read the new one.
                 try:
-                    replaced = os.fstat(directory).st_ino != _standing(path).stat().st_ino
+                    replaced = os.fstat(directory).st_ino != standing(path).stat().st_ino
                 except OSError:
                     replaced = False
                 if not replaced:
                     raise
     raise InputError(f"{path}: must stay in place while it is read (it was replaced ten times). Try again later.")
-
-
-def clean_leftovers(destination: Path) -> tuple[str, ...]:
-    """Remove what killed writers of `destination` left beside it, by name; a bundle that was set aside moves back."""
-    aside = _aside(destination)
-    removed = []
-    if aside.is_dir():
-        if destination.exists():
-            shutil.rmtree(aside)
-            removed.append(aside.name)
-        else:
-            os.rename(aside, destination)
-    for entry in sorted(destination.parent.glob(f"{_prefix(destination)}*")):
-        if entry.is_symlink() or not entry.is_dir():
-            continue
-        descriptor = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(entry)
-            removed.append(entry.name)
-        except BlockingIOError:
-            pass  # Its writer lives.
-        finally:
-            os.close(descriptor)
-    return tuple(removed)
-
-
-def _prefix(destination: Path) -> str:
-    return f".{destination.name}.trtpipe-new-"
-
-
-def _aside(destination: Path) -> Path:
-    return destination.with_name(f".{destination.name}.trtpipe-old")
-
-
-def _standing(path: Path) -> Path:
-    """Where the bundle called `path` stands: there, or aside when a writer was killed between two renames."""
-    if os.path.lexists(path) or not path.name:
-        return path
-    return _aside(path) if _aside(path).is_dir() else path
 
 
 def _refuse_other(destination: Path) -> None:
@@ -231,71 +185,6 @@ def _refuse_other(destination: Path) -> None:
 
 
 @contextmanager
-def _sibling(destination: Path) -> Iterator[Path]:
-    """A locked, empty, hidden directory beside `destination`; whatever is left of it at the end is removed."""
-    while True:
-        temporary = destination.with_name(_prefix(destination) + secrets.token_hex(8))
-        temporary.mkdir()
-        descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        # Another writer's clean-up may have come between mkdir and flock.
-        if temporary.exists():
-            break
-        os.close(descriptor)
-    try:
-        yield temporary
-    finally:
-        os.close(descriptor)
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _write_file(path: Path, payload: bytes) -> None:
-    with open(path, "xb") as file:
-        file.write(payload)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _move_into_place(temporary: Path, destination: Path) -> None:
-    """Give `temporary` the name `destination`; what had that name is then called `temporary`, or gone."""
-    parent = os.open(destination.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(parent, fcntl.LOCK_EX)
-        if not destination.exists():
-            os.rename(temporary, destination)
-        elif not _exchange(temporary, destination):
-            aside = _aside(destination)
-            os.rename(destination, aside)
-            os.rename(temporary, destination)
-            os.fsync(parent)
-            shutil.rmtree(aside)
-        os.fsync(parent)
-    finally:
-        os.close(parent)
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Swap two names in one step; False where kernel, C library or file system cannot."""
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if renameat2 is None:
-        return False
-    if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EXDEV):
-        return False
-    raise OSError(code, os.strerror(code), str(other))
-
-
-@contextmanager
 def _opened(path: Path) -> Iterator[int]:
     """A descriptor of the directory `path`, so that all files read through it are of one bundle."""
     try:
@@ -310,14 +199,16 @@ def _opened(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _read_opened(path: Path, directory: int) -> Bundle:
+def _read_opened(path: Path, directory: int, trust: Trust | None) -> Bundle:
     """The bundle in the open `directory`, checked in full."""
     present = set(os.listdir(directory))
     if MANIFEST not in present:
         raise InputError(f"{path}: must hold {MANIFEST} (got none). Give the path of a bundle.")
     data = _read_regular(path, directory, MANIFEST, None)
-    manifest = from_json(data, f"{path}/{MANIFEST}")
     signature = _read_regular(path, directory, SIGNATURE, SIGNATURE_BYTES) if SIGNATURE in present else None
+    if trust is not None:
+        trust(data, signature)
+    manifest = from_json(data, f"{path}/{MANIFEST}")
     extra = sorted(present - set(manifest.files) - {MANIFEST, SIGNATURE})
     if extra:
         raise InputError(f"{path}: must hold only the files its manifest lists (got {extra[0]!r} too). Remove it.")

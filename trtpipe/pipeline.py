@@ -324,6 +324,7 @@ def describe(
     """The manifest of the bundle, or, without an engine, of the kit."""
     from trtpipe.data import check_transform
     from trtpipe.environment import environment, fingerprint, portable_job, source_fingerprint
+    from trtpipe.job import Transform
     from trtpipe.manifest import Manifest, describe_engine
 
     calibration = None if table is None else table.digest
@@ -345,7 +346,8 @@ def describe(
         opset=None if graph is None else graph.opset,
         precision=job.precision,
         layers=quantized.layers,
-        preprocessing=check_transform(job) if job.check.images else None,
+        # Images without a transform are only made tensors, which is a way too; None means that inputs are arrays.
+        preprocessing=(check_transform(job) or Transform()) if job.check.images else None,
         class_names=front.check_source.classes,
         calibration_digest=calibration,
         weights_digest=front.loaded.weights_digest,

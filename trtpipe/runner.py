@@ -136,6 +136,11 @@ class Model:
     def preprocess(self, images: Iterable[Image | str | Path]) -> Array:
         """The images as the array [S, C, H, W] of the only input."""
         spec, transform = self._only_input(), self.manifest.preprocessing
+        if transform is None:
+            raise InputError(
+                f"{self.bundle.path}: must say how an image becomes input {spec.name} (it does not: it was checked on "
+                "arrays). Give arrays."
+            )
         loaded = [load_image(Path(i)) if isinstance(i, str | Path) else i for i in images]
         if not loaded:
             raise InputError(f"{self.bundle.path}: at least one image must be given (got none). Give images.")

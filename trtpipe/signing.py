@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtpipe.bundle import Bundle
 from trtpipe.errors import InputError
 
 if TYPE_CHECKING:
@@ -117,33 +116,44 @@ def configured_key(environment: Mapping[str, str] | None = None) -> Path | None:
     return DEVICE_KEYS if os.path.lexists(DEVICE_KEYS) else None
 
 
-def check_signature(bundle: Bundle, key: Path | None) -> str:
-    """One line about the bundle's signature, which is by a key in `key` if that is given.
+def check_signature(where: Path, manifest: bytes, signature: bytes | None, key: Path | None) -> str:
+    """One line about a bundle's signature, which is by a key in `key` if that is given.
+
+    Args:
+        where: the bundle, for messages.
+        manifest: the bytes of its manifest.json.
+        signature: the bytes of its manifest.sig, or None.
+        key: file of trusted public keys, or None.
 
     Raises:
         InputError: a key is given and the bundle is unsigned or its signature is by none of them.
     """
     if key is None:
-        return "signed, not checked: this device has no key" if bundle.signature else "unsigned"
+        return "signed, not checked: this device has no key" if signature else "unsigned"
     from cryptography.exceptions import InvalidSignature
 
     trusted = load_public_keys(key)
     names = ", ".join(key_id(k) for k in trusted)
-    if bundle.signature is None:
+    if signature is None:
         raise InputError(
-            f"{bundle.path}: must be signed by a key in {key} (got no manifest.sig). "
+            f"{where}: must be signed by a key in {key} (got no manifest.sig). "
             "Build it with --sign, or get it from its publisher."
         )
     for public in trusted:
         try:
-            public.verify(bundle.signature, bundle.manifest_bytes)
+            public.verify(signature, manifest)
         except InvalidSignature:
             continue
         return f"signed by key {key_id(public)}"
     raise InputError(
-        f"{bundle.path}: must be signed by key {names} (its signature does not fit). Do not use it: it was changed, or "
-        "comes from someone else."
+        f"{where}: must be signed by key {names} (its signature does not fit). Do not use it: it was changed, or comes "
+        "from someone else."
     )
+
+
+def checking(where: Path, key: Path | None) -> Callable[[bytes, bytes | None], str]:
+    """`check_signature` for the bundle `where` and `key`, as `read_bundle` calls it."""
+    return lambda manifest, signature: check_signature(where, manifest, signature, key)
 
 
 def _read(path: Path) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,9 +32,9 @@ def called(*command: object, cwd: Path = ROOT) -> str:
     return ran.stdout
 
 
-def environment(path: Path, *packages: str) -> Path:
+def environment(path: Path, *packages: str, python: str = sys.executable) -> Path:
     """A fresh virtual environment with this trtpipe's light core and `packages`; returns its `trtpipe`."""
-    called(sys.executable, "-m", "venv", path)
+    called(python, "-m", "venv", path)
     # From a copy, so that the build leaves nothing here.
     wheel = path / "wheel"
     called(path / "bin/pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", wheel, ROOT)
@@ -57,9 +58,20 @@ def line(command: str, out: Path, *settings: str) -> Path:
     return out / "quickstart"
 
 
-def test_verify_and_run_with_onnxruntime_alone(tmp_path: Path, data: None) -> None:
-    bundle = line("build", tmp_path, "build.target=onnxruntime", "build.compute_capability=[]")
-    trtpipe = environment(tmp_path / "venv", "onnxruntime")
+@pytest.fixture(scope="module")
+def portable(tmp_path_factory: pytest.TempPathFactory, data: None) -> Path:
+    """The quickstart's bundle for onnxruntime."""
+    out = tmp_path_factory.mktemp("portable")
+    return line("build", out, "build.target=onnxruntime", "build.compute_capability=[]")
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
+def test_verify_and_run_with_onnxruntime_alone(tmp_path: Path, portable: Path, python: str) -> None:
+    interpreter = shutil.which(f"python{python}")
+    if interpreter is None or subprocess.run([interpreter, "-c", ""], check=False, capture_output=True).returncode:
+        pytest.skip(f"no Python {python} here")
+    bundle = portable
+    trtpipe = environment(tmp_path / "venv", "onnxruntime", python=interpreter)
     verified = json.loads(called(trtpipe, "verify", bundle, "--json", cwd=tmp_path))
     assert verified["exit_code"] == 0
     assert verified["check"]["passed"] is True
@@ -69,8 +81,13 @@ def test_verify_and_run_with_onnxruntime_alone(tmp_path: Path, data: None) -> No
     check = read_bundle(bundle).manifest.check
     assert check is not None
     stated = next(m.value for m in check.metrics if m.name == "accuracy_engine")
-    print(f"accuracy here {accuracy:.6f}, in the manifest {stated:.6f}")
-    assert abs(accuracy - stated) <= 0.002
+    print(f"Python {python}: accuracy here {accuracy:.6f}, in the manifest {stated:.6f}")
+    if verified["notes"]:
+        # The newest ONNX Runtime for this Python is another one than checked the bundle, and verify says so.
+        assert verified["notes"][0].startswith("ONNX Runtime is ")
+        assert abs(accuracy - stated) <= 0.01
+    else:
+        assert abs(accuracy - stated) <= 0.002
 
 
 @pytest.mark.parametrize("batch", ["dynamic", "static"])

@@ -35,7 +35,7 @@ def test_round_trip_of_a_signed_bundle(tmp_path: Path) -> None:
     public = signing.generate_key(tmp_path / "key")
     signed = shipping.bundle(tmp_path / "c", sign=signing.signer(tmp_path / "key"))
     pack(signed.path, tmp_path / "c.trtb")
-    made = unpack(tmp_path / "c.trtb", tmp_path / "d", admit=lambda b: signing.check_signature(b, public))
+    made = unpack(tmp_path / "c.trtb", tmp_path / "d", signing.checking(Path("c.trtb"), public))
     assert tree(made.path) == tree(signed.path)
     assert read_bundle(tmp_path / "d").manifest == signed.manifest
 
@@ -59,7 +59,7 @@ def test_unpacking_asks_before_it_replaces(tmp_path: Path) -> None:
     shipping.bundle(tmp_path / "d", notes=("old",))
     key = signing.generate_key(tmp_path / "key")
     with pytest.raises(InputError, match="must be signed by a key in"):
-        unpack(tmp_path / "new.trtb", tmp_path / "d", admit=lambda b: signing.check_signature(b, key))
+        unpack(tmp_path / "new.trtb", tmp_path / "d", signing.checking(Path("new.trtb"), key))
     assert read_bundle(tmp_path / "d").manifest.notes == ("old",)
     unpack(tmp_path / "new.trtb", tmp_path / "d")
     assert read_bundle(tmp_path / "d").manifest.notes == ("new",)

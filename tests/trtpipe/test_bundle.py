@@ -15,9 +15,10 @@ import pytest
 import shipping
 
 from trtpipe import bundle as bundle_module
-from trtpipe import golden
-from trtpipe.bundle import clean_leftovers, read_bundle, write_bundle
+from trtpipe import golden, replacing
+from trtpipe.bundle import read_bundle, write_bundle
 from trtpipe.errors import InputError
+from trtpipe.replacing import clean_leftovers
 
 
 def tree(path: Path) -> dict[str, bytes]:
@@ -48,7 +49,7 @@ def test_replacing_leaves_nothing_of_the_old_one(tmp_path: Path) -> None:
 
 def test_a_file_system_without_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shipping.bundle(tmp_path / "c", notes=("old",))
-    monkeypatch.setattr(bundle_module, "_exchange", lambda one, other: False)
+    monkeypatch.setattr(replacing, "exchange", lambda one, other: False)
     shipping.bundle(tmp_path / "c", notes=("new",))
     assert read_bundle(tmp_path / "c").manifest.notes == ("new",)
     assert os.listdir(tmp_path) == ["c"]
@@ -63,7 +64,7 @@ def test_an_error_while_writing_leaves_the_old_one(tmp_path: Path, monkeypatch: 
     def full(path: Path) -> None:
         raise OSError("disk is full")
 
-    monkeypatch.setattr(bundle_module, "_sync_directory", full)
+    monkeypatch.setattr(bundle_module, "sync_directory", full)
     with pytest.raises(OSError, match="disk is full"):
         shipping.bundle(tmp_path / "c", notes=("new",))
     with pytest.raises(OSError, match="no key"):
@@ -77,12 +78,12 @@ import os, signal, sys
 sys.path[:0] = {paths!r}
 import shipping
 from pathlib import Path
-from trtpipe import bundle
+from trtpipe import bundle, replacing
 destination, exchange = Path({destination!r}), {exchange!r}
 shipping.graph()
 from safetensors.numpy import load, save   # so that the events below are the writer's own
 if not exchange:
-    bundle._exchange = lambda one, other: False
+    replacing.exchange = lambda one, other: False
 shipping.bundle(destination, notes=("old",))
 seen = []
 for k in range(1, 500):
@@ -129,7 +130,7 @@ def test_killed_at_every_step(tmp_path: Path, exchange: bool) -> None:
 
 
 def test_a_living_writer_is_not_cleaned_away(tmp_path: Path) -> None:
-    with bundle_module._sibling(tmp_path / "c") as temporary:
+    with replacing.sibling(tmp_path / "c") as temporary:
         assert clean_leftovers(tmp_path / "c") == ()
         assert temporary.exists()
     dead = tmp_path / ".c.trtpipe-new-0123"

@@ -115,6 +115,16 @@ def test_arrays_that_do_not_fit(tmp_path: Path, arrays: dict[str, Any], message:
     assert message in str(caught.value)
 
 
+def test_a_bundle_checked_on_arrays_takes_no_images(tmp_path: Path) -> None:
+    shipping.bundle(tmp_path / "c", preprocessing=None)
+    with trtpipe.load(tmp_path / "c") as model:
+        assert model(np.ones((1, 3, 8, 8), np.float32))["logits"].shape == (1, 3)
+        with pytest.raises(
+            InputError, match=r"must say how an image becomes input image \(it does not: it was checked on arr"
+        ):
+            model([Image.new("RGB", (8, 8))])
+
+
 def test_no_images_at_all(tmp_path: Path) -> None:
     shipping.bundle(tmp_path / "c")
     with (

@@ -83,6 +83,19 @@ def test_a_bundle_re_made_by_someone_else_is_refused(tmp_path: Path, keys: tuple
         verify.admit(tmp_path / "c", keys[1])
 
 
+def test_the_signature_comes_before_anything_is_parsed(tmp_path: Path, keys: tuple[Path, Path]) -> None:
+    """A manifest that is no JSON, golden data that are none: a stranger's bundle is refused for being a stranger's."""
+    path = shipping.bundle(tmp_path / "c").path
+    (path / "manifest.json").write_bytes(b"{ no JSON")
+    with pytest.raises(InputError, match="must be signed by a key in"):
+        verify.admit(path, keys[1])
+    (path / "manifest.sig").write_bytes(bytes(64))
+    with pytest.raises(InputError, match="its signature does not fit"):
+        verify.admit(path, keys[1])
+    with pytest.raises(InputError, match="must be JSON"):
+        verify.admit(path, None)
+
+
 def test_configured_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert signing.configured_key({signing.KEY_VARIABLE: "/some/key.pub"}) == Path("/some/key.pub")
     monkeypatch.setattr(signing, "DEVICE_KEYS", tmp_path / "trusted.pub")

@@ -14,7 +14,7 @@ from trtpipe.device import Device, is_jetson, machine_name, this_device
 from trtpipe.errors import MissingError
 from trtpipe.job import Build
 from trtpipe.manifest import EngineInfo, FileEntry, Manifest
-from trtpipe.verify import problems, require_fit
+from trtpipe.verify import problems, remarks, require_fit
 
 GPU_86 = Device("linux", "x86_64", {"tensorrt": "10.3.0.26", "tensorrt_rtx": "1.7.1.116"}, "8.6", "RTX A4000")
 ORIN = Device("linux", "aarch64", {"tensorrt": "10.3.0.26"}, "8.7", "Orin", jetson=True)
@@ -192,6 +192,18 @@ REFUSED: list[tuple[str, Manifest, Device, str]] = [
 @pytest.mark.parametrize(("bundle", "device", "line"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
 def test_refused_with_one_line(bundle: Manifest, device: Device, line: str) -> None:
     assert problems(bundle, device) == (line,)
+
+
+def test_another_onnxruntime_is_remarked_and_not_refused() -> None:
+    bundle = shipping.manifest()  # of 1.20.0
+    older = Device("linux", "aarch64", {"onnxruntime": "1.19.2"})
+    assert problems(bundle, older) == ()
+    assert remarks(bundle, older) == (
+        "ONNX Runtime is 1.19.2 here and was 1.20.0 when the bundle was checked: answers may differ in a few samples. "
+        "The golden check below says by how much.",
+    )
+    assert remarks(bundle, replace(older, versions={"onnxruntime": "1.20.1"})) == ()
+    assert remarks(manifest(), older) == ()
 
 
 def test_memory() -> None:

@@ -18,11 +18,10 @@ def command(archive: Path, destination: Path | None, key: Path | None) -> None:
     from trtpipe import console
     from trtpipe.archive import unpack
     from trtpipe.errors import InputError
-    from trtpipe.signing import check_signature
+    from trtpipe.signing import checking
 
     if destination is None and archive.suffix != ".trtb":
         raise InputError(f"{archive}: must end in .trtb, or DESTINATION be given (got neither). Say where it goes.")
     target = destination or archive.with_suffix("")
-    file = trusted(key)
-    unpack(archive, target, admit=lambda bundle: check_signature(bundle, file))
+    unpack(archive, target, checking(archive, trusted(key)))
     console.out(str(target))

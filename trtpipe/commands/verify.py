@@ -24,11 +24,11 @@ def command(bundle: Path, key: Path | None, no_run: bool, as_json: bool) -> int:
     from trtpipe.device import this_device
     from trtpipe.recheck import recheck
     from trtpipe.runner import open_model
-    from trtpipe.verify import admit, problems
+    from trtpipe.verify import admit, problems, remarks
 
     found, signature = admit(bundle, trusted(key))
-    manifest = found.manifest
-    mismatches = problems(manifest, this_device())
+    manifest, device = found.manifest, this_device()
+    mismatches, notes = problems(manifest, device), remarks(manifest, device)
     report = None
     if manifest.kind == "bundle" and not mismatches and not no_run:
         with open_model(found, as_written=True) as model:
@@ -36,6 +36,7 @@ def command(bundle: Path, key: Path | None, no_run: bool, as_json: bool) -> int:
     code = 3 if mismatches else 1 if report is not None and not report.passed else 0
     if as_json:
         result = {"bundle": str(bundle), "kind": manifest.kind, "signature": signature, "mismatches": mismatches}
+        result["notes"] = notes
         console.out_json({**result, "check": report, "exit_code": code})
         return code
     console.out(f"{bundle}: {manifest.kind} {manifest.name}, {len(manifest.files)} files whole, {signature}")
@@ -43,6 +44,8 @@ def command(bundle: Path, key: Path | None, no_run: bool, as_json: bool) -> int:
         console.out(f"mismatch: {line}")
     if not mismatches:
         console.out("fits this device")
+    for line in notes:
+        console.out(f"note: {line}")
     if report is not None:
         console.out("\n".join(report_lines(report)))
     return code
