@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from trtpipe.check import CheckData, Damaged, Runner
     from trtpipe.golden import Golden
     from trtpipe.job import Job
+    from trtpipe.manifest import Manifest
     from trtpipe.progress import Progress, Reporter
 
 #: Samples whose ranges decide what FP16 can hold.
@@ -80,7 +81,7 @@ def build(job: Job, out: Path, reporter: Reporter) -> Built:
         TrtpipeError: with the exit code of what went wrong; nothing is then written.
     """
     from trtpipe.bundle import write_bundle
-    from trtpipe.manifest import CALIBRATION, GOLDEN, GRAPH
+    from trtpipe.manifest import CALIBRATION, GOLDEN, GRAPH, REPORT
     from trtpipe import golden
 
     stages = Stages(reporter)
@@ -88,7 +89,8 @@ def build(job: Job, out: Path, reporter: Reporter) -> Built:
     table = calibrate(job, front, stages)
     quantized = quantize(job, front, table, stages)
     engine = compile_engine(job, front.loaded, quantized, stages)
-    report = check(job, front, engine, stages)
+    found: dict[str, np.ndarray[Any, Any]] = {}
+    report = check(job, front, engine, stages, keep=found.update)
     with stages("bundle"):
         manifest = describe(job, front, table, quantized, engine, report)
         files = {GOLDEN: golden.to_bytes(golden.first(golden_data(front)))}
@@ -97,6 +99,7 @@ def build(job: Job, out: Path, reporter: Reporter) -> Built:
         if engine.graph is not None:
             files[GRAPH] = engine.graph.data
         files[manifest.engine_file] = engine.data
+        files[REPORT] = report_page(job, front, table, found, manifest, files)
         bundle = write_bundle(out / job.name, manifest, files)
     return Built(bundle, report, stages.seconds)
 
@@ -217,8 +220,15 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, stages: 
     return engine
 
 
-def check(job: Job, front: Front, engine: Engine, stages: Stages) -> CheckReport:
-    """The engine (or its graph, where no GPU can run it) against the baseline, with a control."""
+def check(
+    job: Job,
+    front: Front,
+    engine: Engine,
+    stages: Stages,
+    *,
+    keep: Callable[[Mapping[str, np.ndarray[Any, Any]]], None] | None = None,
+) -> CheckReport:
+    """The engine (or its graph, where no GPU can run it) against the baseline, with a control; `keep` gets its answers."""
     from trtpipe.check import check_engine
 
     with stages("check") as progress:
@@ -232,6 +242,7 @@ def check(job: Job, front: Front, engine: Engine, stages: Stages) -> CheckReport
                 job.check.limits,
                 damaged=damaged(engine.graph),
                 require=job.check.require,
+                keep=keep,
                 progress=progress,
             )
 
@@ -287,6 +298,27 @@ def golden_data(front: Front) -> Golden:
         {n: a[:count] for n, a in front.baseline.outputs.items()},
         None if labels is None else labels[:count],
     )
+
+
+def report_page(
+    job: Job,
+    front: Front,
+    table: CalibrationTable | None,
+    found: Mapping[str, np.ndarray[Any, Any]],
+    manifest: Manifest,
+    files: Mapping[str, bytes],
+) -> bytes:
+    """The bundle's report.html."""
+    from trtpipe.placement import find_sites
+    from trtpipe.report import render
+    from trtpipe.report.content import Answers, ReportContent
+
+    images = None if job.check.images is None else Path(job.check.images)
+    baseline = front.baseline
+    answers = Answers(baseline.outputs, found, front.check_source.ids, baseline.labels, images) if found else None
+    sizes = {name: len(data) for name, data in files.items()}
+    scales = {} if table is None else {s.key: s.group for s in find_sites(front.captured.graph)[0] if s.axis is None}
+    return render(ReportContent(manifest, sizes, answers, table, scales)).encode()
 
 
 def table_bytes(table: CalibrationTable) -> bytes:
