@@ -49,7 +49,8 @@ def record_baseline(
 
     module, name = _script(loaded, kind, torchscript)
     outputs: dict[str, list[np.ndarray[Any, Any]]] = {s.name: [] for s in loaded.outputs}
-    labels, ids = [], []
+    labels: list[np.ndarray[Any, Any]] = []
+    ids: list[str] = []
     worst = largest = 0.0
     for batch in batches:
         for piece, count in fitted(batch.arrays, loaded.inputs):
@@ -93,18 +94,23 @@ def _script(
         warnings.simplefilter("ignore")
         try:
             if torchscript is not None:
-                return torch.jit.load(torchscript, map_location="cpu").eval(), "torchscript"
+                loaded_file: Any = torch.jit.load(torchscript, map_location="cpu")  # type: ignore[no-untyped-call]
+                return loaded_file.eval(), "torchscript"
             if kind == "script":
                 return torch.jit.script(loaded.module.network).eval(), "script"
             with torch.inference_mode():
-                return torch.jit.trace(loaded.module, example_inputs(loaded.inputs), check_trace=False), "trace"
+                traced: Any = torch.jit.trace(  # type: ignore[no-untyped-call]
+                    loaded.module, example_inputs(loaded.inputs), check_trace=False
+                )
+                return traced, "trace"
         except Exception as error:
             text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             if torchscript is not None:
                 raise InputError(f"model.torchscript: must be a TorchScript file (got {text}).") from error
             other = "script" if kind == "trace" else "trace"
             raise InputError(
-                f"model.baseline: TorchScript must be able to {kind} the model (got {text}). Set model.baseline to {other}."
+                f"model.baseline: TorchScript must be able to {kind} the model (got {text}). "
+                f"Set model.baseline to {other}."
             ) from error
 
 

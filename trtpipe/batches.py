@@ -12,10 +12,8 @@ from trtpipe.values import TensorSpec
 Array = np.ndarray[Any, Any]
 
 
-def fitted(
-    batch: Mapping[str, Array], inputs: Sequence[TensorSpec]
-) -> Iterable[tuple[dict[str, Array], int]]:
-    """`batch` cut and padded (with its own last sample) to extents that the bindings allow, with the true count of each."""
+def fitted(batch: Mapping[str, Array], inputs: Sequence[TensorSpec]) -> Iterable[tuple[dict[str, Array], int]]:
+    """`batch` cut to what the bindings allow, the rest padded with its own last sample; each with its true count."""
     low, high = inputs[0].at("min")[0], inputs[0].at("max")[0]
     size = len(next(iter(batch.values())))
     for start in range(0, size, high):

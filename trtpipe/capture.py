@@ -6,7 +6,6 @@ import hashlib
 import math
 from typing import TYPE_CHECKING, Any
 
-from trtpipe.errors import BuildError
 from trtpipe.export import export
 from trtpipe.values import Captured, LoadedModel
 
@@ -74,12 +73,14 @@ def _spell_out_attention(graph: torch.fx.GraphModule) -> list[str]:
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
         given = dict(zip(names, node.args, strict=False)) | node.kwargs
         q, k, v, mask = (given.get(n) for n in names[:4])
-        assert isinstance(q, torch.fx.Node) and isinstance(k, torch.fx.Node) and isinstance(v, torch.fx.Node)
+        assert isinstance(q, torch.fx.Node)
+        assert isinstance(k, torch.fx.Node)
+        assert isinstance(v, torch.fx.Node)
         boolean = isinstance(mask, torch.fx.Node) and mask.meta["val"].dtype == torch.bool
         if given.get("is_causal") or given.get("enable_gqa") or boolean:
             notes.append(
-                f"{module_path(node) or 'the model'}: causal, grouped or boolean-masked attention is left whole, in FP32 "
-                "and not quantized"
+                f"{module_path(node) or 'the model'}: causal, grouped or boolean-masked attention is left whole, "
+                "in FP32 and not quantized"
             )
             continue
         scale = given.get("scale") or 1.0 / math.sqrt(q.meta["val"].shape[-1])
@@ -92,9 +93,7 @@ def _spell_out_attention(graph: torch.fx.GraphModule) -> list[str]:
             return made
 
         with graph.graph.inserting_before(node):
-            scores = add(
-                aten.matmul.default, add(aten.mul.Tensor, q, scale), add(aten.transpose.int, k, -2, -1)
-            )
+            scores = add(aten.matmul.default, add(aten.mul.Tensor, q, scale), add(aten.transpose.int, k, -2, -1))
             if mask is not None:
                 scores = add(aten.add.Tensor, scores, mask)
             node.replace_all_uses_with(add(aten.matmul.default, add(aten.softmax.int, scores, -1), v))

@@ -1,4 +1,4 @@
-"""The check: an engine, or its graph, against the baseline's outputs; with a control that shows it can fail. No torch."""
+"""The check: an engine, or its graph, against its baseline, with a control that shows it can fail. No torch."""
 
 from __future__ import annotations
 
@@ -126,7 +126,9 @@ def check_engine(
         failed = bool(wrong or worse) or any(m.passed is False for m in judged)
         control = Control(damaged.tensor, damaged.how, failed, few.samples)
     if control is None:
-        raise InputError("check: must have a control (got none). Give a damaged copy of the graph, or an earlier control.")
+        raise InputError(
+            "check: must have a control (got none). Give a damaged copy of the graph, or an earlier control."
+        )
     if not control.failed:
         problems.append(
             f"the check cannot fail: a copy with {control.damaged} damaged ({control.how}) met every limit too. "
@@ -157,7 +159,7 @@ def run_all(
 def measure(
     reference: Mapping[str, Array], found: Mapping[str, Array], labels: Array | None, limits: Limits
 ) -> tuple[tuple[Metric, ...], list[str]]:
-    """Every metric of every output, paired by exact name, judged where the job sets a limit; and what stands in the way."""
+    """Every metric of every output, paired by exact name, judged where there is a limit; and what stands in the way."""
     problems = [f"output {n} is missing from what was executed" for n in reference if n not in found]
     problems += [f"output {n} was executed and has no baseline" for n in found if n not in reference]
     values: list[tuple[str, str, float]] = []
@@ -179,7 +181,9 @@ def measure(
     for limit, (metric, _) in LIMITS.items():
         if getattr(limits, limit) is not None and metric not in by_metric:
             why = "needs labels" if metric == "accuracy_drop" else "needs an output of one score a class"
-            problems.append(f"check.limits.{limit} could not be judged: it {why}" if not problems else f"{limit} was not judged")
+            problems.append(
+                f"check.limits.{limit} could not be judged: it {why}" if not problems else f"{limit} was not judged"
+            )
     return tuple(judged), problems
 
 

@@ -16,8 +16,8 @@ SCALE_FACTOR = 127.0
 def damaged_copy(model: OnnxModel) -> tuple[bytes, str, str]:
     """The graph's bytes with one tensor damaged, which one, and how.
 
-    In a quantized graph the scale of the last activation (in its Q and in every DQ that reads it) is multiplied by 127, as if
-    calibration had gone wrong by that much. In any other graph the last weight is set to zero.
+    In a quantized graph the scale of the last activation (in its Q and in every DQ that reads it) is multiplied by
+    127, as if calibration had gone wrong by that much. In any other graph the last weight is set to zero.
 
     Raises:
         BuildError: the graph has neither; nothing in it can be damaged.
@@ -39,7 +39,10 @@ def damaged_copy(model: OnnxModel) -> tuple[bytes, str, str]:
             graph.initializer.append(numpy_helper.from_array(new, node.input[1]))
         return proto.SerializeToString(), last.name, f"scale x {SCALE_FACTOR:g}"
     weights = [
-        (n, i) for n in graph.node for i in n.input if i in constants and n.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul")
+        (n, i)
+        for n in graph.node
+        for i in n.input
+        if i in constants and n.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul")
     ]
     if not weights:
         raise BuildError("check: the graph must have a weight or a scale to damage for the control (got neither).")

@@ -53,7 +53,8 @@ def _open(job: Job, where: str, data: Data, transform: Transform | None) -> Sour
         on_bad_sample=data.on_bad_sample,
     )
     inputs = [
-        InputSpec(s.name, s.dtype, tuple(d if isinstance(d, int) else None for d in s.shape[1:])) for s in job.input_specs()
+        InputSpec(s.name, s.dtype, tuple(d if isinstance(d, int) else None for d in s.shape[1:]))
+        for s in job.input_specs()
     ]
     try:
         return open_source(spec, inputs)

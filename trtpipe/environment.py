@@ -59,7 +59,7 @@ def portable_job(job: Job) -> str:
 
 
 def fingerprint(job: Job, parts: Mapping[str, str | None]) -> str:
-    """SHA-256 over the job's sections that decide the engine, versions, and `parts` (digests of weights, graph, data)."""
+    """SHA-256 over the job's sections that decide the engine, versions, and `parts` (digests of weights, graph...)."""
     sections = {
         "name": job.name,
         "precision": job.precision.model_dump(mode="json"),

@@ -44,7 +44,7 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
     shapes = tuple(
         {axis: shared[d] for axis, d in enumerate(spec.shape) if isinstance(d, str) and d in shared} for spec in inputs
     )
-    star = "Bound" == type(module).__name__
+    star = type(module).__name__ == "Bound"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

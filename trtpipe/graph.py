@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -51,13 +51,13 @@ def calls(graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:
     return (n for n in graph.nodes if n.op == "call_function")
 
 
-def is_float(node: Any) -> bool:
+def is_float(node: object) -> TypeGuard[torch.fx.Node]:
     """Whether the node's value is one floating-point tensor."""
     value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def is_constant(node: Any) -> bool:
+def is_constant(node: object) -> TypeGuard[torch.fx.Node]:
     """Whether the node is a parameter, a buffer or a folded constant."""
     return isinstance(node, torch.fx.Node) and node.op == "get_attr"
 

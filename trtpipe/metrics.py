@@ -40,7 +40,7 @@ def relative_l2(reference: Array, found: Array) -> float:
 
 
 def sqnr_db(reference: Array, found: Array) -> float:
-    """Signal to quantization noise ratio, 10 log10(|reference|^2 / |found - reference|^2), dB; inf where they are equal."""
+    """Signal to quantization noise ratio, 10 log10(|reference|^2 / |found - reference|^2) dB; inf where equal."""
     ratio = relative_l2(reference, found)
     with np.errstate(divide="ignore"):
         return float(-20 * np.log10(ratio)) if ratio < float("inf") else float("-inf")

@@ -68,7 +68,9 @@ def import_callable(reference: str, where: str, base: Path | None = None) -> Any
     for part in attribute.split("."):
         found = getattr(found, part, None)
     if not callable(found):
-        raise InputError(f"{where}: must be package.module:callable (got {reference!r}). Check the name after the colon.")
+        raise InputError(
+            f"{where}: must be package.module:callable (got {reference!r}). Check the name after the colon."
+        )
     return found
 
 
@@ -99,7 +101,9 @@ def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
     try:
         network = factory(**model.args)
     except TypeError as error:
-        raise InputError(f"model.args: must fit the factory {model.factory} (got {error}). Correct the names.") from error
+        raise InputError(
+            f"model.args: must fit the factory {model.factory} (got {error}). Correct the names."
+        ) from error
     if not isinstance(network, torch.nn.Module):
         raise InputError(
             f"model.factory: must return an nn.Module (got {type(network).__name__} from {model.factory}). "
@@ -115,8 +119,10 @@ def _program(path: str) -> torch.nn.Module:
 
     try:
         program = torch.export.load(path)
-    except Exception as error:  # noqa: BLE001  (any damage to the archive ends here)
-        raise InputError(f"model.program: must be a file of torch.export.save (got {Path(path).name}: {error}).") from error
+    except Exception as error:
+        raise InputError(
+            f"model.program: must be a file of torch.export.save (got {Path(path).name}: {error})."
+        ) from error
     return program.module(check_guards=False)
 
 
@@ -132,7 +138,7 @@ def _load_weights(network: torch.nn.Module, path: Path) -> None:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise InputError(f"model.weights: must be a file that can be read (got {path}).") from None
-    except Exception as error:  # noqa: BLE001  (unpickling and header errors of many classes)
+    except Exception as error:
         raise InputError(
             f"model.weights: must be a .safetensors file or a .pt file of tensors (got {path.name}: {error}). "
             "Save the state_dict, not the module."

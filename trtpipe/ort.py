@@ -12,7 +12,7 @@ from trtpipe.errors import BuildError, InputError, MissingError
 
 Array = np.ndarray[Any, Any]
 
-#: ONNX Runtime 1.31 folds a Pad with zeros into a MaxPool, which pads with -inf: wrong for negative values (BiT's stem).
+#: ONNX Runtime 1.31 folds a Pad with zeros into a MaxPool, which pads with -inf: wrong for negative values (in BiT).
 WRONG_OPTIMIZERS = ("Pad_Fusion",)
 
 
@@ -50,7 +50,9 @@ class OrtRunner:
                 disabled_optimizers=None if as_written else list(WRONG_OPTIMIZERS),
             )
         except Exception as error:
-            raise BuildError(f"onnxruntime: must accept the graph (got {error}). Check its opset and dtypes.") from error
+            raise BuildError(
+                f"onnxruntime: must accept the graph (got {error}). Check its opset and dtypes."
+            ) from error
         self.name = f"onnxruntime {onnxruntime.__version__}"
         self._inputs = tuple(i.name for i in self._session.get_inputs())
         self._outputs = tuple(o.name for o in self._session.get_outputs())

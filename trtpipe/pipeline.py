@@ -1,11 +1,11 @@
-"""The line: Job -> LoadedModel -> Baseline -> Captured -> CalibrationTable -> Quantized -> Engine -> CheckReport -> Bundle."""
+"""The line: Job, LoadedModel, Baseline, Captured, CalibrationTable, Quantized, Engine, CheckReport, Bundle."""
 
 from __future__ import annotations
 
 import itertools
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from calib.data import Source
     from calib.table import CalibrationTable
     from trtpipe.bundle import Bundle
-    from trtpipe.check import CheckData, Damaged, Runner
+    from trtpipe.check import CheckData, Damaged
     from trtpipe.golden import Golden
     from trtpipe.job import Job
     from trtpipe.manifest import Manifest
@@ -80,9 +80,9 @@ def build(job: Job, out: Path, reporter: Reporter) -> Built:
     Raises:
         TrtpipeError: with the exit code of what went wrong; nothing is then written.
     """
+    from trtpipe import golden
     from trtpipe.bundle import write_bundle
     from trtpipe.manifest import CALIBRATION, GOLDEN, GRAPH, REPORT
-    from trtpipe import golden
 
     stages = Stages(reporter)
     front = prepare(job, stages)

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -35,6 +35,7 @@ WEIGHTED = {"conv1d": 0, "conv2d": 0, "conv3d": 0, "linear": 0, "conv_transpose2
 MATMULS = ("matmul", "bmm")
 ADDS = ("add",)
 SHARED = ("cat", "max_pool2d")
+
 
 @dataclass(frozen=True)
 class Site:
@@ -61,7 +62,7 @@ class Skipped:
 
 
 def find_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...]]:
-    """Every input that TensorRT would want quantized, in execution order, and the operations left out with the reason."""
+    """Every input that TensorRT would want quantized, in execution order, and the operations left out, with why."""
     found: list[tuple[Node, Node, str, int | None, str]] = []
     skipped: list[Skipped] = []
     ordinals: Counter[tuple[str, str]] = Counter()
@@ -77,7 +78,7 @@ def find_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...
         role[node] = f"{path}:" + (name if k == 0 else f"{name}_{k}")
         if name in WEIGHTED:
             x, weight = node.args[:2]
-            if not is_float(x):
+            if not is_float(x) or not isinstance(weight, torch.fx.Node):
                 continue
             if not is_constant(weight):
                 skipped.append(Skipped(node, "its weight is computed at run time"))
@@ -87,10 +88,10 @@ def find_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...
             found.append((node, weight, first.replace(":input", ":weight"), _axis(node, name), "Q2"))
             quantized.add(node)
         elif name in MATMULS:
-            if not (is_float(node.args[0]) and is_float(node.args[1])):
+            pair = [x for x in node.args[:2] if is_float(x)]
+            if len(pair) != 2:
                 continue
-            for i, x in enumerate(node.args[:2]):
-                found.append((node, x, f"{role[node]}.input_{i}", None, "Q1"))
+            found += [(node, x, f"{role[node]}.input_{i}", None, "Q1") for i, x in enumerate(pair)]
             quantized.add(node)
     fed = {x for _, x, _, _, _ in found}
     found += _residual(graph, role, quantized, fed)
@@ -113,7 +114,7 @@ def find_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...
 
 
 def kept_sites(sites: Collection[Site], keep: Callable[[Node], bool]) -> tuple[Site, ...]:
-    """The sites that remain when operations for which `keep` holds stay in float (rules Q4, Q5 and Q7 applied again)."""
+    """The sites that remain when operations for which `keep` holds stay in float: rules Q4, Q5 and Q7 once more."""
     alive = [s for s in sites if not keep(s.consumer)]
     compute = {s.consumer for s in alive if s.rule in ("Q1", "Q2")}
     wanted = {s.producer for s in alive if s.rule == "Q1"}
@@ -152,25 +153,24 @@ def _residual(
         if op_name(node) not in ADDS or node.target is not torch.ops.aten.add.Tensor:
             continue
         a, b = node.args[:2]
-        if not (is_float(a) and is_float(b)) or is_constant(a) or is_constant(b):
+        if not is_float(a) or not is_float(b) or is_constant(a) or is_constant(b):
             continue
         if a.meta["val"].shape != b.meta["val"].shape:
             continue
-        main = [x for x in (a, b) if is_convolution(x) and len(x.users) == 1]  # type: ignore[union-attr]
+        main = [x for x in (a, b) if is_convolution(x) and len(x.users) == 1]
         if not main:
             continue
         # Two convolutions meet: the one that runs last is fused with the add, the other one is the skip branch.
-        last = max(main, key=lambda x: order[x])  # type: ignore[index]
-        if len(main) == 2 and _depth(a, b) is not None:
-            last = _depth(a, b)
+        longer = _longer(a, b) if len(main) == 2 else None
+        last = longer or max(main, key=lambda x: order[x])
         skip = b if last is a else a
         if skip in fed or is_convolution(skip):
             index = 1 if skip is b else 0
-            found.append((node, skip, f"{role[node]}.input_{index}", None, "Q4"))  # type: ignore[arg-type]
+            found.append((node, skip, f"{role[node]}.input_{index}", None, "Q4"))
     return found
 
 
-def _depth(a: Node, b: Node) -> Node | None:
+def _longer(a: Node, b: Node) -> Node | None:
     """Of two branches, the one with more operations since they parted; None when equally long."""
 
     def ancestors(node: Node) -> set[Node]:
@@ -217,10 +217,11 @@ def _shared(
     for node in calls(graph.graph):
         if op_name(node) not in SHARED or not is_float(node) or not _feeds(node, fed):
             continue
-        parts = node.args[0] if op_name(node) == "cat" else [node.args[0]]
-        if not all(is_float(x) and not is_constant(x) for x in parts):  # type: ignore[union-attr]
+        given: Any = node.args[0] if op_name(node) == "cat" else [node.args[0]]
+        parts = [x for x in given if is_float(x) and not is_constant(x)]
+        if len(parts) != len(given):
             continue
-        for i, x in enumerate(parts):  # type: ignore[arg-type, union-attr]
+        for i, x in enumerate(parts):
             key = role[node] + (f".input_{i}" if op_name(node) == "cat" else ".input")
             extra.append((node, x, key, None, "Q5"))
             groups.join(node, x)

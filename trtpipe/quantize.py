@@ -29,13 +29,14 @@ from trtpipe.pt2e import (
 from trtpipe.values import Captured, Quantized
 
 if TYPE_CHECKING:
-    from calib.data import Source
-    from calib.table import CalibrationTable
     from torch.fx import GraphModule, Node
 
+    from calib.algorithms import Algorithm
+    from calib.data import Source
+    from calib.table import CalibrationTable
     from trtpipe.progress import Progress
 
-#: Symmetric INT8. Weights use [-127, 127] so that -128 x -128 never meets (NVIDIA's guide quantizes both to [-128, 127]).
+#: Symmetric INT8. A weight's amax is its exact maximum, so its levels are [-127, 127]; activations saturate at -128.
 ACTIVATION_RANGE, WEIGHT_RANGE = (-128, 127), (-127, 127)
 #: A tensor that is zero on all samples still needs a positive scale.
 SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
@@ -65,7 +66,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
 
 class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
-    """The exact maximum of |w| by output channel; scale = amax / 127 (NVIDIA, "8-bit Inference with TensorRT", 2017)."""
+    """The exact maximum of |w| by output channel; scale = amax / 127 (NVIDIA, 8-bit Inference with TensorRT, 2017)."""
 
     def __init__(self, dtype: torch.dtype = torch.int8, ch_axis: int = 0, half: torch.dtype | None = None, **_: Any):
         low, high = WEIGHT_RANGE
@@ -183,7 +184,7 @@ def calibrate(
     source: Source,
     *,
     batch_size: int,
-    algorithm: str,
+    algorithm: Algorithm,
     percentile: float,
     digests: Mapping[str, str],
     progress: Progress,
@@ -220,7 +221,9 @@ def calibrate(
     )
 
 
-def place_qdq(prepared: Prepared, amax: Mapping[str, float], half: torch.dtype | None = None) -> tuple[GraphModule, dict[str, float]]:
+def place_qdq(
+    prepared: Prepared, amax: Mapping[str, float], half: torch.dtype | None = None
+) -> tuple[GraphModule, dict[str, float]]:
     """The prepared graph converted to Q/DQ, weights stored as INT8; and the float32 scale used for each key.
 
     Raises:
@@ -294,7 +297,8 @@ def quantize(
         notes += [f"{module_path(s.node)}: not quantized, {s.reason}" for s in prepared.skipped]
         if not prepared.sites:
             raise InputError(
-                "precision.int8_mode: something must be left to quantize (got none). Narrow precision.keep, or turn int8_mode off."
+                "precision.int8_mode: something must be left to quantize (got none). "
+                "Narrow precision.keep, or turn int8_mode off."
             )
         graph, scales = place_qdq(prepared, amax, half)
     else:

@@ -1,6 +1,6 @@
 """The quickstart's model and data: scikit-learn's handwritten digits and a small ResNet trained on them.
 
-    python -m trtpipe.examples.digits data/digits
+python -m trtpipe.examples.digits data/digits
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ REQUIRED_ACCURACY = 0.97
 
 def resnet(num_classes: int = 10, width: int = 16) -> torch.nn.Module:
     """A ResNet of three residual stages for one-channel 32 x 32 images; float32 [N, 1, 32, 32] to [N, num_classes]."""
-    import torch
     from torch import nn
 
     class Block(nn.Module):
@@ -112,7 +111,7 @@ def _tensors(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
     from torchvision.datasets import ImageFolder
 
     steps: list[Any] = [transforms.Grayscale(), transforms.ToTensor(), transforms.Normalize([0.5], [0.5])]
-    samples = [s for s in ImageFolder(str(folder), transforms.Compose(steps))]
+    samples = list(ImageFolder(str(folder), transforms.Compose(steps)))
     return torch.stack([x for x, _ in samples]), torch.tensor([y for _, y in samples])
 
 

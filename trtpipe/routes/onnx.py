@@ -75,7 +75,9 @@ def to_onnx(quantized: Quantized, opset: int = OPSET) -> OnnxModel:
         data = model.SerializeToString(deterministic=True)
         onnx.checker.check_model(data)
     except Exception as error:
-        raise BuildError(f"onnx: the exported file must be valid (got {error}). This is a bug of the exporter.") from error
+        raise BuildError(
+            f"onnx: the exported file must be valid (got {error}). This is a bug of the exporter."
+        ) from error
     return OnnxModel(data, model.opset_import[0].version, quantized.inputs, quantized.outputs)
 
 
@@ -128,7 +130,14 @@ def _translations() -> dict[Any, Any]:
         return op.DequantizeLinear(input, scale_of(scale, out_type(out_dtype)), zero(dtype))
 
     def dequantize_channel(
-        input: Any, scales: Any, zero_points: Any, axis: int, quant_min: int, quant_max: int, dtype: int, out_dtype: int = -1
+        input: Any,
+        scales: Any,
+        zero_points: Any,
+        axis: int,
+        quant_min: int,
+        quant_max: int,
+        dtype: int,
+        out_dtype: int = -1,
     ) -> Any:
         kind = out_type(out_dtype)
         if kind != ir.DataType.FLOAT:
