@@ -8,6 +8,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,15 @@ FLAGS = (
     "--no-default-browser-check", "--hide-scrollbars", "--remote-debugging-pipe", "--proxy-server=127.0.0.1:9",
 )  # fmt: skip
 TIMEOUT_S = 60.0
+
+#: Become the browser, with the two pipes where it looks for them.
+_EXEC = """
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(fd), fcntl.F_DUPFD, 20) for fd in sys.argv[1:3]]
+os.dup2(ends[0], 3)
+os.dup2(ends[1], 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 def program() -> str | None:
@@ -114,12 +124,13 @@ def browser(profile: Path) -> Iterator[Browser]:
         raise RuntimeError("no Chromium here")
     their_in, our_out = os.pipe()
     our_in, their_out = os.pipe()
-    command = f'exec "$0" "$@" 3<&{their_in} 4>&{their_out}'
     process = subprocess.Popen(
-        ["/bin/sh", "-c", command, found, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
-        pass_fds=(their_in, their_out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        [sys.executable, "-c", _EXEC, str(their_in), str(their_out), found, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
+        pass_fds=(their_in, their_out),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
         env={**os.environ, "HOME": str(profile)},
-    )  # fmt: skip
+    )
     os.close(their_in)
     os.close(their_out)
     try:

@@ -63,7 +63,7 @@ def sparkline(values: Sequence[float | None], label: str) -> Markup:
     width, height = 120.0, 26.0
     points = [(i, v) for i, v in enumerate(values) if v is not None and math.isfinite(v)]
     if not points:
-        return Markup('<span class="muted">no history</span>')
+        return Markup('<span class="muted small">no history</span>')
     low, high = min(v for _, v in points), max(v for _, v in points)
     span = high - low
 
@@ -91,7 +91,7 @@ def matrix(confusion: Confusion) -> Markup:
     letters = max(len(_short(n)) for n in names)
     left = 26.0 + 6.4 * letters
     head = 24.0 if letters <= 4 else 22.0 + 5.4 * letters
-    width, height = left + cell * count, head + cell * count
+    width, height = left + cell * count + (0.0 if letters <= 4 else 2.6 * letters), head + cell * count
     parts = []
     for i, name in enumerate(names):
         y = head + cell * (i + 0.5)
