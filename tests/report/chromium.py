@@ -85,7 +85,9 @@ class Browser:
 
     def look(self, width: int, scheme: str, height: int = 900) -> None:
         """Be `width` CSS pixels wide and prefer the colour scheme `scheme`."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def open(self, path: Path) -> None:
@@ -125,7 +127,17 @@ def browser(profile: Path) -> Iterator[Browser]:
     their_in, our_out = os.pipe()
     our_in, their_out = os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-c", _EXEC, str(their_in), str(their_out), found, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
+        [
+            sys.executable,
+            "-c",
+            _EXEC,
+            str(their_in),
+            str(their_out),
+            found,
+            *FLAGS,
+            f"--user-data-dir={profile}",
+            "about:blank",
+        ],
         pass_fds=(their_in, their_out),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -106,7 +106,7 @@ def content(folder: Path, **changed: Any) -> ReportContent:
     return ReportContent(**(values | changed))
 
 
-HOSTILE = '"><script>window.taken=1</script><img src=x onerror=window.taken=1>\'{{7*7}}</style>&amp;' + "W" * 120
+HOSTILE = "\"><script>window.taken=1</script><img src=x onerror=window.taken=1>'{{7*7}}</style>&amp;" + "W" * 120
 
 
 def hostile(folder: Path) -> ReportContent:

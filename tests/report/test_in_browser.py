@@ -22,7 +22,8 @@ _SECTIONS = {
 if chromium.program() is None and os.environ.get("CI_REQUIRES_CHROMIUM"):
     raise RuntimeError("Chromium must be installed (got none). Run: apt-get install chromium")
 pytestmark = pytest.mark.skipif(
-    chromium.program() is None, reason="needs Chromium: apt-get install chromium (looked for " + ", ".join(chromium.NAMES) + ")"
+    chromium.program() is None,
+    reason="needs Chromium: apt-get install chromium (looked for " + ", ".join(chromium.NAMES) + ")",
 )
 
 

@@ -24,7 +24,7 @@ MOST_PIXELS = 64_000_000
 
 @dataclass(frozen=True)
 class Confusion:
-    """Counts [C, C] of some classes: row = `rows`, column = what was executed; `others` samples are of other classes."""
+    """Counts [C, C] of some classes: row = `rows`, column = what was executed; `others` are of other classes."""
 
     names: tuple[str, ...]
     counts: Array

@@ -32,13 +32,14 @@ def histogram(counts: Histogram, amax: float, title: str) -> Markup:
     """|x| by frequency (log scale) with the threshold drawn; what lies beyond it, and saturates, stands out."""
     width, height, foot = 240.0, 84.0, 14.0
     top = max(counts.max, amax)
-    if not top > 0:
+    if not counts.max > 0:
         return Markup("")
     edges = np.linspace(0.0, top, BARS + 1)
     heights = np.log1p(np.diff(counts.below(edges)))
     heights = heights / heights.max() if heights.max() > 0 else heights
     step = width / BARS
-    kept, beyond = [], []
+    kept: list[str] = []
+    beyond: list[str] = []
     for i, h in enumerate(heights.tolist()):
         if h <= 0:
             continue
@@ -89,51 +90,58 @@ def matrix(confusion: Confusion) -> Markup:
     names, counts = confusion.names, confusion.counts
     cell, count = 30.0, len(names)
     letters = max(len(_short(n)) for n in names)
+    turned = letters > 4
     left = 26.0 + 6.4 * letters
-    head = 24.0 if letters <= 4 else 22.0 + 5.4 * letters
-    width, height = left + cell * count + (0.0 if letters <= 4 else 2.6 * letters), head + cell * count
+    head = 22.0 + 5.4 * letters if turned else 24.0
+    width = left + cell * count + (2.6 * letters if turned else 0.0)
+    height = head + cell * count
     parts = []
     for i, name in enumerate(names):
-        y = head + cell * (i + 0.5)
+        x, y = left + cell * (i + 0.5), head + cell * (i + 0.5)
+        parts.append(_label(left - 6, y + 4, "end", name))
         parts.append(
-            Markup('<text x="{x}" y="{y}" text-anchor="end" class="tick">{n}<title>{full}</title></text>').format(
-                x=number(left - 6), y=number(y + 4), n=_short(name), full=name
-            )
-        )
-        x = left + cell * (i + 0.5)
-        turn = Markup("") if letters <= 4 else Markup(' transform="rotate(-60 {x} {y})"').format(
-            x=number(x + 3), y=number(head - 6)
-        )  # fmt: skip
-        parts.append(
-            Markup('<text x="{x}" y="{y}" text-anchor="{a}" class="tick"{turn}>{n}<title>{full}</title></text>').format(
-                x=number(x if letters <= 4 else x + 3), y=number(head - 6), a="middle" if letters <= 4 else "start",
-                turn=turn, n=_short(name), full=name,
-            )  # fmt: skip
+            _label(x + 3, head - 6, "start", name, turn=-60) if turned else _label(x, head - 6, "middle", name)
         )
         total = max(1, int(counts[i].sum()))
         for j, other in enumerate(names):
             n = int(counts[i, j])
-            share = n / total
-            kind = "same" if i == j else "other"
-            opacity = 0.0 if not n else 0.18 + 0.72 * share if i == j else 0.35 + 0.55 * share
-            parts.append(
-                Markup(
-                    '<g><title>{row} {name}, executed {other}: {n}</title><rect class="{kind}" x="{x}" y="{y}" width="{s}" '
-                    'height="{s}" rx="3" fill-opacity="{o}"/>{text}</g>'
-                ).format(
-                    row=confusion.rows, name=name, other=other, n=n, kind=kind if n else "none",
-                    x=number(left + cell * j + 1), y=number(head + cell * i + 1), s=number(cell - 2), o=number(opacity if n else 1),
-                    text=Markup('<text x="{x}" y="{y}" text-anchor="middle" class="{c}">{n}</text>').format(
-                        x=number(left + cell * (j + 0.5)), y=number(y + 4), n=compact(n), c="strong" if opacity > 0.6 else "cell",
-                    ) if n else "",
-                )  # fmt: skip
-            )
-    side = Markup('<text x="10" y="{y}" text-anchor="middle" transform="rotate(-90 10 {y})" class="axis-name">{t}</text>').format(
-        y=number(head + cell * count / 2), t=confusion.rows
-    )  # fmt: skip
-    return Markup('<svg class="matrix" viewBox="0 0 {w} {h}" role="img" aria-label="confusion matrix">{side}{body}</svg>').format(
-        w=number(width), h=number(height), side=side, body=Markup("").join(parts)
-    )  # fmt: skip
+            hint = f"{confusion.rows} {name}, executed {other}: {n}"
+            parts.append(_cell(left + cell * j, head + cell * i, cell, n, n / total, i == j, hint))
+    axis = '<text x="10" y="{y}" text-anchor="middle" transform="rotate(-90 10 {y})" class="axis-name">{t}</text>'
+    parts.append(Markup(axis).format(y=number(head + cell * count / 2), t=confusion.rows))
+    frame = (
+        '<svg class="matrix" viewBox="0 0 {w} {h}" style="max-width:{most}px" role="img" '
+        'aria-label="confusion matrix">{body}</svg>'
+    )
+    body = Markup("").join(parts)
+    return Markup(frame).format(w=number(width), h=number(height), most=number(1.15 * width), body=body)
+
+
+def _label(x: float, y: float, anchor: str, name: str, turn: float = 0.0) -> Markup:
+    """A class's name, cut short, in full for the pointer."""
+    rotated = ' transform="rotate({t} {x} {y})"' if turn else ""
+    text = '<text x="{x}" y="{y}" text-anchor="{a}" class="tick"' + rotated + ">{n}<title>{full}</title></text>"
+    return Markup(text).format(x=number(x), y=number(y), a=anchor, t=number(turn), n=_short(name), full=name)
+
+
+def _cell(x: float, y: float, side: float, n: int, share: float, same: bool, hint: str) -> Markup:
+    """One count [px, px]; an empty cell is left blank."""
+    opacity = 0.18 + 0.72 * share if same else 0.35 + 0.55 * share
+    kind = ("same" if same else "other") if n else "none"
+    box = '<g><title>{hint}</title><rect class="{kind}" x="{x}" y="{y}" width="{s}" height="{s}" rx="3" fill-opacity="{o}"/>'
+    text = '<text x="{cx}" y="{cy}" text-anchor="middle" class="{c}">{n}</text></g>' if n else "</g>"
+    return Markup(box + text).format(
+        hint=hint,
+        kind=kind,
+        x=number(x + 1),
+        y=number(y + 1),
+        s=number(side - 2),
+        o=number(opacity if n else 1.0),
+        cx=number(x + side / 2),
+        cy=number(y + side / 2 + 4),
+        c="strong" if opacity > 0.6 else "cell",
+        n=compact(n),
+    )
 
 
 def distribution(values: Sequence[float], label: str) -> Markup:
@@ -146,7 +154,8 @@ def distribution(values: Sequence[float], label: str) -> Markup:
     counts = np.histogram(np.minimum(data, high), bars, (low, high if high > low else low + 1e-9))[0]
     tallest, step = int(counts.max()), width / bars
     d = "".join(
-        f"M{number(i * step)} {number(height)}v{number(-(height - 4) * c / tallest)}h{number(step * 0.86)}V{number(height)}z"
+        f"M{number(i * step)} {number(height)}v{number(-(height - 4) * c / tallest)}"
+        f"h{number(step * 0.86)}V{number(height)}z"
         for i, c in enumerate(counts.tolist())
         if c
     )

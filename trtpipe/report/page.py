@@ -17,9 +17,10 @@ from trtpipe.report.content import ReportContent
 from trtpipe.report.figures import compact, percent, size
 
 if TYPE_CHECKING:
+    from jinja2 import Environment
+
     from calib.audit import TensorAudit
     from calib.table import CalibrationTable
-    from jinja2 import Environment
     from trtpipe.manifest import Manifest
     from trtpipe.values import CheckReport, LayerPrecision, Metric, TensorSpec
 
@@ -155,7 +156,7 @@ def render(content: ReportContent) -> str:
 
 
 def page(template: str, **values: Any) -> str:
-    """`template` with `values`, every one of them escaped, and a policy that lets nothing but the page's own script run."""
+    """`template` with `values`, each escaped, and a policy that lets nothing but the page's own script run."""
     script = (_TEMPLATES / "sort.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
@@ -304,7 +305,7 @@ def tensor_cards(table: CalibrationTable) -> list[TensorCard]:
 
     found = []
     for key, audit in table.audit.tensors.items():
-        flags = [] if audit.state == "live" else [audit.state]
+        flags: list[str] = [] if audit.state == "live" else [audit.state]
         if (audit.stability or 0.0) > UNSTABLE:
             flags.append("unstable")
         if audit.clipped > CLIPPED:
