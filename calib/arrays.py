@@ -105,7 +105,7 @@ def _npy(path: Path, inputs: Sequence[InputSpec]) -> Rows:
 
 
 def _npz(path: Path, inputs: Sequence[InputSpec]) -> Rows:
-    with np.load(path, allow_pickle=False) as archive:
+    with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
     return {name: (a.shape, a.__getitem__) for name, a in arrays.items()}
 

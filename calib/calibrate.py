@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from calib.algorithms import Algorithm, threshold
+from calib.algorithms import threshold
 from calib.data import Source
 from calib.errors import CalibCancelled, CalibError
 from calib.histogram import Histogram
@@ -38,7 +38,7 @@ def calibrate(
     source: Source,
     *,
     batch_size: int,
-    algorithm: Algorithm = "entropy_2",
+    algorithm: str = "entropy_2",
     percentile: float = 99.99,
     digests: Mapping[str, str] | None = None,
     progress: Progress | None = None,

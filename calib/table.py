@@ -69,7 +69,7 @@ class CalibrationTable:
         histograms_sha256: digest of the file that holds them; None when there is none.
     """
 
-    algorithm: Algorithm
+    algorithm: str
     percentile: float
     amax: Mapping[str, float]
     digests: Mapping[str, str]
@@ -116,7 +116,7 @@ class CalibrationTable:
         if names:
             raise CalibError(f"{where}: must belong to this job (got another {', '.join(names)}). Calibrate again.")
 
-    def recomputed(self, algorithm: Algorithm, percentile: float = 99.99) -> CalibrationTable:
+    def recomputed(self, algorithm: str, percentile: float = 99.99) -> CalibrationTable:
         """The table that `algorithm` would have given on the same data.
 
         Raises:
@@ -131,9 +131,9 @@ class CalibrationTable:
         """Write the table, and its histograms beside it when they are here; each whole or not at all."""
         target = Path(path)
         if self.histograms is not None:
-            _write(histograms_path(target), _pack(self.histograms))
+            write_whole(histograms_path(target), _pack(self.histograms))
         content = self._content()
-        _write(target, (_canonical(content | {"digest": self.digest}) + "\n").encode())
+        write_whole(target, (_canonical(content | {"digest": self.digest}) + "\n").encode())
 
     @classmethod
     def load(cls, path: str | Path, histograms: bool = False) -> CalibrationTable:
@@ -239,7 +239,7 @@ class CalibrationTable:
 
 def make_table(
     counted: Mapping[str, Halves],
-    algorithm: Algorithm,
+    algorithm: str,
     percentile: float,
     digests: Mapping[str, str],
     samples: Mapping[str, str],
@@ -338,7 +338,7 @@ def _parse(where: Path) -> Any:
         raise CalibError(f"{where}: must be a whole JSON file (got {str(error)[:120]}). Calibrate again.") from error
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes) -> None:
     """Write to a temporary sibling and rename it."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
     try:

@@ -35,25 +35,33 @@ class BuildOptions(BaseModel):
     )
     workspace: Bytes | None = Field(default=None, description="workspace memory pool, bytes")
     memory_pools: dict[Pool, Bytes] = Field(default_factory=dict, description="limits of the other memory pools, bytes")
-    optimization_level: int | None = Field(default=None, ge=0, le=5)
-    tiling_optimization_level: Literal["none", "fast", "moderate", "full"] | None = None
+    optimization_level: int | None = Field(
+        default=None, ge=0, le=5, description="how long TensorRT searches for tactics; its own default when absent"
+    )
+    tiling_optimization_level: Literal["none", "fast", "moderate", "full"] | None = Field(
+        default=None, description="how long TensorRT searches for tilings"
+    )
     l2_limit_for_tiling: Bytes | None = Field(default=None, description="L2 cache a tiled kernel may use, bytes")
     max_num_tactics: int | None = Field(default=None, ge=1, description="tactics tried a layer")
     avg_timing_iterations: int | None = Field(default=None, ge=1, description="runs a tactic's time is averaged over")
-    max_aux_streams: int | None = Field(default=None, ge=0)
+    max_aux_streams: int | None = Field(default=None, ge=0, description="streams beside the main one")
     tactic_sources: tuple[TacticSource, ...] | None = Field(default=None, description="exactly these are used")
     timing_cache: str | None = Field(
         default=None, description="folder of timing caches, one for each TensorRT, GPU and driver"
     )
-    editable_timing_cache: bool = False
-    error_on_timing_cache_miss: bool = False
-    profiling_verbosity: Literal["none", "layer_names_only", "detailed"] = "detailed"
+    editable_timing_cache: bool = Field(default=False, description="a cache whose tactics can be changed")
+    error_on_timing_cache_miss: bool = Field(
+        default=False, description="fail instead of timing what the cache does not hold"
+    )
+    profiling_verbosity: Literal["none", "layer_names_only", "detailed"] = Field(
+        default="detailed", description="what the engine can tell of its layers"
+    )
     log_level: Literal["error", "warning", "info", "verbose"] = Field(
         default="error",
         description="TensorRT's own messages shown while building; warnings are kept in the report in any case",
     )
-    tf32: bool = True
-    sparse_weights: bool = False
+    tf32: bool = Field(default=True, description="FP32 matmuls and convolutions may use TF32")
+    sparse_weights: bool = Field(default=False, description="use 2:4 sparse kernels where the weights allow")
     strict_nans: bool = Field(
         default=False, description="keep NaN and Inf as IEEE 754 has them, also under sparse_weights"
     )
@@ -61,17 +69,25 @@ class BuildOptions(BaseModel):
     tensor_formats: dict[str, tuple[TensorFormat, ...]] = Field(
         default_factory=dict, description="memory formats allowed at a binding, by its name"
     )
-    hardware_compatibility: Literal["none", "ampere_plus", "same_compute_capability"] = "none"
-    version_compatible: bool = False
+    hardware_compatibility: Literal["none", "ampere_plus", "same_compute_capability"] = Field(
+        default="none", description="other GPUs that a TensorRT engine runs on too"
+    )
+    version_compatible: bool = Field(default=False, description="runs on later releases of its major version")
     exclude_lean_runtime: bool = Field(
         default=False, description="with version_compatible: the runtime is shipped apart"
     )
-    runtime_platform: Literal["same_as_build", "windows_amd64"] = "same_as_build"
+    runtime_platform: Literal["same_as_build", "windows_amd64"] = Field(
+        default="same_as_build", description="operating system that the engine is for"
+    )
     strip_plan: bool = Field(default=False, description="leave the weights out of the plan; they are refitted at load")
-    refit: Literal["none", "all", "identical", "individual"] = "none"
-    weight_streaming: bool = False
-    default_device_type: DeviceType = "gpu"
-    dla_core: int | None = Field(default=None, ge=0)
+    refit: Literal["none", "all", "identical", "individual"] = Field(
+        default="none", description="weights that can be changed in the built engine"
+    )
+    weight_streaming: bool = Field(default=False, description="weights may stay in host memory at run time")
+    default_device_type: DeviceType = Field(
+        default="gpu", description="what runs a layer that device_types does not name"
+    )
+    dla_core: int | None = Field(default=None, ge=0, description="which DLA core runs what is on DLA")
     gpu_fallback: bool = Field(default=False, description="layers that DLA cannot run go to the GPU")
     device_types: dict[str, DeviceType] = Field(
         default_factory=dict, description="device by glob over module paths; the last glob that fits decides"

@@ -25,6 +25,7 @@ from trtpipe.errors import TrtpipeError
 COMMANDS: Mapping[str, str] = {
     "build": "trtpipe.commands.build:command",
     "validate": "trtpipe.commands.validate:command",
+    "prepare": "trtpipe.commands.prepare:command",
     "check": "trtpipe.commands.check:command",
     "verify": "trtpipe.commands.verify:command",
     "run": "trtpipe.commands.run:command",
@@ -33,6 +34,7 @@ COMMANDS: Mapping[str, str] = {
     "export": "trtpipe.commands.export:command",
     "keygen": "trtpipe.commands.keygen:command",
     "inspect": "trtpipe.commands.inspect:command",
+    "init": "trtpipe.commands.init:command",
     "schema": "trtpipe.commands.schema:command",
 }
 
@@ -81,7 +83,10 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="trtpipe", message="%(prog)s %(version)s")
 def group() -> None:
-    """A PyTorch model, images and a target in; a TensorRT engine with its proof out."""
+    """A PyTorch model, images and a target in; a TensorRT engine with its proof out.
+
+    Completion in bash: eval "$(_TRTPIPE_COMPLETE=bash_source trtpipe)"; zsh_source and fish_source are for those.
+    """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     settings = Settings()
     try:
-        with _signals():
+        with _signals(), _modules_here():
             result = group.main(
                 args=None if argv is None else list(argv), prog_name="trtpipe", obj=settings, standalone_mode=False
             )
@@ -109,7 +114,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _failed(settings, "interrupted", 130)
     except TrtpipeError as error:
         return _failed(settings, str(error), error.exit_code, getattr(error, "problems", ()))
-    except (BrokenPipeError, SystemExit):  # whoever read our output has had enough; click exits where it sees that
+    except SystemExit:  # click ends a completion so, and a command whose reader has had enough
+        return 0
+    except BrokenPipeError:  # the same, seen outside of click
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # or Python complains again when it flushes at the end
         return 0
     except Exception as error:  # noqa: BLE001  # the one place where a bug becomes output
@@ -138,6 +145,20 @@ def _failed(settings: Settings, message: str, code: int, problems: Sequence[Any]
         console.out_json({"error": message, "exit_code": code, **listed})
     console.err(message)
     return code
+
+
+@contextmanager
+def _modules_here() -> Iterator[None]:
+    """Find the callables of a job in the current folder too, as `python -m` does; installed ones come first."""
+    here = os.getcwd()
+    if here in sys.path or "" in sys.path:
+        yield
+        return
+    sys.path.append(here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
 
 
 @contextmanager

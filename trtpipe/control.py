@@ -41,7 +41,7 @@ def damaged_copy(model: OnnxModel) -> tuple[bytes, str, str]:
     weights = [
         (n, i)
         for n in graph.node
-        for i in n.input
+        for i in n.input[:2]
         if i in constants and n.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul")
     ]
     if not weights:

@@ -55,17 +55,31 @@ def portable_job(job: Job) -> str:
             return os.path.relpath(value, folder)
         return value
 
-    return json.dumps(relative(job.model_dump(mode="json", exclude_defaults=True)), sort_keys=True, indent=1)
+    return json.dumps(
+        relative(job.model_dump(mode="json", exclude_defaults=True, exclude={"build": {"log_level"}})),
+        sort_keys=True,
+        indent=1,
+    )
 
 
-def fingerprint(job: Job, parts: Mapping[str, str | None]) -> str:
-    """SHA-256 over the job's sections that decide the engine, versions, and `parts` (digests of weights, graph...)."""
+def source_fingerprint(job: Job, parts: Mapping[str, str | None]) -> str:
+    """SHA-256 over all that decides the graph given to the compiler, and how it is asked to compile it.
+
+    That is the job's sections, the versions of what makes the graph, and `parts` (digests of weights, graph, data).
+    A kit carries it, as its device knows no more of where it came from.
+    """
     sections = {
         "name": job.name,
         "precision": job.precision.model_dump(mode="json"),
-        "build": job.build.model_dump(mode="json", exclude={"timing_cache"}),
+        "build": job.build.model_dump(mode="json", exclude={"timing_cache", "log_level"}),
         "outputs": {n: o.model_dump(mode="json") for n, o in job.outputs.items()},
-        "versions": versions(DECIDING + BUILDERS[job.build.target]),
+        "versions": versions(DECIDING),
         "parts": dict(parts),
     }
+    return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()
+
+
+def fingerprint(source: str, target: str) -> str:
+    """SHA-256 over everything that can change an engine: its source's fingerprint and the compiler on this machine."""
+    sections = {"source": source, "versions": versions(BUILDERS[target])}
     return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()

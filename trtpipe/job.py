@@ -68,10 +68,11 @@ PATHS: Mapping[tuple[str, ...], str] = {
 
 
 class JobErrors(InputError):
-    """Everything that is wrong with a job file, one line each."""
+    """Everything that is wrong with a job file, one line each. Exit code 3: the job is good, this machine lacks."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
+        self.exit_code = min((p.exit_code for p in self.problems), default=InputError.exit_code)
         super().__init__("\n".join(map(str, self.problems)))
 
 
@@ -120,13 +121,13 @@ class JobFile:
         self._absolute(data)
         return self._validate(data)
 
-    def add(self, path: yamlfile.Path, text: str) -> None:
+    def add(self, path: yamlfile.Path, text: str, *, missing: bool = False) -> None:
         """Report `text` (what `said` makes) at `path`: as --set if the value came from there, else where it stands."""
         if any(path[: len(s)] == s for s in self._set):
-            self._problems.append(Problem(None, None, None, dotted(path), text))
+            self._problems.append(Problem(None, None, None, dotted(path), text, missing))
             return
         place = self._document.place(path)
-        self._problems.append(Problem(fspath(self._path), place.line, place.column, dotted(path), text))
+        self._problems.append(Problem(fspath(self._path), place.line, place.column, dotted(path), text, missing))
 
     def _load(self) -> dict[str, Any] | None:
         name = fspath(self._path)

@@ -17,6 +17,9 @@ from trtpipe.golden import Golden
 from trtpipe.manifest import CALIBRATION, ENGINE, GOLDEN, GRAPH, Manifest, describe_engine
 from trtpipe.values import CheckReport, Engine, OnnxModel
 
+#: Inputs of all the samples in a kit.
+MAX_GOLDEN_BYTES = 512 << 20
+
 #: Said in a bundle whose engine nobody could execute where it was built.
 NOT_EXECUTED = (
     "The engine was built from a kit where no GPU could execute it: the check is the one of the kit's graph. "
@@ -39,14 +42,19 @@ def kit_contents(
         golden: every sample the device is to check on.
         calibration: the calibration table's JSON, if there is one.
         extra: further files, such as the report.
+
+    Raises:
+        InputError: the golden data are too large.
     """
     files = {GRAPH: graph.data, GOLDEN: golden_data.to_bytes(golden), **(extra or {})}
     if calibration is not None:
         files[CALIBRATION] = calibration
-    # A folder of timing caches is the build machine's own business.
-    build = manifest.build.model_copy(update={"timing_cache": None})
-    changes: dict[str, Any] = {"kind": "kit", "engine": None, "build": build, "opset": graph.opset}
-    return manifest.model_copy(update=changes), files
+    if sum(a.nbytes for a in golden.inputs.values()) > MAX_GOLDEN_BYTES:
+        raise InputError(
+            f"{manifest.name}: a kit holds every check sample, in at most {MAX_GOLDEN_BYTES >> 20} MiB "
+            f"(got {golden.samples} samples of more). Set check.samples to fewer."
+        )
+    return manifest.model_copy(update={"kind": "kit", "engine": None, "opset": graph.opset}), files
 
 
 def kit_graph(kit: Bundle) -> OnnxModel:
@@ -78,7 +86,7 @@ def bundle_contents(
         kit: as it was read.
         engine: compiled from `kit_graph(kit)` with the manifest's build options.
         check: of the engine, executed on `kit.golden()`; None where nothing could execute it: then the kit's own check,
-            which executed its graph, stays, and a note says so.
+            which executed its graph, stays, and for an engine a note says so.
         fingerprint: of all that decides the engine, this machine's TensorRT included.
         environment: versions of what built the engine, added to those that made the kit.
         device_memory_bytes: activation memory of one context, where known.
@@ -88,7 +96,8 @@ def bundle_contents(
     files[GOLDEN] = golden_data.to_bytes(golden_data.first(kit.golden()))
     if engine.target != "onnxruntime":
         files[ENGINE] = engine.data
-    notes = [*manifest.notes, *engine.notes, *([] if check is not None else [NOT_EXECUTED])]
+    unexecuted = check is None and engine.target != "onnxruntime"
+    notes = [*manifest.notes, *engine.notes, *([NOT_EXECUTED] if unexecuted else [])]
     changes: dict[str, Any] = {
         "kind": "bundle",
         "engine": describe_engine(engine, manifest.build, device_memory_bytes=device_memory_bytes),

@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, V
 from trtpipe.device import machine_name
 from trtpipe.errors import InputError
 from trtpipe.job import Build, Limits, Precision, Transform
-from trtpipe.values import BINDING_DTYPES, CheckReport, DimRange, Engine, LayerPrecision, Target, TensorSpec
+from trtpipe.values import BINDING_DTYPES, CheckReport, DimRange, Engine, Executed, LayerPrecision, Target, TensorSpec
 
 #: Raised by one whenever an old reader would misunderstand a new manifest. New optional keys do not raise it: an old
 #: reader refuses a key that it does not know.
@@ -106,6 +106,7 @@ class Manifest(Part):
     weights_digest: str | None = Field(default=None, pattern=_HEX)
     check: CheckReport | None = Field(default=None, description="what was compared with the baseline, how far off")
     limits: Limits = Limits()
+    require: Executed = Field(default="graph", description="engine: the check fails where only the graph was executed")
     job: str = Field(default="", description="the job file's text")
     environment: dict[str, str] = Field(default_factory=dict, description="versions of what built it")
     fingerprint: str = Field(default="", pattern=r"^([0-9a-f]{64})?$", description="of all that decides the engine")

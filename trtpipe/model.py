@@ -123,7 +123,10 @@ def _program(path: str) -> torch.nn.Module:
         raise InputError(
             f"model.program: must be a file of torch.export.save (got {Path(path).name}: {error})."
         ) from error
-    return program.module(check_guards=False)
+    network: torch.nn.Module = program.module(check_guards=False)
+    # It refuses train() and eval(): what it does in either was settled when it was exported.
+    network.train = network.eval = lambda mode=True: network  # type: ignore[method-assign, misc]
+    return network
 
 
 def _load_weights(network: torch.nn.Module, path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,8 +72,8 @@ class Stages:
         self.seconds[name] = time.perf_counter() - began
 
 
-def build(job: Job, out: Path, reporter: Reporter) -> Built:
-    """Take `job` down the whole line and write `out/<name>`.
+def build(job: Job, out: Path, reporter: Reporter, *, sign: Callable[[bytes], bytes] | None = None) -> Built:
+    """Take `job` down the whole line and write `out/<name>`, signed by `sign` (`signing.signer`) if that is given.
 
     The bundle is written whether or not the check passes; `Built.report.passed` says which.
 
@@ -92,7 +92,7 @@ def build(job: Job, out: Path, reporter: Reporter) -> Built:
     found: dict[str, np.ndarray[Any, Any]] = {}
     report = check(job, front, engine, stages, keep=found.update)
     with stages("bundle"):
-        manifest = describe(job, front, table, quantized, engine, report)
+        manifest = describe(job, front, table, quantized, report, engine, engine.graph)
         files = {GOLDEN: golden.to_bytes(golden.first(golden_data(front)))}
         if table is not None:
             files[CALIBRATION] = table_bytes(table)
@@ -100,7 +100,7 @@ def build(job: Job, out: Path, reporter: Reporter) -> Built:
             files[GRAPH] = engine.graph.data
         files[manifest.engine_file] = engine.data
         files[REPORT] = report_page(job, front, table, found, manifest, files)
-        bundle = write_bundle(out / job.name, manifest, files)
+        bundle = write_bundle(out / job.name, manifest, files, sign=sign)
     return Built(bundle, report, stages.seconds)
 
 
@@ -334,27 +334,32 @@ def describe(
     front: Front,
     table: CalibrationTable | None,
     quantized: Quantized,
-    engine: Engine,
     report: CheckReport,
+    engine: Engine | None,
+    graph: OnnxModel | None,
 ) -> Any:
-    """The manifest of the bundle."""
+    """The manifest of the bundle, or, without an engine, of the kit."""
     from trtpipe.data import check_transform
-    from trtpipe.environment import environment, fingerprint, portable_job
+    from trtpipe.environment import environment, fingerprint, portable_job, source_fingerprint
     from trtpipe.manifest import Manifest, describe_engine
 
     calibration = None if table is None else table.digest
     parts = {"weights": front.loaded.weights_digest, "graph": front.captured.digest, "calibration": calibration}
-    notes = [*front.loaded.notes, *front.baseline.notes, *quantized.notes, *engine.notes, *report.notes]
+    source = source_fingerprint(job, parts)
+    notes = [*front.loaded.notes, *front.baseline.notes, *quantized.notes, *report.notes]
+    notes += engine.notes if engine is not None else ()
     notes += [f"check: skipped {s}" for s in front.check_source.skipped]
     if table is not None:
         notes += table.audit.warnings
     return Manifest(
         name=job.name,
-        engine=describe_engine(engine, job.build),
+        kind="kit" if engine is None else "bundle",
+        engine=None if engine is None else describe_engine(engine, job.build),
         inputs=front.loaded.inputs,
         outputs=front.loaded.outputs,
-        build=job.build,
-        opset=None if engine.graph is None else engine.graph.opset,
+        # A folder of timing caches is this machine's own business.
+        build=job.build.model_copy(update={"timing_cache": None}),
+        opset=None if graph is None else graph.opset,
         precision=job.precision,
         layers=quantized.layers,
         preprocessing=check_transform(job) if job.check.images else None,
@@ -363,8 +368,9 @@ def describe(
         weights_digest=front.loaded.weights_digest,
         check=report,
         limits=job.check.limits,
+        require=job.check.require,
         job=portable_job(job),
         environment=environment(),
-        fingerprint=fingerprint(job, parts),
+        fingerprint=source if engine is None else fingerprint(source, job.build.target),
         notes=tuple(dict.fromkeys(notes)),
     )

@@ -83,9 +83,13 @@ def find_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...
             if not is_constant(weight):
                 skipped.append(Skipped(node, "its weight is computed at run time"))
                 continue
+            axis = _axis(node, name)
+            if axis is None:
+                skipped.append(Skipped(node, "the weight of a grouped transposed convolution has no axis of outputs"))
+                continue
             first = f"{path}:input" if k == 0 else f"{path}:input_{k}"
             found.append((node, x, first, None, "Q1"))
-            found.append((node, weight, first.replace(":input", ":weight"), _axis(node, name), "Q2"))
+            found.append((node, weight, first.replace(":input", ":weight"), axis, "Q2"))
             quantized.add(node)
         elif name in MATMULS:
             pair = [x for x in node.args[:2] if is_float(x)]
@@ -130,9 +134,10 @@ def kept_sites(sites: Collection[Site], keep: Callable[[Node], bool]) -> tuple[S
     return tuple(s for s in alive if stays(s))
 
 
-def _axis(node: Node, name: str) -> int:
-    groups = node.args[6] if name.startswith("conv_transpose") and len(node.args) > 6 else 1
-    return WEIGHTED[name] if groups == 1 else 0
+def _axis(node: Node, name: str) -> int | None:
+    """The axis of output channels of the weight; a transposed convolution's is [C_in, C_out / groups, ...]."""
+    grouped = name.startswith("conv_transpose") and len(node.args) > 6 and node.args[6] != 1
+    return None if grouped else WEIGHTED[name]
 
 
 def _feeds(node: Node, wanted: Collection[Node]) -> bool:

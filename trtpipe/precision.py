@@ -191,9 +191,9 @@ def _why_fp32(node: Node, name: str, half: torch.dtype, keep: Keep, ranges: Mapp
     glob = keep.fp32_glob(node)
     if glob:
         return f"precision.keep.fp32: {glob}"
-    for names, what in ((SOFTMAX, "softmax"), (NORMS, "norms"), (REDUCTIONS, "reductions")):
+    for names, what in ((SOFTMAX, "softmax stays"), (NORMS, "norms stay"), (REDUCTIONS, "reductions stay")):
         if name in names:
-            return f"{what} stay in FP32"
+            return f"{what} in FP32"
     if half is torch.float16:
         touched = [node, *(n for n in node.all_input_nodes if not is_constant(n))]
         worst = max((ranges.get(n.name, 0.0) for n in touched), default=0.0)

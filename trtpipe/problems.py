@@ -18,6 +18,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
+from trtpipe.errors import InputError, MissingError
+
 Path = tuple[str | int, ...]
 
 #: More legal keys than this do not help in one line.
@@ -26,13 +28,18 @@ _MOST_LISTED = 12
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong, and where. `file` is None for a value given with --set; `line` and `column` count from 1."""
+    """What is wrong, and where.
+
+    `file` is None for a value given with --set; `line` and `column` count from 1. `missing`: the job is good, and this
+    machine lacks something it needs.
+    """
 
     file: str | None
     line: int | None
     column: int | None
     path: str
     text: str
+    missing: bool = False
 
     @property
     def message(self) -> str:
@@ -48,6 +55,11 @@ class Problem:
             "path": self.path,
             "message": self.message,
         }
+
+    @property
+    def exit_code(self) -> int:
+        """That of the errors for bad input and for what is missing."""
+        return MissingError.exit_code if self.missing else InputError.exit_code
 
     def __str__(self) -> str:
         where = "--set" if self.file is None else self.file if self.line is None else f"{self.file}:{self.line}"

@@ -250,9 +250,9 @@ def place_qdq(
 def _observe_weight(graph: GraphModule, site: Site) -> None:
     consumer = next(n for n in graph.graph.nodes if n.name == site.consumer.name)
     for node in consumer.all_input_nodes:
-        if node.op == "call_module" and node.args[0].name == site.producer.name:  # type: ignore[union-attr]
+        if node.op == "call_module" and node.args[0].name == site.producer.name:
             observer = graph.get_submodule(str(node.target))
-            observer(constant_value(graph, node.args[0]))  # type: ignore[arg-type]
+            observer(constant_value(graph, node.args[0]))
 
 
 def _observer_on(graph: GraphModule, consumer: Node, producer: str) -> ActivationObserver:

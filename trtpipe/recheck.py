@@ -1,88 +1,87 @@
-"""A bundle held once more against its golden data, where it is to run: in NumPy, without torch."""
+"""A bundle held once more against its golden data, where it is to run: in NumPy, without torch or onnx."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from trtpipe.check import CheckData, Damaged, check_engine
+from trtpipe.golden import Golden
 from trtpipe.job import Limits
-from trtpipe.runner import Model
-from trtpipe.values import CheckReport, Control, Metric
+from trtpipe.manifest import Manifest
+from trtpipe.progress import Progress, Silent
+from trtpipe.runner import Model, Runner
+from trtpipe.values import CheckReport
 
 Array = np.ndarray[Any, Any]
 
+#: Limits on a share of the samples say nothing of fewer than these: one sample of eight is already 12.5 %.
+FEWEST_FOR_SHARES = 100
+SHARES = ("top1_agreement_min", "accuracy_drop_max")
 
-def recheck(model: Model) -> CheckReport:
-    """What `model` answers on the bundle's golden inputs against the baseline's answers, within the job's limits.
+#: How far below the build's worst cosine a golden sample may be where the job's own limits are all on shares.
+_SLACK = 0.01
 
-    The control compares every sample with the answer to another one; the same limits have to refuse that.
+
+def recheck(model: Model, progress: Progress | None = None) -> CheckReport:
+    """What `model` answers on the bundle's golden inputs, against the baseline's answers and the job's limits.
+
+    The report's notes say which limits a few samples cannot be held against. The control is the build's own, which
+    had to fail under the job's limits; without one, each sample is given the answer to another.
     """
-    golden, limits = model.bundle.golden(), model.manifest.limits
-    outputs = model.run_arrays(golden.inputs)
-    problems = [f"{name}: the baseline has it and the outputs do not" for name in golden.outputs if name not in outputs]
-    pairs = {n: (outputs[n], golden.outputs[n]) for n in golden.outputs if n in outputs}
-    metrics = tuple(_metrics(pairs, golden.labels, limits))
-    problems += [f"{m.output}.{m.name}: {m.value:.6g} is not within {m.limit:g}" for m in metrics if m.passed is False]
-    crossed = {n: (got, np.roll(want, 1, axis=0) if golden.samples > 1 else -want) for n, (got, want) in pairs.items()}
-    control = Control(
-        damaged="golden outputs",
-        how="every sample against the answer to another" if golden.samples > 1 else "the answer negated",
-        failed=any(m.passed is False for m in _metrics(crossed, golden.labels, limits)),
-        samples=golden.samples,
+    golden = model.bundle.golden()
+    limits, notes = golden_limits(model.manifest, golden.samples)
+    recorded = model.manifest.check.control if model.manifest.check is not None else None
+    size = model.batch[1]
+
+    def batches() -> list[Mapping[str, Array]]:
+        starts = range(0, golden.samples, size)
+        return [{n: a[start : start + size] for n, a in golden.inputs.items()} for start in starts]
+
+    report = check_engine(
+        model.runner,
+        model.executed,
+        CheckData(batches, golden.outputs, golden.labels),
+        model.manifest.inputs,
+        limits,
+        damaged=None
+        if recorded is not None
+        else Damaged(_Swapped(model.runner, golden), "every answer", "its neighbour's"),
+        control=recorded,
+        progress=progress or Silent(),
     )
-    if not any(m.passed is not None for m in metrics):
-        problems.append("limits: the job sets none that golden data can be held against")
-    elif not control.failed:
-        problems.append("control: answers to other samples are within the limits too; this check proves nothing")
-    return CheckReport(
-        executed=model.executed,
-        runner=model.runner_title,
-        samples=golden.samples,
-        metrics=metrics,
-        control=control,
-        passed=not problems,
-        problems=tuple(problems),
-    )
+    return dataclasses.replace(report, notes=(*report.notes, *notes))
 
 
-def _metrics(pairs: Mapping[str, tuple[Array, Array]], labels: Array | None, limits: Limits) -> Iterator[Metric]:
-    """Every figure of every output; NaN anywhere is a failure of each limit."""
-    for name, (got_raw, want_raw) in pairs.items():
-        if got_raw.shape != want_raw.shape:
-            yield Metric("shape", name, float("nan"), 0.0, False)
-            continue
-        got, want = got_raw.astype(np.float64), want_raw.astype(np.float64)
-        flat_got, flat_want = got.reshape(len(got), -1), want.reshape(len(want), -1)
-        with np.errstate(all="ignore"):
-            error, norm = np.linalg.norm(got - want), np.linalg.norm(want)
-            lengths = np.linalg.norm(flat_got, axis=1) * np.linalg.norm(flat_want, axis=1)
-            cosines = np.where(lengths > 0, (flat_got * flat_want).sum(1) / lengths, (flat_got == flat_want).all(1))
-            relative = float(error / norm) if norm > 0 else (0.0 if error == 0 else float("inf"))
-            yield _at_least("cosine", name, float(cosines.min()), limits.cosine_min)
-            yield _at_most("max_abs", name, float(np.abs(got - want).max()), limits.max_abs_max)
-            yield _at_most("relative_l2", name, relative, limits.relative_l2_max)
-            sqnr = float("inf") if relative == 0 else float(-20 * np.log10(relative))
-            yield _at_least("sqnr_db", name, sqnr, limits.sqnr_db_min)
-        if want.ndim != 2:
-            continue
-        best_got, best_want = got.argmax(1), want.argmax(1)
-        valid = np.isfinite(got).all(1)
-        yield _at_least(
-            "top1_agreement", name, float(((best_got == best_want) & valid).mean()), limits.top1_agreement_min
-        )
-        known = labels is not None and labels >= 0
-        if labels is not None and np.any(known):
-            before = (best_want == labels)[known].mean()
-            after = ((best_got == labels) & valid)[known].mean()
-            # A few samples cannot show a drop of a point: the figure is given and not judged.
-            yield Metric("accuracy_drop", name, float(before - after))
+def golden_limits(manifest: Manifest, samples: int) -> tuple[Limits, tuple[str, ...]]:
+    """The job's limits as far as `samples` samples can be held against them, and what was left out."""
+    limits, notes = manifest.limits, []
+    if samples < FEWEST_FOR_SHARES:
+        dropped = [name for name in SHARES if getattr(limits, name) is not None]
+        limits = limits.model_copy(update=dict.fromkeys(dropped))
+        notes += [f"{name} is a share of samples, and was not judged on {samples}" for name in dropped]
+    judged = [v for k, v in limits.model_dump().items() if v is not None and k != "speedup_over_fp16_min"]
+    if not judged and manifest.check is not None:
+        worst = [m.value for m in manifest.check.metrics if m.name == "cosine_worst"]
+        if worst:
+            floor = max(-1.0, min(worst) - _SLACK)
+            limits = limits.model_copy(update={"cosine_min": floor})
+            notes.append(
+                f"no limit of the job can be judged on {samples}: held to the build's worst cosine, {floor:.4g}"
+            )
+    return limits, tuple(notes)
 
 
-def _at_least(name: str, output: str, value: float, limit: float | None) -> Metric:
-    return Metric(name, output, value, limit, None if limit is None else bool(value >= limit))
+class _Swapped:
+    """Answers each batch with every answer moved to the next sample, or negated where there is one sample only."""
 
+    def __init__(self, runner: Runner, golden: Golden) -> None:
+        self.name, self._runner, self._alone = runner.name, runner, golden.samples == 1
 
-def _at_most(name: str, output: str, value: float, limit: float | None) -> Metric:
-    return Metric(name, output, value, limit, None if limit is None else bool(value <= limit))
+    def run(self, inputs: Mapping[str, Array], /) -> Mapping[str, Array]:
+        """The wrong outputs."""
+        outputs = self._runner.run(inputs)
+        return {n: -np.asarray(o) if self._alone or len(o) == 1 else np.roll(o, 1, axis=0) for n, o in outputs.items()}

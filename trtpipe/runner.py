@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from trtpipe import signing, verify
+from trtpipe.batches import fitted
 from trtpipe.bundle import Bundle
 from trtpipe.device import this_device
 from trtpipe.errors import InputError
@@ -31,7 +32,9 @@ Array = np.ndarray[Any, Any]
 
 
 class Runner(Protocol):
-    """What executes: `trtpipe.trt.runtime.EngineRunner` or `trtpipe.ort.OrtRunner`."""
+    """What executes: `trt.runtime.EngineRunner` or `ort.OrtRunner`; `name` is like "onnxruntime 1.31.1"."""
+
+    name: str
 
     def __enter__(self) -> Any:
         """Load."""
@@ -87,11 +90,15 @@ class Model:
         return self.bundle.manifest
 
     @property
-    def runner_title(self) -> str:
-        """What executes, like "onnxruntime 1.20.0"."""
-        engine = self.manifest.engine
-        target = engine.target if engine is not None and self.executed == "engine" else "onnxruntime"
-        return f"{target} {this_device().versions.get(target, '')}".strip()
+    def runner(self) -> Runner:
+        """What executes.
+
+        Raises:
+            InputError: the model was closed.
+        """
+        if self._runner is None:
+            raise InputError(f"{self.bundle.path}: must be open to be run (it was closed). Load it again.")
+        return self._runner
 
     @property
     def batch(self) -> tuple[int, int, int]:
@@ -166,18 +173,12 @@ class Model:
 
     def run_batches(self, arrays: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
         """As `run_arrays`, one batch at a time."""
-        if self._runner is None:
-            raise InputError(f"{self.bundle.path}: must be open to be run (it was closed). Load it again.")
-        samples = self._check_arrays(arrays)
-        smallest, _, largest = self.batch
+        runner, samples = self.runner, self._check_arrays(arrays)
+        largest = self.batch[2]
         for start in range(0, samples, largest):
-            part = {n: a[start : start + largest] for n, a in arrays.items()}
-            count = len(next(iter(part.values())))
-            if count < smallest:
-                # The engine takes no fewer: repeat the last sample and drop its answers.
-                part = {n: np.concatenate([a, np.repeat(a[-1:], smallest - count, 0)]) for n, a in part.items()}
-            outputs = self._runner.run({n: np.ascontiguousarray(a) for n, a in part.items()})
-            yield {n: np.asarray(o)[:count] for n, o in outputs.items()}
+            part = {n: np.ascontiguousarray(a[start : start + largest]) for n, a in arrays.items()}
+            for piece, count in fitted(part, self.manifest.inputs):
+                yield {n: np.asarray(o)[:count] for n, o in runner.run(piece).items()}
 
     def _only_input(self) -> TensorSpec:
         specs = self.manifest.inputs
@@ -215,7 +216,7 @@ class Model:
         return counts.pop()
 
 
-def load(path: str | Path, *, key: str | Path | None = None, graph: bool = False) -> Model:
+def load(path: str | Path, *, key: str | Path | None = None, graph: bool = False, as_written: bool = False) -> Model:
     """The bundle at `path`, ready to be run here.
 
     Nothing of the engine is deserialized before the bundle is found whole, signed as the device demands, and fit for
@@ -225,6 +226,7 @@ def load(path: str | Path, *, key: str | Path | None = None, graph: bool = False
         path: the bundle's directory.
         key: file of trusted public keys; the device's own configured one when None.
         graph: run the ONNX graph on the CPU instead of the engine.
+        as_written: see `open_model`.
 
     Raises:
         InputError: the bundle is damaged, unsigned or badly signed, a kit, or has no graph.
@@ -232,11 +234,21 @@ def load(path: str | Path, *, key: str | Path | None = None, graph: bool = False
     """
     trusted = Path(key) if key is not None else signing.configured_key()
     bundle, _ = verify.admit(Path(path), trusted)
-    return open_model(bundle, graph=graph)
+    return open_model(bundle, graph=graph, as_written=as_written)
 
 
-def open_model(bundle: Bundle, *, graph: bool = False) -> Model:
-    """`bundle`, which `verify.admit` has let in, ready to be run here."""
+def open_model(bundle: Bundle, *, graph: bool = False, as_written: bool = False) -> Model:
+    """`bundle`, which `verify.admit` has let in, ready to be run here.
+
+    Args:
+        bundle: read and admitted.
+        graph: run the ONNX graph on the CPU instead of the engine; a kit has nothing else.
+        as_written: of the graph of a TensorRT engine: every node as it stands, as a check needs it, and not the
+            fastest equivalent.
+
+    Raises:
+        InputError, MissingError: as `load`.
+    """
     engine = bundle.manifest.engine
     if engine is None and not graph:
         raise InputError(
@@ -247,7 +259,9 @@ def open_model(bundle: Bundle, *, graph: bool = False) -> Model:
             raise InputError(f"{bundle.path}: must hold {GRAPH} to be run as a graph (it does not). Run it on its GPU.")
         from trtpipe.ort import OrtRunner
 
-        return Model(bundle, OrtRunner(bundle.read(GRAPH)), "engine" if engine and not graph else "graph")
+        # Where ONNX Runtime is the target, what it makes of the graph is what has to be checked.
+        exact = as_written and bundle.manifest.build.target != "onnxruntime"
+        return Model(bundle, OrtRunner(bundle.read(GRAPH), as_written=exact), "graph")
     verify.require_fit(bundle.manifest, this_device())
     from trtpipe.trt.runtime import EngineRunner
 

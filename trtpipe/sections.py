@@ -197,7 +197,9 @@ class Range(Section):
 class Input(Section):
     """One input binding. Every name in `shape` needs its range, given under that name beside it."""
 
-    dtype: Literal["float32", "float16", "uint8", "int8", "int32", "int64", "bool"] = "float32"
+    dtype: Literal["float32", "float16", "uint8", "int8", "int32", "int64", "bool"] = Field(
+        default="float32", description="of the binding, whatever the precision inside"
+    )
     shape: tuple[Dimension, ...] = Field(min_length=1, description="sizes and names of dimensions, the batch first")
     normalize: Normalize | None = Field(default=None, description="done inside the engine, on x/255 for uint8")
     dims: dict[str, Range] = Field(default_factory=dict, description="ranges; in a job file they stand beside shape")
@@ -221,7 +223,9 @@ class Input(Section):
 class Output(Section):
     """One output binding."""
 
-    dtype: Literal["float32", "float16", "int32", "int64", "bool"] = "float32"
+    dtype: Literal["float32", "float16", "int32", "int64", "bool"] = Field(
+        default="float32", description="of the binding, whatever the precision inside"
+    )
 
 
 class Build(BuildOptions, Section):
@@ -245,8 +249,7 @@ class Build(BuildOptions, Section):
     route: Route = Field(default="onnx", description="the frontend that lowers the model")
     target: Target = Field(default="tensorrt_rtx", description="what compiles it")
     compute_capability: tuple[ComputeCapability, ...] = Field(
-        default=(),
-        description="GPUs the engine is for; empty is the GPU here, or every one a portable engine can run on",
+        default=(), description="GPUs an RTX engine is for, like 8.6; none: portable across Ampere and later"
     )
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from trtpipe.errors import InputError
 from trtpipe.importable import missing
-from trtpipe.job import Job, JobFile, Problem
-from trtpipe.problems import said
+from trtpipe.job import Job, JobErrors, JobFile, Problem
+from trtpipe.problems import either, said
 
 #: What torchvision's ImageFolder reads.
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -35,17 +35,37 @@ def validate(
     Raises:
         InputError: `version` is no version.
     """
+    return _judged(path, overrides, here, version)[1]
+
+
+def plan(path: str | Path, overrides: Iterable[str] = ()) -> Job:
+    """The job in a file, if it can be built here: what `build` starts from.
+
+    Raises:
+        JobErrors: with all problems found, in the order of the file.
+    """
+    job, problems = _judged(path, overrides, True, None)
+    if problems or job is None:
+        raise JobErrors(problems)
+    return job
+
+
+def _judged(
+    path: str | Path, overrides: Iterable[str], here: bool, version: str | None
+) -> tuple[Job | None, tuple[Problem, ...]]:
     if version is not None and not re.fullmatch(r"\d+(\.\d+)*", version):
         raise InputError(f"--for: must be a version like 10.3.0 (got {version!r}).")
     file = JobFile(Path(path), paths_exist=here)
     job = file.read(overrides)
     if job is not None:
         if here:
-            for option, text in (*_modules(job, Path(path)), *_images(job), *_packages(job)):
+            for option, text in (*_modules(job, Path(path)), *_images(job)):
                 file.add(tuple(option.split(".")), text)
-        for option, text in _refusals(job, version):
+            for option, text in _packages(job):
+                file.add(tuple(option.split(".")), text, missing=True)
+        for option, text in (*_not_yet(job), *_refusals(job, version)):
             file.add(tuple(option.split(".")), text)
-    return file.problems
+    return job, file.problems
 
 
 #: (dotted path, what `problems.said` makes of it)
@@ -93,6 +113,19 @@ def _packages(job: Job) -> _Found:
     target = job.build.target
     if target != "onnxruntime" and target not in installed():
         yield "build.target", said(f"have {target} installed", "nothing", f"Run: {INSTALL[target]}")
+
+
+def _not_yet(job: Job) -> _Found:
+    """What a job can say and this version does not do: refused, since nothing is ignored silently."""
+    from trtpipe.routes import ROUTES
+
+    if job.build.route not in ROUTES:
+        yield "build.route", said(f"be {either(tuple(ROUTES))} in this version", repr(job.build.route))
+    if job.check.on_fail == "tune":
+        yield "check.on_fail", said("be error in this version", repr(job.check.on_fail))
+    if job.check.limits.speedup_over_fp16_min is not None:
+        got = str(job.check.limits.speedup_over_fp16_min)
+        yield "check.limits.speedup_over_fp16_min", said("be left out in this version", got)
 
 
 def _refusals(job: Job, version: str | None) -> _Found:

@@ -10,15 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from releases import RELEASES, ROOT
 
-#: Release to the distribution that has its bindings.
-RELEASES = {
-    "8.6.1": "tensorrt-bindings",
-    "10.3.0": "tensorrt-cu12-bindings",
-    "10.16.1.11": "tensorrt-cu13-bindings",
-    "11.4.0.106": "tensorrt-cu13-bindings",
-}
-ROOT = Path(__file__).resolve().parents[2]
 TOOL = Path(__file__).with_name("stub_trt.py")
 
 
@@ -67,7 +60,7 @@ def contract(site):
 
     def run(release: str, *, source: Path = ROOT, cases: str = "") -> subprocess.CompletedProcess[str]:
         files = sorted(str(f) for f in Path(__file__).parent.glob("cases_*.py"))
-        options = ["-q", "-rA", "--tb=short", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
+        options = ["-q", "--tb=short", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
         command = [sys.executable, "-m", "pytest", *options, *(["-k", cases] if cases else []), *files]
         path = os.pathsep.join(map(str, (site(release), source, Path(__file__).parent)))
         environment = os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}

@@ -75,7 +75,7 @@ template <int S> Word method(Fake* self, Word a, Word b, Word c, Word d, Word, S
 }
 template <int... S> void fill(std::integer_sequence<int, S...>) {
     ((table[32 + S] = reinterpret_cast<void*>(&method<S>)), ...);
-    table[31] = const_cast<std::type_info*>(&typeid(Anchor));  // pybind11 asks for typeid and offset to top (table[30], 0)
+    table[31] = const_cast<std::type_info*>(&typeid(Anchor));  // pybind11 asks for typeid and offset to top (0)
 }
 Fake* make() {                                         // never freed; the low byte is 16, so it reads as True
     if (fakes().empty()) fill(std::make_integer_sequence<int, kSlots>());

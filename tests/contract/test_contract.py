@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from conftest import RELEASES, ROOT
+from releases import RELEASES, ROOT
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -26,6 +26,13 @@ MISTAKES = {
         "    trt, wanted = flavour.module, asked(build)\n",
         "    trt, wanted = flavour.module, asked(build)\n    config.set_flag(trt.BuilderFlag.FP16)\n",
         "test_an_engine_comes_out_with_its_header_read",
+    ),
+    "the calibrator returns a generator on 10.16": (
+        "10.16.1.11",
+        "calib/trt_calibrator.py",
+        '"get_batch": guarded(_Feed.get_batch, None),',
+        '"get_batch": lambda self, names: (address for address in _Feed.get_batch(self._feed, names) or ()),',
+        "test_every_batch_is_read_and_the_cache_is_written",
     ),
     "a network flag is hard-coded": (
         "11.4.0.106",

@@ -1,4 +1,4 @@
-"""What the stub libraries answer in the contract cases: a small network, a plan, and a record of what was asked of them.
+"""What the stub libraries answer in the contract cases, a small network and a plan, and a record of what was asked.
 
 Only imported in a process whose path begins with a stub site.
 """
@@ -131,7 +131,13 @@ class World:
 
     def during_build(self, act: Callable[[], None]) -> None:
         """Do this inside the native build, as TensorRT calls back."""
-        stub.hook(lambda: self.builder.build_serialized_network(self.network, self.config), lambda *_: act())
+
+        def build(*_: int) -> None:
+            self.seen.append(("build", ()))
+            act()
+
+        call = lambda: self.builder.build_serialized_network(self.network, self.config)  # noqa: E731
+        stub.hook(call, build)
         self.seen.clear()
 
     def _note(self, name: str, call: Callable[[], object], read: Reader) -> None:

@@ -196,3 +196,30 @@ def test_calibs_own_errors_are_user_errors(monkeypatch, capsys):
     assert command_that_raises(monkeypatch, CalibError("a: must be b (got c).")) == 2
     assert command_that_raises(monkeypatch, CalibCancelled("stopped")) == 130
     assert capsys.readouterr().err.splitlines() == ["a: must be b (got c).", "stopped"]
+
+
+def test_modules_of_the_current_folder_are_found_while_a_command_runs(monkeypatch, tmp_path):
+    seen = []
+
+    @click.command("schema")
+    def command():
+        seen.append(sys.path[-1])
+
+    monkeypatch.setattr("trtpipe.commands.schema.command", command)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    monkeypatch.chdir(tmp_path)
+    assert main(["schema"]) == 0
+    assert seen == [str(tmp_path)]
+    assert str(tmp_path) not in sys.path
+
+
+def test_the_shell_completes_commands_and_options(monkeypatch, capsys):
+    monkeypatch.setenv("_TRTPIPE_COMPLETE", "bash_complete")
+    for words, position, expected in (
+        ("trtpipe val", "1", "plain,validate"),
+        ("trtpipe build --qu", "2", "plain,--quiet"),
+    ):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", position)
+        assert main([]) == 0
+        assert capsys.readouterr().out.split() == [expected]

@@ -97,6 +97,21 @@ def test_packages_that_are_not_installed(folder, monkeypatch):
         "build.target: must have tensorrt_rtx installed (got nothing). Run: pip install 'trtpipe[rtx]'",
     ]
     assert messages(folder / "job.yaml", here=False) == []
+    assert main(["validate", str(folder / "job.yaml")]) == 3
+    assert main(["build", str(folder / "job.yaml")]) == 3
+    assert main(["validate", str(folder / "job.yaml"), "--set", "check.seed=x"]) == 2
+
+
+def test_what_this_version_does_not_do_is_refused(folder):
+    target = "  target: tensorrt\n  route: torch2trt"
+    limits = "limits: {cosine_min: 0.99, speedup_over_fp16_min: 1.5}\n  require: engine\n  on_fail: tune"
+    path = write(folder, ("  compute_capability: [8.6, 12.0]", target), ("limits: {cosine_min: 0.99}", limits))
+    assert messages(path, here=False) == [
+        "build.route: must be onnx in this version (got 'torch2trt').",
+        "check.limits.speedup_over_fp16_min: must be left out in this version (got 1.5).",
+        "check.on_fail: must be error in this version (got 'tune').",
+    ]
+    assert main(["build", str(path)]) == 2
 
 
 def test_what_a_release_cannot_honour(folder):

@@ -26,6 +26,16 @@ def key_option(function: F) -> F:
     )(function)
 
 
+def sign_option(function: F) -> F:
+    """`--sign`: the private key to sign with."""
+    return click.option(
+        "--sign",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="KEY",
+        help="Sign with this private key (see keygen).",
+    )(function)
+
+
 def graph_option(function: F) -> F:
     """`--graph`: the ONNX graph on the CPU in the engine's place."""
     return click.option("--graph", is_flag=True, help="Use the ONNX graph, on the CPU, instead of the engine.")(
@@ -48,4 +58,5 @@ def report_lines(report: Any) -> list[str]:
         mark = "" if metric.passed is None else "ok" if metric.passed else "FAILED"
         limit = "" if metric.limit is None else f"limit {metric.limit:g}"
         lines.append(f"  {metric.output + '.' + metric.name:<28} {metric.value:<12.6g} {limit:<14} {mark}".rstrip())
-    return lines + [f"  problem: {problem}" for problem in report.problems]
+    lines += [f"  problem: {problem}" for problem in report.problems]
+    return lines + [f"  note: {note}" for note in report.notes]

@@ -10,7 +10,7 @@ from trtpipe.commands.bundles import bundle_argument, graph_option, key_option, 
 from trtpipe.commands.options import json_option
 
 
-@click.command("check")
+@click.command("check", short_help="Compare a bundle's answers with its baseline's, here.")
 @bundle_argument
 @key_option
 @graph_option
@@ -21,7 +21,7 @@ def command(bundle: Path, key: Path | None, graph: bool, as_json: bool) -> int:
     from trtpipe.recheck import recheck
     from trtpipe.runner import load
 
-    with load(bundle, key=trusted(key), graph=graph) as model:
+    with load(bundle, key=trusted(key), graph=graph, as_written=True) as model:
         report = recheck(model)
     if as_json:
         console.out_json(report)

@@ -9,7 +9,7 @@ import click
 from trtpipe.commands.bundles import bundle_argument, graph_option, key_option, trusted
 
 
-@click.command("export")
+@click.command("export", short_help="Write a bundle into a server's model repository.")
 @bundle_argument
 @click.option("--to", "server", required=True, type=click.Choice(["triton"]), help="What is to serve it.")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ def command(file: Path, as_json: bool) -> None:
     if as_json:
         console.out_json(found)
     else:
-        console.out("\n".join(_lines(found)))
+        console.out("\n".join(_bundle_lines(found) if found["kind"] == "bundle" else _lines(found)))
 
 
 def described(path: Path) -> Mapping[str, Any]:
@@ -111,17 +112,52 @@ def _cache(path: Path) -> Mapping[str, Any]:
     return {"kind": "calibration cache", "path": str(path), "header": header, "amax": amax}
 
 
+def _bundle_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """What a person asks of a bundle; --json has the whole manifest."""
+    from trtpipe import console
+
+    engine, check = found["engine"], found["check"]
+    yield f"{found['kind']} {found['name']} in {found['path']}"
+    if engine is not None:
+        size = console.size(found["files"][engine["file"]]["size"])
+        gpus = ", ".join(engine["compute_capabilities"]) or "any that its kind of engine allows"
+        yield f"engine: {engine['target']} {engine['version']}, {size}, compute capability {gpus}"
+    for way in ("inputs", "outputs"):
+        for spec in found[way]:
+            ranges = ", ".join(f"{d} {r['min']}/{r['opt']}/{r['max']}" for d, r in spec["dims"].items())
+            yield f"{way[:-1]}: {spec['name']} {spec['dtype']} {_short(spec['shape'])}" + (ranges and f" ({ranges})")
+    counts = Counter(layer["precision"] for layer in found["layers"])
+    yield "layers: " + (", ".join(f"{n} {precision}" for precision, n in sorted(counts.items())) or "none recorded")
+    for layer in found["layers"]:
+        yield f"  {layer['precision']:<5} {layer['module']:<40} {layer['op']:<20} {layer['reason']}".rstrip()
+    if check is not None:
+        yield f"check: {'passed' if check['passed'] else 'FAILED'}, {check['executed']} executed by {check['runner']}"
+        for metric in check["metrics"]:
+            limit = "" if metric["limit"] is None else f"limit {metric['limit']:g}"
+            yield f"  {metric['output']}.{metric['name']:<28} {_short(metric['value']):<12} {limit}".rstrip()
+        for problem in check["problems"]:
+            yield f"  problem: {problem}"
+    for key in ("calibration_digest", "weights_digest", "fingerprint"):
+        if found[key]:
+            yield f"{key.replace('_', ' ')}: {found[key]}"
+    for note in found["notes"]:
+        yield f"note: {note}"
+    for name, file in found["files"].items():
+        yield f"file: {name}, {console.size(file['size'])}"
+
+
 def _lines(found: Mapping[str, Any], indent: str = "") -> Iterator[str]:
-    """A value as indented `key: value` lines, short ones first as they come."""
+    """A value as indented `key: value` lines; what is absent, empty or off is left to --json."""
     for key, value in found.items():
+        if value is None or value is False or value in ([], {}, ""):
+            continue
         if isinstance(value, dict) and value:
             yield f"{indent}{key}:"
             yield from _lines(value, indent + "  ")
         elif isinstance(value, list) and any(isinstance(v, (dict, list)) for v in value):
             yield f"{indent}{key}:"
             for item in value:
-                text = ", ".join(f"{k} {_short(v)}" for k, v in item.items()) if isinstance(item, dict) else str(item)
-                yield f"{indent}  - {text}"
+                yield f"{indent}  - {_short(item)}"
         else:
             yield f"{indent}{key}: {_short(value)}"
 
@@ -131,4 +167,6 @@ def _short(value: Any) -> str:
         return f"[{', '.join(_short(v) for v in value)}]"
     if isinstance(value, float):
         return f"{value:.6g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {_short(v)}" for k, v in value.items())
     return "-" if value is None else str(value)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 
-@click.command("keygen")
+@click.command("keygen", short_help="Make a key to sign bundles.")
 @click.argument("path", type=click.Path(path_type=Path, dir_okay=False))
 def command(path: Path) -> None:
     """Make an Ed25519 key to sign bundles: PATH, for its owner alone, and PATH.pub, for the devices."""

@@ -9,7 +9,7 @@ import click
 from trtpipe.commands.bundles import bundle_argument
 
 
-@click.command("pack")
+@click.command("pack", short_help="Write a bundle as one .trtb file.")
 @bundle_argument
 @click.argument("archive", required=False, type=click.Path(path_type=Path))
 def command(bundle: Path, archive: Path | None) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trtpipe.runner import Model
 
 
-@click.command("run")
+@click.command("run", short_help="Run a bundle on images or arrays.")
 @bundle_argument
 @click.argument("source", metavar="INPUT", required=False, type=click.Path(path_type=Path))
 @key_option
@@ -166,7 +166,7 @@ def _measured(model: Model, feed: Feed | None, batch_size: int | None, iteration
     p50, p90, p99 = np.percentile(times_ms, (50, 90, 99))
     return {
         "executed": model.executed,
-        "runner": model.runner_title,
+        "runner": model.runner.name,
         "batch_size": size,
         "iterations": iterations,
         "latency_ms": {"mean": times_ms.mean(), "p50": p50, "p90": p90, "p99": p99},

@@ -9,7 +9,7 @@ import click
 from trtpipe.commands.bundles import key_option, trusted
 
 
-@click.command("unpack")
+@click.command("unpack", short_help="Make a bundle of a .trtb file.")
 @click.argument("archive", type=click.Path(path_type=Path))
 @click.argument("destination", required=False, type=click.Path(path_type=Path))
 @key_option

@@ -34,4 +34,4 @@ def command(
             for path, problems in found.items()
         ]
         console.out_json(listed)
-    return 2 if any(found.values()) else 0
+    return min((problem.exit_code for problems in found.values() for problem in problems), default=0)

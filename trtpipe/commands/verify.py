@@ -10,7 +10,7 @@ from trtpipe.commands.bundles import bundle_argument, key_option, report_lines, 
 from trtpipe.commands.options import json_option
 
 
-@click.command("verify")
+@click.command("verify", short_help="Say whether a bundle is whole, signed and fit for this device.")
 @bundle_argument
 @key_option
 @click.option("--no-run", is_flag=True, help="Do not execute the golden inputs, only compare what is written.")
@@ -31,7 +31,7 @@ def command(bundle: Path, key: Path | None, no_run: bool, as_json: bool) -> int:
     mismatches = problems(manifest, this_device())
     report = None
     if manifest.kind == "bundle" and not mismatches and not no_run:
-        with open_model(found) as model:
+        with open_model(found, as_written=True) as model:
             report = recheck(model)
     code = 3 if mismatches else 1 if report is not None and not report.passed else 0
     if as_json:

@@ -94,9 +94,11 @@ def train(folder: Path, epochs: int = 8) -> tuple[torch.nn.Module, float]:
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=steps)
     for _ in range(epochs):
         order = torch.randperm(len(y))
-        for chosen in order[: len(y) // batch * batch].split(batch):
+        for start in range(0, len(y) - batch + 1, batch):
+            chosen = order[start : start + batch]
             optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(x[chosen]), y[chosen]).backward()
+            loss: Any = torch.nn.functional.cross_entropy(model(x[chosen]), y[chosen])
+            loss.backward()
             optimizer.step()
             schedule.step()
     model.eval()

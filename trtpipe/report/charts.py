@@ -128,7 +128,10 @@ def _cell(x: float, y: float, side: float, n: int, share: float, same: bool, hin
     """One count [px, px]; an empty cell is left blank."""
     opacity = 0.18 + 0.72 * share if same else 0.35 + 0.55 * share
     kind = ("same" if same else "other") if n else "none"
-    box = '<g><title>{hint}</title><rect class="{kind}" x="{x}" y="{y}" width="{s}" height="{s}" rx="3" fill-opacity="{o}"/>'
+    box = (
+        '<g><title>{hint}</title><rect class="{kind}" x="{x}" y="{y}" width="{s}" height="{s}" rx="3" '
+        'fill-opacity="{o}"/>'
+    )
     text = '<text x="{cx}" y="{cy}" text-anchor="middle" class="{c}">{n}</text></g>' if n else "</g>"
     return Markup(box + text).format(
         hint=hint,
@@ -145,7 +148,7 @@ def _cell(x: float, y: float, side: float, n: int, share: float, same: bool, hin
 
 
 def distribution(values: Sequence[float], label: str) -> Markup:
-    """Measured times: one bar for each of 40 equal steps from the least to the 99th percentile, which holds the rest."""
+    """Measured times in 40 equal steps from the least to the 99th percentile; the last step holds the rest."""
     data = np.sort(np.asarray([v for v in values if math.isfinite(v)], np.float64))
     if not data.size:
         return Markup("")

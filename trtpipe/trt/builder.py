@@ -72,7 +72,7 @@ def build_engine(
         data=data,
         target=found.name,
         version=found.version,
-        compute_capabilities=header.compute_capabilities,
+        compute_capabilities=header.compute_capabilities or _built_on(gpu, build),
         inputs=model.inputs,
         outputs=model.outputs,
         graph=model,
@@ -126,7 +126,8 @@ def _serialize(
     with interruptible(watch):
         plan_memory = builder.build_serialized_network(graph, config)
     if calibrator is not None:
-        calibrator.check()
+        calibrator.finish()
+        notes += tuple(calibrator.notes)
     watch.check()
     if plan_memory is None:
         raise BuildError(
@@ -140,6 +141,13 @@ def _serialize(
     return data, notes
 
 
+def _built_on(gpu: driver.Driver | None, build: Build) -> tuple[str, ...]:
+    """The compute capability an engine of TensorRT proper is for, which its plan does not name; () when portable."""
+    if build.target != "tensorrt" or gpu is None or build.hardware_compatibility == "ampere_plus":
+        return ()
+    return (gpu.devices[0].compute_capability,)
+
+
 def _last(watch: Watch) -> str:
     """TensorRT's latest error, or the lack of one."""
     return watch.errors[-1] if watch.errors else "no error message"
@@ -151,7 +159,7 @@ def _checked_header(found: Flavour, build: Build, data: bytes) -> plan.PlanHeade
     # A plan has room for four numbers, each a byte.
     version = ".".join(str(n) for n in flavour.parse_version(found.version)[:4])
     wanted = (found.name, version, tuple(sorted(build.compute_capability, key=flavour.parse_version)))
-    got = (header.flavour, header.version[: len(version)], header.compute_capabilities)
+    got = (header.flavour, header.version[: len(version)] or version, header.compute_capabilities)
     if wanted != got:
         raise BuildError(
             f"engine: the plan's header must say {_say(*wanted)} (got {_say(*got)}). "

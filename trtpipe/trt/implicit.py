@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 from trtpipe.errors import BuildError, InputError
 from trtpipe.trt.flavour import Flavour
+from trtpipe.trt.memory import open_memory
 from trtpipe.values import TensorSpec
 
 
@@ -14,18 +16,22 @@ from trtpipe.values import TensorSpec
 class Calibration:
     """Where the ranges come from: a calibration cache of this very TensorRT, or samples.
 
-    `source` is a `calib.data.Source`; `algorithm` is one of TensorRT's (entropy_2, entropy, minmax); `cache` is the
-    text of a calibration cache for the network's tensor names.
+    `source` is a `calib.data.Source`. `algorithm` is one that TensorRT has: entropy_2, entropy, minmax or percentile.
+    `cache` is the text of a calibration cache for the network's tensor names and goes before samples. `file` keeps what
+    TensorRT finds from samples, under `key`: whatever the ranges depend on besides the data, like the graph's digest.
     """
 
-    cache: bytes | None = None
     source: Any = None
+    cache: bytes | None = None
     algorithm: str = "entropy_2"
+    percentile: float = 99.99
     batch_size: int = 1
+    file: str | None = None
+    key: str = ""
 
 
 def make_calibrator(flavour: Flavour, calibration: Calibration | None) -> Any:
-    """TensorRT's calibrator over the given ranges or samples.
+    """TensorRT's calibrator over the given ranges or samples; `finish()` it after the build.
 
     Raises:
         InputError: without either; TensorRT would make INT8 of ranges that nobody measured.
@@ -37,13 +43,54 @@ def make_calibrator(flavour: Flavour, calibration: Calibration | None) -> Any:
         )
     from calib import trt_calibrator
 
-    return trt_calibrator.make(
+    if calibration.cache is not None:
+        base = getattr(flavour.module, trt_calibrator.BASES[calibration.algorithm])
+        return _cached(base, calibration.cache, calibration.batch_size)
+    return trt_calibrator.make_calibrator(
         flavour.module,
-        calibration.algorithm,
         calibration.source,
         batch_size=calibration.batch_size,
-        cache=calibration.cache,
+        algorithm=calibration.algorithm,
+        percentile=calibration.percentile,
+        cache=calibration.file,
+        key=calibration.key,
+        place=open_memory().place,
     )
+
+
+def _cached(base: Any, cache: bytes, batch_size: int) -> Any:
+    """A calibrator that has ranges and no samples."""
+
+    class Cached(base):  # type: ignore[misc]
+        """Reads the cache; asked for samples, it knows that TensorRT did not take the cache."""
+
+        notes = ("implicit quantization: ranges taken from a calibration cache",)
+
+        def __init__(self) -> None:
+            base.__init__(self)
+            self._asked = False
+
+        def get_batch_size(self) -> int:
+            return batch_size
+
+        def get_batch(self, names: list[str]) -> None:
+            self._asked = True
+
+        def read_calibration_cache(self) -> bytes:
+            return cache
+
+        def write_calibration_cache(self, data: Any) -> None:
+            """Nothing: the cache is the job's."""
+
+        def finish(self) -> None:
+            if self._asked:
+                head = cache.split(b"\n", 1)[0].decode("ascii", "replace")
+                raise InputError(
+                    f"calibration cache: must be of this TensorRT and algorithm (got {head!r}, which TensorRT did not "
+                    "take). Calibrate again on this device."
+                )
+
+    return Cached()
 
 
 def attach(
@@ -54,6 +101,15 @@ def attach(
     The batch that TensorRT reads is the opt shape of the calibration profile, so each dynamic dimension stands at its
     opt but the first one of a shape, the batch, which stands at `batch`.
     """
+    with warnings.catch_warnings():
+        # Deprecated in 10.1 in favour of explicit quantization, which is the default: the job asked for this.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return _attach(flavour, builder, config, calibrator, inputs, batch)
+
+
+def _attach(
+    flavour: Flavour, builder: Any, config: Any, calibrator: Any, inputs: tuple[TensorSpec, ...], batch: int
+) -> Any:
     config.int8_calibrator = calibrator
     if not any(spec.dynamic for spec in inputs):
         return None

@@ -2,7 +2,8 @@
 
 A plan of TensorRT-RTX begins with ``vtrt``, one of TensorRT with ``ftrt``. At byte 16 stands the file's length (u64,
 little-endian), at 24 to 27 major, minor, patch and build of the version that wrote it, and in an RTX plan at byte 32 a
-mask of compute capabilities (observed with TensorRT-RTX 1.7.1; the ``ftrt`` layout is read from trtexec's source).
+mask of compute capabilities (observed with TensorRT-RTX 1.7.1; the ``ftrt`` layout is read from trtexec's source, which
+knows it for serialization version 0, the u32 at byte 4). A plan that carries its own lean runtime begins with ``ptrt``.
 """
 
 from __future__ import annotations
@@ -14,18 +15,24 @@ from typing import Literal
 from trtpipe.errors import InputError
 
 HEADER_BYTES = 33
-_FLAVOURS: dict[bytes, Literal["tensorrt", "tensorrt_rtx"]] = {b"vtrt": "tensorrt_rtx", b"ftrt": "tensorrt"}
+_FLAVOURS: dict[bytes, Literal["tensorrt", "tensorrt_rtx"]] = {
+    b"vtrt": "tensorrt_rtx",
+    b"ftrt": "tensorrt",
+    b"ptrt": "tensorrt",
+}
 #: Bit of the mask at byte 32, observed by building for each capability in turn.
 _CAPABILITY_BITS = {"7.5": 0x01, "8.0": 0x02, "8.6": 0x04, "8.9": 0x08, "12.0": 0x10, "12.1": 0x20}
 _PORTABLE = 0x7E
+_REBUILD = "Build the engine for this GPU."
 
 
 @dataclass(frozen=True)
 class PlanHeader:
     """What a plan says of itself.
 
-    `version` is like "1.7.1.116" and `length` is in bytes. `compute_capabilities` are like "8.6"; they are empty when
-    `portable` (Ampere and later), and empty for TensorRT proper, whose header does not name its GPU.
+    `version` is like "1.7.1.116", empty where its place is not known, and `length` is in bytes.
+    `compute_capabilities` are like "8.6"; they are empty when `portable` (Ampere and later), and empty for TensorRT
+    proper, whose header does not name its GPU.
     """
 
     flavour: Literal["tensorrt", "tensorrt_rtx"]
@@ -51,6 +58,8 @@ def read_header(data: bytes, where: str = "engine") -> PlanHeader:
         )
     (length,) = struct.unpack_from("<Q", start, 16)
     version = ".".join(str(b) for b in start[24:28])
+    if start[:4] == b"ptrt" or (flavour == "tensorrt" and start[4:8] != bytes(4)):
+        version = ""
     if flavour == "tensorrt":
         return PlanHeader(flavour, version, (), len(data))
     if length != len(data):
@@ -67,6 +76,35 @@ def read_header(data: bytes, where: str = "engine") -> PlanHeader:
             f"(got mask {mask:#04x}). It was written by a newer TensorRT-RTX: update trtpipe."
         )
     return PlanHeader(flavour, version, tuple(known), length)
+
+
+def misfits(header: PlanHeader, name: str, version: str, compute_capability: str) -> tuple[str, ...]:
+    """Why a plan cannot be loaded by this TensorRT on this GPU, as far as its header tells; empty when nothing speaks
+    against it.
+
+    Args:
+        header: the plan's.
+        name: "tensorrt" or "tensorrt_rtx", the one at hand.
+        version: of it, like "10.3.0".
+        compute_capability: of the GPU, like "8.6".
+    """
+    if header.flavour != name:
+        return (f"the plan must be one of {name} (got one of {header.flavour}). Load it with {header.flavour}.",)
+    found = []
+    here = version.split(".")[:3]
+    if header.version and header.version.split(".")[: len(here)] != here:
+        found.append(
+            f"{name} must be {header.version}, which wrote the plan (got {version}). "
+            "Install that version, or build the engine here."
+        )
+    wanted = header.compute_capabilities
+    if wanted and compute_capability not in wanted:
+        found.append(
+            f"the GPU must be of compute capability {', '.join(wanted)} (got {compute_capability}). {_REBUILD}"
+        )
+    if header.portable and float(compute_capability) < 8.0:
+        found.append(f"the GPU must be of compute capability 8.0 or later (got {compute_capability}). {_REBUILD}")
+    return tuple(found)
 
 
 def split_prefix(data: bytes) -> tuple[bytes, bytes]:

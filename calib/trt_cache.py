@@ -1,0 +1,171 @@
+"""TensorRT's calibration cache, the text file that 8.6 to 10.x read and write.
+
+    TRT-<N>-<algorithm>
+    <tensor name>: <8 hex digits>
+
+N is 1000 * major + 100 * minor + patch up to 9.x and 10000 * major + 100 * minor + patch from 10 on. The digits are the
+big-endian float32 scale, amax / 127. TensorRT refuses a cache of another version; names may hold colons and spaces.
+The format is nowhere documented: this is what TensorRT writes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from calib.errors import CalibError
+from calib.table import write_whole
+
+#: TensorRT's name of each algorithm. The first and third are seen in caches; the other two are named alike.
+CACHE_ALGORITHMS = {
+    "entropy_2": "EntropyCalibration2",
+    "entropy": "EntropyCalibration",
+    "minmax": "MinMaxCalibration",
+    "percentile": "LegacyCalibration",
+}
+
+_HEADER = re.compile(r"TRT-([1-9][0-9]{3,6})-([A-Za-z0-9]+)")
+_LINE = re.compile(r"(.+): ([0-9a-f]{8})")
+_LEAST_SCALE = float(np.finfo(np.float32).tiny)
+_MOST_SCALE = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class TrtCache:
+    """One cache: the TensorRT version it is for, TensorRT's name of the algorithm, and float32 scales by tensor
+    name."""
+
+    version: tuple[int, int, int]
+    algorithm: str
+    scales: Mapping[str, float]
+
+    @property
+    def amax(self) -> dict[str, float]:
+        """float32 scale * 127 by tensor name."""
+        return {name: float(np.float32(scale) * np.float32(127)) for name, scale in self.scales.items()}
+
+
+def version_number(version: tuple[int, int, int]) -> int:
+    """(8, 6, 1) -> 8601, (10, 3, 0) -> 100300.
+
+    Raises:
+        CalibError: TensorRT 11 or later, which has no calibration caches, or a version that is none.
+    """
+    major, minor, patch = version
+    if not (1 <= major <= 10 and 0 <= minor <= 99 and 0 <= patch <= 99) or (major < 10 and minor > 9):
+        named = ".".join(map(str, version))
+        raise CalibError(
+            f"TensorRT version: must be at most 10.x to have calibration caches (got {named}). Use Q/DQ in the graph."
+        )
+    return (10_000 if major >= 10 else 1000) * major + 100 * minor + patch
+
+
+def write_cache(scales: Mapping[str, float], version: tuple[int, int, int], algorithm: str = "entropy_2") -> str:
+    """The text of a cache with these float32 scales (amax / 127, > 0) by TensorRT's tensor names, in their order.
+
+    Raises:
+        CalibError: an algorithm or version without caches, a scale that is none, a name that would not read back.
+    """
+    if algorithm not in CACHE_ALGORITHMS:
+        raise CalibError(
+            f"algorithm: must be one of {', '.join(CACHE_ALGORITHMS)} for a TensorRT cache (got {algorithm!r})."
+        )
+    lines = [f"TRT-{version_number(version)}-{CACHE_ALGORITHMS[algorithm]}"]
+    if not scales:
+        raise CalibError("TensorRT cache: must hold at least one tensor (got none).")
+    for name, scale in scales.items():
+        _checked("TensorRT cache", name, scale)
+        if not name or name != name.strip() or not name.isprintable():
+            raise CalibError(
+                f"TensorRT cache: a tensor name must be printable text of one line (got {name!r}). Rename it."
+            )
+        lines.append(f"{name}: {struct.pack('>f', scale).hex()}")
+    return "\n".join(lines) + "\n"
+
+
+def read_cache(
+    text: str | bytes, where: str = "TensorRT cache", expected: Iterable[str] = (), zeros: bool = False
+) -> TrtCache:
+    """A cache read and fully validated.
+
+    Args:
+        text: the file's content.
+        where: named in errors.
+        expected: tensors it must hold; the format itself cannot show that lines at its end are missing.
+        zeros: let a scale of 0 pass, which TensorRT may write for a tensor that was zero everywhere.
+
+    Raises:
+        CalibError: anything but a whole cache: another header, a line of another form, a name twice, a scale that is
+            not a positive normal number, a missing tensor.
+    """
+    if isinstance(text, bytes):
+        try:
+            text = text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise CalibError(
+                f"{where}: must be UTF-8 text (got byte {error.start} that is not). Calibrate again."
+            ) from error
+    header, _, body = text.partition("\n")
+    match = _HEADER.fullmatch(header.rstrip("\r"))
+    if match is None or match[2] not in CACHE_ALGORITHMS.values():
+        raise CalibError(
+            f"{where}: must begin with TRT-<version>-<algorithm> (got {header[:60]!r}). Is it a TensorRT "
+            f"calibration cache?"
+        )
+    scales: dict[str, float] = {}
+    for number, line in enumerate(body.split("\n"), 2):
+        line = line.rstrip("\r")
+        if not line and number == body.count("\n") + 2:
+            break
+        found = _LINE.fullmatch(line)
+        if found is None or not line.isprintable():
+            raise CalibError(
+                f"{where}:{number}: must read `tensor: 8 hex digits` (got {line[:80]!r}). Is the file cut short?"
+            )
+        name, scale = found[1], struct.unpack(">f", bytes.fromhex(found[2]))[0]
+        if scale or not zeros:
+            _checked(f"{where}:{number}", name, scale)
+        if name in scales:
+            raise CalibError(f"{where}:{number}: each tensor must be there once (got {name!r} again). Calibrate again.")
+        scales[name] = scale
+    missing = [name for name in expected if name not in scales]
+    if missing or not scales:
+        named = ", ".join(missing[:5]) or "any tensor"
+        raise CalibError(f"{where}: must hold every quantized tensor (got none for {named}). Calibrate again.")
+    return TrtCache(_version(where, int(match[1])), match[2], scales)
+
+
+def save_cache(
+    path: str | Path, scales: Mapping[str, float], version: tuple[int, int, int], algorithm: str = "entropy_2"
+) -> None:
+    """Write the cache file, whole or not at all; see `write_cache`."""
+    write_whole(Path(path), write_cache(scales, version, algorithm).encode())
+
+
+def load_cache(path: str | Path, expected: Iterable[str] = ()) -> TrtCache:
+    """Read a cache file; see `read_cache`."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise CalibError(f"{path}: must be a TensorRT calibration cache (got {error.strerror}).") from error
+    return read_cache(data, str(path), expected)
+
+
+def _checked(where: str, name: str, scale: float) -> None:
+    if not math.isfinite(scale) or not _LEAST_SCALE <= float(scale) <= _MOST_SCALE:
+        raise CalibError(
+            f"{where}: the scale of {name!r} must be a positive normal float32 (got {scale:g}). Calibrate again."
+        )
+
+
+def _version(where: str, number: int) -> tuple[int, int, int]:
+    major, rest = divmod(number, 10_000 if number >= 100_000 else 1000)
+    if major > 10:
+        raise CalibError(f"{where}: must be of TensorRT 10.x at most (got TRT-{number}).")
+    return major, rest // 100, rest % 100

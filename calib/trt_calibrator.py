@@ -1,0 +1,244 @@
+"""TensorRT's own INT8 calibrators (8.6 to 10.x), fed by a calib source.
+
+Nothing here imports TensorRT: the classes are made from the module passed in. TensorRT reads an exception in
+`get_batch` as the end of the data and swallows those of the other methods, so each one is stored, and `finish`
+re-raises it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from calib.data import Array, Source
+from calib.errors import CalibError
+from calib.table import write_whole
+from calib.trt_cache import read_cache
+
+#: Which of TensorRT's classes does which algorithm. TensorRT has none for mse.
+BASES = {
+    "entropy_2": "IInt8EntropyCalibrator2",
+    "entropy": "IInt8EntropyCalibrator",
+    "minmax": "IInt8MinMaxCalibrator",
+    "percentile": "IInt8LegacyCalibrator",
+}
+
+#: First word of the line that says what a cache file is for.
+_MAGIC = "calib-trt-cache-1"
+
+#: Puts an array on the device: (address, whatever must stay alive for the address to hold).
+Place = Callable[[Array], tuple[int, object]]
+
+
+class NativeCalibrator(Protocol):
+    """What `make_calibrator` gives: TensorRT's interface, and these."""
+
+    notes: tuple[str, ...]
+
+    def finish(self) -> None:
+        """After the build: re-raise what went wrong in a callback, and refuse a calibration that was cut short."""
+
+
+def torch_on_cuda(array: Array) -> tuple[int, object]:
+    """`array` as a contiguous CUDA tensor by torch."""
+    import torch
+
+    tensor = torch.from_numpy(np.ascontiguousarray(array)).to("cuda")
+    return tensor.data_ptr(), tensor
+
+
+def make_calibrator(
+    trt: Any,
+    source: Source,
+    *,
+    batch_size: int,
+    algorithm: str = "entropy_2",
+    percentile: float = 99.99,
+    cache: str | Path | None = None,
+    key: str = "",
+    place: Place = torch_on_cuda,
+) -> Any:
+    """An `IInt8*Calibrator` of the given module that reads `source`. Keep it alive until the build is over, then
+    `finish()`.
+
+    TensorRT reads exactly the calibration profile's opt shape from each address, so every batch has `batch_size`
+    samples: the last one is filled up with the first samples, which `notes` says.
+
+    Args:
+        trt: an imported `tensorrt` of 8.6 to 10.x.
+        source: samples by the network's input names.
+        batch_size: the batch of the calibration profile's opt shape.
+        algorithm: entropy_2, entropy, minmax or percentile (the legacy calibrator, with `percentile` as its quantile).
+        cache: a file to read scales from when its key fits, and to write them to.
+        key: whatever else the cached scales depend on, such as the digests of weights and graph.
+        place: puts an array on the device.
+
+    Returns:
+        An instance of a subclass of TensorRT's class, which also is a `NativeCalibrator`.
+
+    Raises:
+        CalibError: a module without calibrators, an algorithm TensorRT has not, a damaged cache file.
+    """
+    if algorithm not in BASES:
+        raise CalibError(
+            f"calibration.algorithm: must be one of {', '.join(BASES)} for TensorRT's own calibrators (got "
+            f"{algorithm!r}). "
+            "Let calib calibrate (Q/DQ) for the others."
+        )
+    base = getattr(trt, BASES[algorithm], None)
+    if base is None:
+        raise CalibError(
+            f"TensorRT {trt.__version__}: must be 8.6 to 10.x for its own calibrators (got none). Use Q/DQ in "
+            f"the graph."
+        )
+    if batch_size < 1:
+        raise CalibError(f"batch_size: must be at least 1 (got {batch_size}).")
+    parts = (key, source.digest, algorithm, f"{percentile:.9g}", str(batch_size), str(trt.__version__))
+    full_key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    file = None if cache is None else Path(cache)
+    cached, notes = _read_keyed(file, full_key)
+    spare = -source.sample_count % batch_size
+    if spare and cached is None:
+        notes = (*notes, f"{spare} samples are used twice to fill the last calibration batch of {batch_size}.")
+    state = _Feed(source, batch_size, place, cached, file, full_key, notes)
+    return _class(base, algorithm == "percentile")(state, percentile / 100)
+
+
+class _Feed:
+    """What the callbacks do, apart from TensorRT's class hierarchy."""
+
+    def __init__(
+        self,
+        source: Source,
+        batch_size: int,
+        place: Place,
+        cached: bytes | None,
+        file: Path | None,
+        key: str,
+        notes: tuple[str, ...],
+    ) -> None:
+        self.source, self.batch_size, self.place = source, batch_size, place
+        self.cached, self.file, self.key, self.notes = cached, file, key, notes
+        self.error: BaseException | None = None
+        self.batches: Iterator[dict[str, Array]] = self._full_batches()
+        self.alive: list[object] = []
+        self.given, self.ended, self.histogram = 0, False, b""
+
+    def get_batch(self, names: list[str]) -> list[int] | None:
+        """Addresses of the next batch in the order of `names`; None at the end."""
+        if set(names) != set(self.source.names) or len(names) != len(self.source.names):
+            raise CalibError(
+                f"calibration: the network's inputs must be those of the data, {sorted(self.source.names)} (got "
+                f"{names})."
+            )
+        arrays = next(self.batches, None)
+        if arrays is None:
+            self.ended, self.alive = True, []
+            return None
+        placed = [self.place(np.ascontiguousarray(arrays[name])) for name in names]
+        self.alive = [owner for _, owner in placed]  # the batch before may go now that its successor was asked for
+        self.given += 1
+        return [int(address) for address, _ in placed]
+
+    def write(self, data: Any) -> None:
+        """Keep TensorRT's cache, and write it to the file under its key."""
+        self.cached = bytes(data)
+        if self.file is not None:
+            digest = hashlib.sha256(self.cached).hexdigest()
+            write_whole(self.file, f"{_MAGIC} {self.key} {digest}\n".encode() + self.cached)
+
+    def finish(self) -> None:
+        """See NativeCalibrator."""
+        if self.error is not None:
+            raise self.error
+        if not self.given and self.cached is None:
+            raise CalibError(
+                "calibration: TensorRT must ask for the data (got no request). Set the INT8 flag and the "
+                "calibrator on the "
+                "builder's config."
+            )
+        if self.given and not self.ended:
+            raise CalibError(
+                f"calibration: TensorRT must read all of the data (got {self.given} batches of "
+                f"{-(-self.source.sample_count // self.batch_size)} read). See the build's log for why it stopped."
+            )
+
+    def _full_batches(self) -> Iterator[dict[str, Array]]:
+        first: dict[str, Array] = {}
+        for batch in self.source.batches(self.batch_size):
+            first = first or batch.arrays
+            missing = self.batch_size - len(batch.ids)
+            if not missing:
+                yield batch.arrays
+                continue
+            more = {n: np.concatenate([a] + [first[n]] * -(-missing // len(first[n]))) for n, a in batch.arrays.items()}
+            yield {n: a[: self.batch_size] for n, a in more.items()}
+
+
+def _class(base: Any, legacy: bool) -> Any:
+    """A subclass of one of TensorRT's calibrator classes whose every callback stores what it raises."""
+
+    def guarded(method: Callable[..., Any], otherwise: Any) -> Callable[..., Any]:
+        def call(self: Any, *args: Any) -> Any:
+            feed: _Feed = self._feed
+            if feed.error is not None:
+                return otherwise
+            try:
+                return method(feed, *args)
+            except BaseException as error:  # noqa: BLE001  TensorRT would swallow it; `finish` raises it
+                feed.error = error
+                return otherwise
+
+        return call
+
+    def init(self: Any, feed: _Feed, quantile: float) -> None:
+        base.__init__(self)  # pybind11 needs the base named, not super()
+        self._feed, self._quantile = feed, quantile
+
+    members: dict[str, Any] = {
+        "__init__": init,
+        "__doc__": f"{base.__name__} that reads a calib source.",
+        "notes": property(lambda self: self._feed.notes),
+        "finish": lambda self: self._feed.finish(),
+        "get_batch_size": lambda self: self._feed.batch_size,
+        "get_batch": guarded(_Feed.get_batch, None),
+        "read_calibration_cache": guarded(lambda feed: feed.cached, None),
+        "write_calibration_cache": guarded(_Feed.write, None),
+    }
+    if legacy:
+        members |= {
+            "get_quantile": lambda self: self._quantile,
+            "get_regression_cutoff": lambda self: 1.0,
+            "read_histogram_cache": lambda self, length: None,
+            "write_histogram_cache": lambda self, data: None,
+        }
+    return type(f"Calib{base.__name__[1:]}", (base,), members)
+
+
+def _read_keyed(file: Path | None, key: str) -> tuple[bytes | None, tuple[str, ...]]:
+    """TensorRT's text in the cache file when it is for `key`; notes on why not.
+
+    Raises:
+        CalibError: the file is something else, or damaged.
+    """
+    if file is None or not file.exists():
+        return None, ()
+    try:
+        head, _, body = file.read_bytes().partition(b"\n")
+    except OSError as error:
+        raise CalibError(f"{file}: must be readable (got {error.strerror}).") from error
+    words = head.decode("ascii", "replace").split(" ")
+    if len(words) != 3 or words[0] != _MAGIC:
+        raise CalibError(
+            f"{file}: must be a cache that calib wrote (got {head[:40]!r}). Remove it, or name another file."
+        )
+    if words[2] != hashlib.sha256(body).hexdigest():
+        raise CalibError(f"{file}: must be as it was written (got another digest). Remove it to calibrate again.")
+    if words[1] != key:
+        return None, (f"{file}: is for another model, data, algorithm or TensorRT; calibrating again.",)
+    read_cache(body, str(file), zeros=True)
+    return body, (f"{file}: scales read from it; nothing was calibrated.",)

@@ -1,0 +1,130 @@
+"""Samples from files of arrays."""
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from calib.data import DataSpec, InputSpec, TransformSpec, open_source, overlap
+from calib.errors import CalibError
+
+X = InputSpec("x", "float32", (2, 3))
+MASK = InputSpec("mask", "int64", (None,))
+DATA = {
+    "x": np.random.default_rng(0).normal(size=(6, 2, 3)).astype(np.float32),
+    "mask": np.arange(24, dtype=np.int64).reshape(6, 4),
+}
+
+
+def opened(path, inputs=(X, MASK), **options):
+    return open_source(DataSpec(arrays=str(path), **options), inputs)
+
+
+def write(path, arrays):
+    (np.savez if path.suffix == ".npz" else lambda p, **a: save_file(a, p))(path, **arrays)
+    return path
+
+
+@pytest.mark.parametrize("kind", [".npz", ".safetensors"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_several_inputs_and_labels(tmp_path, kind, workers):
+    labels = np.array([3, 3, 3, 9, 9, 9])
+    source = opened(write(tmp_path / f"s{kind}", {**DATA, "labels": labels}), workers=workers, samples=4)
+    batches = list(source.batches(3))
+    rows = [int(i.partition("[")[2][:-1]) for i in source.ids]
+    assert [len(b.ids) for b in batches] == [3, 1]
+    for name, array in DATA.items():
+        np.testing.assert_array_equal(np.concatenate([b.arrays[name] for b in batches]), array[rows])
+    assert source.labels.tolist() == labels[rows].tolist()
+    assert sorted(source.labels.tolist()) == [3, 3, 9, 9]
+    assert (source.classes, source.names) == (None, ("x", "mask"))
+
+
+def test_npy_feeds_one_input(tmp_path):
+    np.save(tmp_path / "x.npy", DATA["x"].astype(np.float64))
+    source = opened(tmp_path / "x.npy", [X])
+    (batch,) = source.batches(6)
+    assert batch.arrays["x"].dtype == np.float32
+    assert batch.labels is None
+    assert sorted(source.ids) == [f"x.npy[{i}]" for i in range(6)]
+    with pytest.raises(CalibError, match=r"a .npy file feeds exactly one input \(got 2\)\. Use .npz or .safetensors"):
+        opened(tmp_path / "x.npy")
+
+
+def test_content_is_the_same_in_every_kind_of_file(tmp_path):
+    first, second = (opened(write(tmp_path / n, DATA)) for n in ("a.npz", "b.safetensors"))
+    assert sorted(first.sample_digests) == sorted(second.sample_digests)
+    assert set(overlap(first, second)) == set(first.ids)
+    other = {**DATA, "x": DATA["x"] + 1}
+    assert overlap(first, opened(write(tmp_path / "c.npz", other))) == ()
+
+
+def test_one_bad_row(tmp_path):
+    x = DATA["x"].copy()
+    x[4, 0, 0] = np.nan
+    np.save(tmp_path / "x.npy", x)
+    with pytest.raises(
+        CalibError, match=r"x.npy\[4\]: every value of input 'x' must be finite \(got 1 NaN or infinite\)"
+    ):
+        list(opened(tmp_path / "x.npy", [X]).batches(2))
+    source = opened(tmp_path / "x.npy", [X], on_bad_sample="skip")
+    assert source.sample_count == 5
+    assert "x.npy[4]" in source.skipped[0]
+    assert "x.npy[4]" not in source.ids
+
+
+def saved(name, array):
+    def make(folder):
+        np.save(folder / name, array, allow_pickle=array.dtype == object)
+        return folder / name
+
+    return make
+
+
+def written(name, data):
+    def make(folder):
+        (folder / name).write_bytes(data)
+        return folder / name
+
+    return make
+
+
+def arrays(name, **changes):
+    return lambda folder: write(folder / name, {k: v for k, v in {**DATA, **changes}.items() if v is not None})
+
+
+@pytest.mark.parametrize(
+    ("make", "inputs", "message"),
+    [
+        (lambda p: p / "none.npy", [X], r"none.npy: must be a file \(got nothing\)\. Check the path\."),
+        (lambda p: p, [X], r"must be a .npy, .npz or .safetensors file \(got 'no suffix'\)"),
+        (written("x.pkl", b""), [X], r"must be a .npy, .npz or .safetensors file \(got '.pkl'\)"),
+        (written("x.npy", b""), [X], r"must be a readable .npy file of plain arrays"),
+        (written("x.npy", b"junk" * 30), [X], r"must be a readable .npy file of plain arrays"),
+        (written("x.npz", b"PK\x03\x04junk"), [X], r"must be a readable .npz file of plain arrays"),
+        (written("x.safetensors", b"\xff" * 64), [X], r"must be a readable .safetensors file of plain arrays"),
+        (
+            saved("x.npy", np.array([{}, {}], object)),
+            [X],
+            r"must be a readable .npy file of plain arrays .*Python objects",
+        ),
+        (saved("x.npy", np.array(1.0)), [X], r"must hold samples \(got none\)"),
+        (saved("x.npy", np.zeros((0, 2, 3), np.float32)), [X], r"must hold samples \(got none\)"),
+        (arrays("x.npz", mask=None), [X, MASK], r"must hold the inputs \['mask', 'x'\], .* \(got \['x'\]\)\. Rename"),
+        (arrays("x.npz", extra=np.zeros(6)), [X, MASK], r"must hold the inputs .*\(got \['extra', 'mask', 'x'\]\)"),
+        (arrays("x.npz", mask=DATA["mask"][:5]), [X, MASK], r"every array must have the same number of samples \(got"),
+        (arrays("x.npz", labels=np.zeros(6)), [X, MASK], r"'labels' must be integers \[S\] \(got float64 \[6\]\)"),
+        (
+            arrays("x.npz", labels=np.zeros((6, 2), int)),
+            [X, MASK],
+            r"'labels' must be integers \[S\] \(got int64 \[6, 2\]\)",
+        ),
+    ],
+)
+def test_bad_files(tmp_path, make, inputs, message):
+    with pytest.raises(CalibError, match=message):
+        opened(make(tmp_path), inputs)
+
+
+def test_transforms_are_for_images(tmp_path):
+    with pytest.raises(CalibError, match=r"transform: applies to images alone \(got arrays\)"):
+        opened(write(tmp_path / "x.npz", DATA), transform=TransformSpec(resize=3))

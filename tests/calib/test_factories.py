@@ -1,0 +1,131 @@
+"""Samples from an importable callable."""
+
+import numpy as np
+import pytest
+import torch
+
+from calib.data import DataSpec, InputSpec, open_source
+from calib.errors import CalibError
+
+X = InputSpec("x", "float32", (2,))
+Y = InputSpec("y", "uint8", (1,))
+MODULE = """
+import numpy as np, torch
+
+def arrays(): return [np.full(2, i, np.float32) for i in range(5)]
+def pair(i): return {"x": torch.full((2,), float(i)), "y": torch.full((1,), i, dtype=torch.uint8)}
+def labelled(): return [(pair(i), i % 2) for i in range(6)]
+def stream():
+    for i in range(4): yield np.full(2, i, np.float32), np.int64(i)
+class Dataset:
+    targets = [0, 1, 1]
+    def __len__(self): return 3
+    def __getitem__(self, i): return torch.full((2,), float(i)), self.targets[i]
+def endless():
+    i = 0
+    while True:
+        yield np.full(2, i, np.float32)
+        i += 1
+calls = []
+def fickle():
+    calls.append(1)
+    for i in range(3 if len(calls) == 1 else 1): yield np.full(2, i, np.float32)
+def nothing(): return []
+def number(): return 7
+def triple(): return [(1, 2, 3)]
+def words(): return ["ab"]
+def mixed(): return [(np.zeros(2), 1), np.zeros(2)]
+def not_finite(): return [np.zeros(2), np.array([1.0, np.inf])]
+one = 1
+"""
+
+
+@pytest.fixture(autouse=True)
+def factories(tmp_path, monkeypatch):
+    (tmp_path / "factories_under_test.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    import sys
+
+    sys.modules.pop("factories_under_test", None)
+
+
+def opened(name, inputs=(X,), **options):
+    return open_source(DataSpec(factory=f"factories_under_test:{name}", **options), inputs)
+
+
+def values(source):
+    return np.concatenate([b.arrays["x"] for b in source.batches(2)])[:, 0].tolist()
+
+
+def test_a_list_of_arrays():
+    source = opened("arrays")
+    assert sorted(values(source)) == [0, 1, 2, 3, 4]
+    assert values(source) == values(source)
+    assert source.labels is None
+    assert values(source) == [float(i.partition("[")[2][:-1]) for i in source.ids]
+
+
+def test_several_inputs_with_labels():
+    source = opened("labelled", (X, Y), samples=4)
+    assert sorted(source.labels.tolist()) == [0, 0, 1, 1]
+    batch = next(iter(source.batches(4)))
+    assert batch.arrays["y"].dtype == np.uint8
+    assert batch.arrays["x"][:, 0].tolist() == batch.arrays["y"][:, 0].tolist()
+
+
+def test_a_torch_dataset_by_workers():
+    source = opened("Dataset", workers=1)
+    assert sorted(values(source)) == [0, 1, 2]
+    assert sorted(source.labels.tolist()) == [0, 1, 1]
+
+
+def test_an_iterable_is_used_in_its_order_and_again():
+    source = opened("stream")
+    assert values(source) == values(source) == [0, 1, 2, 3]
+    assert source.labels.tolist() == [0, 1, 2, 3]
+    assert opened("stream", samples=2).digest != source.digest
+    assert values(opened("endless", samples=3)) == [0, 1, 2]
+
+
+def test_the_digest_covers_values_and_code(tmp_path):
+    assert opened("arrays").digest == opened("arrays").digest != opened("stream").digest
+
+
+def test_an_iterable_that_changes_its_mind():
+    source = opened("fickle")
+    with pytest.raises(CalibError, match=r"must give the same samples each time \(got fewer than before\)"):
+        values(source)
+
+
+def test_bad_values_are_skipped_when_asked():
+    with pytest.raises(CalibError, match=r"not_finite\[1\]: every value of input 'x' must be finite"):
+        values(opened("not_finite"))
+    assert values(opened("not_finite", on_bad_sample="skip")) == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("nothing", {}, r"must hold samples \(got none\)"),
+        ("number", {}, r"must give a sequence or an iterable of samples \(got int\)"),
+        ("one", {}, r"'one' must be a callable of factories_under_test \(got int\)"),
+        ("missing", {}, r"'missing' must be a callable of factories_under_test \(got NoneType\)"),
+        ("triple", {}, r"triple\[0\]: a sample must be an array, .* \(got a tuple of 3\)"),
+        ("words", {}, r"words\[0\]: a sample must be an array of numbers \(got str of <U2\)"),
+        ("mixed", {}, r"either all samples have a label or none has \(got both kinds\)"),
+        ("arrays", {"inputs": (X, Y)}, r"arrays\[0\]: must be \{input: array\} for 2 inputs \(got ndarray\)"),
+        ("labelled", {}, r"labelled\[0\]: must hold the inputs \['x'\] \(got \['x', 'y'\]\)"),
+        ("stream", {"workers": 1}, r"must give a sequence for worker processes .* \(got an iterable, workers 1\)"),
+        ("stream", {"samples": 5}, r"must hold at least 5 samples \(got 4\)"),
+    ],
+)
+def test_bad_factories(name, options, message):
+    with pytest.raises(CalibError, match=message):
+        opened(name, **options)
+
+
+def test_tensors_that_need_gradients():
+    from calib.images import to_array
+
+    assert to_array("", torch.ones(2, requires_grad=True)).tolist() == [1, 1]

@@ -1,0 +1,269 @@
+"""The project's runner on real bindings over stub libraries, through the tensor API and 8.6's binding API."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+import tensorrt as trt
+import tensorrt_libs as stub
+from world import GPU, PLAN, VERSION
+
+from trtpipe import errors
+from trtpipe.trt import driver
+from trtpipe.trt.driver import Driver
+from trtpipe.trt.memory import Buffer
+from trtpipe.trt.runtime import EngineRunner
+from trtpipe.values import DimRange
+
+#: 8.6 has both and deprecates the bindings: they are what a caller has to ask for.
+OLD = pytest.param("bindings", marks=pytest.mark.filterwarnings("ignore::DeprecationWarning"))
+BOTH = ["tensors", OLD] if VERSION < (10,) else ["tensors"]
+#: Two profiles: batches of 1, and of 2 to 8.
+PROFILES = (((1, 4), (1, 4), (1, 4)), ((2, 4), (4, 4), (8, 4)))
+
+
+class HostMemory:
+    """Stands for a GPU's memory with the host's, so that what is uploaded and downloaded can be seen."""
+
+    provider = "torch"
+    stream = 0x57AE
+
+    def __init__(self):
+        self.synchronized = 0
+        self.captured = 0
+        self.launched = 0
+        self.uploads = []
+
+    def allocate(self, size):
+        owner = ctypes.create_string_buffer(max(size, 1))
+        return Buffer(ctypes.addressof(owner), size, owner)
+
+    def upload(self, buffer, array):
+        self.uploads.append(array.copy())
+        ctypes.memmove(buffer.address, array.ctypes.data, array.nbytes)
+
+    def download(self, buffer, array):
+        ctypes.memmove(array.ctypes.data, buffer.address, array.nbytes)
+
+    def synchronize(self):
+        self.synchronized += 1
+
+    def capture(self, enqueue):
+        self.captured += 1
+        enqueue()
+
+        def launch():
+            self.launched += 1
+
+        return launch
+
+
+class World:
+    """An engine with input x float32 [-1, 4] and output y float16 [-1, 2]; `seen` is what its context was told."""
+
+    def __init__(self, api):
+        stub.reset()
+        self.seen, self.api = [], api
+        self.runtime = trt.Runtime(trt.Logger())
+        self.engine = self.runtime.deserialize_cuda_engine(b"x" * 64)
+        self.context = self.engine.create_execution_context()
+        engine, context = self.engine, self.context
+        stub.answer(lambda: engine.num_optimization_profiles, len(PROFILES))
+        if VERSION >= (10,):
+            stub.answer(lambda: engine.streamable_weights_size, 0)
+        (self.tensors if api == "tensors" else self.bindings)(engine, context)
+        self.note("deserialize", lambda: self.runtime.deserialize_cuda_engine(b"x" * 64), lambda a, b, c, s: ())
+        self.note("set_profile", lambda: context.set_optimization_profile_async(0, 1), lambda a, b, c, s: (a, b))
+        self.seen.clear()
+
+    def tensors(self, engine, context):
+        stub.answer(lambda: engine.num_io_tensors, 2)
+        stub.keyed(lambda: engine.get_tensor_name(0), "int")
+        stub.answer(lambda: engine.get_tensor_name(0), "x", key=0)
+        stub.answer(lambda: engine.get_tensor_name(1), "y", key=1)
+        for method in ("get_tensor_dtype", "get_tensor_mode", "get_tensor_shape"):
+            stub.keyed(lambda m=method: getattr(engine, m)("x"), "name")
+        for name, dtype, mode, shape in (("x", "FLOAT", "INPUT", (-1, 4)), ("y", "HALF", "OUTPUT", (-1, 2))):
+            stub.answer(lambda n=name: engine.get_tensor_dtype(n), getattr(trt.DataType, dtype), key=name)
+            stub.answer(lambda n=name: engine.get_tensor_mode(n), getattr(trt.TensorIOMode, mode), key=name)
+            stub.answer(lambda n=name: engine.get_tensor_shape(n), stub.dims(*shape), key=name)
+        self.note("set_shape", lambda: context.set_input_shape("x", (1, 4)), self.named_dims)
+        self.note("set_address", lambda: context.set_tensor_address("x", 1), lambda a, b, c, s: (stub.text(a), b))
+        self.note("execute", lambda: context.execute_async_v3(1), lambda a, b, c, s: (a,))
+        stub.answer(lambda: context.get_tensor_shape("y"), stub.dims(3, 2))
+
+    def bindings(self, engine, context):
+        stub.answer(lambda: engine.num_bindings, 4)
+        stub.keyed(lambda: engine.get_binding_name(0), "int")
+        for number, name in enumerate(("x", "y", "x [profile 1]", "y [profile 1]")):
+            stub.answer(lambda n=number: engine.get_binding_name(n), name, key=number)
+        for method in ("get_binding_dtype", "binding_is_input", "get_binding_shape"):
+            stub.keyed(lambda m=method: getattr(engine, m)(0), "int")
+        for number, dtype, is_input, shape in ((0, "FLOAT", 1, (-1, 4)), (1, "HALF", 0, (-1, 2))):
+            stub.answer(lambda n=number: engine.get_binding_dtype(n), getattr(trt.DataType, dtype), key=number)
+            stub.answer(lambda n=number: engine.binding_is_input(n), is_input, key=number)
+            stub.answer(lambda n=number: engine.get_binding_shape(n), stub.dims(*shape), key=number)
+        self.note("set_shape", lambda: context.set_binding_shape(0, (1, 4)), lambda a, b, c, s: (a, stub.read_dims(s)))
+        self.note("execute", lambda: context.execute_async_v2([1], 1), self.addresses)
+        stub.answer(lambda: context.get_binding_shape(1), stub.dims(3, 2))
+
+    def note(self, name, call, read):
+        stub.hook(call, lambda *raw: self.seen.append((name, read(*raw))))
+
+    @staticmethod
+    def named_dims(a, b, c, stack):
+        return stub.text(a), stub.read_dims(b)
+
+    @staticmethod
+    def addresses(a, b, c, stack):
+        return tuple((ctypes.c_void_p * 4).from_address(a)), b
+
+    def asked(self, name):
+        return [arguments for called, arguments in self.seen if called == name]
+
+
+@pytest.fixture
+def opened(monkeypatch, request):
+    """A function that opens a runner on a stubbed engine: (world, memory, runner)."""
+    monkeypatch.setattr(driver, "probe", lambda: GPU)
+    # pybind11 asks for the ranges as a list of Dims, which the stub cannot make: they come from here.
+    monkeypatch.setattr("trtpipe.trt.runtime._ranges", lambda shapes: shapes)
+    for name in ("get_tensor_profile_shape",):
+        monkeypatch.setattr(trt.ICudaEngine, name, lambda self, tensor, p: PROFILES[p])
+    if VERSION < (10,):
+        monkeypatch.setattr(trt.ICudaEngine, "get_profile_shape", lambda self, p, b: PROFILES[p])
+
+    def make(api="tensors", **options):
+        world, memory = World(api), HostMemory()
+        runner = EngineRunner(PLAN, memory=memory, api=api, **options)
+        runner.__enter__()
+        request.addfinalizer(lambda: runner.__exit__(None, None, None))
+        world.seen.clear()
+        return world, memory, runner
+
+    yield make
+    failed, stub.failures[:] = list(stub.failures), []
+    assert not failed
+
+
+@pytest.mark.parametrize("api", BOTH)
+def test_bindings_are_described(opened, api):
+    _, _, runner = opened(api)
+    (x,), (y,) = runner.inputs, runner.outputs
+    assert (x.name, x.dtype, x.shape, x.dims) == ("x", "float32", ("x_0", 4), {"x_0": DimRange(1, 1, 8)})
+    assert (y.name, y.dtype, y.shape) == ("y", "float16", ("y_0", 2))
+    assert runner.name == f"TensorRT {stub.VERSION} on NVIDIA L4"
+
+
+@pytest.mark.parametrize("api", BOTH)
+def test_a_run_takes_the_profile_that_fits(opened, api):
+    world, memory, runner = opened(api)
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    outputs = runner.run({"x": x})
+    assert outputs["y"].shape == (3, 2)
+    assert outputs["y"].dtype == np.float16
+    assert np.array_equal(memory.uploads[0], x)
+    assert world.asked("set_profile") == [(1, HostMemory.stream)]
+    names = [name for name, _ in world.seen]
+    assert names.index("set_profile") < names.index("set_shape") < names.index("execute")
+    if api == "tensors":
+        assert world.asked("set_shape") == [("x", (3, 4))]
+        assert [name for name, _ in world.asked("set_address")] == ["x", "y"]
+        assert world.asked("execute") == [(HostMemory.stream,)]
+    else:
+        # the bindings of profile 1 come after the two of profile 0, which are not used
+        assert world.asked("set_shape") == [(2, (3, 4))]
+        ((addresses, stream),) = world.asked("execute")
+        assert addresses[:2] == (None, None)
+        assert all(addresses[2:])
+        assert stream == HostMemory.stream
+
+
+@pytest.mark.parametrize("api", BOTH)
+def test_what_does_not_change_is_not_said_again(opened, api):
+    world, _, runner = opened(api)
+    x = np.zeros((3, 4), np.float32)
+    first = runner.run({"x": x})
+    world.seen.clear()
+    second = runner.run({"x": x})
+    assert {name for name, _ in world.seen} == {"execute"}
+    assert first["y"] is not second["y"]
+
+
+@pytest.mark.parametrize("api", BOTH)
+def test_a_cuda_graph_is_captured_once_a_shape(opened, api):
+    _, memory, runner = opened(api, cuda_graph=True)
+    for _ in range(3):
+        runner.run({"x": np.zeros((3, 4), np.float32)})
+    assert (memory.captured, memory.launched) == (1, 3)
+    runner.run({"x": np.zeros((4, 4), np.float32)})
+    assert (memory.captured, memory.launched) == (2, 4)
+
+
+def test_bad_inputs_are_errors(opened):
+    _, _, runner = opened()
+    with pytest.raises(errors.InputError, match=r"inputs: must be x \(got z\)\. Name each one"):
+        runner.run({"z": np.zeros((3, 4), np.float32)})
+    with pytest.raises(errors.InputError, match=r"inputs\.x: must be float32 \(got float64\)"):
+        runner.run({"x": np.zeros((3, 4))})
+    with pytest.raises(
+        errors.InputError, match=r"within a profile, x \(1, 4\) to \(1, 4\) or \(2, 4\) to \(8, 4\) \(got"
+    ):
+        runner.run({"x": np.zeros((9, 4), np.float32)})
+
+
+def test_an_execution_that_fails_is_an_error(opened):
+    world, _, runner = opened()
+    stub.answer(lambda: world.context.execute_async_v3(1), 0)
+    with pytest.raises(errors.InputError, match=r"engine: execution must succeed \(got no error message\)"):
+        runner.run({"x": np.zeros((3, 4), np.float32)})
+
+
+def test_an_unknown_output_shape_is_an_error(opened):
+    world, _, runner = opened()
+    stub.answer(lambda: world.context.get_tensor_shape("y"), stub.dims(-1, 2))
+    with pytest.raises(errors.InputError, match=r"outputs\.y: must have a shape that follows from the inputs"):
+        runner.run({"x": np.zeros((3, 4), np.float32)})
+
+
+def test_a_plan_of_another_release_is_refused_before_it_is_loaded(opened):
+    other = PLAN[:24] + bytes((10, 99, 1, 0)) + PLAN[28:]
+    before = stub.count()
+    with pytest.raises(errors.InputError, match=rf"engine: tensorrt must be 10\.99\.1\.0, .* \(got {stub.VERSION}\)"):
+        EngineRunner(other, memory=HostMemory()).__enter__()
+    assert stub.count() == before
+
+
+def test_a_version_compatible_plan_may_run_its_own_code(opened):
+    world, _, _ = opened()
+    asked = []
+    stub.hook(lambda: setattr(world.runtime, "engine_host_code_allowed", True), lambda a, b, c, s: asked.append(a & 1))
+    asked.clear()
+    other = PLAN[:24] + bytes((VERSION[0], 99, 1, 0)) + PLAN[28:]
+    with EngineRunner(other, memory=HostMemory(), version_compatible=True) as runner:
+        assert runner.name.startswith("TensorRT")
+    assert asked == [1]
+
+
+def test_a_plan_that_cannot_be_loaded_says_why(opened):
+    world, _, _ = opened()
+    stub.answer(lambda: world.runtime.deserialize_cuda_engine(b"x" * 64), 0)
+    with pytest.raises(errors.InputError, match=r"must load the plan on NVIDIA L4 \(got no error message\)"):
+        EngineRunner(PLAN, memory=HostMemory()).__enter__()
+
+
+def test_no_gpu_is_an_error_before_anything_is_asked(monkeypatch):
+    monkeypatch.setattr(driver, "probe", lambda: Driver(problem="no library"))
+    before = stub.count()
+    with pytest.raises(errors.MissingError, match="engine: an NVIDIA GPU and its driver must be here"):
+        EngineRunner(PLAN).__enter__()
+    assert stub.count() == before
+
+
+def test_a_closed_runner_says_so(opened):
+    _, _, runner = opened()
+    runner.__exit__(None, None, None)
+    with pytest.raises(errors.InputError, match="engine: must be open to be run"):
+        runner.run({})

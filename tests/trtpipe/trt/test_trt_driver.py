@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+
+from trtpipe.errors import MissingError
+from trtpipe.trt import driver
+from trtpipe.trt.driver import Device, Driver, probe, require
+
+
+class Cuda:
+    """libcuda with these devices: (name, major, minor, bytes); `status` is what each function returns by name."""
+
+    def __init__(self, devices, **status):
+        self.devices, self.status, self.called = devices, status, []
+
+    def __getattr__(self, name):
+        if not name.startswith("cu"):
+            raise AttributeError(name)
+
+        def call(*arguments):
+            self.called.append(name)
+            if name in self.status:
+                return self.status[name]
+            getattr(self, f"_{name}", lambda *_: None)(*arguments)
+            return 0
+
+        return call
+
+    @staticmethod
+    def _set(reference, value):
+        reference._obj.value = value
+
+    def _cuDriverGetVersion(self, out):
+        self._set(out, 12060)
+
+    def _cuDeviceGetCount(self, out):
+        self._set(out, len(self.devices))
+
+    def _cuDeviceGet(self, out, index):
+        self._set(out, index)
+
+    def _cuDeviceGetName(self, buffer, size, handle):
+        buffer.value = self.devices[handle.value][0].encode()
+
+    def _cuDeviceGetAttribute(self, out, attribute, handle):
+        self._set(out, self.devices[handle.value][{75: 1, 76: 2}[attribute]])
+
+    def _cuDeviceTotalMem_v2(self, out, handle):
+        self._set(out, self.devices[handle.value][3])
+
+    def _cuGetErrorName(self, status, out):
+        self._set(out, b"CUDA_ERROR_NO_DEVICE")
+
+
+@pytest.fixture
+def library(monkeypatch):
+    def use(cuda):
+        monkeypatch.setattr(ctypes, "CDLL", lambda name: cuda)
+        return cuda
+
+    return use
+
+
+def test_devices(library):
+    library(Cuda([("NVIDIA L4", 8, 9, 24 << 30), ("Orin", 8, 7, 8 << 30)]))
+    assert probe() == Driver(
+        "12.6", (Device(0, "NVIDIA L4", "8.9", 24 << 30), Device(1, "Orin", "8.7", 8 << 30)), ""
+    )  # fmt: skip
+
+
+def test_no_library(monkeypatch):
+    def missing(name):
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    assert probe() == Driver(problem="libcuda.so.1, the NVIDIA driver's library, is not on this machine")
+
+
+def test_a_driver_that_does_not_start_is_asked_nothing_more(library):
+    cuda = library(Cuda([], cuInit=100))
+    assert probe() == Driver(problem="the NVIDIA driver does not start: CUDA_ERROR_NO_DEVICE")
+    assert cuda.called == ["cuInit", "cuGetErrorName"]
+
+
+def test_no_gpu(library):
+    library(Cuda([]))
+    assert probe() == Driver("12.6", problem="the NVIDIA driver sees no GPU")
+
+
+def test_an_error_counting(library):
+    library(Cuda([], cuDeviceGetCount=3))
+    assert probe().problem == "the NVIDIA driver lists no GPU: CUDA_ERROR_NO_DEVICE"
+
+
+def test_require(monkeypatch):
+    monkeypatch.setattr(driver, "probe", lambda: Driver("12.6", problem="the NVIDIA driver sees no GPU"))
+    with pytest.raises(MissingError) as raised:
+        require("build.target with TensorRT 10.3.0")
+    assert str(raised.value) == (
+        "build.target with TensorRT 10.3.0: an NVIDIA GPU and its driver must be here (got: the NVIDIA driver sees no "
+        "GPU). Run it on the machine the engine is for, or build for target tensorrt_rtx, which needs no GPU."
+    )

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+import types
+
+import pytest
+
+from trtpipe.errors import InputError, MissingError
+from trtpipe.trt import flavour
+from trtpipe.trt.flavour import CAPABILITIES, expected, installed, load, look, parse_version, title
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("10.16.1.11", (10, 16, 1, 11)), ("8.6.1", (8, 6, 1)), ("10.3.0.post1", (10, 3, 0)), ("unknown", ())],
+)
+def test_parse_version(text, number):
+    assert parse_version(text) == number
+
+
+def test_titles():
+    assert title("tensorrt", "10.3.0") == "TensorRT 10.3.0"
+    assert title("tensorrt_rtx", "1.7.1.116") == "TensorRT-RTX 1.7.1.116"
+
+
+#: From NVIDIA's release notes by way of observation: (capability, release, whether it has it).
+KNOWN = [
+    ("weak_typing", "8.6.1", True), ("weak_typing", "10.16.1.11", True), ("weak_typing", "11.0.0", False),
+    ("strong_typing", "8.6.1", False), ("strong_typing", "10.3.0", True), ("strong_typing", "11.4.0.106", True),
+    ("implicit_quantization", "10.16.1.11", True), ("implicit_quantization", "11.4.0.106", False),
+    ("editable_timing_cache", "10.7.0", False), ("editable_timing_cache", "10.8.0", True),
+    ("hardware_same_cc", "10.8.0", False), ("hardware_same_cc", "10.9.0", True),
+    ("dla", "10.3.0", True), ("dla", "11.0.0", False), ("dla", "11.3.9", False), ("dla", "11.4.0.106", True),
+    ("bindings_api", "8.6.1", True), ("bindings_api", "10.3.0", False),
+    ("compute_capability", "11.4.0.106", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("capability", "version", "has"), KNOWN)
+def test_the_record(capability, version, has):
+    assert (capability in expected("tensorrt", version)) is has
+
+
+def test_rtx_by_looking_is_rtx_by_the_record():
+    pytest.importorskip("tensorrt_rtx")
+    found = load("tensorrt_rtx")
+    assert found.capabilities == expected("tensorrt_rtx", found.version)
+    assert found.has("compute_capability")
+    assert not found.has("timing_cache")
+    with pytest.raises(KeyError):
+        found.has("no such thing")
+
+
+def test_looking_believes_the_module_and_not_the_version():
+    module = types.SimpleNamespace(BuilderFlag=types.SimpleNamespace(STRIP_PLAN=1))
+    assert look(module, "tensorrt", "8.6.1") >= {"strip_plan"}
+    assert "strip_plan" not in look(types.SimpleNamespace(), "tensorrt", "10.3.0")
+
+
+def test_a_name_that_rtx_ignores_is_no_capability():
+    module = types.SimpleNamespace(IBuilderConfig=types.SimpleNamespace(create_timing_cache=1))
+    assert "timing_cache" not in look(module, "tensorrt_rtx", "1.7.1")
+    assert "timing_cache" in look(module, "tensorrt", "10.3.0")
+
+
+def test_capabilities_have_one_row_each():
+    names = [c.name for c in CAPABILITIES]
+    assert len(names) == len(set(names))
+
+
+def test_installed_asks_metadata_alone(monkeypatch):
+    have = {"tensorrt-cu12-bindings": "10.3.0", "tensorrt-rtx": "1.7.1.116"}
+
+    def version(name):
+        if name not in have:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return have[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert installed() == {
+        "tensorrt": ("tensorrt-cu12-bindings", "10.3.0"),
+        "tensorrt_rtx": ("tensorrt-rtx", "1.7.1.116"),
+    }
+
+
+def test_no_module_is_imported_by_importing_ours():
+    code = (
+        "import sys, trtpipe.trt.builder, trtpipe.trt.runtime, trtpipe.trt.options\n"
+        "trtpipe.trt.flavour.installed()\n"
+        "print(sorted({'torch', 'onnx', 'tensorrt', 'tensorrt_rtx', 'cuda', 'pycuda'} & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+def test_no_tensorrt_target():
+    with pytest.raises(
+        InputError, match=r"build\.target: a TensorRT target must be tensorrt or tensorrt_rtx \(got onnx"
+    ):
+        load("onnxruntime")
+
+
+@pytest.mark.parametrize(("target", "old"), [("tensorrt", "8.5.3"), ("tensorrt_rtx", "1.6.1.20")])
+def test_a_release_too_old(monkeypatch, target, old):
+    monkeypatch.setitem(sys.modules, target, types.SimpleNamespace(__version__=old))
+    with pytest.raises(InputError) as raised:
+        load(target)
+    oldest = {"tensorrt": "TensorRT 8.6", "tensorrt_rtx": "TensorRT-RTX 1.7.1"}[target]
+    assert str(raised.value).startswith(f"build.target: {oldest} is the oldest supported (got {old}). Install it: pip ")
+
+
+def test_a_library_that_does_not_load(monkeypatch):
+    def broken(name):
+        raise ImportError("libnvinfer.so.10: cannot open shared object file")
+
+    monkeypatch.setattr(flavour.importlib, "import_module", broken)
+    with pytest.raises(MissingError, match=r"must be importable here \(got: libnvinfer\.so\.10: cannot open"):
+        load("tensorrt")

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from trtpipe.errors import InputError
+from trtpipe.trt.plan import PlanHeader, misfits, read_header, split_prefix
+
+
+def plan(magic=b"vtrt", *, version=(1, 7, 1, 116), mask=0x0C, body=b"weights", length=None, serialization=0):
+    """A plan as its layout is written down, not as a builder made it."""
+    size = 33 + len(body) if length is None else length
+    return (
+        magic + struct.pack("<I", serialization) + bytes(8) + struct.pack("<Q", size) + bytes(version)
+        + b"vtrt" + bytes([mask]) + body
+    )  # fmt: skip
+
+
+def test_rtx():
+    assert read_header(plan()) == PlanHeader("tensorrt_rtx", "1.7.1.116", ("8.6", "8.9"), 40)
+
+
+@pytest.mark.parametrize(
+    ("mask", "capabilities"),
+    [
+        (1, ("7.5",)),
+        (2, ("8.0",)),
+        (4, ("8.6",)),
+        (8, ("8.9",)),
+        (16, ("12.0",)),
+        (32, ("12.1",)),
+        (18, ("8.0", "12.0")),
+    ],
+)
+def test_every_compute_capability(mask, capabilities):
+    assert read_header(plan(mask=mask)).compute_capabilities == capabilities
+
+
+def test_portable():
+    header = read_header(plan(mask=0x7E))
+    assert header.portable
+    assert header.compute_capabilities == ()
+
+
+def test_tensorrt_proper_names_no_gpu_and_its_length_is_the_files():
+    header = read_header(plan(b"ftrt", version=(10, 16, 1, 11), length=7))
+    assert header == PlanHeader("tensorrt", "10.16.1.11", (), 40)
+
+
+def test_a_version_is_only_read_where_its_place_is_known():
+    assert read_header(plan(b"ptrt", version=(10, 3, 0, 0))).version == ""
+    assert read_header(plan(b"ftrt", version=(10, 3, 0, 0), serialization=2)).version == ""
+
+
+BEGIN = "model.engine: a plan must begin with ftrt or vtrt"
+LONG = "model.engine: the plan must be 40 bytes long, as its header says"
+ITSELF = "Give the engine file itself."
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", f"{BEGIN} (got b''). {ITSELF}"),
+        (b"\x08\x08onnx", f"{BEGIN} (got b'\\x08\\x08on'). {ITSELF}"),
+        (plan()[:20], "model.engine: a plan must hold at least 33 bytes (got 20). Copy the file again."),
+        (plan()[:-1], f"{LONG} (got 39). Copy the file again."),
+        (plan() + b"!", f"{LONG} (got 41). Copy the file again."),
+        (plan(mask=0x80),
+         "model.engine: the plan must be for compute capabilities among 7.5, 8.0, 8.6, 8.9, 12.0, 12.1 "
+         "(got mask 0x80). It was written by a newer TensorRT-RTX: update trtpipe."),
+        (plan(mask=0),
+         "model.engine: the plan must be for compute capabilities among 7.5, 8.0, 8.6, 8.9, 12.0, 12.1 "
+         "(got mask 0x00). It was written by a newer TensorRT-RTX: update trtpipe."),
+        (struct.pack("<I", 2) + b"{}" + plan(b"ftrt"), f"{BEGIN} (got "
+         "b'\\x02\\x00\\x00\\x00'). A length and 2 bytes of JSON stand before the plan, as some tools write: "
+         "cut them off."),
+    ],
+)  # fmt: skip
+def test_what_is_no_plan(data, message):
+    with pytest.raises(InputError) as raised:
+        read_header(data, "model.engine")
+    assert str(raised.value) == message
+
+
+def test_a_prepended_json_is_split_off():
+    whole = plan(b"ftrt")
+    assert split_prefix(struct.pack("<I", 10) + b'{"a": "b"}' + whole) == (b'{"a": "b"}', whole)
+    assert split_prefix(whole) == (b"", whole)
+    assert split_prefix(b"{}") == (b"", b"{}")
+
+
+FOR_86 = PlanHeader("tensorrt_rtx", "1.7.1.116", ("8.6",), 40)
+PORTABLE = PlanHeader("tensorrt_rtx", "1.7.1.116", (), 40, portable=True)
+TENSORRT = PlanHeader("tensorrt", "10.3.0.26", (), 40)
+
+
+@pytest.mark.parametrize(
+    ("header", "name", "version", "capability", "problems"),
+    [
+        (FOR_86, "tensorrt_rtx", "1.7.1.116", "8.6", ()),
+        (PORTABLE, "tensorrt_rtx", "1.7.1.116", "8.0", ()),
+        (PORTABLE, "tensorrt_rtx", "1.7.1.116", "12.0", ()),
+        (TENSORRT, "tensorrt", "10.3.0", "5.3", ()),
+        (PlanHeader("tensorrt", "", (), 40), "tensorrt", "10.3.0", "5.3", ()),
+        (FOR_86, "tensorrt_rtx", "1.7.1.116", "8.9",
+         ("the GPU must be of compute capability 8.6 (got 8.9). Build the engine for this GPU.",)),
+        (PORTABLE, "tensorrt_rtx", "1.7.1.116", "7.5",
+         ("the GPU must be of compute capability 8.0 or later (got 7.5). Build the engine for this GPU.",)),
+        (TENSORRT, "tensorrt", "10.16.1.11", "8.7",
+         ("tensorrt must be 10.3.0.26, which wrote the plan (got 10.16.1.11). Install that version, or build the "
+          "engine here.",)),
+        (TENSORRT, "tensorrt_rtx", "1.7.1.116", "8.6",
+         ("the plan must be one of tensorrt_rtx (got one of tensorrt). Load it with tensorrt.",)),
+    ],
+)  # fmt: skip
+def test_misfits(header, name, version, capability, problems):
+    assert misfits(header, name, version, capability) == problems

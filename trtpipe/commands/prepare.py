@@ -1,0 +1,54 @@
+"""trtpipe prepare."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from trtpipe.commands.build import load_jobs, run_tasks
+from trtpipe.commands.bundles import sign_option
+from trtpipe.commands.options import jobs_argument, json_option, set_option
+
+if TYPE_CHECKING:
+    from trtpipe.commands.build import Task
+
+
+@click.command("prepare", short_help="All but the engine: a kit to build on a device.")
+@jobs_argument
+@click.option(
+    "-o",
+    "--out",
+    default=Path("kits"),
+    show_default=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder the kits go to, each under the name of its job.",
+)
+@set_option
+@json_option
+@sign_option
+@click.option("-v", "--verbose", count=True, help="Show what the stages log; -vv all of it.")
+@click.option("-q", "--quiet", is_flag=True, help="Show only the verdict.")
+def command(
+    jobs: tuple[Path, ...],
+    out: Path,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    sign: Path | None,
+    verbose: int,
+    quiet: bool,
+) -> int:
+    """Do all of each JOB but the engine, check its graph, and write a kit.
+
+    `trtpipe build KIT` finishes it on a device that has NumPy and its TensorRT, but neither torch nor the data.
+    """
+    loaded = load_jobs(jobs, overrides, verbose)
+
+    from trtpipe.kit_line import write_kit
+    from trtpipe.signing import signer
+
+    signing = None if sign is None else signer(sign)
+    tasks: list[Task] = [(path, partial(write_kit, job, out, sign=signing)) for path, job in loaded.items()]
+    return run_tasks(tasks, as_json=as_json, verbose=verbose, quiet=quiet)

@@ -1,0 +1,371 @@
+"""A serialized engine executed: named arrays in, named arrays out."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+
+from trtpipe.errors import InputError, MissingError
+from trtpipe.progress import Silent
+from trtpipe.trt import driver, flavour, plan
+from trtpipe.trt.flavour import Flavour
+from trtpipe.trt.memory import Array, Buffer, Memory, Provider, open_memory
+from trtpipe.trt.monitor import Watch, make_logger
+from trtpipe.trt.network import DTYPES, enum_name
+from trtpipe.values import DimRange, TensorSpec
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One input or output of an engine. `ranges` are (min, opt, max) shapes, one for each profile; () for an output."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    is_input: bool
+    ranges: tuple[tuple[Shape, Shape, Shape], ...]
+
+
+class EngineRunner:
+    """Runs one engine; a context manager, since the engine, its context and its memory live on the GPU.
+
+    Args:
+        engine: the plan's bytes, or its path.
+        memory: where device memory comes from; torch, cuda-python or pycuda, whichever works first, when None.
+        version_compatible: the plan was built with build.version_compatible, so another release may load it; it then
+            brings host code of its own, which is run.
+        cuda_graph: capture an execution when shapes change and launch the graph from then on.
+        api: "tensors" or 8.6's "bindings"; tensors wherever the release has them, when None.
+
+    Raises (on entering):
+        InputError: this is no plan, or one that this TensorRT or GPU cannot load.
+        MissingError: no GPU, no TensorRT or no provider of device memory.
+    """
+
+    def __init__(
+        self,
+        engine: bytes | Path | str,
+        *,
+        memory: Provider | Memory | None = None,
+        version_compatible: bool = False,
+        cuda_graph: bool = False,
+        api: Literal["tensors", "bindings"] | None = None,
+    ) -> None:
+        self._plan = engine if isinstance(engine, bytes) else Path(engine).read_bytes()
+        self._wanted_memory = memory
+        self._version_compatible = version_compatible
+        self._cuda_graph = cuda_graph
+        self._api = api
+        self._stack: ExitStack | None = None
+        self.name = "engine"
+        self.bindings: tuple[Binding, ...] = ()
+
+    def __enter__(self) -> EngineRunner:
+        try:
+            self._open()
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)  # TensorRT's objects must not live on in a traceback
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The inputs; dynamic dimensions are named after input and axis, and range over all profiles."""
+        return tuple(_spec(b) for b in self.bindings if b.is_input)
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """The outputs; a dynamic dimension has a name and no range."""
+        return tuple(_spec(b) for b in self.bindings if not b.is_input)
+
+    def run(self, inputs: Mapping[str, Array], /) -> dict[str, Array]:
+        """The outputs by name in their binding dtypes, copied: a later run does not change them.
+
+        Raises:
+            InputError: names, dtypes or shapes are not those of the engine; or an execution failed.
+        """
+        if self._stack is None:
+            raise InputError("engine: must be open to be run (it is not). Use the runner as a context manager.")
+        arrays = self._checked(inputs)
+        shapes = {n: tuple(a.shape) for n, a in arrays.items()}
+        calls, memory = self._calls, self._memory
+        changed = calls.choose(self._profile_for(shapes), shapes, memory.stream)
+        results = {b.name: np.empty(calls.shape_of(b.name), np.dtype(b.dtype)) for b in self.bindings if not b.is_input}
+        for name, array in (arrays | results).items():
+            changed |= self._reserve(name, array.nbytes)
+        for name, array in arrays.items():
+            memory.upload(self._buffers[name], array)
+        self._execute(changed)
+        for name, array in results.items():
+            memory.download(self._buffers[name], array)
+        memory.synchronize()
+        return results
+
+    def _open(self) -> None:
+        header = plan.read_header(self._plan)
+        gpu = driver.require("engine")
+        found = flavour.load(header.flavour)
+        device = gpu.devices[0]
+        if self._version_compatible and header.flavour == "tensorrt":
+            header = plan.PlanHeader(header.flavour, "", header.compute_capabilities, header.length, header.portable)
+        if problems := plan.misfits(header, found.name, found.version, device.compute_capability):
+            raise InputError("\n".join(f"engine: {p}" for p in problems))
+        self._stack = ExitStack()
+        wanted = self._wanted_memory
+        self._memory = open_memory(wanted) if wanted is None or isinstance(wanted, str) else wanted
+        self._watch = Watch(Silent(), "error")
+        self._logger = make_logger(found, self._watch)
+        runtime = found.module.Runtime(self._logger)
+        if self._version_compatible:
+            runtime.engine_host_code_allowed = True
+        if found.has("engine_validity"):
+            self._ask_validity(found, runtime)
+        engine = runtime.deserialize_cuda_engine(self._plan)
+        if engine is None:
+            raise InputError(
+                f"engine: {found.title} must load the plan on {device.name} (got {self._reason()}). "
+                "Build the engine on this device."
+            )
+        if found.has("weight_streaming") and engine.streamable_weights_size > 0:
+            engine.weight_streaming_budget_v2 = engine.get_weight_streaming_automatic_budget()
+        context = engine.create_execution_context()
+        if context is None:
+            raise MissingError(
+                f"engine: an execution context must fit into the GPU's memory (got {self._reason()}). "
+                "Stop other programs, or build for a smaller batch."
+            )
+        self._runtime, self._engine = runtime, engine
+        bindings = self._api == "bindings" or not found.has("tensor_api")
+        self._calls: _Tensors | _Bindings = (_Bindings if bindings else _Tensors)(engine, context)
+        self.bindings = self._calls.list()
+        self.profiles = int(engine.num_optimization_profiles)
+        self.name = f"{found.title} on {device.name}"
+        self._buffers: dict[str, Buffer] = {}
+        self._graph: Callable[[], None] | None = None
+
+    def _ask_validity(self, found: Flavour, runtime: Any) -> None:
+        """TensorRT-RTX can say of a plan whether this GPU runs it, before it is loaded."""
+        validity, diagnostics = runtime.get_engine_validity(self._plan)
+        if enum_name(validity) == "INVALID":
+            raise InputError(
+                f"engine: {found.title} must find the plan valid for this GPU (got INVALID, {diagnostics}). "
+                "Build the engine for this GPU's compute capability."
+            )
+
+    def _close(self) -> None:
+        """Let go in the order that TensorRT wants: context, engine, runtime, logger."""
+        for part in ("_graph", "_calls", "_engine", "_runtime", "_buffers", "_memory", "_logger"):
+            if hasattr(self, part):
+                delattr(self, part)
+        if self._stack is not None:
+            self._stack.close()
+        self._stack = None
+
+    def _reason(self) -> str:
+        return self._watch.errors[-1] if self._watch.errors else "no error message"
+
+    def _checked(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        wanted = {b.name: b for b in self.bindings if b.is_input}
+        if set(inputs) != set(wanted):
+            raise InputError(f"inputs: must be {', '.join(wanted)} (got {', '.join(inputs)}). Name each one.")
+        for name, binding in wanted.items():
+            if inputs[name].dtype != np.dtype(binding.dtype):
+                raise InputError(f"inputs.{name}: must be {binding.dtype} (got {inputs[name].dtype}). Convert it.")
+        return {n: np.ascontiguousarray(a) for n, a in inputs.items()}
+
+    def _profile_for(self, shapes: Mapping[str, Shape]) -> int:
+        """The first profile whose ranges hold every shape."""
+        wanted = [b for b in self.bindings if b.is_input]
+        for number in range(self.profiles):
+            if all(_within(shapes[b.name], *b.ranges[number][::2]) for b in wanted):
+                return number
+        legal = "; ".join(f"{b.name} {' or '.join(f'{r[0]} to {r[2]}' for r in b.ranges)}" for b in wanted)
+        got = ", ".join(f"{n} {s}" for n, s in shapes.items())
+        raise InputError(
+            f"inputs: shapes must be within a profile, {legal} (got {got}). Change the batch or the shape."
+        )
+
+    def _reserve(self, name: str, size: int) -> bool:
+        """Have `size` bytes for a binding; whether its address changed."""
+        buffer = self._buffers.get(name)
+        if buffer is not None and buffer.size >= size:
+            return False
+        self._memory.synchronize()
+        self._buffers[name] = self._memory.allocate(size)
+        self._calls.set_address(name, self._buffers[name].address)
+        return True
+
+    def _execute(self, changed: bool) -> None:
+        """Enqueue one execution; `changed` says that a shape or an address is not what a captured graph holds."""
+        memory, calls = self._memory, self._calls
+
+        def enqueue() -> None:
+            if not calls.execute(memory.stream):
+                raise InputError(f"engine: execution must succeed (got {self._reason()}). Check the inputs' values.")
+
+        if changed:
+            self._graph = None
+        if not self._cuda_graph:
+            enqueue()
+            return
+        if self._graph is None:
+            enqueue()  # once outside a capture: TensorRT may still allocate or load kernels
+            memory.synchronize()
+            self._graph = memory.capture(enqueue)
+        self._graph()
+
+
+class _Tensors:
+    """The tensor API: everything by name."""
+
+    def __init__(self, engine: Any, context: Any) -> None:
+        self._engine, self._context = engine, context
+        self._profile, self._shapes = 0, dict[str, Shape]()
+
+    def list(self) -> tuple[Binding, ...]:
+        """Every binding, in the engine's order."""
+        engine = self._engine
+        names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
+        return tuple(
+            Binding(
+                name,
+                _dtype(engine.get_tensor_dtype(name)),
+                tuple(engine.get_tensor_shape(name)),
+                is_input := enum_name(engine.get_tensor_mode(name)) == "INPUT",
+                tuple(
+                    _ranges(engine.get_tensor_profile_shape(name, p)) for p in range(engine.num_optimization_profiles)
+                )
+                if is_input
+                else (),
+            )
+            for name in names
+        )
+
+    def choose(self, profile: int, shapes: Mapping[str, Shape], stream: int) -> bool:
+        """Take this profile and these input shapes; whether anything changed."""
+        if profile == self._profile and shapes == self._shapes:
+            return False
+        if profile != self._profile:
+            self._context.set_optimization_profile_async(profile, stream)
+        for name, shape in shapes.items():
+            if not self._context.set_input_shape(name, shape):
+                raise InputError(f"inputs.{name}: must have a shape that the engine takes (got {shape}). Reshape it.")
+        self._profile, self._shapes = profile, dict(shapes)
+        return True
+
+    def shape_of(self, name: str) -> Shape:
+        """The shape of an output for the chosen inputs."""
+        return _known(name, tuple(self._context.get_tensor_shape(name)))
+
+    def set_address(self, name: str, address: int) -> None:
+        """Where a binding is in device memory."""
+        self._context.set_tensor_address(name, address)
+
+    def execute(self, stream: int) -> bool:
+        """Enqueue one execution."""
+        return bool(self._context.execute_async_v3(stream))
+
+
+class _Bindings:
+    """8.6's binding API: everything by number, and the bindings of every profile after those of the first."""
+
+    def __init__(self, engine: Any, context: Any) -> None:
+        self._engine, self._context = engine, context
+        self._count = engine.num_bindings // engine.num_optimization_profiles
+        self._numbers = {engine.get_binding_name(i): i for i in range(self._count)}
+        self._profile, self._shapes = 0, dict[str, Shape]()
+        self._addresses = dict.fromkeys(self._numbers, 0)
+
+    def list(self) -> tuple[Binding, ...]:
+        """Every binding, in the engine's order."""
+        engine = self._engine
+        profiles = range(engine.num_optimization_profiles)
+        return tuple(
+            Binding(
+                name,
+                _dtype(engine.get_binding_dtype(number)),
+                tuple(engine.get_binding_shape(number)),
+                is_input := bool(engine.binding_is_input(number)),
+                tuple(_ranges(engine.get_profile_shape(p, number + p * self._count)) for p in profiles)
+                if is_input
+                else (),
+            )
+            for name, number in self._numbers.items()
+        )
+
+    def choose(self, profile: int, shapes: Mapping[str, Shape], stream: int) -> bool:
+        """Take this profile and these input shapes; whether anything changed."""
+        if profile == self._profile and shapes == self._shapes:
+            return False
+        if profile != self._profile:
+            self._context.set_optimization_profile_async(profile, stream)
+        self._profile, self._shapes = profile, dict(shapes)
+        for name, shape in shapes.items():
+            if not self._context.set_binding_shape(self._number(name), shape):
+                raise InputError(f"inputs.{name}: must have a shape that the engine takes (got {shape}). Reshape it.")
+        return True
+
+    def shape_of(self, name: str) -> Shape:
+        """The shape of an output for the chosen inputs."""
+        return _known(name, tuple(self._context.get_binding_shape(self._number(name))))
+
+    def set_address(self, name: str, address: int) -> None:
+        """Where a binding is in device memory."""
+        self._addresses[name] = address
+
+    def execute(self, stream: int) -> bool:
+        """Enqueue one execution."""
+        here = list(self._addresses.values())
+        before = [0] * (self._profile * self._count)
+        after = [0] * (self._engine.num_bindings - len(before) - len(here))
+        return bool(self._context.execute_async_v2([*before, *here, *after], stream))
+
+    def _number(self, name: str) -> int:
+        number: int = self._numbers[name] + self._profile * self._count
+        return number
+
+
+def _dtype(value: Any) -> str:
+    return DTYPES[enum_name(value)]
+
+
+def _ranges(shapes: Any) -> tuple[Shape, Shape, Shape]:
+    low, best, high = (tuple(s) for s in shapes)
+    return low, best, high
+
+
+def _within(shape: Shape, low: Shape, high: Shape) -> bool:
+    return len(shape) == len(low) and all(a <= s <= b for a, s, b in zip(low, shape, high, strict=True))
+
+
+def _known(name: str, shape: Shape) -> Shape:
+    if any(d < 0 for d in shape):
+        raise InputError(
+            f"outputs.{name}: must have a shape that follows from the inputs' (got {shape}). Pad it inside."
+        )
+    return shape
+
+
+def _spec(binding: Binding) -> TensorSpec:
+    names = [d if d >= 0 else f"{binding.name}_{axis}" for axis, d in enumerate(binding.shape)]
+    dims = {}
+    for axis, name in enumerate(names):
+        if isinstance(name, str) and binding.ranges:
+            low, best, high = zip(*binding.ranges, strict=True)
+            dims[name] = DimRange(min(s[axis] for s in low), best[0][axis], max(s[axis] for s in high))
+    return TensorSpec(binding.name, binding.dtype, tuple(names), dims)
