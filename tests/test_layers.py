@@ -39,7 +39,7 @@ ONLY = {
     "rich": ("trtpipe/console.py",),
     "pickle": (),
     "trtpipe.console": ("trtpipe/cli.py", "trtpipe/commands/"),
-    "trtpipe.pipeline": ("trtpipe/commands/", "trtpipe/__init__.py"),
+    "trtpipe.pipeline": ("trtpipe/commands/", "trtpipe/api.py", "trtpipe/kit_line.py"),
     "trtpipe.examples": ("trtpipe/examples/",),
 }
 

@@ -48,6 +48,15 @@ class Built:
     report: CheckReport
     seconds: Mapping[str, float] = field(default_factory=dict)
 
+    def _repr_html_(self) -> str:
+        """The bundle's report, or its check where it has none, for a notebook."""
+        from trtpipe.manifest import REPORT
+        from trtpipe.notebook import check_html, page_html
+
+        if REPORT in self.bundle.manifest.files:
+            return page_html(self.bundle.read(REPORT).decode())
+        return check_html(self.report)
+
 
 class Stages:
     """Names the stages of one build to a Reporter and keeps how long each took, in seconds."""
