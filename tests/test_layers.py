@@ -40,6 +40,7 @@ ONLY = {
     "pickle": (),
     "trtpipe.console": ("trtpipe/cli.py", "trtpipe/commands/"),
     "trtpipe.pipeline": ("trtpipe/commands/", "trtpipe/api.py", "trtpipe/kit_line.py"),
+    "trtpipe.kit_line": ("trtpipe/commands/",),
     "trtpipe.examples": ("trtpipe/examples/",),
 }
 

@@ -25,6 +25,7 @@ from trtpipe.errors import TrtpipeError
 COMMANDS: Mapping[str, str] = {
     "build": "trtpipe.commands.build:command",
     "validate": "trtpipe.commands.validate:command",
+    "calibrate": "trtpipe.commands.calibrate:command",
     "prepare": "trtpipe.commands.prepare:command",
     "check": "trtpipe.commands.check:command",
     "verify": "trtpipe.commands.verify:command",
@@ -35,6 +36,7 @@ COMMANDS: Mapping[str, str] = {
     "keygen": "trtpipe.commands.keygen:command",
     "inspect": "trtpipe.commands.inspect:command",
     "init": "trtpipe.commands.init:command",
+    "doctor": "trtpipe.commands.doctor:command",
     "schema": "trtpipe.commands.schema:command",
 }
 

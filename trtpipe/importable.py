@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from trtpipe.problems import did_you_mean
+
+
+@contextmanager
+def on_path(base: Path | None) -> Iterator[None]:
+    """Look up modules in `base` first, while the block runs."""
+    if base is None:
+        yield
+        return
+    sys.path.insert(0, str(base))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(base))
 
 
 def find_module(name: str, folders: Iterable[Path] = ()) -> ModuleSpec | None:

@@ -38,20 +38,26 @@ def validate(
     return _judged(path, overrides, here, version)[1]
 
 
-def plan(path: str | Path, overrides: Iterable[str] = ()) -> Job:
+def plan(path: str | Path, overrides: Iterable[str] = (), *, compiles: bool = True) -> Job:
     """The job in a file, if it can be built here: what `build` starts from.
+
+    Args:
+        path: the YAML file.
+        overrides: as in `validate`.
+        compiles: False for a kit, whose engine another machine compiles: this one needs no TensorRT, and its release
+            says nothing of that machine's.
 
     Raises:
         JobErrors: with all problems found, in the order of the file.
     """
-    job, problems = _judged(path, overrides, True, None)
+    job, problems = _judged(path, overrides, True, None, compiles)
     if problems or job is None:
         raise JobErrors(problems)
     return job
 
 
 def _judged(
-    path: str | Path, overrides: Iterable[str], here: bool, version: str | None
+    path: str | Path, overrides: Iterable[str], here: bool, version: str | None, compiles: bool = True
 ) -> tuple[Job | None, tuple[Problem, ...]]:
     if version is not None and not re.fullmatch(r"\d+(\.\d+)*", version):
         raise InputError(f"--for: must be a version like 10.3.0 (got {version!r}).")
@@ -61,9 +67,9 @@ def _judged(
         if here:
             for option, text in (*_modules(job, Path(path)), *_images(job)):
                 file.add(tuple(option.split(".")), text)
-            for option, text in _packages(job):
+            for option, text in (*_packages(job), *(_compiler(job) if compiles else ())):
                 file.add(tuple(option.split(".")), text, missing=True)
-        for option, text in (*_not_yet(job), *_refusals(job, version)):
+        for option, text in (*_not_yet(job), *(_refusals(job, version) if compiles else ())):
             file.add(tuple(option.split(".")), text)
     return job, file.problems
 
@@ -108,6 +114,10 @@ def _packages(job: Job) -> _Found:
             metadata.version(name)
         except metadata.PackageNotFoundError:
             yield option, said(f"have {name} installed", "nothing", f"Run: pip install 'trtpipe[{extra}]'")
+
+
+def _compiler(job: Job) -> _Found:
+    """The TensorRT that is to compile the engine here."""
     from trtpipe.trt.flavour import INSTALL, installed
 
     target = job.build.target

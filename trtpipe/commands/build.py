@@ -68,8 +68,10 @@ def command(
     return run_tasks(tasks, as_json=as_json, verbose=verbose, quiet=quiet)
 
 
-def load_jobs(paths: tuple[Path, ...], overrides: tuple[str, ...], verbose: int) -> dict[Path, Job]:
-    """Every job in `paths` by its file.
+def load_jobs(
+    paths: tuple[Path, ...], overrides: tuple[str, ...], verbose: int, *, compiles: bool = True
+) -> dict[Path, Job]:
+    """Every job in `paths` by its file, found fit to be built here (or, without `compiles`, to be prepared).
 
     Raises:
         JobErrors: the problems of all of them at once.
@@ -82,7 +84,7 @@ def load_jobs(paths: tuple[Path, ...], overrides: tuple[str, ...], verbose: int)
     problems: list[Problem] = []
     for path in job_files(paths):
         try:
-            loaded[path] = _logged(plan(path, overrides), verbose)
+            loaded[path] = _logged(plan(path, overrides, compiles=compiles), verbose)
         except JobErrors as error:
             problems.extend(error.problems)
     if problems:
@@ -121,7 +123,7 @@ def run_tasks(tasks: Sequence[Task], *, as_json: bool, verbose: int, quiet: bool
                 {"job": str(path), "bundle": str(built.bundle.path), "exit_code": codes[-1], "check": built.report}
             )
             if not as_json:
-                console.out("\n".join(verdict(built.bundle.manifest.name, built.bundle.path, built.report)))
+                console.out("\n".join(verdict(built.bundle.path.name, built.bundle.path, built.report)))
     if as_json:
         console.out_json(results)
     return max(codes)
@@ -162,7 +164,7 @@ def verdict(name: str, bundle: Path, report: CheckReport) -> list[str]:
     engine = next((bundle / f for f in ("model.engine", "model.onnx") if (bundle / f).is_file()), None)
     if engine is not None:
         lines.append(f"  {engine.name}: {console.size(engine.stat().st_size)}")
-    if report.executed == "graph":
+    if report.executed == "graph" and engine is not None and engine.name == "model.engine":
         lines.append("  The graph was executed, not the engine: run `trtpipe check` on the bundle where its GPU is.")
     lines.append(f"  bundle: {console.relative(bundle)}")
     return lines

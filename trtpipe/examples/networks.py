@@ -11,9 +11,8 @@ if TYPE_CHECKING:
 def detector(num_classes: int = 4, width: int = 16) -> torch.nn.Module:
     """A one-stage detector's shape: float32 [N, 3, 128, 128] to boxes [N, 256, 4] and scores [N, 256, num_classes].
 
-    What follows in a real one, decoding and non-maximum suppression, stays outside of the engine.
+    What follows in a real one (sigmoid, decoding, non-maximum suppression) stays outside of the engine.
     """
-    import torch
     from torch import nn
 
     def conv(inner: int, outer: int, stride: int) -> nn.Sequential:
@@ -23,14 +22,17 @@ def detector(num_classes: int = 4, width: int = 16) -> torch.nn.Module:
         def __init__(self) -> None:
             super().__init__()
             self.backbone = nn.Sequential(
-                conv(3, width, 2), conv(width, 2 * width, 2), conv(2 * width, 4 * width, 2), conv(4 * width, 4 * width, 1)
+                conv(3, width, 2),
+                conv(width, 2 * width, 2),
+                conv(2 * width, 4 * width, 2),
+                conv(4 * width, 4 * width, 1),
             )
             self.boxes = nn.Conv2d(4 * width, 4, 1)
             self.scores = nn.Conv2d(4 * width, num_classes, 1)
 
         def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             x = self.backbone(image)
-            return self.boxes(x).flatten(2).transpose(1, 2), self.scores(x).flatten(2).transpose(1, 2).sigmoid()
+            return self.boxes(x).flatten(2).transpose(1, 2), self.scores(x).flatten(2).transpose(1, 2)
 
     return _seeded(Detector)
 
