@@ -14,15 +14,15 @@ from trtpipe.problems import did_you_mean
 
 @contextmanager
 def on_path(base: Path | None) -> Iterator[None]:
-    """Look up modules in `base` first, while the block runs."""
-    if base is None:
-        yield
-        return
-    sys.path.insert(0, str(base))
+    """Look up modules in `base` first and in the current folder last, while the block runs: where `missing` looks."""
+    first, last = ([] if base is None else [str(base)]), [str(Path.cwd())]
+    sys.path[:0] = first
+    sys.path += last
     try:
         yield
     finally:
-        sys.path.remove(str(base))
+        for folder in first + last:
+            sys.path.remove(folder)
 
 
 def find_module(name: str, folders: Iterable[Path] = ()) -> ModuleSpec | None:
