@@ -66,6 +66,11 @@ class MetricRow:
         return _width(self.used or 0.0)
 
     @property
+    def undecided(self) -> bool:
+        """Whether the limit is met and the interval reaches beyond it: more samples would tell."""
+        return bool(self.passed) and self.reach is not None and self.reach[1] > 1
+
+    @property
     def whisker(self) -> str:
         """The style of the interval's mark, or nothing."""
         if self.reach is None:

@@ -5,7 +5,7 @@ import io
 from pathlib import Path
 
 import numpy as np
-import samples
+import report_sample as samples
 from PIL import Image
 
 from trtpipe.report.answers import IMAGE_SIDE, confusion, gallery, image_uri

@@ -3,8 +3,8 @@ from __future__ import annotations
 import dataclasses
 import re
 
-import nights
-import samples
+import night_sample as nights
+import report_sample as samples
 
 from trtpipe.nightly_report import Comparison, NightlyReport
 from trtpipe.report import render_nightly

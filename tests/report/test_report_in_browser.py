@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import chromium
-import nights
+import night_sample as nights
 import pytest
-import samples
+import report_sample as samples
 
 from trtpipe.report import render, render_nightly
 

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-import samples
+import report_sample as samples
 
 from trtpipe.report import render
 from trtpipe.report.page import allowance, headline, metric_row, precision_shares
@@ -89,6 +89,9 @@ def test_a_metric_has_its_interval_and_the_bar_ends_at_one_and_a_half_limits() -
     assert (row.value, row.limit, row.interval) == ("95 %", "≥ 98 %", "94 % to 99 %")
     assert row.bar == "100.00"  # 5 points of the 2 allowed: cut at 1.5
     assert row.whisker == "left:33.33%;width:66.67%"
+    assert not row.undecided  # the whole interval misses
+    assert metric_row(Metric("top1_agreement", "y", 0.985, 0.98, True, (0.97, 0.99))).undecided
+    assert not metric_row(Metric("top1_agreement", "y", 0.995, 0.98, True, (0.985, 0.999))).undecided
     assert metric_row(Metric("max_abs", "y", 0.5, 2.0, True)).limit == "≤ 2"
     assert metric_row(Metric("new_metric", "y", 0.5)).title == "new metric"
 
