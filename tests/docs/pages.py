@@ -16,6 +16,7 @@ import re
 import shlex
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,8 @@ class Reader:
         os.chdir(self.folder)
         sys.path.insert(0, str(self.folder))
         try:
-            with contextlib.redirect_stdout(io.StringIO()):
+            with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+                warnings.simplefilter("default")  # a reader's warnings are no errors
                 exec(code, self.names)
         finally:
             os.chdir(before)
