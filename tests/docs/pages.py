@@ -1,9 +1,9 @@
 """The blocks of a Markdown page, and how each is run.
 
-    ```console            `$ command` lines are run; what follows one is its output, with `...` for what may differ
-    ```python             is executed; the blocks of a page share their names
-    ```yaml file=a.yaml   is written to that file first, as is any other language with `file=`
-    ```console skip="..." is not run, for the reason given, which the page says too
+```console            `$ command` lines are run; what follows one is its output, with `...` for what may differ
+```python             is executed; the blocks of a page share their names
+```yaml file=a.yaml   is written to that file first, as is any other language with `file=`
+```console skip="..." is not run, for the reason given, which the page says too
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-_FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[a-z]*)(?P<rest>[^\n`]*)\n(?P<text>.*?)^(?P=indent)```$", re.M | re.S)
+_FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<language>[a-z]*)(?P<rest>[^\n`]*)\n(?P<text>.*?)^(?P=indent)```$", re.M | re.S
+)
 RUN = ("console", "python")
 
 
@@ -126,4 +128,9 @@ def environment(folder: Path) -> dict[str, str]:
             path.write_text(f'#!/bin/sh\nexec "{sys.executable}" {safe}{line} "$@"\n')
             path.chmod(0o755)
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TRTPIPE", "PYTEST"))}
-    return kept | {"PATH": f"{programs}:{kept['PATH']}", "PYTHONPATH": str(ROOT), "VENV": str(Path(sys.prefix)), "COLUMNS": "120"}
+    return kept | {
+        "PATH": f"{programs}:{kept['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "VENV": str(Path(sys.prefix)),
+        "COLUMNS": "120",
+    }

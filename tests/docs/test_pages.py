@@ -35,14 +35,14 @@ def reader_of(page: Path, readers: dict[str, pages.Reader], tmp_path_factory: py
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=map(str, BLOCKS))
-def test_block(
-    block: pages.Block, readers: dict[str, pages.Reader], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_block(block: pages.Block, readers: dict[str, pages.Reader], tmp_path_factory: pytest.TempPathFactory) -> None:
     if block.skip is not None:
         pytest.skip(f"{block}: {block.skip}")
     reader = reader_of(block.page, readers, tmp_path_factory)
     if block.page.name != "README.md" and block.language == "python" and block.file is None:
-        reader = pages.Reader(reader.folder, readers.setdefault(block.page.name + " names", pages.Reader(reader.folder)).names)
+        reader = pages.Reader(
+            reader.folder, readers.setdefault(block.page.name + " names", pages.Reader(reader.folder)).names
+        )
     reader.do(block)
 
 
@@ -60,7 +60,9 @@ def test_a_skipped_block_says_so_where_people_read(page: Path) -> None:
     for block in pages.blocks(page):
         if block.skip is not None:
             before = "\n".join(text.splitlines()[max(0, block.line - 6) : block.line - 1])
-            assert re.search(r"GPU|Jetson|Orin|device|pip|Docker|server|network", before), f"{block} is skipped silently"
+            assert re.search(r"GPU|Jetson|Orin|device|pip|Docker|server|network", before), (
+                f"{block} is skipped silently"
+            )
 
 
 def test_blocks_are_found_and_transcripts_compared(tmp_path: Path) -> None:
