@@ -1,4 +1,4 @@
-"""The README and the docs do what they say: every command and every Python block, in order, each page in its own folder."""
+"""The README and the docs do what they say: every command and every Python block, in order."""
 
 from __future__ import annotations
 
