@@ -84,3 +84,15 @@ def test_blocks_are_found_and_transcripts_compared(tmp_path: Path) -> None:
         reader.do(skipped)
     with pytest.raises(AssertionError, match="the page says"):
         reader.do(pages.Block(page, 1, "console", "$ echo a\nb\n"))
+
+
+def test_any_number_may_stand_where_the_page_has_one(tmp_path: Path) -> None:
+    reader = pages.Reader(tmp_path / "reader")
+    reader.folder.mkdir()
+    page = tmp_path / "page.md"
+    text = "$ echo cosine 0.25 in 1.5e-3 s, 80 images\ncosine 0.99 in 2 s, 80 images\n"
+    reader.do(pages.Block(page, 1, "console", text, any_number=True))
+    with pytest.raises(AssertionError, match="the page says"):
+        reader.do(pages.Block(page, 1, "console", text))
+    with pytest.raises(AssertionError, match="the page says"):
+        reader.do(pages.Block(page, 1, "console", text.replace("80 images\n", "80 pictures\n", 1), any_number=True))
