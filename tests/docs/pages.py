@@ -3,6 +3,7 @@
 ```console            `$ command` lines are run; what follows one is its output, with `...` for what may differ
 ```python             is executed; the blocks of a page share their names
 ```yaml file=a.yaml   is written to that file first, as is any other language with `file=`
+```console numbers=any as the first, but any number may stand where the page has one
 ```console skip="..." is not run, for the reason given, which the page says too
 """
 
@@ -25,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>[a-z]*)(?P<rest>[^\n`]*)\n(?P<text>.*?)^(?P=indent)```$", re.M | re.S
 )
+_NUMBER = re.compile(r"-?\d+(\.\d+)*(e[+-]?\d+)?")
 RUN = ("console", "python")
 
 
@@ -38,6 +40,7 @@ class Block:
     text: str
     file: str | None = None
     skip: str | None = None
+    any_number: bool = False
 
     def __str__(self) -> str:
         return f"{self.page.name}:{self.line}"
@@ -54,7 +57,11 @@ def blocks(page: Path) -> list[Block]:
     for match in _FENCE.finditer(text):
         options = dict(word.split("=", 1) for word in shlex.split(match["rest"]))
         line = text.count("\n", 0, match.start()) + 1
-        found.append(Block(page, line, match["language"], match["text"], options.get("file"), options.get("skip")))
+        any_number = options.get("numbers") == "any"
+        block = Block(
+            page, line, match["language"], match["text"], options.get("file"), options.get("skip"), any_number
+        )
+        found.append(block)
     return found
 
 
@@ -98,7 +105,8 @@ class Reader:
         assert done.returncode == 0, f"{block}: {command}\nexit code {done.returncode}\n{done.stdout}"
         if expected:
             flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-            same = doctest.OutputChecker().check_output(expected, done.stdout, flags)
+            want, got = (_NUMBER.sub("#", t) if block.any_number else t for t in (expected, done.stdout))
+            same = doctest.OutputChecker().check_output(want, got, flags)
             assert same, f"{block}: {command}\nsaid:\n{done.stdout}\nthe page says:\n{expected}"
 
 
