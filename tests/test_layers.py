@@ -39,7 +39,7 @@ ONLY = {
     "rich": ("trtpipe/console.py",),
     "pickle": (),
     "trtpipe.console": ("trtpipe/cli.py", "trtpipe/commands/"),
-    "trtpipe.pipeline": ("trtpipe/commands/", "trtpipe/api.py", "trtpipe/kit_line.py"),
+    "trtpipe.pipeline": ("trtpipe/commands/", "trtpipe/api.py", "trtpipe/kit_line.py", "trtpipe/calibration_line.py"),
     "trtpipe.kit_line": ("trtpipe/commands/",),
     "trtpipe.examples": ("trtpipe/examples/",),
 }
