@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from trtpipe.check import CheckData, Damaged
     from trtpipe.golden import Golden
     from trtpipe.job import Job
+    from trtpipe.manifest import Manifest
     from trtpipe.progress import Progress, Reporter
 
 #: Samples whose ranges decide what FP16 can hold.
@@ -46,6 +47,15 @@ class Built:
     bundle: Bundle
     report: CheckReport
     seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def _repr_html_(self) -> str:
+        """The bundle's report, or its check where it has none, for a notebook."""
+        from trtpipe.manifest import REPORT
+        from trtpipe.notebook import check_html, page_html
+
+        if REPORT in self.bundle.manifest.files:
+            return page_html(self.bundle.read(REPORT).decode())
+        return check_html(self.report)
 
 
 class Stages:
@@ -81,14 +91,15 @@ def build(job: Job, out: Path, reporter: Reporter, *, sign: Callable[[bytes], by
     """
     from trtpipe import golden
     from trtpipe.bundle import write_bundle
-    from trtpipe.manifest import CALIBRATION, GOLDEN, GRAPH
+    from trtpipe.manifest import CALIBRATION, GOLDEN, GRAPH, REPORT
 
     stages = Stages(reporter)
     front = prepare(job, stages)
     table = calibrate(job, front, stages)
     quantized = quantize(job, front, table, stages)
     engine = compile_engine(job, front.loaded, quantized, stages)
-    report = check(job, front, engine, stages)
+    found: dict[str, np.ndarray[Any, Any]] = {}
+    report = check(job, front, engine, stages, keep=found.update)
     with stages("bundle"):
         manifest = describe(job, front, table, quantized, report, engine, engine.graph)
         files = {GOLDEN: golden.to_bytes(golden.first(golden_data(front)))}
@@ -97,6 +108,7 @@ def build(job: Job, out: Path, reporter: Reporter, *, sign: Callable[[bytes], by
         if engine.graph is not None:
             files[GRAPH] = engine.graph.data
         files[manifest.engine_file] = engine.data
+        files[REPORT] = report_page(job, front, table, found, manifest, files)
         bundle = write_bundle(out / job.name, manifest, files, sign=sign)
     return Built(bundle, report, stages.seconds)
 
@@ -230,8 +242,15 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, stages: 
     return engine
 
 
-def check(job: Job, front: Front, engine: Engine, stages: Stages) -> CheckReport:
-    """The engine (or its graph, where no GPU can run it) against the baseline, with a control."""
+def check(
+    job: Job,
+    front: Front,
+    engine: Engine,
+    stages: Stages,
+    *,
+    keep: Callable[[Mapping[str, np.ndarray[Any, Any]]], None] | None = None,
+) -> CheckReport:
+    """The engine (or its graph, where no GPU can run it) against the baseline, with a control; `keep` gets answers."""
     from trtpipe.check import check_engine
 
     with stages("check") as progress:
@@ -245,6 +264,7 @@ def check(job: Job, front: Front, engine: Engine, stages: Stages) -> CheckReport
                 job.check.limits,
                 damaged=damaged(engine.graph),
                 require=job.check.require,
+                keep=keep,
                 progress=progress,
             )
 
@@ -302,6 +322,27 @@ def golden_data(front: Front) -> Golden:
         {n: a[:count] for n, a in front.baseline.outputs.items()},
         None if labels is None else labels[:count],
     )
+
+
+def report_page(
+    job: Job,
+    front: Front,
+    table: CalibrationTable | None,
+    found: Mapping[str, np.ndarray[Any, Any]],
+    manifest: Manifest,
+    files: Mapping[str, bytes],
+) -> bytes:
+    """The bundle's report.html."""
+    from trtpipe.placement import find_sites
+    from trtpipe.report import render
+    from trtpipe.report.content import Answers, ReportContent
+
+    images = None if job.check.images is None else Path(job.check.images)
+    baseline = front.baseline
+    answers = Answers(baseline.outputs, found, front.check_source.ids, baseline.labels, images) if found else None
+    sizes = {name: len(data) for name, data in files.items()}
+    scales = {} if table is None else {s.key: s.group for s in find_sites(front.captured.graph)[0] if s.axis is None}
+    return render(ReportContent(manifest, sizes, answers, table, scales)).encode()
 
 
 def table_bytes(table: CalibrationTable) -> bytes:

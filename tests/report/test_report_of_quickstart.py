@@ -1,0 +1,38 @@
+"""The quickstart's own report, in a real Chromium: every section is filled from it, and nothing is cut or overlaps."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import chromium
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SECTIONS = ["verdict", "executed", "metrics", "answers", "modules", "calibration", "notes", "environment"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(chromium.program() is None, reason="needs Chromium")]
+
+
+def test_every_section_is_filled_from_the_quickstart(tmp_path: Path) -> None:
+    from trtpipe.examples.digits import make
+
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    make(tmp_path / "data" / "digits")
+    command = [sys.executable, "-m", "trtpipe", "build", "configs/quickstart.yaml", "-q"]
+    subprocess.run(command, cwd=tmp_path, check=True, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"})
+    layout = Path(__file__).with_name("layout.js").read_text()
+    (tmp_path / "profile").mkdir()
+    with chromium.browser(tmp_path / "profile") as page:
+        for width in (390, 1280):
+            for scheme in ("light", "dark"):
+                page.look(width, scheme)
+                page.open(tmp_path / "out" / "quickstart" / "report.html")
+                ids = "Array.from(document.querySelectorAll('section, header.verdict'), function (e) { return e.id; })"
+                assert page.run(ids) == SECTIONS
+                assert "\n".join(page.run(layout)) == ""
+        assert page.run("document.querySelectorAll('#answers img').length") == 12
+        assert page.run("document.querySelectorAll('#calibration svg.hist').length") == 10
+        assert page.run("document.querySelectorAll('#modules tbody tr').length") == 14
