@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +88,7 @@ def build(job: Job, out: Path, reporter: Reporter, *, sign: Callable[[bytes], by
     table = calibrate(job, front, stages)
     quantized = quantize(job, front, table, stages)
     engine = compile_engine(job, front.loaded, quantized, stages)
-    report = check(job, front, engine, stages)
+    report = explained(job, front, table, check(job, front, engine, stages), stages)
     with stages("bundle"):
         manifest = describe(job, front, table, quantized, report, engine, engine.graph)
         files = {GOLDEN: golden.to_bytes(golden.first(golden_data(front)))}
@@ -234,6 +234,20 @@ def check(job: Job, front: Front, engine: Engine, stages: Stages) -> CheckReport
                 require=job.check.require,
                 progress=progress,
             )
+
+
+def explained(
+    job: Job, front: Front, table: CalibrationTable | None, report: CheckReport, stages: Stages
+) -> CheckReport:
+    """A failed report of an INT8 job with one problem more: the modules that cost most, with their source lines."""
+    from trtpipe.diagnose import blame, diagnose, is_about_numbers
+
+    if report.passed or table is None or not is_about_numbers(report):
+        return report
+    with stages("diagnose") as progress:
+        found = diagnose(job, front.captured, front.check_source, table.amax, progress)
+    half = "fp16" if job.precision.fp16_mode else None
+    return replace(report, problems=(*report.problems, blame(found, half)))
 
 
 def open_runner(engine: Engine) -> tuple[Any, Any]:
