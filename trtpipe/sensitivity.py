@@ -76,7 +76,7 @@ class Sensitivity:
 
 @dataclass(frozen=True)
 class Sample:
-    """Some samples: inputs in order, each [B, ...], how many of them count (the rest is padding), and labels [B] or None."""
+    """Inputs in order, each [B, ...]; how many samples count (the rest is padding); labels [B] or None."""
 
     inputs: tuple[torch.Tensor, ...]
     count: int
