@@ -210,7 +210,7 @@ def _of_output(name: str, a: Array, b: Array, labels: Array | None) -> list[Metr
 
 
 def _judge(metric: Metric, limits: Limits) -> Metric:
-    """A share of the samples fails its limit only when its whole interval does; any other figure when it itself does."""
+    """A share of the samples fails its limit when its whole interval does; any other figure when it itself does."""
     for name, (of, larger_is_better) in LIMITS.items():
         limit = getattr(limits, name)
         if of != metric.name or limit is None:
@@ -225,7 +225,7 @@ def _judge(metric: Metric, limits: Limits) -> Metric:
 
 def undecided(judged: Sequence[Metric], samples: int) -> tuple[str, ...]:
     """A line for each limit that these samples are too few for: its figure might be on either side."""
-    better = {metric: larger for metric, larger in LIMITS.values()}
+    better = dict(LIMITS.values())
     lines = []
     for m in judged:
         if m.limit is None or m.interval is None or statistics.can_tell(m.interval, m.limit, better[m.name]):
@@ -233,7 +233,7 @@ def undecided(judged: Sequence[Metric], samples: int) -> tuple[str, ...]:
         enough = statistics.samples_to_tell(m.value, m.interval, m.limit, samples)
         more = "no number would" if enough is None else f"about {enough} would be needed"
         lines.append(
-            f"{m.output}.{m.name}: {samples} samples are too few to tell whether {m.value:.4g} meets the limit {m.limit:g} "
-            f"(95 % interval {m.interval[0]:.4g} to {m.interval[1]:.4g}; {more})"
+            f"{m.output}.{m.name}: {samples} samples are too few to tell whether {m.value:.4g} meets the limit "
+            f"{m.limit:g} (95 % interval {m.interval[0]:.4g} to {m.interval[1]:.4g}; {more})"
         )
     return tuple(lines)

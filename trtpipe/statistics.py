@@ -1,14 +1,14 @@
-"""Confidence intervals of what a check counts, and what a limit can be told from them. NumPy and the standard library only.
+"""Confidence intervals of what a check counts, and what a limit can be told from them. No torch.
 
 Two figures of a check are shares of the samples, and another sample of the same data would give others:
 
-- agreement, k of n samples with the baseline's class: the exact interval of Clopper and Pearson, "The use of confidence
-  or fiducial limits illustrated in the case of the binomial", Biometrika 26 (1934) 404-413;
-- the accuracy drop, (b - c) / n with b samples that only the baseline and c that only the engine gets right. Both answer
-  the same samples, so the interval is a paired one: Tango's score interval, "Equivalence test and confidence interval for
-  the difference in proportions for the paired-sample design", Statistics in Medicine 17 (1998) 891-908. It inverts a
-  score test that for no difference is McNemar's, "Note on the sampling error of the difference between correlated
-  proportions or percentages", Psychometrika 12 (1947) 153-157: it excludes 0 exactly when McNemar's test rejects.
+- agreement, k of n samples with the baseline's class: the exact interval of Clopper and Pearson, "The use of
+  confidence or fiducial limits illustrated in the case of the binomial", Biometrika 26 (1934) 404-413;
+- the accuracy drop, (b - c) / n with b samples that only the baseline and c that only the engine gets right. Both
+  answer the same samples, so the interval is a paired one: Tango's score interval, "Equivalence test and confidence
+  interval for the difference in proportions for the paired-sample design", Statistics in Medicine 17 (1998) 891-908.
+  It inverts a score test that for no difference is McNemar's, "Note on the sampling error of the difference between
+  correlated proportions or percentages", Psychometrika 12 (1947) 153-157: it excludes 0 when McNemar's test rejects.
 
 All are two-sided at 95 %.
 """
