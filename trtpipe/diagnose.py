@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from calib.data import Source
     from trtpipe.job import Job
     from trtpipe.progress import Progress
-    from trtpipe.sensitivity import Sample, Sensitivity
+    from trtpipe.ranking import Sensitivity
+    from trtpipe.sensitivity import Sample
     from trtpipe.values import Captured, CheckReport, TensorSpec
 
 #: Samples that sensitivities are measured on, and how many are run at a time: memory is what limits the second.
@@ -36,7 +37,7 @@ def diagnose(
         amax,
         first_samples(source, captured.inputs),
         half=half_dtype(precision.fp16_mode, precision.bf16_mode),
-        keep=Keep(precision.keep.fp32, precision.keep.fp16),
+        keep=Keep(precision.keep.fp32, precision.keep.fp16, precision.keep.bf16),
         progress=progress,
     )
 

@@ -68,7 +68,7 @@ def _per_channel(axis: int, half: torch.dtype | None) -> Rounding:
 class Partial:
     """Executes a graph from any of its operations on, given the values alive there; counts what it does.
 
-    `alive` maps node to value; constants are read when needed and never kept. `macs_of` holds the last execution of each.
+    `alive` maps node to value; constants are read when needed and never kept. `macs_of` is of the last execution.
     """
 
     graph: GraphModule

@@ -81,6 +81,7 @@ def build(job: Job, out: Path, reporter: Reporter, *, sign: Callable[[bytes], by
     """
     from trtpipe import golden
     from trtpipe.bundle import write_bundle
+    from trtpipe.diagnose import is_about_numbers
     from trtpipe.manifest import CALIBRATION, GOLDEN, GRAPH
 
     stages = Stages(reporter)
@@ -88,7 +89,14 @@ def build(job: Job, out: Path, reporter: Reporter, *, sign: Callable[[bytes], by
     table = calibrate(job, front, stages)
     quantized = quantize(job, front, table, stages)
     engine = compile_engine(job, front.loaded, quantized, stages)
-    report = explained(job, front, table, check(job, front, engine, stages), stages)
+    report = check(job, front, engine, stages)
+    if table is not None and is_about_numbers(report) and job.check.on_fail == "tune":
+        job, table, how = retuned(job, front, table, out, stages)
+        quantized = quantize(job, front, table, stages)
+        engine = compile_engine(job, front.loaded, quantized, stages)
+        report = check(job, front, engine, stages)
+        report = replace(report, notes=(*report.notes, how))
+    report = explained(job, front, table, report, stages)
     with stages("bundle"):
         manifest = describe(job, front, table, quantized, report, engine, engine.graph)
         files = {GOLDEN: golden.to_bytes(golden.first(golden_data(front)))}
@@ -178,7 +186,7 @@ def quantize(job: Job, front: Front, table: CalibrationTable | None, stages: Sta
             front.captured,
             int8=precision.int8_mode,
             half=half_dtype(precision.fp16_mode, precision.bf16_mode),
-            keep=Keep(precision.keep.fp32, precision.keep.fp16),
+            keep=Keep(precision.keep.fp32, precision.keep.fp16, precision.keep.bf16),
             amax={} if table is None else table.amax,
             ranges=ranges,
         )
@@ -234,6 +242,20 @@ def check(job: Job, front: Front, engine: Engine, stages: Stages) -> CheckReport
                 require=job.check.require,
                 progress=progress,
             )
+
+
+def retuned(
+    job: Job, front: Front, table: CalibrationTable, out: Path, stages: Stages
+) -> tuple[Job, CalibrationTable, str]:
+    """The job that `tune` finds (the closest when none meets the limits), its table, and a line that says so."""
+    from trtpipe.tune_line import tune_from
+    from trtpipe.tune_page import verdict
+
+    found = tune_from(job, front, table, out, stages)
+    algorithm = found.tuned.best.candidate.algorithm
+    if algorithm != table.algorithm:
+        table = table.recomputed(algorithm)
+    return found.job, table, f"check.on_fail: tune: {verdict(found.tuned, job.check.limits)}"
 
 
 def explained(

@@ -20,7 +20,8 @@ from trtpipe.placement import find_sites
 from trtpipe.precision import Keep
 from trtpipe.progress import Silent
 from trtpipe.quantize import place_qdq, prepare
-from trtpipe.sensitivity import ModuleSensitivity, Sample, Sensitivity, measure_sensitivity
+from trtpipe.ranking import ModuleSensitivity, Sensitivity
+from trtpipe.sensitivity import Sample, measure_sensitivity
 from trtpipe.units import find_units
 from trtpipe.values import CheckReport, Control, DimRange, LoadedModel, Metric, TensorSpec
 
