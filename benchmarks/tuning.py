@@ -100,7 +100,8 @@ def main() -> int:
             machine.finish(0, machine.inputs(sample.inputs), {})
         bare = time.perf_counter() - began
         found = diagnose(job, front.captured, front.check_source, table.amax, Silent())
-        print(f"{options.size} x {options.size} pixels, modules {len(found.modules)}, samples {found.samples}, GMACs a sample {found.macs / 1e9:.2f}")
+        print(f"{options.size} x {options.size} pixels")
+        print(f"modules {len(found.modules)}, samples {found.samples}, GMACs a sample {found.macs / 1e9:.2f}")
         print(f"bare forward pass over them: {bare:.1f} s")
         print(f"sensitivity: {found.passes:.1f} passes by MACs, {found.node_passes:.1f} by operations executed")
         sys.stdout.flush()

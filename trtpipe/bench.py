@@ -207,7 +207,8 @@ def compare(reference: Mapping[str, Array], found: Mapping[str, Array], labels: 
     if missing:
         raise InputError(f"outputs: must be {', '.join(reference)} (got {', '.join(found)}).")
     wide = {n: np.asarray(a).astype(np.float64) for n, a in found.items()}
-    ratios, worst, figures = [], 0.0, {}
+    ratios, worst = [], 0.0
+    figures: dict[str, Any] = {}
     for name, wanted in reference.items():
         got = wide[name]
         finite = bool(np.isfinite(got).all())

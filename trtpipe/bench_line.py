@@ -165,7 +165,7 @@ def _batches(job: Job) -> Iterator[Mapping[str, Array]]:
 
 
 def _ort_modes(job: Job, front: Front, amax: Mapping[str, float] | None, first: Mapping[str, Array]) -> list[Mode]:
-    """ONNX Runtime on the CPU, optimized for speed: the float graph, and the Q/DQ graph with everything else in FP32."""
+    """ONNX Runtime on the CPU, optimized for speed: the float graph, and the Q/DQ graph with all else in FP32."""
     from trtpipe.ort import OrtRunner
     from trtpipe.quantize import quantize
     from trtpipe.routes.onnx import to_onnx

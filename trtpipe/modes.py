@@ -125,7 +125,8 @@ def _ready(stand: Stand, call: Callable[..., Any], within: Callable[[], Abstract
 
 def _cuda_ms(run: Callable[[], object]) -> float:
     """Milliseconds between two events on the stream around one run."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    cuda: Any = torch.cuda
+    begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     run()
     end.record()
@@ -147,10 +148,12 @@ def _bytes(module: Any) -> int:
 
 def _as_script(script: Any, stand: Stand) -> Callable[..., Any]:
     """The baseline's module; a scripted one or a file is the network alone and gets its bindings back."""
-    buffer = io.BytesIO()
-    torch.jit.save(script, buffer)
-    buffer.seek(0)
-    fresh = torch.jit.load(buffer, map_location=stand.device).eval()
+    buffer, jit = io.BytesIO(), _jit()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        jit.save(script, buffer)
+        buffer.seek(0)
+        fresh = jit.load(buffer, map_location=stand.device).eval()
     bound: Any = stand.loaded.module
 
     def whole(*inputs: torch.Tensor) -> Tensors:
@@ -165,10 +168,15 @@ def _as_script(script: Any, stand: Stand) -> Callable[..., Any]:
     return call  # type: ignore[no-any-return]
 
 
+def _jit() -> Any:
+    """torch.jit, whose functions have no types."""
+    return torch.jit
+
+
 def _traced(module: torch.nn.Module, stand: Stand) -> Callable[..., Any]:
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")
-        traced: Any = torch.jit.trace(module, tensors(stand, stand.batch), check_trace=False)
+        traced: Any = _jit().trace(module, tensors(stand, stand.batch), check_trace=False)
 
     def call(*inputs: torch.Tensor) -> Any:
         return traced(*inputs)
