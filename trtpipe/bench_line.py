@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trtpipe.job import Job
     from trtpipe.pipeline import Front, Stages
     from trtpipe.progress import Reporter
-    from trtpipe.values import LoadedModel, TensorSpec
+    from trtpipe.values import CheckReport, Engine, LoadedModel, TensorSpec
 
 Array = np.ndarray[Any, Any]
 
@@ -258,3 +258,27 @@ def require_target(path: Path) -> str:
     if path.is_dir() or not path.exists():
         raise InputError(f"{path}: must be a job file or a bundle (got {'a folder' if path.is_dir() else 'nothing'}).")
     return "job"
+
+
+def judged_speed(job: Job, front: Front, engine: Engine, report: CheckReport, stages: Stages) -> CheckReport:
+    """`report` with `check.limits.speedup_over_fp16_min` judged: the FP16 engine is built too, and both are timed."""
+    from trtpipe.pipeline import compile_engine, quantize
+    from trtpipe.speed import judge_speedup, measure_speedup
+
+    limit = job.check.limits.speedup_over_fp16_min
+    if limit is None:
+        return report
+    if report.executed != "engine":
+        return judge_speedup(report, None, limit)
+    from trtpipe.trt.timing import open_timed
+
+    keep = job.precision.keep.model_copy(update={"fp16": (), "bf16": ()})
+    update = {"int8_mode": False, "fp16_mode": True, "bf16_mode": False, "keep": keep}
+    plain = job.model_copy(update={"precision": job.precision.model_copy(update=update)})
+    other = compile_engine(plain, front.loaded, quantize(plain, front, None, stages), stages)
+    arrays, labels = _samples(front, SAMPLES)
+    data, _ = _data(arrays, labels, front.loaded.inputs[0])
+    with stages("speed"):
+        int8, fp16 = (open_timed(e.data, cuda_graph=False) for e in (engine, other))
+        found = measure_speedup(int8, fp16, next(iter(data.batches())))
+    return judge_speedup(report, found, limit)

@@ -80,6 +80,7 @@ def build(job: Job, out: Path, reporter: Reporter, *, sign: Callable[[bytes], by
         TrtpipeError: with the exit code of what went wrong; nothing is then written.
     """
     from trtpipe import golden
+    from trtpipe.bench_line import judged_speed
     from trtpipe.bundle import write_bundle
     from trtpipe.diagnose import is_about_numbers
     from trtpipe.manifest import CALIBRATION, GOLDEN, GRAPH
@@ -96,7 +97,7 @@ def build(job: Job, out: Path, reporter: Reporter, *, sign: Callable[[bytes], by
         engine = compile_engine(job, front.loaded, quantized, stages)
         report = check(job, front, engine, stages)
         report = replace(report, notes=(*report.notes, how))
-    report = explained(job, front, table, report, stages)
+    report = explained(job, front, table, judged_speed(job, front, engine, report, stages), stages)
     with stages("bundle"):
         manifest = describe(job, front, table, quantized, report, engine, engine.graph)
         files = {GOLDEN: golden.to_bytes(golden.first(golden_data(front)))}

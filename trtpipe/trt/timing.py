@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from trtpipe.errors import MissingError
+from trtpipe.trt import flavour, plan
 from trtpipe.trt.runtime import EngineRunner
 
 Array = np.ndarray[Any, Any]
@@ -59,6 +60,27 @@ class TimedEngine(EngineRunner):
                     memory.download(self._buffers[name], array)
             events.record(1, memory.stream)
             return events.milliseconds()
+
+    def layer_ms(self, inputs: Mapping[str, Array]) -> tuple[tuple[str, float], ...]:
+        """Milliseconds of each layer of one execution, in order, as TensorRT's profiler reports them (IProfiler)."""
+        found: list[tuple[str, float]] = []
+        trt = flavour.load(plan.read_header(self._plan).flavour).module
+
+        class Profiler(trt.IProfiler):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                trt.IProfiler.__init__(self)  # pybind11 wants the base called by name
+
+            def report_layer_time(self, layer_name: str, ms: float) -> None:
+                found.append((layer_name, float(ms)))
+
+        context = self._calls._context
+        profiler = Profiler()
+        context.profiler = profiler
+        try:
+            self.run(inputs)
+        finally:
+            context.profiler = None
+        return tuple(found)
 
     def device_memory_bytes(self) -> int | None:
         """What the engine needs for activations, as TensorRT states it; None where it does not."""
