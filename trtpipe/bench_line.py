@@ -97,10 +97,26 @@ def _measured(
     stages: Stages,
     reference: str,
 ) -> Bench:
+    notes = busy(_load(), _cores())
     with stages("bench") as progress:
         rows, done = measure_modes(modes, data, batch=batch, rounds=rounds, seconds=seconds, progress=progress)
     samples = len(next(iter(data.reference.values())))
-    return Bench(name, batch, samples, done, WARM_UP, reference, _cores(), rows, environment())
+    notes = tuple(dict.fromkeys((*notes, *busy(_load(), _cores()))))[:1]
+    return Bench(name, batch, samples, done, WARM_UP, reference, _cores(), rows, environment(), notes)
+
+
+def busy(load: float | None, cores: int) -> tuple[str, ...]:
+    """A warning when more threads wanted to run in the last minute than there are cores: latencies then say little."""
+    if load is None or load <= cores + 1:
+        return ()
+    return (
+        f"the machine was busy: {load:.1f} threads wanted its {cores} cores in the minute before. "
+        "Compare sizes and answers, not latencies",
+    )
+
+
+def _load() -> float | None:
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
 def _cores() -> int:
@@ -235,7 +251,7 @@ def _engine_modes(engine: Callable[[], bytes], target: str, first: Mapping[str, 
                 len(data),
                 (f"CUDA events; {where}", runner.name),
                 ms=lambda: runner.milliseconds(first, transfers=transfers),
-                peak_memory_bytes=runner.device_memory_bytes,
+                peak_memory_bytes=lambda: runner.device_memory_bytes,
             )
 
         return Mode(name, "cuda", prepare, cannot)

@@ -220,12 +220,20 @@ def _pt2e(stand: Stand) -> Callable[..., Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         graph = export(stand.loaded.module, stand.loaded.inputs).module(check_guards=False)
+        _tell_relus_apart(graph)
         observed = prepare_pt2e(graph, quantizer)
         with torch.inference_mode():
             for _, arrays in zip(range(CALIBRATION_BATCHES), stand.calibration(), strict=False):
                 observed(*tensors(stand, arrays))
         converted: torch.nn.Module = convert_pt2e(observed)
     return _compiled(converted, freezing=True)
+
+
+def _tell_relus_apart(graph: Any) -> None:
+    """Give each ReLU a name of its own: torchao 0.18's quantizer cannot take one ReLU module that is called twice."""
+    for node in graph.graph.nodes:
+        if node.target in (torch.ops.aten.relu.default, torch.ops.aten.relu_.default):
+            node.meta["source_fn_stack"] = [(node.name, torch.nn.functional.relu)]
 
 
 def pieces(batches: Iterator[Mapping[str, Array]], loaded: LoadedModel) -> Iterator[Mapping[str, Array]]:

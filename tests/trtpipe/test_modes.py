@@ -22,10 +22,13 @@ class Small(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.conv = nn.Conv2d(3, 8, 3)
+        self.relu = nn.ReLU()  # used twice, as in many residual networks
+        self.conv2 = nn.Conv2d(8, 8, 1)
         self.head = nn.Linear(8, 5)
 
     def forward(self, x):
-        return self.head(torch.relu(self.conv(x)).mean((2, 3)))
+        x = self.relu(self.conv(x))
+        return self.head(self.relu(self.conv2(x) + x).mean((2, 3)))
 
 
 @pytest.fixture(scope="module")

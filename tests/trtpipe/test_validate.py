@@ -108,8 +108,6 @@ def test_what_this_version_does_not_do_is_refused(folder):
     path = write(folder, ("  compute_capability: [8.6, 12.0]", target), ("limits: {cosine_min: 0.99}", limits))
     assert messages(path, here=False) == [
         "build.route: must be onnx in this version (got 'torch2trt').",
-        "check.limits.speedup_over_fp16_min: must be left out in this version (got 1.5).",
-        "check.on_fail: must be error in this version (got 'tune').",
     ]
     assert main(["build", str(path)]) == 2
 

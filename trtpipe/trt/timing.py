@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from trtpipe.errors import MissingError
-from trtpipe.trt import flavour, plan
 from trtpipe.trt.runtime import EngineRunner
 
 Array = np.ndarray[Any, Any]
@@ -64,7 +63,7 @@ class TimedEngine(EngineRunner):
     def layer_ms(self, inputs: Mapping[str, Array]) -> tuple[tuple[str, float], ...]:
         """Milliseconds of each layer of one execution, in order, as TensorRT's profiler reports them (IProfiler)."""
         found: list[tuple[str, float]] = []
-        trt = flavour.load(plan.read_header(self._plan).flavour).module
+        trt = self._flavour.module
 
         class Profiler(trt.IProfiler):  # type: ignore[misc, name-defined]
             def __init__(self) -> None:
@@ -81,14 +80,6 @@ class TimedEngine(EngineRunner):
         finally:
             context.profiler = None
         return tuple(found)
-
-    def device_memory_bytes(self) -> int | None:
-        """What the engine needs for activations, as TensorRT states it; None where it does not."""
-        for name in ("device_memory_size_v2", "device_memory_size"):
-            size = getattr(self._engine, name, None)
-            if size is not None:
-                return int(size)
-        return None
 
     def _upload(self, arrays: Mapping[str, Array]) -> None:
         for name, array in arrays.items():
