@@ -50,7 +50,7 @@ def bench_job(
     data, batch = _data(arrays, labels, front.loaded.inputs[0])
     device = _device()
     first = next(iter(data.batches()))
-    stand = Stand(front.loaded, first, device, lambda: pieces(_batches(job), front.loaded))
+    stand = Stand(front.loaded, first, device, lambda: _whole(pieces(_batches(job), front.loaded), batch))
     modes = [
         *torch_modes(stand, front.baseline.module),
         *_ort_modes(job, front, None if table is None else table.amax, first),
@@ -168,6 +168,13 @@ def _reference(loaded: LoadedModel, data: Data) -> dict[str, Array]:
         for spec, value in zip(loaded.outputs, outputs, strict=True):
             parts[spec.name].append(value.numpy().copy())
     return {n: np.concatenate(a) for n, a in parts.items()}
+
+
+def _whole(batches: Iterator[Mapping[str, Array]], size: int) -> Iterator[Mapping[str, Array]]:
+    """The batches cut to `size` samples each; what does not fill one is left out."""
+    for arrays in batches:
+        there = len(next(iter(arrays.values())))
+        yield from ({n: a[k : k + size] for n, a in arrays.items()} for k in range(0, there - size + 1, size))
 
 
 def _batches(job: Job) -> Iterator[Mapping[str, Array]]:

@@ -17,7 +17,6 @@ import torch
 
 from trtpipe.bench import Mode, Ready
 from trtpipe.errors import MissingError
-from trtpipe.export import export
 from trtpipe.values import LoadedModel
 
 Array = np.ndarray[Any, Any]
@@ -83,7 +82,7 @@ def torch_modes(stand: Stand, script: Any) -> tuple[Mode, ...]:
         mode("TorchScript BF16", lambda: _traced(moved(InHalf(module, bfloat)), stand)),
         mode("torch.compile FP32", lambda: _compiled(moved(module)), compiler),
         mode("torch.compile BF16", lambda: _compiled(moved(InHalf(module, bfloat))), compiler),
-        mode(f"PyTorch INT8 ({_int8_backend()})", lambda: _pt2e(stand), cpu_only or compiler),
+        mode(f"PyTorch INT8 ({_int8_backend()})", lambda: _pt2e(stand), cpu_only),
     )
 
 
@@ -205,7 +204,8 @@ def _int8_backend() -> str:
 
 
 def _pt2e(stand: Stand) -> Callable[..., Any]:
-    """PyTorch's own INT8: its quantizer for this processor, its observers, Inductor's kernels."""
+    """PyTorch's own INT8: its quantizer for this processor, its observers, and oneDNN's kernels."""
+    from torchao.quantization.pt2e.lowering import lower_pt2e_quantized_to_x86
     from torchao.quantization.pt2e.quantizer import arm_inductor_quantizer as arm
     from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
@@ -213,20 +213,26 @@ def _pt2e(stand: Stand) -> Callable[..., Any]:
 
     if torch.backends.quantized.engine not in ("x86", "fbgemm", "onednn", "qnnpack"):
         raise MissingError("PyTorch has no quantized kernels for this processor")
-    if _int8_backend().startswith("Arm"):
+    on_arm = _int8_backend().startswith("Arm")
+    if on_arm:
         quantizer: Any = arm.ArmInductorQuantizer().set_global(arm.get_default_arm_inductor_quantization_config())
     else:
         quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
+    example = tensors(stand, stand.batch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        graph = export(stand.loaded.module, stand.loaded.inputs).module(check_guards=False)
+        graph = torch.export.export(stand.loaded.module, example).module(check_guards=False)
         _tell_relus_apart(graph)
         observed = prepare_pt2e(graph, quantizer)
         with torch.inference_mode():
             for _, arrays in zip(range(CALIBRATION_BATCHES), stand.calibration(), strict=False):
                 observed(*tensors(stand, arrays))
         converted: torch.nn.Module = convert_pt2e(observed)
-    return _compiled(converted, freezing=True)
+        if on_arm:
+            return _compiled(converted, freezing=True)
+        with torch.no_grad():  # torch 2.14's Inductor refuses oneDNN's packed weights; torchao's own lowering does not
+            lowered: torch.nn.Module = lower_pt2e_quantized_to_x86(converted, example)
+    return lowered
 
 
 def _tell_relus_apart(graph: Any) -> None:
