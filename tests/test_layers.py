@@ -39,7 +39,16 @@ ONLY = {
     "rich": ("trtpipe/console.py",),
     "pickle": (),
     "trtpipe.console": ("trtpipe/cli.py", "trtpipe/commands/"),
-    "trtpipe.pipeline": ("trtpipe/commands/", "trtpipe/__init__.py", "trtpipe/kit_line.py"),
+    "trtpipe.pipeline": (
+        "trtpipe/commands/",
+        "trtpipe/__init__.py",
+        "trtpipe/kit_line.py",
+        "trtpipe/calibration_line.py",
+        "trtpipe/tune_line.py",
+        "trtpipe/bench_line.py",
+    ),
+    "trtpipe.tune_line": ("trtpipe/commands/", "trtpipe/pipeline.py", "trtpipe/bench_line.py"),
+    "trtpipe.bench_line": ("trtpipe/commands/", "trtpipe/pipeline.py"),
     "trtpipe.kit_line": ("trtpipe/commands/",),
     "trtpipe.examples": ("trtpipe/examples/",),
 }

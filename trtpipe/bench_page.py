@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from trtpipe.bench import Bench, Row
 from trtpipe.errors import InputError
+from trtpipe.plain_json import json_text
 
 #: Column title and what it shows, in order.
 COLUMNS = (
@@ -54,10 +55,8 @@ def read_bench(path: Path) -> Bench:
 
 
 def bench_text(bench: Bench) -> str:
-    """The bench as JSON, which `read_bench` reads; infinities are strings."""
-    from trtpipe.console import jsonable
-
-    return json.dumps(jsonable(bench), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    """The bench as JSON, which `read_bench` reads."""
+    return json_text(bench)
 
 
 def markdown(bench: Bench) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trtpipe.errors import InputError
+from trtpipe.plain_json import json_text
 from trtpipe.ranking import Sensitivity
 from trtpipe.tune import Candidate, Trial
 
@@ -94,8 +94,6 @@ class Trials:
         return self.rankings[algorithm]
 
     def _write(self) -> None:
-        from trtpipe.console import jsonable
-
         content = {
             "format": FORMAT,
             "version": 1,
@@ -103,8 +101,7 @@ class Trials:
             "rankings": self.rankings,
             "trials": self.trials,
         }
-        text = json.dumps(jsonable(content), indent=1, ensure_ascii=False, allow_nan=False)
-        write_whole(self.path, text + "\n")
+        write_whole(self.path, json_text(content))
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -9,7 +9,7 @@ import click
 from trtpipe.commands.options import json_option, set_option
 
 
-@click.command("tune", short_help="Keep as little as possible out of INT8 within the accuracy budget.")
+@click.command("tune", short_help="Meet the accuracy budget with most in INT8.")
 @click.argument("job", type=click.Path(path_type=Path))
 @click.option(
     "-o",
