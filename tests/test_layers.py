@@ -19,7 +19,7 @@ HEAVY = ("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnx_ir", "on
 #: Modules that cannot exist without what they are named for; everyone else imports them inside functions.
 NEEDS_MORE = {
     "calib.kernel": "numba",
-    "trtpipe.bound": "torch",
+    "trtpipe.macs", "trtpipe.modes", "trtpipe.partial", "trtpipe.sensitivity", "trtpipe.units", "trtpipe.bound": "torch",
     "trtpipe.graph": "torch",
     "trtpipe.placement": "torch",
     "trtpipe.precision": "torch",

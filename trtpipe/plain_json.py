@@ -1,4 +1,4 @@
-"""Values as JSON text that pydantic reads back: infinities and NaN, which JSON lacks, as the strings inf, -inf and nan."""
+"""Values as JSON text that pydantic reads back: infinity and NaN, which JSON lacks, as the strings inf, -inf, nan."""
 
 from __future__ import annotations
 
