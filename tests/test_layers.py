@@ -19,7 +19,12 @@ HEAVY = ("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnx_ir", "on
 #: Modules that cannot exist without what they are named for; everyone else imports them inside functions.
 NEEDS_MORE = {
     "calib.kernel": "numba",
-    "trtpipe.macs", "trtpipe.modes", "trtpipe.partial", "trtpipe.sensitivity", "trtpipe.units", "trtpipe.bound": "torch",
+    "trtpipe.bound": "torch",
+    "trtpipe.macs": "torch",
+    "trtpipe.modes": "torch",
+    "trtpipe.partial": "torch",
+    "trtpipe.sensitivity": "torch",
+    "trtpipe.units": "torch",
     "trtpipe.graph": "torch",
     "trtpipe.placement": "torch",
     "trtpipe.precision": "torch",
