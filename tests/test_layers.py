@@ -20,6 +20,11 @@ HEAVY = ("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnx_ir", "on
 NEEDS_MORE = {
     "calib.kernel": "numba",
     "trtpipe.bound": "torch",
+    "trtpipe.macs": "torch",
+    "trtpipe.modes": "torch",
+    "trtpipe.partial": "torch",
+    "trtpipe.sensitivity": "torch",
+    "trtpipe.units": "torch",
     "trtpipe.graph": "torch",
     "trtpipe.placement": "torch",
     "trtpipe.precision": "torch",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
-from trtpipe import metrics
+from trtpipe import metrics, statistics
 from trtpipe.batches import fitted
 from trtpipe.errors import InputError
 from trtpipe.job import Limits
@@ -125,6 +125,8 @@ def check_engine(
         judged, worse = measure(few.reference, answered, few.labels, limits)
         failed = bool(wrong or worse) or any(m.passed is False for m in judged)
         control = Control(damaged.tensor, damaged.how, failed, few.samples)
+        if not failed and undecided(judged, few.samples):
+            problems.append(f"the control's {few.samples} samples are too few for the limits to tell anything")
     if control is None:
         raise InputError(
             "check: must have a control (got none). Give a damaged copy of the graph, or an earlier control."
@@ -135,7 +137,8 @@ def check_engine(
             "Tighten check.limits, or check on data that differ from each other"
         )
     passed = not problems and all(m.passed is not False for m in measured)
-    return CheckReport(executed, runner.name, data.samples, measured, control, passed, tuple(problems))
+    notes = undecided(measured, data.samples)
+    return CheckReport(executed, runner.name, data.samples, measured, control, passed, tuple(problems), notes)
 
 
 def run_all(
@@ -162,7 +165,7 @@ def measure(
     """Every metric of every output, paired by exact name, judged where there is a limit; and what stands in the way."""
     problems = [f"output {n} is missing from what was executed" for n in reference if n not in found]
     problems += [f"output {n} was executed and has no baseline" for n in found if n not in reference]
-    values: list[tuple[str, str, float]] = []
+    values: list[Metric] = []
     for name in reference:
         if name not in found:
             continue
@@ -175,9 +178,9 @@ def measure(
             which = "the baseline" if not np.isfinite(a).all() else "what was executed"
             problems.append(f"output {name} holds NaN or infinity in {which}")
         else:
-            values += [(metric, name, value) for metric, value in _of_output(a, b, labels).items()]
-    by_metric = {metric for metric, _, _ in values}
-    judged = [_judge(*value, limits) for value in values]
+            values += _of_output(name, a, b, labels)
+    by_metric = {m.name for m in values}
+    judged = [_judge(m, limits) for m in values]
     for limit, (metric, _) in LIMITS.items():
         if getattr(limits, limit) is not None and metric not in by_metric:
             why = "needs labels" if metric == "accuracy_drop" else "needs an output of one score a class"
@@ -187,28 +190,54 @@ def measure(
     return tuple(judged), problems
 
 
-def _of_output(a: Array, b: Array, labels: Array | None) -> dict[str, float]:
+def _of_output(name: str, a: Array, b: Array, labels: Array | None) -> list[Metric]:
+    """Every figure of one output; shares of the samples carry their 95 % confidence interval (see `statistics`)."""
     cosines = metrics.cosine(a, b)
-    found = {
-        "cosine": float(cosines.mean()),
-        "cosine_worst": float(cosines.min()),
-        "max_abs": metrics.max_abs(a, b),
-        "relative_l2": metrics.relative_l2(a, b),
-        "sqnr_db": metrics.sqnr_db(a, b),
-    }
+    found = [
+        Metric("cosine", name, float(cosines.mean())),
+        Metric("cosine_worst", name, float(cosines.min())),
+        Metric("max_abs", name, metrics.max_abs(a, b)),
+        Metric("relative_l2", name, metrics.relative_l2(a, b)),
+        Metric("sqnr_db", name, metrics.sqnr_db(a, b)),
+    ]
     if metrics.ranks_classes(a):
-        found["top1_agreement"] = metrics.top1_agreement(a, b)
+        agreement = statistics.binomial_interval(metrics.same_class(a, b), len(a))
+        found.append(Metric("top1_agreement", name, metrics.top1_agreement(a, b), interval=agreement))
         if labels is not None and (labels >= 0).any():
-            found["accuracy_baseline"] = metrics.accuracy(a, labels)
-            found["accuracy_engine"] = metrics.accuracy(b, labels)
-            found["accuracy_drop"] = found["accuracy_baseline"] - found["accuracy_engine"]
+            pairs = metrics.paired_accuracy(a, b, labels)
+            before, after = pairs.accuracies
+            drop = statistics.paired_interval(pairs.only_reference, pairs.only_found, pairs.samples)
+            found.append(Metric("accuracy_baseline", name, before))
+            found.append(Metric("accuracy_engine", name, after))
+            found.append(Metric("accuracy_drop", name, pairs.drop, interval=drop))
     return found
 
 
-def _judge(metric: str, output: str, value: float, limits: Limits) -> Metric:
+def _judge(metric: Metric, limits: Limits) -> Metric:
+    """A share of the samples fails its limit when its whole interval does; any other figure when it itself does."""
     for name, (of, larger_is_better) in LIMITS.items():
         limit = getattr(limits, name)
-        if of == metric and limit is not None:
-            good = value >= limit if larger_is_better else value <= limit
-            return Metric(metric, output, value, limit, good and not math.isnan(value))
-    return Metric(metric, output, value)
+        if of != metric.name or limit is None:
+            continue
+        if metric.interval is not None:
+            passed = not statistics.fails(metric.interval, limit, larger_is_better)
+        else:
+            passed = metric.value >= limit if larger_is_better else metric.value <= limit
+        return replace(metric, limit=limit, passed=passed and not math.isnan(metric.value))
+    return metric
+
+
+def undecided(judged: Sequence[Metric], samples: int) -> tuple[str, ...]:
+    """A line for each limit that these samples are too few for: its figure might be on either side."""
+    better = dict(LIMITS.values())
+    lines = []
+    for m in judged:
+        if m.limit is None or m.interval is None or statistics.can_tell(m.interval, m.limit, better[m.name]):
+            continue
+        enough = statistics.samples_to_tell(m.value, m.interval, m.limit, samples)
+        more = "no number would" if enough is None else f"about {enough} would be needed"
+        lines.append(
+            f"{m.output}.{m.name}: {samples} samples are too few to tell whether {m.value:.4g} meets the limit "
+            f"{m.limit:g} (95 % interval {m.interval[0]:.4g} to {m.interval[1]:.4g}; {more})"
+        )
+    return tuple(lines)

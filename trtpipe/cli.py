@@ -28,6 +28,8 @@ COMMANDS: Mapping[str, str] = {
     "calibrate": "trtpipe.commands.calibrate:command",
     "prepare": "trtpipe.commands.prepare:command",
     "check": "trtpipe.commands.check:command",
+    "tune": "trtpipe.commands.tune:command",
+    "bench": "trtpipe.commands.bench:command",
     "verify": "trtpipe.commands.verify:command",
     "run": "trtpipe.commands.run:command",
     "pack": "trtpipe.commands.pack:command",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trtpipe.diagnose import is_about_numbers
 from trtpipe.errors import InputError
 from trtpipe.golden import Golden
 from trtpipe.pipeline import (
@@ -19,14 +20,17 @@ from trtpipe.pipeline import (
     check_data,
     damaged,
     describe,
+    explained,
     open_runner,
     prepare,
     quantize,
+    retuned,
     table_bytes,
 )
-from trtpipe.values import CheckReport, Engine, OnnxModel
+from trtpipe.values import CheckReport, Engine, OnnxModel, Quantized
 
 if TYPE_CHECKING:
+    from calib.table import CalibrationTable
     from trtpipe.bundle import Bundle
     from trtpipe.job import Build, Job
     from trtpipe.progress import Progress, Reporter
@@ -51,22 +55,38 @@ def write_kit(job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = No
         raise InputError(
             f"build.route: must be onnx to prepare a kit (got {job.build.route}). Build it where its GPU is."
         )
+    if (speedup := job.check.limits.speedup_over_fp16_min) is not None:
+        raise InputError(
+            f"check.limits.speedup_over_fp16_min: must be left out to prepare a kit (got {speedup}). "
+            "Build the job where its GPU is: both engines are timed there."
+        )
     stages = Stages(reporter)
     front = prepare(job, stages)
     table = calibrate(job, front, stages)
-    quantized = quantize(job, front, table, stages)
-    with stages("lower"):
-        graph = to_onnx(quantized)
-    with stages("check") as progress, OrtRunner(graph.data, as_written=job.build.target != "onnxruntime") as runner:
-        report = check_engine(
-            runner,
-            "graph",
-            check_data(job, front),
-            front.loaded.inputs,
-            job.check.limits,
-            damaged=damaged(graph),
-            progress=progress,
-        )
+
+    def checked(job: Job, table: CalibrationTable | None) -> tuple[Quantized, OnnxModel, CheckReport]:
+        quantized = quantize(job, front, table, stages)
+        with stages("lower"):
+            graph = to_onnx(quantized)
+        as_written = job.build.target != "onnxruntime"
+        with stages("check") as progress, OrtRunner(graph.data, as_written=as_written) as runner:
+            report = check_engine(
+                runner,
+                "graph",
+                check_data(job, front),
+                front.loaded.inputs,
+                job.check.limits,
+                damaged=damaged(graph),
+                progress=progress,
+            )
+        return quantized, graph, report
+
+    quantized, graph, report = checked(job, table)
+    if table is not None and is_about_numbers(report) and job.check.on_fail == "tune":
+        job, table, how = retuned(job, front, table, out, stages)
+        quantized, graph, report = checked(job, table)
+        report = dataclasses.replace(report, notes=(*report.notes, how))
+    report = explained(job, front, table, report, stages)
     with stages("kit"):
         manifest = describe(job, front, table, quantized, report, None, graph)
         calibration = None if table is None else table_bytes(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -53,10 +54,48 @@ def ranks_classes(x: Array) -> bool:
 
 def top1_agreement(reference: Array, found: Array) -> float:
     """Share of samples with the same argmax, in [0, 1]; both are [S, C]."""
-    return float((_rows(reference).argmax(1) == _rows(found).argmax(1)).mean())
+    return same_class(reference, found) / len(reference)
+
+
+def same_class(reference: Array, found: Array) -> int:
+    """How many samples have the same argmax; both are [S, C]."""
+    return int((_rows(reference).argmax(1) == _rows(found).argmax(1)).sum())
 
 
 def accuracy(scores: Array, labels: Array) -> float:
     """Share of samples whose argmax is the label, in [0, 1], over those whose label is known (>= 0)."""
     known = labels >= 0
     return float((_rows(scores).argmax(1)[known] == labels[known]).mean())
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Samples with a known label (>= 0) by who gets them right: both, one alone, or neither."""
+
+    both: int
+    only_reference: int
+    only_found: int
+    neither: int
+
+    @property
+    def samples(self) -> int:
+        """All of them."""
+        return self.both + self.only_reference + self.only_found + self.neither
+
+    @property
+    def accuracies(self) -> tuple[float, float]:
+        """Share of samples that the reference gets right, and that what was found gets right, in [0, 1]."""
+        return (self.both + self.only_reference) / self.samples, (self.both + self.only_found) / self.samples
+
+    @property
+    def drop(self) -> float:
+        """How much less of the samples is right in what was found, in [-1, 1]."""
+        return (self.only_reference - self.only_found) / self.samples
+
+
+def paired_accuracy(reference: Array, found: Array, labels: Array) -> Paired:
+    """Who gets which samples right; scores are [S, C], labels int [S]."""
+    known = labels >= 0
+    a = _rows(reference).argmax(1)[known] == labels[known]
+    b = _rows(found).argmax(1)[known] == labels[known]
+    return Paired(int((a & b).sum()), int((a & ~b).sum()), int((~a & b).sum()), int((~a & ~b).sum()))

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +90,9 @@ def build(job: Job, out: Path, reporter: Reporter, *, sign: Callable[[bytes], by
         TrtpipeError: with the exit code of what went wrong; nothing is then written.
     """
     from trtpipe import golden
+    from trtpipe.bench_line import judged_speed
     from trtpipe.bundle import write_bundle
+    from trtpipe.diagnose import is_about_numbers
     from trtpipe.manifest import CALIBRATION, GOLDEN, GRAPH, REPORT
 
     stages = Stages(reporter)
@@ -100,6 +102,13 @@ def build(job: Job, out: Path, reporter: Reporter, *, sign: Callable[[bytes], by
     engine = compile_engine(job, front.loaded, quantized, stages)
     found: dict[str, np.ndarray[Any, Any]] = {}
     report = check(job, front, engine, stages, keep=found.update)
+    if table is not None and is_about_numbers(report) and job.check.on_fail == "tune":
+        job, table, how = retuned(job, front, table, out, stages)
+        quantized = quantize(job, front, table, stages)
+        engine = compile_engine(job, front.loaded, quantized, stages)
+        report = check(job, front, engine, stages, keep=found.update)
+        report = replace(report, notes=(*report.notes, how))
+    report = explained(job, front, table, judged_speed(job, front, engine, report, stages), stages)
     with stages("bundle"):
         manifest = describe(job, front, table, quantized, report, engine, engine.graph)
         files = {GOLDEN: golden.to_bytes(golden.first(golden_data(front)))}
@@ -203,7 +212,7 @@ def quantize(job: Job, front: Front, table: CalibrationTable | None, stages: Sta
             front.captured,
             int8=quantizes(job),
             half=half_dtype(precision.fp16_mode, precision.bf16_mode),
-            keep=Keep(precision.keep.fp32, precision.keep.fp16),
+            keep=Keep(precision.keep.fp32, precision.keep.fp16, precision.keep.bf16),
             amax={} if table is None else table.amax,
             ranges=ranges,
         )
@@ -267,6 +276,34 @@ def check(
                 keep=keep,
                 progress=progress,
             )
+
+
+def retuned(
+    job: Job, front: Front, table: CalibrationTable, out: Path, stages: Stages
+) -> tuple[Job, CalibrationTable, str]:
+    """The job that `tune` finds (the closest when none meets the limits), its table, and a line that says so."""
+    from trtpipe.tune_line import tune_from
+    from trtpipe.tune_page import verdict
+
+    found = tune_from(job, front, table, out, stages)
+    algorithm = found.tuned.best.candidate.algorithm
+    if algorithm != table.algorithm:
+        table = table.recomputed(algorithm)
+    return found.job, table, f"check.on_fail: tune: {verdict(found.tuned, job.check.limits)}"
+
+
+def explained(
+    job: Job, front: Front, table: CalibrationTable | None, report: CheckReport, stages: Stages
+) -> CheckReport:
+    """A failed report of an INT8 job with one problem more: the modules that cost most, with their source lines."""
+    from trtpipe.diagnose import blame, diagnose, is_about_numbers
+
+    if report.passed or table is None or not is_about_numbers(report):
+        return report
+    with stages("diagnose") as progress:
+        found = diagnose(job, front.captured, front.check_source, table.amax, progress)
+    half = "fp16" if job.precision.fp16_mode else None
+    return replace(report, problems=(*report.problems, blame(found, half)))
 
 
 def open_runner(engine: Engine) -> tuple[Any, Any]:

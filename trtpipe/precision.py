@@ -54,6 +54,7 @@ class Keep:
 
     fp32: tuple[str, ...] = ()
     fp16: tuple[str, ...] = ()
+    bf16: tuple[str, ...] = ()
 
     def fp32_glob(self, node: Node) -> str | None:
         """The first glob that keeps the node in FP32."""
@@ -61,11 +62,11 @@ class Keep:
 
     def out_of_int8(self, node: Node) -> bool:
         """Whether the node must not compute in INT8."""
-        return _matching(self.fp32 + self.fp16, module_path(node)) is not None
+        return _matching(self.fp32 + self.fp16 + self.bf16, module_path(node)) is not None
 
     def reason(self, node: Node) -> str | None:
         """Which entry of the job keeps the node out of INT8."""
-        for name, globs in (("fp32", self.fp32), ("fp16", self.fp16)):
+        for name, globs in (("fp32", self.fp32), ("fp16", self.fp16), ("bf16", self.bf16)):
             glob = _matching(globs, module_path(node))
             if glob:
                 return f"precision.keep.{name}: {glob}"
@@ -85,7 +86,7 @@ def checked_keep(keep: Keep, graph: GraphModule) -> Keep:
         InputError: a glob matches nothing; the message names the nearest paths.
     """
     paths = sorted({module_path(n) for n in calls(graph.graph)} - {""})
-    for name, globs in (("fp32", keep.fp32), ("fp16", keep.fp16)):
+    for name, globs in (("fp32", keep.fp32), ("fp16", keep.fp16), ("bf16", keep.bf16)):
         for glob in globs:
             if not any(_matching((glob,), p) for p in paths):
                 near = difflib.get_close_matches(glob.replace("*", ""), paths, n=3, cutoff=0.0)

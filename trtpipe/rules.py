@@ -152,9 +152,11 @@ def _precision(precision: Precision) -> Iterator[Broken]:
         yield Broken(("precision", "bf16_mode"), "not be set with fp16_mode", "both true", "Choose one.")
     if precision.keep.fp32 and not (precision.fp16_mode or precision.bf16_mode or precision.int8_mode):
         yield Broken(("precision", "keep", "fp32"), "be empty when everything is FP32", _list(precision.keep.fp32))
-    if precision.keep.fp16 and not (precision.fp16_mode and precision.int8_mode):
-        got = _list(precision.keep.fp16)
-        yield Broken(("precision", "keep", "fp16"), "be empty unless fp16_mode and int8_mode are true", got)
+    for half, mode in (("fp16", precision.fp16_mode), ("bf16", precision.bf16_mode)):
+        kept = getattr(precision.keep, half)
+        if kept and not (mode and precision.int8_mode):
+            must = f"be empty unless {half}_mode and int8_mode are true"
+            yield Broken(("precision", "keep", half), must, _list(kept))
 
 
 def _route(build: Build, precision: Precision, model: Model) -> Iterator[Broken]:

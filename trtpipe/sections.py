@@ -175,6 +175,7 @@ class Keep(Section):
 
     fp32: tuple[str, ...] = Field(default=(), description="stay in FP32")
     fp16: tuple[str, ...] = Field(default=(), description="stay in FP16 instead of INT8")
+    bf16: tuple[str, ...] = Field(default=(), description="stay in BF16 instead of INT8")
 
 
 class Precision(Section):

@@ -143,11 +143,6 @@ def _not_yet(job: Job) -> _Found:
 
     if job.build.route not in ROUTES:
         yield "build.route", said(f"be {either(tuple(ROUTES))} in this version", repr(job.build.route))
-    if job.check.on_fail == "tune":
-        yield "check.on_fail", said("be error in this version", repr(job.check.on_fail))
-    if job.check.limits.speedup_over_fp16_min is not None:
-        got = str(job.check.limits.speedup_over_fp16_min)
-        yield "check.limits.speedup_over_fp16_min", said("be left out in this version", got)
 
 
 def _refusals(job: Job, version: str | None) -> _Found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -9,11 +10,12 @@ import numpy as np
 import pytest
 
 from trtpipe.batches import fitted
-from trtpipe.check import CheckData, Damaged, check_engine, measure
+from trtpipe.check import CheckData, Damaged, check_engine, measure, undecided
 from trtpipe.errors import InputError
 from trtpipe.job import Limits
 from trtpipe.progress import Silent
-from trtpipe.values import CheckReport, Control, DimRange, TensorSpec
+from trtpipe.statistics import binomial_interval, paired_interval
+from trtpipe.values import CheckReport, Control, DimRange, Metric, TensorSpec
 
 X = np.random.default_rng(0).standard_normal((10, 4)).astype(np.float32)
 INPUT = (TensorSpec("x", "float32", ("N", 4), {"N": DimRange(2, 2, 4)}),)
@@ -134,16 +136,74 @@ def test_accuracy_needs_labels() -> None:
     assert report.problems[0] == "check.limits.accuracy_drop_max could not be judged: it needs labels"
 
 
+def wrong_on(count: int, samples: int) -> tuple[Any, Any, Any]:
+    """Scores of two classes, the same with the first `count` turned round, and labels that the first answers."""
+    scores = np.tile(np.array([[1.0, 2.0]], np.float32), (samples, 1))
+    other = scores.copy()
+    other[:count] = other[:count, ::-1]
+    return scores, other, np.ones(samples, np.int64)
+
+
 def test_accuracy_and_its_drop() -> None:
-    labels = X.argmax(1).astype(np.int64)
-    wrong = X.copy()
-    wrong[0] = -X[0]
-    metrics, problems = measure({"y": X}, {"y": wrong}, labels, Limits(accuracy_drop_max=0.05))
+    scores, wrong, labels = wrong_on(40, 200)
+    metrics, problems = measure({"y": scores}, {"y": wrong}, labels, Limits(accuracy_drop_max=0.05))
     found = {m.name: m for m in metrics}
     assert not problems
     assert found["accuracy_baseline"].value == 1.0
-    assert found["accuracy_drop"].value == pytest.approx(0.1)
+    assert found["accuracy_drop"].value == pytest.approx(0.2)
+    assert found["accuracy_drop"].interval == pytest.approx(paired_interval(40, 0, 200))
     assert found["accuracy_drop"].passed is False
+    assert found["top1_agreement"].interval == pytest.approx(binomial_interval(160, 200))
+    assert found["cosine"].interval is None
+    assert undecided(metrics, 200) == ()
+
+
+def test_a_limit_fails_only_when_the_data_can_say_so() -> None:
+    scores, wrong, labels = wrong_on(1, 10)
+    limits = Limits(accuracy_drop_max=0.05, top1_agreement_min=0.95)
+    metrics, _ = measure({"y": scores}, {"y": wrong}, labels, limits)
+    found = {m.name: m for m in metrics}
+    assert found["accuracy_drop"].passed is True
+    assert found["top1_agreement"].passed is True
+    lines = undecided(metrics, 10)
+    assert len(lines) == 2
+    assert lines[0].startswith(
+        "y.top1_agreement: 10 samples are too few to tell whether 0.9 meets the limit 0.95 "
+        "(95 % interval 0.555 to 0.9975; "
+    )
+    assert re.search(r"; about \d+ would be needed\)$", lines[0])
+    assert "no number would" in undecided((Metric("accuracy_drop", "y", 0.1, 0.1, True, (0.0, 0.4)),), 10)[0]
+
+
+def first_turned(x: Any) -> Any:
+    """The input, but for the first of all samples."""
+    return np.where((x == X[0]).all(1, keepdims=True), -x, x)
+
+
+def test_a_report_says_which_limits_its_samples_are_too_few_for() -> None:
+    report = run(Echo(first_turned), Limits(top1_agreement_min=0.9))
+    assert any("y.top1_agreement: 10 samples are too few" in note for note in report.notes)
+
+
+def test_a_control_too_small_to_fail_fails_the_check_and_says_why() -> None:
+    damaged = Damaged(Echo(first_turned), "head/QuantizeLinear", "scale x 127")
+    report = run(Echo(), Limits(top1_agreement_min=0.95), damaged=damaged)
+    assert not report.passed
+    assert report.problems[0] == "the control's 10 samples are too few for the limits to tell anything"
+    assert report.problems[1].startswith("the check cannot fail")
+
+
+def test_with_the_comparison_taken_out_no_check_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control sees it: whoever measures nothing, or the baseline against itself, cannot tell damage either."""
+    import trtpipe.check
+
+    real = trtpipe.check.measure
+    monkeypatch.setattr(trtpipe.check, "measure", lambda reference, found, *more: real(reference, reference, *more))
+    report = run(Echo(np.zeros_like))
+    assert not report.passed
+    assert not report.control.failed
+    monkeypatch.setattr(trtpipe.check, "measure", lambda *_: ((), []))
+    assert not run(Echo(np.zeros_like)).passed
 
 
 def test_an_earlier_control_is_taken_where_no_copy_can_run() -> None:

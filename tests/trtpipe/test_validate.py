@@ -102,16 +102,6 @@ def test_packages_that_are_not_installed(folder, monkeypatch):
     assert main(["validate", str(folder / "job.yaml"), "--set", "check.seed=x"]) == 2
 
 
-def test_what_this_version_does_not_do_is_refused(folder):
-    limits = "limits: {cosine_min: 0.99, speedup_over_fp16_min: 1.5}\n  require: engine\n  on_fail: tune"
-    path = write(folder, ("limits: {cosine_min: 0.99}", limits))
-    assert messages(path, here=False) == [
-        "check.limits.speedup_over_fp16_min: must be left out in this version (got 1.5).",
-        "check.on_fail: must be error in this version (got 'tune').",
-    ]
-    assert main(["build", str(path)]) == 2
-
-
 def test_what_a_release_cannot_honour(folder):
     lines = "  target: tensorrt\n  compute_capability: [8.6]\n  strip_plan: true"
     path = write(folder, ("  compute_capability: [8.6, 12.0]", lines), ("  fp16_mode: true", "  bf16_mode: true"))

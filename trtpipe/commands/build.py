@@ -159,8 +159,10 @@ def verdict(name: str, bundle: Path, report: CheckReport) -> list[str]:
         label = f"{metric.output}.{metric.name}" if several else metric.name
         mark = "" if metric.passed is None else "ok" if metric.passed else "FAILED"
         limit = "" if metric.limit is None else f"limit {metric.limit:g}"
-        lines.append(f"  {label:<28} {metric.value:<12.6g} {limit:<14} {mark}".rstrip())
+        spread = "" if metric.interval is None else f"95 % {metric.interval[0]:.4g} to {metric.interval[1]:.4g}"
+        lines.append(f"  {label:<28} {metric.value:<12.6g} {limit:<14} {mark:<7} {spread}".rstrip())
     lines += [f"  problem: {problem}" for problem in report.problems]
+    lines += [f"  note: {note}" for note in report.notes]
     engine = next((bundle / f for f in ("model.engine", "model.onnx") if (bundle / f).is_file()), None)
     if engine is not None:
         lines.append(f"  {engine.name}: {console.size(engine.stat().st_size)}")

@@ -1,0 +1,307 @@
+"""`trtpipe bench`: every mode that a job, or a bundle, can run in on this machine."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtpipe.bench import WARM_UP, Bench, Data, Mode, Ready, measure_modes
+from trtpipe.environment import environment
+from trtpipe.errors import InputError
+
+if TYPE_CHECKING:
+    from trtpipe.bundle import Bundle
+    from trtpipe.job import Job
+    from trtpipe.pipeline import Front, Stages
+    from trtpipe.progress import Reporter
+    from trtpipe.values import CheckReport, Engine, LoadedModel, TensorSpec
+
+Array = np.ndarray[Any, Any]
+
+ROUNDS, SECONDS, SAMPLES = 100, 30.0, 256
+
+
+def bench_job(
+    job: Job, reporter: Reporter, *, rounds: int = ROUNDS, seconds: float = SECONDS, samples: int = SAMPLES
+) -> Bench:
+    """Every mode of a job: PyTorch's, ONNX Runtime's and the engine's, compared with eager FP32.
+
+    Args:
+        job: the job; its batch size is the `opt` of the batch dimension.
+        reporter: is told the stages.
+        rounds, seconds: each round runs every mode once; they end at whichever comes first.
+        samples: at most this many check samples are answered by each mode.
+
+    Raises:
+        TrtpipeError: what the modes are made of cannot be made; a mode that cannot run is a row that says why.
+    """
+    from trtpipe.modes import Stand, pieces, torch_modes
+    from trtpipe.pipeline import Stages, calibrate, prepare
+
+    stages = Stages(reporter)
+    front = prepare(job, stages)
+    table = calibrate(job, front, stages)
+    arrays, labels = _samples(front, samples)
+    data, batch = _data(arrays, labels, front.loaded.inputs[0])
+    device = _device()
+    first = next(iter(data.batches()))
+    stand = Stand(front.loaded, first, device, lambda: _whole(pieces(_batches(job), front.loaded), batch))
+    modes = [
+        *torch_modes(stand, front.baseline.module),
+        *_ort_modes(job, front, None if table is None else table.amax, first),
+        *_engine_modes(_build_engine(job, front, table, stages), job.build.target, first),
+    ]
+    data = Data(data.batches, _reference(front.loaded, data), data.labels)
+    return _measured(job.name, modes, data, batch, rounds, seconds, stages, "eager FP32")
+
+
+def bench_bundle(
+    bundle: Bundle, reporter: Reporter, *, rounds: int = ROUNDS, seconds: float = SECONDS, samples: int = SAMPLES
+) -> Bench:
+    """The modes of a bundle, which needs no PyTorch: its graph in ONNX Runtime and its engine, on its golden data."""
+    from trtpipe.manifest import GRAPH
+    from trtpipe.ort import OrtRunner
+    from trtpipe.pipeline import Stages
+
+    stages, manifest, golden = Stages(reporter), bundle.manifest, bundle.golden()
+    data, batch = _data(
+        {n: a[:samples] for n, a in golden.inputs.items()},
+        None if golden.labels is None else golden.labels[:samples],
+        manifest.inputs[0],
+    )
+    count = sum(len(next(iter(b.values()))) for b in data.batches())
+    data = Data(data.batches, {n: a[:count] for n, a in golden.outputs.items()}, data.labels)
+    first = next(iter(data.batches()))
+    modes: list[Mode] = []
+    if GRAPH in manifest.files:
+        graph = bundle.read(GRAPH)
+        modes.append(_ort_mode("ONNX Runtime, the bundle's graph", lambda: graph, first, OrtRunner))
+    if manifest.engine is not None:
+        target = manifest.engine.target
+        modes += _engine_modes(lambda: bundle.read(manifest.engine_file), target, first)
+    return _measured(manifest.name, modes, data, batch, rounds, seconds, stages, "the bundle's baseline")
+
+
+def _measured(
+    name: str,
+    modes: list[Mode],
+    data: Data,
+    batch: int,
+    rounds: int,
+    seconds: float,
+    stages: Stages,
+    reference: str,
+) -> Bench:
+    notes = busy(_load(), _cores())
+    with stages("bench") as progress:
+        rows, done = measure_modes(modes, data, batch=batch, rounds=rounds, seconds=seconds, progress=progress)
+    samples = len(next(iter(data.reference.values())))
+    notes = tuple(dict.fromkeys((*notes, *busy(_load(), _cores()))))[:1]
+    return Bench(name, batch, samples, done, WARM_UP, reference, _cores(), rows, environment(), notes)
+
+
+def busy(load: float | None, cores: int) -> tuple[str, ...]:
+    """A warning when more threads wanted to run in the last minute than there are cores: latencies then say little."""
+    if load is None or load <= cores + 1:
+        return ()
+    return (
+        f"the machine was busy: {load:.1f} threads wanted its {cores} cores in the minute before. "
+        "Compare sizes and answers, not latencies",
+    )
+
+
+def _load() -> float | None:
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _samples(front: Front, most: int) -> tuple[dict[str, Array], Array | None]:
+    """The first check samples, whole, and their labels."""
+    parts: dict[str, list[Array]] = {}
+    for batch in itertools.islice(front.check_source.batches(32), -(-most // 32)):
+        for name, array in batch.arrays.items():
+            parts.setdefault(name, []).append(array)
+    arrays = {n: np.concatenate(a)[:most] for n, a in parts.items()}
+    labels = front.baseline.labels
+    return arrays, None if labels is None else labels[: len(next(iter(arrays.values())))]
+
+
+def _data(arrays: Mapping[str, Array], labels: Array | None, first: TensorSpec) -> tuple[Data, int]:
+    """Batches of one size alone, so that nothing is compiled twice; what does not fill a batch is left out.
+
+    Fewer samples than the smallest batch are repeated.
+    """
+    there = len(next(iter(arrays.values())))
+    low, opt = first.at("min")[0], first.at("opt")[0]
+    batch = max(low, min(opt, there))
+    order = np.arange(there // batch * batch) if there >= batch else np.resize(np.arange(there), batch)
+    chosen = {n: np.ascontiguousarray(a[order]) for n, a in arrays.items()}
+
+    def batches() -> Iterator[dict[str, Array]]:
+        return ({n: a[k : k + batch] for n, a in chosen.items()} for k in range(0, len(order), batch))
+
+    return Data(batches, {}, None if labels is None else labels[order]), batch
+
+
+def _reference(loaded: LoadedModel, data: Data) -> dict[str, Array]:
+    """What the eager FP32 model answers on the CPU."""
+    import torch
+
+    parts: dict[str, list[Array]] = {s.name: [] for s in loaded.outputs}
+    for arrays in data.batches():
+        with torch.inference_mode():
+            outputs = loaded.module(*(torch.from_numpy(arrays[s.name]) for s in loaded.inputs))
+        for spec, value in zip(loaded.outputs, outputs, strict=True):
+            parts[spec.name].append(value.numpy().copy())
+    return {n: np.concatenate(a) for n, a in parts.items()}
+
+
+def _whole(batches: Iterator[Mapping[str, Array]], size: int) -> Iterator[Mapping[str, Array]]:
+    """The batches cut to `size` samples each; what does not fill one is left out."""
+    for arrays in batches:
+        there = len(next(iter(arrays.values())))
+        yield from ({n: a[k : k + size] for n, a in arrays.items()} for k in range(0, there - size + 1, size))
+
+
+def _batches(job: Job) -> Iterator[Mapping[str, Array]]:
+    """Calibration's batches, or the check's where the job has none of its own."""
+    from trtpipe.data import open_calibration, open_check
+
+    data = job.calibration
+    own = data is not None and (data.images or data.arrays or data.factory)
+    source = open_calibration(job) if own else open_check(job)
+    return (b.arrays for b in source.batches(job.batch_size(job.check)))
+
+
+def _ort_modes(job: Job, front: Front, amax: Mapping[str, float] | None, first: Mapping[str, Array]) -> list[Mode]:
+    """ONNX Runtime on the CPU, optimized for speed: the float graph, and the Q/DQ graph with all else in FP32."""
+    from trtpipe.ort import OrtRunner
+    from trtpipe.quantize import quantize
+    from trtpipe.routes.onnx import to_onnx
+    from trtpipe.tune_line import keep_of
+
+    def graph(int8: bool) -> Callable[[], bytes]:
+        def make() -> bytes:
+            made = quantize(front.captured, int8=int8, half=None, keep=keep_of(job), amax=amax or {}, ranges={})
+            return to_onnx(made).data
+
+        return make
+
+    cannot = "" if amax is not None else "the job has no INT8 mode"
+    return [
+        _ort_mode("ONNX Runtime FP32", graph(False), first, OrtRunner),
+        _ort_mode("ONNX Runtime Q/DQ INT8", graph(True), first, OrtRunner, cannot),
+    ]
+
+
+def _ort_mode(name: str, graph: Callable[[], bytes], first: Mapping[str, Array], runner: Any, cannot: str = "") -> Mode:
+    def prepare() -> Ready:
+        data = graph()
+        made = runner(data)
+        return Ready(lambda: made.run(first), made.run, len(data), (made.name,))
+
+    return Mode(name, "cpu", prepare, cannot)
+
+
+def _build_engine(job: Job, front: Front, table: Any, stages: Stages) -> Callable[[], bytes]:
+    """The engine of the job itself, compiled when it is asked for."""
+
+    def make() -> bytes:
+        from trtpipe.pipeline import compile_engine, quantize
+
+        return compile_engine(job, front.loaded, quantize(job, front, table, stages), stages).data
+
+    return make
+
+
+def _engine_modes(engine: Callable[[], bytes], target: str, first: Mapping[str, Array]) -> list[Mode]:
+    """The engine by CUDA events, launched by TensorRT and as a CUDA graph; where no GPU is, rows that say so."""
+    from trtpipe.trt import driver
+
+    made: list[bytes] = []
+
+    def once() -> bytes:
+        if not made:
+            made.append(engine())
+        return made[0]
+
+    if target == "onnxruntime":
+        cannot = "the target is onnxruntime: there is no engine"
+    else:
+        found = driver.probe()
+        cannot = "" if found.devices else f"no GPU executes an engine here: {found.problem}"
+
+    def mode(name: str, cuda_graph: bool, transfers: bool) -> Mode:
+        def prepare() -> Ready:
+            from trtpipe.trt.timing import open_timed
+
+            data = once()
+            runner = open_timed(data, cuda_graph=cuda_graph)
+            where = "input and output copies included" if transfers else "data on the GPU, no copies"
+            return Ready(
+                lambda: runner.run(first),
+                runner.run,
+                len(data),
+                (f"CUDA events; {where}", runner.name),
+                ms=lambda: runner.milliseconds(first, transfers=transfers),
+                peak_memory_bytes=lambda: runner.device_memory_bytes,
+            )
+
+        return Mode(name, "cuda", prepare, cannot)
+
+    return [
+        mode("engine", False, False),
+        mode("engine, CUDA graph", True, False),
+        mode("engine, with transfers", False, True),
+    ]
+
+
+def require_target(path: Path) -> str:
+    """Whether `path` is a job file or a bundle: "job" or "bundle".
+
+    Raises:
+        InputError: it is neither.
+    """
+    if (path / "manifest.json").is_file():
+        return "bundle"
+    if path.is_dir() or not path.exists():
+        raise InputError(f"{path}: must be a job file or a bundle (got {'a folder' if path.is_dir() else 'nothing'}).")
+    return "job"
+
+
+def judged_speed(job: Job, front: Front, engine: Engine, report: CheckReport, stages: Stages) -> CheckReport:
+    """`report` with `check.limits.speedup_over_fp16_min` judged: the FP16 engine is built too, and both are timed."""
+    from trtpipe.pipeline import compile_engine, quantize
+    from trtpipe.speed import judge_speedup, measure_speedup
+
+    limit = job.check.limits.speedup_over_fp16_min
+    if limit is None:
+        return report
+    if report.executed != "engine":
+        return judge_speedup(report, None, limit)
+    from trtpipe.trt.timing import open_timed
+
+    keep = job.precision.keep.model_copy(update={"fp16": (), "bf16": ()})
+    update = {"int8_mode": False, "fp16_mode": True, "bf16_mode": False, "keep": keep}
+    plain = job.model_copy(update={"precision": job.precision.model_copy(update=update)})
+    other = compile_engine(plain, front.loaded, quantize(plain, front, None, stages), stages)
+    arrays, labels = _samples(front, SAMPLES)
+    data, _ = _data(arrays, labels, front.loaded.inputs[0])
+    with stages("speed"):
+        int8, fp16 = (open_timed(e.data, cuda_graph=False) for e in (engine, other))
+        found = measure_speedup(int8, fp16, next(iter(data.batches())))
+    return judge_speedup(report, found, limit)

@@ -1,0 +1,27 @@
+"""Multiply-accumulates of one operation of an ATen graph, from the tensors it ran on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+def macs(name: str, args: Sequence[Any], result: Any) -> int:
+    """Multiply-accumulates of operation `name` (as `graph.op_name` gives it), for the whole batch; 0 for all others.
+
+    A convolution takes, for each element of its output, the elements of one filter [C/groups, k...]; a transposed one
+    spends that on each element of its input; a linear or a matmul takes its inner dimension for each element of its
+    output. Additions of a bias are not counted.
+    """
+    if not isinstance(result, torch.Tensor):
+        return 0
+    if name.startswith("conv_transpose"):
+        return int(args[0].numel() * math.prod(args[1].shape[1:]))
+    if name in ("conv1d", "conv2d", "conv3d"):
+        return int(result.numel() * math.prod(args[1].shape[1:]))
+    if name in ("linear", "matmul", "bmm"):
+        return int(result.numel() * args[0].shape[-1])
+    return 0

@@ -1,0 +1,56 @@
+"""What quantizing each module costs: the figures of `sensitivity`, which need no torch to be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModuleSensitivity:
+    """One source module, alone in INT8 in an otherwise float32 network.
+
+    Attributes:
+        module, source, op: its path, `file.py:line`, and its first operation.
+        sqnr_db: signal to quantization noise ratio at the model's outputs, the worst of them, dB; inf: no difference.
+        own_sqnr_db: the same at the module's own output.
+        half_sqnr_db: at its own output again, computed from inputs rounded to FP16 (or BF16) instead; -inf where a
+            value overflows, None when the job has no half precision.
+        macs: multiply-accumulates for one sample.
+        agreement: share of samples with the float network's argmax, in [0, 1]; None without one score a class.
+        loss_rise: mean cross-entropy less the float network's, nats, on labelled samples; None without labels.
+        accuracy_drop: top-1 accuracy less, on labelled samples; None without labels.
+    """
+
+    module: str
+    source: str
+    op: str
+    sqnr_db: float
+    own_sqnr_db: float
+    half_sqnr_db: float | None
+    macs: int
+    agreement: float | None = None
+    loss_rise: float | None = None
+    accuracy_drop: float | None = None
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """All modules, the most sensitive first, and what it took to find out.
+
+    `passes` is the work in forward passes over the samples, by multiply-accumulates; `node_passes` by operations
+    executed. `macs` are those of the whole network for one sample.
+    """
+
+    modules: tuple[ModuleSensitivity, ...]
+    samples: int
+    macs: int
+    passes: float
+    node_passes: float
+    seconds: float
+
+    def find(self, module: str) -> ModuleSensitivity:
+        """The figures of one module; KeyError when it is not among them."""
+        for one in self.modules:
+            if one.module == module:
+                return one
+        raise KeyError(module)

@@ -1,0 +1,88 @@
+"""Whether INT8 is worth it: an INT8 engine timed against the FP16 engine of the same model. No torch, no TensorRT."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from trtpipe.values import CheckReport, Metric
+
+Array = np.ndarray[Any, Any]
+
+#: Timed executions of each engine, after as many warm-up runs as `WARM_UP`; and how many layers a report names.
+ROUNDS, WARM_UP, NAMED = 50, 5, 5
+_QDQ = re.compile(r"(de)?quantizelinear", re.IGNORECASE)
+
+
+class Timed(Protocol):
+    """What `trt.timing.TimedEngine` is."""
+
+    def run(self, inputs: Mapping[str, Array], /) -> Mapping[str, Array]:
+        """One execution, whole."""
+
+    def milliseconds(self, inputs: Mapping[str, Array], *, transfers: bool) -> float:
+        """One execution by the GPU's own clock."""
+
+    def layer_ms(self, inputs: Mapping[str, Array]) -> Sequence[tuple[str, float]]:
+        """Milliseconds of each layer of one execution, by the engine's own profile."""
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """Median milliseconds of both engines, and the INT8 engine's layers that only convert: name, milliseconds."""
+
+    int8_ms: float
+    fp16_ms: float
+    overhead: tuple[tuple[str, float], ...]
+
+    @property
+    def ratio(self) -> float:
+        """How many times as fast INT8 is."""
+        return self.fp16_ms / self.int8_ms
+
+
+def measure_speedup(int8: Timed, fp16: Timed, inputs: Mapping[str, Array], rounds: int = ROUNDS) -> Speedup:
+    """Both engines in turns on one batch, data on the GPU; then the INT8 engine's layers once by its profile."""
+    for engine in (int8, fp16):
+        for _ in range(WARM_UP):
+            engine.run(inputs)
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(rounds):
+        for engine, found in zip((int8, fp16), times, strict=True):
+            found.append(engine.milliseconds(inputs, transfers=False))
+    overhead = [(name, ms) for name, ms in int8.layer_ms(inputs) if converts(name)]
+    overhead.sort(key=lambda layer: -layer[1])
+    return Speedup(statistics.median(times[0]), statistics.median(times[1]), tuple(overhead))
+
+
+def converts(layer: str) -> bool:
+    """Whether a layer of an engine only reformats, quantizes or dequantizes; a fused one does other work as well."""
+    return layer.lower().startswith("reformat") or all(_QDQ.match(p.rpartition("/")[2]) for p in layer.split(" + "))
+
+
+def judge_speedup(report: CheckReport, found: Speedup | None, limit: float) -> CheckReport:
+    """The report with the speedup judged; a failure names the layers that cost the time.
+
+    `found` is None where no engine was executed: the limit then counts as missed, since nothing has met it.
+    """
+    if found is None:
+        line = "check.limits.speedup_over_fp16_min was not judged: it needs an engine executed on its GPU"
+        return replace(report, passed=False, problems=(*report.problems, line))
+    passed = found.ratio >= limit
+    output = report.metrics[0].output if report.metrics else ""
+    metrics = (*report.metrics, Metric("speedup_over_fp16", output, found.ratio, limit, passed))
+    if passed:
+        return replace(report, metrics=metrics)
+    total = sum(ms for _, ms in found.overhead)
+    layers = ", ".join(f"{name} {ms:.3f} ms" for name, ms in found.overhead[:NAMED]) or "none"
+    line = (
+        f"INT8 takes {found.int8_ms:.3f} ms and FP16 {found.fp16_ms:.3f} ms, {found.ratio:.2f} times as fast "
+        f"(limit {limit:g}); layers that only convert take {total:.3f} ms: {layers}. Use precision.fp16_mode alone, or "
+        "keep the modules beside those layers out of INT8"
+    )
+    return replace(report, metrics=metrics, passed=False, problems=(*report.problems, line))

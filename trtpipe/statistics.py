@@ -1,0 +1,111 @@
+"""Confidence intervals of what a check counts, and what a limit can be told from them. No torch.
+
+Two figures of a check are shares of the samples, and another sample of the same data would give others:
+
+- agreement, k of n samples with the baseline's class: the exact interval of Clopper and Pearson, "The use of
+  confidence or fiducial limits illustrated in the case of the binomial", Biometrika 26 (1934) 404-413;
+- the accuracy drop, (b - c) / n with b samples that only the baseline and c that only the engine gets right. Both
+  answer the same samples, so the interval is a paired one: Tango's score interval, "Equivalence test and confidence
+  interval for the difference in proportions for the paired-sample design", Statistics in Medicine 17 (1998) 891-908.
+  It inverts a score test that for no difference is McNemar's, "Note on the sampling error of the difference between
+  correlated proportions or percentages", Psychometrika 12 (1947) 153-157: it excludes 0 when McNemar's test rejects.
+
+All are two-sided at 95 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+CONFIDENCE = 0.95
+#: The 97.5 % quantile of the normal distribution.
+Z = 1.959963984540054
+
+Interval = tuple[float, float]
+
+
+def binomial_interval(successes: int, samples: int) -> Interval:
+    """Clopper-Pearson: the probabilities in [0, 1] under which neither `successes` or more, nor as many or fewer, of
+    `samples` have a chance below 2.5 %."""
+    if samples < 1 or not 0 <= successes <= samples:
+        raise ValueError(f"successes must be in 0..samples, samples at least 1 (got {successes} of {samples})")
+    counts = np.arange(samples + 1)
+    logs = np.array([math.lgamma(k + 1) for k in range(samples + 1)])
+    choose = logs[-1] - logs - logs[::-1]
+    tail = (1 - CONFIDENCE) / 2
+
+    def chance(p: float, of: slice) -> float:
+        return float(np.exp(choose[of] + counts[of] * math.log(p) + (samples - counts[of]) * math.log1p(-p)).sum())
+
+    low = 0.0 if successes == 0 else _root(lambda p: chance(p, slice(successes, None)) - tail)
+    high = 1.0 if successes == samples else _root(lambda p: tail - chance(p, slice(0, successes + 1)))
+    return low, high
+
+
+def paired_interval(only_first: int, only_second: int, samples: int) -> Interval:
+    """Tango's score interval of the difference of two proportions of the same samples, in [-1, 1].
+
+    Args:
+        only_first: samples that succeed the first way and fail the second.
+        only_second: the other way round.
+        samples: all of them.
+    """
+    b, c, n = only_first, only_second, samples
+    if n < 1 or min(b, c) < 0 or b + c > n:
+        raise ValueError(f"only_first and only_second must be among the samples (got {b} and {c} of {n})")
+    return _solve(b, c, n, Z), _solve(b, c, n, -Z)
+
+
+def score(b: int, c: int, n: int, difference: float) -> float:
+    """Tango's statistic for a true difference in (-1, 1); standard normal when that is the truth (equation 5)."""
+    linear = (2 * n - b + c) * difference - b - c
+    free = max(0.0, linear * linear + 8 * n * c * difference * (1 - difference))
+    q = (math.sqrt(free) - linear) / (4 * n)
+    variance = n * (2 * q + difference * (1 - difference))
+    off = b - c - n * difference
+    if variance <= 0:
+        return 0.0 if off == 0 else math.copysign(math.inf, off)
+    return off / math.sqrt(variance)
+
+
+def _solve(b: int, c: int, n: int, z: float) -> float:
+    """The difference at which the score, which falls with it, is z."""
+    at = _root(lambda x: z - score(b, c, n, x), -1.0, 1.0)
+    return max(-1.0, min(1.0, at))
+
+
+def _root(rising: Callable[[float], float], low: float = 0.0, high: float = 1.0) -> float:
+    """Where a rising function is zero, by bisection; an end of the range when it has no zero inside."""
+    for _ in range(60):
+        middle = (low + high) / 2
+        if rising(middle) < 0:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def fails(interval: Interval, limit: float, larger_is_better: bool) -> bool:
+    """Whether the data say that the limit is not met: no value of the interval meets it."""
+    return interval[1] < limit if larger_is_better else interval[0] > limit
+
+
+def can_tell(interval: Interval, limit: float, larger_is_better: bool) -> bool:
+    """Whether the data say either that the limit is met or that it is not; a limit nothing can break is met."""
+    met = interval[0] >= limit if larger_is_better else interval[1] <= limit
+    return met or fails(interval, limit, larger_is_better)
+
+
+def samples_to_tell(value: float, interval: Interval, limit: float, samples: int) -> int | None:
+    """About how many samples would tell, were the value to stay: widths shrink with the root of the number.
+
+    None when the value is at the limit: no number would.
+    """
+    distance = abs(value - limit)
+    if distance == 0:
+        return None
+    width = interval[1] - value if limit > value else value - interval[0]
+    return max(samples + 1, math.ceil(samples * (width / distance) ** 2))

@@ -1,0 +1,119 @@
+"""An engine timed by the GPU itself, with CUDA events of the driver API, whatever the device memory comes from."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from trtpipe.errors import MissingError
+from trtpipe.trt.runtime import EngineRunner
+
+Array = np.ndarray[Any, Any]
+
+
+def open_timed(engine: bytes, *, cuda_graph: bool) -> TimedEngine:
+    """A runner of the engine that is open and stays so until it is dropped.
+
+    Raises:
+        InputError, MissingError: as `EngineRunner` does on entering.
+    """
+    runner = TimedEngine(engine, cuda_graph=cuda_graph)
+    runner.__enter__()
+    return runner
+
+
+class TimedEngine(EngineRunner):
+    """An `EngineRunner` that can say how long the GPU took over one execution."""
+
+    def __del__(self) -> None:
+        self._close()
+
+    def milliseconds(self, inputs: Mapping[str, Array], *, transfers: bool) -> float:
+        """Time between two CUDA events around one execution.
+
+        Args:
+            inputs: as for `run`, which must have been called with these shapes before.
+            transfers: whether the copies of inputs to the GPU and of outputs from it lie between the events.
+
+        Raises:
+            InputError: as `run` does.
+            MissingError: the driver refuses an event.
+        """
+        arrays, memory = self._checked(inputs), self._memory
+        results = {
+            b.name: np.empty(self._calls.shape_of(b.name), np.dtype(b.dtype)) for b in self.bindings if not b.is_input
+        }
+        with _Events() as events:
+            if not transfers:
+                self._upload(arrays)
+            events.record(0, memory.stream)
+            if transfers:
+                self._upload(arrays)
+            self._execute(False)
+            if transfers:
+                for name, array in results.items():
+                    memory.download(self._buffers[name], array)
+            events.record(1, memory.stream)
+            return events.milliseconds()
+
+    def layer_ms(self, inputs: Mapping[str, Array]) -> tuple[tuple[str, float], ...]:
+        """Milliseconds of each layer of one execution, in order, as TensorRT's profiler reports them (IProfiler)."""
+        found: list[tuple[str, float]] = []
+        trt = self._flavour.module
+
+        class Profiler(trt.IProfiler):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                trt.IProfiler.__init__(self)  # pybind11 wants the base called by name
+
+            def report_layer_time(self, layer_name: str, ms: float) -> None:
+                found.append((layer_name, float(ms)))
+
+        context = self._calls._context
+        profiler = Profiler()
+        context.profiler = profiler
+        try:
+            self.run(inputs)
+        finally:
+            context.profiler = None
+        return tuple(found)
+
+    def _upload(self, arrays: Mapping[str, Array]) -> None:
+        for name, array in arrays.items():
+            self._memory.upload(self._buffers[name], array)
+
+
+class _Events:
+    """Two CUDA events of the driver API."""
+
+    def __init__(self) -> None:
+        self._cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        self._events = (ctypes.c_void_p(), ctypes.c_void_p())
+
+    def __enter__(self) -> _Events:
+        for event in self._events:
+            self._call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(0))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for event in self._events:
+            self._cuda.cuEventDestroy_v2(event)
+
+    def record(self, which: int, stream: int) -> None:
+        """Put event 0 or 1 on the stream."""
+        self._call("cuEventRecord", self._events[which], ctypes.c_void_p(stream))
+
+    def milliseconds(self) -> float:
+        """Wait for the second event; the time since the first."""
+        self._call("cuEventSynchronize", self._events[1])
+        found = ctypes.c_float()
+        self._call("cuEventElapsedTime", ctypes.byref(found), self._events[0], self._events[1])
+        return float(found.value)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._cuda, name)(*arguments)
+        if status:
+            raise MissingError(f"bench: {name} must succeed (got CUresult {status}). Check the driver with nvidia-smi.")
