@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trtpipe.errors import InputError
 from trtpipe.importable import missing
-from trtpipe.job import Job, JobErrors, JobFile, Problem
+from trtpipe.job import Job, JobErrors, JobFile, Problem, job_files
 from trtpipe.problems import either, said
 
 #: What torchvision's ImageFolder reads.
@@ -35,37 +35,52 @@ def validate(
     Raises:
         InputError: `version` is no version.
     """
-    return _judged(path, overrides, here, version)[1]
+    return _all_of(judge(path, overrides, here=here, version=version))
 
 
-def plan(path: str | Path, overrides: Iterable[str] = ()) -> Job:
-    """The job in a file, if it can be built here: what `build` starts from.
+def plan(path: str | Path, overrides: Iterable[str] = ()) -> tuple[Job, ...]:
+    """The jobs in a file, if all of them can be built here: what `build` starts from.
 
     Raises:
         JobErrors: with all problems found, in the order of the file.
     """
-    job, problems = _judged(path, overrides, True, None)
-    if problems or job is None:
+    judged = judge(path, overrides)
+    if problems := _all_of(judged):
         raise JobErrors(problems)
-    return job
+    return tuple(job for job, _ in judged if job is not None)
+
+
+def judge(
+    path: str | Path, overrides: Iterable[str] = (), *, here: bool = True, version: str | None = None
+) -> tuple[tuple[Job | None, tuple[Problem, ...]], ...]:
+    """Each job in a file with its problems; arguments as of `validate`. None for what cannot be read as a job.
+
+    Raises:
+        InputError: `version` is no version.
+    """
+    if version is not None and not re.fullmatch(r"\d+(\.\d+)*", version):
+        raise InputError(f"--for: must be a version like 10.3.0 (got {version!r}).")
+    return tuple(_judged(file, Path(path), overrides, here, version) for file in job_files(path, paths_exist=here))
 
 
 def _judged(
-    path: str | Path, overrides: Iterable[str], here: bool, version: str | None
+    file: JobFile, path: Path, overrides: Iterable[str], here: bool, version: str | None
 ) -> tuple[Job | None, tuple[Problem, ...]]:
-    if version is not None and not re.fullmatch(r"\d+(\.\d+)*", version):
-        raise InputError(f"--for: must be a version like 10.3.0 (got {version!r}).")
-    file = JobFile(Path(path), paths_exist=here)
     job = file.read(overrides)
     if job is not None:
         if here:
-            for option, text in (*_modules(job, Path(path)), *_images(job)):
+            for option, text in (*_modules(job, path), *_images(job)):
                 file.add(tuple(option.split(".")), text)
             for option, text in _packages(job):
                 file.add(tuple(option.split(".")), text, missing=True)
         for option, text in (*_not_yet(job), *_refusals(job, version)):
             file.add(tuple(option.split(".")), text)
     return job, file.problems
+
+
+def _all_of(judged: Iterable[tuple[Job | None, tuple[Problem, ...]]]) -> tuple[Problem, ...]:
+    """Every problem; one that several jobs of a matrix share once."""
+    return tuple(dict.fromkeys(problem for _, problems in judged for problem in problems))
 
 
 #: (dotted path, what `problems.said` makes of it)
