@@ -70,6 +70,10 @@ class Stages:
                 raise InputError(f"{name}: {error}") from error
         self.seconds[name] = time.perf_counter() - began
 
+    def note_of(self, message: str) -> Callable[[], None]:
+        """What says `message` to the reader of the log when it is called."""
+        return lambda: self._reporter.note(message)
+
 
 def build(job: Job, out: Path, reporter: Reporter, *, sign: Callable[[bytes], bytes] | None = None) -> Built:
     """Take `job` down the whole line and write `out/<name>`, signed by `sign` (`signing.signer`) if that is given.
@@ -79,16 +83,33 @@ def build(job: Job, out: Path, reporter: Reporter, *, sign: Callable[[bytes], by
     Raises:
         TrtpipeError: with the exit code of what went wrong; nothing is then written.
     """
-    from trtpipe import golden
-    from trtpipe.bundle import write_bundle
-    from trtpipe.manifest import CALIBRATION, GOLDEN, GRAPH
-
     stages = Stages(reporter)
     front = prepare(job, stages)
     table = calibrate(job, front, stages)
     quantized = quantize(job, front, table, stages)
     engine = compile_engine(job, front.loaded, quantized, stages)
     report = check(job, front, engine, stages)
+    bundle = assemble(job, out, front, table, quantized, engine, report, stages, sign=sign)
+    return Built(bundle, report, stages.seconds)
+
+
+def assemble(
+    job: Job,
+    out: Path,
+    front: Front,
+    table: CalibrationTable | None,
+    quantized: Quantized,
+    engine: Engine,
+    report: CheckReport,
+    stages: Stages,
+    *,
+    sign: Callable[[bytes], bytes] | None = None,
+) -> Bundle:
+    """The bundle `out/<name>`, written."""
+    from trtpipe import golden
+    from trtpipe.bundle import write_bundle
+    from trtpipe.manifest import CALIBRATION, GOLDEN, GRAPH
+
     with stages("bundle"):
         manifest = describe(job, front, table, quantized, report, engine, engine.graph)
         files = {GOLDEN: golden.to_bytes(golden.first(golden_data(front)))}
@@ -97,19 +118,27 @@ def build(job: Job, out: Path, reporter: Reporter, *, sign: Callable[[bytes], by
         if engine.graph is not None:
             files[GRAPH] = engine.graph.data
         files[manifest.engine_file] = engine.data
-        bundle = write_bundle(out / job.name, manifest, files, sign=sign)
-    return Built(bundle, report, stages.seconds)
+        return write_bundle(out / job.name, manifest, files, sign=sign)
 
 
 def prepare(job: Job, stages: Stages) -> Front:
     """The model, its baseline and its graph."""
-    from trtpipe.baseline import record_baseline
     from trtpipe.capture import capture
-    from trtpipe.data import open_check
     from trtpipe.model import load_model
 
     with stages("model"):
         loaded = load_model(job, job.folder)
+    source, baseline = record(job, loaded, stages)
+    with stages("capture"):
+        captured = capture(loaded)
+    return Front(loaded, source, baseline, captured)
+
+
+def record(job: Job, loaded: LoadedModel, stages: Stages) -> tuple[Source, Baseline]:
+    """The check samples, and what the model answers on them as TorchScript."""
+    from trtpipe.baseline import record_baseline
+    from trtpipe.data import open_check
+
     with stages("baseline") as progress:
         source = open_check(job)
         baseline = record_baseline(
@@ -120,9 +149,7 @@ def prepare(job: Job, stages: Stages) -> Front:
             torchscript=job.model.torchscript,
             progress=progress,
         )
-    with stages("capture"):
-        captured = capture(loaded)
-    return Front(loaded, source, baseline, captured)
+    return source, baseline
 
 
 def calibrate(job: Job, front: Front, stages: Stages) -> CalibrationTable | None:
