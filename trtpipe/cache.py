@@ -73,6 +73,10 @@ class DamagedEntry(Exception):
         self.path = path
 
 
+class Busy(Exception):
+    """Another process is making this very result."""
+
+
 class Cache:
     """A folder of entries.
 
@@ -80,12 +84,18 @@ class Cache:
         root: the folder; it is made.
         store: where entries are shared beyond this machine.
         cancelled: asked while waiting for another process.
+        force: find nothing and replace what is there.
     """
 
     def __init__(
-        self, root: Path, store: Store | None = None, cancelled: Callable[[], bool] = lambda: False
+        self,
+        root: Path,
+        store: Store | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+        *,
+        force: bool = False,
     ) -> None:
-        self.root, self._store, self._cancelled = root, store, cancelled
+        self.root, self._store, self._cancelled, self._force = root, store, cancelled, force
         try:
             for folder in (root / "locks", root / "new"):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -101,6 +111,8 @@ class Cache:
 
     def get(self, kind: str, key: str) -> Entry | None:
         """The entry, here or in the store; None when there is none. It counts as used now."""
+        if self._force:
+            return None
         path = self._path(kind, key)
         found = _read(path, kind, key)
         if found is None and self._store is not None:
@@ -119,6 +131,8 @@ class Cache:
         head = {"schema": SCHEMA, "kind": kind, "key": key, "facts": dict(facts), "files": entries}
         content = {**files, ENTRY: json.dumps(head, sort_keys=True, indent=1).encode()}
         path = self._path(kind, key)
+        if self._force:
+            self.discard(kind, key)
         self._write(path, content)
         if self._store is not None:
             self._store.put(f"{kind}/{key[:2]}/{key}", content, last=ENTRY)
@@ -129,11 +143,14 @@ class Cache:
         _remove(self._path(kind, key), self.root / "new")
 
     @contextlib.contextmanager
-    def lock(self, kind: str, key: str, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    def lock(
+        self, kind: str, key: str, waiting: Callable[[], None] = lambda: None, *, wait: bool = True
+    ) -> Iterator[None]:
         """Only one process at a time is in here for this key; a killed one lets go.
 
         Raises:
             Cancelled: the user gave up while another process held it.
+            Busy: another process holds it, and `wait` is false.
         """
         from filelock import FileLock, Timeout
 
@@ -144,6 +161,8 @@ class Cache:
                 lock.acquire(timeout=_POLL_S, poll_interval=_POLL_S / 2)
                 break
             except Timeout:
+                if not wait:
+                    raise Busy(key) from None
                 if self._cancelled():
                     raise Cancelled("interrupted while another process builds the same") from None
                 if not told:

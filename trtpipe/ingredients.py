@@ -181,7 +181,7 @@ class Survey:
                     continue
                 found[name] = self._file(spec.origin)
                 top = name.partition(".")[0]
-                if _installed(spec.origin):
+                if is_installed(spec.origin):
                     if (version := self.version(top)) is not None:
                         found[top] = version
                 elif spec.origin.endswith(".py"):
@@ -237,7 +237,7 @@ def stage_keys(job: Job, found: Ingredients) -> StageKeys:
     )
 
 
-_OWN = frozenset({"trtpipe", "calib", *sys.stdlib_module_names})
+_OWN = frozenset({"trtpipe", "calib", *DECIDING, *sys.stdlib_module_names})
 
 
 def _digest(parts: Mapping[str, str]) -> str:
@@ -267,7 +267,8 @@ def _callables(job: Job) -> Iterator[tuple[str, str]]:
             yield data.transform.callable, prefix
 
 
-def _installed(origin: str) -> bool:
+def is_installed(origin: str) -> bool:
+    """Whether a module's file belongs to an installed package or to Python itself."""
     folders = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}
     return any(origin.startswith(folder + os.sep) for folder in folders) or "site-packages" in origin
 

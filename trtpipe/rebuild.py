@@ -41,11 +41,19 @@ class Rebuilt:
 
 
 class Memory:
-    """The latest model and graph in this process: jobs of one matrix that follow each other share them."""
+    """The latest model and graph in this process: jobs of one matrix that follow each other share them.
+
+    `folder` is that of the latest job file, whose modules may be loaded.
+    """
 
     def __init__(self) -> None:
+        self.folder: Path | None = None
         self._key = ""
         self._values: dict[str, Any] = {}
+
+    def has(self, key: str, name: str) -> bool:
+        """Whether the value was made for this key already."""
+        return key == self._key and name in self._values
 
     def once(self, key: str, name: str, make: Callable[[], T]) -> T:
         """The value of this name made for this key; what other keys made is forgotten."""
@@ -107,6 +115,8 @@ class _Line:
         from trtpipe.capture import capture
 
         loaded = self.loaded
+        if self.memory.has(self.keys.model, "capture"):
+            self.reused.append("capture")
 
         def make() -> Captured:
             with self.stages("capture"):

@@ -1,0 +1,254 @@
+"""One job of a night, in whichever process it runs: built unless the cache has it, and what came of it as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtpipe.cache import Busy, Cache, DamagedEntry, Entry
+from trtpipe.digests import Digests
+from trtpipe.errors import Cancelled, InputError, TrtpipeError
+from trtpipe.ingredients import Survey, is_installed, stage_keys
+from trtpipe.job import Job
+from trtpipe.nightly_report import JobOutcome
+from trtpipe.values import Metric
+
+if TYPE_CHECKING:
+    from trtpipe.bundle import Bundle
+    from trtpipe.progress import Reporter
+    from trtpipe.rebuild import Memory
+
+#: Outcome of a job that another process is building right now.
+BUSY = "busy"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a worker needs to know of a job. Plain data: it goes through pipes and networks.
+
+    `job` is its model dump, `folder` that of its file, `key` what the planner found it to be made of. `wait` is whether
+    to wait for another process that builds the same. `repeat` > 0 builds that many times without the cache instead.
+    """
+
+    name: str
+    file: str
+    job: Mapping[str, Any]
+    folder: str
+    text: str
+    key: str
+    out: str
+    cache: str
+    store: str = ""
+    force: bool = False
+    wait: bool = False
+    repeat: int = 0
+    reasons: tuple[str, ...] = ()
+    attempts: tuple[str, ...] = field(default=())
+
+    def load(self) -> Job:
+        """The job itself."""
+        return Job.model_validate(dict(self.job)).read_from(Path(self.folder), self.text)
+
+
+def execute(task: Task, reporter: Reporter, memory: Memory) -> dict[str, Any]:
+    """Build the job unless its bundle is in the cache, and say what came of it.
+
+    Returns:
+        The fields of a JobOutcome as plain data; `{"outcome": "busy"}` when another process is building it.
+
+    Raises:
+        Cancelled: the user stopped it. Every other user error is in what is returned.
+    """
+    try:
+        return plain(_execute(task, reporter, memory))
+    except Busy:
+        return {"outcome": BUSY}
+    except Cancelled:
+        raise
+    except TrtpipeError as error:
+        return failure(task, str(error), error.exit_code)
+    except ModuleNotFoundError as error:
+        return failure(task, f"{error.name}: must be installed (got nothing). Install it in this environment.", 3)
+    except Exception as error:  # noqa: BLE001  # a bug costs one job of the night, and its place is said
+        import traceback
+
+        where = "".join(traceback.format_exception(error)[-3:]).strip()
+        return failure(task, f"this is a bug in trtpipe, please report it:\n{where}", 70)
+
+
+def failure(task: Task, message: str, exit_code: int) -> dict[str, Any]:
+    """A job that ended without a bundle."""
+    return plain(
+        JobOutcome(task.name, task.file, "error", exit_code, message, reasons=task.reasons, key=task.key)
+    ) | {"attempts": list(task.attempts)}
+
+
+def _execute(task: Task, reporter: Reporter, memory: Memory) -> JobOutcome:
+    from trtpipe.store import Store
+
+    job = task.load()
+    if memory.folder is not None and memory.folder != Path(task.folder):
+        _forget_modules(memory.folder)
+    memory.folder = Path(task.folder)
+    if task.repeat:
+        from trtpipe.drift import repeat
+
+        return repeat(task, job, reporter, memory)
+    store = Store(task.store) if task.store else None
+    cache = Cache(Path(task.cache), store, reporter.cancelled, force=task.force)
+    with cache.lock("built", task.key, wait=task.wait):
+        record = cache.get("built", task.key)
+        if record is not None:
+            try:
+                return _reused(task, cache, record)
+            except (DamagedEntry, InputError):
+                cache.discard("built", task.key)
+        return _build(task, job, cache, reporter, memory)
+
+
+def _build(task: Task, job: Job, cache: Cache, reporter: Reporter, memory: Memory) -> JobOutcome:
+    from trtpipe.rebuild import rebuild
+
+    with Digests(cache.digests_path) as digests:
+        ingredients = Survey(digests).ingredients(job)
+    if ingredients.key != task.key:
+        raise InputError(f"{task.name}: must stay as it is while it waits ({_moved(task)}). Run again.")
+    done = rebuild(job, Path(task.out), reporter, cache, stage_keys(job, ingredients), memory)
+    with Digests(cache.digests_path) as digests:
+        after = Survey(digests).ingredients(job)
+    outcome = of_bundle(task, done.built.bundle)
+    outcome = dataclasses.replace(
+        outcome, seconds=dict(done.built.seconds), stages_reused=done.reused, notes=(*outcome.notes, *ingredients.notes)
+    )
+    if after.key != ingredients.key:
+        moved = "; ".join(after.changes(ingredients.parts))
+        raise InputError(f"{task.name}: must stay as it is while it is built (got: {moved}). Run again.")
+    files = contents(done.built.bundle)
+    cache.put("bundle", task.key, {}, files)
+    facts = plain(outcome) | {"manifest_sha256": _sha256(files["manifest.json"])}
+    cache.put("built", task.key, {k: v for k, v in facts.items() if k not in ("reasons", "attempts", "bundle")}, {})
+    return outcome
+
+
+def _moved(task: Task) -> str:
+    return "got another content, setting or version than when the night was planned"
+
+
+def _reused(task: Task, cache: Cache, record: Entry) -> JobOutcome:
+    """The bundle of the cache put where the job wants it."""
+    from trtpipe.bundle import place
+
+    entry = cache.get("bundle", task.key)
+    if entry is None:
+        raise InputError(f"{task.name}: its bundle is no longer in the cache")
+    place(Path(task.out, task.name), {n: entry.read(n) for n in entry.files}, where=entry.path)
+    return recorded(record.facts, task)
+
+
+def recorded(facts: Mapping[str, Any], task: Task) -> JobOutcome:
+    """What the cache knows of a job built earlier, as tonight's outcome."""
+    known = {k: v for k, v in facts.items() if k != "manifest_sha256"}
+    known |= {"outcome": "reused", "name": task.name, "file": task.file, "bundle": str(Path(task.out, task.name))}
+    return from_plain(known | {"stages_reused": [], "attempts": list(task.attempts)})
+
+
+def of_bundle(task: Task, bundle: Bundle) -> JobOutcome:
+    """What a bundle says of itself."""
+    manifest = bundle.manifest
+    report, engine = manifest.check, manifest.engine
+    assert report is not None
+    assert engine is not None
+    entry = manifest.files[engine.file]
+    return JobOutcome(
+        name=task.name,
+        file=task.file,
+        outcome="built",
+        exit_code=0 if report.passed else 1,
+        reasons=task.reasons,
+        key=task.key,
+        fingerprint=manifest.fingerprint,
+        bundle=str(bundle.path),
+        engine_sha256=entry.sha256,
+        size_bytes=entry.size,
+        target=engine.target,
+        executed=report.executed,
+        runner=report.runner,
+        samples=report.samples,
+        metrics=report.metrics,
+        problems=report.problems,
+        where=f"process {os.getpid()}",
+        attempts=task.attempts,
+        notes=manifest.notes,
+    )
+
+
+def contents(bundle: Bundle) -> dict[str, bytes]:
+    """Every file of a bundle, its manifest and signature included."""
+    from trtpipe.manifest import MANIFEST, SIGNATURE
+
+    files = {name: bundle.read(name) for name in bundle.manifest.files} | {MANIFEST: bundle.manifest_bytes}
+    return files | ({SIGNATURE: bundle.signature} if bundle.signature is not None else {})
+
+
+def plain(outcome: JobOutcome) -> dict[str, Any]:
+    """Its fields in JSON's own types; NaN and infinities as `float()` reads them back."""
+    return _jsonable(dataclasses.asdict(outcome))  # type: ignore[no-any-return]
+
+
+def from_plain(raw: Mapping[str, Any]) -> JobOutcome:
+    """The outcome that `plain` wrote; comparisons are made anew each night."""
+    from trtpipe.nightly_report import Drift
+
+    known = {f.name for f in dataclasses.fields(JobOutcome)}
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items() if k in known}
+    values["metrics"] = tuple(_metric(m) for m in raw.get("metrics", ()))
+    drift = raw.get("drift")
+    values["drift"] = None if drift is None else Drift(tuple(drift["engines"]), drift["max_abs"], tuple(drift["notes"]))
+    return JobOutcome(**{**values, "comparisons": (), "regressions": ()})
+
+
+def _metric(raw: Mapping[str, Any]) -> Metric:
+    interval = raw.get("interval")
+    limit = raw.get("limit")
+    return Metric(
+        raw["name"],
+        raw["output"],
+        float(raw["value"]),
+        None if limit is None else float(limit),
+        raw["passed"],
+        None if interval is None else (float(interval[0]), float(interval[1])),
+    )
+
+
+def _jsonable(value: Any) -> Any:
+    import math
+
+    if isinstance(value, Mapping):
+        return {str(k): _jsonable(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_jsonable(v) for v in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _sha256(data: bytes) -> str:
+    import hashlib
+
+    return hashlib.sha256(data).hexdigest()
+
+
+def _forget_modules(folder: Path) -> None:
+    """Let `model.py` beside the next job not be the `model.py` beside the last one: one process runs many jobs."""
+    for name, module in list(sys.modules.items()):
+        origin = getattr(module, "__file__", None)
+        if (
+            isinstance(origin, str)
+            and name.partition(".")[0] not in ("trtpipe", "calib", "__main__", "__mp_main__")
+            and origin.startswith(str(folder) + os.sep)
+            and not is_installed(origin)
+        ):
+            del sys.modules[name]
