@@ -68,14 +68,16 @@ class Local:
             try:
                 self._serve(pool, queue, watcher, finished)
             except KeyboardInterrupt:
-                pool.cancel()
+                pool.kill()
                 raise Cancelled("interrupted") from None
 
     def _serve(self, pool: Pool, queue: _Queue, watcher: Watcher, finished: Finished) -> None:
         while queue.waiting or queue.running:
             if watcher.cancelled():
-                raise KeyboardInterrupt
-            for slot in pool.idle:
+                pool.cancel()
+                if not queue.running:
+                    raise Cancelled("interrupted")
+            for slot in () if watcher.cancelled() else pool.idle:
                 task = queue.take(slot)
                 if task is not None:
                     pool.start(slot, task)
@@ -92,6 +94,8 @@ class Local:
         elif event.kind == "done" and event.value["outcome"] == BUSY:
             queue.later(task)
             watcher.state(task.name, "waiting", "another process is building it")
+        elif event.kind == "cancelled":
+            queue.ended(task)
         elif event.kind == "done":
             queue.ended(task)
             finished(task, dict(event.value) | {"where": event.where})

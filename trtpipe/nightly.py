@@ -22,9 +22,10 @@ from trtpipe.errors import Cancelled, InputError, TrtpipeError
 from trtpipe.execute import Task, failure, from_plain, recorded
 from trtpipe.history import History, Past
 from trtpipe.ingredients import Ingredients, Survey
-from trtpipe.job import Job, load_jobs
+from trtpipe.job import Job, JobErrors, load_jobs
 from trtpipe.nightly_report import JobOutcome, NightlyReport
 from trtpipe.regressions import LIMITS, Limit, compare
+from trtpipe.validate import judge
 
 if TYPE_CHECKING:
     from trtpipe.store import Store
@@ -273,9 +274,12 @@ class _Night:
         self.outcomes[name] = JobOutcome(name, str(file), "error", error.exit_code, str(error))
 
     def _build(self, todo: Sequence[Planned]) -> bool:
+        todo = self._buildable(todo)
         tasks = [p.task(self.options) for p in todo]
         for task in tasks:
             self.watcher.state(task.name, "waiting", "; ".join(task.reasons))
+        if not tasks:
+            return False
         executor = _executor(self.options, self.survey, self.watcher)
         self.workers = executor.workers
         try:
@@ -286,6 +290,26 @@ class _Night:
                 if task.name not in self.outcomes:
                     self._record(JobOutcome(task.name, task.file, "cancelled", 130, key=task.key, reasons=task.reasons))
             return True
+
+    def _buildable(self, todo: Sequence[Planned]) -> list[Planned]:
+        """Those that `validate` has nothing against on this machine; a fleet's workers judge for themselves."""
+        if self.options.scheduler:
+            return list(todo)
+        found = []
+        judged = {
+            job.name: problems
+            for file in dict.fromkeys(p.file for p in todo)
+            for job, problems in judge(file, self.options.overrides)
+            if job is not None
+        }
+        for p in todo:
+            if problems := judged.get(p.name, ()):
+                error = JobErrors(problems)
+                self._broken(p.name, p.file, error)
+                self._record(self.outcomes[p.name])
+            else:
+                found.append(p)
+        return found
 
     def _record(self, outcome: JobOutcome) -> None:
         greens = [p.outcome for p in self._greens.get(outcome.name, ())]

@@ -121,7 +121,10 @@ def _write(report: Any, out: Path) -> list[Path]:
 def _page(report: Any) -> dict[str, str]:
     """The HTML page; none where jinja2 is not installed, as on a device."""
     try:
-        from trtpipe.report.nightly import page
-    except ImportError:
-        return {}
-    return {"nightly.html": page(report)}
+        from trtpipe.report import render_nightly
+
+        return {"nightly.html": render_nightly(report)}
+    except ModuleNotFoundError as error:
+        if error.name in ("jinja2", "trtpipe.report"):
+            return {}
+        raise
