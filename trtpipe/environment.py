@@ -56,7 +56,7 @@ def portable_job(job: Job) -> str:
         return value
 
     return json.dumps(
-        relative(job.model_dump(mode="json", exclude_defaults=True, exclude={"build": {"log_level"}})),
+        relative(job.model_dump(mode="json", exclude_defaults=True, exclude={"build": {"log_level"}, "worker": True})),
         sort_keys=True,
         indent=1,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import sys
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from trtpipe.cache import Busy, Cache, DamagedEntry, Entry
 from trtpipe.digests import Digests
 from trtpipe.errors import Cancelled, InputError, TrtpipeError
-from trtpipe.ingredients import Survey, is_installed, stage_keys
+from trtpipe.ingredients import Survey, is_installed, stage_keys, this_machine
 from trtpipe.job import Job
 from trtpipe.nightly_report import JobOutcome
 from trtpipe.values import Metric
@@ -31,7 +32,7 @@ BUSY = "busy"
 class Task:
     """What a worker needs to know of a job. Plain data: it goes through pipes and networks.
 
-    `job` is its model dump, `folder` that of its file, `key` what the planner found it to be made of. `wait` is whether
+    `job` is its model dump, `folder` that of its file, `parts` and `key` what the planner found it to be made of. `wait` is whether
     to wait for another process that builds the same. `repeat` > 0 builds that many times without the cache instead.
     """
 
@@ -41,6 +42,7 @@ class Task:
     folder: str
     text: str
     key: str
+    parts: Mapping[str, str]
     out: str
     cache: str
     store: str = ""
@@ -115,12 +117,14 @@ def _build(task: Task, job: Job, cache: Cache, reporter: Reporter, memory: Memor
     from trtpipe.rebuild import rebuild
 
     with Digests(cache.digests_path) as digests:
-        ingredients = Survey(digests).ingredients(job)
+        machine = this_machine(digests)
+        ingredients = Survey(digests, machine).ingredients(job)
     if ingredients.key != task.key:
-        raise InputError(f"{task.name}: must stay as it is while it waits ({_moved(task)}). Run again.")
+        moved = "; ".join(ingredients.changes(task.parts))
+        raise InputError(f"{task.name}: must stay as it was when it was planned (got: {moved}). Run again.")
     done = rebuild(job, Path(task.out), reporter, cache, stage_keys(job, ingredients), memory)
     with Digests(cache.digests_path) as digests:
-        after = Survey(digests).ingredients(job)
+        after = Survey(digests, machine).ingredients(job)
     outcome = of_bundle(task, done.built.bundle)
     outcome = dataclasses.replace(
         outcome, seconds=dict(done.built.seconds), stages_reused=done.reused, notes=(*outcome.notes, *ingredients.notes)
@@ -128,15 +132,15 @@ def _build(task: Task, job: Job, cache: Cache, reporter: Reporter, memory: Memor
     if after.key != ingredients.key:
         moved = "; ".join(after.changes(ingredients.parts))
         raise InputError(f"{task.name}: must stay as it is while it is built (got: {moved}). Run again.")
-    files = contents(done.built.bundle)
-    cache.put("bundle", task.key, {}, files)
-    facts = plain(outcome) | {"manifest_sha256": _sha256(files["manifest.json"])}
-    cache.put("built", task.key, {k: v for k, v in facts.items() if k not in ("reasons", "attempts", "bundle")}, {})
+    keep(cache, task.key, outcome, contents(done.built.bundle))
     return outcome
 
 
-def _moved(task: Task) -> str:
-    return "got another content, setting or version than when the night was planned"
+def keep(cache: Cache, key: str, outcome: JobOutcome, files: Mapping[str, bytes]) -> None:
+    """Put a bundle, and what is known of it, into the cache."""
+    cache.put("bundle", key, {}, files)
+    facts = plain(outcome) | {"manifest_sha256": hashlib.sha256(files["manifest.json"]).hexdigest()}
+    cache.put("built", key, {k: v for k, v in facts.items() if k not in ("reasons", "attempts", "bundle")}, {})
 
 
 def _reused(task: Task, cache: Cache, record: Entry) -> JobOutcome:
@@ -233,12 +237,6 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_jsonable(v) for v in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _sha256(data: bytes) -> str:
-    import hashlib
-
-    return hashlib.sha256(data).hexdigest()
 
 
 def _forget_modules(folder: Path) -> None:

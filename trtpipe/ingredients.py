@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtpipe.digests import Digests
-from trtpipe.environment import BUILDERS, DECIDING
+from trtpipe.environment import BUILDERS, DECIDING, OTHERS, versions
 from trtpipe.errors import InputError
 from trtpipe.importable import find_module
 
@@ -73,6 +73,49 @@ class Ingredients:
 
 
 @dataclass(frozen=True)
+class Machine:
+    """What of a machine can change a result. `versions` are of the distributions that take part."""
+
+    versions: Mapping[str, str]
+    python: str
+    system: str
+    source: str
+    cuda: str
+    gpu: str
+
+
+def this_machine(digests: Digests, driver: Driver | None = None) -> Machine:
+    """The machine that this runs on; the CUDA driver is asked when it is not given."""
+    if driver is None:
+        from trtpipe.trt import driver as cuda
+
+        driver = cuda.probe()
+    names = (*DECIDING, *OTHERS, *(n for names in (*BUILDERS.values(), *ROUTE_PACKAGES.values()) for n in names))
+    gpu = driver.devices[0] if driver.devices else None
+    return Machine(
+        versions=versions(tuple(dict.fromkeys(names))),
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.machine()}",
+        source=_own_source(digests),
+        cuda=driver.cuda or "none",
+        gpu="none" if gpu is None else f"{gpu.name} {gpu.compute_capability}",
+    )
+
+
+def _own_source(digests: Digests) -> str:
+    """Digest of the code of trtpipe and calib themselves: a version number does not move while one develops."""
+    found = hashlib.sha256()
+    for package in ("trtpipe", "calib"):
+        spec = find_module(package)
+        if spec is None or not spec.origin:
+            continue
+        root = Path(spec.origin).parent
+        for path in sorted(root.rglob("*.py")):
+            found.update(f"{package}/{path.relative_to(root).as_posix()} {digests.file(path)}\n".encode())
+    return found.hexdigest()
+
+
+@dataclass(frozen=True)
 class StageKeys:
     """The cache key of each stage's result. `calibration` is None when nothing is calibrated."""
 
@@ -84,16 +127,15 @@ class StageKeys:
 
 
 class Survey:
-    """One look at files, versions and devices; each is looked at once, however many jobs ask.
+    """One look at the files that jobs name; each is looked at once, however many jobs ask.
 
     Args:
         digests: content digests.
-        driver: what the CUDA driver says; asked when None.
+        machine: where the jobs are to be built.
     """
 
-    def __init__(self, digests: Digests, driver: Driver | None = None) -> None:
-        self.digests = digests
-        self._driver = driver
+    def __init__(self, digests: Digests, machine: Machine) -> None:
+        self.digests, self.machine = digests, machine
         self._versions: dict[str, str | None] = {}
         self._sources: dict[tuple[str, str], dict[str, str]] = {}
 
@@ -119,28 +161,19 @@ class Survey:
         for name, data in (("calibration", job.calibration), ("check", job.check)):
             if data is not None and data.factory is not None:
                 notes.append(f"{name}.factory: its source is watched, not what it reads; use --force when that changes")
+        machine = self.machine
         builders = BUILDERS[job.build.target] + ROUTE_PACKAGES[job.build.route]
         for name in dict.fromkeys((*DECIDING, *builders, "onnxruntime")):
-            if (version := self.version(name)) is not None:
-                parts[f"version {name.replace('tensorrt-rtx', 'tensorrt_rtx')}"] = version
-        parts["version python"] = platform.python_version()
-        parts["system"] = f"{platform.system()} {platform.machine()}"
-        parts["trtpipe source"] = self.own_source
+            if name in machine.versions:
+                parts[f"version {_one_spelling(name)}"] = machine.versions[name]
+        parts["version python"] = machine.python
+        parts["system"] = machine.system
+        parts["trtpipe source"] = machine.source
         if job.build.target != "onnxruntime":
-            driver = self.driver
-            parts["cuda driver"] = driver.cuda or "none"
-            parts["gpu"] = f"{driver.devices[0].name} {driver.devices[0].compute_capability}" if driver.devices else "none"
+            parts["cuda driver"] = machine.cuda
+            parts["gpu"] = machine.gpu
         parts["timing cache"] = "used" if job.build.timing_cache else "none"
         return Ingredients(parts, tuple(notes))
-
-    @property
-    def driver(self) -> Driver:
-        """What the CUDA driver says."""
-        if self._driver is None:
-            from trtpipe.trt import driver
-
-            self._driver = driver.probe()
-        return self._driver
 
     def version(self, distribution: str) -> str | None:
         """Its version, None when it is not installed."""
@@ -150,17 +183,6 @@ class Survey:
             except metadata.PackageNotFoundError:
                 self._versions[distribution] = None
         return self._versions[distribution]
-
-    @cached_property
-    def own_source(self) -> str:
-        """Digest of the code of trtpipe and calib themselves: a version number does not move while one develops."""
-        found = hashlib.sha256()
-        for package in ("trtpipe", "calib"):
-            spec = find_module(package)
-            root = Path(str(spec.origin)).parent if spec is not None and spec.origin else None
-            for path in sorted(root.rglob("*.py")) if root is not None else ():
-                found.update(f"{package}/{path.relative_to(root).as_posix()} {self.digests.file(path)}\n".encode())  # type: ignore[arg-type]
-        return found.hexdigest()
 
     def sources(self, module: str, folder: Path) -> dict[str, str]:
         """Digest by module name of a module's source and of what it imports, as far as that is the user's own.
@@ -225,7 +247,7 @@ def stage_keys(job: Job, found: Ingredients) -> StageKeys:
         graph |= calibrated if job.calibration is not None else checked
         graph |= checked if job.calibration is not None and job.calibration.table is not None else {}
     graph |= {n: v for n, v in parts.items() if n in {f"version {v}" for v in _EXPORT_VERSIONS}}
-    builders = {n.replace("tensorrt-rtx", "tensorrt_rtx") for n in BUILDERS[job.build.target]} | set(ROUTE_PACKAGES[job.build.route])
+    builders = {_one_spelling(n) for n in BUILDERS[job.build.target]} | {_one_spelling(n) for n in ROUTE_PACKAGES[job.build.route]}
     engine = {**graph, **chosen("job build", "cuda driver", "gpu", "timing cache")}
     engine |= {n: v for n, v in parts.items() if n.removeprefix("version ") in builders}
     return StageKeys(
@@ -238,6 +260,11 @@ def stage_keys(job: Job, found: Ingredients) -> StageKeys:
 
 
 _OWN = frozenset({"trtpipe", "calib", *DECIDING, *sys.stdlib_module_names})
+
+
+def _one_spelling(distribution: str) -> str:
+    """The wheel of TensorRT-RTX is found under two names."""
+    return distribution.replace("tensorrt-rtx", "tensorrt_rtx")
 
 
 def _digest(parts: Mapping[str, str]) -> str:

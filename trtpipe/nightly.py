@@ -19,9 +19,10 @@ from trtpipe.cache import DEFAULT_LIMIT_BYTES, Cache, DamagedEntry
 from trtpipe.digests import Digests
 from trtpipe.environment import environment
 from trtpipe.errors import Cancelled, InputError, TrtpipeError
-from trtpipe.execute import Task, failure, from_plain, recorded
+from trtpipe.execute import Task, from_plain, recorded
 from trtpipe.history import History, Past
-from trtpipe.ingredients import Ingredients, Survey
+from trtpipe.fleet import Fleet
+from trtpipe.ingredients import Ingredients, Machine, Survey, this_machine
 from trtpipe.job import Job, JobErrors, load_jobs
 from trtpipe.nightly_report import JobOutcome, NightlyReport
 from trtpipe.regressions import LIMITS, Limit, compare
@@ -82,6 +83,7 @@ class Planned:
             folder=str(self.job.folder),
             text=self.job.text,
             key=self.ingredients.key,
+            parts=dict(self.ingredients.parts),
             out=str(options.out.resolve()),
             cache=str(options.cache.resolve()),
             store=options.store,
@@ -179,13 +181,16 @@ class _Night:
         self, options: Options, watcher: Watcher, cache: Cache, history: History, run: int, digests: Digests
     ) -> None:
         self.options, self.watcher, self.cache, self.history, self.run = options, watcher, cache, history, run
-        self.digests, self.survey = digests, Survey(digests)
+        self.digests = digests
+        self._fleet = Fleet(options.scheduler, cache) if options.scheduler else None
+        self._here = Survey(digests, this_machine(digests)) if self._fleet is None else None
         self.outcomes: dict[str, JobOutcome] = {}
         self.notes: list[str] = []
         self.workers: tuple[str, ...] = ()
         self._latest = history.latest(run)
         self._greens = history.greens(run)
         self._parts: dict[str, Mapping[str, str]] = {}
+        self._surveys: list[tuple[Machine, Survey]] = []
 
     def over(self, resumed: bool) -> bool:
         """Do everything; whether the user stopped it."""
@@ -231,12 +236,29 @@ class _Night:
                     self._broken(f"{job.name} ({file.name})", file, error)
                     continue
                 try:
-                    ingredients = self.survey.ingredients(job)
+                    ingredients = self._survey(job).ingredients(job)
                 except TrtpipeError as error:
                     self._broken(job.name, file, error)
                     continue
                 found[job.name] = Planned(job, file, ingredients, self._reasons(job.name, ingredients))
         return list(found.values())
+
+    def _survey(self, job: Job) -> Survey:
+        """The machine that is to build a job.
+
+        Raises:
+            MissingError: no worker of the fleet matches.
+        """
+        if self._here is not None:
+            return self._here
+        assert self._fleet is not None
+        machine = self._fleet.machine_for(job)
+        for known, survey in self._surveys:
+            if known == machine:
+                return survey
+        survey = Survey(self.digests, machine)
+        self._surveys.append((machine, survey))
+        return survey
 
     def standing(self, planned: Planned) -> JobOutcome | None:
         """The outcome of a job that needs no build: its bundle is whole where it belongs, or is put there."""
@@ -245,7 +267,7 @@ class _Night:
         if record is None:
             return None
         target = self.options.out / planned.name
-        task = Task(planned.name, str(planned.file), {}, "", "", key, str(self.options.out), str(self.options.cache))
+        task = Task(planned.name, str(planned.file), {}, "", "", key, {}, str(self.options.out), str(self.options.cache))
         if _whole(target, str(record.facts.get("manifest_sha256")), self.digests):
             return recorded(record.facts, task)
         entry = self.cache.get("bundle", key)
@@ -280,7 +302,7 @@ class _Night:
             self.watcher.state(task.name, "waiting", "; ".join(task.reasons))
         if not tasks:
             return False
-        executor = _executor(self.options, self.survey, self.watcher)
+        executor = self._fleet or _local(self.options)
         self.workers = executor.workers
         try:
             executor.run(tasks, self.watcher, lambda task, raw: self._record(from_plain(raw)))
@@ -358,14 +380,11 @@ def _whole(bundle: Path, manifest_sha256: str, digests: Digests) -> bool:
         return False
 
 
-def _executor(options: Options, survey: Survey, watcher: Watcher) -> Executor:
-    if options.scheduler:
-        from trtpipe.fleet import Fleet
-
-        return Fleet(options.scheduler, watcher)
+def _local(options: Options) -> Executor:
     from trtpipe.local import Local
+    from trtpipe.trt import driver
 
-    return Local(options.workers, options.memory_bytes, survey.driver, options.out / ".nightly")
+    return Local(options.workers, options.memory_bytes, driver.probe(), options.out / ".nightly")
 
 
 def _store(options: Options) -> Store | None:
