@@ -100,7 +100,7 @@ def _execute(task: Task, reporter: Reporter, memory: Memory) -> JobOutcome:
     if task.repeat:
         from trtpipe.drift import repeat
 
-        return repeat(task, job, reporter, memory)
+        return repeat(task, job, reporter)
     store = Store(task.store) if task.store else None
     cache = Cache(Path(task.cache), store, reporter.cancelled, force=task.force)
     with cache.lock("built", task.key, wait=task.wait):

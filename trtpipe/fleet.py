@@ -64,6 +64,11 @@ def needs(job: Job) -> frozenset[str]:
     return frozenset(wanted)
 
 
+def telling(announces: frozenset[str]) -> tuple[str, ...]:
+    """What is announced less what follows from it: of a package only its whole version."""
+    return tuple(w for w in sorted(announces) if not any(o.startswith((f"{w}=", f"{w}.")) for o in announces))
+
+
 class Fleet:
     """The workers of one scheduler.
 
@@ -103,7 +108,7 @@ class Fleet:
     @property
     def workers(self) -> tuple[str, ...]:
         """Each worker's name and what it announces."""
-        return tuple(f"{m.name}: {', '.join(sorted(m.announces))}" for m in self.members)
+        return tuple(f"{m.name}: {', '.join(telling(m.announces))}" for m in self.members)
 
     def machine_for(self, job: Job) -> Machine:
         """The kind of machine that builds a job: of those that match, the kind that most workers are.
@@ -178,7 +183,7 @@ class Fleet:
             known = sent.get(str(event.get("name")))
             if known is None or event.get("key") != known.task.key:
                 continue
-            where = str(event["worker"])
+            where = str(event["member"])
             if event["kind"] == "start":
                 if known.starts:
                     watcher.note(f"{known.task.name}: worker {known.starts[-1]} was lost; {where} tries again")

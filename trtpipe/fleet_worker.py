@@ -177,7 +177,7 @@ def run_task(raw: Mapping[str, Any]) -> dict[str, Any]:
     task = Task(**raw)
 
     def say(kind: str, value: Any = None) -> None:
-        event = {"kind": kind, "name": task.name, "key": task.key, "worker": worker.trtpipe_jobs.name, "value": value}
+        event = {"kind": kind, "name": task.name, "key": task.key, "member": worker.trtpipe_jobs.name, "value": value}
         worker.log_event(TOPIC, event)
 
     say("start")
