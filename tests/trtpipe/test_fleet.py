@@ -1,0 +1,189 @@
+"""A real scheduler and real worker processes on this machine."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import nights
+import pytest
+from nights import fingerprints, night, outcomes
+from trtpipe.cli import main
+from trtpipe.device import Device
+from trtpipe.fleet import needs, telling
+from trtpipe.fleet_worker import announced
+from trtpipe.job import load_job
+
+pytest.importorskip("distributed")
+
+
+def test_a_worker_announces_what_it_is():
+    orin = Device("linux", "aarch64", {"tensorrt": "10.3.0"}, "8.7", "Orin", True)
+    assert announced(orin, ("jetson-orin",), torch=False) == (
+        "cpu", "aarch64", "jetson-orin", "gpu", "sm87", "jetson", "tensorrt", "tensorrt=10", "tensorrt=10.3",
+        "tensorrt=10.3.0",
+    )  # fmt: skip
+    assert announced(Device("linux", "x86_64"), (), torch=True) == ("cpu", "x86_64", "torch")
+
+
+def test_what_follows_from_the_rest_is_not_shown():
+    words = frozenset({"cpu", "tensorrt", "tensorrt=10", "tensorrt=10.3", "tensorrt=10.3.0", "orin"})
+    assert telling(words) == ("cpu", "orin", "tensorrt=10.3.0")
+
+
+def test_what_a_job_needs(tmp_path):
+    jobs = nights.make_world(tmp_path)
+    job = load_job(nights.write_job(jobs, "a", "build: {target: tensorrt}\nworker: [sm87, tensorrt=10.3]\n"))
+    assert needs(job) == {"torch", "tensorrt", "sm87", "tensorrt=10.3"}
+    job = load_job(jobs / "a.yaml", ["check.require=engine"])
+    assert "gpu" in needs(job)
+
+
+def test_a_scheduler_that_is_not_there_is_said(tmp_path, capsys):
+    nights.write_job(nights.make_world(tmp_path), "a")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        arguments = ["-o", str(tmp_path / "out"), "--cache", str(tmp_path / "cache"), "--scheduler", address]
+        assert main(["nightly", str(tmp_path / "a.yaml"), *arguments]) == 3
+    assert f"--scheduler: must be a Dask scheduler that answers (got {address}: " in capsys.readouterr().err
+
+
+class Fleet:
+    """A scheduler and workers as processes of their own."""
+
+    def __init__(self, folder):
+        self.folder, self.processes = folder, {}
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.address = f"tcp://127.0.0.1:{port}"
+        command = ["-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard"]
+        self._start("scheduler", command)
+        deadline = time.monotonic() + 60
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                return
+            assert time.monotonic() < deadline, self.log("scheduler")
+            time.sleep(0.1)
+
+    def worker(self, name, *tags):
+        options = [option for tag in tags for option in ("--tag", tag)]
+        cache = ["--cache", str(self.folder / f"cache-{name}"), "--threads", "1"]
+        self._start(name, ["-m", "trtpipe", "worker", self.address, "--name", name, *options, *cache])
+
+    def wait(self, count):
+        from distributed import Client
+
+        with Client(self.address, timeout=60) as client:
+            client.wait_for_workers(count, timeout=120)
+
+    def kill(self, name):
+        self.processes.pop(name).kill()
+
+    def building(self, name):
+        """Names of the jobs that a worker's process has begun."""
+        log = self.folder / f"cache-{name}" / f"{name}.log"
+        lines = log.read_text().splitlines() if log.exists() else []
+        return [line.removeprefix("== ") for line in lines if line.startswith("== ")]
+
+    def log(self, name):
+        return (self.folder / f"{name}.log").read_text()
+
+    def close(self):
+        for process in reversed(list(self.processes.values())):
+            process.send_signal(signal.SIGTERM)
+        for process in self.processes.values():
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _start(self, name, arguments):
+        with (self.folder / f"{name}.log").open("w") as log:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, *arguments], stdout=log, stderr=log, env=nights.environment(), cwd=self.folder
+            )
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    found = Fleet(tmp_path)
+    yield found
+    found.close()
+
+
+def test_jobs_land_where_they_match_and_a_killed_workers_job_is_built_elsewhere(fleet, tmp_path):
+    """Three workers; one of the two that announce `orin` is killed with -9 while it builds."""
+    jobs = nights.make_world(tmp_path / "jobs", 5)
+    for k in range(3):
+        nights.write_job(jobs, f"orin{k}", "build: {target: onnxruntime}\nworker: [orin]\n", f"w{k}.safetensors")
+    for k in (3, 4):
+        nights.write_job(jobs, f"thor{k}", "build: {target: tensorrt_rtx}\nworker: [thor]\n", f"w{k}.safetensors")
+    nights.write_job(jobs, "xavier", "build: {target: onnxruntime}\nworker: [xavier]\n")
+    fleet.worker("a", "orin")
+    fleet.worker("b", "thor")
+    fleet.worker("c", "orin")
+    fleet.wait(3)
+    command = ("nightly", "jobs", "-o", "out", "--cache", "cache", "--json")
+    process = nights.start(*command, "--scheduler", fleet.address, cwd=tmp_path)
+    deadline = time.monotonic() + 240
+    while not fleet.building("a"):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    fleet.kill("a")
+    out, err = process.communicate()
+    assert process.returncode == 3, err  # xavier
+    report = json.loads(out)
+    names = {"orin0", "orin1", "orin2", "thor3", "thor4"}
+    assert outcomes(report) == dict.fromkeys(names, "built") | {"xavier": "error"}
+    by_name = {o["name"]: o for o in report["outcomes"]}
+    assert {by_name[n]["where"] for n in ("orin0", "orin1", "orin2")} == {"c"}
+    assert {by_name[n]["where"] for n in ("thor3", "thor4")} == {"b"}
+    lost = [n for n in names if by_name[n]["attempts"]]
+    assert lost == fleet.building("a")[:1]
+    assert by_name[lost[0]]["attempts"] == ["worker a was lost while it built this"]
+    error = by_name["xavier"]["error"]
+    assert error.startswith("xavier: a worker must announce onnxruntime, torch, xavier (got a: cpu, onnxruntime=1.")
+    for name in names:
+        nights.run("verify", f"out/{name}", cwd=tmp_path)
+
+    # Alone, the same jobs give the same bundles; and what a worker built counts as built for the next night here.
+    (jobs / "xavier.yaml").unlink()
+    for name in names:
+        path = jobs / f"{name}.yaml"
+        path.write_text("".join(line for line in path.read_text().splitlines(True) if not line.startswith("worker")))
+    assert set(outcomes(night(tmp_path)).values()) == {"reused"}
+    (tmp_path / "alone").mkdir()
+    os.symlink(jobs, tmp_path / "alone/jobs")
+    alone = night(tmp_path / "alone", "--workers", "1", jobs=("jobs/orin0.yaml", "jobs/thor3.yaml"))
+    assert fingerprints(alone) == {n: by_name[n]["fingerprint"] for n in ("orin0", "thor3")}
+    for name in ("orin0", "thor3"):
+        other = json.loads((tmp_path / "alone/out" / name / "manifest.json").read_text())
+        assert other["files"] == json.loads((tmp_path / "out" / name / "manifest.json").read_text())["files"]
+
+
+def test_interrupted_the_fleet_stops_too(fleet, tmp_path):
+    jobs = nights.make_world(tmp_path / "jobs", 1)
+    (jobs / "net.py").write_text("import time\n" + nights.NET.replace("def net():", "def net():\n    time.sleep(600)"))
+    nights.write_job(jobs, "slow")
+    fleet.worker("a")
+    fleet.wait(1)
+    process = nights.start(
+        "nightly", "jobs", "-o", "out", "--cache", "cache", "--scheduler", fleet.address, cwd=tmp_path
+    )
+    while not fleet.building("a"):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert out.startswith("INTERRUPTED with 1 of 1 jobs to do")
+    (jobs / "net.py").write_text(nights.NET)
+    assert outcomes(night(tmp_path, "--scheduler", fleet.address)) == {"slow": "built"}  # the worker is free again
