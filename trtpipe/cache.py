@@ -127,7 +127,7 @@ class Cache:
 
     def put(self, kind: str, key: str, facts: Mapping[str, Any], files: Mapping[str, bytes]) -> Entry:
         """Keep a result. Where another process was first, its entry stays."""
-        entries = {n: [len(d), hashlib.sha256(d).hexdigest()] for n, d in files.items()}
+        entries = {n: (len(d), hashlib.sha256(d).hexdigest()) for n, d in files.items()}
         head = {"schema": SCHEMA, "kind": kind, "key": key, "facts": dict(facts), "files": entries}
         content = {**files, ENTRY: json.dumps(head, sort_keys=True, indent=1).encode()}
         path = self._path(kind, key)
@@ -136,7 +136,7 @@ class Cache:
         self._write(path, content)
         if self._store is not None:
             self._store.put(f"{kind}/{key[:2]}/{key}", content, last=ENTRY)
-        return Entry(path, facts, {n: (e[0], e[1]) for n, e in entries.items()})
+        return Entry(path, facts, entries)
 
     def discard(self, kind: str, key: str) -> None:
         """Remove an entry here; one that is not there is no error."""

@@ -1,4 +1,4 @@
-"""One job of a night, in whichever process it runs: built unless the cache has it, and what came of it as plain data."""
+"""One job of a night, in whichever process it runs: built unless the cache has it. What came of it is plain data."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ BUSY = "busy"
 class Task:
     """What a worker needs to know of a job. Plain data: it goes through pipes and networks.
 
-    `job` is its model dump, `folder` that of its file, `parts` and `key` what the planner found it to be made of. `wait` is whether
-    to wait for another process that builds the same. `repeat` > 0 builds that many times without the cache instead.
+    `job` is its model dump, `folder` that of its file, `parts` and `key` what the planner found it to be made of.
+    `wait` is whether to wait for another process that builds the same. `repeat` > 0 builds that many times without the
+    cache instead.
     """
 
     name: str
@@ -85,9 +86,9 @@ def execute(task: Task, reporter: Reporter, memory: Memory) -> dict[str, Any]:
 
 def failure(task: Task, message: str, exit_code: int) -> dict[str, Any]:
     """A job that ended without a bundle."""
-    return plain(
-        JobOutcome(task.name, task.file, "error", exit_code, message, reasons=task.reasons, key=task.key)
-    ) | {"attempts": list(task.attempts)}
+    return plain(JobOutcome(task.name, task.file, "error", exit_code, message, reasons=task.reasons, key=task.key)) | {
+        "attempts": list(task.attempts)
+    }
 
 
 def _execute(task: Task, reporter: Reporter, memory: Memory) -> JobOutcome:
@@ -209,7 +210,7 @@ def from_plain(raw: Mapping[str, Any]) -> JobOutcome:
     from trtpipe.nightly_report import Drift
 
     known = {f.name for f in dataclasses.fields(JobOutcome)}
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items() if k in known}
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items() if k in known}
     values["metrics"] = tuple(_metric(m) for m in raw.get("metrics", ()))
     drift = raw.get("drift")
     values["drift"] = None if drift is None else Drift(tuple(drift["engines"]), drift["max_abs"], tuple(drift["notes"]))

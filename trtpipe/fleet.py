@@ -1,8 +1,8 @@
 """A fleet of machines, by Dask distributed: who can build a job, and the jobs sent there.
 
-Each worker (`trtpipe worker`) announces what it is as resources: `sm87`, `gpu`, `tensorrt=10.3`, a tag of its own. A job
-goes to a worker that has all it needs. Its bundle comes back whole, is checked against its digests and put into place
-as any bundle is. A worker that dies costs its job an attempt; the job goes to another worker that matches.
+Each worker (`trtpipe worker`) announces what it is as resources: `sm87`, `gpu`, `tensorrt=10.3`, a tag of its own.
+A job goes to a worker that has all it needs. Its bundle comes back whole, is checked against its digests and put into
+place as any bundle is. A worker that dies costs its job an attempt; the job goes to another worker that matches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trtpipe.ingredients import Machine
 if TYPE_CHECKING:
     from trtpipe.cache import Cache
     from trtpipe.job import Job
-    from trtpipe.nightly import Watcher
+    from trtpipe.night_plan import Watcher
 
 #: Where workers say what their jobs do.
 TOPIC = "trtpipe"
@@ -122,9 +122,7 @@ class Fleet:
             raise MissingError(self._unmatched(job.name, wanted))
         return max(kinds, key=kinds.count)
 
-    def run(
-        self, tasks: Sequence[Task], watcher: Watcher, finished: Callable[[Task, Mapping[str, Any]], None]
-    ) -> None:
+    def run(self, tasks: Sequence[Task], watcher: Watcher, finished: Callable[[Task, Mapping[str, Any]], None]) -> None:
         """Send every task to a worker that matches, and take back what comes of it.
 
         Raises:
@@ -170,7 +168,7 @@ class Fleet:
             run_task,
             raw,
             key=f"trtpipe-{task.name}-{secrets.token_hex(4)}",
-            resources={name: 1 for name in sorted(wanted)},
+            resources=dict.fromkeys(sorted(wanted), 1),
             pure=False,
             retries=0,
         )
@@ -210,7 +208,11 @@ class Fleet:
         answer = done.future.result()
         done.future.release()
         raw = dict(answer["outcome"])
-        raw |= {"where": answer["worker"], "attempts": [*tried, *raw.get("attempts", ())], "reasons": list(task.reasons)}
+        raw |= {
+            "where": answer["worker"],
+            "attempts": [*tried, *raw.get("attempts", ())],
+            "reasons": list(task.reasons),
+        }
         if raw["outcome"] in ("built", "reused"):
             try:
                 raw["bundle"] = str(self._place(task, answer["files"]))
@@ -238,7 +240,9 @@ class Fleet:
             if job.lost_at is not None and time.monotonic() - job.lost_at > GRACE_S:
                 message = self._unmatched(name, job.needs)
             elif len(job.starts) > MOST_STARTS:
-                message = f"{name}: must not take its worker down (got {len(job.starts)} lost: {', '.join(job.starts)})."
+                message = (
+                    f"{name}: must not take its worker down (got {len(job.starts)} lost: {', '.join(job.starts)})."
+                )
             if message:
                 self._client.cancel([job.future], force=True)
                 del sent[name]

@@ -1,7 +1,7 @@
 """A worker of a fleet: a Dask worker that announces what it is and runs one job at a time in a process of its own.
 
-The job's process is not the one that talks to the scheduler: a crash in native code costs an attempt and not the worker,
-and a long native call does not make the worker look dead.
+The job's process is not the one that talks to the scheduler: a crash in native code costs an attempt and not the
+worker, and a long native call does not make the worker look dead.
 """
 
 from __future__ import annotations
@@ -117,11 +117,14 @@ def serve(
     try:
         from distributed import Worker
     except ImportError:
-        raise MissingError("worker: needs dask distributed (it is not installed). Run: pip install 'trtpipe[fleet]'") from None
+        raise MissingError(
+            "worker: needs dask distributed (it is not installed). Run: pip install 'trtpipe[fleet]'"
+        ) from None
     import os
     import socket
 
     from trtpipe.cache import Cache
+
     Cache(cache)  # makes its folders, or says why it cannot
     (cache / "scratch").mkdir(exist_ok=True)
     name = name or f"{socket.gethostname()}-{os.getpid()}"
@@ -136,7 +139,7 @@ def serve(
             scheduler,
             nthreads=1,
             name=name,
-            resources={word: 1 for word in words},
+            resources=dict.fromkeys(words, 1),
             local_directory=str(cache / "scratch"),
             heartbeat_interval="1s",
         )

@@ -65,7 +65,9 @@ class History:
                 self._db.executescript(_TABLES)
                 self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         except (sqlite3.Error, OSError) as error:
-            raise InputError(f"{path}: must be a history of trtpipe (got: {error}). Choose another --history.") from error
+            raise InputError(
+                f"{path}: must be a history of trtpipe (got: {error}). Choose another --history."
+            ) from error
 
     def __enter__(self) -> History:
         return self

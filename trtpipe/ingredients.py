@@ -1,8 +1,8 @@
 """Everything that goes into a job's bundle, found without importing torch or the model, and the cache keys it makes.
 
 Each part has a name that a report can say ("weights", "version tensorrt_rtx") and a value: a content digest, a version
-or a setting. A key is the SHA-256 of the parts that its stage depends on, so a new TensorRT changes the engine's key and
-not the graph's, and new check images neither the calibration's nor the engine's.
+or a setting. A key is the SHA-256 of the parts that its stage depends on, so a new TensorRT changes the engine's key
+and not the graph's, and new check images neither the calibration's nor the engine's.
 """
 
 from __future__ import annotations
@@ -229,17 +229,29 @@ def stage_keys(job: Job, found: Ingredients) -> StageKeys:
     parts = found.parts
 
     def chosen(*prefixes: str) -> dict[str, str]:
-        return {n: v for n, v in parts.items() if any(n == p or n.startswith(p + " ") or n.startswith(p + ".") for p in prefixes)}
+        return {
+            n: v
+            for n, v in parts.items()
+            if any(n == p or n.startswith(p + " ") or n.startswith(p + ".") for p in prefixes)
+        }
 
     model = chosen("job model", "job inputs", "job outputs", "weights", "program", "source", "system", "trtpipe source")
     model |= {n: v for n, v in parts.items() if n in {f"version {v}" for v in _CAPTURE_VERSIONS}}
     script = model.pop("job model.baseline", "trace")
     data = {n: parts[n] for n in ("version pillow",) if n in parts}
     transform = chosen("job calibration.transform") | chosen("calibration source")
-    checked = {n: v for n, v in chosen("job check").items() if not n.startswith(("job check.limits", "job check.require", "job check.on_fail"))}
+    checked = {
+        n: v
+        for n, v in chosen("job check").items()
+        if not n.startswith(("job check.limits", "job check.require", "job check.on_fail"))
+    }
     checked |= chosen("check data", "check source") | transform | data
     baseline = {**model, **checked, "baseline": script, **chosen("torchscript")}
-    calibrated = {**model, **data, **chosen("job calibration", "calibration data", "calibration table", "calibration source")}
+    calibrated = {
+        **model,
+        **data,
+        **chosen("job calibration", "calibration data", "calibration table", "calibration source"),
+    }
     graph = {**model, **chosen("job precision")}
     if job.precision.int8_mode:
         graph |= calibrated
@@ -247,7 +259,9 @@ def stage_keys(job: Job, found: Ingredients) -> StageKeys:
         graph |= calibrated if job.calibration is not None else checked
         graph |= checked if job.calibration is not None and job.calibration.table is not None else {}
     graph |= {n: v for n, v in parts.items() if n in {f"version {v}" for v in _EXPORT_VERSIONS}}
-    builders = {_one_spelling(n) for n in BUILDERS[job.build.target]} | {_one_spelling(n) for n in ROUTE_PACKAGES[job.build.route]}
+    builders = {_one_spelling(n) for n in BUILDERS[job.build.target]} | {
+        _one_spelling(n) for n in ROUTE_PACKAGES[job.build.route]
+    }
     engine = {**graph, **chosen("job build", "cuda driver", "gpu", "timing cache")}
     engine |= {n: v for n, v in parts.items() if n.removeprefix("version ") in builders}
     return StageKeys(
@@ -315,7 +329,7 @@ def _imported(source: bytes, name: str, package: bool) -> list[str]:
             stem = ".".join([*parent, *([node.module] if node.module else [])])
             if stem:
                 found += [stem, *(f"{stem}.{alias.name}" for alias in node.names)]
-    return [n for n in dict.fromkeys(found)]
+    return list(dict.fromkeys(found))
 
 
 def _rank(name: str) -> int:
@@ -325,7 +339,11 @@ def _rank(name: str) -> int:
 
 
 def _change(name: str, before: str | None, now: str | None) -> str:
-    short, shown = name, name.startswith(("job ", "version ", "path ")) or name in ("gpu", "cuda driver", "system", "timing cache", "name")
+    short, shown = (
+        name,
+        name.startswith(("job ", "version ", "path "))
+        or name in ("gpu", "cuda driver", "system", "timing cache", "name"),
+    )
     for prefix in ("job ", "version "):
         short = short.removeprefix(prefix)
     if " source " in f" {name}" and name != "trtpipe source":

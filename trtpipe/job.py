@@ -203,7 +203,9 @@ class JobFile:
         if matrix.has_matrix(self._document):
             _, problems = matrix.expand(self._document)
             hint = "Give it to `trtpipe build`, `validate` or `nightly`."
-            for at, said_of_it in problems or (((matrix.KEY,), said("not be in the file of one job", "several jobs", hint)),):
+            for at, said_of_it in problems or (
+                ((matrix.KEY,), said("not be in the file of one job", "several jobs", hint)),
+            ):
                 self.add(at, said_of_it)
             return None
         return dict(self._document.data)

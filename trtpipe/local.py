@@ -14,12 +14,12 @@ from trtpipe.execute import BUSY, Task, execute, failure
 from trtpipe.pool import Event, Pool, Slot
 
 if TYPE_CHECKING:
-    from trtpipe.nightly import Watcher
+    from trtpipe.night_plan import Watcher
     from trtpipe.trt.driver import Driver
 
 #: Times that a job whose worker died is tried again.
 RETRIES = 1
-#: What a process with torch and TensorRT takes before it has a model, bytes; and how many times its weights a model takes.
+#: What a process with torch and TensorRT takes before it has a model, bytes; and a model by each byte of its weights.
 PROCESS_BYTES, PER_WEIGHT_BYTE = 1_500_000_000, 8
 _WAIT_S = 0.2
 
@@ -185,13 +185,17 @@ class _Queue:
 
 def uses_gpu(task: Task) -> bool:
     """Whether a GPU, where there is one, builds or checks it."""
-    return dict(task.job).get("build", {}).get("target", "tensorrt_rtx") != "onnxruntime"
+    return bool(dict(task.job).get("build", {}).get("target", "tensorrt_rtx") != "onnxruntime")
 
 
 def expected_bytes(task: Task) -> int:
     """A rough guess of what it takes at its peak."""
     model = dict(task.job).get("model", {})
-    sizes = [os.path.getsize(model[k]) for k in ("weights", "program", "torchscript") if model.get(k) and os.path.exists(model[k])]
+    sizes = [
+        os.path.getsize(model[k])
+        for k in ("weights", "program", "torchscript")
+        if model.get(k) and os.path.exists(model[k])
+    ]
     return PROCESS_BYTES + PER_WEIGHT_BYTE * sum(sizes)
 
 

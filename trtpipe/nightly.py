@@ -10,22 +10,22 @@ import fnmatch
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
-from trtpipe.cache import DEFAULT_LIMIT_BYTES, Cache, DamagedEntry
+from trtpipe.cache import Cache, DamagedEntry
 from trtpipe.digests import Digests
 from trtpipe.environment import environment
 from trtpipe.errors import Cancelled, InputError, TrtpipeError
 from trtpipe.execute import Task, from_plain, recorded
-from trtpipe.history import History, Past
 from trtpipe.fleet import Fleet
+from trtpipe.history import History
 from trtpipe.ingredients import Ingredients, Machine, Survey, this_machine
 from trtpipe.job import Job, JobErrors, load_jobs
+from trtpipe.night_plan import Executor, Options, Planned, Unwatched, Watcher
 from trtpipe.nightly_report import JobOutcome, NightlyReport
-from trtpipe.regressions import LIMITS, Limit, compare
+from trtpipe.regressions import compare
 from trtpipe.validate import judge
 
 if TYPE_CHECKING:
@@ -33,97 +33,6 @@ if TYPE_CHECKING:
 
 FIRST, FORCED, GONE = "first build", "--force", "its bundle is no longer in the cache"
 DAMAGED = "its bundle was damaged, and is no longer in the cache"
-
-
-@dataclass(frozen=True)
-class Options:
-    """What `trtpipe nightly` was asked for; see its help. `accept` are globs over names of jobs."""
-
-    jobs: tuple[Path, ...]
-    out: Path
-    cache: Path
-    history: Path
-    store: str = ""
-    overrides: tuple[str, ...] = ()
-    workers: int | None = None
-    scheduler: str = ""
-    memory_bytes: int | None = None
-    cache_limit_bytes: int = DEFAULT_LIMIT_BYTES
-    force: bool = False
-    resume: bool = False
-    repeat: int = 0
-    accept: tuple[str, ...] = ()
-    limits: Mapping[str, Limit] = field(default_factory=lambda: dict(LIMITS))
-
-    def arguments(self) -> dict[str, Any]:
-        """What a resumed run must have in common with this one."""
-        return {"jobs": [str(p.resolve()) for p in self.jobs], "overrides": list(self.overrides)}
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A job that can be read, and what it is made of."""
-
-    job: Job
-    file: Path
-    ingredients: Ingredients
-    reasons: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Of the job."""
-        return self.job.name
-
-    def task(self, options: Options) -> Task:
-        """What a worker is told."""
-        return Task(
-            name=self.job.name,
-            file=str(self.file),
-            job=self.job.model_dump(mode="json", exclude_defaults=True),
-            folder=str(self.job.folder),
-            text=self.job.text,
-            key=self.ingredients.key,
-            parts=dict(self.ingredients.parts),
-            out=str(options.out.resolve()),
-            cache=str(options.cache.resolve()),
-            store=options.store,
-            force=options.force,
-            repeat=options.repeat,
-            reasons=self.reasons,
-        )
-
-
-class Watcher(Protocol):
-    """Who looks on while the jobs run; `console` shows it."""
-
-    def planned(self, names: Sequence[str]) -> None:
-        """These jobs are part of tonight."""
-
-    def state(self, name: str, state: str, detail: str = "") -> None:
-        """A job is `waiting`, `running`, `built`, `reused`, `failed`, `error` or `cancelled`."""
-
-    def note(self, message: str) -> None:
-        """Something the reader should know now."""
-
-    def cancelled(self) -> bool:
-        """Whether the user has asked to stop."""
-
-
-class Executor(Protocol):
-    """Where tasks are run."""
-
-    @property
-    def workers(self) -> tuple[str, ...]:
-        """Who runs them, for the report."""
-
-    def run(
-        self, tasks: Sequence[Task], watcher: Watcher, finished: Callable[[Task, Mapping[str, Any]], None]
-    ) -> None:
-        """Run every task; `finished` is called with each one's plain outcome.
-
-        Raises:
-            Cancelled: the user stopped it; tasks that were not finished have not been reported.
-        """
 
 
 def nightly(options: Options, watcher: Watcher) -> NightlyReport:
@@ -136,8 +45,7 @@ def nightly(options: Options, watcher: Watcher) -> NightlyReport:
     cache = Cache(options.cache, _store(options), force=options.force)
     with History(options.history) as history:
         run, resumed, options = _begin(history, options, watcher)
-        with Digests(cache.digests_path) as digests:
-            night = _Night(options, watcher, cache, history, run, digests)
+        with Digests(cache.digests_path) as digests, _Night(options, watcher, cache, history, run, digests) as night:
             interrupted = night.over(resumed)
         history.end(run, "interrupted" if interrupted else "done")
         evicted = cache.trim(options.cache_limit_bytes)
@@ -166,12 +74,15 @@ def explain(options: Options) -> tuple[tuple[str, tuple[str, ...]], ...]:
         InputError: a file a job names cannot be read.
     """
     cache = Cache(options.cache, _store(options), force=options.force)
-    with History(options.history) as history, Digests(cache.digests_path) as digests:
-        night = _Night(options, _Silent(), cache, history, 1 << 62, digests)
+    with (
+        History(options.history) as history,
+        Digests(cache.digests_path) as digests,
+        _Night(options, Unwatched(), cache, history, 1 << 62, digests) as night,
+    ):
         planned = night.plan()
         for outcome in night.outcomes.values():
             raise InputError(outcome.error)
-        return tuple((p.name, () if night.standing(p) else p.reasons) for p in planned)
+        return tuple((p.name, () if night.standing(p, put_back=False) else p.reasons) for p in planned)
 
 
 class _Night:
@@ -192,6 +103,13 @@ class _Night:
         self._parts: dict[str, Mapping[str, str]] = {}
         self._surveys: list[tuple[Machine, Survey]] = []
 
+    def __enter__(self) -> _Night:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._fleet is not None:
+            self._fleet.close()
+
     def over(self, resumed: bool) -> bool:
         """Do everything; whether the user stopped it."""
         planned = self.plan()
@@ -201,18 +119,19 @@ class _Night:
         self.watcher.planned(names)
         earlier = self.history.of_run(self.run) if resumed else {}
         todo: list[Planned] = []
+        ended = list(self.outcomes.values())
+        for p in planned:
+            self._parts[p.name] = p.ingredients.parts
+            outcome = None if self.options.repeat else self.standing(p)
+            if outcome is None:
+                todo.append(p)
+                continue
+            before = earlier.get(p.name)
+            if before is not None and before.outcome.key == p.ingredients.key and before.outcome.outcome == "built":
+                outcome = before.outcome
+            ended.append(outcome)
         with self.history.together():
-            for name in list(self.outcomes):
-                self._record(self.outcomes[name])
-            for p in planned:
-                self._parts[p.name] = p.ingredients.parts
-                outcome = None if self.options.repeat else self.standing(p)
-                if outcome is None:
-                    todo.append(p)
-                    continue
-                before = earlier.get(p.name)
-                if before is not None and before.outcome.key == p.ingredients.key and before.outcome.outcome == "built":
-                    outcome = before.outcome
+            for outcome in ended:
                 self._record(outcome)
         if not todo:
             return False
@@ -230,10 +149,10 @@ class _Night:
             for job in jobs:
                 if job.name in found:
                     first = found[job.name].file
-                    error = InputError(
+                    twice = InputError(
                         f"{file}: name: must be another than that of {first} (got {job.name!r}). Rename one job."
                     )
-                    self._broken(f"{job.name} ({file.name})", file, error)
+                    self._broken(f"{job.name} ({file.name})", file, twice)
                     continue
                 try:
                     ingredients = self._survey(job).ingredients(job)
@@ -260,19 +179,23 @@ class _Night:
         self._surveys.append((machine, survey))
         return survey
 
-    def standing(self, planned: Planned) -> JobOutcome | None:
+    def standing(self, planned: Planned, *, put_back: bool = True) -> JobOutcome | None:
         """The outcome of a job that needs no build: its bundle is whole where it belongs, or is put there."""
         key = planned.ingredients.key
         record = self.cache.get("built", key)
         if record is None:
             return None
         target = self.options.out / planned.name
-        task = Task(planned.name, str(planned.file), {}, "", "", key, {}, str(self.options.out), str(self.options.cache))
+        task = Task(
+            planned.name, str(planned.file), {}, "", "", key, {}, str(self.options.out), str(self.options.cache)
+        )
         if _whole(target, str(record.facts.get("manifest_sha256")), self.digests):
             return recorded(record.facts, task)
         entry = self.cache.get("bundle", key)
         if entry is None:
             return None
+        if not put_back:
+            return recorded(record.facts, task)
         from trtpipe.bundle import place
 
         try:
@@ -337,7 +260,11 @@ class _Night:
         greens = [p.outcome for p in self._greens.get(outcome.name, ())]
         if not self.options.repeat:
             comparisons, lines = compare(outcome, greens, self.options.limits)
-            if lines and outcome.outcome != "error" and any(fnmatch.fnmatch(outcome.name, g) for g in self.options.accept):
+            if (
+                lines
+                and outcome.outcome != "error"
+                and any(fnmatch.fnmatch(outcome.name, g) for g in self.options.accept)
+            ):
                 notes = tuple(f"accepted: {line}" for line in lines)
                 outcome, lines = dataclasses.replace(outcome, notes=(*outcome.notes, *notes)), ()
             outcome = dataclasses.replace(outcome, comparisons=comparisons, regressions=lines)
@@ -369,7 +296,7 @@ def _begin(history: History, options: Options, watcher: Watcher) -> tuple[int, b
 
 
 def _whole(bundle: Path, manifest_sha256: str, digests: Digests) -> bool:
-    """Whether a bundle is, to the byte, the one that was recorded; files that `stat` says are unchanged are not read."""
+    """Whether a bundle is, to the byte, the one recorded; files that `stat` says are unchanged are not read."""
     try:
         if digests.file(bundle / "manifest.json") != manifest_sha256:
             return False
@@ -396,22 +323,10 @@ def _store(options: Options) -> Store | None:
 
 
 def _worst_first(outcome: JobOutcome) -> tuple[int, str]:
-    order = (bool(outcome.regressions), outcome.exit_code == 1, outcome.outcome == "error", outcome.outcome == "cancelled")
+    order = (
+        bool(outcome.regressions),
+        outcome.exit_code == 1,
+        outcome.outcome == "error",
+        outcome.outcome == "cancelled",
+    )
     return next((i for i, yes in enumerate(order) if yes), len(order)), outcome.name
-
-
-class _Silent:
-    """Watches nothing."""
-
-    def planned(self, names: Sequence[str]) -> None:
-        """Ignore it."""
-
-    def state(self, name: str, state: str, detail: str = "") -> None:
-        """Ignore it."""
-
-    def note(self, message: str) -> None:
-        """Ignore it."""
-
-    def cancelled(self) -> bool:
-        """Never."""
-        return False

@@ -1,4 +1,4 @@
-"""What a night came to, as one value; its lines for a terminal or a log, and its JSON. `report/` makes the page of it."""
+"""What a night came to, as one value; its lines for a terminal or a log, and its JSON. Its page is `report`'s."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class NightlyReport:
 
     @property
     def exit_code(self) -> int:
-        """130 interrupted; 1 a regression, a failed check or drift; else the highest code of the errors; 0 all green."""
+        """130 interrupted; 1 a regression, a failed check or drift; else the highest of the errors'; 0 all green."""
         if self.interrupted:
             return 130
         if any(o.regressions or o.exit_code == 1 or (o.drift and o.drift.distinct > 1) for o in self.outcomes):
@@ -185,7 +185,11 @@ def _of(o: JobOutcome) -> Iterator[str]:
     if o.error:
         yield from o.error.splitlines()
     if o.exit_code == 1 and not o.error:
-        failed = [f"{m.name} {m.value:.6g} (limit {m.limit:g})" for m in o.metrics if m.passed is False and m.limit is not None]
+        failed = [
+            f"{m.name} {m.value:.6g} (limit {m.limit:g})"
+            for m in o.metrics
+            if m.passed is False and m.limit is not None
+        ]
         yield "check failed: " + "; ".join([*failed, *o.problems])
     if o.reasons:
         yield "built: " + "; ".join(o.reasons)
@@ -199,7 +203,9 @@ def _of(o: JobOutcome) -> Iterator[str]:
 def drift_line(drift: Drift) -> str:
     """Whether engines and outputs differed between builds."""
     count = len(drift.engines)
-    same = f"{count} builds, one engine" if drift.distinct == 1 else f"{count} builds, {drift.distinct} different engines"
+    same = (
+        f"{count} builds, one engine" if drift.distinct == 1 else f"{count} builds, {drift.distinct} different engines"
+    )
     if drift.max_abs is None:
         return f"drift: {same}; outputs were not compared"
     return f"drift: {same}; outputs differ by at most {drift.max_abs:.3g}"

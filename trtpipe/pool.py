@@ -1,7 +1,7 @@
 """Worker processes on this machine: each imports torch once and runs many jobs, one at a time.
 
-A worker that dies (a crash in native code, no memory left) costs the job that it was running one attempt and is replaced.
-When the process that made the pool dies, its workers end themselves.
+A worker that dies (a crash in native code, no memory left) costs the job that it was running one attempt, and is
+replaced. When the process that made the pool dies, its workers end themselves.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GRACE_S = 10.0
 
 @dataclass(frozen=True)
 class Slot:
-    """Room for one job at a time. `gpu` is the CUDA index it alone uses; `threads` for torch; `log` takes its output."""
+    """Room for one job at a time. `gpu` is the CUDA index it alone uses, `threads` are torch's, `log` its output."""
 
     name: str
     threads: int
@@ -40,7 +40,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Event:
-    """Something a running job said: `stage` and `note` are text, `done` the plain outcome, `died` how the worker ended."""
+    """Something a running job said: `stage` and `note` are text, `done` is the plain outcome, `died` how it ended."""
 
     kind: str
     task: Task
@@ -172,7 +172,9 @@ class _Worker:
         if self.task is None:
             with contextlib.suppress(OSError):
                 self.pipe.send(None)
-        self._process.join(max(0.0, deadline - time.monotonic()))  # bundles and entries are whole or absent: kill at will
+        self._process.join(
+            max(0.0, deadline - time.monotonic())
+        )  # bundles and entries are whole or absent: kill at will
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
@@ -192,7 +194,7 @@ def _serve(pipe: Any, cancel: Any, threads: int, gpu: int | None, log: Path | No
     memory = Memory()
     while (raw := pipe.recv()) is not None:
         task = Task(**raw)
-        print(f"== {task.name}", flush=True)
+        os.write(1, f"== {task.name}\n".encode())
         try:
             _set_threads(threads)
             done = execute(task, Reports(pipe.send, cancel.is_set), memory)

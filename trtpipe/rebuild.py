@@ -7,6 +7,7 @@ memory, are made when a stage that is not in the cache asks for them.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from trtpipe.progress import Reporter
 
 _GRAPH, _ENGINE, _TABLE, _OUTPUTS = "model.onnx", "model.engine", "calibration.json", "outputs.safetensors"
+_HISTOGRAMS = "calibration.histograms.safetensors"
 #: Stands for what only lives in memory and was not needed.
 _NOT_KEPT: Any = None
 
@@ -143,21 +145,15 @@ class _Line:
 
     def table(self) -> CalibrationTable | None:
         """The calibration table, None when nothing is quantized."""
-        from calib.table import CalibrationTable
-
         if self.keys.calibration is None:
             return None
 
         def make() -> tuple[CalibrationTable | None, dict[str, Any], dict[str, bytes]]:
             front = Front(self.loaded, self.check_source, _NOT_KEPT, self.captured)
             table = pipeline.calibrate(self.job, front, self.stages)
-            return table, {}, {} if table is None else {_TABLE: pipeline.table_bytes(table)}
+            return table, {}, _table_files(table)
 
-        def read(entry: Entry) -> CalibrationTable | None:
-            entry.read(_TABLE)
-            return CalibrationTable.load(entry.path / _TABLE)
-
-        return self._kept("calibration", self.keys.calibration, make, read)
+        return self._kept("calibration", self.keys.calibration, make, _table)
 
     def quantized(self) -> tuple[CalibrationTable | None, Quantized]:
         """The quantized program itself."""
@@ -299,23 +295,34 @@ def _keep_lowered(lowered: _Lowered) -> tuple[dict[str, Any], dict[str, bytes]]:
         "opset": None if graph is None else graph.opset,
         "onnx_notes": [] if graph is None else list(graph.notes),
     }
-    files = {} if graph is None else {_GRAPH: graph.data}
-    if lowered.table is not None:
-        files[_TABLE] = pipeline.table_bytes(lowered.table)
-    return facts, files
+    return facts, _table_files(lowered.table) | ({} if graph is None else {_GRAPH: graph.data})
+
+
+def _table_files(table: CalibrationTable | None) -> dict[str, bytes]:
+    """The table's JSON, and its histograms where it has them."""
+    if table is None:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        table.save(Path(folder, _TABLE))
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def _table(entry: Entry) -> CalibrationTable | None:
+    from calib.table import CalibrationTable
+
+    if _TABLE not in entry.files:
+        return None
+    for name in entry.files:
+        if name.startswith("calibration."):
+            entry.read(name)
+    return CalibrationTable.load(entry.path / _TABLE, histograms=_HISTOGRAMS in entry.files)
 
 
 def _lowered(entry: Entry) -> _Lowered:
-    from calib.table import CalibrationTable
-
     facts = entry.facts
     inputs = _specs().validate_python(facts["inputs"])
     outputs = _specs().validate_python(facts["outputs"])
     layers = _layers().validate_python(facts["layers"])
-    table = None
-    if _TABLE in entry.files:
-        entry.read(_TABLE)
-        table = CalibrationTable.load(entry.path / _TABLE)
     graph = None
     if facts["opset"] is not None:
         graph = OnnxModel(entry.read(_GRAPH), facts["opset"], inputs, outputs, tuple(facts["onnx_notes"]))
@@ -323,7 +330,7 @@ def _lowered(entry: Entry) -> _Lowered:
         LoadedModel(_NOT_KEPT, inputs, outputs, facts["weights_digest"], facts["source"], tuple(facts["model_notes"])),
         Captured(_NOT_KEPT, inputs, outputs, facts["graph_digest"], tuple(facts["graph_notes"])),
         Quantized(_NOT_KEPT, inputs, outputs, layers, facts["scales"], tuple(facts["notes"])),
-        table,
+        _table(entry),
         graph,
     )
 

@@ -11,7 +11,6 @@ from trtpipe.errors import InputError
 from trtpipe.nightly_report import Comparison, JobOutcome
 from trtpipe.problems import did_you_mean
 
-
 EXACT_DB = 100.0
 
 

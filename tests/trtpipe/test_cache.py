@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+
 from trtpipe.cache import Busy, Cache, DamagedEntry, default_root, parse_bytes
 from trtpipe.digests import Digests
 from trtpipe.errors import Cancelled, InputError, MissingError
@@ -51,7 +52,9 @@ def test_a_changed_file_is_not_read(cache, data):
         entry.read("f")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema": 1, "kind": "graph", "key": "x", "facts": {}, "files": {}}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"schema": 1, "kind": "graph", "key": "x", "facts": {}, "files": {}}']
+)
 def test_a_broken_head_is_no_entry_and_is_replaced(cache, text):
     entry = cache.put("graph", KEY, {}, {"f": b"abc"})
     (entry.path / "entry.json").write_text(text)
@@ -126,7 +129,9 @@ def test_one_process_at_a_time_and_a_killed_one_lets_go(cache):
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"--cache: must be a folder that can be written \(got .*/file/x: Not a directory\)"):
+    with pytest.raises(
+        InputError, match=r"--cache: must be a folder that can be written \(got .*/file/x: Not a directory\)"
+    ):
         Cache(tmp_path / "file" / "x")
 
 

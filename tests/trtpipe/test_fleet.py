@@ -12,6 +12,7 @@ import time
 import nights
 import pytest
 from nights import fingerprints, night, outcomes
+
 from trtpipe.cli import main
 from trtpipe.device import Device
 from trtpipe.fleet import needs, telling

@@ -8,6 +8,7 @@ import sys
 
 import nights
 import pytest
+
 from trtpipe.cli import main
 from trtpipe.errors import InputError
 from trtpipe.history import History
@@ -96,7 +97,9 @@ for k in range(100000):
     history.record(run, outcome(f"j{{k}}"), {{}}, green=True)
     print(k, flush=True)
 """
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=nights.environment())
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=nights.environment()
+    )
     for _ in range(200):
         last = int(process.stdout.readline())
     process.send_signal(signal.SIGKILL)
@@ -164,7 +167,9 @@ def test_limits_are_read():
     assert limits["accuracy_engine"].worse_by == 0.05
     assert "build_s" not in limits
     assert limits["cosine"] == LIMITS["cosine"]
-    with pytest.raises(InputError, match=r"--limit: must name one of .* \(got 'acuracy_engine'\). Did you mean accuracy_engine\?"):
+    with pytest.raises(
+        InputError, match=r"--limit: must name one of .* \(got 'acuracy_engine'\). Did you mean accuracy_engine\?"
+    ):
         parse_limits(["acuracy_engine=1"])
     with pytest.raises(InputError, match=r"--limit: cosine must be a number from 0 up, or off \(got '-1'\)\."):
         parse_limits(["cosine=-1"])
@@ -172,7 +177,9 @@ def test_limits_are_read():
 
 def test_the_report_says_the_worst_first_and_counts_the_rest():
     bad = outcome("bad", regressions=("accuracy fell", "size rose"))
-    report = NightlyReport(3, "2026-01-01T00:00:00Z", 2.0, (bad, outcome("error", outcome="error", exit_code=4), outcome("c")))
+    report = NightlyReport(
+        3, "2026-01-01T00:00:00Z", 2.0, (bad, outcome("error", outcome="error", exit_code=4), outcome("c"))
+    )
     text = list(lines(report))
     assert text[0] == "REGRESSION bad: accuracy fell (and 1 more)"
     assert text[1] == "run 3 of 2026-01-01T00:00:00Z: 3 jobs, 2 built, 1 error, 2.00 s"

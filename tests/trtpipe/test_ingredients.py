@@ -4,6 +4,7 @@ import sys
 
 import nights
 import pytest
+
 from trtpipe.digests import Digests
 from trtpipe.ingredients import Machine, Survey, stage_keys
 from trtpipe.job import load_job

@@ -1,4 +1,5 @@
 import pytest
+
 from trtpipe import yamlfile
 from trtpipe.job import JobErrors, load_job, load_jobs
 from trtpipe.matrix import expand
@@ -130,7 +131,8 @@ def test_a_matrix_is_not_one_job(tmp_path):
     with pytest.raises(JobErrors) as caught:
         load_job(path)
     assert str(caught.value).endswith(
-        "matrix: must not be in the file of one job (got several jobs). Give it to `trtpipe build`, `validate` or `nightly`."
+        "matrix: must not be in the file of one job (got several jobs). "
+        "Give it to `trtpipe build`, `validate` or `nightly`."
     )
 
 

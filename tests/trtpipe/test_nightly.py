@@ -11,6 +11,7 @@ import time
 import nights
 import pytest
 from nights import fingerprints, night, outcomes
+from trtpipe.cli import main
 
 MATRIX = """
 matrix:
@@ -34,10 +35,25 @@ def first(tmp_path_factory):
 
 
 @pytest.fixture
-def world(first, tmp_path):
-    """A copy of that world; times are kept, as a copy of a disk would."""
+def world(first, tmp_path, monkeypatch):
+    """A copy of that world, which is the current folder; times are kept, as a copy of a disk would."""
     shutil.copytree(first, tmp_path / "world", symlinks=True)
+    monkeypatch.chdir(tmp_path / "world")
     return tmp_path / "world"
+
+
+@pytest.fixture
+def here(world, capsys):
+    """`trtpipe nightly` in this process, where torch need not be imported again; its report."""
+
+    def run(*arguments, jobs=("jobs",), expect=0):
+        capsys.readouterr()
+        code = main(["nightly", *jobs, "-o", "out", "--cache", "cache", "--workers", "0", "--json", *arguments])
+        shown = capsys.readouterr()
+        assert code == expect, shown.err + shown.out
+        return json.loads(shown.out)
+
+    return run
 
 
 def result(report, name):
@@ -82,19 +98,19 @@ def test_a_night_without_changes_reuses_everything_and_loads_no_torch(world):
     assert fingerprints(report) == fingerprints(last_first_night(world))
 
 
-def test_a_touched_file_is_no_change_and_a_changed_one_is_with_its_reason(world):
+def test_a_touched_file_is_no_change_and_a_changed_one_is_with_its_reason(world, here):
     os.utime(world / "jobs/w1.safetensors")
-    assert set(outcomes(night(world)).values()) == {"reused"}
+    assert set(outcomes(here()).values()) == {"reused"}
     nights.write_weights(world / "jobs/w2.safetensors", scale=1.1)
-    report = night(world, "--workers", "1")
+    report = here()
     assert outcomes(report) == dict.fromkeys(NAMES, "reused") | {"rtx": "built"}
     assert result(report, "rtx")["reasons"] == ["weights changed"]
     assert result(report, "rtx")["stages_reused"] == []
 
 
-def test_new_check_images_neither_calibrate_nor_export_nor_compile(world):
+def test_new_check_images_neither_calibrate_nor_export_nor_compile(world, here):
     nights.data(world / "jobs/val.npz", 3)
-    report = night(world, "--workers", "1")
+    report = here()
     assert set(outcomes(report).values()) == {"built"}
     assert result(report, "rtx")["reasons"] == ["check data changed"]
     assert result(report, "rtx")["stages_reused"] == ["engine"]
@@ -110,32 +126,32 @@ def last_first_night_of(folder):
     return {"outcomes": [json.loads(row[0]) for row in rows]}
 
 
-def test_another_limit_checks_again_and_builds_nothing(world):
+def test_another_limit_checks_again_and_builds_nothing(world, here):
     job = world / "jobs/rtx.yaml"
     job.write_text(job.read_text().replace("cosine_min: 0.9", "cosine_min: 0.95"))
-    report = night(world, "--workers", "1")
+    report = here()
     assert result(report, "rtx")["reasons"] == ["check.limits.cosine_min 0.9 -> 0.95"]
     assert set(result(report, "rtx")["stages_reused"]) == {"engine", "baseline"}
     assert set(result(report, "rtx")["seconds"]) == {"check", "bundle"}
 
 
-def test_a_damaged_or_missing_bundle_is_put_back_from_the_cache(world):
+def test_a_damaged_or_missing_bundle_is_put_back_from_the_cache(world, here):
     engine = world / "out/rtx/model.engine"
     data = bytearray(engine.read_bytes())
     data[len(data) // 2] ^= 1
     engine.write_bytes(data)
     shutil.rmtree(world / "out/m-w0-fp32")
     (world / "out/m-w0-int8/extra").touch()
-    assert set(outcomes(night(world)).values()) == {"reused"}
+    assert set(outcomes(here()).values()) == {"reused"}
     for name in ("rtx", "m-w0-fp32", "m-w0-int8"):
         nights.run("verify", f"out/{name}", cwd=world)
 
 
-def test_a_damaged_cache_is_noticed_and_made_again(world):
+def test_a_damaged_cache_is_noticed_and_made_again(world, here):
     for path in (world / "cache").rglob("model.*"):
         path.write_bytes(b"x" * path.stat().st_size)
     shutil.rmtree(world / "out/rtx")
-    report = night(world, "--workers", "1")
+    report = here()
     assert outcomes(report)["rtx"] == "built"
     assert result(report, "rtx")["reasons"] == ["its bundle is no longer in the cache"]
     assert result(report, "rtx")["stages_reused"] == ["calibration", "baseline"]
@@ -157,35 +173,35 @@ def test_explain_says_what_would_be_built_and_builds_nothing(world):
     assert "rtx: reuse" in nights.run("nightly", "jobs", "-o", "out", "--cache", "cache", "--explain", cwd=world)
 
 
-def test_a_regression_is_the_first_line_and_exit_code_1_until_it_is_repaired_or_accepted(world):
+def test_a_regression_is_the_first_line_and_exit_code_1_until_it_is_repaired_or_accepted(world, here):
     nights.write_weights(world / "jobs/w2.safetensors", broken=True)
-    report = night(world, "--workers", "1", expect=1)
-    line = "rtx: accuracy_engine of logits 1 -> 0.666667, worse by 0.3333 than the last green run (limit 0.01)"
+    report = here(expect=1)
+    line = "rtx: accuracy_engine of logits 1 -> 0.333333, worse by 0.6667 than the last green run (limit 0.01)"
     assert report["headline"].startswith(f"REGRESSION {line}")
     assert (world / "out/nightly.txt").read_text().startswith(f"REGRESSION {line}")
-    assert [o["name"] for o in report["outcomes"]][0] == "rtx"
-    again = night(world, expect=1)  # reused, and no better for it
+    assert report["outcomes"][0]["name"] == "rtx"
+    again = here(expect=1)  # reused, and no better for it
     assert again["headline"].startswith(f"REGRESSION {line}")
     assert outcomes(again)["rtx"] == "reused"
-    accepted = night(world, "--accept", "rt*")
+    accepted = here("--accept", "rt*")
     assert "accepted: accuracy_engine" in " ".join(result(accepted, "rtx")["notes"])
-    assert night(world)["exit_code"] == 0  # the new normal
+    assert here()["exit_code"] == 0  # the new normal
 
 
-def test_one_bad_job_costs_only_itself(world):
+def test_one_bad_job_costs_only_itself(world, here):
     (world / "jobs/bad.yaml").write_text("name: bad\nmodel: [\n")
     (world / "jobs/twin.yaml").write_text((world / "jobs/rtx.yaml").read_text())
-    report = night(world, expect=2)
+    report = here(expect=2)
     assert outcomes(report) == dict.fromkeys(NAMES, "reused") | {"bad.yaml": "error", "rtx (twin.yaml)": "error"}
     assert result(report, "bad.yaml")["error"].startswith("jobs/bad.yaml:3: must be valid YAML")
     assert "twin.yaml: name: must be another than that of" in result(report, "rtx (twin.yaml)")["error"]
     assert report["headline"] == "ERROR bad.yaml, rtx (twin.yaml)"
 
 
-def test_what_validate_refuses_is_not_started(world):
+def test_what_validate_refuses_is_not_started(world, here):
     job = world / "jobs/rtx.yaml"
     job.write_text(job.read_text().replace("net:net", "net:nat"))
-    report = night(world, expect=1)
+    report = here(expect=1)
     error = result(report, "rtx")["error"]
     assert error.startswith("jobs/rtx.yaml:3: model.factory: must name something that net defines (got 'nat').")
     assert report["headline"].startswith("REGRESSION rtx: was green and now fails: jobs/rtx.yaml:3")
@@ -252,8 +268,8 @@ def test_killed_it_resumes_to_what_an_undisturbed_night_gives(world, tmp_path):
     assert outcomes(resumed) == outcomes(undisturbed)
 
 
-def test_repeat_compares_engines_and_outputs(world):
-    report = night(world, "--repeat", "2", "--workers", "1", jobs=("jobs/rtx.yaml",))
+def test_repeat_compares_engines_and_outputs(world, here):
+    report = here("--repeat", "2", jobs=("jobs/rtx.yaml",))
     drift = result(report, "rtx")["drift"]
     assert drift["engines"] == [result(last_first_night_of(world), "rtx")["engine_sha256"]] * 2
     assert drift["max_abs"] == 0.0

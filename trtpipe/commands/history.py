@@ -19,7 +19,9 @@ from trtpipe.commands.options import json_option
     type=click.Path(path_type=Path, dir_okay=False),
     help="The SQLite file that `trtpipe nightly` writes.",
 )
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Also write the figures over time as SVG.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Also write the figures over time as SVG."
+)
 @json_option
 def command(name: str | None, file: Path, plot: Path | None, as_json: bool) -> int:
     """Show every night of the job NAME, the earliest first; without NAME, which jobs have a past."""

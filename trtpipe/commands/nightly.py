@@ -27,12 +27,18 @@ from trtpipe.commands.options import job_files, json_option, set_option
 @click.option("--cache", type=click.Path(path_type=Path, file_okay=False), help="Folder of the build cache.")
 @click.option("--cache-size", metavar="SIZE", default="20GB", show_default=True, help="What the cache may take.")
 @click.option("--store", metavar="URL", default="", help="Share the cache: file://, s3:// or gs:// (fsspec).")
-@click.option("--history", "history_file", type=click.Path(path_type=Path), help="SQLite file; OUT/history.sqlite when absent.")
+@click.option(
+    "--history", "history_file", type=click.Path(path_type=Path), help="SQLite file; OUT/history.sqlite when absent."
+)
 @click.option("--force", is_flag=True, help="Build everything, whatever the cache has.")
 @click.option("--explain", "explains", is_flag=True, help="Say what would be built and why, and build nothing.")
 @click.option("--resume", is_flag=True, help="Go on with the run that was stopped.")
-@click.option("--repeat", type=click.IntRange(min=2), help="Build each job N times without a cache; report differences.")
-@click.option("--limit", "limits", multiple=True, metavar="FIGURE=VALUE", help="How much worse a figure may become, or off.")
+@click.option(
+    "--repeat", type=click.IntRange(min=2), help="Build each job N times without a cache; report differences."
+)
+@click.option(
+    "--limit", "limits", multiple=True, metavar="FIGURE=VALUE", help="How much worse a figure may become, or off."
+)
 @click.option("--accept", multiple=True, metavar="GLOB", help="Regressions of these jobs are the new normal.")
 @json_option
 @click.option("-q", "--quiet", is_flag=True, help="Show only the report.")
@@ -68,7 +74,7 @@ def command(jobs: tuple[Path, ...], as_json: bool, quiet: bool, explains: bool, 
 
 def _options(jobs: tuple[Path, ...], **given: Any) -> Any:
     from trtpipe.cache import default_root, parse_bytes
-    from trtpipe.nightly import Options
+    from trtpipe.night_plan import Options
     from trtpipe.regressions import parse_limits
 
     if not jobs and not given["resume"]:
