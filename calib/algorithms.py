@@ -5,10 +5,12 @@ Scale is amax / 127; a value x becomes round(x / scale) clipped to [-127, 127], 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from calib.errors import CalibError
 from calib.histogram import Histogram, Reals
@@ -73,21 +75,36 @@ def divergences(counts: Reals, levels: int = LEVELS) -> Reals:
     size = counts.size
     kept = np.arange(levels, size + 1)
     total = counts.sum()
+    runs, longest = _runs(size, levels)
     sums = np.concatenate([[0.0], np.cumsum(counts)])
     filled = np.concatenate([[0], np.cumsum(counts > 0)])
     own = np.concatenate([[0.0], np.cumsum(_x_log_x(counts))])
-    ends = -(-np.arange(levels + 1)[None, :] * kept[:, None] // levels)  # [I, levels + 1]: ceil(k * i / levels)
-    run_sum = np.diff(sums[ends], axis=1)
-    run_filled = np.diff(filled[ends], axis=1)
-    mean = np.divide(run_sum, run_filled, out=np.ones_like(run_sum), where=run_sum > 0)
+    starts = np.arange(size)
+    ends = np.minimum(starts + np.arange(1, longest + 1)[:, None], size)  # [longest, size]: every run there can be
+    run_sum = sums[ends] - sums[starts]
+    mean = np.divide(run_sum, filled[ends] - filled[starts], out=np.ones_like(run_sum), where=run_sum > 0)
+    log_mean = np.log(mean)
     inside, beyond, last = sums[kept], total - sums[kept], counts[kept - 1]
-    cross = (run_sum * np.log(mean)).sum(axis=1) + beyond * np.log(mean[:, -1])
+    cross = np.take(run_sum * log_mean, runs).sum(axis=1) + beyond * np.take(log_mean, runs[:, -1])
     entropy = own[kept] - _x_log_x(last) + _x_log_x(last + beyond)
     with np.errstate(divide="ignore", invalid="ignore"):
         result = (entropy - cross) / total + np.log(inside / total)
     # A last bin that is empty in Q and holds the outliers in P; the tolerance is for sums of fractions of counts.
     impossible = (inside <= 0) | ((last <= 0) & (beyond > 1e-9 * total))
     return np.where(impossible, np.inf, result)
+
+
+@functools.cache
+def _runs(size: int, levels: int) -> tuple[npt.NDArray[np.int64], int]:
+    """Which run of bins each level is, for every number of bins kept, and how long the longest one is.
+
+    A run of n bins from bin b has number (n - 1) * size + b; level k of i bins begins at ceil(k * i / levels). Few
+    runs are distinct, so `divergences` takes the logarithm of each once.
+    """
+    kept = np.arange(levels, size + 1)[:, None]
+    edges = -(-np.arange(levels + 1) * kept // levels)  # [I, levels + 1]
+    lengths = np.diff(edges, axis=1)
+    return (lengths - 1) * size + edges[:, :-1], int(lengths.max())
 
 
 def _entropy(histogram: Histogram) -> float:

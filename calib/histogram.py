@@ -9,10 +9,10 @@ needed in advance and nothing is ever rescaled: adding two histograms is exact, 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,10 +31,13 @@ Counts = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
 
 
+@functools.cache
 def edges() -> Reals:
     """Lower edges of the buckets and, last, the upper edge of the top one (2^128): float64 [BINS + 1]."""
     patterns = np.arange(BINS, dtype=np.uint32) << np.uint32(SHIFT)
-    return np.append(patterns.view(np.float32).astype(np.float64), 2.0**128)
+    bounds = np.append(patterns.view(np.float32).astype(np.float64), 2.0**128)
+    bounds.flags.writeable = False
+    return bounds
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +101,7 @@ class Histogram:
 
     __hash__ = None  # type: ignore[assignment]
 
-    @cached_property
+    @functools.cached_property
     def elements(self) -> int:
         """How many finite values were seen."""
         return int(self.counts.sum())
@@ -123,8 +126,8 @@ class Histogram:
 
         The top bucket ends at the exact maximum; bucket 0 stands for exact zero.
         """
-        used, lower, upper = self._used()
-        middle = (lower + upper) / 2
+        used, lower, upper = self._used
+        middle = (lower + upper) / 2  # a new array: the cached ones stay as they are
         if used.size and used[0] == 0:
             middle[0] = 0.0
         return middle, self.counts[used].astype(np.float64)
@@ -169,10 +172,11 @@ class Histogram:
 
     def _magnitudes(self) -> tuple[Reals, Reals, Reals]:
         """Lower edges, upper edges and counts of the buckets in use, but for the one of zeros."""
-        used, lower, upper = self._used()
+        used, lower, upper = self._used
         start = int(used.size > 0 and used[0] == 0)
         return lower[start:], upper[start:], self.counts[used[start:]].astype(np.float64)
 
+    @functools.cached_property
     def _used(self) -> tuple[npt.NDArray[Any], Reals, Reals]:
         """Indices of the buckets that are not empty, their lower edges, and upper edges cut at the exact maximum."""
         used = np.flatnonzero(self.counts)

@@ -141,10 +141,10 @@ class _CpuCounter(_Counter):
     """The compiled loop: one pair of tables for each thread, whose pages exist only where something was counted."""
 
     def __init__(self) -> None:
-        import numba
+        import torch
 
         self._count: Callable[..., None] = _kernel()
-        threads = numba.get_num_threads()
+        threads = torch.get_num_threads()
         self._tables = np.zeros((threads, 2, ALL_BINS), np.int64)
         self._bounds = np.tile(np.array(_UNSEEN, np.int32), (threads, 1))
 

@@ -99,7 +99,8 @@ class CalibrationTable:
     def changed(self, digests: Mapping[str, str], algorithm: str, percentile: float = 99.99) -> tuple[str, ...]:
         """What differs between this table and a job: names of digests, "algorithm", "percentile". Empty when it
         fits."""
-        names = [n for n in sorted({*self.digests, *digests}) if self.digests.get(n) != digests.get(n)]
+        known = {*self.digests, *digests} - ({"data"} - digests.keys())
+        names = [n for n in sorted(known) if self.digests.get(n) != digests.get(n)]
         if algorithm != self.algorithm:
             names.append("algorithm")
         elif algorithm == "percentile" and percentile != self.percentile:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from trtpipe.platforms import PlatformName
 from trtpipe.values import DimRange
 
 Pool = Literal["dla_managed_sram", "dla_local_dram", "dla_global_dram", "tactic_dram", "tactic_shared_memory"]
@@ -25,6 +26,9 @@ class BuildOptions(BaseModel):
 
     compute_capability: tuple[Annotated[str, Field(pattern=r"^\d+\.\d$")], ...] = Field(
         default=(), description='GPUs an RTX engine is for, like "8.6"; none: portable across Ampere and later'
+    )
+    platform: PlatformName | None = Field(
+        default=None, description="the device the engine is for; the job is held against what it can do"
     )
     quantization: Literal["explicit", "implicit"] = Field(
         default="explicit", description="explicit: Q/DQ in the graph; implicit: TensorRT 8.6-10 with a calibrator"

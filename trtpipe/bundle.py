@@ -389,7 +389,8 @@ def _check_header(where: str, manifest: Manifest, data: bytes) -> None:
             f"{where}: must be a plan of {engine.target}, as the manifest says (got {header.flavour}). {_AGAIN}"
         )
     numbers = re.findall(r"\d+", engine.version)[:4]
-    if header.version.split(".")[: len(numbers)] != numbers:
+    # Where a plan's header is of a form whose version field is not known, there is nothing to compare.
+    if header.version and header.version.split(".")[: len(numbers)] != numbers:
         raise InputError(
             f"{where}: must be of version {engine.version}, as the manifest says (got {header.version}). {_AGAIN}"
         )

@@ -25,6 +25,7 @@ from trtpipe.errors import TrtpipeError
 COMMANDS: Mapping[str, str] = {
     "build": "trtpipe.commands.build:command",
     "validate": "trtpipe.commands.validate:command",
+    "calibrate": "trtpipe.commands.calibrate:command",
     "prepare": "trtpipe.commands.prepare:command",
     "check": "trtpipe.commands.check:command",
     "verify": "trtpipe.commands.verify:command",
@@ -38,6 +39,7 @@ COMMANDS: Mapping[str, str] = {
     "nightly": "trtpipe.commands.nightly:command",
     "history": "trtpipe.commands.history:command",
     "worker": "trtpipe.commands.worker:command",
+    "doctor": "trtpipe.commands.doctor:command",
     "schema": "trtpipe.commands.schema:command",
 }
 

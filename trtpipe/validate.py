@@ -38,42 +38,54 @@ def validate(
     return _all_of(judge(path, overrides, here=here, version=version))
 
 
-def plan(path: str | Path, overrides: Iterable[str] = ()) -> tuple[Job, ...]:
+def plan(path: str | Path, overrides: Iterable[str] = (), *, compiles: bool = True) -> tuple[Job, ...]:
     """The jobs in a file, if all of them can be built here: what `build` starts from.
+
+    Args:
+        path: the YAML file.
+        overrides: as in `validate`.
+        compiles: False for a kit, whose engine another machine compiles: this one needs no TensorRT, and its release
+            says nothing of that machine's.
 
     Raises:
         JobErrors: with all problems found, in the order of the file.
     """
-    judged = judge(path, overrides)
+    judged = judge(path, overrides, compiles=compiles)
     if problems := _all_of(judged):
         raise JobErrors(problems)
     return tuple(job for job, _ in judged if job is not None)
 
 
 def judge(
-    path: str | Path, overrides: Iterable[str] = (), *, here: bool = True, version: str | None = None
+    path: str | Path,
+    overrides: Iterable[str] = (),
+    *,
+    here: bool = True,
+    version: str | None = None,
+    compiles: bool = True,
 ) -> tuple[tuple[Job | None, tuple[Problem, ...]], ...]:
-    """Each job in a file with its problems; arguments as of `validate`. None for what cannot be read as a job.
+    """Each job in a file with its problems; arguments as of `validate` and `plan`. None for what cannot be read as a job.
 
     Raises:
         InputError: `version` is no version.
     """
     if version is not None and not re.fullmatch(r"\d+(\.\d+)*", version):
         raise InputError(f"--for: must be a version like 10.3.0 (got {version!r}).")
-    return tuple(_judged(file, Path(path), overrides, here, version) for file in job_files(path, paths_exist=here))
+    files = job_files(path, paths_exist=here)
+    return tuple(_judged(file, Path(path), overrides, here, version, compiles) for file in files)
 
 
 def _judged(
-    file: JobFile, path: Path, overrides: Iterable[str], here: bool, version: str | None
+    file: JobFile, path: Path, overrides: Iterable[str], here: bool, version: str | None, compiles: bool
 ) -> tuple[Job | None, tuple[Problem, ...]]:
     job = file.read(overrides)
     if job is not None:
         if here:
             for option, text in (*_modules(job, path), *_images(job)):
                 file.add(tuple(option.split(".")), text)
-            for option, text in _packages(job):
+            for option, text in (*_packages(job), *(_compiler(job) if compiles else ())):
                 file.add(tuple(option.split(".")), text, missing=True)
-        for option, text in (*_not_yet(job), *_refusals(job, version)):
+        for option, text in (*_not_yet(job), *(_refusals(job, version) if compiles else ())):
             file.add(tuple(option.split(".")), text)
     return job, file.problems
 
@@ -123,6 +135,10 @@ def _packages(job: Job) -> _Found:
             metadata.version(name)
         except metadata.PackageNotFoundError:
             yield option, said(f"have {name} installed", "nothing", f"Run: pip install 'trtpipe[{extra}]'")
+
+
+def _compiler(job: Job) -> _Found:
+    """The TensorRT that is to compile the engine here."""
     from trtpipe.trt.flavour import INSTALL, installed
 
     target = job.build.target

@@ -21,6 +21,7 @@ TENSORS = {
     "expanded": torch.randn(3, 1).expand(3, 5),
     "zeros among others": torch.relu(torch.randn(10_001)),
     "many blocks": torch.randn(40_003) * 1e-3,
+    "several chunks": torch.randn(900_001),
     "all negative": -torch.rand(100) - 1,
     "negative zero": torch.full((9,), -0.0),
     "not finite": torch.tensor([1.0, math.nan, -3.0, math.inf, -math.inf] * 5),

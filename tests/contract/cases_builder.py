@@ -157,6 +157,32 @@ def test_warnings_reach_the_engine_and_errors_the_message(world):
     assert "TensorRT: weights are denormal" in engine.notes
 
 
+def test_an_option_that_tensorrt_objects_to_is_an_error(world):
+    (error,) = _texts("the pool is too small")
+    workspace = trt.MemoryPoolType.WORKSPACE
+    stub.hook(
+        lambda: world.config.set_memory_pool_limit(workspace, 1),
+        lambda *_: stub.invoke(
+            _logger_address(), LOG_SLOT, int(trt.ILogger.Severity.ERROR), ctypes.addressof(error)
+        ),
+    )  # fmt: skip
+    world.seen.clear()
+    with pytest.raises(errors.BuildError, match=r"must accept every option \(got the pool is too small\)"):
+        engine_of(workspace=1)
+    assert "build" not in world.names()
+
+
+def test_an_error_logged_by_a_parser_that_succeeds_is_no_error(world):
+    (error,) = _texts("plugin not found, using the local function")
+    stub.hook(
+        lambda: world.parser.parse(b"x"),
+        lambda *_: stub.invoke(
+            _logger_address(), LOG_SLOT, int(trt.ILogger.Severity.ERROR), ctypes.addressof(error)
+        ),
+    )  # fmt: skip
+    assert engine_of().data == PLAN
+
+
 @pytest.mark.skipif(VERSION < (10,), reason="8.6 has no progress monitor")
 class TestMonitor:
     """The progress monitor as TensorRT calls it: phase_start, step_complete, phase_finish at slots 4, 5 and 6."""
@@ -261,6 +287,7 @@ def _enum(name, member):
 DLA = {"default_device_type": "dla", "dla_core": 0}
 OPTIONS = {
     "compute_capability": (("8.6",), {}, None),
+    "platform": ("l4", {}, "test_a_platform_is_where_the_engine_is_built"),
     "quantization": ("implicit", {}, "cases_calibrator.py"),
     "profiles": (({"N": DimRange(2, 2, 2)},), {}, _called("set_shape", "image", "max", (2, 3, 8, 8))),
     "workspace": (1 << 20, {}, _called("set_memory_pool_limit", _enum("MemoryPoolType", "WORKSPACE"), 1 << 20)),
@@ -415,6 +442,25 @@ def test_dla_is_typed_weakly_where_it_must_be(world):
     )  # fmt: skip
     assert world.asked("create_network") == [(wanted,)]
     assert ("FP16" in world.flags()) == WEAK
+
+
+def test_a_platform_is_where_the_engine_is_built(world):
+    assert engine_of(platform="l4").compute_capabilities == ("8.9",)
+    with pytest.raises(errors.InputError) as raised:
+        engine_of(platform="jetson_agx_orin")
+    assert str(raised.value) == (
+        "build.platform: Jetson AGX Orin, of compute capability 8.7, must be where the engine is built (got NVIDIA L4, "
+        "8.9). Build it there."
+    )
+
+
+def test_int8_on_a_gpu_without_it_is_refused(world, monkeypatch):
+    nano = driver.Driver("10.2", (driver.Device(0, "NVIDIA Tegra X1", "5.3", 4 << 30),))
+    monkeypatch.setattr(driver, "probe", lambda: nano)
+    with pytest.raises(
+        errors.InputError, match=r"precision\.int8_mode: NVIDIA Tegra X1 \(compute capability 5\.3\) must"
+    ):
+        build_engine(MODEL, build(), progress=Silent(), precision=Precision(int8_mode=True))
 
 
 def test_an_unknown_glob_or_binding_is_an_error(world):

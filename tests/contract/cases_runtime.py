@@ -262,6 +262,19 @@ def test_no_gpu_is_an_error_before_anything_is_asked(monkeypatch):
     assert stub.count() == before
 
 
+def test_layers_and_memory(opened):
+    world, _, runner = opened()
+    inspector = world.engine.create_engine_inspector()
+    json = trt.LayerInformationFormat.JSON
+    stub.answer(
+        lambda: inspector.get_engine_information(json), '{"Layers": ["layer1.conv + relu", {"Name": "head.fc"}]}'
+    )
+    assert runner.layers() == ("layer1.conv + relu", "head.fc")
+    size = "device_memory_size_v2" if VERSION >= (10,) else "device_memory_size"
+    stub.answer(lambda: getattr(world.engine, size), 4096)
+    assert runner.device_memory_bytes == 4096
+
+
 def test_a_closed_runner_says_so(opened):
     _, _, runner = opened()
     runner.__exit__(None, None, None)

@@ -183,8 +183,8 @@ def answer(call, value, key=""):
 
 def reset():
     """Forget every answer and every hook."""
-    _hooks.clear()
     _lib.stub_reset()
+    _hooks.clear()  # only now: it drops what the hooks held, whose destructors are native calls
 
 def unanswer(call):
     """Let the method that `call()` calls answer a fake again."""

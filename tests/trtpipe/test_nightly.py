@@ -11,6 +11,7 @@ import time
 import nights
 import pytest
 from nights import fingerprints, night, outcomes
+
 from trtpipe.cli import main
 
 MATRIX = """

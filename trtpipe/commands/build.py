@@ -68,8 +68,12 @@ def command(
     return run_tasks(tasks, as_json=as_json, verbose=verbose, quiet=quiet)
 
 
-def load_jobs(paths: tuple[Path, ...], overrides: tuple[str, ...], verbose: int) -> list[tuple[Path, Job]]:
-    """Every job in `paths` with its file; one of several in a file as `file#name`.
+def load_jobs(
+    paths: tuple[Path, ...], overrides: tuple[str, ...], verbose: int, *, compiles: bool = True
+) -> list[tuple[Path, Job]]:
+    """Every job in `paths` with its file, found fit to be built here (or, without `compiles`, to be prepared).
+
+    One of several in a file has the name `file#name`.
 
     Raises:
         JobErrors: the problems of all of them at once.
@@ -82,7 +86,7 @@ def load_jobs(paths: tuple[Path, ...], overrides: tuple[str, ...], verbose: int)
     problems: list[Problem] = []
     for path in job_files(paths):
         try:
-            jobs = plan(path, overrides)
+            jobs = plan(path, overrides, compiles=compiles)
         except JobErrors as error:
             problems.extend(error.problems)
             continue
@@ -124,7 +128,7 @@ def run_tasks(tasks: Sequence[Task], *, as_json: bool, verbose: int, quiet: bool
                 {"job": str(path), "bundle": str(built.bundle.path), "exit_code": codes[-1], "check": built.report}
             )
             if not as_json:
-                console.out("\n".join(verdict(built.bundle.manifest.name, built.bundle.path, built.report)))
+                console.out("\n".join(verdict(built.bundle.path.name, built.bundle.path, built.report)))
     if as_json:
         console.out_json(results)
     return max(codes)

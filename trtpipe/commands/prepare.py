@@ -44,7 +44,7 @@ def command(
 
     `trtpipe build KIT` finishes it on a device that has NumPy and its TensorRT, but neither torch nor the data.
     """
-    loaded = load_jobs(jobs, overrides, verbose)
+    loaded = load_jobs(jobs, overrides, verbose, compiles=False)
 
     from trtpipe.kit_line import write_kit
     from trtpipe.signing import signer

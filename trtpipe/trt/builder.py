@@ -7,6 +7,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from trtpipe import platforms
 from trtpipe.errors import BuildError, InputError
 from trtpipe.job import Build, Precision
 from trtpipe.progress import Progress
@@ -55,7 +56,8 @@ def build_engine(
     gpu = None
     for path in needs_driver(build, found.name):
         gpu = driver.require(f"{path} with {found.title}")
-    if refused := refusals(build, precision, found.name, found.version, found.capabilities):
+    refused = refusals(build, precision, found.name, found.version, found.capabilities) + _unfit(gpu, build, precision)
+    if refused:
         raise InputError("\n".join(message for _, message in refused))
     watch = Watch(progress, build.log_level)
     try:
@@ -101,6 +103,7 @@ def _serialize(
     kept.append(network.parse(found, graph, logger, model, watch))
     network.check_bindings(found, graph, model)
     config = builder.create_builder_config()
+    said = len(watch.errors)  # a parser that falls back may have logged errors and yet succeeded
     configuration.apply(found, config, graph, build)
     kept.append(configuration.add_profiles(found, builder, config, model.inputs, build))
     if weak:
@@ -119,7 +122,7 @@ def _serialize(
     if found.has("progress_monitor"):
         kept.append(make_monitor(found, watch))
         config.progress_monitor = kept[-1]
-    if watch.errors:
+    if len(watch.errors) > said:
         raise BuildError(
             f"build: {found.title} must accept every option (got {_last(watch)}). Correct the option, or leave it out."
         )
@@ -139,6 +142,22 @@ def _serialize(
     data = bytes(plan_memory)
     del plan_memory, kept  # only now: config, network and parser point into what it holds
     return data, notes
+
+
+def _unfit(gpu: driver.Driver | None, build: Build, precision: Precision | None) -> tuple[tuple[str, str], ...]:
+    """What the GPU at hand, which TensorRT proper builds for, cannot do, or is not."""
+    if build.target != "tensorrt" or gpu is None:
+        return ()
+    device = gpu.devices[0]
+    if build.platform is not None:
+        platform = platforms.PLATFORMS[build.platform]
+        if not platforms.same_capability(platform.compute_capability, device.compute_capability):
+            message = (
+                f"build.platform: {platform.title}, of compute capability {platform.compute_capability}, must be where "
+                f"the engine is built (got {device.name}, {device.compute_capability}). Build it there."
+            )
+            return (("build.platform", message),)
+    return platforms.unable(device.name, device.compute_capability, precision) if precision is not None else ()
 
 
 def _built_on(gpu: driver.Driver | None, build: Build) -> tuple[str, ...]:

@@ -157,7 +157,11 @@ def parse_version(text: str) -> tuple[int, ...]:
     return tuple(int(p) for p in match.group().split(".")) if match else ()
 
 
-def installed() -> Mapping[Name, tuple[str, str]]:
+#: Flavour to (distribution, version).
+Installed = Mapping[Name, tuple[str, str]]
+
+
+def installed() -> Installed:
     """(distribution, version) of each TensorRT on this machine, by package metadata alone: nothing is imported."""
     found: dict[Name, tuple[str, str]] = {}
     for name, distributions in DISTRIBUTIONS.items():
@@ -198,7 +202,7 @@ def load(target: str) -> Flavour:
     name: Name = "tensorrt_rtx" if target == "tensorrt_rtx" else "tensorrt"
     try:
         module = importlib.import_module(name)
-    except ImportError as error:
+    except (ImportError, OSError, RuntimeError) as error:  # its own loading of libraries raises the last two
         reason = "it is not installed" if isinstance(error, ModuleNotFoundError) and error.name == name else str(error)
         raise MissingError(
             f"build.target: {name} must be importable here (got: {reason}). Install it: {INSTALL[name]}."

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from trtpipe import platforms
 from trtpipe.build_options import BuildOptions
 from trtpipe.job import Build, Precision
+from trtpipe.trt import flavour
 from trtpipe.trt.flavour import CAPABILITIES, Capability, expected, known, title
 
 #: Compute capabilities that TensorRT-RTX 1.7 can be asked for.
@@ -58,6 +60,7 @@ def _devices(value: dict[str, str]) -> tuple[str, ...]:
 OPTIONS: tuple[Option, ...] = (
     Option("compute_capability", _always("compute_capability"),
            "TensorRT proper builds for the GPU at hand: leave it out, or use build.hardware_compatibility."),
+    Option("platform"),
     Option("quantization", _when("implicit", "implicit_quantization"), "Use explicit: Q/DQ in the graph."),
     Option("profiles"),
     Option("workspace"),
@@ -127,16 +130,27 @@ def refusals(
     Args:
         build: the job's build section.
         precision: the job's precision section; None judges the builder's options alone.
-        name: "tensorrt" or "tensorrt_rtx".
+        name: "tensorrt", "tensorrt_rtx" or "onnxruntime", which takes none of the options.
         version: of that TensorRT, like "10.3.0".
         capabilities: what was found by looking at the imported module; by the record for `version` when None.
     """
-    able = expected(name, version) if capabilities is None else capabilities
     wanted = asked(build)
+    if name == "onnxruntime":
+        return tuple(
+            (
+                f"build.{n}",
+                f"build.{n}: must be left out for target onnxruntime, which compiles nothing (got {shown(v)}).",
+            )
+            for n, v in wanted.items()
+        )
+    able = expected(name, version) if capabilities is None else capabilities
     found = [*_unable(wanted, able, title(name, version)), *_together(wanted, name)]
     if precision is not None:
         found += _precision(build, precision, able, title(name, version))
-    return tuple((path, f"{path}: {message}") for path, message in found)
+    on_platform: tuple[tuple[str, str], ...] = ()
+    if build.platform is not None and precision is not None:
+        on_platform = platforms.refusals(platforms.PLATFORMS[build.platform], precision, dla=uses_dla(build))
+    return (*((path, f"{path}: {message}") for path, message in found), *on_platform)
 
 
 def _unable(wanted: dict[str, Any], able: frozenset[str], release: str) -> Iterator[tuple[str, str]]:
@@ -146,7 +160,7 @@ def _unable(wanted: dict[str, Any], able: frozenset[str], release: str) -> Itera
             continue
         for need in option.needs(wanted[option.field]):
             if need not in able:
-                step = option.instead or f"{_where(by_name[need])}, or leave it out."
+                step = option.instead or f"Use {where(by_name[need])}, or leave it out."
                 got = shown(wanted[option.field])
                 yield f"build.{option.field}", f"{release} must have {by_name[need].title} (got {got}). {step}"
                 break
@@ -173,6 +187,8 @@ def _together(wanted: dict[str, Any], name: str) -> Iterator[tuple[str, str]]:
             "the lean runtime must be left out on TensorRT-RTX, whose package has none (got True). "
             "Set build.exclude_lean_runtime too.",
         )
+    if name == "tensorrt_rtx" and "platform" in wanted:
+        yield from _rtx_platform(platforms.PLATFORMS[wanted["platform"]], wanted.get("compute_capability", ()))
     if name == "tensorrt_rtx":
         for capability in wanted.get("compute_capability", ()):
             if capability not in RTX_COMPUTE_CAPABILITIES:
@@ -190,6 +206,23 @@ def _together(wanted: dict[str, Any], name: str) -> Iterator[tuple[str, str]]:
         yield (
             "build.profiles",
             f"at most one profile can be calibrated (got {len(wanted['profiles'])}). Use quantization explicit.",
+        )
+
+
+def _rtx_platform(platform: platforms.Platform, capabilities: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """A TensorRT-RTX engine runs on the compute capabilities it was built for; those it has do not include all."""
+    here = platform.compute_capability
+    if here not in RTX_COMPUTE_CAPABILITIES:
+        yield (
+            "build.platform",
+            f"{platform.title} must be of a compute capability that TensorRT-RTX builds for, "
+            f"{', '.join(RTX_COMPUTE_CAPABILITIES)} (got {here}). Use build.target tensorrt on the device.",
+        )
+    elif here not in capabilities and (capabilities or flavour.parse_version(here) < (8, 0)):
+        yield (
+            "build.platform",
+            f"build.compute_capability must hold that of {platform.title}, {here} "
+            f"(got {', '.join(capabilities) or 'a portable engine, which is for 8.0 and later'}). Add it.",
         )
 
 
@@ -223,11 +256,11 @@ def _precision(build: Build, precision: Precision, able: frozenset[str], release
             )
 
 
-def _where(capability: Capability) -> str:
-    """Where a capability is: "TensorRT 10.0 or later, TensorRT-RTX"."""
+def where(capability: Capability) -> str:
+    """Where a capability is: "TensorRT 10.0 or later or TensorRT-RTX"."""
     places = [f"TensorRT {_span(since, until)}".strip() for since, until in capability.tensorrt]
     places += [f"TensorRT-RTX {_span(since, until)}".strip() for since, until in capability.rtx]
-    return f"Use {' or '.join(places)}"
+    return " or ".join(places)
 
 
 def _span(since: str, until: str) -> str:

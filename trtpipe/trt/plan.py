@@ -8,6 +8,7 @@ knows it for serialization version 0, the u32 at byte 4). A plan that carries it
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass
 from typing import Literal
@@ -105,6 +106,17 @@ def misfits(header: PlanHeader, name: str, version: str, compute_capability: str
     if header.portable and float(compute_capability) < 8.0:
         found.append(f"the GPU must be of compute capability 8.0 or later (got {compute_capability}). {_REBUILD}")
     return tuple(found)
+
+
+def comparable(data: bytes) -> bytes:
+    """The plan with its compiler's own variables renumbered by first appearance: for comparing, never for running.
+
+    Where a dimension is dynamic, TensorRT-RTX 1.7.1 numbers some of them (`__mye4366`) by where they happen to lie in
+    memory, so that two builds of one graph differ in those digits and in nothing else. With static shapes the plans are
+    equal as they are.
+    """
+    seen: dict[bytes, int] = {}
+    return re.sub(rb"__mye\d+", lambda m: b"__mye#%d" % seen.setdefault(m.group(), len(seen)), data)
 
 
 def split_prefix(data: bytes) -> tuple[bytes, bytes]:

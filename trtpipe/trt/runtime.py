@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -93,14 +94,32 @@ class EngineRunner:
         """The outputs; a dynamic dimension has a name and no range."""
         return tuple(_spec(b) for b in self.bindings if not b.is_input)
 
+    @property
+    def device_memory_bytes(self) -> int:
+        """Device memory that one execution needs beside the weights and the bindings."""
+        engine = self._opened()
+        return int(
+            engine.device_memory_size_v2 if self._flavour.has("device_memory_size_v2") else engine.device_memory_size
+        )
+
+    def layers(self) -> tuple[str, ...]:
+        """The layers of the engine by the names that TensorRT gave them after fusion; they begin with module paths.
+
+        Empty when the engine was built with profiling_verbosity none.
+        """
+        engine = self._opened()
+        inspector = engine.create_engine_inspector()
+        text = inspector.get_engine_information(self._flavour.module.LayerInformationFormat.JSON)
+        found = json.loads(text).get("Layers", []) if text else []
+        return tuple(layer if isinstance(layer, str) else str(layer.get("Name", "")) for layer in found)
+
     def run(self, inputs: Mapping[str, Array], /) -> dict[str, Array]:
         """The outputs by name in their binding dtypes, copied: a later run does not change them.
 
         Raises:
             InputError: names, dtypes or shapes are not those of the engine; or an execution failed.
         """
-        if self._stack is None:
-            raise InputError("engine: must be open to be run (it is not). Use the runner as a context manager.")
+        self._opened()
         arrays = self._checked(inputs)
         shapes = {n: tuple(a.shape) for n, a in arrays.items()}
         calls, memory = self._calls, self._memory
@@ -115,6 +134,12 @@ class EngineRunner:
             memory.download(self._buffers[name], array)
         memory.synchronize()
         return results
+
+    def _opened(self) -> Any:
+        """The engine; InputError when the runner is closed."""
+        if self._stack is None:
+            raise InputError("engine: must be open to be run (it is not). Use the runner as a context manager.")
+        return self._engine
 
     def _open(self) -> None:
         header = plan.read_header(self._plan)
@@ -149,7 +174,7 @@ class EngineRunner:
                 f"engine: an execution context must fit into the GPU's memory (got {self._reason()}). "
                 "Stop other programs, or build for a smaller batch."
             )
-        self._runtime, self._engine = runtime, engine
+        self._flavour, self._runtime, self._engine = found, runtime, engine
         bindings = self._api == "bindings" or not found.has("tensor_api")
         self._calls: _Tensors | _Bindings = (_Bindings if bindings else _Tensors)(engine, context)
         self.bindings = self._calls.list()

@@ -264,6 +264,7 @@ def _pool(name, size):
 #: Field: (value, other fields, how the builder's own getters show it; None where it must be refused).
 OPTIONS = {
     "compute_capability": (("8.6",), {}, lambda c, t, n: c.get_compute_capability(0) == t.ComputeCapability.SM86),
+    "platform": ("rtx_40", {}, "test_platforms_of_rtx in test_trt_options"),
     "quantization": ("implicit", {}, None),
     "profiles": (({"N": BATCH}, {"N": DimRange(1, 1, 1)}), {}, lambda c, t, n: c.num_optimization_profiles == 2),
     "workspace": (1 << 22, {}, _pool("WORKSPACE", 1 << 22)),

@@ -111,9 +111,10 @@ def test_a_release_too_old(monkeypatch, target, old):
     assert str(raised.value).startswith(f"build.target: {oldest} is the oldest supported (got {old}). Install it: pip ")
 
 
-def test_a_library_that_does_not_load(monkeypatch):
+@pytest.mark.parametrize("kind", [ImportError, OSError, RuntimeError])
+def test_a_library_that_does_not_load(monkeypatch, kind):
     def broken(name):
-        raise ImportError("libnvinfer.so.10: cannot open shared object file")
+        raise kind("libnvinfer.so.10: cannot open shared object file")
 
     monkeypatch.setattr(flavour.importlib, "import_module", broken)
     with pytest.raises(MissingError, match=r"must be importable here \(got: libnvinfer\.so\.10: cannot open"):

@@ -93,6 +93,42 @@ def test_refused_with_its_message(options, precision, release, messages):
     assert all(message.startswith(f"{path}: ") for path, message in found)
 
 
+def test_platforms_of_rtx():
+    def refused(**options):
+        return dict(refusals(Build(**options), FP16, *RTX))
+
+    assert refused(platform="rtx_40") == {}
+    assert refused(platform="rtx_40", compute_capability=("8.6", "8.9")) == {}
+    assert refused(platform="rtx_40", compute_capability=("8.6",))["build.platform"] == (
+        "build.platform: build.compute_capability must hold that of GeForce RTX 40, 8.9 (got 8.6). Add it."
+    )
+    assert refused(platform="t4")["build.platform"] == (
+        "build.platform: build.compute_capability must hold that of T4, 7.5 (got a portable engine, which is for 8.0 "
+        "and later). Add it."
+    )
+    assert refused(platform="jetson_agx_orin")["build.platform"] == (
+        "build.platform: Jetson AGX Orin must be of a compute capability that TensorRT-RTX builds for, 7.5, 8.0, 8.6, "
+        "8.9, 12.0, 12.1 (got 8.7). Use build.target tensorrt on the device."
+    )
+
+
+def test_int8_on_a_jetson_nano_is_refused_at_plan_time():
+    found = dict(refusals(Build(target="tensorrt", platform="jetson_nano"), INT8, *OLD))
+    assert found == {
+        "precision.int8_mode": "precision.int8_mode: Jetson Nano (compute capability 5.3) must compute in INT8 (got a "
+        "platform with FP32, FP16). Use precision.fp16_mode."
+    }
+
+
+def test_onnxruntime_takes_no_builder_option():
+    assert refusals(Build(target="onnxruntime"), INT8, "onnxruntime", "1.31.1") == ()
+    found = refusals(Build(target="onnxruntime", workspace=5), INT8, "onnxruntime", "1.31.1")
+    assert found == (
+        ("build.workspace",
+         "build.workspace: must be left out for target onnxruntime, which compiles nothing (got 5)."),
+    )  # fmt: skip
+
+
 def test_several_problems_come_at_once():
     found = refusals(Build(strip_plan=True, weight_streaming=True, runtime_platform="windows_amd64"), FP16, *OLD)
     assert [path for path, _ in found] == ["build.runtime_platform", "build.strip_plan", "build.weight_streaming"]

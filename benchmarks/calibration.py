@@ -1,0 +1,282 @@
+"""Time and memory of calibrating on photos: a bare forward pass, calib, ONNX Runtime's calibrators and NVIDIA
+ModelOpt's.
+
+    python benchmarks/calibration.py [--json] [--model resnet50] [--images 128] [--batch 8] [--rounds 3] [--rows ...]
+
+Every row runs in a process of its own, so that its peak memory is its own. There it alternates with the bare forward
+pass over the same loaded images, and its ratio is to that. The images are random crops of scikit-learn's two sample
+photos. Seconds are for the whole calibration, from the first batch to the thresholds. Weights are random: they change
+no time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROWS = ("calib entropy_2", "calib entropy", "calib minmax", "calib percentile", "calib mse", "onnxruntime minmax",
+        "onnxruntime entropy", "modelopt entropy")  # fmt: skip
+MEMORY_ROWS = ("calib entropy_2",)
+SIZE = 224
+
+
+class Photos:
+    """Crops of two photos as a calib origin: float32 [3, 224, 224], in memory or cut when they are asked for."""
+
+    labels = classes = None
+    recipe = "photos"
+    sequential = False
+
+    def __init__(self, count: int, in_memory: bool) -> None:
+        from sklearn.datasets import load_sample_images
+
+        self._photos = load_sample_images().images
+        self.ids = tuple(f"crop {i}" for i in range(count))
+        self._loaded = [self._crop(i) for i in range(count)] if in_memory else None
+
+    def load(self, at: int) -> dict[str, np.ndarray[Any, Any]]:
+        """One crop."""
+        return {"x": self._loaded[at] if self._loaded else self._crop(at)}
+
+    def content(self, at: int) -> str:
+        """sha256 hex of the crop."""
+        return hashlib.sha256(self.load(at)["x"].tobytes()).hexdigest()
+
+    def _crop(self, at: int) -> np.ndarray[Any, Any]:
+        rng = np.random.default_rng(at)
+        photo = self._photos[at % 2]
+        top, left = rng.integers(0, photo.shape[0] - SIZE), rng.integers(0, photo.shape[1] - SIZE)
+        crop = photo[top : top + SIZE, left : left + SIZE].transpose(2, 0, 1)
+        return np.ascontiguousarray((crop.astype(np.float32) / 255 - 0.45) / 0.225)
+
+
+def captured_model(name: str, batch: int) -> tuple[Any, Any]:
+    """The float network and its captured graph, conv+bn folded."""
+    import timm
+    import torch
+
+    from trtpipe.bound import bind
+    from trtpipe.capture import capture
+    from trtpipe.values import DimRange, LoadedModel, TensorSpec
+
+    torch.manual_seed(0)
+    network = timm.create_model(name).eval()
+    inputs = (TensorSpec("x", "float32", ("N", 3, SIZE, SIZE), {"N": DimRange(1, batch, 64)}),)
+    outputs = (TensorSpec("y", "float32", ("N", 1000), {"N": DimRange(1, batch, 64)}),)
+    return network, capture(LoadedModel(bind(network, inputs, {}, ("y",)), inputs, outputs, "random", name))
+
+
+def run_calib(captured: Any, source: Any, batch: int, algorithm: str) -> Any:
+    """One calibration as a job does it."""
+    from trtpipe.progress import Silent
+    from trtpipe.quantize import calibrate
+
+    return calibrate(
+        captured, source, batch_size=batch, algorithm=algorithm, percentile=99.99, digests={}, progress=Silent()
+    )
+
+
+def run_onnxruntime(path: Path, images: list[Any], method: str) -> None:
+    """ONNX Runtime's calibrator over an ONNX file with conv+bn folded, fed batch by batch."""
+    from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod
+    from onnxruntime.quantization.calibrate import create_calibrator
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.batches: Iterator[Any] = iter(images)
+
+        def get_next(self) -> Any:
+            return next(({"x": b} for b in self.batches), None)
+
+    kinds = {"minmax": CalibrationMethod.MinMax, "entropy": CalibrationMethod.Entropy}
+    calibrator = create_calibrator(
+        str(path), ["Conv", "Gemm", "MatMul"], str(path.with_suffix(".augmented.onnx")), calibrate_method=kinds[method]
+    )
+    calibrator.collect_data(Reader())
+    calibrator.compute_data()
+
+
+def run_modelopt(network: Any, batches: list[Any]) -> None:
+    """ModelOpt's histogram calibrators with the entropy method on the inputs of convolutions and linear layers."""
+    import modelopt.torch.quantization as mtq
+    import torch
+
+    config = {
+        "quant_cfg": {
+            "*weight_quantizer": {"num_bits": 8, "axis": 0},
+            "*input_quantizer": {"num_bits": 8, "axis": None, "calibrator": "histogram"},
+            "default": {"enable": False},
+        },
+        "algorithm": None,
+    }
+    model = mtq.quantize(network, config)
+    quantizers = [m for n, m in model.named_modules() if n.endswith("input_quantizer") and m.is_enabled]
+    for quantizer in quantizers:
+        quantizer.disable_quant()
+        quantizer.enable_calib()
+    with torch.inference_mode():
+        for x in batches:
+            model(x)
+    for quantizer in quantizers:
+        quantizer.load_calib_amax("entropy")
+
+
+def peak_mb() -> float:
+    """Most memory this process has had, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+
+
+def measure(row: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Time one row against the bare forward pass, alternating; in a process of its own."""
+    import copy
+
+    import torch
+
+    from calib.data import InputSpec, Source
+
+    tool, method = row.split(" ")
+    network, captured = captured_model(args.model, args.batch)
+    origin = Photos(args.images, in_memory=True)
+    source = Source(origin, [InputSpec("x", "float32", (3, SIZE, SIZE))], range(args.images))
+    arrays = [b.arrays["x"] for b in source.batches(args.batch)]
+    batches = [torch.from_numpy(a) for a in arrays]
+
+    def bare() -> None:
+        with torch.inference_mode():
+            for x in batches:
+                captured.graph(x)
+
+    result: dict[str, Any] = {"row": row, "images": args.images}
+    with tempfile.TemporaryDirectory() as folder:
+        if tool == "onnxruntime":
+            path = Path(folder) / "model.onnx"
+            shapes = ({0: torch.export.Dim("batch", min=1, max=64)},)
+            torch.onnx.export(
+                captured.graph,
+                (batches[0],),
+                str(path),
+                dynamo=True,
+                dynamic_shapes=shapes,
+                input_names=["x"],
+                output_names=["y"],
+                external_data=False,
+                verbose=False,
+            )
+        runs: dict[str, Callable[[], Any]] = {
+            "calib": lambda: run_calib(captured, source, args.batch, method),
+            "onnxruntime": lambda: run_onnxruntime(path, arrays, method),
+            "modelopt": lambda: run_modelopt(copy.deepcopy(network), batches),
+        }
+        captured.graph(batches[0])
+        if tool == "calib":  # compiles the loop, or reads it from the cache
+            small = Source(origin, source._inputs, range(2))
+            result["first_call_s"] = timed(lambda: run_calib(captured, small, 2, method))
+        result["bare_peak_mb"] = peak_mb()
+        pairs = [(timed(bare), timed(runs[tool])) for _ in range(args.rounds)]
+    result["bare_s"] = statistics.median(b for b, _ in pairs)
+    result["seconds"] = statistics.median(s for _, s in pairs)
+    result["ratio"] = statistics.median(s / b for b, s in pairs)
+    result["peak_mb"] = peak_mb()
+    return result
+
+
+def measure_memory(row: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Peak memory of one calibration on images that are not held in memory."""
+    from calib.data import InputSpec, Source
+
+    _, captured = captured_model(args.model, args.batch)
+    source = Source(
+        Photos(args.images, in_memory=False), [InputSpec("x", "float32", (3, SIZE, SIZE))], range(args.images)
+    )
+    seconds = timed(lambda: run_calib(captured, source, args.batch, row.split(" ")[1]))
+    return {"row": row, "images": args.images, "seconds": seconds, "peak_mb": peak_mb()}
+
+
+def timed(run: Callable[[], Any]) -> float:
+    """Seconds `run` takes."""
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def in_own_process(row: str, args: argparse.Namespace, images: int, memory: bool) -> dict[str, Any]:
+    """The row's figures, or why there are none."""
+    command = [sys.executable, __file__, "--row", row, "--model", args.model, "--images", str(images)]
+    command += ["--batch", str(args.batch), "--rounds", str(args.rounds), *(["--memory"] if memory else [])]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        return {
+            "row": row,
+            "images": images,
+            "problem": done.stderr.strip().rpartition("\n")[2] or f"exit {done.returncode}",
+        }
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print the rows as a table."""
+    print(f"{'':22} {'images':>6} {'seconds':>8} {'bare s':>8} {'ratio':>6} {'peak MB':>8} {'bare MB':>8}")
+    for r in rows:
+        if "problem" in r:
+            print(f"{r['row']:22} {r['images']:6}  not measured: {r['problem'][:90]}")
+            continue
+        bare = f"{r['bare_s']:8.2f} {r['ratio']:6.2f}" if "bare_s" in r else f"{'':8} {'':6}"
+        more = f"{r['bare_peak_mb']:8.0f}" if "bare_peak_mb" in r else ""
+        print(f"{r['row']:22} {r['images']:6} {r['seconds']:8.2f} {bare} {r['peak_mb']:8.0f} {more}".rstrip())
+
+
+def main() -> None:
+    """Measure every row and print a table, or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    parser.add_argument("--model", default="resnet50", help="a timm model that takes 224 x 224")
+    parser.add_argument("--images", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3, help="how often each row and the bare pass alternate")
+    parser.add_argument(
+        "--rows", nargs="*", choices=ROWS, default=list(ROWS), metavar="ROW", help=f"of {', '.join(ROWS)}"
+    )
+    parser.add_argument("--no-memory", action="store_true", help="leave out the run of 8 times as many images")
+    parser.add_argument("--row", help=argparse.SUPPRESS)
+    parser.add_argument("--memory", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.row:
+        print(json.dumps((measure_memory if args.memory else measure)(args.row, args)))
+        return
+    rows = []
+    for row in args.rows:
+        rows.append(in_own_process(row, args, args.images, memory=False))
+        print(f"done: {row}", file=sys.stderr)
+    for row in () if args.no_memory else MEMORY_ROWS:
+        few, many = (in_own_process(row, args, n, memory=True) for n in (args.images, 8 * args.images))
+        if "peak_mb" in few and "peak_mb" in many:
+            many["peak_growth"] = many["peak_mb"] / few["peak_mb"] - 1
+        rows += [few, many]
+    if args.json:
+        print(json.dumps(rows, indent=1))
+        return
+    show(rows)
+    by_row = {r["row"]: r for r in rows if "ratio" in r}
+    if {"calib entropy_2", "onnxruntime entropy"} <= by_row.keys():
+        times = by_row["onnxruntime entropy"]["ratio"] / by_row["calib entropy_2"]["ratio"]
+        print(f"calib entropy_2 is {times:.1f} times as fast as ONNX Runtime's entropy calibrator")
+    growth = [r["peak_growth"] for r in rows if "peak_growth" in r]
+    if growth:
+        print(f"peak memory with 8 times the images: {100 * growth[0]:+.1f} %")
+
+
+if __name__ == "__main__":
+    main()

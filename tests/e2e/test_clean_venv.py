@@ -1,0 +1,125 @@
+"""Devices as they are: fresh environments with the light core and one runtime, nothing else; needs a package index."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtpipe.bundle import read_bundle
+from trtpipe.trt.plan import comparable
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.slow
+
+#: What no device should need.
+ABSENT = ("torch", "torchvision", "torchao", "onnx", "onnxscript", "numba", "matplotlib", "scikit-learn")
+
+
+def called(*command: object, cwd: Path = ROOT) -> str:
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "TRTPIPE_PUBLIC_KEY")}
+    ran = subprocess.run(
+        [str(c) for c in command], capture_output=True, text=True, cwd=cwd, env=environment, timeout=900, check=False
+    )
+    assert ran.returncode == 0, f"{command}\n{ran.stdout}\n{ran.stderr}"
+    return ran.stdout
+
+
+def environment(path: Path, *packages: str) -> Path:
+    """A fresh virtual environment with this trtpipe's light core and `packages`; returns its `trtpipe`."""
+    called(sys.executable, "-m", "venv", path)
+    # From a copy, so that the build leaves nothing here.
+    wheel = path / "wheel"
+    called(path / "bin/pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", wheel, ROOT)
+    called(path / "bin/pip", "install", "--quiet", *wheel.glob("trtpipe-*.whl"), *packages)
+    installed = {p["name"].lower() for p in json.loads(called(path / "bin/pip", "list", "--format=json"))}
+    assert not installed & set(ABSENT)
+    return path / "bin" / "trtpipe"
+
+
+@pytest.fixture(scope="module")
+def data() -> None:
+    """The quickstart's images and weights."""
+    if not (ROOT / "data/digits/resnet.safetensors").exists():
+        called(sys.executable, "-m", "trtpipe.examples.digits", "make", "data/digits")
+
+
+def line(command: str, out: Path, *settings: str) -> Path:
+    """`trtpipe build` or `prepare` of the quickstart, in this environment."""
+    overrides = [part for setting in settings for part in ("--set", setting)]
+    called(sys.executable, "-m", "trtpipe", command, "configs/quickstart.yaml", "-q", "-o", out, *overrides)
+    return out / "quickstart"
+
+
+def test_verify_and_run_with_onnxruntime_alone(tmp_path: Path, data: None) -> None:
+    bundle = line("build", tmp_path, "build.target=onnxruntime", "build.compute_capability=[]")
+    trtpipe = environment(tmp_path / "venv", "onnxruntime")
+    verified = json.loads(called(trtpipe, "verify", bundle, "--json", cwd=tmp_path))
+    assert verified["exit_code"] == 0
+    assert verified["check"]["passed"] is True
+    rows = [json.loads(r) for r in called(trtpipe, "run", bundle, ROOT / "data/digits/val", cwd=tmp_path).splitlines()]
+    assert len(rows) == 360
+    accuracy = sum(r["label"] == r["truth"] for r in rows) / len(rows)
+    check = read_bundle(bundle).manifest.check
+    assert check is not None
+    stated = next(m.value for m in check.metrics if m.name == "accuracy_engine")
+    print(f"accuracy here {accuracy:.6f}, in the manifest {stated:.6f}")
+    assert abs(accuracy - stated) <= 0.002
+
+
+@pytest.mark.parametrize("batch", ["dynamic", "static"])
+def test_a_kit_is_built_with_rtx_alone(tmp_path: Path, data: None, batch: str) -> None:
+    settings = []
+    if batch == "static":
+        settings = ["inputs.image={dtype: float32, shape: [8, 1, 32, 32]}"]
+        settings += ["calibration.batch_size=8", "calibration.samples=352"]
+    kit = line("prepare", tmp_path / "kits", *settings)
+    direct = read_bundle(line("build", tmp_path / "direct", *settings)).read("model.engine")
+    trtpipe = environment(tmp_path / "venv", "tensorrt-rtx>=1.7.1,<1.8")
+    called(trtpipe, "build", kit, "-q", "-o", tmp_path / "out", cwd=tmp_path)
+    engine = read_bundle(tmp_path / "out" / "quickstart").read("model.engine")
+    different = sum(a != b for a, b in zip(engine, direct, strict=True))
+    print(f"{batch}: {different} of {len(engine)} bytes differ")
+    if batch == "static":
+        assert different == 0
+    # With a dynamic dimension, TensorRT-RTX numbers its own variables differently in each build, direct ones too.
+    assert comparable(engine) == comparable(direct)
+
+
+def test_the_light_core_is_light(tmp_path: Path) -> None:
+    """Under 80 MB of packages to fetch, and imported in under 0.3 s of processor time."""
+    trtpipe = environment(tmp_path / "venv")
+    python, wheels = trtpipe.parent / "python", tmp_path / "wheels"
+    called(python, "-m", "pip", "download", "--quiet", "-d", wheels, *(tmp_path / "venv/wheel").glob("*.whl"))
+    fetched_mb = sum(p.stat().st_size for p in wheels.iterdir()) / 1e6
+    figures: Any = json.loads(called(python, ROOT / "benchmarks/install_size.py", "--json", cwd=tmp_path))
+    print(f"{fetched_mb:.1f} MB in {len(list(wheels.iterdir()))} packages to fetch; installed: {figures}")
+    assert fetched_mb < 80
+    assert figures["import_cpu_s"] < 0.3
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
+def test_every_dependency_has_a_wheel(tmp_path: Path, python: str, machine: str) -> None:
+    """On every supported Python and platform: a device has no compiler. Asks the index, installs nothing."""
+    import tomllib
+
+    requirements = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    platforms = [f"--platform=manylinux{tag}_{machine}" for tag in ("2014", "_2_17", "_2_28", "_2_34")]
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--ignore-installed", "--report", "-"]
+    command += ["--only-binary=:all:", f"--python-version={python}", "--implementation=cp", *platforms]
+    command += [f"--target={tmp_path}", *requirements]
+    found = json.loads(called(*command))["install"]
+    names = {item["metadata"]["name"].lower() for item in found}
+    assert {n.replace("_", "-") for n in names} >= {"numpy", "pydantic-core", "pillow", "cryptography", "safetensors"}
+    for item in found:
+        wheel = item["download_info"]["url"].rsplit("/", 1)[-1]
+        print(f"{python} {machine}: {wheel}")
+        assert wheel.endswith(".whl")
+        assert wheel.endswith("-any.whl") or machine in wheel

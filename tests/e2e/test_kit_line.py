@@ -1,0 +1,149 @@
+"""A job to a kit, the kit to a bundle in an interpreter without torch, and the same bundle built directly."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trtpipe import signing
+from trtpipe.bundle import Bundle, read_bundle
+from trtpipe.cli import main
+from trtpipe.trt.flavour import installed
+from trtpipe.trt.plan import comparable
+
+FACTORY = """
+import torch
+
+def net():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, 2, 1), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3, 1, 1), torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(8, 4),
+    )
+"""
+
+JOB = """
+name: tiny
+model: {factory: "tiny_kit_net:net"}
+inputs:
+  image: {dtype: float32, shape: [BATCH, 3, 16, 16]RANGE}
+outputs:
+  logits: {dtype: float32}
+precision: {int8_mode: true}
+calibration: {images: images, batch_size: 4}
+build: {target: TARGET, compute_capability: CAPABILITY}
+check: {images: images, batch_size: 4, limits: {relative_l2_max: 0.1}}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    from PIL import Image
+
+    (tmp_path / "tiny_kit_net.py").write_text(FACTORY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    random = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for i in range(6):
+            pixels = np.clip(random.normal(random.integers(0, 256, 3), 30, (16, 16, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{i}.png")
+    return tmp_path
+
+
+def job(project: Path, target: str, *, dynamic: bool) -> Path:
+    text = JOB.replace("BATCH", "N" if dynamic else "4").replace(
+        "RANGE", ", N: {min: 1, opt: 4, max: 8}" if dynamic else ""
+    )
+    text = text.replace("TARGET", target).replace("CAPABILITY", '["8.6"]' if target == "tensorrt_rtx" else "[]")
+    (project / "job.yaml").write_text(text)
+    return project / "job.yaml"
+
+
+def without_torch(*arguments: str) -> None:
+    """A command in an interpreter where nothing of [build] can be imported, but what the target needs."""
+    code = f"""
+import sys
+for name in ("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnxruntime", "numba", "matplotlib"):
+    sys.modules[name] = None
+from trtpipe.cli import main
+sys.exit(main({list(arguments)!r}))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+def differences(one: Bundle, other: Bundle) -> set[str]:
+    """Keys of the manifest that are not equal."""
+    a, b = (json.loads(x.manifest_bytes) for x in (one, other))
+    return {key for key in a | b if a.get(key) != b.get(key)}
+
+
+def built(project: Path, made: Path) -> tuple[Bundle, Bundle, Bundle]:
+    """(kit, the bundle of the kit, the bundle of the job)."""
+    assert main(["build", str(made), "-o", str(project / "direct"), "-q"]) == 0
+    assert main(["prepare", str(made), "-o", str(project / "kits"), "-q"]) == 0
+    without_torch("build", str(project / "kits" / "tiny"), "-o", str(project / "out"), "-q")
+    kit, finished, direct = (read_bundle(project / folder / "tiny") for folder in ("kits", "out", "direct"))
+    return kit, finished, direct
+
+
+def test_rtx_kit_is_byte_for_byte_the_direct_build(project: Path) -> None:
+    kit, finished, direct = built(project, job(project, "tensorrt_rtx", dynamic=False))
+    assert finished.read("model.engine") == direct.read("model.engine")
+    for name in ("model.onnx", "golden.safetensors", "calibration.json"):
+        assert finished.read(name) == direct.read(name), name
+    # The kit's engine has not been executed, and says so; all else is the same, the fingerprint too.
+    assert differences(finished, direct) == {"notes"}
+    assert kit.golden().samples == 12
+    assert finished.manifest.fingerprint != kit.manifest.fingerprint
+
+
+@pytest.mark.slow
+def test_rtx_kit_with_a_dynamic_batch_differs_in_the_compilers_numbering_alone(project: Path) -> None:
+    _, finished, direct = built(project, job(project, "tensorrt_rtx", dynamic=True))
+    assert comparable(finished.read("model.engine")) == comparable(direct.read("model.engine"))
+    assert differences(finished, direct) <= {"notes", "files"}
+
+
+def test_a_kit_for_a_tensorrt_that_is_not_here(project: Path, capsys: Any) -> None:
+    """Prepared on any machine; the TensorRT of the device alone compiles it."""
+    if "tensorrt" in installed():
+        pytest.skip("TensorRT is installed here")
+    made = job(project, "tensorrt", dynamic=False)
+    assert main(["prepare", str(made), "-o", str(project / "kits"), "-q"]) == 0
+    capsys.readouterr()
+    kit = project / "kits" / "tiny"
+    assert main(["verify", str(kit)]) == 3
+    assert "mismatch: runtime: TensorRT must be installed to build this kit" in capsys.readouterr().out
+    assert main(["build", str(kit), "-o", str(project / "out")]) == 3
+    assert "runtime: TensorRT must be installed to build this kit" in capsys.readouterr().err
+
+
+def test_onnxruntime_kit(project: Path, capsys: Any) -> None:
+    made = job(project, "onnxruntime", dynamic=True)
+    public = signing.generate_key(project / "key")
+    assert main(["prepare", str(made), "-o", str(project / "kits"), "-q", "--sign", str(project / "key")]) == 0
+    kit = str(project / "kits" / "tiny")
+    assert main(["verify", kit, "--key", str(public)]) == 0
+    other = signing.generate_key(project / "other")
+    assert main(["build", kit, "-o", str(project / "out"), "--key", str(other)]) == 2
+    assert "its signature does not fit" in capsys.readouterr().err
+    assert not (project / "out").exists()
+    assert (
+        main(["build", kit, "-o", str(project / "out"), "--key", str(public), "--sign", str(project / "key"), "-q"])
+        == 0
+    )
+    assert main(["verify", str(project / "out" / "tiny"), "--key", str(public)]) == 0
+    assert main(["build", kit, "-o", str(project / "kits")]) == 2
+    assert "the bundle must not replace its kit" in capsys.readouterr().err
+    assert main(["build", kit, "--set", "build.target=tensorrt"]) == 2
+    assert "--set must not be given with a kit" in capsys.readouterr().err
+    assert main(["build", str(project / "out" / "tiny"), "-o", str(project / "again")]) == 2
+    assert "must be a kit to be built (got a bundle)" in capsys.readouterr().err

@@ -1,0 +1,47 @@
+"""Tests that need an NVIDIA GPU. Without one they are skipped with the reason, or fail under TRTPIPE_REQUIRE_GPU=1."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from trtpipe.trt import driver, flavour
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "tests/gpu" in str(item.path):
+            item.add_marker(pytest.mark.gpu)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def gpu():
+    """The first GPU."""
+    found = driver.probe()
+    if found.problem:
+        if os.environ.get("TRTPIPE_REQUIRE_GPU"):
+            pytest.fail(f"an NVIDIA GPU must be here, as TRTPIPE_REQUIRE_GPU says (got: {found.problem})")
+        pytest.skip(found.problem)
+    return found.devices[0]
+
+
+@pytest.fixture(scope="session", params=["tensorrt", "tensorrt_rtx"])
+def target(request, gpu):
+    """Each TensorRT that is installed."""
+    if request.param not in flavour.installed():
+        pytest.skip(f"{request.param} is not installed")
+    return request.param
+
+
+@pytest.fixture(params=["torch", "cuda-python"])
+def provider(request, gpu):
+    """Each provider of device memory that works here."""
+    from trtpipe.errors import MissingError
+    from trtpipe.trt.memory import open_memory
+
+    try:
+        open_memory(request.param)
+    except MissingError as error:
+        pytest.skip(str(error))
+    return request.param

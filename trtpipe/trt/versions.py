@@ -1,0 +1,131 @@
+"""docs/versions.md, written from the tables that the code itself goes by.
+
+python -c "from trtpipe.trt.versions import document; print(document(), end='')" > docs/versions.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from trtpipe.build_options import BuildOptions
+from trtpipe.job import Build
+from trtpipe.platforms import BY_CAPABILITY, PLATFORMS, SOURCES
+from trtpipe.trt.flavour import CAPABILITIES, Name, expected, title
+from trtpipe.trt.options import OPTIONS, RTX_COMPUTE_CAPABILITIES, refusals, where
+
+#: The releases that the contract tests drive, and the one of TensorRT-RTX.
+RELEASES: tuple[tuple[Name, str], ...] = (
+    ("tensorrt", "8.6.1"),
+    ("tensorrt", "10.3.0"),
+    ("tensorrt", "10.16.1.11"),
+    ("tensorrt", "11.4.0.106"),
+    ("tensorrt_rtx", "1.7.1.116"),
+)
+#: A value of each option that not every release honours.
+_VALUES = {
+    "compute_capability": ("8.6",),
+    "quantization": "implicit",
+    "memory_pools": {"tactic_shared_memory": 1},
+    "tiling_optimization_level": "fast",
+    "l2_limit_for_tiling": 1,
+    "max_num_tactics": 1,
+    "tactic_sources": ("cudnn",),
+    "timing_cache": "timing",
+    "editable_timing_cache": True,
+    "error_on_timing_cache_miss": True,
+    "strict_nans": True,
+    "hardware_compatibility": "ampere_plus",
+    "runtime_platform": "windows_amd64",
+    "strip_plan": True,
+    "refit": "identical",
+    "weight_streaming": True,
+    "default_device_type": "dla",
+    "dla_core": 0,
+    "gpu_fallback": True,
+    "device_types": {"*": "dla"},
+}
+
+
+def document() -> str:
+    """The text of docs/versions.md."""
+    parts = (
+        "# What each TensorRT can do",
+        "This page is written by `trtpipe.trt.versions` from the tables that the code goes by; a test keeps it so. At "
+        "build time the imported module decides, by what is found in it; these tables decide for `trtpipe validate`, "
+        "and the contract tests hold the two against each other on the real Python bindings of each release below.",
+        "## Capabilities",
+        _table(("capability", *(title(*r) for r in RELEASES), "from"), _capabilities()),
+        "## Builder options",
+        "Every key of a job's `build` section is honoured or refused with a message. `yes`: honoured. A dash: refused, "
+        "here with the value given. Options not listed are honoured by every release.",
+        _table(("option", *(title(*r) for r in RELEASES)), _options()),
+        "TensorRT-RTX builds for the compute capabilities "
+        f"{', '.join(RTX_COMPUTE_CAPABILITIES)}; named none, for all from 8.0 on. `refit: all` and `identical` and "
+        "`strip_plan` need a GPU there, and `version_compatible` needs `exclude_lean_runtime`.",
+        "## How a graph is lowered",
+        _table(("release", "typing", "INT8", "FP16, BF16"), _lowering()),
+        "On a weakly typed network the flags follow from the graph, and precision constraints hold its FP32 layers in "
+        "FP32.",
+        "## Platforms",
+        _table(("`build.platform`", "device", "compute capability", "precisions", "DLA", ""), _platforms()),
+        "Sources: " + ", ".join(f"[{name}]({url})" for name, url in SOURCES.items()) + ".",
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _capabilities() -> Iterator[list[str]]:
+    for capability in CAPABILITIES:
+        has = ["yes" if capability.name in expected(*release) else "-" for release in RELEASES]
+        yield [capability.title, *has, where(capability)]
+
+
+def _options() -> Iterator[list[str]]:
+    assert set(_VALUES) < {o.field for o in OPTIONS}
+    for field, value in _VALUES.items():
+        asked: dict[str, Any] = {field: value}
+        build = Build.model_construct(**asked)
+        cells = []
+        for name, version in RELEASES:
+            unable = f"build.{field}: {title(name, version)} must have"
+            refused = any(message.startswith(unable) for _, message in refusals(build, None, name, version))
+            cells.append("-" if refused else "yes")
+        yield [f"`{field}: {_shown(value)}`", *cells]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(str, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {v}" for k, v in value.items()) + "}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _lowering() -> Iterator[list[str]]:
+    for name, version in RELEASES:
+        able = expected(name, version)
+        always = "strong_typing" in able and "weak_typing" not in able
+        typing = "strong" if always else "strong, weak on request" if "strong_typing" in able else "weak"
+        int8 = "Q/DQ in the graph" + (", or a calibrator (`quantization: implicit`)" if "weak_typing" in able else "")
+        half = "in the graph" if "strong_typing" in able else "in the graph, and the FP16 flag; no BF16"
+        yield [title(name, version), typing, int8, half]
+
+
+def _platforms() -> Iterator[list[str]]:
+    for platform in PLATFORMS.values():
+        order = [p for p in ("fp32", "fp16", "bf16", "int8", "fp8") if p in platform.precisions]
+        assert set(order) == BY_CAPABILITY[platform.compute_capability].precisions
+        precisions = ", ".join(p.upper() for p in order)
+        dla = "yes" if platform.dla else "-"
+        yield [f"`{platform.name}`", platform.title, platform.compute_capability, precisions, dla, platform.note]
+
+
+def listed() -> frozenset[str]:
+    """The options that the page lists; every other one is honoured by every release."""
+    assert set(_VALUES) <= set(BuildOptions.model_fields)
+    return frozenset(_VALUES)
