@@ -64,7 +64,7 @@ def judge(
     version: str | None = None,
     compiles: bool = True,
 ) -> tuple[tuple[Job | None, tuple[Problem, ...]], ...]:
-    """Each job in a file with its problems; arguments as of `validate` and `plan`. None for what cannot be read as a job.
+    """Each job in a file with its problems; arguments as of `validate` and `plan`. None for what is no job.
 
     Raises:
         InputError: `version` is no version.
