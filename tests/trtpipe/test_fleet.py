@@ -19,8 +19,6 @@ from trtpipe.fleet import needs, telling
 from trtpipe.fleet_worker import announced
 from trtpipe.job import load_job
 
-pytest.importorskip("distributed")
-
 
 def test_a_worker_announces_what_it_is():
     orin = Device("linux", "aarch64", {"tensorrt": "10.3.0"}, "8.7", "Orin", True)
