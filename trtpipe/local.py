@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -154,19 +155,28 @@ class _Queue:
         self.waiting = list(tasks)
         self.running: dict[str, int] = {}
         self._memory_bytes, self._gpus = memory_bytes, gpus
+        self._models: dict[str, str] = {}
 
     def take(self, slot: Slot) -> Task | None:
-        """The next task for this slot that memory is left for; one always runs."""
-        for task in self.waiting:
-            if self._gpus and uses_gpu(task) != (slot.gpu is not None):
-                continue
-            needed = expected_bytes(task)
-            if self.running and self._memory_bytes and sum(self.running.values()) + needed > self._memory_bytes:
-                continue
-            self.waiting.remove(task)
-            self.running[task.name] = needed
-            return task
-        return None
+        """The next task for this slot that memory is left for; one always runs.
+
+        A worker keeps its latest model and graph, so jobs of one model follow each other in one worker where they can.
+        """
+        fit = [task for task in self.waiting if self._fits(task, slot)]
+        if not fit:
+            return None
+        elsewhere = {model for name, model in self._models.items() if name != slot.name}
+        task = min(fit, key=lambda t: (_model(t) != self._models.get(slot.name), _model(t) in elsewhere))
+        self._models[slot.name] = _model(task)
+        self.waiting.remove(task)
+        self.running[task.name] = expected_bytes(task)
+        return task
+
+    def _fits(self, task: Task, slot: Slot) -> bool:
+        if self._gpus and uses_gpu(task) != (slot.gpu is not None):
+            return False
+        used = sum(self.running.values())
+        return not (self.running and self._memory_bytes and used + expected_bytes(task) > self._memory_bytes)
 
     def ended(self, task: Task) -> None:
         """It runs no longer."""
@@ -181,6 +191,11 @@ class _Queue:
         """It is to be tried once more, first of all."""
         self.ended(task)
         self.waiting.insert(0, changed)
+
+
+def _model(task: Task) -> str:
+    """Jobs with the same text here share model and graph."""
+    return json.dumps([dict(task.job).get("model"), task.folder], sort_keys=True)
 
 
 def uses_gpu(task: Task) -> bool:

@@ -119,3 +119,10 @@ def outcomes(report):
 def fingerprints(report):
     """Manifest's fingerprint by name."""
     return {o["name"]: o["fingerprint"] for o in report["outcomes"]}
+
+
+def check_bundle(path):
+    """Read a bundle, which checks every digest in it."""
+    from trtpipe.bundle import read_bundle
+
+    return read_bundle(path)

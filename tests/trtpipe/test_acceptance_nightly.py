@@ -52,7 +52,9 @@ def test_a_hundred_jobs(tmp_path):
 def test_two_processes_and_ten_jobs(tmp_path):
     jobs = nights.make_world(tmp_path / "jobs", 10)
     for k in range(10):
-        nights.write_job(jobs, f"j{k}", "precision: {int8_mode: true}\nbuild: {target: onnxruntime}\n", f"w{k}.safetensors")
+        nights.write_job(
+            jobs, f"j{k}", "precision: {int8_mode: true}\nbuild: {target: onnxruntime}\n", f"w{k}.safetensors"
+        )
     command = ("nightly", "jobs", "-o", "out", "--cache", "cache", "--workers", "1", "--json")
     both = [nights.start(*command, "--history", f"h{i}.sqlite", cwd=tmp_path) for i in range(2)]
     reports = []
@@ -62,7 +64,7 @@ def test_two_processes_and_ten_jobs(tmp_path):
         reports.append(json.loads(out))
     for k in range(10):
         assert sorted(outcomes(r)[f"j{k}"] for r in reports) == ["built", "reused"]
-        nights.run("verify", f"out/j{k}", cwd=tmp_path)
+        nights.check_bundle(tmp_path / f"out/j{k}")
     print("\nbuilt by each process:", [sum(o == "built" for o in outcomes(r).values()) for r in reports])
 
 
@@ -70,7 +72,9 @@ def test_killed_at_ten_random_moments(tmp_path):
     """After each kill -9, --resume; the end is that of an undisturbed run."""
     jobs = nights.make_world(tmp_path / "disturbed/jobs", 4)
     for k in range(4):
-        nights.write_job(jobs, f"a{k}", "precision: {int8_mode: true}\nbuild: {target: onnxruntime}\n", f"w{k}.safetensors")
+        nights.write_job(
+            jobs, f"a{k}", "precision: {int8_mode: true}\nbuild: {target: onnxruntime}\n", f"w{k}.safetensors"
+        )
         nights.write_job(jobs, f"b{k}", "build: {target: tensorrt_rtx}\n", f"w{k}.safetensors")
     shutil.copytree(tmp_path / "disturbed", tmp_path / "calm")
     began = time.monotonic()
@@ -94,7 +98,9 @@ def test_killed_at_ten_random_moments(tmp_path):
     assert final["exit_code"] == 0
     assert fingerprints(final) == fingerprints(calm)
     for name in fingerprints(calm):
-        nights.run("verify", f"out/{name}", cwd=tmp_path / "disturbed")
-        manifests = [json.loads((tmp_path / w / "out" / name / "manifest.json").read_text()) for w in ("calm", "disturbed")]
+        nights.check_bundle(tmp_path / "disturbed" / f"out/{name}")
+        manifests = [
+            json.loads((tmp_path / w / "out" / name / "manifest.json").read_text()) for w in ("calm", "disturbed")
+        ]
         assert manifests[0]["files"] == manifests[1]["files"], name
     assert not [p for p in (tmp_path / "disturbed/out").iterdir() if "trtpipe-new" in p.name]

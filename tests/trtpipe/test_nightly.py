@@ -145,7 +145,7 @@ def test_a_damaged_or_missing_bundle_is_put_back_from_the_cache(world, here):
     (world / "out/m-w0-int8/extra").touch()
     assert set(outcomes(here()).values()) == {"reused"}
     for name in ("rtx", "m-w0-fp32", "m-w0-int8"):
-        nights.run("verify", f"out/{name}", cwd=world)
+        nights.check_bundle(world / f"out/{name}")
 
 
 def test_a_damaged_cache_is_noticed_and_made_again(world, here):
@@ -290,5 +290,5 @@ def test_two_processes_build_each_job_once(tmp_path):
         reports.append(json.loads(out))
     for k in range(3):
         assert sorted(outcomes(r)[f"j{k}"] for r in reports) == ["built", "reused"]
-        nights.run("verify", f"out/j{k}", cwd=tmp_path)
+        nights.check_bundle(tmp_path / f"out/j{k}")
     assert fingerprints(reports[0]) == fingerprints(reports[1])
