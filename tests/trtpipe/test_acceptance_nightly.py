@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import time
 
 import nights
@@ -13,6 +14,7 @@ from nights import fingerprints, night, outcomes
 
 pytestmark = pytest.mark.slow
 
+INT8 = "precision: {int8_mode: true}\nbuild: {target: onnxruntime}\n"
 HUNDRED = """
 matrix:
   weights: [{weights}]
@@ -88,7 +90,7 @@ def test_killed_at_ten_random_moments(tmp_path):
         try:
             moments.append(rng.uniform(0.3, 0.6 * span))
             process.wait(moments[-1])
-        except Exception:
+        except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()
         if "--resume" not in command:
