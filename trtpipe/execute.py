@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from trtpipe.cache import Busy, Cache, DamagedEntry, Entry
 from trtpipe.digests import Digests
@@ -34,7 +34,7 @@ class Task:
 
     `job` is its model dump, `folder` that of its file, `parts` and `key` what the planner found it to be made of.
     `wait` is whether to wait for another process that builds the same. `repeat` > 0 builds that many times without the
-    cache instead.
+    cache instead. With `kit`, "make" writes the job's kit to `out`, and "finish" makes a bundle of the one in `folder`.
     """
 
     name: str
@@ -50,6 +50,7 @@ class Task:
     force: bool = False
     wait: bool = False
     repeat: int = 0
+    kit: Literal["", "make", "finish"] = ""
     reasons: tuple[str, ...] = ()
     attempts: tuple[str, ...] = field(default=())
 
@@ -92,8 +93,8 @@ def failure(task: Task, message: str, exit_code: int) -> dict[str, Any]:
 
 
 def _execute(task: Task, reporter: Reporter, memory: Memory) -> JobOutcome:
-    from trtpipe.store import Store
-
+    if task.kit == "finish":
+        return _finish(task, reporter)
     job = task.load()
     if memory.folder is not None and memory.folder != Path(task.folder):
         _forget_modules(memory.folder)
@@ -102,8 +103,12 @@ def _execute(task: Task, reporter: Reporter, memory: Memory) -> JobOutcome:
         from trtpipe.drift import repeat
 
         return repeat(task, job, reporter)
-    store = Store(task.store) if task.store else None
-    cache = Cache(Path(task.cache), store, reporter.cancelled, force=task.force)
+    if task.kit == "make":
+        from trtpipe.kit_line import write_kit
+
+        kit = write_kit(job, Path(task.out), reporter).bundle
+        return JobOutcome(task.name, task.file, "built", key=task.key, bundle=str(kit.path))
+    cache = _cache(task, reporter)
     with cache.lock("built", task.key, wait=task.wait):
         record = cache.get("built", task.key)
         if record is not None:
@@ -112,6 +117,31 @@ def _execute(task: Task, reporter: Reporter, memory: Memory) -> JobOutcome:
             except (DamagedEntry, InputError):
                 cache.discard("built", task.key)
         return _build(task, job, cache, reporter, memory)
+
+
+def _cache(task: Task, reporter: Reporter) -> Cache:
+    from trtpipe.store import Store
+
+    store = Store(task.store) if task.store else None
+    return Cache(Path(task.cache), store, reporter.cancelled, force=task.force)
+
+
+def _finish(task: Task, reporter: Reporter) -> JobOutcome:
+    """The kit in the task's folder as a bundle; needs neither torch nor the job's data."""
+    from trtpipe.kit_line import finish_kit
+
+    cache = _cache(task, reporter)
+    with cache.lock("built", task.key, wait=task.wait):
+        record = cache.get("built", task.key)
+        if record is not None:
+            try:
+                return _reused(task, cache, record)
+            except (DamagedEntry, InputError):
+                cache.discard("built", task.key)
+        built = finish_kit(Path(task.folder, task.name), Path(task.out), reporter)
+        outcome = dataclasses.replace(of_bundle(task, built.bundle), seconds=dict(built.seconds))
+        keep(cache, task.key, outcome, contents(built.bundle))
+        return outcome
 
 
 def _build(task: Task, job: Job, cache: Cache, reporter: Reporter, memory: Memory) -> JobOutcome:

@@ -1,8 +1,9 @@
 """A fleet of machines, by Dask distributed: who can build a job, and the jobs sent there.
 
 Each worker (`trtpipe worker`) announces what it is as resources: `sm87`, `gpu`, `tensorrt=10.3`, a tag of its own.
-A job goes to a worker that has all it needs. Its bundle comes back whole, is checked against its digests and put into
-place as any bundle is. A worker that dies costs its job an attempt; the job goes to another worker that matches.
+A job goes to a worker that has all it needs. Where those have no torch (a Jetson), all but the engine is made here, and
+the kit is sent. The bundle comes back whole, is checked against its digests and put into place as any bundle is. A
+worker that dies costs its job an attempt; the job goes to another worker that matches.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ from __future__ import annotations
 import dataclasses
 import queue
 import secrets
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtpipe.digests import Digests
+from trtpipe.environment import BUILDERS
 from trtpipe.errors import Cancelled, MissingError, TrtpipeError
-from trtpipe.execute import Task, failure, from_plain, keep
-from trtpipe.ingredients import Machine
+from trtpipe.execute import Task, contents, failure, from_plain, keep
+from trtpipe.ingredients import Machine, this_machine
 
 if TYPE_CHECKING:
     from trtpipe.cache import Cache
@@ -64,6 +69,15 @@ def needs(job: Job) -> frozenset[str]:
     return frozenset(wanted)
 
 
+def _both(here: Machine, there: Machine) -> Machine:
+    """Where a graph is made here and compiled there."""
+    compilers = {n for names in BUILDERS.values() for n in names}
+    versions = {n: v for n, v in here.versions.items() if n not in compilers}
+    versions |= {n: v for n, v in there.versions.items() if n in compilers}
+    source = here.source if here.source == there.source else f"{here.source} {there.source}"
+    return Machine(versions, here.python, f"{here.system} for {there.system}", source, there.cuda, there.gpu)
+
+
 def telling(announces: frozenset[str]) -> tuple[str, ...]:
     """What is announced less what follows from it: of a package only its whole version."""
     return tuple(w for w in sorted(announces) if not any(o.startswith((f"{w}=", f"{w}.")) for o in announces))
@@ -96,6 +110,7 @@ class Fleet:
                 f"--scheduler: must be a Dask scheduler that answers (got {address}: {what}). Run: dask scheduler"
             ) from error
         self.members = self._members()
+        self._by_kit: set[str] = set()
         if not self.members:
             self._client.close()
             raise MissingError(
@@ -118,9 +133,18 @@ class Fleet:
         """
         wanted = needs(job)
         kinds = [m.machine for m in self.members if wanted <= m.announces]
-        if not kinds:
+        if kinds:
+            return max(kinds, key=kinds.count)
+        kinds = [m.machine for m in self.members if wanted - {"torch"} <= m.announces]
+        if not kinds or job.build.route != "onnx":
             raise MissingError(self._unmatched(job.name, wanted))
-        return max(kinds, key=kinds.count)
+        self._by_kit.add(job.name)
+        return _both(self._here, max(kinds, key=kinds.count))
+
+    @cached_property
+    def _here(self) -> Machine:
+        with Digests(self._cache.digests_path) as digests:
+            return this_machine(digests)
 
     def run(self, tasks: Sequence[Task], watcher: Watcher, finished: Callable[[Task, Mapping[str, Any]], None]) -> None:
         """Send every task to a worker that matches, and take back what comes of it.
@@ -128,7 +152,9 @@ class Fleet:
         Raises:
             Cancelled: the user stopped it.
         """
-        sent = {task.name: self._send(task) for task in tasks}
+        whole = [task for task in tasks if task.name not in self._by_kit]
+        sent = {task.name: self._send(task, needs(task.load())) for task in whole}
+        self._make_kits([task for task in tasks if task.name in self._by_kit], sent, watcher, finished)
         looked = time.monotonic()
         try:
             while sent:
@@ -159,14 +185,44 @@ class Fleet:
                 found.append(Member(address, raw["name"], frozenset(raw["announces"]), Machine(**raw["machine"])))
         return tuple(sorted(found, key=lambda m: m.name))
 
-    def _send(self, task: Task) -> _Sent:
+    def _make_kits(
+        self, tasks: Sequence[Task], sent: dict[str, _Sent], watcher: Watcher, finished: Callable[..., None]
+    ) -> None:
+        """All but the engine of jobs whose workers have no torch, made here and sent on as each is ready."""
+        from trtpipe.bundle import read_bundle
+        from trtpipe.local import Local
+        from trtpipe.trt import driver
+
+        if not tasks:
+            return
+        by_name = {task.name: task for task in tasks}
+
+        def send(made: Task, raw: Mapping[str, Any]) -> None:
+            task = by_name[made.name]
+            if raw["outcome"] != "built":
+                finished(task, raw)
+                return
+            files = contents(read_bundle(Path(raw["bundle"])))
+            finishing = dataclasses.replace(task, kit="finish", job={})
+            sent[task.name] = self._send(finishing, needs(task.load()) - {"torch"}, files)
+
+        with tempfile.TemporaryDirectory(prefix="trtpipe-kits-") as scratch:
+            making = [dataclasses.replace(task, kit="make", out=scratch) for task in tasks]
+            logs = Path(tasks[0].out) / ".nightly"
+            try:
+                Local(None, None, driver.probe(), logs).run(making, watcher, send)
+            except Cancelled:
+                self._stop(sent)
+                raise
+
+    def _send(self, task: Task, wanted: frozenset[str], kit: Mapping[str, bytes] | None = None) -> _Sent:
         from trtpipe.fleet_worker import run_task
 
-        wanted = needs(task.load())
         raw = dataclasses.asdict(dataclasses.replace(task, wait=True))
         future = self._client.submit(
             run_task,
             raw,
+            dict(kit or {}),
             key=f"trtpipe-{task.name}-{secrets.token_hex(4)}",
             resources=dict.fromkeys(sorted(wanted), 1),
             pure=False,

@@ -53,17 +53,24 @@ class Jobs:
         self._stopped: set[str] = set()
         self._running = ""
 
-    def run(self, task: Task, say: Any) -> dict[str, Any]:
-        """One job; `say(kind, value)` is told what it does. The answer holds its outcome and the bundle's files."""
-        from trtpipe.bundle import read_bundle
+    def run(self, task: Task, kit: Mapping[str, bytes], say: Any) -> dict[str, Any]:
+        """One job, or the kit of one to finish; `say(kind, value)` is told what it does.
+
+        Returns:
+            Its outcome, this worker's name, and the files of the bundle.
+        """
+        from trtpipe.bundle import place, read_bundle
 
         with tempfile.TemporaryDirectory(prefix="trtpipe-", dir=self.cache / "scratch") as scratch:
-            local = dataclasses.replace(task, out=scratch, cache=str(self.cache))
+            local = dataclasses.replace(task, out=str(Path(scratch, "out")), cache=str(self.cache))
+            if kit:
+                place(Path(scratch, "kits", task.name), kit, where=Path(f"kit of {task.name}"))
+                local = dataclasses.replace(local, folder=str(Path(scratch, "kits")))
             self._running = task.key
             outcome = self._watched(local, say)
             files: dict[str, bytes] = {}
             if outcome["outcome"] in ("built", "reused"):
-                files = contents(read_bundle(Path(scratch, task.name)))
+                files = contents(read_bundle(Path(scratch, "out", task.name)))
             return {"outcome": outcome, "worker": self.name, "files": files}
 
     def _watched(self, task: Task, say: Any) -> dict[str, Any]:
@@ -172,8 +179,8 @@ def stop(keys: Sequence[str], dask_worker: Any) -> None:
         jobs.stop(keys)
 
 
-def run_task(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Run on the worker that Dask chose: one job."""
+def run_task(raw: Mapping[str, Any], kit: Mapping[str, bytes]) -> dict[str, Any]:
+    """Run on the worker that Dask chose: one job; with the files of a kit, that kit is finished."""
     from distributed import get_worker
 
     worker = get_worker()
@@ -184,5 +191,5 @@ def run_task(raw: Mapping[str, Any]) -> dict[str, Any]:
         worker.log_event(TOPIC, event)
 
     say("start")
-    answer: dict[str, Any] = worker.trtpipe_jobs.run(task, say)
+    answer: dict[str, Any] = worker.trtpipe_jobs.run(task, kit, say)
     return answer

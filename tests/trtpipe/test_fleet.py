@@ -70,10 +70,10 @@ class Fleet:
             assert time.monotonic() < deadline, self.log("scheduler")
             time.sleep(0.1)
 
-    def worker(self, name, *tags):
+    def worker(self, name, *tags, path=None):
         options = [option for tag in tags for option in ("--tag", tag)]
         cache = ["--cache", str(self.folder / f"cache-{name}"), "--threads", "1"]
-        self._start(name, ["-m", "trtpipe", "worker", self.address, "--name", name, *options, *cache])
+        self._start(name, ["-m", "trtpipe", "worker", self.address, "--name", name, *options, *cache], path)
 
     def wait(self, count):
         from distributed import Client
@@ -103,10 +103,13 @@ class Fleet:
                 process.kill()
                 process.wait()
 
-    def _start(self, name, arguments):
+    def _start(self, name, arguments, path=None):
+        environment = nights.environment()
+        if path is not None:
+            environment["PYTHONPATH"] += os.pathsep + str(path)
         with (self.folder / f"{name}.log").open("w") as log:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, *arguments], stdout=log, stderr=log, env=nights.environment(), cwd=self.folder
+                [sys.executable, *arguments], stdout=log, stderr=log, env=environment, cwd=self.folder
             )
 
 
@@ -186,3 +189,42 @@ def test_interrupted_the_fleet_stops_too(fleet, tmp_path):
     assert out.startswith("INTERRUPTED with 1 of 1 jobs to do")
     (jobs / "net.py").write_text(nights.NET)
     assert outcomes(night(tmp_path, "--scheduler", fleet.address)) == {"slow": "built"}  # the worker is free again
+
+
+NO_TORCH = """
+import importlib.metadata as metadata, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "torchao", "torchvision", "onnx", "onnxscript"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+version = metadata.version
+
+def without(name):
+    if name.startswith(("torch", "onnx")) and name != "onnxruntime":
+        raise metadata.PackageNotFoundError(name)
+    return version(name)
+
+metadata.version = without
+"""
+
+
+def test_a_worker_without_torch_finishes_kits(fleet, tmp_path):
+    """The worker's interpreter cannot import torch or ONNX, and the job's files are gone when it begins."""
+    jobs = nights.make_world(tmp_path / "jobs", 1)
+    nights.write_job(jobs, "edge", "build: {target: tensorrt_rtx}\nworker: [jetson-orin]\n")
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare/sitecustomize.py").write_text(NO_TORCH)
+    fleet.worker("orin", "jetson-orin", path=tmp_path / "bare")
+    fleet.wait(1)
+    report = night(tmp_path, "--scheduler", fleet.address)
+    assert outcomes(report) == {"edge": "built"}
+    (edge,) = report["outcomes"]
+    assert edge["where"] == "orin"
+    assert set(edge["seconds"]) == {"verify", "compile", "check", "bundle"}
+    assert " torch" not in report["workers"][0]
+    manifest = nights.check_bundle(tmp_path / "out/edge").manifest
+    assert manifest.engine.target == "tensorrt_rtx"
+    assert outcomes(night(tmp_path, "--scheduler", fleet.address)) == {"edge": "reused"}
