@@ -133,12 +133,19 @@ class History:
 
     def greens(self, before_run: int, count: int = 10) -> dict[str, tuple[Past, ...]]:
         """The latest `count` green results of every job before a run, the latest first."""
-        ranked = (
+        return self._ranked("green = 1 AND run < ?", before_run, count)
+
+    def recent(self, last_run: int, count: int = 30) -> dict[str, tuple[Past, ...]]:
+        """The latest `count` results of every job up to a run, the earliest first."""
+        return {name: rows[::-1] for name, rows in self._ranked("run <= ?", last_run, count).items()}
+
+    def _ranked(self, where: str, run: int, count: int) -> dict[str, tuple[Past, ...]]:
+        query = (
             f"SELECT {_COLUMNS} FROM (SELECT *, row_number() OVER (PARTITION BY name ORDER BY run DESC) AS place "
-            "FROM results WHERE green = 1 AND run < ?) WHERE place <= ? ORDER BY name, run DESC"
+            f"FROM results WHERE {where}) WHERE place <= ? ORDER BY name, run DESC"
         )
         found: dict[str, list[Past]] = {}
-        for row in self._db.execute(ranked, (before_run, count)):
+        for row in self._db.execute(query, (run, count)):
             past = _past(row)
             found.setdefault(past.outcome.name, []).append(past)
         return {name: tuple(rows) for name, rows in found.items()}

@@ -32,6 +32,13 @@ def figures(past: Past) -> dict[str, float]:
     return found
 
 
+def series(past: Sequence[Past]) -> dict[str, list[float | None]]:
+    """Every figure over the nights, the earliest first; None where a night lacks it."""
+    nights = [figures(p) for p in past]
+    names = dict.fromkeys(name for night in nights for name in night)
+    return {"seconds" if n == "build_s" else n: [night.get(n) for night in nights] for n in names}
+
+
 def rows(past: Sequence[Past]) -> Iterator[str]:
     """A line a night: when, how it ended, the figures, and why it was built."""
     shown = [(n, t, f) for n, t, f in FIGURES if any(n in figures(p) for p in past)]

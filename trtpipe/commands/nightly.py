@@ -62,7 +62,7 @@ def command(jobs: tuple[Path, ...], as_json: bool, quiet: bool, explains: bool, 
         return 0
     with console.Jobs(quiet=quiet or as_json).watching() as watcher:
         report = nightly(options, watcher)
-    pages = _write(report, options.out)
+    pages = _write(report, options)
     if as_json:
         console.out(to_json(report).rstrip())
     else:
@@ -103,18 +103,19 @@ def _options(jobs: tuple[Path, ...], **given: Any) -> Any:
     )
 
 
-def _write(report: Any, out: Path) -> list[Path]:
+def _write(report: Any, options: Any) -> list[Path]:
     """The report's files, each whole or not at all; the page last."""
     import os
 
     from trtpipe.nightly_report import lines, to_json
 
+    out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
     written = []
     for name, text in {
         "nightly.json": to_json(report),
         "nightly.txt": "\n".join(lines(report)) + "\n",
-        **_page(report),
+        **_page(report, options),
     }.items():
         path = out / name
         temporary = path.with_name(f".{name}.{os.getpid()}.tmp")
@@ -124,12 +125,18 @@ def _write(report: Any, out: Path) -> list[Path]:
     return written
 
 
-def _page(report: Any) -> dict[str, str]:
+def _page(report: Any, options: Any) -> dict[str, str]:
     """The HTML page; none where jinja2 is not installed, as on a device."""
+    from trtpipe.history import History
+    from trtpipe.history_plot import series
+
     try:
         from trtpipe.report import render_nightly
 
-        return {"nightly.html": render_nightly(report)}
+        with History(options.history) as history:
+            past = {name: series(results) for name, results in history.recent(report.run).items()}
+        links = {o.name: f"{o.name}/report.html" for o in report.outcomes if Path(o.bundle, "report.html").is_file()}
+        return {"nightly.html": render_nightly(report, past, links)}
     except ModuleNotFoundError as error:
         if error.name in ("jinja2", "trtpipe.report"):
             return {}
