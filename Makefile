@@ -27,7 +27,7 @@ endif
 setup: $(SETUP)  ## Make .venv with everything that building, checking and testing need.
 
 $(DIGITS): | $(SETUP)
-	$(BIN)/python -m trtpipe.examples.digits make data/digits
+	$(BIN)/python -m trtpipe.examples.digits data/digits
 
 quickstart: $(SETUP) $(DIGITS)  ## Build configs/quickstart.yaml: digits, INT8, TensorRT-RTX, no GPU needed.
 	$(BIN)/python -m trtpipe build configs/quickstart.yaml -o $(OUT)

@@ -92,6 +92,7 @@ def check_engine(
     damaged: Damaged | None,
     require: Executed = "graph",
     control: Control | None = None,
+    keep: Callable[[Mapping[str, Array]], None] | None = None,
     progress: Progress,
 ) -> CheckReport:
     """What `runner` answers on `data`, held against the baseline and the job's limits.
@@ -105,12 +106,15 @@ def check_engine(
         damaged: the control: it must fail under the same limits.
         require: "engine" fails the check when only the graph was executed.
         control: an earlier control, used where no damaged copy can be run here.
+        keep: is given what was executed answered on all samples, [S, ...] by output name.
         progress: is told the samples done.
 
     Raises:
         InputError: neither `damaged` nor `control` is given.
     """
     found, problems = run_all(runner, data, inputs, progress)
+    if keep is not None:
+        keep(found)
     measured, more = measure(data.reference, found, data.labels, limits)
     problems += more
     if require == "engine" and executed != "engine":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trtpipe.errors import InputError
+from trtpipe.importable import on_path
 
 if TYPE_CHECKING:
     from calib.data import Source, TransformSpec
@@ -57,7 +58,8 @@ def _open(job: Job, where: str, data: Data, transform: Transform | None) -> Sour
         for s in job.input_specs()
     ]
     try:
-        return open_source(spec, inputs)
+        with on_path(job.folder):
+            return open_source(spec, inputs)
     except CalibError as error:
         raise InputError(f"{where}: {error}") from error
 

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from trtpipe.problems import did_you_mean
+
+
+@contextmanager
+def on_path(base: Path | None) -> Iterator[None]:
+    """Look up modules in `base` first and in the current folder last, while the block runs: where `missing` looks."""
+    first, last = ([] if base is None else [str(base)]), [str(Path.cwd())]
+    sys.path[:0] = first
+    sys.path += last
+    try:
+        yield
+    finally:
+        for folder in first + last:
+            sys.path.remove(folder)
 
 
 def find_module(name: str, folders: Iterable[Path] = ()) -> ModuleSpec | None:

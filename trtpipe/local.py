@@ -166,7 +166,7 @@ class _Queue:
         if not fit:
             return None
         elsewhere = {model for name, model in self._models.items() if name != slot.name}
-        task = min(fit, key=lambda t: (_model(t) != self._models.get(slot.name), _model(t) in elsewhere))
+        task = min(fit, key=lambda t: (t.wait, _model(t) != self._models.get(slot.name), _model(t) in elsewhere))
         self._models[slot.name] = _model(task)
         self.waiting.remove(task)
         self.running[task.name] = expected_bytes(task)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtpipe.errors import BuildError, InputError, MissingError
+from trtpipe.importable import on_path
 from trtpipe.values import LoadedModel, TensorSpec
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def import_callable(reference: str, where: str, base: Path | None = None) -> Any
         MissingError: importing the module needs a package that is not installed.
     """
     module_name, _, attribute = reference.partition(":")
-    with _on_path(base):
+    with on_path(base):
         try:
             found: Any = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
@@ -72,18 +71,6 @@ def import_callable(reference: str, where: str, base: Path | None = None) -> Any
             f"{where}: must be package.module:callable (got {reference!r}). Check the name after the colon."
         )
     return found
-
-
-@contextlib.contextmanager
-def _on_path(base: Path | None) -> Iterator[None]:
-    if base is None:
-        yield
-        return
-    sys.path.insert(0, str(base))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(base))
 
 
 def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:

@@ -47,6 +47,15 @@ class Built:
     report: CheckReport
     seconds: Mapping[str, float] = field(default_factory=dict)
 
+    def _repr_html_(self) -> str:
+        """The bundle's report, or its check where it has none, for a notebook."""
+        from trtpipe.manifest import REPORT
+        from trtpipe.notebook import check_html, page_html
+
+        if REPORT in self.bundle.manifest.files:
+            return page_html(self.bundle.read(REPORT).decode())
+        return check_html(self.report)
+
 
 class Stages:
     """Names the stages of one build to a Reporter and keeps how long each took, in seconds."""
@@ -83,42 +92,19 @@ def build(job: Job, out: Path, reporter: Reporter, *, sign: Callable[[bytes], by
     Raises:
         TrtpipeError: with the exit code of what went wrong; nothing is then written.
     """
+    from trtpipe.assembly import Parts, assemble, shared_scales
+
     stages = Stages(reporter)
     front = prepare(job, stages)
     table = calibrate(job, front, stages)
     quantized = quantize(job, front, table, stages)
     engine = compile_engine(job, front.loaded, quantized, stages)
-    report = check(job, front, engine, stages)
-    bundle = assemble(job, out, front, table, quantized, engine, report, stages, sign=sign)
+    found: dict[str, np.ndarray[Any, Any]] = {}
+    report = check(job, front, engine, stages, keep=found.update)
+    scales = {} if table is None else shared_scales(front.captured)
+    parts = Parts(front, table, scales, quantized, engine, report, found)
+    bundle = assemble(job, out, parts, stages, sign=sign)
     return Built(bundle, report, stages.seconds)
-
-
-def assemble(
-    job: Job,
-    out: Path,
-    front: Front,
-    table: CalibrationTable | None,
-    quantized: Quantized,
-    engine: Engine,
-    report: CheckReport,
-    stages: Stages,
-    *,
-    sign: Callable[[bytes], bytes] | None = None,
-) -> Bundle:
-    """The bundle `out/<name>`, written."""
-    from trtpipe import golden
-    from trtpipe.bundle import write_bundle
-    from trtpipe.manifest import CALIBRATION, GOLDEN, GRAPH
-
-    with stages("bundle"):
-        manifest = describe(job, front, table, quantized, report, engine, engine.graph)
-        files = {GOLDEN: golden.to_bytes(golden.first(golden_data(front)))}
-        if table is not None:
-            files[CALIBRATION] = table_bytes(table)
-        if engine.graph is not None:
-            files[GRAPH] = engine.graph.data
-        files[manifest.engine_file] = engine.data
-        return write_bundle(out / job.name, manifest, files, sign=sign)
 
 
 def prepare(job: Job, stages: Stages) -> Front:
@@ -244,8 +230,15 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, stages: 
     return engine
 
 
-def check(job: Job, front: Front, engine: Engine, stages: Stages) -> CheckReport:
-    """The engine (or its graph, where no GPU can run it) against the baseline, with a control."""
+def check(
+    job: Job,
+    front: Front,
+    engine: Engine,
+    stages: Stages,
+    *,
+    keep: Callable[[Mapping[str, np.ndarray[Any, Any]]], None] | None = None,
+) -> CheckReport:
+    """The engine, or its graph where no GPU can run it, against the baseline; `keep` gets its answers."""
     from trtpipe.check import check_engine
 
     with stages("check") as progress:
@@ -259,6 +252,7 @@ def check(job: Job, front: Front, engine: Engine, stages: Stages) -> CheckReport
                 job.check.limits,
                 damaged=damaged(engine.graph),
                 require=job.check.require,
+                keep=keep,
                 progress=progress,
             )
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtpipe import pipeline
+from trtpipe.assembly import Parts, assemble, shared_scales
 from trtpipe.cache import Cache, DamagedEntry, Entry
 from trtpipe.pipeline import Built, Front, Stages
 from trtpipe.values import Baseline, Captured, Engine, LayerPrecision, LoadedModel, OnnxModel, Quantized, TensorSpec
@@ -75,6 +76,7 @@ class _Lowered:
     captured: Captured
     quantized: Quantized
     table: CalibrationTable | None
+    scales: Mapping[str, str]
     graph: OnnxModel | None
 
 
@@ -90,8 +92,10 @@ def rebuild(job: Job, out: Path, reporter: Reporter, cache: Cache, keys: StageKe
     engine, lowered = line.engine()
     source, baseline = line.checked
     front = Front(lowered.loaded, source, baseline, lowered.captured)
-    report = pipeline.check(job, front, engine, line.stages)
-    bundle = pipeline.assemble(job, out, front, lowered.table, lowered.quantized, engine, report, line.stages)
+    answers: dict[str, Any] = {}
+    report = pipeline.check(job, front, engine, line.stages, keep=answers.update)
+    parts = Parts(front, lowered.table, lowered.scales, lowered.quantized, engine, report, answers)
+    bundle = assemble(job, out, parts, line.stages)
     return Rebuilt(Built(bundle, report, line.stages.seconds), tuple(line.reused))
 
 
@@ -169,7 +173,7 @@ class _Line:
             table, quantized = self.quantized()
             with self.stages("export"):
                 graph = to_onnx(quantized)
-            made = _Lowered(self.loaded, self.captured, quantized, table, graph)
+            made = _Lowered(self.loaded, self.captured, quantized, table, self._scales(table), graph)
             return made, *_keep_lowered(made)
 
         return self._kept("graph", self.keys.graph, make, _lowered)
@@ -189,7 +193,8 @@ class _Line:
             else:
                 table, quantized = self.quantized()
                 engine = pipeline.compile_engine(self.job, self.loaded, quantized, self.stages)
-                lowered = _Lowered(self.loaded, self.captured, quantized, table, engine.graph)
+                scales = self._scales(table)
+                lowered = _Lowered(self.loaded, self.captured, quantized, table, scales, engine.graph)
             facts, files = _keep_lowered(lowered)
             facts["engine"] = {
                 "version": engine.version,
@@ -216,6 +221,9 @@ class _Line:
         if by_onnx and self.job.build.target == "onnxruntime":  # the graph is the engine
             return make()[0]
         return self._kept("engine", self.keys.engine, make, read)
+
+    def _scales(self, table: CalibrationTable | None) -> dict[str, str]:
+        return {} if table is None else shared_scales(self.captured)
 
     def _kept(
         self,
@@ -292,6 +300,7 @@ def _keep_lowered(lowered: _Lowered) -> tuple[dict[str, Any], dict[str, bytes]]:
         "layers": _layers().dump_python(quantized.layers, mode="json"),
         "scales": dict(quantized.scales),
         "notes": list(quantized.notes),
+        "shared_scales": dict(lowered.scales),
         "opset": None if graph is None else graph.opset,
         "onnx_notes": [] if graph is None else list(graph.notes),
     }
@@ -331,6 +340,7 @@ def _lowered(entry: Entry) -> _Lowered:
         Captured(_NOT_KEPT, inputs, outputs, facts["graph_digest"], tuple(facts["graph_notes"])),
         Quantized(_NOT_KEPT, inputs, outputs, layers, facts["scales"], tuple(facts["notes"])),
         _table(entry),
+        facts["shared_scales"],
         graph,
     )
 

@@ -193,3 +193,9 @@ class CheckReport:
     passed: bool
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def _repr_html_(self) -> str:
+        """The figures as a table, for a notebook."""
+        from trtpipe.notebook import check_html
+
+        return check_html(self)

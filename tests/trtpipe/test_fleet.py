@@ -82,7 +82,9 @@ class Fleet:
             client.wait_for_workers(count, timeout=120)
 
     def kill(self, name):
-        self.processes.pop(name).kill()
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait()
 
     def building(self, name):
         """Names of the jobs that a worker's process has begun."""

@@ -50,10 +50,11 @@ def test_jobs_of_one_model_follow_each_other_in_one_worker():
 
 
 def test_what_another_process_builds_is_left_to_the_last_and_waited_for():
-    first, second = task("a"), task("b")
+    first, second = task("a"), task("b", weights="v")
     queue = _Queue([first, second], None, gpus=False)
     queue.later(queue.take(CPU))
     assert [(t.name, t.wait) for t in queue.waiting] == [("b", False), ("a", True)]
+    assert [queue.take(CPU).name, queue.take(CPU).name] == ["b", "a"]
 
 
 def test_a_log_has_a_line_for_each_job_that_ends(capsys):

@@ -1,6 +1,7 @@
 import pytest
 
 from trtpipe import yamlfile
+from trtpipe.errors import InputError
 from trtpipe.job import JobErrors, load_job, load_jobs
 from trtpipe.matrix import expand
 from trtpipe.validate import validate
@@ -134,6 +135,14 @@ def test_a_matrix_is_not_one_job(tmp_path):
         "matrix: must not be in the file of one job (got several jobs). "
         "Give it to `trtpipe build`, `validate` or `nightly`."
     )
+
+
+def test_python_takes_one_job(tmp_path):
+    from trtpipe import api
+
+    path = write(tmp_path, "name: a\nmatrix:\n  precision: [fp32, fp16]\nbuild: {target: onnxruntime}\n")
+    with pytest.raises(InputError, match=r"jobs.yaml: must be one job \(got a matrix of 2\)\. Give the file to"):
+        api.load_job(path)
 
 
 def test_the_file_itself_is_not_changed_by_its_expansion():

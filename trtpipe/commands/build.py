@@ -169,7 +169,7 @@ def verdict(name: str, bundle: Path, report: CheckReport) -> list[str]:
     engine = next((bundle / f for f in ("model.engine", "model.onnx") if (bundle / f).is_file()), None)
     if engine is not None:
         lines.append(f"  {engine.name}: {console.size(engine.stat().st_size)}")
-    if report.executed == "graph":
+    if report.executed == "graph" and engine is not None and engine.name == "model.engine":
         lines.append("  The graph was executed, not the engine: run `trtpipe check` on the bundle where its GPU is.")
     lines.append(f"  bundle: {console.relative(bundle)}")
     return lines

@@ -1,0 +1,67 @@
+"""Every example is a working job: all are judged for their own target, the light ones are built."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+from pathlib import Path
+
+import pages
+import pytest
+
+from trtpipe.routes import ROUTES
+from trtpipe.validate import validate
+
+CONFIGS = pages.ROOT / "configs"
+JOBS = sorted(CONFIGS.glob("*.yaml"))
+#: Built on random weights and made-up samples in some seconds each; the quickstart and two others are built by the docs.
+LIGHT = ("detector",)
+HEAVY = ("resnet50-int8-rtx", "efficientnet-b4-fp16", "bit-m-r101x1-fp16", "vit-b16-int8")
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda p: p.stem)
+def test_every_example_is_right_for_its_own_target(path: Path) -> None:
+    text = path.read_text()
+    route = re.search(r"route: (\w+)", text)
+    if route is not None and route[1] not in ROUTES:
+        pytest.skip(f"{path.name}: route {route[1]} is not in this version")
+    named = re.search(r"--for ([\d.]+)", text)
+    found = validate(path, (), here=False, version=None if named is None else named[1])
+    assert [str(problem) for problem in found] == []
+
+
+def test_the_matrix_makes_six_right_jobs() -> None:
+    if importlib.util.find_spec("trtpipe.matrix") is None:
+        pytest.skip("configs/nightly/digits.yaml: a matrix is not in this version")
+    assert [str(p) for p in validate(CONFIGS / "nightly" / "digits.yaml", (), here=False, version=None)] == []
+
+
+@pytest.mark.parametrize("path", [*JOBS, *(CONFIGS / "nightly").glob("*.yaml")], ids=lambda p: p.stem)
+def test_editors_find_the_schema_and_the_docs_the_example(path: Path) -> None:
+    first, text = path.read_text().splitlines()[0], (pages.ROOT / "docs" / "examples.md").read_text()
+    schema = first.removeprefix("# yaml-language-server: $schema=")
+    assert (path.parent / schema).resolve() == (CONFIGS / "job.schema.json").resolve()
+    assert f"](../{path.relative_to(pages.ROOT)})" in text
+    if path.parent == CONFIGS:
+        assert re.search(rf"^name: {re.escape(path.stem)}$", path.read_text(), re.M)
+
+
+def _builds(name: str, tmp_path: Path) -> None:
+    from trtpipe.api import build
+
+    shutil.copytree(CONFIGS, tmp_path / "configs")
+    built = build(tmp_path / "configs" / f"{name}.yaml", tmp_path / "out")
+    assert built.report.passed, built.report
+    assert "report.html" in built.bundle.manifest.files
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_light_examples_build(name: str, tmp_path: Path) -> None:
+    _builds(name, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HEAVY)
+def test_heavy_examples_build(name: str, tmp_path: Path) -> None:
+    _builds(name, tmp_path)

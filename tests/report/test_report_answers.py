@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+
+import numpy as np
+import report_sample as samples
+from PIL import Image
+
+from trtpipe.report.answers import IMAGE_SIDE, confusion, gallery, image_uri
+from trtpipe.report.content import Answers
+
+
+def test_confusion_counts_labels_against_what_was_executed(tmp_path: Path) -> None:
+    answers = samples.content(tmp_path).answers
+    assert answers is not None
+    found = confusion(answers, samples.CLASSES)
+    assert found is not None
+    # labels 0 0 0 1 1 2 2, the last unknown; executed 0 0 1 1 1 1 2
+    assert found.counts.tolist() == [[2, 1, 0], [0, 2, 0], [0, 1, 1]]
+    assert (found.rows, found.others, found.names) == ("label", 0, samples.CLASSES)
+
+
+def test_without_labels_the_rows_are_the_baselines_classes() -> None:
+    found = confusion(Answers({"y": samples.REFERENCE}, {"y": samples.FOUND}, [""] * 8), None)
+    assert found is not None
+    assert found.rows == "baseline"
+    assert found.names == ("0", "1", "2")
+    assert found.counts.tolist() == [[2, 1, 0], [0, 3, 0], [0, 0, 2]]
+
+
+def test_of_many_classes_those_with_errors_are_shown() -> None:
+    reference = np.eye(40, dtype=np.float32)
+    executed = reference.copy()
+    executed[30] = reference[31]
+    found = confusion(Answers({"y": reference}, {"y": executed}, [""] * 40), None)
+    assert found is not None
+    assert found.counts.shape == (12, 12)
+    assert {"30", "31"} <= set(found.names)
+    assert found.others == 40 - int(found.counts.sum())
+
+
+def test_the_gallery_begins_with_what_differs_then_the_closest_calls(tmp_path: Path) -> None:
+    answers = samples.content(tmp_path).answers
+    assert answers is not None
+    found = gallery(answers, samples.CLASSES)
+    assert found is not None
+    assert (found.differing, found.samples, found.by) == (1, 8, "margin")
+    first, second = found.shown[:2]
+    assert (first.id, first.baseline, first.executed, first.differs, first.wrong) == (
+        "cat/2.png",
+        "cat",
+        "dog",
+        True,
+        True,
+    )
+    assert (second.id, second.score, second.label) == ("cat/7.png", 0.25, None)
+    assert first.image is not None
+
+
+def test_outputs_that_are_no_classes_are_ranked_by_similarity() -> None:
+    reference = np.ones((3, 2, 2), np.float32)
+    executed = reference.copy()
+    executed[1] = [[1, 1], [1, -1]]
+    found = gallery(Answers({"map": reference}, {"map": executed}, ["a", "b", "c"]), None)
+    assert found is not None
+    assert (found.by, found.output, found.shown[0].id, found.shown[0].score) == ("cosine", "map", "b", 0.5)
+    assert confusion(Answers({"map": reference}, {"map": executed}, ["a", "b", "c"]), None) is None
+
+
+def test_nothing_to_pair_is_nothing_to_show() -> None:
+    answers = Answers({"y": np.ones((2, 3), np.float32)}, {"z": np.ones((2, 3), np.float32)}, ["a", "b"])
+    assert gallery(answers, None) is None
+    assert confusion(answers, None) is None
+
+
+def test_images_are_small_and_inside_the_page(tmp_path: Path) -> None:
+    Image.new("RGBA", (1000, 500), (200, 10, 10, 128)).save(tmp_path / "big.png")
+    uri = image_uri(tmp_path, "big.png")
+    assert uri is not None
+    kind, _, data = uri.partition(",")
+    assert kind == "data:image/jpeg;base64"
+    with Image.open(io.BytesIO(base64.b64decode(data))) as image:
+        assert image.size == (IMAGE_SIDE, IMAGE_SIDE // 2)
+    (tmp_path / "no.png").write_text("no image")
+    assert image_uri(tmp_path, "no.png") is None
+    assert image_uri(tmp_path, "missing.png") is None
+    assert image_uri(None, "big.png") is None

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import night_sample as nights
+import report_sample as samples
+
+from trtpipe.nightly_report import Comparison, NightlyReport
+from trtpipe.report import render_nightly
+from trtpipe.report.nightly import comparison_row, duration, standing
+
+
+def test_rows_are_in_the_order_of_need_and_a_regression_leads_the_page() -> None:
+    page = render_nightly(nights.NIGHT, nights.HISTORY, nights.LINKS)
+    words = re.findall(r'<span class="badge tiny (?:bad|warn|good|plain)">([a-z ]+)</span>\n', page)
+    assert words == ["regression", "failed check", "error", "drift", "built", "reused", "cancelled"]
+    assert page.index(nights.REGRESSION) < page.index("<h2>Jobs</h2>")
+    assert page.count("<details") == 7
+    assert page.count('<details class="job" open') == 3
+
+
+def test_a_night_without_trouble_is_green() -> None:
+    good = dataclasses.replace(nights.NIGHT, outcomes=nights.NIGHT.outcomes[:2])
+    page = render_nightly(good)
+    assert "all 2 jobs are green" in page
+    assert "all green" in page
+    assert "exit code" not in page
+
+
+def test_an_empty_night_is_still_a_page() -> None:
+    assert "There were none." in render_nightly(NightlyReport(1, "2026-11-21T02:00:00Z", 0.0, ()))
+
+
+def test_what_a_row_says() -> None:
+    by_name = {o.name: standing(o) for o in nights.NIGHT.outcomes}
+    assert by_name["bit-m-int8"] == (
+        "bad", "failed check", "Cosine similarity missed its limit; output logits holds NaN or infinity in what was executed",
+    )  # fmt: skip
+    assert by_name["mobilenet-fp16"] == ("good", "built", "weights changed")
+    assert by_name["two-inputs"][1] == "cancelled"
+
+
+def test_a_comparison_is_in_its_own_terms() -> None:
+    row = comparison_row(Comparison("size_bytes", "", 2e6, None, 3e6, 0.5, 0.05, True, True))
+    assert (row.before, row.trend, row.now, row.worse_by, row.limit) == ("2.0 MB", "–", "3.0 MB", "50 %", "5 %")
+    row = comparison_row(Comparison("cosine", "y", 0.9, 0.9, 0.95, -0.05, None, False, False))
+    assert (row.title, row.worse_by, row.limit) == ("Cosine similarity (y)", "better", "–")
+
+
+def test_names_stay_text() -> None:
+    bad = dataclasses.replace(
+        nights.NIGHT.outcomes[2], name=samples.HOSTILE, file=samples.HOSTILE, bundle=samples.HOSTILE, error=samples.HOSTILE,
+        notes=(samples.HOSTILE,), regressions=(samples.HOSTILE,), seconds={samples.HOSTILE: 1.0},
+    )  # fmt: skip
+    history = {samples.HOSTILE: {samples.HOSTILE: [1.0, 2.0]}}
+    page = render_nightly(
+        dataclasses.replace(nights.NIGHT, outcomes=(bad,)), history, {samples.HOSTILE: "javascript:alert(1)"}
+    )
+    assert "<script" not in page
+    assert "<img" not in page
+    assert 'href="javascript:' not in page
+
+
+def test_durations() -> None:
+    assert [duration(s) for s in (0.42, 12.34, 187, 7500)] == ["0.42 s", "12.3 s", "3 min 07 s", "2 h 05 min"]
+
+
+def test_the_same_night_gives_the_same_bytes() -> None:
+    assert render_nightly(nights.NIGHT, nights.HISTORY) == render_nightly(nights.NIGHT, nights.HISTORY)

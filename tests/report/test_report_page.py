@@ -1,0 +1,169 @@
+"""What the report says, figure by figure."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import report_sample as samples
+
+from trtpipe.report import render
+from trtpipe.report.page import allowance, headline, metric_row, precision_shares
+from trtpipe.values import Control, LayerPrecision, Metric
+
+
+class _Markup(HTMLParser):
+    """Tags, attributes and text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.words))
+
+
+def test_the_verdict_comes_before_everything_else(tmp_path: Path) -> None:
+    page = render(samples.content(tmp_path))
+    assert page.index("top1_agreement.") < page.index("What was executed")
+    assert "The INT8 + FP16 + FP32 graph is too far from its TorchScript baseline on 8 samples: top1_agreement." in page
+
+
+def test_a_passed_check_says_so_and_a_graph_is_never_called_an_engine(tmp_path: Path) -> None:
+    manifest = samples.manifest()
+    assert manifest.check is not None
+    check = dataclasses.replace(manifest.check, passed=True, metrics=(Metric("cosine", "y", 1.0, 0.9, True),))
+    page = render(samples.content(tmp_path, manifest=samples.manifest(check=check)))
+    assert "graph answers like its TorchScript baseline on 8 samples, within the limit of the job." in page
+    assert "The engine itself was not run" in page
+    engine = dataclasses.replace(check, executed="engine")
+    page = render(samples.content(tmp_path, manifest=samples.manifest(check=engine)))
+    assert "engine answers like its TorchScript baseline" in page
+    assert "The engine itself was not run" not in page
+
+
+def test_a_check_that_cannot_fail_is_no_proof(tmp_path: Path) -> None:
+    manifest = samples.manifest()
+    assert manifest.check is not None
+    check = dataclasses.replace(manifest.check, metrics=(), control=Control("head", "scale x 127", False, 8))
+    assert headline(manifest, check).endswith("and the comparison proves nothing.")
+    assert "passed too: this check proves nothing" in render(
+        samples.content(tmp_path, manifest=samples.manifest(check=check))
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "best", "used"),
+    [
+        (0.995, 0.99, 1.0, 0.5),  # half of the 0.01 that may be lost is lost
+        (0.97, 0.98, 1.0, 1.5),
+        (1.0, 1.0, 1.0, 0.0),
+        (0.9, 1.0, 1.0, math.inf),
+        (0.02, 0.01, 0.0, 2.0),
+        (-0.01, 0.01, 0.0, 0.0),  # more accurate than the baseline uses nothing
+        (26.0, 20.0, math.inf, 10 ** (-6 / 20)),  # 6 dB above: half of the noise's amplitude
+        (math.inf, 20.0, math.inf, 0.0),
+        (math.nan, 0.9, 1.0, math.inf),
+    ],
+)
+def test_the_share_of_a_limit_that_is_used(value: float, limit: float, best: float, used: float) -> None:
+    assert allowance(value, limit, best) == pytest.approx(used)
+
+
+def test_a_metric_has_its_interval_and_the_bar_ends_at_one_and_a_half_limits() -> None:
+    row = metric_row(Metric("top1_agreement", "y", 0.95, 0.98, False, (0.94, 0.99)))
+    assert (row.value, row.limit, row.interval) == ("95 %", "≥ 98 %", "94 % to 99 %")
+    assert row.bar == "100.00"  # 5 points of the 2 allowed: cut at 1.5
+    assert row.whisker == "left:33.33%;width:66.67%"
+    assert not row.undecided  # the whole interval misses
+    assert metric_row(Metric("top1_agreement", "y", 0.985, 0.98, True, (0.97, 0.99))).undecided
+    assert not metric_row(Metric("top1_agreement", "y", 0.995, 0.98, True, (0.985, 0.999))).undecided
+    assert metric_row(Metric("max_abs", "y", 0.5, 2.0, True)).limit == "≤ 2"
+    assert metric_row(Metric("new_metric", "y", 0.5)).title == "new metric"
+
+
+def test_precisions_are_counted_from_narrow_to_wide() -> None:
+    layers = [LayerPrecision("a", "conv2d", p, "") for p in ("fp32", "int8", "int8", "fp16")]  # type: ignore[arg-type]
+    assert precision_shares(layers) == [("int8", 2, 50.0), ("fp16", 1, 25.0), ("fp32", 1, 25.0)]
+
+
+def test_a_module_that_shares_a_scale_shows_the_ratio_of_that_scale(tmp_path: Path) -> None:
+    content = samples.content(tmp_path)
+    rows = re.findall(r"<tr>\s*<td data-sort=.*?</tr>", render(content), re.S)
+    assert len(rows) == 5
+    ratio = f"{content.table.audit.tensors['stem:input'].sqnr_db:.1f} dB"  # type: ignore[union-attr]
+    assert ratio in rows[0]  # stem itself
+    assert ratio in rows[4]  # head2, by `scales`
+    assert " dB" not in rows[3]  # head stays in FP32 and reads nothing quantized
+    assert "24.2 dB" in rows[1]  # sensitivity
+
+
+def test_calibration_shows_thresholds_and_what_to_look_at_first(tmp_path: Path) -> None:
+    page = render(samples.content(tmp_path))
+    cards = re.findall(r"<h4>.*?</h4>", page)
+    assert re.sub("<.*?>", "", cards[0]) == "block.conv:input unstable"
+    assert page.count('<svg class="hist"') == 3  # two live tensors and the latencies; a dead tensor has no picture
+    assert "no sample of 1 classes was drawn: horse" in page
+
+
+def test_without_histograms_the_report_says_why_none_is_drawn(tmp_path: Path) -> None:
+    content = samples.content(tmp_path)
+    assert content.table is not None
+    page = render(dataclasses.replace(content, table=dataclasses.replace(content.table, histograms=None)))
+    assert "read from a file without its histograms, so none is drawn" in page
+
+
+def test_what_was_not_measured_or_kept_is_said(tmp_path: Path) -> None:
+    bare = samples.content(tmp_path, answers=None, table=None, modes=(), latencies_ms=(), scales={}, sensitivity={},
+                           manifest=samples.manifest(layers=(), notes=()))  # fmt: skip
+    page = render(bare)
+    assert 'id="speed"' not in page
+    assert "The answers to single samples were not kept" in page
+    assert "Nothing is quantized, so nothing was calibrated." in page
+    assert "does not say which operation computes in what" in page
+    assert "None: nothing fell back, nothing was skipped." in page
+
+
+def test_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
+    assert render(samples.content(tmp_path)) == render(samples.content(tmp_path))
+
+
+def test_names_stay_text(tmp_path: Path) -> None:
+    page = render(samples.hostile(tmp_path))
+    good = _Markup(render(samples.content(tmp_path)))
+    bad = _Markup(page)
+    assert {tag for tag, _ in bad.tags} <= {tag for tag, _ in good.tags}
+    assert sum(tag == "script" for tag, _ in bad.tags) == 1
+    assert not [a for _, attributes in bad.tags for a in attributes if a.startswith("on")]
+    assert samples.HOSTILE not in page
+    assert html.escape(samples.HOSTILE, quote=False)[:20] in page.replace("&#34;", '"').replace("&#39;", "'")
+    assert "{{7*7}}" in bad.text  # and is not 49: a name is no template either
+
+
+def test_nothing_is_fetched(tmp_path: Path) -> None:
+    for tag, attributes in _Markup(render(samples.content(tmp_path))).tags:
+        for name in ("src", "href"):
+            value = attributes.get(name)
+            assert value is None or value.startswith(("data:", "#")), (tag, value)
+    assert "default-src &#39;none&#39;" in render(samples.content(tmp_path))
+
+
+def test_a_kit_has_nothing_to_report() -> None:
+    from trtpipe.report.content import ReportContent
+
+    with pytest.raises(ValueError, match="must have an engine and a check"):
+        render(ReportContent(samples.manifest(check=None), {}))

@@ -1,0 +1,123 @@
+"""What the command line does, from Python: `load_job`, `build`, `calibrate`, `check`, `load`.
+
+They are here for `trtpipe`, which imports this module when one of them is first asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtpipe.job import Job
+
+if TYPE_CHECKING:
+    from calib.table import CalibrationTable
+    from trtpipe.pipeline import Built
+    from trtpipe.progress import Reporter
+    from trtpipe.runner import Model
+    from trtpipe.values import CheckReport
+
+
+def load_job(path: str | Path, overrides: Iterable[str] = ()) -> Job:
+    """The job in a file, judged as `trtpipe validate` does for the TensorRT installed here.
+
+    Args:
+        path: the YAML file; its relative paths are resolved against its folder.
+        overrides: `section.key=value` each, as with `--set`.
+
+    Raises:
+        JobErrors: everything that is wrong with it, at once.
+    """
+    from trtpipe.errors import InputError
+    from trtpipe.validate import plan
+
+    jobs = plan(Path(path), tuple(overrides))
+    if len(jobs) > 1:
+        raise InputError(f"{path}: must be one job (got a matrix of {len(jobs)}). Give the file to `trtpipe build`.")
+    return jobs[0]
+
+
+def build(
+    job: Job | str | Path,
+    out: str | Path = "out",
+    *,
+    progress: Reporter | None = None,
+    sign: Callable[[bytes], bytes] | None = None,
+) -> Built:
+    """Build a job, check the engine against its baseline, and write the bundle `out/<name>`.
+
+    A check that fails is a result, not an exception: see `Built.report.passed`.
+
+    Args:
+        job: a job, or the path of one.
+        out: the folder that the bundle's folder is made in.
+        progress: told of stages and steps; by default a bar in a notebook, and nothing elsewhere.
+        sign: signs the manifest, as `trtpipe.signing.signer` makes it.
+
+    Raises:
+        TrtpipeError: what the command line would end with, with the same exit code; no bundle is then written.
+    """
+    from trtpipe.notebook import watching
+    from trtpipe.pipeline import build as run
+
+    with watching(progress) as reporter:
+        return run(_job(job), Path(out), reporter, sign=sign)
+
+
+def calibrate(job: Job | str | Path, *, progress: Reporter | None = None) -> CalibrationTable:
+    """The calibration table of a job whose precision is INT8, with its histograms and its audit.
+
+    Args:
+        job: a job, or the path of one; a `calibration.table` in it is read, not made.
+        progress: as for `build`.
+
+    Raises:
+        InputError: the job quantizes nothing.
+        TrtpipeError: as `build`.
+    """
+    from trtpipe import pipeline
+    from trtpipe.errors import InputError
+    from trtpipe.notebook import watching
+
+    found = _job(job)
+    with watching(progress) as reporter:
+        stages = pipeline.Stages(reporter)
+        if not found.precision.int8_mode or found.calibration is None:
+            raise InputError(
+                "calibrate: precision.int8_mode must be true and calibration be given (got a job that quantizes "
+                "nothing). Set precision.int8_mode=true."
+            )
+        table = pipeline.calibrate(found, pipeline.prepare(found, stages), stages)
+    assert table is not None
+    return table
+
+
+def check(bundle: str | Path, *, key: str | Path | None = None, graph: bool = False) -> CheckReport:
+    """A bundle's engine (or graph) run here on its golden inputs and compared with its baseline's outputs.
+
+    Args:
+        bundle: the bundle's folder.
+        key: file of trusted public keys; the device's configured one when None.
+        graph: run the ONNX graph on the CPU instead of the engine.
+
+    Raises:
+        InputError: the bundle is damaged, unsigned where a key is asked for, or has nothing to run.
+        MissingError: it does not fit this device, or its runtime is not installed.
+    """
+    from trtpipe.recheck import recheck
+    from trtpipe.runner import load as open_bundle
+
+    with open_bundle(bundle, key=key, graph=graph, as_written=True) as model:
+        return recheck(model)
+
+
+def load(path: str | Path, *, key: str | Path | None = None, graph: bool = False) -> Model:
+    """The bundle at `path`, verified and ready to be run here, without torch: see `trtpipe.runner.load`."""
+    from trtpipe.runner import load as open_bundle
+
+    return open_bundle(path, key=key, graph=graph)
+
+
+def _job(job: Job | str | Path) -> Job:
+    return job if isinstance(job, Job) else load_job(job)

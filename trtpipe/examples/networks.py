@@ -1,0 +1,68 @@
+"""Small networks with random weights for the example jobs. The same call gives the same weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+def detector(num_classes: int = 4, width: int = 16) -> torch.nn.Module:
+    """A one-stage detector's shape: float32 [N, 3, 128, 128] to boxes [N, 256, 4] and scores [N, 256, num_classes].
+
+    What follows in a real one (sigmoid, decoding, non-maximum suppression) stays outside of the engine.
+    """
+    from torch import nn
+
+    def conv(inner: int, outer: int, stride: int) -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(inner, outer, 3, stride, 1, bias=False), nn.BatchNorm2d(outer), nn.ReLU())
+
+    class Detector(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = nn.Sequential(
+                conv(3, width, 2),
+                conv(width, 2 * width, 2),
+                conv(2 * width, 4 * width, 2),
+                conv(4 * width, 4 * width, 1),
+            )
+            self.boxes = nn.Conv2d(4 * width, 4, 1)
+            self.scores = nn.Conv2d(4 * width, num_classes, 1)
+
+        def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            x = self.backbone(image)
+            return self.boxes(x).flatten(2).transpose(1, 2), self.scores(x).flatten(2).transpose(1, 2)
+
+    return _seeded(Detector)
+
+
+def arm(actions: int = 7, width: int = 16) -> torch.nn.Module:
+    """A policy of two inputs: image float32 [N, 3, 64, 64] and state float32 [N, 6] to action [N, actions]."""
+    import torch
+    from torch import nn
+
+    class Arm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.eye = nn.Sequential(
+                nn.Conv2d(3, width, 5, 2, 2), nn.ReLU(), nn.Conv2d(width, 2 * width, 3, 2, 1), nn.ReLU(),
+                nn.AdaptiveAvgPool2d(4), nn.Flatten(),
+            )  # fmt: skip
+            self.sense = nn.Sequential(nn.Linear(6, 32), nn.ReLU())
+            self.head = nn.Sequential(nn.Linear(32 * width + 32, 64), nn.ReLU(), nn.Linear(64, actions))
+
+        def forward(self, image: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+            return self.head(torch.cat([self.eye(image), self.sense(state)], 1))  # type: ignore[no-any-return]
+
+    return _seeded(Arm)
+
+
+def _seeded(make: Any) -> torch.nn.Module:
+    """What `make` returns, its weights drawn from seed 0; the generator's state outside is left as it was."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module: torch.nn.Module = make()
+    return module

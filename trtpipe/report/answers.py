@@ -1,0 +1,177 @@
+"""Where the baseline and what was executed part: the confusion matrix and the samples to look at."""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from trtpipe import metrics
+from trtpipe.report.content import Answers, Array
+
+#: Classes that a confusion matrix shows; of more, those with the most errors are taken.
+SHOWN_CLASSES = 12
+#: Samples that are shown.
+SHOWN_SAMPLES = 12
+#: Longer side of a shown image, in pixels.
+IMAGE_SIDE = 112
+#: A file with more pixels is not decoded for the report.
+MOST_PIXELS = 64_000_000
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """Counts [C, C] of some classes: row = `rows`, column = what was executed; `others` are of other classes."""
+
+    names: tuple[str, ...]
+    counts: Array
+    rows: str
+    others: int
+    classes: int
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One sample of the report. `score` is what it was chosen by; `image` is a data: URI, or None."""
+
+    id: str
+    label: str | None
+    baseline: str | None
+    executed: str | None
+    differs: bool
+    wrong: bool
+    score: float
+    image: str | None
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """The samples to look at. `by` says what their score is; `differing` counts all samples that differ."""
+
+    output: str
+    by: str
+    differing: int
+    samples: int
+    shown: tuple[Shown, ...]
+
+
+def class_output(answers: Answers) -> str | None:
+    """The first output that is one score a class, or None."""
+    for name, reference in answers.reference.items():
+        found = answers.found.get(name)
+        if found is not None and found.shape == reference.shape and len(found) and metrics.ranks_classes(reference):
+            return name
+    return None
+
+
+def confusion(answers: Answers, names: tuple[str, ...] | None) -> Confusion | None:
+    """The confusion matrix of the first output of class scores; rows are the labels, or the baseline without labels."""
+    output = class_output(answers)
+    if output is None:
+        return None
+    reference, found = answers.reference[output], answers.found[output]
+    classes = reference.shape[1]
+    executed = found.argmax(1)
+    known = np.ones(len(found), bool) if answers.labels is None else (answers.labels >= 0) & (answers.labels < classes)
+    labelled = answers.labels is not None and bool(known.any())
+    truth = answers.labels if labelled and answers.labels is not None else reference.argmax(1)
+    known = known if labelled else np.ones(len(found), bool)
+    pairs, amounts = np.unique(np.stack([truth[known], executed[known]]), axis=1, return_counts=True)
+    if classes <= SHOWN_CLASSES:
+        shown = list(range(classes))
+    else:
+        involved = np.zeros(classes, np.int64)
+        wrong = pairs[0] != pairs[1]
+        np.add.at(involved, pairs[0, wrong], amounts[wrong])
+        np.add.at(involved, pairs[1, wrong], amounts[wrong])
+        seen = np.bincount(truth[known], minlength=classes)
+        order = sorted(range(classes), key=lambda c: (-int(involved[c]), -int(seen[c]), c))
+        shown = sorted(order[:SHOWN_CLASSES])
+    at = {c: i for i, c in enumerate(shown)}
+    counts = np.zeros((len(shown), len(shown)), np.int64)
+    for (row, column), amount in zip(pairs.T.tolist(), amounts.tolist(), strict=True):
+        if row in at and column in at:
+            counts[at[row], at[column]] += amount
+    others = int(amounts.sum() - counts.sum())
+    titles = tuple(class_name(c, names) for c in shown)
+    return Confusion(titles, counts, "label" if labelled else "baseline", others, classes)
+
+
+def gallery(answers: Answers, names: tuple[str, ...] | None) -> Gallery | None:
+    """The samples on which the two differ most: other classes first, then the closest calls or the least similar."""
+    output = class_output(answers)
+    if output is None:
+        return _least_similar(answers)
+    reference, found = answers.reference[output], np.asarray(answers.found[output], np.float64)
+    expected, executed = reference.argmax(1), found.argmax(1)
+    top = np.sort(found, axis=1)[:, -2:]
+    margin = np.nan_to_num(top[:, 1] - top[:, 0], nan=-1.0)
+    differs = expected != executed
+    order = sorted(range(len(found)), key=lambda i: (not differs[i], float(margin[i]), i))[:SHOWN_SAMPLES]
+    shown = []
+    for i in order:
+        label = None if answers.labels is None or answers.labels[i] < 0 else int(answers.labels[i])
+        shown.append(
+            Shown(
+                id=str(answers.ids[i]),
+                label=None if label is None else class_name(label, names),
+                baseline=class_name(int(expected[i]), names),
+                executed=class_name(int(executed[i]), names),
+                differs=bool(differs[i]),
+                wrong=label is not None and label != int(executed[i]),
+                score=float(margin[i]),
+                image=image_uri(answers.images, str(answers.ids[i])),
+            )
+        )
+    return Gallery(output, "margin", int(differs.sum()), len(found), tuple(shown))
+
+
+def _least_similar(answers: Answers) -> Gallery | None:
+    """The samples with the least cosine similarity, over all outputs that can be paired."""
+    worst: Array | None = None
+    output = ""
+    for name, reference in answers.reference.items():
+        found = answers.found.get(name)
+        if found is None or found.shape != reference.shape or not len(found):
+            continue
+        similarity = np.nan_to_num(metrics.cosine(reference, found), nan=-1.0)
+        if worst is None or float(similarity.min()) < float(worst.min()):
+            worst, output = similarity, name
+    if worst is None:
+        return None
+    order = sorted(range(len(worst)), key=lambda i: (float(worst[i]), i))[:SHOWN_SAMPLES]
+    shown = tuple(
+        Shown(str(answers.ids[i]), None, None, None, False, False, float(worst[i]),
+              image_uri(answers.images, str(answers.ids[i])))
+        for i in order
+    )  # fmt: skip
+    return Gallery(output, "cosine", 0, len(worst), shown)
+
+
+def class_name(index: int, names: tuple[str, ...] | None) -> str:
+    """The class's name, or its number."""
+    return names[index] if names is not None and 0 <= index < len(names) else str(index)
+
+
+def image_uri(folder: Path | None, name: str) -> str | None:
+    """The image `folder/name`, made small, as a data: URI; None when it cannot be read as an image."""
+    if folder is None:
+        return None
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(folder / name) as opened:
+            if opened.width * opened.height > MOST_PIXELS:
+                return None
+            image = ImageOps.exif_transpose(opened).convert("RGB")
+        image.thumbnail((IMAGE_SIDE, IMAGE_SIDE))
+        stream = io.BytesIO()
+        small = max(image.size) <= 64
+        image.save(stream, "PNG" if small else "JPEG", **({} if small else {"quality": 82}))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None
+    kind = "png" if small else "jpeg"
+    return f"data:image/{kind};base64,{base64.b64encode(stream.getvalue()).decode('ascii')}"

@@ -1,0 +1,77 @@
+"""What the report is made of: values that a build already has, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from calib.table import CalibrationTable
+    from trtpipe.manifest import Manifest
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the baseline and what was executed answered on the same samples.
+
+    Attributes:
+        reference: the baseline's outputs, float [S, ...] by output name.
+        found: the outputs of what was executed, [S, ...] by output name.
+        ids: names the samples; for images, the file relative to `images`.
+        labels: int64 [S], -1 where unknown, or None.
+        images: the folder that `ids` are files of; None when the samples are no images.
+    """
+
+    reference: Mapping[str, Array]
+    found: Mapping[str, Array]
+    ids: Sequence[str]
+    labels: Array | None = None
+    images: Path | None = None
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One measured way to run the model. Times in milliseconds for a whole batch; None was not measured."""
+
+    name: str
+    batch: int
+    latency_ms: float | None = None
+    latency_p95_ms: float | None = None
+    samples_per_second: float | None = None
+    size_bytes: int | None = None
+    accuracy: float | None = None
+    sqnr_db: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ReportContent:
+    """Everything `render` shows.
+
+    Attributes:
+        manifest: of the bundle, with its check; the sizes of its files come from `sizes`.
+        sizes: bytes of each file of the bundle, by name; the report itself is not among them.
+        answers: None where they were not kept (a check by someone else): the report then says so.
+        table: the calibration table, with its histograms where they are at hand.
+        scales: table key of each quantized input -> table key whose scale it has; empty where every one has its own.
+        sensitivity: by module path, the SQNR of the output in dB when that module alone is quantized.
+        latencies_ms: measured times of single batches, in milliseconds.
+        modes: the measured modes side by side.
+        measured_on: the GPU and settings that `latencies_ms` and `modes` were measured with.
+    """
+
+    manifest: Manifest
+    sizes: Mapping[str, int]
+    answers: Answers | None = None
+    table: CalibrationTable | None = None
+    scales: Mapping[str, str] = field(default_factory=dict)
+    sensitivity: Mapping[str, float] = field(default_factory=dict)
+    latencies_ms: Sequence[float] = ()
+    modes: Sequence[Mode] = ()
+    measured_on: str = ""

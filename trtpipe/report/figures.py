@@ -1,0 +1,35 @@
+"""Numbers as people read them. The same number always gives the same text."""
+
+from __future__ import annotations
+
+import math
+
+
+def compact(x: float) -> str:
+    """At most four significant digits: 0.9988, 25.93, 1.380e-05, 12,345."""
+    if isinstance(x, bool) or not math.isfinite(x):
+        return {math.inf: "∞", -math.inf: "−∞"}.get(x, "NaN")
+    if x == int(x) and abs(x) < 1e6:
+        return f"{int(x):,}".replace("-", "−")
+    text = f"{x:,.0f}" if 1e3 <= abs(x) < 1e6 else f"{x:.4g}"
+    return text.replace("-", "−") if "e" not in text else text
+
+
+def percent(share: float, digits: int = 2) -> str:
+    """A share in [0, 1] as percent: "99.72 %", "0 %", and "< 0.01 %" for what would read as 0 and is not."""
+    if not math.isfinite(share):
+        return compact(share)
+    least = 10.0**-digits
+    if 0 < abs(100 * share) < least / 2:
+        return f"< {least:.{digits}f} %"
+    text = f"{100 * share:.{digits}f}"
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return f"{'0' if text in ('-0', '') else text} %".replace("-", "−")
+
+
+def size(count: int) -> str:
+    """Bytes as people read them, with 1 MB = 1,000,000 bytes."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} bytes"

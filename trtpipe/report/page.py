@@ -1,0 +1,345 @@
+"""`report.html`: one page that stands alone. No network, no clock, and no script but the one that sorts a table."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtpipe.report import answers as compared
+from trtpipe.report import charts
+from trtpipe.report.content import ReportContent
+from trtpipe.report.figures import compact, percent, size
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+    from calib.audit import TensorAudit
+    from calib.table import CalibrationTable
+    from trtpipe.manifest import Manifest
+    from trtpipe.values import CheckReport, LayerPrecision, Metric, TensorSpec
+
+_TEMPLATES = Path(__file__).with_name("templates")
+
+#: metric -> (title, what it says, its best value, whether it is a share)
+METRICS: Mapping[str, tuple[str, str, float, bool]] = {
+    "cosine": ("Cosine similarity", "mean over the samples; 1 is the same direction", 1.0, False),
+    "cosine_worst": ("Cosine similarity, worst sample", "the least of all samples", 1.0, False),
+    "max_abs": ("Largest difference", "max |executed − baseline|", 0.0, False),
+    "relative_l2": ("Relative error", "|executed − baseline| / |baseline|", 0.0, False),
+    "sqnr_db": ("SQNR, dB", "signal to quantization noise ratio; more is better", math.inf, False),
+    "top1_agreement": ("Top-1 agreement", "samples given the class that the baseline gives", 1.0, True),
+    "accuracy_baseline": ("Accuracy of the baseline", "top-1, against the labels", 1.0, True),
+    "accuracy_engine": ("Accuracy of what was executed", "top-1, against the labels", 1.0, True),
+    "accuracy_drop": ("Accuracy lost", "baseline − executed", 0.0, True),
+}
+
+PRECISIONS = ("int8", "fp16", "bf16", "fp32")
+#: Histograms that are open at once; the rest is behind a click.
+OPEN_HISTOGRAMS = 12
+#: Rows after which a table scrolls by itself.
+LONG_TABLE = 80
+
+
+@dataclass(frozen=True)
+class MetricRow:
+    """One metric as it is shown. `used` is the share of what the limit allows; `reach` that of its interval."""
+
+    title: str
+    says: str
+    output: str
+    value: str
+    interval: str
+    limit: str
+    passed: bool | None
+    used: float | None
+    reach: tuple[float, float] | None
+
+    @property
+    def bar(self) -> str:
+        """Width of the bar in percent: the limit stands at two thirds."""
+        return _width(self.used or 0.0)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the limit is met and the interval reaches beyond it: more samples would tell."""
+        return bool(self.passed) and self.reach is not None and self.reach[1] > 1
+
+    @property
+    def whisker(self) -> str:
+        """The style of the interval's mark, or nothing."""
+        if self.reach is None:
+            return ""
+        low, high = (float(_width(r)) for r in self.reach)
+        return f"left:{low:.2f}%;width:{max(0.0, high - low):.2f}%"
+
+
+@dataclass(frozen=True)
+class TensorCard:
+    """One calibrated tensor: its histogram and what its threshold does."""
+
+    key: str
+    picture: str
+    amax: str
+    highest: str
+    clipped: str
+    sqnr: str
+    stability: str
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ModuleRow:
+    """One operation of the graph. Bars are in percent of the column's largest; `*_sort` is what a click sorts by."""
+
+    module: str
+    op: str
+    precision: str
+    reason: str
+    source: str
+    sqnr: str
+    sqnr_bar: float
+    sqnr_sort: float
+    sensitivity: str
+    sensitivity_bar: float
+    sensitivity_sort: float
+
+
+def render(content: ReportContent) -> str:
+    """The page.
+
+    Args:
+        content: the build's values; its manifest must have been checked.
+
+    Raises:
+        ValueError: the manifest has no check or no engine: a kit has nothing to report yet.
+    """
+    manifest = content.manifest
+    check, engine = manifest.check, manifest.engine
+    if check is None or engine is None:
+        raise ValueError("report: the manifest must have an engine and a check (got a kit)")
+    table = content.table
+    modules = module_rows(manifest.layers, table, content.scales, content.sensitivity)
+    confusion = None if content.answers is None else compared.confusion(content.answers, manifest.class_names)
+    gallery = None if content.answers is None else compared.gallery(content.answers, manifest.class_names)
+    metrics = [metric_row(m) for m in check.metrics]
+    return page(
+        "report.html",
+        name=manifest.name,
+        check=check,
+        engine=engine,
+        manifest=manifest,
+        headline=headline(manifest, check),
+        cards=cards(content, check),
+        judged=[m for m in metrics if m.limit],
+        measured=[m for m in metrics if not m.limit],
+        several=len({m.output for m in check.metrics}) > 1,
+        bindings=[binding("input", s) for s in manifest.inputs] + [binding("output", s) for s in manifest.outputs],
+        confusion=confusion,
+        matrix=None if confusion is None else charts.matrix(confusion),
+        gallery=gallery,
+        modules=modules,
+        has_sqnr=any(m.sqnr for m in modules),
+        has_sensitivity=bool(content.sensitivity),
+        shares=precision_shares(manifest.layers),
+        long_table=LONG_TABLE,
+        table=table,
+        tensors=() if table is None else tensor_cards(table),
+        open_histograms=OPEN_HISTOGRAMS,
+        coverage=coverage(table),
+        modes=content.modes,
+        distribution=charts.distribution(content.latencies_ms, "latency") if content.latencies_ms else None,
+        measured_on=content.measured_on,
+        sizes=sorted(content.sizes.items()),
+        digests=digests(manifest),
+    )
+
+
+def page(template: str, **values: Any) -> str:
+    """`template` with `values`, each escaped, and a policy that lets nothing but the page's own script run."""
+    script = (_TEMPLATES / "sort.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    style = (_TEMPLATES / "style.css").read_text(encoding="utf-8")
+    return _environment().get_template(template).render(script=script, style=style, policy=policy, **values)
+
+
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    found = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters |= {"compact": compact, "percent": percent, "size": size}
+    return found
+
+
+def headline(manifest: Manifest, check: CheckReport) -> str:
+    """The verdict in one sentence."""
+    count = sum(m.limit is not None for m in check.metrics)
+    wide = " + ".join(p.upper() for p in PRECISIONS if any(layer.precision == p for layer in manifest.layers))
+    what = "engine" if check.executed == "engine" else "graph"
+    subject = f"The {wide + ' ' if wide else ''}{what}"
+    where = f"on {check.samples:,} samples"
+    if check.passed:
+        limits = "the limit" if count == 1 else f"all {count} limits"
+        return f"{subject} answers like its TorchScript baseline {where}, within {limits} of the job."
+    missed = [m.name for m in check.metrics if m.passed is False]
+    if missed:
+        return f"{subject} is too far from its TorchScript baseline {where}: {', '.join(missed)}."
+    return f"{subject} was compared with its TorchScript baseline {where}, and the comparison proves nothing."
+
+
+def cards(content: ReportContent, check: CheckReport) -> list[tuple[str, str, str]]:
+    """The few figures above all others: (title, value, remark)."""
+    by_name = {m.name: m for m in reversed(check.metrics)}
+    found: list[tuple[str, str, str]] = []
+    if (m := by_name.get("accuracy_engine")) is not None:
+        base = by_name.get("accuracy_baseline")
+        found.append(("Accuracy", percent(m.value), "" if base is None else f"baseline {percent(base.value)}"))
+    if (m := by_name.get("top1_agreement")) is not None:
+        found.append(("Same class as the baseline", percent(m.value), f"of {check.samples:,} samples"))
+    if (m := by_name.get("cosine")) is not None:
+        found.append(("Cosine similarity", compact(m.value), "mean"))
+    if (m := by_name.get("sqnr_db")) is not None:
+        found.append(("SQNR", f"{compact(m.value)} dB", "at the output"))
+    engine = content.manifest.engine
+    if engine is not None and engine.file in content.sizes:
+        found.append(("Engine", size(content.sizes[engine.file]), f"{engine.target} {engine.version}"))
+    return found
+
+
+def metric_row(metric: Metric) -> MetricRow:
+    """One metric with its limit, if it has one, and how much of it is used."""
+    title, says, best, share = METRICS.get(metric.name, (metric.name.replace("_", " "), "", math.nan, False))
+    shown = percent if share else compact
+    interval, used, reach, limit = "", None, None, ""
+    if metric.interval is not None:
+        interval = f"{shown(metric.interval[0])} to {shown(metric.interval[1])}"
+    if metric.limit is not None:
+        least = best > 0 if not math.isnan(best) else metric.value >= metric.limit
+        limit = f"{'≥' if least else '≤'} {shown(metric.limit)}"
+        used = allowance(metric.value, metric.limit, best)
+        if metric.interval is not None:
+            ends = sorted(allowance(v, metric.limit, best) for v in metric.interval)
+            reach = (ends[0], ends[1])
+    return MetricRow(title, says, metric.output, shown(metric.value), interval, limit, metric.passed, used, reach)
+
+
+def allowance(value: float, limit: float, best: float) -> float:
+    """How much of what a limit allows is used: 0 at the best value, 1 at the limit, more beyond it.
+
+    In dB, where there is no best value, it is the noise's amplitude over the one allowed.
+    """
+    if math.isnan(value) or math.isnan(best):
+        return math.inf if math.isnan(value) else 0.0
+    if math.isinf(best):
+        return 0.0 if value == math.inf else float(10 ** (min(limit - value, 400.0) / 20))
+    room = abs(best - limit)
+    off = max(0.0, best - value if best > 0 else value - best)
+    if room == 0:
+        return 0.0 if off == 0 else math.inf
+    return off / room
+
+
+def _width(used: float) -> str:
+    return f"{100 * min(max(used, 0.0), 1.5) / 1.5:.2f}"
+
+
+def binding(side: str, spec: TensorSpec) -> tuple[str, str, str, str, str]:
+    """(side, name, dtype, shape, ranges) of one binding."""
+    shape = " × ".join(str(d) for d in spec.shape) or "scalar"
+    ranges = ", ".join(f"{n}: {d.min} to {d.max}, best at {d.opt}" for n, d in spec.dims.items())
+    return side, spec.name, spec.dtype, shape, ranges
+
+
+def precision_shares(layers: Sequence[LayerPrecision]) -> list[tuple[str, int, float]]:
+    """(precision, operations, percent of all) in the order of width."""
+    counted = Counter(layer.precision for layer in layers)
+    return [(p, counted[p], 100 * counted[p] / len(layers)) for p in PRECISIONS if counted[p]]  # type: ignore[index]
+
+
+def module_rows(
+    layers: Sequence[LayerPrecision],
+    table: CalibrationTable | None,
+    scales: Mapping[str, str],
+    sensitivity: Mapping[str, float],
+) -> list[ModuleRow]:
+    """Every operation in the graph's order, with the SQNR of its calibrated input and its sensitivity where known."""
+    audits: Mapping[str, TensorAudit] = {} if table is None else table.audit.tensors
+    found = []
+    keys = {**{key: key for key in audits}, **scales}
+    ratios = [input_sqnr(layer, audits, keys) for layer in layers]
+    highest = max([r for r in ratios if r is not None], default=1.0)
+    most = max(sensitivity.values(), default=1.0)
+    for layer, ratio in zip(layers, ratios, strict=True):
+        felt = sensitivity.get(layer.module) if layer.precision == "int8" else None
+        found.append(
+            ModuleRow(
+                layer.module or "(model)", layer.op, layer.precision, layer.reason, layer.source,
+                "" if ratio is None else f"{ratio:.1f}", _bar(ratio, highest), 1e9 if ratio is None else ratio,
+                "" if felt is None else f"{felt:.1f}", _bar(felt, most), 1e9 if felt is None else felt,
+            )
+        )  # fmt: skip
+    return found
+
+
+def input_sqnr(layer: LayerPrecision, audits: Mapping[str, TensorAudit], scales: Mapping[str, str]) -> float | None:
+    """The least SQNR in dB of the INT8 tensors that an operation reads; None where it reads none."""
+    starts = (f"{layer.module}:input", f"{layer.module}:{layer.op}.")
+    read = [audits[scale] for key, scale in scales.items() if key.startswith(starts) and scale in audits]
+    return min((a.sqnr_db for a in read if a.sqnr_db is not None), default=None)
+
+
+def _bar(value: float | None, most: float) -> float:
+    return 0.0 if value is None or most <= 0 else round(100 * min(max(value / most, 0.0), 1.0), 1)
+
+
+def tensor_cards(table: CalibrationTable) -> list[TensorCard]:
+    """The calibrated tensors, those to look at first: flagged, then by falling instability and clipping."""
+    from calib.audit import CLIPPED, UNSTABLE
+
+    found = []
+    for key, audit in table.audit.tensors.items():
+        flags: list[str] = [] if audit.state == "live" else [audit.state]
+        if (audit.stability or 0.0) > UNSTABLE:
+            flags.append("unstable")
+        if audit.clipped > CLIPPED:
+            flags.append("clipped")
+        halves = None if table.histograms is None else table.histograms.get(key)
+        picture = "" if halves is None else charts.histogram(halves[0] + halves[1], table.amax[key], f"|x| of {key}")
+        order = (not flags, -(audit.stability or 0.0), -audit.clipped, key)
+        card = TensorCard(
+            key, picture, compact(table.amax[key]), compact(max(abs(audit.low), abs(audit.high))),
+            percent(audit.clipped, 3), "–" if audit.sqnr_db is None else f"{audit.sqnr_db:.1f} dB",
+            "–" if audit.stability is None else percent(audit.stability, 1), tuple(flags),
+        )  # fmt: skip
+        found.append((order, card))
+    return [card for _, card in sorted(found, key=lambda f: f[0])]
+
+
+def coverage(table: CalibrationTable | None) -> list[tuple[str, int, float]]:
+    """(class, samples, percent of the most) of the calibration data; empty without labels."""
+    counts = {} if table is None or table.audit.coverage is None else table.audit.coverage
+    most = max(counts.values(), default=0)
+    return [(name, n, 100 * n / most if most else 0.0) for name, n in counts.items()]
+
+
+def digests(manifest: Manifest) -> list[tuple[str, str]]:
+    """Everything a reader can compare with another build."""
+    named = [
+        ("fingerprint", manifest.fingerprint),
+        ("weights", manifest.weights_digest or ""),
+        ("calibration table", manifest.calibration_digest or ""),
+        *((f"file {name}", entry.sha256) for name, entry in sorted(manifest.files.items())),
+    ]
+    return [(name, digest) for name, digest in named if digest]
