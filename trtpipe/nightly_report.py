@@ -52,6 +52,11 @@ class Drift:
         """How many different engines came out; 1 is no drift."""
         return len(set(self.engines))
 
+    @property
+    def outputs_differ(self) -> bool:
+        """Whether two builds answered differently. Engines may differ and answer alike: TensorRT-RTX's often do."""
+        return self.max_abs is not None and not self.max_abs == 0
+
 
 @dataclass(frozen=True)
 class JobOutcome:
@@ -129,10 +134,10 @@ class NightlyReport:
 
     @property
     def exit_code(self) -> int:
-        """130 interrupted; 1 a regression, a failed check or drift; else the highest of the errors'; 0 all green."""
+        """130 interrupted; 1 a regression, a failed check or outputs that drift; else the errors' highest; 0 green."""
         if self.interrupted:
             return 130
-        if any(o.regressions or o.exit_code == 1 or (o.drift and o.drift.distinct > 1) for o in self.outcomes):
+        if any(o.regressions or o.exit_code == 1 or (o.drift and o.drift.outputs_differ) for o in self.outcomes):
             return 1
         return max((o.exit_code for o in self.outcomes), default=0)
 
@@ -153,7 +158,7 @@ class NightlyReport:
         errors = [o.name for o in self.outcomes if o.outcome == "error"]
         if errors:
             return f"ERROR {_some(errors)}"
-        drifting = [o.name for o in self.outcomes if o.drift and o.drift.distinct > 1]
+        drifting = [o.name for o in self.outcomes if o.drift and o.drift.outputs_differ]
         if drifting:
             return f"DRIFT {_some(drifting)}"
         if self.interrupted:

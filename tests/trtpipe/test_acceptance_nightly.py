@@ -84,25 +84,28 @@ def test_killed_at_ten_random_moments(tmp_path):
     span = time.monotonic() - began
     rng = random.Random(5)
     command = ["nightly", "jobs", "-o", "out", "--cache", "cache"]
-    moments = []
+    moments, struck = [], 0
     for _ in range(10):
         process = nights.start(*command, cwd=tmp_path / "disturbed", stdout=None, stderr=None)
         try:
-            moments.append(rng.uniform(0.3, 0.6 * span))
+            moments.append(rng.uniform(0.0, 0.15 * span))
             process.wait(moments[-1])
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()
+            struck += 1
         if "--resume" not in command:
             command.append("--resume")
-    print("\nkilled after " + ", ".join(f"{m:.1f}" for m in moments) + f" s; undisturbed it took {span:.1f} s")
+    assert struck >= 8
+    shown = ", ".join(f"{m:.1f}" for m in moments)
+    print(f"\n{struck} kills while it ran, after {shown} s; undisturbed it took {span:.1f} s")
     final = night(tmp_path / "disturbed", "--resume")
     assert final["exit_code"] == 0
     assert fingerprints(final) == fingerprints(calm)
     for name in fingerprints(calm):
         nights.check_bundle(tmp_path / "disturbed" / f"out/{name}")
-        manifests = [
-            json.loads((tmp_path / w / "out" / name / "manifest.json").read_text()) for w in ("calm", "disturbed")
-        ]
-        assert manifests[0]["files"] == manifests[1]["files"], name
+        one, other = (nights.check_bundle(tmp_path / w / "out" / name).manifest for w in ("calm", "disturbed"))
+        assert one.calibration_digest == other.calibration_digest
+        for file in ("model.onnx", "golden.safetensors"):  # TensorRT-RTX's engines differ from build to build
+            assert one.files[file] == other.files[file], name
     assert not [p for p in (tmp_path / "disturbed/out").iterdir() if "trtpipe-new" in p.name]

@@ -169,8 +169,9 @@ def test_jobs_land_where_they_match_and_a_killed_workers_job_is_built_elsewhere(
     alone = night(tmp_path / "alone", "--workers", "1", jobs=("jobs/orin0.yaml", "jobs/thor3.yaml"))
     assert fingerprints(alone) == {n: by_name[n]["fingerprint"] for n in ("orin0", "thor3")}
     for name in ("orin0", "thor3"):
-        other = json.loads((tmp_path / "alone/out" / name / "manifest.json").read_text())
-        assert other["files"] == json.loads((tmp_path / "out" / name / "manifest.json").read_text())["files"]
+        one, other = (nights.check_bundle(tmp_path / w / name).manifest.files for w in ("out", "alone/out"))
+        for file in ("model.onnx", "golden.safetensors"):  # TensorRT-RTX's engines differ from build to build
+            assert one[file] == other[file]
 
 
 def test_interrupted_the_fleet_stops_too(fleet, tmp_path):
