@@ -55,7 +55,7 @@ class Drift:
     @property
     def outputs_differ(self) -> bool:
         """Whether two builds answered differently. Engines may differ and answer alike: TensorRT-RTX's often do."""
-        return self.max_abs is not None and not self.max_abs == 0
+        return self.max_abs is not None and self.max_abs != 0
 
 
 @dataclass(frozen=True)
