@@ -10,7 +10,7 @@ import click
 from trtpipe.commands.options import job_files, json_option, set_option
 
 
-@click.command("nightly", short_help="Rebuild what changed of many jobs, compare with last night, one report.")
+@click.command("nightly", short_help="Rebuild what changed of many jobs; one report.")
 @click.argument("jobs", nargs=-1, type=click.Path(path_type=Path))
 @click.option(
     "-o",
