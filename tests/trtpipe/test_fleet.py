@@ -42,7 +42,8 @@ def test_what_a_job_needs(tmp_path):
     assert "gpu" in needs(job)
 
 
-def test_a_scheduler_that_is_not_there_is_said(tmp_path, capsys):
+def test_a_scheduler_that_is_not_there_is_said(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("trtpipe.fleet._CONNECT_S", 1.0)
     nights.write_job(nights.make_world(tmp_path), "a")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -174,6 +175,7 @@ def test_jobs_land_where_they_match_and_a_killed_workers_job_is_built_elsewhere(
             assert one[file] == other[file]
 
 
+@pytest.mark.slow
 def test_interrupted_the_fleet_stops_too(fleet, tmp_path):
     jobs = nights.make_world(tmp_path / "jobs", 1)
     (jobs / "net.py").write_text("import time\n" + nights.NET.replace("def net():", "def net():\n    time.sleep(600)"))
