@@ -272,7 +272,7 @@ def test_killed_it_resumes_to_what_an_undisturbed_night_gives(world, tmp_path):
 
 def test_repeat_compares_engines_and_outputs(world, here):
     job = nights.write_job(world / "jobs", "again")
-    report = here("--repeat", "2", jobs=(job,))
+    report = here("--repeat", "2", jobs=(str(job),))
     drift = result(report, "again")["drift"]
     assert len(drift["engines"]) == 2
     assert len(set(drift["engines"])) == 1
@@ -285,7 +285,7 @@ def test_repeat_finds_a_model_that_is_another_each_time(world, here):
     (jobs / "net.py").write_text(nights.NET.replace("torch.manual_seed(0)", "torch.seed()"))
     job = nights.write_job(jobs, "dice")
     job.write_text(job.read_text().replace(", weights: w0.safetensors", "").replace(", top1_agreement_min: 0.9", ""))
-    report = here("--repeat", "2", "--set", "check.limits={max_abs_max: 0.01}", jobs=(job,), expect=1)
+    report = here("--repeat", "2", "--set", "check.limits={max_abs_max: 0.01}", jobs=(str(job),), expect=1)
     drift = result(report, "dice")["drift"]
     assert len(set(drift["engines"])) == 2
     assert drift["max_abs"] > 0
