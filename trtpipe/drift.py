@@ -42,7 +42,7 @@ def repeat(task: Task, job: Job, reporter: Reporter) -> JobOutcome:
                 bundle = place(Path(task.out, task.name), contents(built.bundle), where=built.bundle.path)
                 seconds = dict(built.seconds)
     executed = [a for a in answers if a is not None]
-    if manifest.check is not None and manifest.check.executed == "graph" and manifest.engine.target != "onnxruntime":
+    if built.report.executed == "graph" and job.build.target != "onnxruntime":
         notes.append("drift: no GPU executed the engines here; the outputs are those of their graphs")
     if len(executed) < len(answers):
         notes.append("drift: outputs were not compared, nothing here can execute the engine or its graph")
