@@ -96,8 +96,7 @@ def _execute(task: Task, reporter: Reporter, memory: Memory) -> JobOutcome:
     if task.kit == "finish":
         return _finish(task, reporter)
     job = task.load()
-    if memory.folder is not None and memory.folder != Path(task.folder):
-        _forget_modules(memory.folder)
+    _forget_modules(Path(task.folder), memory.folder)
     memory.folder = Path(task.folder)
     if task.repeat:
         from trtpipe.drift import repeat
@@ -270,14 +269,23 @@ def _jsonable(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _forget_modules(folder: Path) -> None:
-    """Let `model.py` beside the next job not be the `model.py` beside the last one: one process runs many jobs."""
+def _forget_modules(folder: Path, before: Path | None) -> None:
+    """Let `model.py` beside this job not be the `model.py` beside an earlier one: one process runs many jobs.
+
+    What stands in the folder of the job before goes, and whatever this folder has a module of the same name for.
+    """
     for name, module in list(sys.modules.items()):
         origin = getattr(module, "__file__", None)
+        top = name.partition(".")[0]
         if (
-            isinstance(origin, str)
-            and name.partition(".")[0] not in ("trtpipe", "calib", "__main__", "__mp_main__")
-            and origin.startswith(str(folder) + os.sep)
-            and not is_installed(origin)
+            not isinstance(origin, str)
+            or top in ("trtpipe", "calib", "__main__", "__mp_main__")
+            or is_installed(origin)
         ):
+            continue
+        inside = before is not None and before != folder and origin.startswith(str(before) + os.sep)
+        shadows = not origin.startswith(str(folder) + os.sep) and (
+            (folder / f"{top}.py").is_file() or (folder / top).is_dir()
+        )
+        if inside or shadows:
             del sys.modules[name]
