@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 #: Outcome of a job that another process is building right now.
 BUSY = "busy"
+_NEVER = ("trtpipe", "calib", "__main__", "__mp_main__")
 
 
 @dataclass(frozen=True)
@@ -277,11 +278,7 @@ def _forget_modules(folder: Path, before: Path | None) -> None:
     for name, module in list(sys.modules.items()):
         origin = getattr(module, "__file__", None)
         top = name.partition(".")[0]
-        if (
-            not isinstance(origin, str)
-            or top in ("trtpipe", "calib", "__main__", "__mp_main__")
-            or is_installed(origin)
-        ):
+        if not isinstance(origin, str) or top in _NEVER or is_installed(origin):
             continue
         inside = before is not None and before != folder and origin.startswith(str(before) + os.sep)
         shadows = not origin.startswith(str(folder) + os.sep) and (

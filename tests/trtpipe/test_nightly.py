@@ -292,6 +292,16 @@ def test_repeat_finds_a_model_that_is_another_each_time(world, here):
     assert report["headline"] == "DRIFT dice"
 
 
+def test_a_store_spares_the_next_machine_the_build(world, here):
+    job = nights.write_job(world / "jobs", "shared")
+    store = f"file://{world}/store"
+    assert outcomes(here("--store", store, jobs=(str(job),))) == {"shared": "built"}
+    elsewhere = ("--cache", "cache-elsewhere", "-o", "out-elsewhere", "--store", store)
+    assert outcomes(here(*elsewhere, jobs=(str(job),))) == {"shared": "reused"}
+    one, other = (nights.check_bundle(world / out / "shared") for out in ("out", "out-elsewhere"))
+    assert one.manifest_bytes == other.manifest_bytes
+
+
 def test_two_processes_build_each_job_once(tmp_path):
     jobs = nights.make_world(tmp_path / "jobs", 3)
     for k in range(3):
