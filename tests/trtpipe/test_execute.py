@@ -30,8 +30,8 @@ def test_modules_of_the_folder_before_and_shadowed_ones_are_forgotten(tmp_path, 
 
 def test_an_outcome_survives_being_plain_data():
     outcome = JobOutcome(
-        "a", "a.yaml", "built", 1, "", ("weights changed",), "k", "f", "out/a", "e", 5, "onnxruntime", "graph", "ort", 3,
-        (Metric("sqnr_db", "y", float("inf"), 3.0, True, (1.0, 2.0)), Metric("cosine", "y", 0.5)), ("bad",),
+        "a", "a.yaml", "built", 1, "", ("weights changed",), "k", "f", "out/a", "e", 5, "onnxruntime", "graph",
+        "ort", 3, (Metric("sqnr_db", "y", float("inf"), 3.0, True, (1.0, 2.0)), Metric("cosine", "y", 0.5)), ("bad",),
         {"compile": 1.5}, ("graph",), "cpu0", ("died",), ("note",), drift=Drift(("x", "y"), 0.5, ("n",)),
     )  # fmt: skip
     assert from_plain(plain(outcome)) == outcome
