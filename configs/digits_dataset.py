@@ -26,8 +26,10 @@ class Digits:
 
 
 def calibration() -> Digits:
+    """Samples without labels."""
     return Digits(DATA / "calib", labelled=False)
 
 
 def validation() -> Digits:
+    """Samples with labels, for the accuracy."""
     return Digits(DATA / "val", labelled=True)

@@ -238,7 +238,7 @@ def check(
     *,
     keep: Callable[[Mapping[str, np.ndarray[Any, Any]]], None] | None = None,
 ) -> CheckReport:
-    """The engine, or its graph where no GPU can run it, against the baseline; `keep` gets its answers."""
+    """The engine (or its graph, where no GPU can run it) against the baseline, with a control; `keep` gets answers."""
     from trtpipe.check import check_engine
 
     with stages("check") as progress:

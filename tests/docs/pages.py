@@ -1,9 +1,10 @@
 """The blocks of a Markdown page, and how each is run.
 
-    ```console            `$ command` lines are run; what follows one is its output, with `...` for what may differ
-    ```python             is executed; the blocks of a page share their names
-    ```yaml file=a.yaml   is written to that file first, as is any other language with `file=`
-    ```console skip="..." is not run, for the reason given, which the page says too
+```console            `$ command` lines are run; what follows one is its output, with `...` for what may differ
+```python             is executed; the blocks of a page share their names
+```yaml file=a.yaml   is written to that file first, as is any other language with `file=`
+```console numbers=any as the first, but any number may stand where the page has one
+```console skip="..." is not run, for the reason given, which the page says too
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ import re
 import shlex
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-_FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[a-z]*)(?P<rest>[^\n`]*)\n(?P<text>.*?)^(?P=indent)```$", re.M | re.S)
+_FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<language>[a-z]*)(?P<rest>[^\n`]*)\n(?P<text>.*?)^(?P=indent)```$", re.M | re.S
+)
+_NUMBER = re.compile(r"-?\d+(\.\d+)*(e[+-]?\d+)?")
 RUN = ("console", "python")
 
 
@@ -35,6 +40,7 @@ class Block:
     text: str
     file: str | None = None
     skip: str | None = None
+    any_number: bool = False
 
     def __str__(self) -> str:
         return f"{self.page.name}:{self.line}"
@@ -51,7 +57,11 @@ def blocks(page: Path) -> list[Block]:
     for match in _FENCE.finditer(text):
         options = dict(word.split("=", 1) for word in shlex.split(match["rest"]))
         line = text.count("\n", 0, match.start()) + 1
-        found.append(Block(page, line, match["language"], match["text"], options.get("file"), options.get("skip")))
+        any_number = options.get("numbers") == "any"
+        block = Block(
+            page, line, match["language"], match["text"], options.get("file"), options.get("skip"), any_number
+        )
+        found.append(block)
     return found
 
 
@@ -80,7 +90,8 @@ class Reader:
         os.chdir(self.folder)
         sys.path.insert(0, str(self.folder))
         try:
-            with contextlib.redirect_stdout(io.StringIO()):
+            with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+                warnings.simplefilter("default")  # a reader's warnings are no errors
                 exec(code, self.names)
         finally:
             os.chdir(before)
@@ -94,7 +105,8 @@ class Reader:
         assert done.returncode == 0, f"{block}: {command}\nexit code {done.returncode}\n{done.stdout}"
         if expected:
             flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-            same = doctest.OutputChecker().check_output(expected, done.stdout, flags)
+            want, got = (_NUMBER.sub("#", t) if block.any_number else t for t in (expected, done.stdout))
+            same = doctest.OutputChecker().check_output(want, got, flags)
             assert same, f"{block}: {command}\nsaid:\n{done.stdout}\nthe page says:\n{expected}"
 
 
@@ -124,4 +136,9 @@ def environment(folder: Path) -> dict[str, str]:
             path.write_text(f'#!/bin/sh\nexec "{sys.executable}" {safe}{line} "$@"\n')
             path.chmod(0o755)
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TRTPIPE", "PYTEST"))}
-    return kept | {"PATH": f"{programs}:{kept['PATH']}", "PYTHONPATH": str(ROOT), "VENV": str(Path(sys.prefix)), "COLUMNS": "120"}
+    return kept | {
+        "PATH": f"{programs}:{kept['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "VENV": str(Path(sys.prefix)),
+        "COLUMNS": "120",
+    }

@@ -30,7 +30,7 @@ class Pictures:
 
 
 class Pairs:
-    """`count` samples of two inputs: `image` float32 [3, 64, 64] and `state` float32 [6], what a robot arm would send."""
+    """`count` samples of two inputs: `image` float32 [3, 64, 64] and `state` float32 [6], as of a robot arm."""
 
     def __init__(self, count: int = 32) -> None:
         self.pictures = Pictures(64, count)
