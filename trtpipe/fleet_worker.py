@@ -20,7 +20,7 @@ from trtpipe.errors import InputError, MissingError
 from trtpipe.execute import Task, contents, failure
 from trtpipe.fleet import TOPIC
 from trtpipe.ingredients import Machine, this_machine
-from trtpipe.pool import Pool, Slot
+from trtpipe.pool import Pool, Slot, visible
 
 #: Times a job whose process died is tried again by the same worker.
 _RETRIES = 1
@@ -44,11 +44,11 @@ def announced(device: Device, tags: Sequence[str], torch: bool) -> tuple[str, ..
 class Jobs:
     """What a worker is and has, beside Dask's own: set as `trtpipe_jobs` on its Worker."""
 
-    def __init__(self, name: str, announces: Sequence[str], cache: Path, threads: int, gpu: int | None) -> None:
+    def __init__(self, name: str, announces: Sequence[str], cache: Path, threads: int) -> None:
         self.name, self.announces, self.cache = name, tuple(announces), cache
         with Digests(cache / "digests.sqlite") as digests:
             self.machine: Machine = this_machine(digests)
-        self._slot = Slot("job", threads, gpu, cache / f"{name}.log")
+        self._slot = Slot("job", threads, None, cache / f"{name}.log")
         self._pool = Pool([self._slot])
         self._stopped: set[str] = set()
         self._running = ""
@@ -132,6 +132,8 @@ def serve(
 
     from trtpipe.cache import Cache
 
+    if gpu is not None:  # before anything asks the driver
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible(gpu)
     Cache(cache)  # makes its folders, or says why it cannot
     (cache / "scratch").mkdir(exist_ok=True)
     name = name or f"{socket.gethostname()}-{os.getpid()}"
@@ -139,7 +141,7 @@ def serve(
     for word in tags:
         if not word or any(c.isspace() or c == "," for c in word):
             raise InputError(f"--tag: must be one word without commas (got {word!r}).")
-    jobs = Jobs(name, words, cache, threads or max(1, os.cpu_count() or 1), gpu)
+    jobs = Jobs(name, words, cache, threads or max(1, os.cpu_count() or 1))
 
     async def live() -> None:
         worker = Worker(

@@ -42,7 +42,14 @@ class Local:
         self.memory_bytes = memory_bytes if memory_bytes is not None else available_bytes()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         count = workers or max(1, min(cores, (self.memory_bytes or 0) // PROCESS_BYTES or cores))
-        gpus = range(len(driver.devices))
+        first = driver.devices[:1]
+        gpus = [
+            d.index
+            for d in driver.devices
+            if (d.name, d.compute_capability) == (first[0].name, first[0].compute_capability)
+        ]
+        #: Engines are for one kind of GPU: the first one's. Others stay idle, and that is said.
+        self.unused = tuple(f"GPU {d.index} ({d.name})" for d in driver.devices if d.index not in gpus)
         threads = max(1, cores // max(1, count))
         self.slots = tuple(
             [Slot(f"gpu{i}", threads, i, logs / f"worker-gpu{i}.log") for i in gpus]
@@ -63,6 +70,8 @@ class Local:
         if self.in_process:
             self._run_here(tasks, watcher, finished)
             return
+        if self.unused:
+            watcher.note(f"not used, as not of the first GPU's kind: {', '.join(self.unused)}")
         slots = self.slots[: max(len(tasks), 1)] if not any(s.gpu is not None for s in self.slots) else self.slots
         with Pool(slots) as pool:
             queue = _Queue(tasks, self.memory_bytes, any(s.gpu is not None for s in slots))

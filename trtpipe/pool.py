@@ -188,7 +188,7 @@ def _serve(pipe: Any, cancel: Any, threads: int, gpu: int | None, log: Path | No
     _end_with_parent()
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
     if gpu is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible(gpu)
     if log is not None:
         _write_to(log)
     memory = Memory()
@@ -204,6 +204,12 @@ def _serve(pipe: Any, cancel: Any, threads: int, gpu: int | None, log: Path | No
         except MemoryError:
             done = failure(task, f"{task.name}: there must be memory for it (got none). Use fewer --workers.", 4)
         pipe.send(("done", done))
+
+
+def visible(gpu: int) -> str:
+    """`CUDA_VISIBLE_DEVICES` for one GPU of those that are visible now."""
+    listed = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return listed[gpu] if gpu < len(listed) else str(gpu)
 
 
 def _set_threads(count: int) -> None:

@@ -4,7 +4,7 @@ import sys
 from trtpipe.console import Jobs
 from trtpipe.execute import Task
 from trtpipe.local import PROCESS_BYTES, Local, _Queue, expected_bytes
-from trtpipe.pool import Slot
+from trtpipe.pool import Slot, visible
 from trtpipe.trt.driver import Device, Driver
 
 CPU, CPU1, GPU = Slot("cpu0", 1), Slot("cpu1", 1), Slot("gpu0", 1, 0)
@@ -23,6 +23,20 @@ def test_a_gpu_has_a_queue_of_its_own(tmp_path):
     assert queue.take(CPU).name == "b"
     assert queue.take(CPU) is None
     assert [queue.take(GPU).name, queue.take(GPU).name] == ["a", "c"]
+
+
+def test_gpus_of_another_kind_stay_idle_and_that_is_said(tmp_path):
+    driver = Driver("12.6", (Device(0, "A100", "8.0", 1), Device(1, "T4", "7.5", 1), Device(2, "A100", "8.0", 1)))
+    local = Local(1, None, driver, tmp_path)
+    assert [s.gpu for s in local.slots] == [0, 2, None]
+    assert local.unused == ("GPU 1 (T4)",)
+
+
+def test_a_gpu_is_one_of_those_that_are_visible(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible(1) == "1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
+    assert [visible(0), visible(1)] == ["3", "5"]
 
 
 def test_without_a_gpu_any_worker_takes_any_job():
