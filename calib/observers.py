@@ -8,6 +8,7 @@ it never waits for the device. What was seen is read from a property, which chan
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -145,7 +146,9 @@ class _CpuCounter(_Counter):
 
         self._count: Callable[..., None] = _kernel()
         threads = torch.get_num_threads()
-        self._tables = np.zeros((threads, 2, ALL_BINS), np.int64)
+        shape = (threads, 2, ALL_BINS)
+        # Anonymous memory by name: NumPy asks for huge pages, which would make all of a large table resident.
+        self._tables = np.frombuffer(mmap.mmap(-1, 8 * math.prod(shape)), np.int64).reshape(shape)
         self._bounds = np.tile(np.array(_UNSEEN, np.int32), (threads, 1))
 
     def add(self, x: torch.Tensor) -> None:

@@ -39,10 +39,17 @@ ONLY = {
     "rich": ("trtpipe/console.py",),
     "pickle": (),
     "trtpipe.console": ("trtpipe/cli.py", "trtpipe/commands/"),
-    "trtpipe.pipeline": ("trtpipe/commands/", "trtpipe/api.py", "trtpipe/kit_line.py",
-                         "trtpipe/calibration_line.py", "trtpipe/assembly.py", "trtpipe/rebuild.py",
-                         "trtpipe/drift.py"),
+    "trtpipe.pipeline": (
+        "trtpipe/commands/",
+        "trtpipe/api.py",
+        "trtpipe/kit_line.py",
+        "trtpipe/calibration_line.py",
+        "trtpipe/assembly.py",
+        "trtpipe/rebuild.py",
+        "trtpipe/drift.py",
+    ),
     "trtpipe.kit_line": ("trtpipe/commands/", "trtpipe/execute.py"),
+    "trtpipe.calibration_line": ("trtpipe/commands/",),
     "trtpipe.examples": ("trtpipe/examples/",),
 }
 

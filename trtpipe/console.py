@@ -213,7 +213,8 @@ class Console:
         before: dict[signal.Signals, Any] = {}
         try:
             for number in (signal.SIGINT, signal.SIGTERM):
-                before[number] = signal.signal(number, interrupt)
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup, or a shell's `&`, wants it
+                    before[number] = signal.signal(number, interrupt)
         except ValueError:  # not in the main thread: whoever runs us there owns the signals
             before.clear()
         try:

@@ -337,4 +337,5 @@ def _sections(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             value = TypeAdapter[Any](kind).validate_python(data[name])
         except ValidationError:
             continue
-        yield name, value
+        if value or value is None:  # no binding is left of inputs or outputs whose only ones could not be read
+            yield name, value

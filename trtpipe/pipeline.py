@@ -139,8 +139,16 @@ def record(job: Job, loaded: LoadedModel, stages: Stages) -> tuple[Source, Basel
 
 
 def calibrate(job: Job, front: Front, stages: Stages) -> CalibrationTable | None:
-    """The job's calibration table, made now or read from `calibration.table`; None when nothing is quantized."""
+    """The job's calibration table, made now or read from `calibration.table`; None when nothing is quantized, or
+    TensorRT is to calibrate by itself (build.quantization: implicit)."""
     if not job.precision.int8_mode or job.calibration is None:
+        return None
+    if job.build.quantization == "implicit":
+        if job.calibration.table is not None:
+            raise InputError(
+                "calibration.table: must be left out with build.quantization implicit, where TensorRT names tensors "
+                f"(got {job.calibration.table}). Give samples, or use explicit."
+            )
         return None
     from calib.table import CalibrationTable
     from trtpipe import quantize as stage
@@ -189,7 +197,7 @@ def quantize(job: Job, front: Front, table: CalibrationTable | None, stages: Sta
         ranges = observe_ranges(job, front) if precision.fp16_mode else {}
         return stage.quantize(
             front.captured,
-            int8=precision.int8_mode,
+            int8=precision.int8_mode and job.build.quantization == "explicit",
             half=half_dtype(precision.fp16_mode, precision.bf16_mode),
             keep=Keep(precision.keep.fp32, precision.keep.fp16),
             amax={} if table is None else table.amax,
@@ -265,7 +273,9 @@ def open_runner(engine: Engine) -> tuple[Any, Any]:
     if engine.target != "onnxruntime" and driver.probe().devices:
         from trtpipe.trt.runtime import EngineRunner
 
-        return EngineRunner(engine.data), "engine"
+        own_code = bool(engine.options.get("version_compatible"))
+        stripped = engine.graph.data if engine.graph is not None and engine.options.get("strip_plan") else None
+        return EngineRunner(engine.data, version_compatible=own_code, refit=stripped), "engine"
     if engine.graph is None:
         raise InputError(
             f"check: a {engine.target} engine of this route has no graph to execute (got no GPU either). "

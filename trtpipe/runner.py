@@ -265,7 +265,9 @@ def open_model(bundle: Bundle, *, graph: bool = False, as_written: bool = False)
     verify.require_fit(bundle.manifest, this_device())
     from trtpipe.trt.runtime import EngineRunner
 
-    return Model(bundle, EngineRunner(bundle.read(engine.file)), "engine")
+    stripped = bundle.read(GRAPH) if engine.options.get("strip_plan") and GRAPH in bundle.manifest.files else None
+    runner = EngineRunner(bundle.read(engine.file), version_compatible=engine.version_compatible, refit=stripped)
+    return Model(bundle, runner, "engine")
 
 
 def _joined(batches: list[dict[str, Array]]) -> dict[str, Array]:

@@ -29,8 +29,8 @@ def validate(
         path: the YAML file.
         overrides: `section.key=value` each, as in `job.load_job`.
         here: also what this machine lacks: files and folders the job names, modules, packages.
-        version: of the TensorRT the job is for, like "10.3.0"; the one installed here when None. Where none is
-            installed, options are not judged: a release that is not known refuses nothing.
+        version: of the TensorRT the job is for, like "10.3.0"; the one installed here when None, and the GPU here.
+            Where none is installed, only build.platform is judged: a release that is not known refuses nothing.
 
     Raises:
         InputError: `version` is no version.
@@ -81,7 +81,7 @@ def _judged(
     job = file.read(overrides)
     if job is not None:
         if here:
-            for option, text in (*_modules(job, path), *_images(job)):
+            for option, text in (*_modules(job, path), *_images(job), *(_gpu(job) if version is None else ())):
                 file.add(tuple(option.split(".")), text)
             for option, text in (*_packages(job), *(_compiler(job) if compiles else ())):
                 file.add(tuple(option.split(".")), text, missing=True)
@@ -162,7 +162,7 @@ def _not_yet(job: Job) -> _Found:
 def _refusals(job: Job, version: str | None) -> _Found:
     """Options that the target's release cannot honour, as `trt.options` says them."""
     from trtpipe.trt.flavour import installed
-    from trtpipe.trt.options import refusals
+    from trtpipe.trt.options import platform_refusals, refusals
 
     target = job.build.target
     if target == "onnxruntime":
@@ -170,5 +170,20 @@ def _refusals(job: Job, version: str | None) -> _Found:
     here = installed().get(target)
     release = version or (here[1] if here else None)
     if release is not None:
-        for option, message in refusals(job.build, job.precision, target, release):
+        found = refusals(job.build, job.precision, target, release)
+    else:
+        found = platform_refusals(job.build, job.precision)
+    for option, message in found:
+        yield option, message.removeprefix(f"{option}: ")
+
+
+def _gpu(job: Job) -> _Found:
+    """What the GPU here cannot do, where the engine is built on the GPU that it is for."""
+    from trtpipe.platforms import unable
+    from trtpipe.trt import driver
+
+    if job.build.target != "tensorrt" or job.build.platform is not None:
+        return
+    for device in driver.probe().devices[:1]:
+        for option, message in unable(device.name, device.compute_capability, job.precision):
             yield option, message.removeprefix(f"{option}: ")

@@ -28,14 +28,14 @@ def slides_divergence(counts, kept, levels=128):
     return float(sum(a * math.log(a / b) for a, b in zip(p, q, strict=True) if a > 0))
 
 
-def reference_amax(values, ignore_zeros, bins=2048):
-    counts, _ = np.histogram(np.abs(values).astype(np.float64), bins, (0, float(np.abs(values).max())))
-    counts = counts.astype(np.float64)
+def reference(values, ignore_zeros, bins=2048):
+    """Every candidate threshold of the slides and its divergence, from a linear histogram of the values themselves."""
+    most = float(np.abs(values).max())
+    counts = np.histogram(np.abs(values).astype(np.float64), bins, (0, most))[0].astype(np.float64)
     if ignore_zeros:
         counts[0] = counts[1]
-    found = [slides_fast(counts, kept) for kept in range(128, bins + 1)]
-    best = max(i for i, d in enumerate(found) if d == min(found)) + 128
-    return (best + 0.5) * float(np.abs(values).max()) / bins
+    kept = np.arange(128, bins + 1)
+    return np.minimum(most, (kept + 0.5) * most / bins), np.array([slides_fast(counts, k) for k in kept])
 
 
 def slides_fast(counts, kept, levels=128):
@@ -79,17 +79,29 @@ def test_a_hand_worked_divergence():
     np.testing.assert_allclose(found, [two, three, four], rtol=1e-12)
 
 
+SHAPES = {
+    "half-normal": lambda rng: np.abs(rng.normal(size=1_000_000)),
+    "Laplace": lambda rng: rng.laplace(size=1_000_000),
+    "ReLU": lambda rng: np.maximum(rng.normal(size=1_000_000), 0),
+}
+
+
 @pytest.mark.parametrize("algorithm", ["entropy", "entropy_2"])
-@pytest.mark.parametrize("shape", ["half-normal", "Laplace", "ReLU"])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_entropy_is_within_two_percent_of_the_reference(algorithm, shape):
-    rng = np.random.default_rng(3)
-    values = {
-        "half-normal": lambda: np.abs(rng.normal(size=1_000_000)),
-        "Laplace": lambda: rng.laplace(size=1_000_000),
-        "ReLU": lambda: np.maximum(rng.normal(size=1_000_000), 0),
-    }[shape]().astype(np.float32)
-    expected = reference_amax(values, ignore_zeros=algorithm == "entropy_2")
-    assert threshold(Histogram.of(values), algorithm) == pytest.approx(expected, rel=0.02)
+    """The divergence has many minima of nearly one depth, and single counts of the tail decide which is the least.
+
+    So over eight seeds the median must be within 2 %, and each threshold within 2 % of one that is as good.
+    """
+    differences = []
+    for seed in range(8):
+        values = SHAPES[shape](np.random.default_rng(seed)).astype(np.float32)
+        candidates, found = reference(values, ignore_zeros=algorithm == "entropy_2")
+        ours = threshold(Histogram.of(values), algorithm)
+        best = candidates[found.size - 1 - int(np.argmin(found[::-1]))]
+        differences.append(abs(ours / best - 1))
+        assert found[np.abs(candidates / ours - 1) <= 0.02].min() <= 1.04 * found.min()
+    assert np.median(differences) <= 0.02
 
 
 def test_percentile_is_numpys_quantile():
@@ -99,6 +111,16 @@ def test_percentile_is_numpys_quantile():
         expected = np.quantile(np.abs(values), percentile / 100)
         assert threshold(found, "percentile", percentile) == pytest.approx(expected, rel=0.004)
     assert threshold(found, "percentile", 100) == float(np.abs(values).max())
+
+
+def test_percentile_is_onnxruntimes(capsys):
+    from onnxruntime.quantization.calibrate import HistogramCollector
+
+    values = np.random.default_rng(6).laplace(size=200_000).astype(np.float32)
+    collector = HistogramCollector("percentile", True, 2048, 128, 99.9, "same")
+    collector.collect({"x": [values]})
+    low, high = (float(v) for v in collector.compute_collection_result()["x"][:2])
+    assert threshold(Histogram.of(values), "percentile", 99.9) == pytest.approx(max(-low, high), rel=0.01)
 
 
 def test_percentile_counts_zeros():

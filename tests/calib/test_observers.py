@@ -5,6 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from calib.errors import CalibError
 from calib.histogram import Histogram
@@ -110,3 +112,19 @@ def test_channel_max_refuses_what_does_not_fit():
     observer.observe(torch.zeros(3, 2))
     with pytest.raises(CalibError, match=r"must have 3 channels at axis 0 \(got 4\)"):
         observer.observe(torch.zeros(4, 2))
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 5000), st.data())
+def test_splits_orders_and_layouts_change_no_histogram(count, data):
+    values = torch.randn(count, generator=torch.Generator().manual_seed(count)) * 10.0 ** data.draw(
+        st.integers(-20, 20)
+    )
+    whole, parts = HistogramObserver(), HistogramObserver()
+    whole.observe(values)
+    shuffled = values[torch.randperm(count, generator=torch.Generator().manual_seed(1))]
+    cuts = sorted(data.draw(st.lists(st.integers(0, count), max_size=4)))
+    for start, stop in zip([0, *cuts], [*cuts, count], strict=True):
+        parts.half = data.draw(st.integers(0, 1))
+        parts.observe(shuffled[start:stop])
+    assert parts.histogram == whole.histogram == Histogram.of(values.numpy())

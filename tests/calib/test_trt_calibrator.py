@@ -1,6 +1,5 @@
 """TensorRT's calibrator classes by doubles of the four bases, called the way TensorRT calls them."""
 
-import gc
 import sys
 import types
 import weakref
@@ -40,7 +39,6 @@ class Device:
         return address, owner
 
     def alive(self, address):
-        gc.collect()
         return self.memory[address][1]() is not None
 
 

@@ -8,38 +8,19 @@ import signal
 import pytest
 import tensorrt as trt
 import tensorrt_libs as stub
-from world import GPU, LAYERS, LOG_SLOT, MODEL, PLAN, VERSION, World, build
+from stubbed import engine_of, flag, logger_address, texts
+from world import LAYERS, LOG_SLOT, MODEL, PLAN, VERSION, build
 
 from trtpipe import errors
-from trtpipe.build_options import BuildOptions
 from trtpipe.job import Precision
 from trtpipe.progress import Silent
 from trtpipe.trt import driver, flavour
 from trtpipe.trt.builder import build_engine
-from trtpipe.trt.options import refusals
 from trtpipe.values import DimRange
 
 WEAK = VERSION < (11,)
 STRONG = VERSION >= (10,)
 FP16 = Precision(fp16_mode=True)
-
-
-@pytest.fixture
-def world(monkeypatch):
-    monkeypatch.setattr(driver, "probe", lambda: GPU)
-    made = World()
-    yield made
-    failed, stub.failures[:] = list(stub.failures), []
-    assert not failed
-
-
-def engine_of(**options):
-    return build_engine(MODEL, build(**options), progress=Silent())
-
-
-def flag(enum, name):
-    """What a bit mask or an enum argument holds for this name, as this release numbers it."""
-    return int(getattr(getattr(trt, enum), name))
 
 
 def test_what_is_found_by_looking_is_what_is_on_record():
@@ -135,22 +116,12 @@ def test_no_driver_is_an_error_before_anything_is_asked(world, monkeypatch):
     assert stub.count() == before
 
 
-def _texts(*texts):
-    return [ctypes.create_string_buffer(t.encode()) for t in texts]
-
-
-def _logger_address():
-    """The native logger is the first argument of the entry point that makes a builder."""
-    entry = stub.entries.index("createInferBuilder_INTERNAL")
-    return next(row[2] for row in reversed(stub.calls()) if row[0] == -1 and row[1] == entry)
-
-
 def test_warnings_reach_the_engine_and_errors_the_message(world):
-    warning, error = _texts("weights are denormal", "no tactic for head.fc")
+    warning, error = texts("weights are denormal", "no tactic for head.fc")
 
     def act():
         for severity, text in ((trt.ILogger.Severity.WARNING, warning), (trt.ILogger.Severity.ERROR, error)):
-            stub.invoke(_logger_address(), LOG_SLOT, int(severity), ctypes.addressof(text))
+            stub.invoke(logger_address(), LOG_SLOT, int(severity), ctypes.addressof(text))
 
     world.during_build(act)
     engine = engine_of()
@@ -158,12 +129,12 @@ def test_warnings_reach_the_engine_and_errors_the_message(world):
 
 
 def test_an_option_that_tensorrt_objects_to_is_an_error(world):
-    (error,) = _texts("the pool is too small")
+    (error,) = texts("the pool is too small")
     workspace = trt.MemoryPoolType.WORKSPACE
     stub.hook(
         lambda: world.config.set_memory_pool_limit(workspace, 1),
         lambda *_: stub.invoke(
-            _logger_address(), LOG_SLOT, int(trt.ILogger.Severity.ERROR), ctypes.addressof(error)
+            logger_address(), LOG_SLOT, int(trt.ILogger.Severity.ERROR), ctypes.addressof(error)
         ),
     )  # fmt: skip
     world.seen.clear()
@@ -173,11 +144,11 @@ def test_an_option_that_tensorrt_objects_to_is_an_error(world):
 
 
 def test_an_error_logged_by_a_parser_that_succeeds_is_no_error(world):
-    (error,) = _texts("plugin not found, using the local function")
+    (error,) = texts("plugin not found, using the local function")
     stub.hook(
         lambda: world.parser.parse(b"x"),
         lambda *_: stub.invoke(
-            _logger_address(), LOG_SLOT, int(trt.ILogger.Severity.ERROR), ctypes.addressof(error)
+            logger_address(), LOG_SLOT, int(trt.ILogger.Severity.ERROR), ctypes.addressof(error)
         ),
     )  # fmt: skip
     assert engine_of().data == PLAN
@@ -188,7 +159,7 @@ class TestMonitor:
     """The progress monitor as TensorRT calls it: phase_start, step_complete, phase_finish at slots 4, 5 and 6."""
 
     def drive(self, world, answers):
-        outer, inner = self.kept = _texts("Building engine", "Timing")
+        outer, inner = self.kept = texts("Building engine", "Timing")
 
         def act():
             (monitor,) = world.monitor
@@ -254,9 +225,9 @@ class TestMonitor:
 
 
 def test_a_build_that_returns_nothing_is_an_error_with_its_reason(world, monkeypatch):
-    (error,) = kept = _texts("no tactic for head.fc")
+    (error,) = kept = texts("no tactic for head.fc")
     world.during_build(
-        lambda: stub.invoke(_logger_address(), LOG_SLOT, int(trt.ILogger.Severity.ERROR), ctypes.addressof(error))
+        lambda: stub.invoke(logger_address(), LOG_SLOT, int(trt.ILogger.Severity.ERROR), ctypes.addressof(error))
     )
     stub.answer(lambda: world.builder.build_serialized_network(world.network, world.config), 0)
     with pytest.raises(errors.BuildError, match=r"must compile the graph \(got no tactic for head\.fc\)"):
@@ -271,120 +242,10 @@ def test_a_plan_of_another_release_is_an_error(world):
         engine_of()
 
 
-#: Field: (value, other fields, the call that shows it: name and arguments). One row for every field of BuildOptions.
-def _set(*names):
-    return lambda world: set(names) <= world.flags()
-
-
-def _called(name, *arguments):
-    return lambda world: tuple(a() if callable(a) else a for a in arguments) in world.asked(name)
-
-
-def _enum(name, member):
-    return lambda: flag(name, member)
-
-
-DLA = {"default_device_type": "dla", "dla_core": 0}
-OPTIONS = {
-    "compute_capability": (("8.6",), {}, None),
-    "platform": ("l4", {}, "test_a_platform_is_where_the_engine_is_built"),
-    "quantization": ("implicit", {}, "cases_calibrator.py"),
-    "profiles": (({"N": DimRange(2, 2, 2)},), {}, _called("set_shape", "image", "max", (2, 3, 8, 8))),
-    "workspace": (1 << 20, {}, _called("set_memory_pool_limit", _enum("MemoryPoolType", "WORKSPACE"), 1 << 20)),
-    "memory_pools": (
-        {"tactic_dram": 5, "dla_local_dram": 1 << 30}, {},
-        _called("set_memory_pool_limit", _enum("MemoryPoolType", "DLA_LOCAL_DRAM"), 1 << 30),
-    ),
-    "optimization_level": (5, {}, _called("builder_optimization_level", 5)),
-    "tiling_optimization_level": (
-        "fast", {}, _called("tiling_optimization_level", _enum("TilingOptimizationLevel", "FAST")),
-    ),
-    "l2_limit_for_tiling": (4096, {"tiling_optimization_level": "full"}, _called("l2_limit_for_tiling", 4096)),
-    "max_num_tactics": (3, {}, _called("max_num_tactics", 3)),
-    "avg_timing_iterations": (4, {}, _called("avg_timing_iterations", 4)),
-    "max_aux_streams": (2, {}, _called("max_aux_streams", 2)),
-    "tactic_sources": (
-        ("jit_convolutions",), {},
-        _called("set_tactic_sources", lambda: 1 << flag("TacticSource", "JIT_CONVOLUTIONS")),
-    ),
-    "timing_cache": ("FOLDER", {}, lambda world: "set_timing_cache" in world.names()),
-    "editable_timing_cache": (True, {"timing_cache": "FOLDER"}, _set("EDITABLE_TIMING_CACHE")),
-    "error_on_timing_cache_miss": (True, {"timing_cache": "FOLDER"}, _set("ERROR_ON_TIMING_CACHE_MISS")),
-    "profiling_verbosity": ("none", {}, _called("profiling_verbosity", _enum("ProfilingVerbosity", "NONE"))),
-    "log_level": ("verbose", {}, "test_log_level"),
-    "tf32": (False, {}, _called("clear_flag", _enum("BuilderFlag", "TF32"))),
-    "sparse_weights": (True, {}, _set("SPARSE_WEIGHTS")),
-    "strict_nans": (True, {}, _set("STRICT_NANS")),
-    "direct_io": (True, {}, _set("DIRECT_IO")),
-    "tensor_formats": (
-        {"image": ("hwc", "linear")}, {},
-        _called(
-            "allowed_formats.image", lambda: 1 << flag("TensorFormat", "HWC") | 1 << flag("TensorFormat", "LINEAR"),
-        ),
-    ),
-    "hardware_compatibility": (
-        "ampere_plus", {}, _called("hardware_compatibility_level", _enum("HardwareCompatibilityLevel", "AMPERE_PLUS")),
-    ),
-    "version_compatible": (True, {}, _set("VERSION_COMPATIBLE")),
-    "exclude_lean_runtime": (True, {"version_compatible": True}, _set("VERSION_COMPATIBLE", "EXCLUDE_LEAN_RUNTIME")),
-    "runtime_platform": (
-        "windows_amd64", {}, _called("runtime_platform", _enum("RuntimePlatform", "WINDOWS_AMD64")),
-    ),
-    "strip_plan": (True, {}, _set("STRIP_PLAN")),
-    "refit": ("individual", {}, _set("REFIT_INDIVIDUAL")),
-    "weight_streaming": (True, {}, _set("WEIGHT_STREAMING")),
-    "default_device_type": ("dla", {"dla_core": 0}, _called("default_device_type", _enum("DeviceType", "DLA"))),
-    "dla_core": (1, {"default_device_type": "dla"}, _called("DLA_core", 1)),
-    "gpu_fallback": (True, DLA, _set("GPU_FALLBACK")),
-    "device_types": (
-        {"layer2.*": "dla"}, {}, _called("set_device_type", "layer2.conv", _enum("DeviceType", "DLA")),
-    ),
-}  # fmt: skip
-#: What each release refuses; everything else must be seen in the calls.
-REFUSED_BEFORE_10 = {
-    "tiling_optimization_level", "l2_limit_for_tiling", "max_num_tactics", "editable_timing_cache",
-    "error_on_timing_cache_miss", "strict_nans", "runtime_platform", "strip_plan", "refit", "weight_streaming",
-}  # fmt: skip
-REFUSED = {
-    (8, 6): REFUSED_BEFORE_10,
-    (10, 3): {
-        "tiling_optimization_level", "l2_limit_for_tiling", "max_num_tactics", "editable_timing_cache", "strict_nans",
-    },
-    (10, 16): set(),
-    (11, 4): {"quantization"},
-}  # fmt: skip
-
-
-def test_every_option_has_its_row():
-    assert set(OPTIONS) == set(BuildOptions.model_fields)
-
-
-@pytest.mark.parametrize("option", [n for n, row in OPTIONS.items() if not isinstance(row[2], str)])
-def test_an_option_is_honoured_or_refused(world, option, tmp_path):
-    value, others, shown = OPTIONS[option]
-    others = {k: str(tmp_path) if v == "FOLDER" else v for k, v in others.items()}
-    options = build(**{option: str(tmp_path) if value == "FOLDER" else value}, **others)
-    refused = dict(refusals(options, FP16, "tensorrt", stub.VERSION))
-    if option in REFUSED[VERSION[:2]] | {"compute_capability"}:
-        message = refused[f"build.{option}"]
-        assert message.startswith(f"build.{option}: TensorRT {stub.VERSION} must have ")
-        with pytest.raises(errors.InputError) as raised:
-            build_engine(MODEL, options, progress=Silent(), precision=FP16)
-        assert message in str(raised.value)
-        assert "build" not in world.names()
-    else:
-        assert not refused
-        if "timing_cache" in option:
-            stub.host_memory(lambda: world.config.get_timing_cache().serialize(), b"timings")
-            world.seen.clear()
-        build_engine(MODEL, options, progress=Silent(), precision=FP16)
-        assert shown(world), world.seen
-
-
 def test_log_level(world):
-    (text,) = kept = _texts("Trying tactic 7")
+    (text,) = kept = texts("Trying tactic 7")
     world.during_build(
-        lambda: stub.invoke(_logger_address(), LOG_SLOT, int(trt.ILogger.Severity.VERBOSE), ctypes.addressof(text))
+        lambda: stub.invoke(logger_address(), LOG_SLOT, int(trt.ILogger.Severity.VERBOSE), ctypes.addressof(text))
     )
     notes = []
 
@@ -398,33 +259,6 @@ def test_log_level(world):
     del kept
 
 
-@pytest.mark.skipif(VERSION >= (11,), reason="what 11 refuses is in the table")
-@pytest.mark.parametrize("source", ["cublas", "cublas_lt", "cudnn"])
-def test_tactic_sources_before_11(world, source):
-    engine_of(tactic_sources=(source,))
-    assert world.asked("set_tactic_sources") == [(1 << flag("TacticSource", source.upper()),)]
-
-
-@pytest.mark.skipif(VERSION < (11,), reason="10 and before have them")
-def test_tactic_sources_of_11():
-    ((path, message),) = refusals(build(tactic_sources=("cudnn",)), None, "tensorrt", stub.VERSION)
-    assert path == "build.tactic_sources"
-    assert message == (
-        f"build.tactic_sources: TensorRT {stub.VERSION} must have tactic sources CUBLAS, CUBLAS_LT, CUDNN (got cudnn). "
-        "Name only edge_mask_convolutions and jit_convolutions."
-    )
-
-
-@pytest.mark.parametrize("refit", ["all", "identical", "individual"])
-def test_refit(world, refit):
-    if VERSION < (10,) and refit != "all":
-        with pytest.raises(errors.InputError, match=r"Use TensorRT 10\.0 or later or TensorRT-RTX, or leave it out"):
-            engine_of(refit=refit)
-        return
-    engine_of(refit=refit)
-    assert {"all": "REFIT", "identical": "REFIT_IDENTICAL", "individual": "REFIT_INDIVIDUAL"}[refit] in world.flags()
-
-
 def test_a_timing_cache_is_kept_by_gpu_and_driver(world, tmp_path):
     stub.host_memory(lambda: world.config.get_timing_cache().serialize(), b"timings")
     engine_of(timing_cache=str(tmp_path))
@@ -436,7 +270,7 @@ def test_a_timing_cache_is_kept_by_gpu_and_driver(world, tmp_path):
 
 
 def test_dla_is_typed_weakly_where_it_must_be(world):
-    build_engine(MODEL, build(**DLA), progress=Silent(), precision=FP16)
+    build_engine(MODEL, build(default_device_type="dla", dla_core=0), progress=Silent(), precision=FP16)
     wanted = 0 if WEAK and STRONG else 1 << flag(
         "NetworkDefinitionCreationFlag", "STRONGLY_TYPED" if STRONG else "EXPLICIT_BATCH"
     )  # fmt: skip

@@ -129,7 +129,7 @@ def opened(monkeypatch, request):
     """A function that opens a runner on a stubbed engine: (world, memory, runner)."""
     monkeypatch.setattr(driver, "probe", lambda: GPU)
     # pybind11 asks for the ranges as a list of Dims, which the stub cannot make: they come from here.
-    monkeypatch.setattr("trtpipe.trt.runtime._ranges", lambda shapes: shapes)
+    monkeypatch.setattr("trtpipe.trt.calls._ranges", lambda shapes: shapes)
     for name in ("get_tensor_profile_shape",):
         monkeypatch.setattr(trt.ICudaEngine, name, lambda self, tensor, p: PROFILES[p])
     if VERSION < (10,):
@@ -273,6 +273,25 @@ def test_layers_and_memory(opened):
     size = "device_memory_size_v2" if VERSION >= (10,) else "device_memory_size"
     stub.answer(lambda: getattr(world.engine, size), 4096)
     assert runner.device_memory_bytes == 4096
+
+
+@pytest.mark.skipif(VERSION < (10,), reason="8.6 has no stripped plans")
+def test_a_stripped_plan_is_given_its_weights_before_its_context(opened):
+    world, _, _ = opened()
+    refitter = trt.Refitter(world.engine, trt.Logger())
+    parser = trt.OnnxParserRefitter(refitter, trt.Logger())
+    world.note("weights", lambda: parser.refit_from_bytes(b"x"), lambda a, b, c, s: (ctypes.string_at(a, b),))
+    world.note("refit", lambda: refitter.refit_cuda_engine(), lambda a, b, c, s: ())
+    world.note("context", lambda: world.engine.create_execution_context(), lambda a, b, c, s: ())
+    world.seen.clear()
+    with EngineRunner(PLAN, memory=HostMemory(), refit=b"onnx file"):
+        pass
+    assert world.asked("weights") == [(b"onnx file",)]
+    order = [name for name, _ in world.seen if name in ("deserialize", "weights", "refit", "context")]
+    assert order == ["deserialize", "weights", "refit", "context"]
+    stub.answer(lambda: refitter.refit_cuda_engine(), 0)
+    with pytest.raises(errors.InputError, match=r"engine: the weights must be those of the graph it was built from"):
+        EngineRunner(PLAN, memory=HostMemory(), refit=b"onnx file").__enter__()
 
 
 def test_a_closed_runner_says_so(opened):

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from releases import RELEASES, ROOT
+from releases import NEWEST_PYTHON, RELEASES, ROOT
 
 TOOL = Path(__file__).with_name("stub_trt.py")
 
@@ -34,6 +34,9 @@ def site():
         pytest.skip(reason)
 
     def made(release: str) -> Path:
+        newest = NEWEST_PYTHON.get(release)
+        if newest is not None and sys.version_info[:2] > newest:
+            pytest.skip(f"TensorRT {release} has no bindings for this Python; {newest[0]}.{newest[1]} is its last")
         key = hashlib.sha256(TOOL.read_bytes()).hexdigest()[:12]
         tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
         place = ROOT / ".cache" / "stub_trt" / f"{release}-{tag}-{key}"
@@ -41,7 +44,10 @@ def site():
             draft = place.with_name(f"{place.name}.{os.getpid()}")
             draft.mkdir(parents=True)
             command = [sys.executable, str(TOOL), release, str(draft), "--dist", RELEASES[release]]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=300)
+            ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+            if ran.returncode:
+                shutil.rmtree(draft)
+                pytest.fail(f"the bindings of TensorRT {release} must be downloaded and stubbed: {ran.stdout[-2000:]}")
             try:
                 draft.rename(place)
             except OSError:  # another process was first
@@ -60,7 +66,7 @@ def contract(site):
 
     def run(release: str, *, source: Path = ROOT, cases: str = "") -> subprocess.CompletedProcess[str]:
         files = sorted(str(f) for f in Path(__file__).parent.glob("cases_*.py"))
-        options = ["-q", "--tb=short", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
+        options = ["-q", "-p", "stubbed", "--tb=short", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
         command = [sys.executable, "-m", "pytest", *options, *(["-k", cases] if cases else []), *files]
         path = os.pathsep.join(map(str, (site(release), source, Path(__file__).parent)))
         environment = os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}

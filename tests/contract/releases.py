@@ -12,3 +12,5 @@ RELEASES = {
     "10.16.1.11": "tensorrt-cu13-bindings",
     "11.4.0.106": "tensorrt-cu13-bindings",
 }
+#: The last Python that a release has bindings for.
+NEWEST_PYTHON = {"8.6.1": (3, 11), "10.3.0": (3, 12)}

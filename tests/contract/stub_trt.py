@@ -240,7 +240,7 @@ def build(version: str, dest: pathlib.Path, dist: str) -> list[str]:
         (dest / package).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as tmp:
         pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", tmp]
-        subprocess.run([*pip, f"{dist}=={version}"], check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        subprocess.run([*pip, f"{dist}=={version}"], check=True)
         zipfile.ZipFile(next(pathlib.Path(tmp).glob("*.whl"))).extractall(dest)
         binding, host = dest / "tensorrt_bindings" / "tensorrt.so", ctypes.CDLL(None)
         names = re.findall(r"NEEDED.*\[(libnv\S+)\]", subprocess.check_output(["readelf", "-d", binding], text=True))

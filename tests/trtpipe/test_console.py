@@ -165,6 +165,23 @@ def test_the_handlers_are_put_back():
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
+def test_an_ignored_interrupt_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Console().watching() as reporter, reporter.stage("model"):
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
+def _interrupts_as_a_terminal_has_them():
+    """Python's own handler, also where the tests run in the background, with interrupts ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def test_rich_is_not_loaded_for_a_log():
     code = "from trtpipe.console import Console\nwith Console().watching() as c, c.stage('x'): pass\n"
     code += "import sys; print('rich' in sys.modules)"

@@ -141,3 +141,26 @@ def test_the_version_must_be_one(folder, capsys):
         validate(write(folder), version="new")
     assert main(["validate", str(folder / "job.yaml"), "--for", "1.7.1"]) == 0
     assert capsys.readouterr().out == f"{folder / 'job.yaml'}: ok\n"
+
+
+def test_int8_on_a_jetson_nano_is_refused_whatever_is_installed(folder, monkeypatch):
+    from trtpipe.trt import flavour
+
+    nano = ("build.target=tensorrt", "build.platform=jetson_nano", "build.compute_capability=[]")
+    monkeypatch.setattr(flavour, "installed", dict)
+    found = messages(write(folder), overrides=nano, here=False)
+    assert found == [
+        "precision.int8_mode: Jetson Nano (compute capability 5.3) must compute in INT8 (got a platform with FP32, "
+        "FP16). Use precision.fp16_mode."
+    ]
+
+
+def test_int8_on_the_gpu_here(folder, monkeypatch):
+    from trtpipe.trt import driver
+
+    nano = driver.Driver("10.2", (driver.Device(0, "NVIDIA Tegra X1", "5.3", 4 << 30),))
+    monkeypatch.setattr(driver, "probe", lambda: nano)
+    overrides = ("build.target=tensorrt", "build.compute_capability=[]")
+    told = "precision.int8_mode: NVIDIA Tegra X1 (compute capability 5.3) must compute in INT8"
+    assert any(m.startswith(told) for m in messages(write(folder), overrides=overrides))
+    assert not any(m.startswith(told) for m in messages(write(folder), overrides=overrides, version="10.3.0"))

@@ -1,6 +1,6 @@
 """The quickstart's model and data: scikit-learn's handwritten digits and a small ResNet trained on them.
 
-python -m trtpipe.examples.digits data/digits
+python -m trtpipe.examples.digits make data/digits
 """
 
 from __future__ import annotations
@@ -136,4 +136,6 @@ def make(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1] if len(sys.argv) > 1 else "data/digits"))
+    if len(sys.argv) != 3 or sys.argv[1] != "make":
+        raise SystemExit("usage: python -m trtpipe.examples.digits make FOLDER")
+    make(Path(sys.argv[2]))

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import logging
 import re
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtpipe.errors import BuildError
 from trtpipe.job import Job
 from trtpipe.progress import Progress
 from trtpipe.values import Engine, LoadedModel, OnnxModel, Quantized
+
+if TYPE_CHECKING:
+    from trtpipe.trt.implicit import Calibration
 
 #: Opset of the files: the first whose Q/DQ take FP16 is 19; 20 has Gelu.
 OPSET = 20
@@ -32,7 +36,25 @@ def compile_graph(job: Job, model: OnnxModel, progress: Progress) -> Engine:
         return Engine(model.data, "onnxruntime", onnxruntime.__version__, (), model.inputs, model.outputs, model)
     from trtpipe.trt.builder import build_engine
 
-    return build_engine(model, job.build, progress=progress)
+    return build_engine(
+        model, job.build, progress=progress, precision=job.precision, calibration=_native_calibration(job, model)
+    )
+
+
+def _native_calibration(job: Job, model: OnnxModel) -> Calibration | None:
+    """The samples that TensorRT's own calibrator reads, for build.quantization implicit; None otherwise."""
+    if job.build.quantization != "implicit" or job.calibration is None:
+        return None
+    from trtpipe.data import open_calibration
+    from trtpipe.trt.implicit import Calibration
+
+    return Calibration(
+        source=open_calibration(job),
+        algorithm=job.calibration.algorithm,
+        percentile=job.calibration.percentile,
+        batch_size=job.calibration.batch_size,
+        key=hashlib.sha256(model.data).hexdigest(),
+    )
 
 
 def to_onnx(quantized: Quantized, opset: int = OPSET) -> OnnxModel:

@@ -131,6 +131,8 @@ class TorchMemory:
         return buffer.address, buffer
 
     def _host(self, array: Array) -> Any:
+        if not array.flags.writeable:
+            array = array.copy()  # torch warns of tensors over memory that it must not write to
         return self._torch.from_numpy(array.reshape(-1).view(np.uint8))
 
     def _bytes(self, buffer: Buffer, array: Array) -> Any:

@@ -130,27 +130,24 @@ def refusals(
     Args:
         build: the job's build section.
         precision: the job's precision section; None judges the builder's options alone.
-        name: "tensorrt", "tensorrt_rtx" or "onnxruntime", which takes none of the options.
+        name: "tensorrt" or "tensorrt_rtx".
         version: of that TensorRT, like "10.3.0".
         capabilities: what was found by looking at the imported module; by the record for `version` when None.
     """
     wanted = asked(build)
-    if name == "onnxruntime":
-        return tuple(
-            (
-                f"build.{n}",
-                f"build.{n}: must be left out for target onnxruntime, which compiles nothing (got {shown(v)}).",
-            )
-            for n, v in wanted.items()
-        )
     able = expected(name, version) if capabilities is None else capabilities
     found = [*_unable(wanted, able, title(name, version)), *_together(wanted, name)]
     if precision is not None:
         found += _precision(build, precision, able, title(name, version))
-    on_platform: tuple[tuple[str, str], ...] = ()
-    if build.platform is not None and precision is not None:
-        on_platform = platforms.refusals(platforms.PLATFORMS[build.platform], precision, dla=uses_dla(build))
-    return (*((path, f"{path}: {message}") for path, message in found), *on_platform)
+    judged = tuple((path, f"{path}: {message}") for path, message in found)
+    return judged if precision is None else judged + platform_refusals(build, precision)
+
+
+def platform_refusals(build: Build, precision: Precision) -> tuple[tuple[str, str], ...]:
+    """The same for `build.platform` alone, whatever the release."""
+    if build.platform is None:
+        return ()
+    return platforms.refusals(platforms.PLATFORMS[build.platform], precision, dla=uses_dla(build))
 
 
 def _unable(wanted: dict[str, Any], able: frozenset[str], release: str) -> Iterator[tuple[str, str]]:
@@ -234,6 +231,11 @@ def _precision(build: Build, precision: Precision, able: frozenset[str], release
         yield (
             "build.quantization",
             "precision.int8_mode must be on for implicit (got off). Turn it on, or use explicit.",
+        )
+    if implicit and build.route == "torch_tensorrt":
+        yield (
+            "build.quantization",
+            "must be explicit with build.route torch_tensorrt (got implicit). Use build.route onnx.",
         )
     if implicit and precision.bf16_mode:
         yield "build.quantization", "implicit must go with FP16 or FP32 (got precision.bf16_mode). Use explicit."

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -16,24 +14,12 @@ import numpy as np
 from trtpipe.errors import InputError, MissingError
 from trtpipe.progress import Silent
 from trtpipe.trt import driver, flavour, plan
+from trtpipe.trt.calls import Binding, Bindings, Shape, Tensors, spec_of
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.memory import Array, Buffer, Memory, Provider, open_memory
 from trtpipe.trt.monitor import Watch, make_logger
-from trtpipe.trt.network import DTYPES, enum_name
-from trtpipe.values import DimRange, TensorSpec
-
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Binding:
-    """One input or output of an engine. `ranges` are (min, opt, max) shapes, one for each profile; () for an output."""
-
-    name: str
-    dtype: str
-    shape: Shape
-    is_input: bool
-    ranges: tuple[tuple[Shape, Shape, Shape], ...]
+from trtpipe.trt.network import enum_name
+from trtpipe.values import TensorSpec
 
 
 class EngineRunner:
@@ -45,6 +31,7 @@ class EngineRunner:
         version_compatible: the plan was built with build.version_compatible, so another release may load it; it then
             brings host code of its own, which is run.
         cuda_graph: capture an execution when shapes change and launch the graph from then on.
+        refit: the ONNX file that the engine was built from, whose weights a stripped plan is given.
         api: "tensors" or 8.6's "bindings"; tensors wherever the release has them, when None.
 
     Raises (on entering):
@@ -59,16 +46,19 @@ class EngineRunner:
         memory: Provider | Memory | None = None,
         version_compatible: bool = False,
         cuda_graph: bool = False,
+        refit: bytes | None = None,
         api: Literal["tensors", "bindings"] | None = None,
     ) -> None:
         self._plan = engine if isinstance(engine, bytes) else Path(engine).read_bytes()
         self._wanted_memory = memory
         self._version_compatible = version_compatible
         self._cuda_graph = cuda_graph
+        self._refit = refit
         self._api = api
-        self._stack: ExitStack | None = None
+        self._engine: Any = None
         self.name = "engine"
         self.bindings: tuple[Binding, ...] = ()
+        self.notes: tuple[str, ...] = ()
 
     def __enter__(self) -> EngineRunner:
         try:
@@ -87,12 +77,12 @@ class EngineRunner:
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """The inputs; dynamic dimensions are named after input and axis, and range over all profiles."""
-        return tuple(_spec(b) for b in self.bindings if b.is_input)
+        return tuple(spec_of(b) for b in self.bindings if b.is_input)
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """The outputs; a dynamic dimension has a name and no range."""
-        return tuple(_spec(b) for b in self.bindings if not b.is_input)
+        return tuple(spec_of(b) for b in self.bindings if not b.is_input)
 
     @property
     def device_memory_bytes(self) -> int:
@@ -137,7 +127,7 @@ class EngineRunner:
 
     def _opened(self) -> Any:
         """The engine; InputError when the runner is closed."""
-        if self._stack is None:
+        if self._engine is None:
             raise InputError("engine: must be open to be run (it is not). Use the runner as a context manager.")
         return self._engine
 
@@ -150,7 +140,6 @@ class EngineRunner:
             header = plan.PlanHeader(header.flavour, "", header.compute_capabilities, header.length, header.portable)
         if problems := plan.misfits(header, found.name, found.version, device.compute_capability):
             raise InputError("\n".join(f"engine: {p}" for p in problems))
-        self._stack = ExitStack()
         wanted = self._wanted_memory
         self._memory = open_memory(wanted) if wanted is None or isinstance(wanted, str) else wanted
         self._watch = Watch(Silent(), "error")
@@ -166,6 +155,8 @@ class EngineRunner:
                 f"engine: {found.title} must load the plan on {device.name} (got {self._reason()}). "
                 "Build the engine on this device."
             )
+        if self._refit is not None:
+            self._give_weights(found, engine, self._refit)
         if found.has("weight_streaming") and engine.streamable_weights_size > 0:
             engine.weight_streaming_budget_v2 = engine.get_weight_streaming_automatic_budget()
         context = engine.create_execution_context()
@@ -176,7 +167,7 @@ class EngineRunner:
             )
         self._flavour, self._runtime, self._engine = found, runtime, engine
         bindings = self._api == "bindings" or not found.has("tensor_api")
-        self._calls: _Tensors | _Bindings = (_Bindings if bindings else _Tensors)(engine, context)
+        self._calls: Tensors | Bindings = (Bindings if bindings else Tensors)(engine, context)
         self.bindings = self._calls.list()
         self.profiles = int(engine.num_optimization_profiles)
         self.name = f"{found.title} on {device.name}"
@@ -188,18 +179,29 @@ class EngineRunner:
         validity, diagnostics = runtime.get_engine_validity(self._plan)
         if enum_name(validity) == "INVALID":
             raise InputError(
-                f"engine: {found.title} must find the plan valid for this GPU (got INVALID, {diagnostics}). "
-                "Build the engine for this GPU's compute capability."
+                f"engine: {found.title} must find the plan valid for this GPU (got INVALID, {diagnostics}; "
+                f"{self._reason()}). Build the engine for this GPU's compute capability."
+            )
+        if enum_name(validity) == "SUBOPTIMAL":
+            self.notes += (f"{found.title} says that the engine may be slower on this GPU than one built for it",)
+
+    def _give_weights(self, found: Flavour, engine: Any, onnx: bytes) -> None:
+        """Refit every weight of the engine from the ONNX file."""
+        refitter = found.module.Refitter(engine, self._logger)
+        parser = found.module.OnnxParserRefitter(refitter, self._logger)
+        if not parser.refit_from_bytes(onnx) or not refitter.refit_cuda_engine():
+            raise InputError(
+                f"engine: the weights must be those of the graph it was built from (got {self._reason()}). "
+                "Give the bundle's own model.onnx."
             )
 
     def _close(self) -> None:
         """Let go in the order that TensorRT wants: context, engine, runtime, logger."""
-        for part in ("_graph", "_calls", "_engine", "_runtime", "_buffers", "_memory", "_logger"):
-            if hasattr(self, part):
-                delattr(self, part)
-        if self._stack is not None:
-            self._stack.close()
-        self._stack = None
+        for part in ("_graph", "_calls"):
+            self.__dict__.pop(part, None)
+        self._engine = None
+        for part in ("_runtime", "_buffers", "_memory", "_logger"):
+            self.__dict__.pop(part, None)
 
     def _reason(self) -> str:
         return self._watch.errors[-1] if self._watch.errors else "no error message"
@@ -255,142 +257,5 @@ class EngineRunner:
         self._graph()
 
 
-class _Tensors:
-    """The tensor API: everything by name."""
-
-    def __init__(self, engine: Any, context: Any) -> None:
-        self._engine, self._context = engine, context
-        self._profile, self._shapes = 0, dict[str, Shape]()
-
-    def list(self) -> tuple[Binding, ...]:
-        """Every binding, in the engine's order."""
-        engine = self._engine
-        names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
-        return tuple(
-            Binding(
-                name,
-                _dtype(engine.get_tensor_dtype(name)),
-                tuple(engine.get_tensor_shape(name)),
-                is_input := enum_name(engine.get_tensor_mode(name)) == "INPUT",
-                tuple(
-                    _ranges(engine.get_tensor_profile_shape(name, p)) for p in range(engine.num_optimization_profiles)
-                )
-                if is_input
-                else (),
-            )
-            for name in names
-        )
-
-    def choose(self, profile: int, shapes: Mapping[str, Shape], stream: int) -> bool:
-        """Take this profile and these input shapes; whether anything changed."""
-        if profile == self._profile and shapes == self._shapes:
-            return False
-        if profile != self._profile:
-            self._context.set_optimization_profile_async(profile, stream)
-        for name, shape in shapes.items():
-            if not self._context.set_input_shape(name, shape):
-                raise InputError(f"inputs.{name}: must have a shape that the engine takes (got {shape}). Reshape it.")
-        self._profile, self._shapes = profile, dict(shapes)
-        return True
-
-    def shape_of(self, name: str) -> Shape:
-        """The shape of an output for the chosen inputs."""
-        return _known(name, tuple(self._context.get_tensor_shape(name)))
-
-    def set_address(self, name: str, address: int) -> None:
-        """Where a binding is in device memory."""
-        self._context.set_tensor_address(name, address)
-
-    def execute(self, stream: int) -> bool:
-        """Enqueue one execution."""
-        return bool(self._context.execute_async_v3(stream))
-
-
-class _Bindings:
-    """8.6's binding API: everything by number, and the bindings of every profile after those of the first."""
-
-    def __init__(self, engine: Any, context: Any) -> None:
-        self._engine, self._context = engine, context
-        self._count = engine.num_bindings // engine.num_optimization_profiles
-        self._numbers = {engine.get_binding_name(i): i for i in range(self._count)}
-        self._profile, self._shapes = 0, dict[str, Shape]()
-        self._addresses = dict.fromkeys(self._numbers, 0)
-
-    def list(self) -> tuple[Binding, ...]:
-        """Every binding, in the engine's order."""
-        engine = self._engine
-        profiles = range(engine.num_optimization_profiles)
-        return tuple(
-            Binding(
-                name,
-                _dtype(engine.get_binding_dtype(number)),
-                tuple(engine.get_binding_shape(number)),
-                is_input := bool(engine.binding_is_input(number)),
-                tuple(_ranges(engine.get_profile_shape(p, number + p * self._count)) for p in profiles)
-                if is_input
-                else (),
-            )
-            for name, number in self._numbers.items()
-        )
-
-    def choose(self, profile: int, shapes: Mapping[str, Shape], stream: int) -> bool:
-        """Take this profile and these input shapes; whether anything changed."""
-        if profile == self._profile and shapes == self._shapes:
-            return False
-        if profile != self._profile:
-            self._context.set_optimization_profile_async(profile, stream)
-        self._profile, self._shapes = profile, dict(shapes)
-        for name, shape in shapes.items():
-            if not self._context.set_binding_shape(self._number(name), shape):
-                raise InputError(f"inputs.{name}: must have a shape that the engine takes (got {shape}). Reshape it.")
-        return True
-
-    def shape_of(self, name: str) -> Shape:
-        """The shape of an output for the chosen inputs."""
-        return _known(name, tuple(self._context.get_binding_shape(self._number(name))))
-
-    def set_address(self, name: str, address: int) -> None:
-        """Where a binding is in device memory."""
-        self._addresses[name] = address
-
-    def execute(self, stream: int) -> bool:
-        """Enqueue one execution."""
-        here = list(self._addresses.values())
-        before = [0] * (self._profile * self._count)
-        after = [0] * (self._engine.num_bindings - len(before) - len(here))
-        return bool(self._context.execute_async_v2([*before, *here, *after], stream))
-
-    def _number(self, name: str) -> int:
-        number: int = self._numbers[name] + self._profile * self._count
-        return number
-
-
-def _dtype(value: Any) -> str:
-    return DTYPES[enum_name(value)]
-
-
-def _ranges(shapes: Any) -> tuple[Shape, Shape, Shape]:
-    low, best, high = (tuple(s) for s in shapes)
-    return low, best, high
-
-
 def _within(shape: Shape, low: Shape, high: Shape) -> bool:
     return len(shape) == len(low) and all(a <= s <= b for a, s, b in zip(low, shape, high, strict=True))
-
-
-def _known(name: str, shape: Shape) -> Shape:
-    if any(d < 0 for d in shape):
-        raise InputError(
-            f"outputs.{name}: must have a shape that follows from the inputs' (got {shape}). Pad it inside."
-        )
-    return shape
-
-
-def _spec(binding: Binding) -> TensorSpec:
-    names = [d if d >= 0 else f"{binding.name}_{axis}" for axis, d in enumerate(binding.shape)]
-    dims = {}
-    for axis, name in enumerate(names):
-        if isinstance(name, str) and binding.ranges:
-            low, best, high = zip(*binding.ranges, strict=True)
-            dims[name] = DimRange(min(s[axis] for s in low), best[0][axis], max(s[axis] for s in high))
-    return TensorSpec(binding.name, binding.dtype, tuple(names), dims)

@@ -63,6 +63,8 @@ REFUSED = [
      ["precision.keep: must be empty with build.quantization implicit (got a, b). Use explicit, or keep nothing."]),
     ({"quantization": "implicit"}, Precision(int8_mode=True, bf16_mode=True), TEN,
      ["build.quantization: implicit must go with FP16 or FP32 (got precision.bf16_mode). Use explicit."]),
+    ({"quantization": "implicit", "route": "torch_tensorrt"}, INT8, TEN,
+     ["build.quantization: must be explicit with build.route torch_tensorrt (got implicit). Use build.route onnx."]),
     ({}, Precision(bf16_mode=True), OLD,
      ["precision.bf16_mode: TensorRT 8.6.1 must have BF16 (got True). Use precision.fp16_mode."]),
     ({"exclude_lean_runtime": True}, FP16, TEN,
@@ -118,15 +120,6 @@ def test_int8_on_a_jetson_nano_is_refused_at_plan_time():
         "precision.int8_mode": "precision.int8_mode: Jetson Nano (compute capability 5.3) must compute in INT8 (got a "
         "platform with FP32, FP16). Use precision.fp16_mode."
     }
-
-
-def test_onnxruntime_takes_no_builder_option():
-    assert refusals(Build(target="onnxruntime"), INT8, "onnxruntime", "1.31.1") == ()
-    found = refusals(Build(target="onnxruntime", workspace=5), INT8, "onnxruntime", "1.31.1")
-    assert found == (
-        ("build.workspace",
-         "build.workspace: must be left out for target onnxruntime, which compiles nothing (got 5)."),
-    )  # fmt: skip
 
 
 def test_several_problems_come_at_once():

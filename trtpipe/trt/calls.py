@@ -1,0 +1,162 @@
+"""TensorRT's two ways to talk to an execution context, behind the same few calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trtpipe.errors import InputError
+from trtpipe.trt.network import DTYPES, enum_name
+from trtpipe.values import DimRange, TensorSpec
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One input or output of an engine. `ranges` are (min, opt, max) shapes, one for each profile; () for an output."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    is_input: bool
+    ranges: tuple[tuple[Shape, Shape, Shape], ...]
+
+
+class Tensors:
+    """The tensor API: everything by name."""
+
+    def __init__(self, engine: Any, context: Any) -> None:
+        self._engine, self._context = engine, context
+        self._profile, self._shapes = 0, dict[str, Shape]()
+
+    def list(self) -> tuple[Binding, ...]:
+        """Every binding, in the engine's order."""
+        engine = self._engine
+        names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
+        return tuple(
+            Binding(
+                name,
+                _dtype(engine.get_tensor_dtype(name)),
+                tuple(engine.get_tensor_shape(name)),
+                is_input := enum_name(engine.get_tensor_mode(name)) == "INPUT",
+                tuple(
+                    _ranges(engine.get_tensor_profile_shape(name, p)) for p in range(engine.num_optimization_profiles)
+                )
+                if is_input
+                else (),
+            )
+            for name in names
+        )
+
+    def choose(self, profile: int, shapes: Mapping[str, Shape], stream: int) -> bool:
+        """Take this profile and these input shapes; whether anything changed."""
+        if profile == self._profile and shapes == self._shapes:
+            return False
+        if profile != self._profile:
+            self._context.set_optimization_profile_async(profile, stream)
+        for name, shape in shapes.items():
+            if not self._context.set_input_shape(name, shape):
+                raise InputError(f"inputs.{name}: must have a shape that the engine takes (got {shape}). Reshape it.")
+        self._profile, self._shapes = profile, dict(shapes)
+        return True
+
+    def shape_of(self, name: str) -> Shape:
+        """The shape of an output for the chosen inputs."""
+        return _known(name, tuple(self._context.get_tensor_shape(name)))
+
+    def set_address(self, name: str, address: int) -> None:
+        """Where a binding is in device memory."""
+        self._context.set_tensor_address(name, address)
+
+    def execute(self, stream: int) -> bool:
+        """Enqueue one execution."""
+        return bool(self._context.execute_async_v3(stream))
+
+
+class Bindings:
+    """8.6's binding API: everything by number, and the bindings of every profile after those of the first."""
+
+    def __init__(self, engine: Any, context: Any) -> None:
+        self._engine, self._context = engine, context
+        self._count = engine.num_bindings // engine.num_optimization_profiles
+        self._numbers = {engine.get_binding_name(i): i for i in range(self._count)}
+        self._profile, self._shapes = 0, dict[str, Shape]()
+        self._addresses = dict.fromkeys(self._numbers, 0)
+
+    def list(self) -> tuple[Binding, ...]:
+        """Every binding, in the engine's order."""
+        engine = self._engine
+        profiles = range(engine.num_optimization_profiles)
+        return tuple(
+            Binding(
+                name,
+                _dtype(engine.get_binding_dtype(number)),
+                tuple(engine.get_binding_shape(number)),
+                is_input := bool(engine.binding_is_input(number)),
+                tuple(_ranges(engine.get_profile_shape(p, number + p * self._count)) for p in profiles)
+                if is_input
+                else (),
+            )
+            for name, number in self._numbers.items()
+        )
+
+    def choose(self, profile: int, shapes: Mapping[str, Shape], stream: int) -> bool:
+        """Take this profile and these input shapes; whether anything changed."""
+        if profile == self._profile and shapes == self._shapes:
+            return False
+        if profile != self._profile:
+            self._context.set_optimization_profile_async(profile, stream)
+        self._profile, self._shapes = profile, dict(shapes)
+        for name, shape in shapes.items():
+            if not self._context.set_binding_shape(self._number(name), shape):
+                raise InputError(f"inputs.{name}: must have a shape that the engine takes (got {shape}). Reshape it.")
+        return True
+
+    def shape_of(self, name: str) -> Shape:
+        """The shape of an output for the chosen inputs."""
+        return _known(name, tuple(self._context.get_binding_shape(self._number(name))))
+
+    def set_address(self, name: str, address: int) -> None:
+        """Where a binding is in device memory."""
+        self._addresses[name] = address
+
+    def execute(self, stream: int) -> bool:
+        """Enqueue one execution."""
+        here = list(self._addresses.values())
+        before = [0] * (self._profile * self._count)
+        after = [0] * (self._engine.num_bindings - len(before) - len(here))
+        return bool(self._context.execute_async_v2([*before, *here, *after], stream))
+
+    def _number(self, name: str) -> int:
+        number: int = self._numbers[name] + self._profile * self._count
+        return number
+
+
+def _dtype(value: Any) -> str:
+    return DTYPES[enum_name(value)]
+
+
+def _ranges(shapes: Any) -> tuple[Shape, Shape, Shape]:
+    low, best, high = (tuple(s) for s in shapes)
+    return low, best, high
+
+
+def _known(name: str, shape: Shape) -> Shape:
+    if any(d < 0 for d in shape):
+        raise InputError(
+            f"outputs.{name}: must have a shape that follows from the inputs' (got {shape}). Pad it inside."
+        )
+    return shape
+
+
+def spec_of(binding: Binding) -> TensorSpec:
+    """The binding as a spec: a dynamic dimension is named after binding and axis, and ranges over all profiles."""
+    names = [d if d >= 0 else f"{binding.name}_{axis}" for axis, d in enumerate(binding.shape)]
+    dims = {}
+    for axis, name in enumerate(names):
+        if isinstance(name, str) and binding.ranges:
+            low, best, high = zip(*binding.ranges, strict=True)
+            dims[name] = DimRange(min(s[axis] for s in low), best[0][axis], max(s[axis] for s in high))
+    return TensorSpec(binding.name, binding.dtype, tuple(names), dims)
