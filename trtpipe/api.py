@@ -29,9 +29,13 @@ def load_job(path: str | Path, overrides: Iterable[str] = ()) -> Job:
     Raises:
         JobErrors: everything that is wrong with it, at once.
     """
+    from trtpipe.errors import InputError
     from trtpipe.validate import plan
 
-    return plan(Path(path), tuple(overrides))
+    jobs = plan(Path(path), tuple(overrides))
+    if len(jobs) > 1:
+        raise InputError(f"{path}: must be one job (got a matrix of {len(jobs)}). Give the file to `trtpipe build`.")
+    return jobs[0]
 
 
 def build(

@@ -38,6 +38,9 @@ COMMANDS: Mapping[str, str] = {
     "keygen": "trtpipe.commands.keygen:command",
     "inspect": "trtpipe.commands.inspect:command",
     "init": "trtpipe.commands.init:command",
+    "nightly": "trtpipe.commands.nightly:command",
+    "history": "trtpipe.commands.history:command",
+    "worker": "trtpipe.commands.worker:command",
     "doctor": "trtpipe.commands.doctor:command",
     "schema": "trtpipe.commands.schema:command",
 }
@@ -52,6 +55,7 @@ EXTRAS: Mapping[str, str] = {
     "cuda": "edge",
     "dask": "fleet",
     "distributed": "fleet",
+    "fsspec": "fleet",
     "sklearn": "examples",
     "timm": "examples",
 }

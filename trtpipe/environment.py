@@ -56,7 +56,7 @@ def portable_job(job: Job) -> str:
         return value
 
     return json.dumps(
-        relative(job.model_dump(mode="json", exclude_defaults=True, exclude={"build": {"log_level"}})),
+        relative(job.model_dump(mode="json", exclude_defaults=True, exclude={"build": {"log_level"}, "worker": True})),
         sort_keys=True,
         indent=1,
     )
@@ -81,5 +81,10 @@ def source_fingerprint(job: Job, parts: Mapping[str, str | None]) -> str:
 
 def fingerprint(source: str, target: str) -> str:
     """SHA-256 over everything that can change an engine: its source's fingerprint and the compiler on this machine."""
-    sections = {"source": source, "versions": versions(BUILDERS[target])}
+    sections: dict[str, Any] = {"source": source, "versions": versions(BUILDERS[target])}
+    if target == "tensorrt":  # it times its kernels on the GPU that is here
+        from trtpipe.trt import driver
+
+        found = driver.probe()
+        sections["device"] = [found.cuda, *(f"{d.name} {d.compute_capability}" for d in found.devices[:1])]
     return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()

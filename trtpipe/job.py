@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from trtpipe import yamlfile
+from trtpipe import matrix, yamlfile
 from trtpipe.errors import InputError
 from trtpipe.problems import Problem, did_you_mean, dotted, explain, legal_keys, said, shown
 from trtpipe.rules import BrokenRules, broken
@@ -50,7 +50,9 @@ __all__ = [
     "Range",
     "Section",
     "Transform",
+    "job_files",
     "load_job",
+    "load_jobs",
 ]
 
 #: Every key that names a file or a folder: what must be there. `output` need not exist yet.
@@ -94,12 +96,48 @@ def load_job(path: str | Path, overrides: Iterable[str] = (), *, paths_exist: bo
     return job
 
 
+def load_jobs(path: str | Path, overrides: Iterable[str] = (), *, paths_exist: bool = True) -> tuple[Job, ...]:
+    """The jobs in a file: one, or one for each combination of its `matrix`.
+
+    Raises:
+        JobErrors: with all problems found; one that several jobs share is said once.
+    """
+    files = job_files(path, paths_exist=paths_exist)
+    jobs = [file.read(overrides) for file in files]
+    problems = tuple(dict.fromkeys(p for file in files for p in file.problems))
+    if problems:
+        raise JobErrors(problems)
+    return tuple(job for job in jobs if job is not None)
+
+
+def job_files(path: str | Path, *, paths_exist: bool = True) -> tuple[JobFile, ...]:
+    """The file ready to be read, once for each job in it; a broken one is given as it is, and reading it says why."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        document = yamlfile.parse(text)
+    except (OSError, UnicodeDecodeError, yamlfile.YamlProblem):
+        return (JobFile(path, paths_exist=paths_exist),)
+    if isinstance(document.data, dict) and not matrix.has_matrix(document):
+        return (JobFile(path, paths_exist=paths_exist, parsed=(document, text)),)
+    cells = matrix.expand(document)[0] if matrix.has_matrix(document) else ()
+    if not cells:
+        return (JobFile(path, paths_exist=paths_exist),)
+    return tuple(
+        JobFile(path, paths_exist=paths_exist, parsed=(cell.document, f"{text.rstrip()}\n# matrix {cell}\n"))
+        for cell in cells
+    )
+
+
 class JobFile:
     """One job file while it is read; it knows the place of everything in it."""
 
-    def __init__(self, path: Path, *, paths_exist: bool = True) -> None:
+    def __init__(
+        self, path: Path, *, paths_exist: bool = True, parsed: tuple[yamlfile.Document, str] | None = None
+    ) -> None:
         self._path = path
         self._paths_exist = paths_exist
+        self._parsed = parsed
         self._document = yamlfile.Document(None, {}, {}, {})
         self._text = ""
         self._set: list[yamlfile.Path] = []
@@ -130,6 +168,9 @@ class JobFile:
         self._problems.append(Problem(fspath(self._path), place.line, place.column, dotted(path), text, missing))
 
     def _load(self) -> dict[str, Any] | None:
+        if self._parsed is not None:
+            self._document, self._text = self._parsed
+            return dict(self._document.data)
         name = fspath(self._path)
         try:
             text = self._path.read_text(encoding="utf-8")
@@ -158,6 +199,14 @@ class JobFile:
             got = shown(self._document.data)
             hint = f"Its keys are {', '.join(Job.model_fields)}; `trtpipe init` writes one to start from."
             self._problems.append(Problem(name, 1, 1, "", said("be a mapping", got, hint)))
+            return None
+        if matrix.has_matrix(self._document):
+            _, problems = matrix.expand(self._document)
+            hint = "Give it to `trtpipe build`, `validate` or `nightly`."
+            for at, said_of_it in problems or (
+                ((matrix.KEY,), said("not be in the file of one job", "several jobs", hint)),
+            ):
+                self.add(at, said_of_it)
             return None
         return dict(self._document.data)
 

@@ -1,4 +1,4 @@
-"""What a night came to, as one value; its lines for a terminal or a log, and its JSON. `report/` makes the page of it."""
+"""What a night came to, as one value; its lines for a terminal or a log, and its JSON. Its page is `report`'s."""
 
 from __future__ import annotations
 
@@ -51,6 +51,11 @@ class Drift:
     def distinct(self) -> int:
         """How many different engines came out; 1 is no drift."""
         return len(set(self.engines))
+
+    @property
+    def outputs_differ(self) -> bool:
+        """Whether two builds answered differently. Engines may differ and answer alike: TensorRT-RTX's often do."""
+        return self.max_abs is not None and self.max_abs != 0
 
 
 @dataclass(frozen=True)
@@ -129,10 +134,10 @@ class NightlyReport:
 
     @property
     def exit_code(self) -> int:
-        """130 interrupted; 1 a regression, a failed check or drift; else the highest code of the errors; 0 all green."""
+        """130 interrupted; 1 a regression, a failed check or outputs that drift; else the errors' highest; 0 green."""
         if self.interrupted:
             return 130
-        if any(o.regressions or o.exit_code == 1 or (o.drift and o.drift.distinct > 1) for o in self.outcomes):
+        if any(o.regressions or o.exit_code == 1 or (o.drift and o.drift.outputs_differ) for o in self.outcomes):
             return 1
         return max((o.exit_code for o in self.outcomes), default=0)
 
@@ -153,7 +158,7 @@ class NightlyReport:
         errors = [o.name for o in self.outcomes if o.outcome == "error"]
         if errors:
             return f"ERROR {_some(errors)}"
-        drifting = [o.name for o in self.outcomes if o.drift and o.drift.distinct > 1]
+        drifting = [o.name for o in self.outcomes if o.drift and o.drift.outputs_differ]
         if drifting:
             return f"DRIFT {_some(drifting)}"
         if self.interrupted:
@@ -185,7 +190,11 @@ def _of(o: JobOutcome) -> Iterator[str]:
     if o.error:
         yield from o.error.splitlines()
     if o.exit_code == 1 and not o.error:
-        failed = [f"{m.name} {m.value:.6g} (limit {m.limit:g})" for m in o.metrics if m.passed is False and m.limit is not None]
+        failed = [
+            f"{m.name} {m.value:.6g} (limit {m.limit:g})"
+            for m in o.metrics
+            if m.passed is False and m.limit is not None
+        ]
         yield "check failed: " + "; ".join([*failed, *o.problems])
     if o.reasons:
         yield "built: " + "; ".join(o.reasons)
@@ -199,7 +208,9 @@ def _of(o: JobOutcome) -> Iterator[str]:
 def drift_line(drift: Drift) -> str:
     """Whether engines and outputs differed between builds."""
     count = len(drift.engines)
-    same = f"{count} builds, one engine" if drift.distinct == 1 else f"{count} builds, {drift.distinct} different engines"
+    same = (
+        f"{count} builds, one engine" if drift.distinct == 1 else f"{count} builds, {drift.distinct} different engines"
+    )
     if drift.max_abs is None:
         return f"drift: {same}; outputs were not compared"
     return f"drift: {same}; outputs differ by at most {drift.max_abs:.3g}"

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from trtpipe.check import CheckData, Damaged
     from trtpipe.golden import Golden
     from trtpipe.job import Job
-    from trtpipe.manifest import Manifest
     from trtpipe.progress import Progress, Reporter
 
 #: Samples whose ranges decide what FP16 can hold.
@@ -80,6 +79,10 @@ class Stages:
                 raise InputError(f"{name}: {error}") from error
         self.seconds[name] = time.perf_counter() - began
 
+    def note_of(self, message: str) -> Callable[[], None]:
+        """What says `message` to the reader of the log when it is called."""
+        return lambda: self._reporter.note(message)
+
 
 def build(job: Job, out: Path, reporter: Reporter, *, sign: Callable[[bytes], bytes] | None = None) -> Built:
     """Take `job` down the whole line and write `out/<name>`, signed by `sign` (`signing.signer`) if that is given.
@@ -89,11 +92,9 @@ def build(job: Job, out: Path, reporter: Reporter, *, sign: Callable[[bytes], by
     Raises:
         TrtpipeError: with the exit code of what went wrong; nothing is then written.
     """
-    from trtpipe import golden
+    from trtpipe.assembly import Parts, assemble, shared_scales
     from trtpipe.bench_line import judged_speed
-    from trtpipe.bundle import write_bundle
     from trtpipe.diagnose import is_about_numbers
-    from trtpipe.manifest import CALIBRATION, GOLDEN, GRAPH, REPORT
 
     stages = Stages(reporter)
     front = prepare(job, stages)
@@ -109,28 +110,30 @@ def build(job: Job, out: Path, reporter: Reporter, *, sign: Callable[[bytes], by
         report = check(job, front, engine, stages, keep=found.update)
         report = replace(report, notes=(*report.notes, how))
     report = explained(job, front, table, judged_speed(job, front, engine, report, stages), stages)
-    with stages("bundle"):
-        manifest = describe(job, front, table, quantized, report, engine, engine.graph)
-        files = {GOLDEN: golden.to_bytes(golden.first(golden_data(front)))}
-        if table is not None:
-            files[CALIBRATION] = table_bytes(table)
-        if engine.graph is not None:
-            files[GRAPH] = engine.graph.data
-        files[manifest.engine_file] = engine.data
-        files[REPORT] = report_page(job, front, table, found, manifest, files)
-        bundle = write_bundle(out / job.name, manifest, files, sign=sign)
+    scales = {} if table is None else shared_scales(front.captured)
+    parts = Parts(front, table, scales, quantized, engine, report, found)
+    bundle = assemble(job, out, parts, stages, sign=sign)
     return Built(bundle, report, stages.seconds)
 
 
 def prepare(job: Job, stages: Stages) -> Front:
     """The model, its baseline and its graph."""
-    from trtpipe.baseline import record_baseline
     from trtpipe.capture import capture
-    from trtpipe.data import open_check
     from trtpipe.model import load_model
 
     with stages("model"):
         loaded = load_model(job, job.folder)
+    source, baseline = record(job, loaded, stages)
+    with stages("capture"):
+        captured = capture(loaded)
+    return Front(loaded, source, baseline, captured)
+
+
+def record(job: Job, loaded: LoadedModel, stages: Stages) -> tuple[Source, Baseline]:
+    """The check samples, and what the model answers on them as TorchScript."""
+    from trtpipe.baseline import record_baseline
+    from trtpipe.data import open_check
+
     with stages("baseline") as progress:
         source = open_check(job)
         baseline = record_baseline(
@@ -141,9 +144,7 @@ def prepare(job: Job, stages: Stages) -> Front:
             torchscript=job.model.torchscript,
             progress=progress,
         )
-    with stages("capture"):
-        captured = capture(loaded)
-    return Front(loaded, source, baseline, captured)
+    return source, baseline
 
 
 def quantizes(job: Job) -> bool:
@@ -359,27 +360,6 @@ def golden_data(front: Front) -> Golden:
         {n: a[:count] for n, a in front.baseline.outputs.items()},
         None if labels is None else labels[:count],
     )
-
-
-def report_page(
-    job: Job,
-    front: Front,
-    table: CalibrationTable | None,
-    found: Mapping[str, np.ndarray[Any, Any]],
-    manifest: Manifest,
-    files: Mapping[str, bytes],
-) -> bytes:
-    """The bundle's report.html."""
-    from trtpipe.placement import find_sites
-    from trtpipe.report import render
-    from trtpipe.report.content import Answers, ReportContent
-
-    images = None if job.check.images is None else Path(job.check.images)
-    baseline = front.baseline
-    answers = Answers(baseline.outputs, found, front.check_source.ids, baseline.labels, images) if found else None
-    sizes = {name: len(data) for name, data in files.items()}
-    scales = {} if table is None else {s.key: s.group for s in find_sites(front.captured.graph)[0] if s.axis is None}
-    return render(ReportContent(manifest, sizes, answers, table, scales)).encode()
 
 
 def table_bytes(table: CalibrationTable) -> bytes:

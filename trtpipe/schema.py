@@ -35,7 +35,8 @@ A job is one YAML file. `trtpipe validate job.yaml` says everything that is wron
 def job_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of a job file.
 
-    Ranges of dynamic dimensions stand beside `shape` in a file, so every key of an input that is not its own is one.
+    Ranges of dynamic dimensions stand beside `shape` in a file, so every key of an input that is not its own is one. A
+    `matrix` may give what is otherwise required, and its axes stand in the name as {axis}.
     """
     schema = Job.model_json_schema()
     definitions: dict[str, Any] = schema["$defs"]
@@ -44,6 +45,15 @@ def job_schema() -> dict[str, Any]:
     spec["additionalProperties"] = {"$ref": "#/$defs/Range"}
     build = definitions["Build"]
     build["properties"] = {k: build["properties"][k] for k in ("route", "target")} | build["properties"]
+    properties = schema["properties"]
+    properties["name"]["pattern"] = r"^[A-Za-z0-9{][A-Za-z0-9._{}-]*$"
+    properties["matrix"] = {
+        "type": "object",
+        "description": "axes of several jobs in one file, one for each combination; docs/nightly.md has the form",
+        "minProperties": 1,
+    }
+    required = {"required": schema.pop("required")}
+    schema |= {"if": {"required": ["matrix"]}, "then": {"required": ["name"]}, "else": required}
     return {"$schema": DIALECT, "title": "trtpipe job", **{k: v for k, v in schema.items() if k != "title"}}
 
 
@@ -90,7 +100,7 @@ def _range_note(section: Schema) -> str:
 def _table(where: str, section: Schema, definitions: Mapping[str, Schema]) -> Iterator[str]:
     yield "| key | value | default | meaning |"
     yield "|---|---|---|---|"
-    required = set(section.get("required", ()))
+    required = set(section.get("required") or section.get("else", {}).get("required", ()))
     for name, prop in section["properties"].items():
         default = "required" if name in required else _default(prop)
         text = prop.get("description") or _linked(prop, definitions)

@@ -268,6 +268,9 @@ class Job(Section):
     calibration: Calibration | None = None
     build: Build = Build()
     check: Check
+    worker: tuple[str, ...] = Field(
+        default=(), description="what a fleet's worker must announce to build this, like sm87 or tensorrt=10.3"
+    )
     _folder: Path | None = PrivateAttr(default=None)
     _text: str = PrivateAttr(default="")
 

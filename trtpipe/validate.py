@@ -13,8 +13,8 @@ from pathlib import Path
 
 from trtpipe.errors import InputError
 from trtpipe.importable import missing
-from trtpipe.job import Job, JobErrors, JobFile, Problem
-from trtpipe.problems import either, said
+from trtpipe.job import Job, JobErrors, JobFile, Problem, job_files
+from trtpipe.problems import said
 
 #: What torchvision's ImageFolder reads.
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -35,11 +35,11 @@ def validate(
     Raises:
         InputError: `version` is no version.
     """
-    return _judged(path, overrides, here, version)[1]
+    return _all_of(judge(path, overrides, here=here, version=version))
 
 
-def plan(path: str | Path, overrides: Iterable[str] = (), *, compiles: bool = True) -> Job:
-    """The job in a file, if it can be built here: what `build` starts from.
+def plan(path: str | Path, overrides: Iterable[str] = (), *, compiles: bool = True) -> tuple[Job, ...]:
+    """The jobs in a file, if all of them can be built here: what `build` starts from.
 
     Args:
         path: the YAML file.
@@ -50,28 +50,49 @@ def plan(path: str | Path, overrides: Iterable[str] = (), *, compiles: bool = Tr
     Raises:
         JobErrors: with all problems found, in the order of the file.
     """
-    job, problems = _judged(path, overrides, True, None, compiles)
-    if problems or job is None:
+    judged = judge(path, overrides, compiles=compiles)
+    if problems := _all_of(judged):
         raise JobErrors(problems)
-    return job
+    return tuple(job for job, _ in judged if job is not None)
+
+
+def judge(
+    path: str | Path,
+    overrides: Iterable[str] = (),
+    *,
+    here: bool = True,
+    version: str | None = None,
+    compiles: bool = True,
+) -> tuple[tuple[Job | None, tuple[Problem, ...]], ...]:
+    """Each job in a file with its problems; arguments as of `validate` and `plan`. None for what is no job.
+
+    Raises:
+        InputError: `version` is no version.
+    """
+    if version is not None and not re.fullmatch(r"\d+(\.\d+)*", version):
+        raise InputError(f"--for: must be a version like 10.3.0 (got {version!r}).")
+    files = job_files(path, paths_exist=here)
+    return tuple(_judged(file, Path(path), overrides, here, version, compiles) for file in files)
 
 
 def _judged(
-    path: str | Path, overrides: Iterable[str], here: bool, version: str | None, compiles: bool = True
+    file: JobFile, path: Path, overrides: Iterable[str], here: bool, version: str | None, compiles: bool
 ) -> tuple[Job | None, tuple[Problem, ...]]:
-    if version is not None and not re.fullmatch(r"\d+(\.\d+)*", version):
-        raise InputError(f"--for: must be a version like 10.3.0 (got {version!r}).")
-    file = JobFile(Path(path), paths_exist=here)
     job = file.read(overrides)
     if job is not None:
         if here:
-            for option, text in (*_modules(job, Path(path)), *_images(job), *(_gpu(job) if version is None else ())):
+            for option, text in (*_modules(job, path), *_images(job), *(_gpu(job) if version is None else ())):
                 file.add(tuple(option.split(".")), text)
             for option, text in (*_packages(job), *(_compiler(job) if compiles else ())):
                 file.add(tuple(option.split(".")), text, missing=True)
-        for option, text in (*_not_yet(job), *(_refusals(job, version) if compiles else ())):
+        for option, text in _refusals(job, version) if compiles else ():
             file.add(tuple(option.split(".")), text)
     return job, file.problems
+
+
+def _all_of(judged: Iterable[tuple[Job | None, tuple[Problem, ...]]]) -> tuple[Problem, ...]:
+    """Every problem; one that several jobs of a matrix share once."""
+    return tuple(dict.fromkeys(problem for _, problems in judged for problem in problems))
 
 
 #: (dotted path, what `problems.said` makes of it)
@@ -135,14 +156,6 @@ def _frontend(job: Job) -> _Found:
         except metadata.PackageNotFoundError:
             step = TORCH2TRT if name == "torch2trt" else INSTALL[job.build.target]
             yield "build.route", said(f"have {name} installed", "nothing", f"Run: {step}; or use route onnx.")
-
-
-def _not_yet(job: Job) -> _Found:
-    """What a job can say and this version does not do: refused, since nothing is ignored silently."""
-    from trtpipe.routes import ROUTES
-
-    if job.build.route not in ROUTES:
-        yield "build.route", said(f"be {either(tuple(ROUTES))} in this version", repr(job.build.route))
 
 
 def _refusals(job: Job, version: str | None) -> _Found:

@@ -1,6 +1,5 @@
 """The bench: turns, percentiles, reasons, and figures against hand-worked numbers and torch."""
 
-import json
 import math
 from pathlib import Path
 
@@ -176,13 +175,13 @@ def test_json_comes_back_as_it_was(tmp_path):
     assert bench_page.read_bench(file) == BENCH
 
 
-@pytest.mark.parametrize("text", ["{}", "[", '{"name": 1}', bench_page.bench_text(BENCH).replace('{\n', '{\n "extra": 1,\n', 1)])
+@pytest.mark.parametrize(
+    "text", ["{}", "[", '{"name": 1}', bench_page.bench_text(BENCH).replace("{\n", '{\n "extra": 1,\n', 1)]
+)
 def test_other_json_is_refused(tmp_path, text):
     file = tmp_path / "b.json"
     file.write_text(text)
-    with pytest.raises(
-        InputError, match=r"b\.json: must be JSON of `trtpipe bench --save` \(got .*\)\. Measure"
-    ):
+    with pytest.raises(InputError, match=r"b\.json: must be JSON of `trtpipe bench --save` \(got .*\)\. Measure"):
         bench_page.read_bench(file)
 
 

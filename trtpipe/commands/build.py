@@ -60,7 +60,7 @@ def command(
     from trtpipe.signing import signer
 
     signing = None if sign is None else signer(sign)
-    tasks: list[Task] = [(path, partial(build, job, out, sign=signing)) for path, job in loaded.items()]
+    tasks: list[Task] = [(path, partial(build, job, out, sign=signing)) for path, job in loaded]
     if kits:
         from trtpipe.kit_line import finish_kit
 
@@ -70,8 +70,10 @@ def command(
 
 def load_jobs(
     paths: tuple[Path, ...], overrides: tuple[str, ...], verbose: int, *, compiles: bool = True
-) -> dict[Path, Job]:
-    """Every job in `paths` by its file, found fit to be built here (or, without `compiles`, to be prepared).
+) -> list[tuple[Path, Job]]:
+    """Every job in `paths` with its file, found fit to be built here (or, without `compiles`, to be prepared).
+
+    One of several in a file has the name `file#name`.
 
     Raises:
         JobErrors: the problems of all of them at once.
@@ -80,13 +82,16 @@ def load_jobs(
     from trtpipe.job import JobErrors, Problem
     from trtpipe.validate import plan
 
-    loaded: dict[Path, Job] = {}
+    loaded: list[tuple[Path, Job]] = []
     problems: list[Problem] = []
     for path in job_files(paths):
         try:
-            loaded[path] = _logged(plan(path, overrides, compiles=compiles), verbose)
+            jobs = plan(path, overrides, compiles=compiles)
         except JobErrors as error:
             problems.extend(error.problems)
+            continue
+        several = len(jobs) > 1
+        loaded += [(Path(f"{path}#{job.name}") if several else path, _logged(job, verbose)) for job in jobs]
     if problems:
         raise JobErrors(problems)
     _distinct_names(loaded)
@@ -137,12 +142,12 @@ def _logged(job: Job, verbose: int) -> Job:
     return job.model_copy(update={"build": build})
 
 
-def _distinct_names(loaded: dict[Path, Any]) -> None:
+def _distinct_names(loaded: list[tuple[Path, Job]]) -> None:
     """Two jobs of one name would write the same bundle."""
     from trtpipe.errors import InputError
 
     seen: dict[str, Path] = {}
-    for path, job in loaded.items():
+    for path, job in loaded:
         first = seen.setdefault(job.name, path)
         if first != path:
             raise InputError(f"{path}: name: must be another than that of {first} (got {job.name!r}). Rename one job.")

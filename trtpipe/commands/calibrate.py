@@ -46,7 +46,7 @@ def command(
     out.mkdir(parents=True, exist_ok=True)
     results = []
     with console.Console(quiet=quiet or as_json, verbose=verbose > 0).watching() as reporter:
-        for job in loaded.values():
+        for _, job in loaded:
             table = make_table(job, reporter)
             path = out / f"{job.name}.calibration.json"
             table.save(path)

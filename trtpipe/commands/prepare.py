@@ -50,5 +50,5 @@ def command(
     from trtpipe.signing import signer
 
     signing = None if sign is None else signer(sign)
-    tasks: list[Task] = [(path, partial(write_kit, job, out, sign=signing)) for path, job in loaded.items()]
+    tasks: list[Task] = [(path, partial(write_kit, job, out, sign=signing)) for path, job in loaded]
     return run_tasks(tasks, as_json=as_json, verbose=verbose, quiet=quiet)

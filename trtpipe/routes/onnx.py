@@ -22,7 +22,11 @@ OPSET = 20
 
 def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress: Progress) -> Engine:
     """The engine of the job's target, compiled from the quantized graph as ONNX; for onnxruntime that file itself."""
-    model = to_onnx(quantized)
+    return compile_graph(job, to_onnx(quantized), progress)
+
+
+def compile_graph(job: Job, model: OnnxModel, progress: Progress) -> Engine:
+    """The engine of the job's target, compiled from an ONNX file; for onnxruntime that file itself."""
     if job.build.target == "onnxruntime":
         import onnxruntime
 

@@ -1,0 +1,111 @@
+"""What the issue promises, at full size: minutes on two cores. Each test prints its figures (`pytest -s`)."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+
+import nights
+import pytest
+from nights import fingerprints, night, outcomes
+
+pytestmark = pytest.mark.slow
+
+INT8 = "precision: {int8_mode: true}\nbuild: {target: onnxruntime}\n"
+HUNDRED = """
+matrix:
+  weights: [{weights}]
+  precision: [fp32, int8, fp16]
+build: {{target: onnxruntime}}
+"""
+
+
+def test_a_hundred_jobs(tmp_path):
+    """99 jobs of a matrix and one alone: all built, then none within 3 s, then exactly the one that changed."""
+    jobs = nights.make_world(tmp_path / "jobs", 34)
+    weights = ", ".join(f"./w{k}.safetensors" for k in range(33))
+    nights.write_job(jobs, "m", HUNDRED.format(weights=weights))
+    nights.write_job(jobs, "alone", "build: {target: onnxruntime}\n", "w33.safetensors")
+    began = time.monotonic()
+    report = night(tmp_path)
+    print(f"\nfirst run: {time.monotonic() - began:.1f} s")
+    assert len(report["outcomes"]) == 100
+    assert set(outcomes(report).values()) == {"built"}
+    again = []
+    for _ in range(3):
+        began, cpu = time.monotonic(), sum(os.times()[2:4])
+        second = night(tmp_path)
+        again.append((time.monotonic() - began, sum(os.times()[2:4]) - cpu))
+        assert set(outcomes(second).values()) == {"reused"}
+        assert fingerprints(second) == fingerprints(report)
+    print("nothing changed: " + ", ".join(f"{wall:.2f} s ({cpu:.2f} s of CPU)" for wall, cpu in again))
+    assert min(cpu for _, cpu in again) < 3.0
+    os.utime(jobs / "w5.safetensors")
+    assert set(outcomes(night(tmp_path)).values()) == {"reused"}
+    nights.write_weights(jobs / "w33.safetensors", scale=2.0)
+    changed = night(tmp_path, "--workers", "1")
+    assert [n for n, o in outcomes(changed).items() if o == "built"] == ["alone"]
+    assert next(o["reasons"] for o in changed["outcomes"] if o["name"] == "alone") == ["weights changed"]
+
+
+def test_two_processes_and_ten_jobs(tmp_path):
+    jobs = nights.make_world(tmp_path / "jobs", 10)
+    for k in range(10):
+        nights.write_job(
+            jobs, f"j{k}", "precision: {int8_mode: true}\nbuild: {target: onnxruntime}\n", f"w{k}.safetensors"
+        )
+    command = ("nightly", "jobs", "-o", "out", "--cache", "cache", "--workers", "1", "--json")
+    both = [nights.start(*command, "--history", f"h{i}.sqlite", cwd=tmp_path) for i in range(2)]
+    reports = []
+    for process in both:
+        out, err = process.communicate()
+        assert process.returncode == 0, err
+        reports.append(json.loads(out))
+    for k in range(10):
+        assert sorted(outcomes(r)[f"j{k}"] for r in reports) == ["built", "reused"]
+        nights.check_bundle(tmp_path / f"out/j{k}")
+    print("\nbuilt by each process:", [sum(o == "built" for o in outcomes(r).values()) for r in reports])
+
+
+def test_killed_at_ten_random_moments(tmp_path):
+    """After each kill -9, --resume; the end is that of an undisturbed run."""
+    jobs = nights.make_world(tmp_path / "disturbed/jobs", 4)
+    for k in range(4):
+        nights.write_job(
+            jobs, f"a{k}", "precision: {int8_mode: true}\nbuild: {target: onnxruntime}\n", f"w{k}.safetensors"
+        )
+        nights.write_job(jobs, f"b{k}", "build: {target: tensorrt_rtx}\n", f"w{k}.safetensors")
+    shutil.copytree(tmp_path / "disturbed", tmp_path / "calm")
+    began = time.monotonic()
+    calm = night(tmp_path / "calm")
+    span = time.monotonic() - began
+    rng = random.Random(5)
+    command = ["nightly", "jobs", "-o", "out", "--cache", "cache"]
+    moments, struck = [], 0
+    for _ in range(10):
+        process = nights.start(*command, cwd=tmp_path / "disturbed", stdout=None, stderr=None)
+        try:
+            moments.append(rng.uniform(0.0, 0.15 * span))
+            process.wait(moments[-1])
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            struck += 1
+        if "--resume" not in command:
+            command.append("--resume")
+    assert struck >= 8
+    shown = ", ".join(f"{m:.1f}" for m in moments)
+    print(f"\n{struck} kills while it ran, after {shown} s; undisturbed it took {span:.1f} s")
+    final = night(tmp_path / "disturbed", "--resume")
+    assert final["exit_code"] == 0
+    assert fingerprints(final) == fingerprints(calm)
+    for name in fingerprints(calm):
+        nights.check_bundle(tmp_path / "disturbed" / f"out/{name}")
+        one, other = (nights.check_bundle(tmp_path / w / "out" / name).manifest for w in ("calm", "disturbed"))
+        assert one.calibration_digest == other.calibration_digest
+        for file in ("model.onnx", "golden.safetensors"):  # TensorRT-RTX's engines differ from build to build
+            assert one.files[file] == other.files[file], name
+    assert not [p for p in (tmp_path / "disturbed/out").iterdir() if "trtpipe-new" in p.name]

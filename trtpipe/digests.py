@@ -1,0 +1,147 @@
+"""SHA-256 of files, remembered by what `stat` says, so that an unchanged file is not read again.
+
+A file whose size, times, inode and device are those remembered is taken to be unchanged; anything else is read. A file
+changed within the last two seconds is never remembered: another write could leave the same times. What is remembered is
+a SQLite table that any number of processes may use; a damaged one is thrown away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sqlite3
+import time
+from pathlib import Path
+
+#: Younger changes than this are not remembered, nanoseconds.
+RACY_NS = 2_000_000_000
+_SCHEMA = """CREATE TABLE IF NOT EXISTS digests (
+    path TEXT PRIMARY KEY, size INTEGER, mtime_ns INTEGER, ctime_ns INTEGER, inode INTEGER, device INTEGER,
+    sha256 TEXT NOT NULL) WITHOUT ROWID"""
+
+
+class Digests:
+    """Content digests of files. Within one object each file is looked at once: make a new one for a new look.
+
+    Args:
+        path: the table; None remembers nothing from one object to the next.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._seen: dict[str, str] = {}
+        self._folders: dict[str, str] = {}
+        self._table = None if path is None else _opened(path)
+        #: How many files were read, because they were new or had changed.
+        self.read = 0
+
+    def __enter__(self) -> Digests:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the table."""
+        if self._table is not None:
+            self._table.close()
+            self._table = None
+
+    def file(self, path: str | Path) -> str:
+        """SHA-256 hex of a file's content.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        path = os.fspath(path)
+        if path not in self._seen:
+            self._seen[path] = self._of(path)
+        return self._seen[path]
+
+    def folder(self, path: str | Path) -> str:
+        """SHA-256 hex of the names and contents of every file under a folder, hidden ones left out.
+
+        Raises:
+            OSError: something in it cannot be read.
+        """
+        root = os.fspath(path)
+        if root not in self._folders:
+            lines = []
+            with self._transaction():
+                for folder, folders, names in os.walk(root, followlinks=True):
+                    folders[:] = sorted(f for f in folders if not f.startswith("."))
+                    inside = os.path.relpath(folder, root)
+                    lines += [f"{inside}/{n}\0{self.file(os.path.join(folder, n))}" for n in names if n[0] != "."]
+            self._folders[root] = hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+        return self._folders[root]
+
+    def _of(self, path: str) -> str:
+        status = os.stat(path)
+        facts = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev)
+        known = self._row(path)
+        if known is not None and known[:5] == facts:
+            return str(known[5])
+        now = time.time_ns()
+        with open(path, "rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest() if _HAS_FILE_DIGEST else _digest(stream)
+        self.read += 1
+        if now - max(status.st_mtime_ns, status.st_ctime_ns) > RACY_NS:
+            self._store((path, *facts, digest))
+        return digest
+
+    def _row(self, path: str) -> tuple[object, ...] | None:
+        if self._table is None:
+            return None
+        query = "SELECT size, mtime_ns, ctime_ns, inode, device, sha256 FROM digests WHERE path = ?"
+        with contextlib.suppress(sqlite3.Error):
+            row: tuple[object, ...] | None = self._table.execute(query, (path,)).fetchone()
+            return row
+        return None
+
+    def _store(self, row: tuple[object, ...]) -> None:
+        if self._table is not None:
+            with contextlib.suppress(sqlite3.Error):  # it is only a memory: the file will be read again
+                self._table.execute("INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+
+    @contextlib.contextmanager
+    def _transaction(self):  # type: ignore[no-untyped-def]
+        """Many rows at once; errors of the table never are the caller's."""
+        if self._table is None:
+            yield
+            return
+        with contextlib.suppress(sqlite3.Error):
+            self._table.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        finally:
+            with contextlib.suppress(sqlite3.Error):
+                self._table.execute("COMMIT")
+
+
+_HAS_FILE_DIGEST = hasattr(hashlib, "file_digest")  # Python 3.11
+
+
+def _digest(stream: object) -> str:
+    found = hashlib.sha256()
+    while block := stream.read(1 << 20):  # type: ignore[attr-defined]
+        found.update(block)
+    return found.hexdigest()
+
+
+def _opened(path: Path) -> sqlite3.Connection | None:
+    """The table; a file that is no database is replaced. None where none can be had (a full or read-only disk)."""
+    for again in (True, False):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            table = sqlite3.connect(path, timeout=30, isolation_level=None)
+            table.execute("PRAGMA journal_mode=WAL")
+            table.execute("PRAGMA synchronous=NORMAL")
+            table.execute(_SCHEMA)
+            return table
+        except sqlite3.OperationalError:
+            return None
+        except sqlite3.DatabaseError:
+            if again:
+                for leftover in (path, *path.parent.glob(path.name + "-*")):
+                    leftover.unlink(missing_ok=True)
+    return None

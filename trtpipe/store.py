@@ -1,0 +1,74 @@
+"""Entries of the cache at any fsspec address: file://, s3://, gs://, memory:// ..."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from trtpipe.errors import InputError, MissingError
+
+#: Longer entries are refused unread.
+_MOST_HEAD_BYTES = 64 << 20
+
+
+class Store:
+    """A folder at `url`.
+
+    An entry's `last` file is written after all others, and each file under another name first where the file system
+    can rename in one step; object stores write an object whole or not at all. So an entry with its `last` file is
+    complete, and its digests are checked when it is fetched.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            import fsspec
+        except ImportError:
+            raise MissingError(
+                "--store: needs fsspec (it is not installed). Run: pip install 'trtpipe[fleet]'"
+            ) from None
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(url)
+        except ImportError as error:
+            raise MissingError(f"--store: {url} needs another package (got: {error}). Install it.") from None
+        except ValueError as error:
+            raise InputError(f"--store: must be an address that fsspec knows (got {url!r}: {error}).") from None
+        self.url = url
+
+    def get(self, name: str) -> dict[str, bytes] | None:
+        """Every file of an entry, checked; None when it is not there whole."""
+        folder = f"{self._root}/{name}"
+        try:
+            data = self._fs.cat_file(f"{folder}/entry.json", start=0, end=_MOST_HEAD_BYTES)
+            files: dict[str, Any] = json.loads(data)["files"]
+            content = {n: self._fs.cat_file(f"{folder}/{n}") for n in files}
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):
+            return None
+        except OSError as error:
+            raise MissingError(f"--store: {self.url} must be reachable (got {error}).") from error
+        if any([len(content[n]), hashlib.sha256(content[n]).hexdigest()] != list(f) for n, f in files.items()):
+            return None
+        return {**content, "entry.json": data}
+
+    def put(self, name: str, content: Mapping[str, bytes], last: str) -> None:
+        """Write an entry, its file `last` after all others."""
+        folder = f"{self._root}/{name}"
+        try:
+            self._fs.makedirs(folder, exist_ok=True)
+            for file in sorted(content, key=lambda f: f == last):
+                self._write(f"{folder}/{file}", content[file])
+        except OSError as error:
+            raise MissingError(f"--store: {self.url} must be writable (got {error}).") from error
+
+    def _write(self, path: str, data: bytes) -> None:
+        protocols = self._fs.protocol if isinstance(self._fs.protocol, tuple) else (self._fs.protocol,)
+        if "file" not in protocols:
+            self._fs.pipe_file(path, data)
+            return
+        temporary = f"{path}.{secrets.token_hex(8)}.tmp"
+        self._fs.pipe_file(temporary, data)
+        self._fs.mv(temporary, path)
