@@ -23,6 +23,7 @@ NEEDS_MORE = {
     "trtpipe.macs": "torch",
     "trtpipe.modes": "torch",
     "trtpipe.partial": "torch",
+    "trtpipe.routes.qdq": "torch",
     "trtpipe.sensitivity": "torch",
     "trtpipe.units": "torch",
     "trtpipe.graph": "torch",
@@ -34,7 +35,7 @@ NEEDS_MORE = {
 
 #: The only places that may import a module, as the beginning of a path below the root.
 ONLY = {
-    "tensorrt": ("trtpipe/trt/",),
+    "tensorrt": ("trtpipe/trt/", "trtpipe/routes/qdq.py"),  # converters take Torch-TensorRT's own module
     "tensorrt_rtx": ("trtpipe/trt/",),
     "pycuda": ("trtpipe/trt/",),
     "cuda": ("trtpipe/trt/",),

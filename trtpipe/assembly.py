@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from trtpipe.job import Job
     from trtpipe.manifest import Manifest
     from trtpipe.pipeline import Front, Stages
-    from trtpipe.values import Captured, CheckReport, Engine, Quantized
+    from trtpipe.values import Captured, CheckReport, Engine, OnnxModel, Quantized
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def assemble(
     from trtpipe import golden
     from trtpipe.bundle import write_bundle
     from trtpipe.manifest import CALIBRATION, GOLDEN, GRAPH, REPORT
-    from trtpipe.pipeline import describe, golden_data, table_bytes
+    from trtpipe.pipeline import golden_data
 
     front, table, engine = parts.front, parts.table, parts.engine
     with stages("bundle"):
@@ -74,3 +75,60 @@ def report_page(job: Job, parts: Parts, manifest: Manifest, files: Mapping[str, 
     answers = Answers(baseline.outputs, parts.answers, ids, baseline.labels, images) if parts.answers else None
     sizes = {name: len(data) for name, data in files.items()}
     return render(ReportContent(manifest, sizes, answers, parts.table, parts.scales)).encode()
+
+
+def table_bytes(table: CalibrationTable) -> bytes:
+    """The table's file."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "calibration.json")
+        table.save(path)
+        return path.read_bytes()
+
+
+def describe(
+    job: Job,
+    front: Front,
+    table: CalibrationTable | None,
+    quantized: Quantized,
+    report: CheckReport,
+    engine: Engine | None,
+    graph: OnnxModel | None,
+) -> Any:
+    """The manifest of the bundle, or, without an engine, of the kit."""
+    from trtpipe.data import check_transform
+    from trtpipe.environment import environment, fingerprint, portable_job, source_fingerprint
+    from trtpipe.job import Transform
+    from trtpipe.manifest import Manifest, describe_engine
+
+    calibration = None if table is None else table.digest
+    parts = {"weights": front.loaded.weights_digest, "graph": front.captured.digest, "calibration": calibration}
+    source = source_fingerprint(job, parts)
+    notes = [*front.loaded.notes, *front.baseline.notes, *quantized.notes, *report.notes]
+    notes += engine.notes if engine is not None else ()
+    notes += [f"check: skipped {s}" for s in front.check_source.skipped]
+    if table is not None:
+        notes += table.audit.warnings
+    return Manifest(
+        name=job.name,
+        kind="kit" if engine is None else "bundle",
+        engine=None if engine is None else describe_engine(engine, job.build),
+        inputs=front.loaded.inputs,
+        outputs=front.loaded.outputs,
+        # A folder of timing caches is this machine's own business.
+        build=job.build.model_copy(update={"timing_cache": None}),
+        opset=None if graph is None else graph.opset,
+        precision=job.precision,
+        layers=quantized.layers,
+        # Images without a transform are only made tensors, which is a way too; None means that inputs are arrays.
+        preprocessing=(check_transform(job) or Transform()) if job.check.images else None,
+        class_names=front.check_source.classes,
+        calibration_digest=calibration,
+        weights_digest=front.loaded.weights_digest,
+        check=report,
+        limits=job.check.limits,
+        require=job.check.require,
+        job=portable_job(job),
+        environment=environment(),
+        fingerprint=source if engine is None else fingerprint(source, job.build.target),
+        notes=tuple(dict.fromkeys(notes)),
+    )

@@ -43,7 +43,7 @@ def make_table(job: Job, reporter: Reporter) -> CalibrationTable:
         return quantize.calibrate(
             captured,
             source,
-            batch_size=job.calibration.batch_size,
+            batch_size=job.batch_size(job.calibration),
             algorithm=job.calibration.algorithm,
             percentile=job.calibration.percentile,
             digests={"weights": loaded.weights_digest, "graph": captured.digest},

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trtpipe.assembly import describe, table_bytes
 from trtpipe.diagnose import is_about_numbers
 from trtpipe.errors import InputError
 from trtpipe.golden import Golden
@@ -19,20 +20,18 @@ from trtpipe.pipeline import (
     calibrate,
     check_data,
     damaged,
-    describe,
     explained,
     open_runner,
     prepare,
     quantize,
     retuned,
-    table_bytes,
 )
 from trtpipe.values import CheckReport, Engine, OnnxModel, Quantized
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
     from trtpipe.bundle import Bundle
-    from trtpipe.job import Build, Job
+    from trtpipe.job import Build, Job, Precision
     from trtpipe.progress import Progress, Reporter
 
 Sign = Callable[[bytes], bytes]
@@ -128,7 +127,7 @@ def finish_kit(
             )
         require_fit(manifest, this_device())
     with stages("compile") as progress:
-        engine = _compile(graph, manifest.build, progress)
+        engine = _compile(graph, manifest.build, manifest.precision, progress)
     with stages("check") as progress:
         report = _check(kit, engine, progress)
     with stages("bundle"):
@@ -145,16 +144,20 @@ def finish_kit(
     return Built(bundle, bundle.manifest.check, stages.seconds)
 
 
-def _compile(graph: OnnxModel, build: Build, progress: Progress) -> Engine:
+def _compile(graph: OnnxModel, build: Build, precision: Precision, progress: Progress) -> Engine:
     """The engine of a kit's graph; for onnxruntime that graph itself."""
     if build.target == "onnxruntime":
         from trtpipe.environment import versions
 
         version = versions(("onnxruntime",)).get("onnxruntime", "0")
         return Engine(graph.data, "onnxruntime", version, (), graph.inputs, graph.outputs, graph)
+    if build.target == "tensorrt_rtx":
+        from trtpipe.trt.isolated import build_isolated
+
+        return build_isolated(graph, build, progress=progress, precision=precision)
     from trtpipe.trt.builder import build_engine
 
-    return build_engine(graph, build, progress=progress)
+    return build_engine(graph, build, progress=progress, precision=precision)
 
 
 def _check(kit: Bundle, engine: Engine, progress: Progress) -> CheckReport | None:

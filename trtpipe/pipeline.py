@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -180,7 +179,7 @@ def calibrate(job: Job, front: Front, stages: Stages) -> CalibrationTable | None
         return stage.calibrate(
             front.captured,
             source,
-            batch_size=job.calibration.batch_size,
+            batch_size=job.batch_size(job.calibration),
             algorithm=job.calibration.algorithm,
             percentile=job.calibration.percentile,
             digests=digests,
@@ -359,61 +358,4 @@ def golden_data(front: Front) -> Golden:
         dict(first.arrays),
         {n: a[:count] for n, a in front.baseline.outputs.items()},
         None if labels is None else labels[:count],
-    )
-
-
-def table_bytes(table: CalibrationTable) -> bytes:
-    """The table's file."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "calibration.json")
-        table.save(path)
-        return path.read_bytes()
-
-
-def describe(
-    job: Job,
-    front: Front,
-    table: CalibrationTable | None,
-    quantized: Quantized,
-    report: CheckReport,
-    engine: Engine | None,
-    graph: OnnxModel | None,
-) -> Any:
-    """The manifest of the bundle, or, without an engine, of the kit."""
-    from trtpipe.data import check_transform
-    from trtpipe.environment import environment, fingerprint, portable_job, source_fingerprint
-    from trtpipe.job import Transform
-    from trtpipe.manifest import Manifest, describe_engine
-
-    calibration = None if table is None else table.digest
-    parts = {"weights": front.loaded.weights_digest, "graph": front.captured.digest, "calibration": calibration}
-    source = source_fingerprint(job, parts)
-    notes = [*front.loaded.notes, *front.baseline.notes, *quantized.notes, *report.notes]
-    notes += engine.notes if engine is not None else ()
-    notes += [f"check: skipped {s}" for s in front.check_source.skipped]
-    if table is not None:
-        notes += table.audit.warnings
-    return Manifest(
-        name=job.name,
-        kind="kit" if engine is None else "bundle",
-        engine=None if engine is None else describe_engine(engine, job.build),
-        inputs=front.loaded.inputs,
-        outputs=front.loaded.outputs,
-        # A folder of timing caches is this machine's own business.
-        build=job.build.model_copy(update={"timing_cache": None}),
-        opset=None if graph is None else graph.opset,
-        precision=job.precision,
-        layers=quantized.layers,
-        # Images without a transform are only made tensors, which is a way too; None means that inputs are arrays.
-        preprocessing=(check_transform(job) or Transform()) if job.check.images else None,
-        class_names=front.check_source.classes,
-        calibration_digest=calibration,
-        weights_digest=front.loaded.weights_digest,
-        check=report,
-        limits=job.check.limits,
-        require=job.check.require,
-        job=portable_job(job),
-        environment=environment(),
-        fingerprint=source if engine is None else fingerprint(source, job.build.target),
-        notes=tuple(dict.fromkeys(notes)),
     )

@@ -26,7 +26,7 @@ from trtpipe.pt2e import (
     convert_pt2e,
     prepare_pt2e,
 )
-from trtpipe.values import Captured, Quantized
+from trtpipe.values import Captured, Quantized, TensorSpec
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -210,7 +210,7 @@ def calibrate(
         observer.histogram = HistogramObserver()
     histograms = {key: o.histogram for key, o in prepared.observers.items() if o.histogram is not None}
     return run_calibration(
-        lambda inputs: prepared.graph(*inputs),
+        lambda inputs: prepared.graph(*(_padded(x, spec) for x, spec in zip(inputs, captured.inputs, strict=True))),
         histograms,
         source,
         batch_size=batch_size,
@@ -219,6 +219,12 @@ def calibrate(
         digests=digests,
         progress=progress,
     )
+
+
+def _padded(x: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """`x` [B, ...] repeated up to the smallest batch that the binding takes: the last batch may be smaller."""
+    low = spec.at("min")[0]
+    return x if len(x) >= low else x[torch.arange(low) % len(x)]
 
 
 def place_qdq(

@@ -31,6 +31,10 @@ def compile_graph(job: Job, model: OnnxModel, progress: Progress) -> Engine:
         import onnxruntime
 
         return Engine(model.data, "onnxruntime", onnxruntime.__version__, (), model.inputs, model.outputs, model)
+    if job.build.target == "tensorrt_rtx":
+        from trtpipe.trt.isolated import build_isolated
+
+        return build_isolated(model, job.build, progress=progress, precision=job.precision)
     from trtpipe.trt.builder import build_engine
 
     samples = None

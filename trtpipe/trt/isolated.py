@@ -1,0 +1,253 @@
+"""A TensorRT-RTX build in a process of its own, whose bytes are the same every time.
+
+TensorRT-RTX 1.7.1 numbers its internal variables in the order of memory addresses, so two builds of one graph differ in
+some hundred bytes (observed: names like `__mye4414` in the plan). Here the builder runs in a new process with fixed
+addresses: randomization is off (personality(2), ADDR_NO_RANDOMIZE), the environment is empty, TensorRT's libraries are
+loaded before anything whose size depends on this machine's paths, and the builder works in a thread whose heap (glibc
+gives each thread its own) was reserved just then. A builder that crashes takes nothing with it.
+
+Linux only, as TensorRT-RTX's wheels for it are. Where a sandbox forbids personality(2), the engine's notes say so.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from trtpipe import errors
+from trtpipe.errors import BuildError, Cancelled, TrtpipeError
+from trtpipe.job import Build, Precision
+from trtpipe.progress import Progress, Silent
+from trtpipe.values import Engine, OnnxModel
+
+#: The child's first lines. Numbers are ADDR_NO_RANDOMIZE (linux/personality.h), PR_SET_PDEATHSIG with SIGKILL
+#: (linux/prctl.h) and M_MMAP_THRESHOLD (malloc.h): blocks up to 32 MiB then come from the thread's own heap.
+_BOOTSTRAP = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+now = libc.personality(0xFFFFFFFF)
+if now != -1 and not now & 0x0040000 and libc.personality(now | 0x0040000) != -1:
+    os.execv(sys.executable, sys.orig_argv)
+libc.prctl(1, 9)
+libc.mallopt(-3, 32 << 20)
+import _thread
+task, ready, done = [], _thread.allocate_lock(), _thread.allocate_lock()
+ready.acquire(), done.acquire()
+def work():
+    libc.malloc(64)
+    done.release()
+    ready.acquire()
+    try:
+        task[0]()
+    finally:
+        done.release()
+_thread.start_new_thread(work, ())
+done.acquire()
+head = sys.stdin.buffer.readline().decode().split("\\0")
+for library in head[1].split("\\1"):
+    ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+sys.path[:] = head[2].strip("\\n").split("\\1")
+from trtpipe.trt.isolated import serve
+task.append(serve(int(head[0]), now != -1 and bool(now & 0x0040000)))
+ready.release()
+done.acquire()
+"""
+_POLL_S = 0.05
+RANDOMIZED = (
+    "address randomization could not be turned off here (personality(2) is forbidden): "
+    "the engine's bytes may differ from build to build"
+)
+
+
+def build_isolated(model: OnnxModel, build: Build, *, progress: Progress, precision: Precision | None = None) -> Engine:
+    """`builder.build_engine` in a new process; the same graph, options and TensorRT-RTX give the same bytes.
+
+    Args:
+        model: a checked ONNX file.
+        build: target tensorrt_rtx.
+        progress: told the percentage built; polled for the wish to cancel.
+        precision: the job's.
+
+    Raises:
+        TrtpipeError: as `build_engine` does.
+        BuildError: also when the builder's process dies.
+        Cancelled: when the user stops it.
+    """
+    request = {
+        "build": build.model_dump(mode="json"),
+        "precision": None if precision is None else precision.model_dump(mode="json"),
+        "opset": model.opset,
+        "inputs": [_plain(s) for s in model.inputs],
+        "outputs": [_plain(s) for s in model.outputs],
+    }
+    reader, writer = os.pipe()
+    kept = {n: v for n, v in os.environ.items() if n == "LD_LIBRARY_PATH"}
+    with os.fdopen(reader, "rb") as results:
+        child = subprocess.Popen(
+            [sys.executable, "-s", "-S", "-c", _BOOTSTRAP],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(writer,),
+            env={**kept, "PYTHONHASHSEED": "0"},
+            cwd="/",
+            start_new_session=True,  # an interrupt of the terminal is for us to pass on
+        )
+        os.close(writer)
+        try:
+            _send(child, writer, request, model.data)
+            said, data = _listen(child, results, progress)
+        finally:
+            child.kill()
+            child.wait()
+    progress.step(100, 100, "%")
+    return Engine(
+        data=data,
+        target=said["target"],
+        version=said["version"],
+        compute_capabilities=tuple(said["compute_capabilities"]),
+        inputs=model.inputs,
+        outputs=model.outputs,
+        graph=model,
+        options=said["options"],
+        notes=tuple(said["notes"]),
+    )
+
+
+def _plain(spec: Any) -> dict[str, Any]:
+    dims = {n: [r.min, r.opt, r.max] for n, r in spec.dims.items()}
+    return {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape), "dims": dims}
+
+
+def _libraries() -> list[str]:
+    """TensorRT-RTX's shared libraries, as its wheel keeps them; none where the system's are used."""
+    found = importlib.util.find_spec("tensorrt_rtx_libs")
+    folders = [] if found is None else list(found.submodule_search_locations or ())
+    return [str(path) for folder in folders for path in sorted(Path(folder).glob("*.so*"))]
+
+
+def _send(child: subprocess.Popen[bytes], writer: int, request: dict[str, Any], data: bytes) -> None:
+    """What the bootstrap needs, the request as JSON, the graph. A child that has died is `_listen`'s matter."""
+    assert child.stdin is not None
+    try:
+        paths = [p or os.getcwd() for p in sys.path]
+        head = "\0".join([str(writer), "\1".join(_libraries()), "\1".join(paths)])
+        child.stdin.write(head.encode() + b"\n" + json.dumps(request).encode() + b"\n" + data)
+        child.stdin.close()
+    except BrokenPipeError:
+        pass
+
+
+def _listen(child: subprocess.Popen[bytes], results: BinaryIO, progress: Progress) -> tuple[dict[str, Any], bytes]:
+    """What the child made; its progress is passed on, and its errors are raised here."""
+    while True:
+        ready, _, _ = select.select([results], [], [], _POLL_S)
+        if progress.cancelled():
+            raise Cancelled("build: cancelled by the user; nothing was written.")
+        if not ready:
+            continue
+        line = results.readline()
+        if not line:
+            raise _died(child)
+        kind, said = json.loads(line)
+        if kind == "step":
+            progress.step(said, 100, "%")
+        elif kind == "note":
+            progress.note(said)
+        elif kind == "error":
+            raise getattr(errors, said[0])(said[1])
+        else:
+            data = results.read(said["size"])
+            if len(data) != said["size"]:
+                raise _died(child)
+            return said, data
+
+
+def _died(child: subprocess.Popen[bytes]) -> BuildError:
+    code = child.wait()
+    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return BuildError(
+        f"build: TensorRT-RTX's process must end with an engine (got {how}). What it printed is above; "
+        "set build.log_level to verbose to see what it was doing."
+    )
+
+
+class _Telling(Silent):
+    """Sends a child's progress to its parent, one JSON line each."""
+
+    def __init__(self, results: BinaryIO) -> None:
+        self._results = results
+
+    def tell(self, kind: str, value: Any) -> None:
+        """One message."""
+        self._results.write(json.dumps([kind, value]).encode() + b"\n")
+        self._results.flush()
+
+    def step(self, done: int, total: int | None, unit: str) -> None:
+        """The percentage built."""
+        self.tell("step", done)
+
+    def note(self, message: str) -> None:
+        """A message of TensorRT."""
+        self.tell("note", message)
+
+
+def serve(descriptor: int, fixed: bool) -> Callable[[], None]:
+    """What the child's thread has to do: everything it needs is imported and read here, before it begins."""
+    from trtpipe.trt import flavour
+    from trtpipe.trt.builder import build_engine
+    from trtpipe.values import DimRange, TensorSpec
+
+    results = os.fdopen(descriptor, "wb")
+    telling = _Telling(results)
+    request = json.loads(sys.stdin.buffer.readline())
+
+    def spec(raw: dict[str, Any]) -> TensorSpec:
+        dims = {n: DimRange(*r) for n, r in raw["dims"].items()}
+        return TensorSpec(raw["name"], raw["dtype"], tuple(raw["shape"]), dims)
+
+    model = OnnxModel(
+        sys.stdin.buffer.read(),
+        request["opset"],
+        tuple(spec(s) for s in request["inputs"]),
+        tuple(spec(s) for s in request["outputs"]),
+    )
+    build = Build.model_validate_json(json.dumps(request["build"]))
+    raw = request["precision"]
+    precision = None if raw is None else Precision.model_validate_json(json.dumps(raw))
+
+    def run() -> None:
+        try:
+            engine = build_engine(model, build, progress=telling, precision=precision)
+        except TrtpipeError as error:
+            telling.tell("error", [type(error).__name__, str(error)])
+            return
+        except BaseException:
+            traceback.print_exc()
+            raise
+        said = {
+            "size": len(engine.data),
+            "target": engine.target,
+            "version": engine.version,
+            "compute_capabilities": engine.compute_capabilities,
+            "options": dict(engine.options),
+            "notes": [*engine.notes, *([] if fixed else [RANDOMIZED])],
+        }
+        telling.tell("done", said)
+        results.write(engine.data)
+        results.flush()
+
+    try:
+        flavour.load(build.target)
+    except TrtpipeError as error:
+        telling.tell("error", [type(error).__name__, str(error)])
+        return lambda: None
+    return run
