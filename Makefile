@@ -20,14 +20,14 @@ SETUP := $(VENV)/.installed
 $(SETUP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 10), "Python 3.10 or later must be used: make PYTHON=python3.11"'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[build,rtx,examples,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[build,rtx,examples,dev]'
 	touch $@
 endif
 
 setup: $(SETUP)  ## Make .venv with everything that building, checking and testing need.
 
 $(DIGITS): | $(SETUP)
-	$(BIN)/python -m trtpipe.examples.digits data/digits
+	$(BIN)/python -m trtpipe.examples.digits make data/digits
 
 quickstart: $(SETUP) $(DIGITS)  ## Build configs/quickstart.yaml: digits, INT8, TensorRT-RTX, no GPU needed.
 	$(BIN)/python -m trtpipe build configs/quickstart.yaml -o $(OUT)

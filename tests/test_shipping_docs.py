@@ -18,7 +18,7 @@ PAGES = ("docs/bundle.md", "docs/security.md", "docker/README.md")
 def shown(page: str) -> list[list[str]]:
     """The arguments of each trtpipe command in the page's blocks, what follows a # or > left out."""
     found = []
-    for line in (ROOT / page).read_text().splitlines():
+    for line in (ROOT / page).read_text().replace("\\\n", "").splitlines():
         if match := re.match(r"    (?:trtpipe |docker run .* trtpipe:\w+ )([^#>]*)", line):
             found.append(match.group(1).split())
     return found

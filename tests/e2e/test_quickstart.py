@@ -137,8 +137,8 @@ def test_samples_in_both_sets_are_warned_of(place: Path) -> None:
     assert any(n.startswith("20 of 20 check samples were calibrated on too") for n in notes)
 
 
-@pytest.mark.parametrize("algorithm", ["entropy_2", "entropy", "minmax", "percentile", "mse"])
-def test_accuracy_holds_with_every_algorithm(place: Path, algorithm: str) -> None:
+@pytest.mark.parametrize("algorithm", ["entropy_2", "minmax", "percentile", "mse"])
+def test_accuracy_holds_with(place: Path, algorithm: str) -> None:
     job = changed(
         place,
         f"by-{algorithm}",
@@ -147,3 +147,16 @@ def test_accuracy_holds_with_every_algorithm(place: Path, algorithm: str) -> Non
     )
     report = build(job, place / "out", Silent()).report
     assert report.passed, report
+
+
+def test_the_check_catches_what_entropy_does_to_these_scans(place: Path) -> None:
+    """`entropy` counts zeros, as NVIDIA's slides do; on scans that are mostly background it clips too much."""
+    job = changed(
+        place,
+        "by-entropy",
+        calibration={"algorithm": "entropy"},
+        build={"target": "onnxruntime", "compute_capability": []},
+    )
+    report = build(job, place / "out", Silent()).report
+    assert not report.passed
+    assert "cosine" in {m.name for m in report.metrics if m.passed is False}

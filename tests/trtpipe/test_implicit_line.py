@@ -51,7 +51,11 @@ def test_tensorrt_gets_the_samples_and_a_graph_without_qdq(job, monkeypatch):
 
 
 def test_explicit_hands_over_no_samples(job, monkeypatch):
-    assert route._native_calibration(job.model_copy(update={"build": Build()}), None) is None
+    given = {}
+    monkeypatch.setattr(builder, "build_engine", lambda model, build, **more: given.update(more))
+    explicit = job.model_copy(update={"build": Build(target="tensorrt")})
+    route.compile_graph(explicit, None, Silent())
+    assert given["calibration"] is None
 
 
 def test_a_table_is_for_explicit_quantization(job):
