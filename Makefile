@@ -5,10 +5,13 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 OUT ?= out
+JOBS ?= 2
+# It pins TensorRT-RTX below the 1.7.1 that builds INT8 convolutions, and works beside it.
+FRONTEND := torch-tensorrt-rtx==2.14.0 dllist==2.0.0
 DIGITS := data/digits/resnet.safetensors
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-slow test-gpu fmt lint type bench schema clean
+.PHONY: help setup quickstart test test-slow test-gpu fmt lint type bench bench-calibration schema clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -21,6 +24,7 @@ $(SETUP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 10), "Python 3.10 or later must be used: make PYTHON=python3.11"'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[build,rtx,examples,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(FRONTEND)
 	touch $@
 endif
 
@@ -32,8 +36,9 @@ $(DIGITS): | $(SETUP)
 quickstart: $(SETUP) $(DIGITS)  ## Build configs/quickstart.yaml: digits, INT8, TensorRT-RTX, no GPU needed.
 	$(BIN)/python -m trtpipe build configs/quickstart.yaml -o $(OUT)
 
+# Two processes of one thread each are faster than one of two: most of a test is Python.
 test: $(SETUP)  ## Run the tests, but those marked slow or gpu.
-	$(BIN)/python -m pytest -m 'not slow and not gpu' $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'not slow and not gpu' $(ARGS)
 
 test-slow: $(SETUP)  ## Run the tests that take minutes.
 	$(BIN)/python -m pytest -m 'slow and not gpu' $(ARGS)
@@ -56,9 +61,13 @@ type: $(SETUP)  ## Check types: mypy --strict on both packages.
 bench: $(SETUP)  ## Run the programs in benchmarks/, which print figures.
 	@for program in benchmarks/*.py; do echo "== $$program"; $(BIN)/python $$program || exit 1; done
 
+bench-calibration: $(SETUP)  ## Calibration beside ONNX Runtime's, in one run on a quiet machine.
+	$(BIN)/python benchmarks/calibration.py $(ARGS)
+
 schema: $(SETUP)  ## Write what is generated from the job file's models: its JSON Schema and its page in the docs.
 	$(BIN)/python -m trtpipe schema > configs/job.schema.json
 	$(BIN)/python -m trtpipe schema --markdown > docs/job-file.md
+	$(BIN)/python -c "from trtpipe.trt.versions import document; print(document(), end='')" > docs/versions.md
 
 clean:  ## Remove what was built and made, but not .venv.
 	rm -rf $(OUT) build dist data/digits .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -86,6 +86,7 @@ def train(folder: Path, epochs: int = 8) -> tuple[torch.nn.Module, float]:
     import torch
 
     torch.manual_seed(SEED)
+    torch.set_num_threads(2)  # sums in another order train another network
     x, y = _tensors(folder / "train")
     model = resnet().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, nesterov=True)
