@@ -62,11 +62,17 @@ def test_killed_at_20_random_moments(folder, seconds):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_at_random_moments(number, folder, seconds):
     moments = random.Random(11)
-    for _ in range(4):
+    struck = 0
+    for _ in range(6):
         process = start(folder)
-        time.sleep(moments.uniform(0.1, 0.8) * seconds + 0.5)
+        time.sleep(moments.uniform(0.1, 0.7) * seconds + 0.5)
+        running = process.poll() is None
         process.send_signal(number)
         _, errors = process.communicate(timeout=60)
+        if not running:  # this build was faster than the one that was timed
+            assert process.returncode == 0, errors
+            continue
+        struck += 1
         # An interrupt that strikes inside code run by C makes Python end by the signal itself: a shell says 130 too.
         assert process.returncode in (130, -signal.SIGINT), errors
         assert "Traceback" not in errors
@@ -74,3 +80,4 @@ def test_interrupted_at_random_moments(number, folder, seconds):
         assert whole(folder) == 1
         hidden = [path.name for path in (folder / "out").iterdir() if path.name.startswith(".") and path.is_dir()]
         assert hidden == []
+    assert struck >= 3

@@ -2,24 +2,27 @@
 
 TensorRT-RTX 1.7.1 numbers its internal variables in the order of memory addresses, so two builds of one graph differ in
 some hundred bytes (observed: names like `__mye4414` in the plan). Here the builder runs in a new process with fixed
-addresses: randomization is off (personality(2), ADDR_NO_RANDOMIZE), the environment is empty, TensorRT's libraries are
-loaded before anything whose size depends on this machine's paths, and the builder works in a thread whose heap (glibc
-gives each thread its own) was reserved just then. A builder that crashes takes nothing with it.
+addresses: randomization is off (personality(2), ADDR_NO_RANDOMIZE), TensorRT's libraries are loaded before anything
+whose size depends on this machine's paths and packages, every gap that imports left is closed, and the builder then
+works in a new thread, whose heap (glibc gives each thread its own) begins below all of it. A builder that crashes takes
+nothing with it.
 
 Linux only, as TensorRT-RTX's wheels for it are. Where a sandbox forbids personality(2), the engine's notes say so.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import json
+import mmap
 import os
 import select
 import signal
 import subprocess
 import sys
+import threading
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -39,28 +42,18 @@ if now != -1 and not now & 0x0040000 and libc.personality(now | 0x0040000) != -1
     os.execv(sys.executable, sys.orig_argv)
 libc.prctl(1, 9)
 libc.mallopt(-3, 32 << 20)
-import _thread
-task, ready, done = [], _thread.allocate_lock(), _thread.allocate_lock()
-ready.acquire(), done.acquire()
-def work():
-    libc.malloc(64)
-    done.release()
-    ready.acquire()
-    try:
-        task[0]()
-    finally:
-        done.release()
-_thread.start_new_thread(work, ())
-done.acquire()
 head = sys.stdin.buffer.readline().decode().split("\\0")
 for library in head[1].split("\\1"):
     ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
 sys.path[:] = head[2].strip("\\n").split("\\1")
 from trtpipe.trt.isolated import serve
-task.append(serve(int(head[0]), now != -1 and bool(now & 0x0040000)))
-ready.release()
-done.acquire()
+serve(int(head[0]), now != -1 and bool(now & 0x0040000))
 """
+#: From <linux/mman.h>.
+_MAP_NORESERVE, _MAP_FIXED_NOREPLACE = 0x4000, 0x100000
+#: Shared libraries and mappings lie within the last 64 GiB below the stack.
+_GRANULE_BITS = 36
+_LOOKS = 8
 _POLL_S = 0.05
 RANDOMIZED = (
     "address randomization could not be turned off here (personality(2) is forbidden): "
@@ -200,8 +193,8 @@ class _Telling(Silent):
         self.tell("note", message)
 
 
-def serve(descriptor: int, fixed: bool) -> Callable[[], None]:
-    """What the child's thread has to do: everything it needs is imported and read here, before it begins."""
+def serve(descriptor: int, fixed: bool) -> None:
+    """Read the request from stdin, build in a new thread, and answer."""
     from trtpipe.trt import flavour
     from trtpipe.trt.builder import build_engine
     from trtpipe.values import DimRange, TensorSpec
@@ -239,7 +232,7 @@ def serve(descriptor: int, fixed: bool) -> Callable[[], None]:
             "version": engine.version,
             "compute_capabilities": engine.compute_capabilities,
             "options": dict(engine.options),
-            "notes": [*engine.notes, *([] if fixed else [RANDOMIZED])],
+            "notes": [*engine.notes, *([] if settled else [RANDOMIZED])],
         }
         telling.tell("done", said)
         results.write(engine.data)
@@ -249,5 +242,42 @@ def serve(descriptor: int, fixed: bool) -> Callable[[], None]:
         flavour.load(build.target)
     except TrtpipeError as error:
         telling.tell("error", [type(error).__name__, str(error)])
-        return lambda: None
-    return run
+        return
+    settled = fixed and _close_gaps()
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+
+def _close_gaps() -> bool:
+    """Reserve all free addresses above a round one below the lowest mapping; what is mapped later lies below that.
+
+    Where imports put their memory then no longer matters. Reserved pages cost nothing: they cannot be touched.
+    """
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED_NOREPLACE
+
+    def close(free: int, first: int) -> bool:
+        return bool(libc.mmap(free, first - free, 0, flags, -1, 0) == free)
+
+    # Reading the map takes memory itself, which may lie where a gap was seen: look again.
+    return any(all(close(*gap) for gap in _gaps()) for _ in range(_LOOKS))
+
+
+def _gaps() -> list[tuple[int, int]]:
+    """Free spans [first, last) between a round address and the highest mapping, the stack's surroundings left out."""
+    spans = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(a, 16) for a in line.split()[0].split("-"))
+        if not line.endswith(("[stack]", "[vsyscall]")):
+            spans.append((first, last))
+    top = max(spans)[0] >> _GRANULE_BITS
+    free = top << _GRANULE_BITS
+    gaps = []
+    for first, last in sorted(s for s in spans if s[0] >> _GRANULE_BITS == top):
+        if first > free:
+            gaps.append((free, first))
+        free = max(free, last)
+    return gaps
