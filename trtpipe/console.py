@@ -210,6 +210,12 @@ class Console:
             if not (first and self._polled):
                 raise KeyboardInterrupt
 
+        def unraisable(found: Any) -> None:
+            # An interrupt inside a destructor cannot be raised: Python would print it. The flag ends the stage.
+            if not isinstance(found.exc_value, KeyboardInterrupt):
+                hook(found)
+
+        hook, sys.unraisablehook = sys.unraisablehook, unraisable
         before: dict[signal.Signals, Any] = {}
         try:
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -220,6 +226,7 @@ class Console:
         try:
             yield
         finally:
+            sys.unraisablehook = hook
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -347,6 +354,12 @@ class Jobs:
                 raise KeyboardInterrupt
             self.note("stopping; running jobs end at their next step. Once more ends them now.")
 
+        def unraisable(found: Any) -> None:
+            # An interrupt inside a destructor cannot be raised: Python would print it. The flag ends the stage.
+            if not isinstance(found.exc_value, KeyboardInterrupt):
+                hook(found)
+
+        hook, sys.unraisablehook = sys.unraisablehook, unraisable
         before: dict[signal.Signals, Any] = {}
         try:
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -356,5 +369,6 @@ class Jobs:
         try:
             yield
         finally:
+            sys.unraisablehook = hook
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -216,3 +216,13 @@ def test_size(count, text):
 @pytest.mark.parametrize(("seconds", "text"), [(0.424, "0.42 s"), (12.34, "12.3 s"), (187, "3 min 07 s")])
 def test_duration(seconds, text):
     assert console.duration(seconds) == text
+
+
+def test_an_interrupt_inside_a_destructor_is_not_printed_and_not_lost(capsys):
+    class Sticky:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    with Console().watching() as reporter, pytest.raises(Cancelled), reporter.stage("work"):
+        Sticky()
+    assert "Traceback" not in capsys.readouterr().err
