@@ -108,17 +108,6 @@ def misfits(header: PlanHeader, name: str, version: str, compute_capability: str
     return tuple(found)
 
 
-def comparable(data: bytes) -> bytes:
-    """The plan with its compiler's own variables renumbered by first appearance: for comparing, never for running.
-
-    Where a dimension is dynamic, TensorRT-RTX 1.7.1 numbers some of them (`__mye4366`) by where they happen to lie in
-    memory, so that two builds of one graph differ in those digits and in nothing else. With static shapes the plans are
-    equal as they are.
-    """
-    seen: dict[bytes, int] = {}
-    return re.sub(rb"__mye\d+", lambda m: b"__mye#%d" % seen.setdefault(m.group(), len(seen)), data)
-
-
 def split_prefix(data: bytes) -> tuple[bytes, bytes]:
     """(JSON text, plan) of a file to which a tool prepended a 4-byte length and JSON; (b"", data) of a bare plan."""
     if data[:4] in _FLAVOURS or len(data) < 8:
