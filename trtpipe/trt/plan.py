@@ -8,7 +8,6 @@ knows it for serialization version 0, the u32 at byte 4). A plan that carries it
 
 from __future__ import annotations
 
-import re
 import struct
 from dataclasses import dataclass
 from typing import Literal
