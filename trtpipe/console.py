@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -210,25 +210,8 @@ class Console:
             if not (first and self._polled):
                 raise KeyboardInterrupt
 
-        def unraisable(found: Any) -> None:
-            # An interrupt inside a destructor cannot be raised: Python would print it. The flag ends the stage.
-            if not isinstance(found.exc_value, KeyboardInterrupt):
-                hook(found)
-
-        hook, sys.unraisablehook = sys.unraisablehook, unraisable
-        before: dict[signal.Signals, Any] = {}
-        try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup, or a shell's `&`, wants it
-                    before[number] = signal.signal(number, interrupt)
-        except ValueError:  # not in the main thread: whoever runs us there owns the signals
-            before.clear()
-        try:
+        with _interrupted_by(interrupt):
             yield
-        finally:
-            sys.unraisablehook = hook
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 @dataclasses.dataclass
@@ -354,21 +337,31 @@ class Jobs:
                 raise KeyboardInterrupt
             self.note("stopping; running jobs end at their next step. Once more ends them now.")
 
-        def unraisable(found: Any) -> None:
-            # An interrupt inside a destructor cannot be raised: Python would print it. The flag ends the stage.
-            if not isinstance(found.exc_value, KeyboardInterrupt):
-                hook(found)
-
-        hook, sys.unraisablehook = sys.unraisablehook, unraisable
-        before: dict[signal.Signals, Any] = {}
-        try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                before[number] = signal.signal(number, interrupt)
-        except ValueError:  # not in the main thread: whoever runs us there owns the signals
-            before.clear()
-        try:
+        with _interrupted_by(interrupt):
             yield
-        finally:
-            sys.unraisablehook = hook
-            for number, handler in before.items():
-                signal.signal(number, handler)
+
+
+@contextmanager
+def _interrupted_by(interrupt: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Call `interrupt` on SIGINT and SIGTERM until the end of the block; a signal that is ignored stays so."""
+    hook = sys.unraisablehook
+
+    def unraisable(found: Any) -> None:
+        # An interrupt inside a destructor cannot be raised: Python would print it. The flag ends the stage.
+        if not isinstance(found.exc_value, KeyboardInterrupt):
+            hook(found)
+
+    sys.unraisablehook = unraisable
+    before: dict[signal.Signals, Any] = {}
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup, or a shell's `&`, wants it
+                before[number] = signal.signal(number, interrupt)
+    except ValueError:  # not in the main thread: whoever runs us there owns the signals
+        before.clear()
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
+        for number, handler in before.items():
+            signal.signal(number, handler)

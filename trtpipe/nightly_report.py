@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
+from trtpipe.plain_json import plain
 from trtpipe.values import Metric
 
 #: built: made tonight; reused: nothing had changed; error: no bundle; cancelled: the night was stopped before it.
@@ -218,16 +217,6 @@ def drift_line(drift: Drift) -> str:
 
 def to_json(report: NightlyReport) -> str:
     """The report as JSON; NaN and infinities are text."""
-    raw = _plain(report)
+    raw = plain(report)
     raw |= {"exit_code": report.exit_code, "headline": report.headline}
     return json.dumps(raw, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
