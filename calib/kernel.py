@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numba
 import numpy as np
 import numpy.typing as npt
+from numba import types
 
 #: Pairs of values looked at together: 16 KiB, so the second look finds them in the first-level cache.
 _BLOCK = 2048
-#: Pairs a thread takes at a time: about 0.1 ms of work.
-_CHUNK = 1 << 17
+#: Pairs that are not worth a second thread, and that a thread of the pool takes at a time: some 10 microseconds.
+_CHUNK = 1 << 14
 
 
 @numba.njit(cache=True, nogil=True)
 def _count_part(pairs, even, odd, bounds):  # type: ignore[no-untyped-def]
     """Count some pairs. Slices keep every index provably non-negative, which lets LLVM vectorise."""
     mask = np.uint64(0xFFFF)
-    flip = np.int32(0x7FFFFFFF)
-    low, high = bounds[0], bounds[1]
+    flip, sign = np.int32(0x7FFFFFFF), np.int32(-(2**31))
+    low, high, least = bounds[0], bounds[1], bounds[2]
     for start in range(0, pairs.size, _BLOCK):
         block = pairs[start : start + _BLOCK]
         patterns = block.view(np.int32)
@@ -30,25 +34,92 @@ def _count_part(pairs, even, odd, bounds):  # type: ignore[no-untyped-def]
             ordered = patterns[i] ^ ((patterns[i] >> np.int32(31)) & flip)
             low = min(low, ordered)
             high = max(high, ordered)
+            # Negated and less one, so that zero wraps around to the greatest of all.
+            least = min(least, np.int32((patterns[i] | sign) - np.int32(1)))
         for i in range(block.size):
             # Two tables, so that a run of equal values (a ReLU's zeros) does not wait for its own last store.
             pair = block[i]
             even[(pair >> np.uint64(15)) & mask] += 1
             odd[(pair >> np.uint64(47)) & mask] += 1
-    bounds[0], bounds[1] = low, high
+    bounds[0], bounds[1], bounds[2] = low, high, least
 
 
 def count(pairs: npt.NDArray[np.uint64], tables: npt.NDArray[np.int64], bounds: npt.NDArray[np.int32]) -> None:
     """Add float32 values, two to a uint64, to per-thread tables.
 
-    The caller's thread and helpers take chunks until none is left. Helpers sleep between calls, where OpenMP's would
-    spin for milliseconds on the very cores that the model's next layer needs.
-
     Args:
-        pairs: uint64 [N], the float32 values in memory order.
-        tables: int64 [threads, 2, 65536], added to.
-        bounds: int32 [threads, 2], least and greatest pattern in sortable form (`ordered` above), updated.
+        pairs: uint64 [N], C-contiguous, the float32 values in memory order.
+        tables: int64 [threads, 2, 65536], C-contiguous, added to.
+        bounds: int32 [threads, 3], C-contiguous, updated: least and greatest pattern in sortable form (`ordered`
+            above), and the least magnitude that is not zero, less one and with the sign bit set.
     """
+    if pairs.size <= _CHUNK or tables.shape[0] == 1:
+        _count_part(pairs, tables[0, 0], tables[0, 1], bounds[0])
+    elif (team := _openmp_team()) is not None:
+        team(pairs, tables, bounds)
+    else:
+        _count_in_pool(pairs, tables, bounds)
+
+
+Team = Callable[[npt.NDArray[np.uint64], npt.NDArray[np.int64], npt.NDArray[np.int32]], None]
+
+
+@functools.cache
+def _openmp_team() -> Team | None:
+    """Counting in the process's OpenMP team, the threads that torch's layers run in; None where there is none.
+
+    These threads spin for a while after a layer. Threads of our own would find the cores taken by them, which
+    doubles the time to count a layer of ResNet-50.
+    """
+    try:
+        parallel = ctypes.CDLL(None).GOMP_parallel  # of the GNU runtime's ABI, which LLVM's and Intel's offer too
+    except (AttributeError, OSError, TypeError):
+        return None
+    parallel.restype = None
+    parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    region = _region()
+
+    def run(pairs: npt.NDArray[np.uint64], tables: npt.NDArray[np.int64], bounds: npt.NDArray[np.int32]) -> None:
+        work = np.array([pairs.ctypes.data, pairs.size, tables.ctypes.data, bounds.ctypes.data], np.int64)
+        parallel(region, work.ctypes.data, tables.shape[0], 0)
+
+    return run
+
+
+def _region() -> int:
+    """Address of the C function that every thread of the team calls."""
+    thread_number = types.ExternalFunction("omp_get_thread_num", types.int32())
+    team_size = types.ExternalFunction("omp_get_num_threads", types.int32())
+
+    @numba.cfunc(types.void(types.CPointer(types.int64)), cache=True)  # type: ignore[untyped-decorator]
+    def region(address):  # type: ignore[no-untyped-def]
+        thread, threads = thread_number(), team_size()  # the runtime may give fewer threads than were asked for
+        work = numba.carray(address, (4,))
+        size = work[1]
+        pairs = numba.carray(_pointer(work[0], np.uint64), (size,))
+        even_odd = numba.carray(_pointer(work[2], np.int64), (threads, 2, 65536))
+        bounds = numba.carray(_pointer(work[3], np.int32), (threads, 3))
+        part = pairs[size * thread // threads : size * (thread + 1) // threads]
+        _count_part(part, even_odd[thread, 0], even_odd[thread, 1], bounds[thread])
+
+    return int(region.address)
+
+
+@numba.extending.intrinsic  # type: ignore[untyped-decorator]
+def _pointer(context, address, dtype):  # type: ignore[no-untyped-def]
+    """An integer as a pointer to `dtype`."""
+    pointer = types.CPointer(dtype.dtype)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(pointer))
+
+    return pointer(address, dtype), generate
+
+
+def _count_in_pool(
+    pairs: npt.NDArray[np.uint64], tables: npt.NDArray[np.int64], bounds: npt.NDArray[np.int32]
+) -> None:
+    """The same without OpenMP: the caller's thread and helpers take chunks until none is left."""
     chunks = -(-pairs.size // _CHUNK)
     take = itertools.count().__next__  # one number to one thread: the interpreter lock sees to it
 
@@ -58,9 +129,6 @@ def count(pairs: npt.NDArray[np.uint64], tables: npt.NDArray[np.int64], bounds: 
             _count_part(part, tables[thread, 0], tables[thread, 1], bounds[thread])
 
     helpers = min(tables.shape[0], chunks) - 1
-    if helpers < 1:
-        work(0)
-        return
     tasks = [_helpers(tables.shape[0] - 1).submit(work, thread) for thread in range(1, helpers + 1)]
     work(0)
     for task in tasks:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 _INFINITY = 0x7F800000
 _FLIP = 0x7FFFFFFF
-#: Sortable patterns that no value has reached yet: the neutral (least, greatest).
-_UNSEEN = (2**31 - 1, -(2**31))
+#: No value yet: sortable least and greatest pattern, and least magnitude as calib.kernel keeps it.
+_UNSEEN = (2**31 - 1, -(2**31), 2**31 - 1)
 
 
 class HistogramObserver:
@@ -54,7 +54,8 @@ class HistogramObserver:
     @property
     def histogram(self) -> Histogram:
         """Everything seen so far. On CUDA this waits for the device."""
-        return Histogram.total(self.halves)
+        first, second = self.halves
+        return first + second
 
     @property
     def halves(self) -> tuple[Histogram, Histogram]:
@@ -166,17 +167,27 @@ class _CpuCounter(_Counter):
         if pairs.size:
             self._count(pairs, self._tables, self._bounds)
         if self._bounds[:, 1].max() >= _INFINITY or self._bounds[:, 0].min() < -_INFINITY:
-            self._bounds = before
+            self._bounds[:, :2] = before[:, :2]
             self._note_finite_bounds(flat)
 
     def read(self) -> Histogram:
-        counts = self._tables.sum(axis=(0, 1))
-        return _histogram(counts, int(self._bounds[:, 0].min()), int(self._bounds[:, 1].max()))
+        low, high = int(self._bounds[:, 0].min()), int(self._bounds[:, 1].max())
+        least = (int(self._bounds[:, 2].min()) & _FLIP) + 1
+        most = max((v if v >= 0 else ~v) for v in (low, high)) if low <= high else 0
+        # Between zero and the least magnitude, and over the greatest, no table has a page; looking there makes one.
+        seen = (slice(0, 1), slice(max(1, least >> SHIFT), (most >> SHIFT) + 1), slice(BINS, None))
+        counts = np.zeros(ALL_BINS, np.int64)
+        for table in self._tables.reshape(-1, ALL_BINS):
+            for part in seen:
+                counts[part] += table[part]
+        return _histogram(counts, low, high)
 
     def _add_loose(self, values: np.ndarray[Any, np.dtype[np.float32]]) -> None:
         """Count the at most one value before and after the pairs."""
         for bits in values.view(np.int32).tolist():
             self._tables[0, 0, (bits & _FLIP) >> SHIFT] += 1
+            if bits & _FLIP:
+                self._bounds[0, 2] = min(int(self._bounds[0, 2]), (bits & _FLIP) - 1 - 2**31)
             self._stretch(bits, bits)
 
     def _note_finite_bounds(self, flat: np.ndarray[Any, np.dtype[np.float32]]) -> None:

@@ -76,8 +76,9 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
         self.amax = torch.zeros(0)
 
     def forward(self, w: torch.Tensor) -> torch.Tensor:
-        """`w` [..., C at ch_axis, ...], after its maxima were taken."""
-        self.amax = w.detach().abs().amax(dim=[d for d in range(w.dim()) if d != self.ch_axis])
+        """`w` [..., C at ch_axis, ...], after its maxima were taken: once, since it is a constant of the graph."""
+        if not self.amax.numel():
+            self.amax = w.detach().abs().amax(dim=[d for d in range(w.dim()) if d != self.ch_axis])
         return w
 
     def calculate_qparams(self) -> tuple[torch.Tensor, torch.Tensor]:

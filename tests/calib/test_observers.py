@@ -128,3 +128,31 @@ def test_splits_orders_and_layouts_change_no_histogram(count, data):
         parts.half = data.draw(st.integers(0, 1))
         parts.observe(shuffled[start:stop])
     assert parts.histogram == whole.histogram == Histogram.of(values.numpy())
+
+
+def test_tables_hold_nothing_outside_the_magnitudes_seen():
+    """Reading looks only between zero, the least magnitude and the greatest; so every kind of value must be counted."""
+    for values in ([1e-45, 3.0], [-1e-38, 0.0, 0.0], [-5.0, -0.25], [math.inf, -1.0, math.nan, 2.0], [0.0] * 3):
+        for shift in (0, 1):  # of the first value, in a pair or before it
+            x = torch.tensor([*values, 7e-20][: len(values)] * 5 + [0.5])[shift:]
+            observer = HistogramObserver()
+            observer.observe(x)
+            assert observer.histogram == Histogram.of(x.numpy()), (values, shift)
+
+
+@pytest.mark.parametrize("team", ["OpenMP", "pool"])
+def test_threads_lose_and_double_nothing(monkeypatch, team):
+    """On the runtime's own team, whatever its size, and on the threads that stand in where there is none."""
+    from calib import kernel
+
+    if team == "pool":
+        monkeypatch.setattr(kernel, "_openmp_team", lambda: None)
+    assert team == "pool" or kernel._openmp_team() is not None
+    values = np.random.default_rng(0).normal(size=1_000_002).astype(np.float32)
+    for threads in (1, 2, 5):
+        tables = np.zeros((threads, 2, 65536), np.int64)
+        bounds = np.tile(np.array([2**31 - 1, -(2**31), 2**31 - 1], np.int32), (threads, 1))
+        kernel.count(values.view(np.uint64), tables, bounds)
+        np.testing.assert_array_equal(tables.sum(axis=(0, 1))[: 255 << 8], Histogram.of(values).counts)
+        assert bounds[:, 1].max() == values.max().view(np.int32)
+        assert bounds[:, 2].min() + 2**31 + 1 == np.abs(values).min().view(np.int32)
