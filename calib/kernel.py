@@ -91,7 +91,7 @@ def _region() -> int:
     thread_number = types.ExternalFunction("omp_get_thread_num", types.int32())
     team_size = types.ExternalFunction("omp_get_num_threads", types.int32())
 
-    @numba.cfunc(types.void(types.CPointer(types.int64)), cache=True)  # type: ignore[untyped-decorator]
+    @numba.cfunc(types.void(types.CPointer(types.int64)), cache=True)
     def region(address):  # type: ignore[no-untyped-def]
         thread, threads = thread_number(), team_size()  # the runtime may give fewer threads than were asked for
         work = numba.carray(address, (4,))
@@ -105,7 +105,7 @@ def _region() -> int:
     return int(region.address)
 
 
-@numba.extending.intrinsic  # type: ignore[untyped-decorator]
+@numba.extending.intrinsic
 def _pointer(context, address, dtype):  # type: ignore[no-untyped-def]
     """An integer as a pointer to `dtype`."""
     pointer = types.CPointer(dtype.dtype)
@@ -116,9 +116,7 @@ def _pointer(context, address, dtype):  # type: ignore[no-untyped-def]
     return pointer(address, dtype), generate
 
 
-def _count_in_pool(
-    pairs: npt.NDArray[np.uint64], tables: npt.NDArray[np.int64], bounds: npt.NDArray[np.int32]
-) -> None:
+def _count_in_pool(pairs: npt.NDArray[np.uint64], tables: npt.NDArray[np.int64], bounds: npt.NDArray[np.int32]) -> None:
     """The same without OpenMP: the caller's thread and helpers take chunks until none is left."""
     chunks = -(-pairs.size // _CHUNK)
     take = itertools.count().__next__  # one number to one thread: the interpreter lock sees to it

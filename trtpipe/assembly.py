@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from calib.table import CalibrationTable
     from trtpipe.bundle import Bundle
+    from trtpipe.evidence import Evidence
     from trtpipe.job import Job
     from trtpipe.manifest import Manifest
     from trtpipe.pipeline import Front, Stages
@@ -34,6 +35,7 @@ class Parts:
     engine: Engine
     report: CheckReport
     answers: Mapping[str, np.ndarray[Any, Any]]
+    evidence: Evidence
 
 
 def shared_scales(captured: Captured) -> dict[str, str]:
@@ -74,7 +76,21 @@ def report_page(job: Job, parts: Parts, manifest: Manifest, files: Mapping[str, 
     baseline, ids = parts.front.baseline, parts.front.check_source.ids
     answers = Answers(baseline.outputs, parts.answers, ids, baseline.labels, images) if parts.answers else None
     sizes = {name: len(data) for name, data in files.items()}
-    return render(ReportContent(manifest, sizes, answers, parts.table, parts.scales)).encode()
+    evidence = parts.evidence
+    found = () if evidence.sensitivity is None else evidence.sensitivity.modules
+    return render(
+        ReportContent(
+            manifest,
+            sizes,
+            answers,
+            parts.table,
+            parts.scales,
+            {m.module: m.sqnr_db for m in found},
+            evidence.latencies_ms,
+            evidence.bench,
+            parts.report.runner if evidence.latencies_ms else "",
+        )
+    ).encode()
 
 
 def table_bytes(table: CalibrationTable) -> bytes:

@@ -15,6 +15,7 @@ from trtpipe.environment import environment
 from trtpipe.errors import InputError
 
 if TYPE_CHECKING:
+    from calib.table import CalibrationTable
     from trtpipe.bundle import Bundle
     from trtpipe.job import Job
     from trtpipe.pipeline import Front, Stages
@@ -40,12 +41,29 @@ def bench_job(
     Raises:
         TrtpipeError: what the modes are made of cannot be made; a mode that cannot run is a row that says why.
     """
-    from trtpipe.modes import Stand, pieces, torch_modes
     from trtpipe.pipeline import Stages, calibrate, prepare
 
     stages = Stages(reporter)
     front = prepare(job, stages)
     table = calibrate(job, front, stages)
+    engine = _build_engine(job, front, table, stages)
+    return bench_front(job, front, table, engine, stages, rounds=rounds, seconds=seconds, samples=samples)
+
+
+def bench_front(
+    job: Job,
+    front: Front,
+    table: CalibrationTable | None,
+    engine: Callable[[], bytes],
+    stages: Stages,
+    *,
+    rounds: int = ROUNDS,
+    seconds: float = SECONDS,
+    samples: int = SAMPLES,
+) -> Bench:
+    """The same from the parts of a build; `engine` is asked for the plan where a GPU can execute it."""
+    from trtpipe.modes import Stand, pieces, torch_modes
+
     arrays, labels = _samples(front, samples)
     data, batch = _data(arrays, labels, front.loaded.inputs[0])
     device = _device()
@@ -54,7 +72,7 @@ def bench_job(
     modes = [
         *torch_modes(stand, front.baseline.module),
         *_ort_modes(job, front, None if table is None else table.amax, first),
-        *_engine_modes(_build_engine(job, front, table, stages), job.build.target, first),
+        *_engine_modes(engine, job.build.target, first),
     ]
     data = Data(data.batches, _reference(front.loaded, data), data.labels)
     return _measured(job.name, modes, data, batch, rounds, seconds, stages, "eager FP32")
@@ -127,6 +145,13 @@ def _device() -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def first_batch(front: Front) -> Mapping[str, Array]:
+    """The first check samples, as one batch of the `opt` size."""
+    arrays, labels = _samples(front, SAMPLES)
+    data, _ = _data(arrays, labels, front.loaded.inputs[0])
+    return next(iter(data.batches()))
 
 
 def _samples(front: Front, most: int) -> tuple[dict[str, Array], Array | None]:
@@ -285,7 +310,7 @@ def require_target(path: Path) -> str:
 
 def judged_speed(job: Job, front: Front, engine: Engine, report: CheckReport, stages: Stages) -> CheckReport:
     """`report` with `check.limits.speedup_over_fp16_min` judged: the FP16 engine is built too, and both are timed."""
-    from trtpipe.pipeline import compile_engine, quantize
+    from trtpipe.pipeline import compile_engine, engine_settings, quantize
     from trtpipe.speed import judge_speedup, measure_speedup
 
     limit = job.check.limits.speedup_over_fp16_min
@@ -299,9 +324,7 @@ def judged_speed(job: Job, front: Front, engine: Engine, report: CheckReport, st
     update = {"int8_mode": False, "fp16_mode": True, "bf16_mode": False, "keep": keep}
     plain = job.model_copy(update={"precision": job.precision.model_copy(update=update)})
     other = compile_engine(plain, front.loaded, quantize(plain, front, None, stages), stages)
-    arrays, labels = _samples(front, SAMPLES)
-    data, _ = _data(arrays, labels, front.loaded.inputs[0])
     with stages("speed"):
-        int8, fp16 = (open_timed(e.data, cuda_graph=False) for e in (engine, other))
-        found = measure_speedup(int8, fp16, next(iter(data.batches())))
+        int8, fp16 = (open_timed(e.data, cuda_graph=False, **engine_settings(e)) for e in (engine, other))
+        found = measure_speedup(int8, fp16, first_batch(front))
     return judge_speedup(report, found, limit)

@@ -12,6 +12,7 @@ import numpy as np
 from trtpipe.assembly import describe, table_bytes
 from trtpipe.diagnose import is_about_numbers
 from trtpipe.errors import InputError
+from trtpipe.evidence import explained
 from trtpipe.golden import Golden
 from trtpipe.pipeline import (
     Built,
@@ -20,7 +21,6 @@ from trtpipe.pipeline import (
     calibrate,
     check_data,
     damaged,
-    explained,
     open_runner,
     prepare,
     quantize,
@@ -85,7 +85,7 @@ def write_kit(job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = No
         job, table, how = retuned(job, front, table, out, stages)
         quantized, graph, report = checked(job, table)
         report = dataclasses.replace(report, notes=(*report.notes, how))
-    report = explained(job, front, table, report, stages)
+    report, _ = explained(job, front, table, report, stages)
     with stages("kit"):
         manifest = describe(job, front, table, quantized, report, None, graph)
         calibration = None if table is None else table_bytes(table)

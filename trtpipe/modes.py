@@ -137,12 +137,18 @@ def _bytes(module: Any) -> int:
     """Parameters and buffers, each storage once."""
     if module is None:
         return 0
-    seen = {t.data_ptr(): t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers())}
+    seen = _sizes(module)
     inner = getattr(module, "network", None)
     bound = getattr(module, "bound", None)
     if bound is not None and inner is not None:  # the wrapper of a half network holds the FP32 one too
-        seen = {t.data_ptr(): t.numel() * t.element_size() for t in (*inner.parameters(), *inner.buffers())}
+        seen = _sizes(inner)
     return sum(seen.values())
+
+
+def _sizes(module: torch.nn.Module) -> dict[int, int]:
+    """Bytes by storage; oneDNN's packed weights have none and are told apart as objects."""
+    held = (*module.parameters(), *module.buffers())
+    return {id(t) if t.is_mkldnn else t.data_ptr(): t.numel() * t.element_size() for t in held}
 
 
 def _as_script(script: Any, stand: Stand) -> Callable[..., Any]:

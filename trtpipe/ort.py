@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ class OrtRunner:
         model: the file's bytes or its path.
         as_written: execute each node as it stands, without any graph optimization. A check needs this: it is about
             the file and not about what another compiler makes of it, and Q/DQ pairs are then computed in float as
-            TensorRT defines them. False is for speed; the optimization known to be wrong stays off.
+            TensorRT defines them. False is for speed; the optimization known to be wrong stays off. A graph whose
+            optimization fails (ONNX Runtime 1.31 makes a QLinearConcat of FP16 that it then refuses) runs as written,
+            and `name` says so.
 
     Raises:
         MissingError: onnxruntime is not installed.
@@ -37,23 +40,35 @@ class OrtRunner:
             raise MissingError(
                 "onnxruntime: must be installed to run a graph on the CPU (it is not). Run `pip install onnxruntime`."
             ) from None
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        options.intra_op_num_threads = threads
-        if as_written:
-            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        try:
-            self._session = onnxruntime.InferenceSession(
+        levels = onnxruntime.GraphOptimizationLevel
+
+        def session(exact: bool) -> Any:
+            options = onnxruntime.SessionOptions()
+            options.log_severity_level = 3 if exact else 4  # what the optimizer fails at is tried again, not shown
+            options.intra_op_num_threads = threads
+            # Its threads would spin on after a run, on the cores that torch, or the next model, needs.
+            options.add_session_config_entry("session.force_spinning_stop", "1")
+            if exact:
+                options.graph_optimization_level = levels.ORT_DISABLE_ALL
+            return onnxruntime.InferenceSession(
                 model if isinstance(model, bytes) else str(model),
                 options,
                 providers=["CPUExecutionProvider"],
-                disabled_optimizers=None if as_written else list(WRONG_OPTIMIZERS),
+                disabled_optimizers=None if exact else list(WRONG_OPTIMIZERS),
             )
-        except Exception as error:
-            raise BuildError(
-                f"onnxruntime: must accept the graph (got {error}). Check its opset and dtypes."
-            ) from error
+
         self.name = f"onnxruntime {onnxruntime.__version__}"
+        try:
+            self._session = session(as_written)
+        except Exception as error:
+            if not as_written:
+                with contextlib.suppress(Exception):
+                    self._session = session(True)
+                    self.name += ", not optimized: its optimizer refuses the graph"
+            if not hasattr(self, "_session"):
+                raise BuildError(
+                    f"onnxruntime: must accept the graph (got {error}). Check its opset and dtypes."
+                ) from error
         self._inputs = tuple(i.name for i in self._session.get_inputs())
         self._outputs = tuple(o.name for o in self._session.get_outputs())
 

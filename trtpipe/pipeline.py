@@ -92,8 +92,8 @@ def build(job: Job, out: Path, reporter: Reporter, *, sign: Callable[[bytes], by
         TrtpipeError: with the exit code of what went wrong; nothing is then written.
     """
     from trtpipe.assembly import Parts, assemble, shared_scales
-    from trtpipe.bench_line import judged_speed
     from trtpipe.diagnose import is_about_numbers
+    from trtpipe.evidence import gather
 
     stages = Stages(reporter)
     front = prepare(job, stages)
@@ -108,9 +108,9 @@ def build(job: Job, out: Path, reporter: Reporter, *, sign: Callable[[bytes], by
         engine = compile_engine(job, front.loaded, quantized, stages)
         report = check(job, front, engine, stages, keep=found.update)
         report = replace(report, notes=(*report.notes, how))
-    report = explained(job, front, table, judged_speed(job, front, engine, report, stages), stages)
+    report, evidence = gather(job, front, table, engine, report, stages)
     scales = {} if table is None else shared_scales(front.captured)
-    parts = Parts(front, table, scales, quantized, engine, report, found)
+    parts = Parts(front, table, scales, quantized, engine, report, found, evidence)
     bundle = assemble(job, out, parts, stages, sign=sign)
     return Built(bundle, report, stages.seconds)
 
@@ -292,20 +292,6 @@ def retuned(
     return found.job, table, f"check.on_fail: tune: {verdict(found.tuned, job.check.limits)}"
 
 
-def explained(
-    job: Job, front: Front, table: CalibrationTable | None, report: CheckReport, stages: Stages
-) -> CheckReport:
-    """A failed report of an INT8 job with one problem more: the modules that cost most, with their source lines."""
-    from trtpipe.diagnose import blame, diagnose, is_about_numbers
-
-    if report.passed or table is None or not is_about_numbers(report):
-        return report
-    with stages("diagnose") as progress:
-        found = diagnose(job, front.captured, front.check_source, table.amax, progress)
-    half = "fp16" if job.precision.fp16_mode else None
-    return replace(report, problems=(*report.problems, blame(found, half)))
-
-
 def open_runner(engine: Engine) -> tuple[Any, Any]:
     """What executes the engine here, and whether that is the engine or its graph."""
     from trtpipe.ort import OrtRunner
@@ -314,15 +300,19 @@ def open_runner(engine: Engine) -> tuple[Any, Any]:
     if engine.target != "onnxruntime" and driver.probe().devices:
         from trtpipe.trt.runtime import EngineRunner
 
-        own_code = bool(engine.options.get("version_compatible"))
-        stripped = engine.graph.data if engine.graph is not None and engine.options.get("strip_plan") else None
-        return EngineRunner(engine.data, version_compatible=own_code, refit=stripped), "engine"
+        return EngineRunner(engine.data, **engine_settings(engine)), "engine"
     if engine.graph is None:
         raise InputError(
             f"check: a {engine.target} engine of this route has no graph to execute (got no GPU either). "
             "Build where its GPU is, or take build.route: onnx."
         )
     return OrtRunner(engine.graph.data, as_written=engine.target != "onnxruntime"), "graph"
+
+
+def engine_settings(engine: Engine) -> dict[str, Any]:
+    """What an `EngineRunner` has to know of the engine beside its bytes."""
+    stripped = engine.graph.data if engine.graph is not None and engine.options.get("strip_plan") else None
+    return {"version_compatible": bool(engine.options.get("version_compatible")), "refit": stripped}
 
 
 def damaged(graph: OnnxModel | None) -> Damaged | None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from trtpipe import pipeline
 from trtpipe.assembly import Parts, assemble, shared_scales
 from trtpipe.cache import Cache, DamagedEntry, Entry
+from trtpipe.evidence import gather
 from trtpipe.pipeline import Built, Front, Stages
 from trtpipe.values import Baseline, Captured, Engine, LayerPrecision, LoadedModel, OnnxModel, Quantized, TensorSpec
 
@@ -94,7 +95,8 @@ def rebuild(job: Job, out: Path, reporter: Reporter, cache: Cache, keys: StageKe
     front = Front(lowered.loaded, source, baseline, lowered.captured)
     answers: dict[str, Any] = {}
     report = pipeline.check(job, front, engine, line.stages, keep=answers.update)
-    parts = Parts(front, lowered.table, lowered.scales, lowered.quantized, engine, report, answers)
+    report, evidence = gather(job, front, lowered.table, engine, report, line.stages)
+    parts = Parts(front, lowered.table, lowered.scales, lowered.quantized, engine, report, answers, evidence)
     bundle = assemble(job, out, parts, line.stages)
     return Rebuilt(Built(bundle, report, line.stages.seconds), tuple(line.reused))
 

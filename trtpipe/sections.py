@@ -167,6 +167,10 @@ class Check(Data):
     require: Literal["graph", "engine"] = Field(
         default="graph", description="engine: fail where the engine itself cannot run"
     )
+    sensitivity: bool = Field(
+        default=False, description="measure what INT8 costs by module even where the check passes, for the report"
+    )
+    bench: bool = Field(default=False, description="time every mode, as `trtpipe bench` does, for the report")
     on_fail: Literal["error", "tune"] = Field(default="error", description="tune: keep layers in FP16 or FP32 instead")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from trtpipe.diagnose import diagnose, first_samples
 from trtpipe.errors import InputError
 from trtpipe.job_text import job_text
-from trtpipe.pipeline import Front, Stages, calibrate, check_data, damaged, observe_ranges, prepare
+from trtpipe.pipeline import Front, Stages, calibrate, check_data, compile_engine, damaged, observe_ranges, prepare
 from trtpipe.trials import Trials
 from trtpipe.tune import EVALUATIONS, Candidate, Laboratory, Preview, Trial, Tuned, search, shortfall
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from trtpipe.precision import Keep
     from trtpipe.progress import Reporter
     from trtpipe.ranking import Sensitivity
+    from trtpipe.values import Quantized
 
 #: Every algorithm, for a table that still has its histograms.
 ALGORITHMS = ("entropy_2", "entropy", "minmax", "percentile", "mse")
@@ -116,6 +118,8 @@ class _Bench:
 
     def key(self) -> dict[str, str]:
         """Digests of all that a trial depends on."""
+        from trtpipe.trt import driver
+
         job, table = self.job, self.tables[self.first]
         outputs = hashlib.sha256()
         for name, array in sorted(self.front.baseline.outputs.items()):
@@ -128,6 +132,7 @@ class _Bench:
             "precision": job.precision.model_dump_json(),
             "limits": job.check.limits.model_dump_json(),
             "target": job.build.target,
+            "devices": ", ".join(d.name for d in driver.probe().devices),  # latencies are of these
         }
 
     def ranges(self) -> dict[str, float]:
@@ -174,7 +179,18 @@ class _Bench:
             )
         missed = shortfall(report.metrics, job.check.limits)
         share = self.int8_share(keep_of(job))
-        return Trial(candidate, report.passed, missed, report.metrics, report.problems, share, len(model.data))
+        size, latency = len(model.data), self.latency_ms(job, quantized)
+        return Trial(candidate, report.passed, missed, report.metrics, report.problems, share, size, latency)
+
+    def latency_ms(self, job: Job, quantized: Quantized) -> float | None:
+        """Median of the engine's executions; None where no GPU can execute one, which is then not built either."""
+        from trtpipe.evidence import latencies
+        from trtpipe.trt import driver
+
+        if job.build.target == "onnxruntime" or not driver.probe().devices:
+            return None
+        engine = compile_engine(job, self.front.loaded, quantized, self.stages)
+        return statistics.median(latencies(self.front, engine))
 
     def int8_share(self, keep: Keep) -> float:
         """Share of the network's multiply-accumulates that stay in INT8 under `keep`."""

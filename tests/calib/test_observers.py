@@ -155,4 +155,4 @@ def test_threads_lose_and_double_nothing(monkeypatch, team):
         kernel.count(values.view(np.uint64), tables, bounds)
         np.testing.assert_array_equal(tables.sum(axis=(0, 1))[: 255 << 8], Histogram.of(values).counts)
         assert bounds[:, 1].max() == values.max().view(np.int32)
-        assert bounds[:, 2].min() + 2**31 + 1 == np.abs(values).min().view(np.int32)
+        assert int(bounds[:, 2].min()) + 2**31 + 1 == np.abs(values).min().view(np.int32)

@@ -11,9 +11,10 @@ from PIL import Image
 
 from calib.histogram import Histogram
 from calib.table import make_table
+from trtpipe.bench import Bench, Row
 from trtpipe.job import Build, Limits
 from trtpipe.manifest import EngineInfo, FileEntry, Manifest
-from trtpipe.report.content import Answers, Mode, ReportContent
+from trtpipe.report.content import Answers, ReportContent
 from trtpipe.values import CheckReport, Control, DimRange, LayerPrecision, Metric, TensorSpec
 
 CLASSES = ("cat", "dog", "a rather long class name, horse")
@@ -84,6 +85,11 @@ def manifest(**changed: Any) -> Manifest:
     return Manifest(**(values | changed))
 
 
+def bench(*rows: Row) -> Bench:
+    """A mode table."""
+    return Bench("sample", 8, 64, 50, 5, "eager FP32", 2, rows)
+
+
 def content(folder: Path, **changed: Any) -> ReportContent:
     """Everything a report can show."""
     images = folder / "images"
@@ -100,7 +106,10 @@ def content(folder: Path, **changed: Any) -> ReportContent:
         "scales": {"stem:input": "stem:input", "block.conv:input": "block.conv:input", "head2:input": "stem:input"},
         "sensitivity": {"stem": 31.5, "block.conv": 24.25},
         "latencies_ms": [1.0 + 0.01 * i for i in range(200)],
-        "modes": (Mode("int8", 8, 1.2, 1.4, 6666.0, 1_380_844, 0.75, 26.0), Mode("fp32", 8, note="not measured here")),
+        "bench": bench(
+            Row("int8", "cuda", "", 1.2, 1.3, 1.4, 6666.0, size_bytes=1_380_844, accuracy=0.75, sqnr_db=26.0),
+            Row("fp32", "cpu", "not measured here"),
+        ),
         "measured_on": "NVIDIA RTX A2000, clocks locked",
     }
     return ReportContent(**(values | changed))
@@ -140,5 +149,5 @@ def hostile(folder: Path) -> ReportContent:
     answers = Answers({HOSTILE: REFERENCE}, {HOSTILE: FOUND}, [HOSTILE + str(i) for i in range(8)], LABELS, folder)
     return dataclasses.replace(
         good, manifest=bad_manifest, answers=answers, table=bad_table, scales={}, sensitivity={HOSTILE: 3.0},
-        modes=(Mode(HOSTILE, 1, note=HOSTILE),), measured_on=HOSTILE, sizes={HOSTILE: 3},
+        bench=bench(Row(HOSTILE, "cpu", notes=(HOSTILE,)), Row(HOSTILE, "cpu", HOSTILE)), measured_on=HOSTILE, sizes={HOSTILE: 3},
     )  # fmt: skip

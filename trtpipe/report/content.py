@@ -11,6 +11,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
+    from trtpipe.bench import Bench
     from trtpipe.manifest import Manifest
 
 Array = np.ndarray[Any, Any]
@@ -36,21 +37,6 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Mode:
-    """One measured way to run the model. Times in milliseconds for a whole batch; None was not measured."""
-
-    name: str
-    batch: int
-    latency_ms: float | None = None
-    latency_p95_ms: float | None = None
-    samples_per_second: float | None = None
-    size_bytes: int | None = None
-    accuracy: float | None = None
-    sqnr_db: float | None = None
-    note: str = ""
-
-
-@dataclass(frozen=True)
 class ReportContent:
     """Everything `render` shows.
 
@@ -60,10 +46,11 @@ class ReportContent:
         answers: None where they were not kept (a check by someone else): the report then says so.
         table: the calibration table, with its histograms where they are at hand.
         scales: table key of each quantized input -> table key whose scale it has; empty where every one has its own.
-        sensitivity: by module path, the SQNR of the output in dB when that module alone is quantized.
+        sensitivity: by module path, the SQNR of the output in dB when that module alone is quantized; inf where that
+            changes nothing.
         latencies_ms: measured times of single batches, in milliseconds.
-        modes: the measured modes side by side.
-        measured_on: the GPU and settings that `latencies_ms` and `modes` were measured with.
+        bench: the measured modes side by side.
+        measured_on: what executed the engine while `latencies_ms` were measured.
     """
 
     manifest: Manifest
@@ -73,5 +60,5 @@ class ReportContent:
     scales: Mapping[str, str] = field(default_factory=dict)
     sensitivity: Mapping[str, float] = field(default_factory=dict)
     latencies_ms: Sequence[float] = ()
-    modes: Sequence[Mode] = ()
+    bench: Bench | None = None
     measured_on: str = ""

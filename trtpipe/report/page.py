@@ -152,7 +152,7 @@ def render(content: ReportContent) -> str:
         tensors=() if table is None else tensor_cards(table),
         open_histograms=OPEN_HISTOGRAMS,
         coverage=coverage(table),
-        modes=content.modes,
+        bench=content.bench,
         distribution=charts.distribution(content.latencies_ms, "latency") if content.latencies_ms else None,
         measured_on=content.measured_on,
         sizes=sorted(content.sizes.items()),
@@ -280,14 +280,15 @@ def module_rows(
     keys = {**{key: key for key in audits}, **scales}
     ratios = [input_sqnr(layer, audits, keys) for layer in layers]
     highest = max([r for r in ratios if r is not None], default=1.0)
-    most = max(sensitivity.values(), default=1.0)
+    most = max((s for s in sensitivity.values() if math.isfinite(s)), default=1.0)
     for layer, ratio in zip(layers, ratios, strict=True):
         felt = sensitivity.get(layer.module) if layer.precision == "int8" else None
         found.append(
             ModuleRow(
                 layer.module or "(model)", layer.op, layer.precision, layer.reason, layer.source,
                 "" if ratio is None else f"{ratio:.1f}", _bar(ratio, highest), 1e9 if ratio is None else ratio,
-                "" if felt is None else f"{felt:.1f}", _bar(felt, most), 1e9 if felt is None else felt,
+                "" if felt is None else f"{felt:.1f}" if math.isfinite(felt) else "∞",
+                _bar(felt if felt is None else min(felt, most), most), 1e9 if felt is None else min(felt, 1e8),
             )
         )  # fmt: skip
     return found

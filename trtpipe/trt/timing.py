@@ -15,13 +15,15 @@ from trtpipe.trt.runtime import EngineRunner
 Array = np.ndarray[Any, Any]
 
 
-def open_timed(engine: bytes, *, cuda_graph: bool) -> TimedEngine:
-    """A runner of the engine that is open and stays so until it is dropped.
+def open_timed(
+    engine: bytes, *, cuda_graph: bool, version_compatible: bool = False, refit: bytes | None = None
+) -> TimedEngine:
+    """A runner of the engine that is open and stays so until it is dropped; the arguments are `EngineRunner`'s.
 
     Raises:
         InputError, MissingError: as `EngineRunner` does on entering.
     """
-    runner = TimedEngine(engine, cuda_graph=cuda_graph)
+    runner = TimedEngine(engine, cuda_graph=cuda_graph, version_compatible=version_compatible, refit=refit)
     runner.__enter__()
     return runner
 
