@@ -110,8 +110,11 @@ def main() -> int:
             print(f"  {m.module:<24} {m.source:<28} {m.sqnr_db:.1f} dB, own {m.own_sqnr_db:.1f} dB")
         good = max(found.passes, found.node_passes) <= MOST_PASSES
         if not options.no_tune:
-            noise = sum(10 ** (-m.sqnr_db / 10) for m in found.modules)
-            limit = float(options.limit) or round(-10 * float(np.log10(noise)) + 3, 1)
+            limit = float(options.limit)
+            if not limit:
+                path.write_text(text.replace("LIMIT", "200"))
+                plain = tune_from(load_job(path), front, table, folder / "plain", stages, evaluations=1).tuned.trials[0]
+                limit = round((plain.value("sqnr_db") or 0.0) + 3, 1)
             path.write_text(text.replace("LIMIT", str(limit)))
             began = time.perf_counter()
             result = tune_from(load_job(path), front, table, folder / "out", stages)

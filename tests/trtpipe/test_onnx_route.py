@@ -13,7 +13,7 @@ import torch
 from onnx import numpy_helper
 
 from trtpipe.control import damaged_copy
-from trtpipe.errors import InputError
+from trtpipe.errors import BuildError, InputError
 from trtpipe.ort import OrtRunner
 from trtpipe.placement import find_sites
 from trtpipe.precision import Keep
@@ -46,6 +46,20 @@ def test_onnxruntime_answers_as_the_program(net: str, shape: tuple[int, ...], ha
         found = runner.run({"x": x.numpy()})["logits"]
     # One rounding of a value between two INT8 levels may fall either way.
     assert np.abs(found - expected).max() <= (1e-5 if half is None else 0.03) * np.abs(expected).max()
+
+
+def test_a_graph_that_onnxruntimes_optimizer_refuses_runs_as_written_and_says_so() -> None:
+    """INT8, FP16 and a concat: optimized, ONNX Runtime 1.31 would need a QLinearConcat of FP16."""
+    _, model = lowered("concat", torch.float16)
+    x = {"x": nets.images(3, 3, 8, 8).numpy()}
+    fast, exact = OrtRunner(model.data), OrtRunner(model.data, as_written=True)
+    assert fast.name.startswith(exact.name)
+    if fast.name == exact.name:
+        pytest.skip("this ONNX Runtime optimizes the graph")
+    assert fast.name == f"{exact.name}, not optimized: its optimizer refuses the graph"
+    np.testing.assert_array_equal(fast.run(x)["logits"], exact.run(x)["logits"])
+    with pytest.raises(BuildError, match="onnxruntime: must accept the graph"):
+        OrtRunner(b"no graph")
 
 
 def test_names_begin_with_the_module_path() -> None:

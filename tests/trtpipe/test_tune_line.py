@@ -1,6 +1,7 @@
 """Tuning a real network that INT8 cannot hold: what is named, what is kept, and that the written job does the same."""
 
 import json
+from types import SimpleNamespace
 
 import hard
 import hard_jobs
@@ -11,6 +12,7 @@ from trtpipe.cli import main
 from trtpipe.errors import InputError
 from trtpipe.job import load_job
 from trtpipe.job_text import job_text
+from trtpipe.kit_line import write_kit
 from trtpipe.pipeline import build
 from trtpipe.progress import Silent
 from trtpipe.ranking import ModuleSensitivity, Sensitivity
@@ -92,6 +94,48 @@ def test_build_with_on_fail_tune_does_it_in_one_go(folder, tuned, path):
     assert built.report.passed
     assert built.bundle.manifest.precision.keep.fp16 == (hard.WORST,)
     assert any(n.startswith("check.on_fail: tune: budget met: `layer2.0.conv2` in half") for n in built.report.notes)
+
+
+def test_prepare_with_on_fail_tune_gives_a_kit_that_is_tuned(folder, tuned, path, tmp_path):
+    (tmp_path / "hard.trials.json").write_bytes((folder / "out" / "hard.trials.json").read_bytes())
+    kit = write_kit(load_job(path, ["check.on_fail=tune"]), tmp_path, Silent())
+    assert kit.report.passed
+    assert kit.bundle.manifest.kind == "kit"
+    assert kit.bundle.manifest.precision.keep.fp16 == (hard.WORST,)
+    assert any(n.startswith("check.on_fail: tune: budget met: `layer2.0.conv2` in half") for n in kit.report.notes)
+
+
+def test_the_modes_of_a_bundle_are_timed_on_its_golden_data(folder, tuned, path, capsys):
+    """Without torch and without the job: its graph in ONNX Runtime."""
+    bundle = build(load_job(path.with_name("job.tuned.yaml")), folder / "benched", Silent()).bundle.path
+    capsys.readouterr()
+    assert main(["bench", str(bundle), "--rounds", "10", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    by_name = {r["name"]: r for r in found["rows"]}
+    graph = by_name["ONNX Runtime, the bundle's graph"]
+    assert graph["median_ms"] > 0
+    assert graph["size_bytes"] == (bundle / "model.onnx").stat().st_size
+    assert 30 < graph["sqnr_db"] < 80  # held against the baseline's outputs, which are FP32
+    assert by_name["engine"]["skipped"] == "the target is onnxruntime: there is no engine"
+    assert main(["bench", str(bundle), "--set", "name=x"]) == 2
+
+
+def test_a_trial_has_the_engines_latency_where_a_gpu_executes_it(path, monkeypatch):
+    """The GPU and its clock are doubles; that one is asked for only with a target that has engines."""
+    from trtpipe import evidence, tune_line
+    from trtpipe.pipeline import Stages
+    from trtpipe.trt import driver
+
+    compiled = []
+    monkeypatch.setattr(driver, "probe", lambda: SimpleNamespace(devices=("a GPU",), problem=""))
+    monkeypatch.setattr(tune_line, "compile_engine", lambda job, *_: compiled.append(job.build.target) or "engine")
+    monkeypatch.setattr(evidence, "latencies", lambda front, engine: (3.0, 1.0, 2.0))
+    for target, expected in (("onnxruntime", None), ("tensorrt_rtx", 2.0)):
+        job = load_job(path, [f"build.target={target}"])
+        front, table = SimpleNamespace(loaded=None), SimpleNamespace(algorithm="minmax", histograms=None)
+        bench = tune_line._Bench(job, front, table, Stages(Silent()))
+        assert bench.latency_ms(job, None) == expected
+    assert compiled == ["tensorrt_rtx"]
 
 
 def test_a_budget_out_of_reach_exits_with_1_and_still_writes_the_closest(folder, path, tmp_path, capsys):
