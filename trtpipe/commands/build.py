@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtpipe.commands.bundles import key_option, sign_option, trusted
-from trtpipe.commands.options import job_files, jobs_argument, json_option, set_option
+from trtpipe.commands.options import job_files, jobs_argument, json_option, loudness_options, out_option, set_option
 
 if TYPE_CHECKING:
     from trtpipe.job import Job
@@ -23,20 +23,12 @@ if TYPE_CHECKING:
 
 @click.command("build", short_help="Build jobs, check each engine, write bundles.")
 @jobs_argument
-@click.option(
-    "-o",
-    "--out",
-    default=Path("out"),
-    show_default=True,
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder the bundles go to, each under the name of its job.",
-)
+@out_option("out", "Folder the bundles go to, each under the name of its job.")
 @set_option
 @json_option
 @sign_option
 @key_option
-@click.option("-v", "--verbose", count=True, help="Show what TensorRT and the stages log; -vv all of it.")
-@click.option("-q", "--quiet", is_flag=True, help="Show only the verdict.")
+@loudness_options
 def command(
     jobs: tuple[Path, ...],
     out: Path,

@@ -7,19 +7,12 @@ from typing import Any
 
 import click
 
-from trtpipe.commands.options import job_files, json_option, set_option
+from trtpipe.commands.options import job_files, json_option, out_option, set_option
 
 
 @click.command("nightly", short_help="Rebuild what changed of many jobs; one report.")
 @click.argument("jobs", nargs=-1, type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--out",
-    default=Path("out"),
-    show_default=True,
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the bundles, the report and the history.",
-)
+@out_option("out", "Folder of the bundles, the report and the history.")
 @set_option
 @click.option("--workers", type=click.IntRange(min=0), help="Processes for jobs without a GPU; 0: this one alone.")
 @click.option("--memory", metavar="SIZE", help="What all jobs together may take, like 16GB; what is free when absent.")

@@ -39,6 +39,25 @@ def set_option(function: F) -> F:
     )(function)
 
 
+def out_option(default: str, what: str) -> Callable[[F], F]:
+    """`-o`, `--out`: the folder that results go to; `what` is its help."""
+    return click.option(
+        "-o",
+        "--out",
+        default=Path(default),
+        show_default=True,
+        type=click.Path(path_type=Path, file_okay=False),
+        help=what,
+    )
+
+
+def loudness_options(function: F) -> F:
+    """`-v` (as often as wanted) and `-q`."""
+    verbose = click.option("-v", "--verbose", count=True, help="Show what TensorRT and the stages log; -vv all of it.")
+    quiet = click.option("-q", "--quiet", is_flag=True, help="Show only the verdict.")
+    return verbose(quiet(function))
+
+
 def jobs_argument(function: F) -> F:
     """`JOB...`: files or folders."""
     return click.argument("jobs", nargs=-1, required=True, type=click.Path(path_type=Path))(function)

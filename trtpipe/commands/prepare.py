@@ -10,7 +10,7 @@ import click
 
 from trtpipe.commands.build import load_jobs, run_tasks
 from trtpipe.commands.bundles import sign_option
-from trtpipe.commands.options import jobs_argument, json_option, set_option
+from trtpipe.commands.options import jobs_argument, json_option, loudness_options, out_option, set_option
 
 if TYPE_CHECKING:
     from trtpipe.commands.build import Task
@@ -18,19 +18,11 @@ if TYPE_CHECKING:
 
 @click.command("prepare", short_help="All but the engine: a kit to build on a device.")
 @jobs_argument
-@click.option(
-    "-o",
-    "--out",
-    default=Path("kits"),
-    show_default=True,
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder the kits go to, each under the name of its job.",
-)
+@out_option("kits", "Folder the kits go to, each under the name of its job.")
 @set_option
 @json_option
 @sign_option
-@click.option("-v", "--verbose", count=True, help="Show what the stages log; -vv all of it.")
-@click.option("-q", "--quiet", is_flag=True, help="Show only the verdict.")
+@loudness_options
 def command(
     jobs: tuple[Path, ...],
     out: Path,

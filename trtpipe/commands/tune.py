@@ -6,19 +6,12 @@ from pathlib import Path
 
 import click
 
-from trtpipe.commands.options import json_option, set_option
+from trtpipe.commands.options import json_option, out_option, set_option
 
 
 @click.command("tune", short_help="Meet the accuracy budget with most in INT8.")
 @click.argument("job", type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--out",
-    default=Path("out"),
-    show_default=True,
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for the trials (resumed from there) and their table.",
-)
+@out_option("out", "Folder for the trials (resumed from there) and their table.")
 @click.option(
     "--write",
     type=click.Path(path_type=Path, dir_okay=False),
