@@ -85,7 +85,12 @@ def write_kit(job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = No
         job, table, how = retuned(job, front, table, out, stages)
         quantized, graph, report = checked(job, table)
         report = dataclasses.replace(report, notes=(*report.notes, how))
-    report, _ = explained(job, front, table, report, stages)
+    asked = [key for key in ("sensitivity", "bench") if getattr(job.check, key)]
+    if asked:  # both are for the report.html of a build, which a kit has not
+        note = f"a kit has no report: {' and '.join(f'check.{key}' for key in asked)} measured nothing"
+        report = dataclasses.replace(report, notes=(*report.notes, note))
+    check = job.check.model_copy(update={"sensitivity": False})
+    report, _ = explained(job.model_copy(update={"check": check}), front, table, report, stages)
     with stages("kit"):
         manifest = describe(job, front, table, quantized, report, None, graph)
         calibration = None if table is None else table_bytes(table)

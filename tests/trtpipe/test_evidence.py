@@ -70,6 +70,17 @@ def test_the_table_of_modes_is_in_the_report_of_a_job_that_asks_for_it(world, mo
     assert asked == [built.bundle.read(built.bundle.manifest.engine_file)]
 
 
+def test_a_kit_says_that_it_has_no_report_to_measure_for(world):
+    from trtpipe import kit_line
+
+    job = with_check(nights.write_job(world / "jobs", "m", INT8), "sensitivity: true, bench: true")
+    kit = kit_line.write_kit(trtpipe.load_job(job), world / "kits", Silent())
+    assert "diagnose" not in kit.seconds
+    note = "a kit has no report: check.sensitivity and check.bench measured nothing"
+    assert note in kit.report.notes
+    assert note in kit.bundle.manifest.notes
+
+
 class Timed:
     """`trt.timing.TimedEngine` with known times: 0.5 ms more at each execution."""
 
