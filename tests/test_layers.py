@@ -22,6 +22,7 @@ NEEDS_MORE = {
     "trtpipe.bound": "torch",
     "trtpipe.macs": "torch",
     "trtpipe.modes": "torch",
+    "trtpipe.operators": "torch",
     "trtpipe.partial": "torch",
     "trtpipe.routes.qdq": "torch",
     "trtpipe.sensitivity": "torch",

@@ -72,7 +72,7 @@ def bench_front(
     modes = [
         *torch_modes(stand, front.baseline.module),
         *_ort_modes(job, front, None if table is None else table.amax, first),
-        *_engine_modes(engine, job.build.target, first),
+        *_engine_modes(engine, job.build.target, first, hybrid=job.build.allow_torch_fallback),
     ]
     data = Data(data.batches, _reference(front.loaded, data), data.labels)
     return _measured(job.name, modes, data, batch, rounds, seconds, stages, "eager FP32")
@@ -101,7 +101,8 @@ def bench_bundle(
         modes.append(_ort_mode("ONNX Runtime, the bundle's graph", lambda: graph, first, OrtRunner))
     if manifest.engine is not None:
         target = manifest.engine.target
-        modes += _engine_modes(lambda: bundle.read(manifest.engine_file), target, first)
+        hybrid = bool(manifest.engine.fallback)
+        modes += _engine_modes(lambda: bundle.read(manifest.engine_file), target, first, hybrid=hybrid)
     return _measured(manifest.name, modes, data, batch, rounds, seconds, stages, "the bundle's baseline")
 
 
@@ -253,7 +254,7 @@ def _build_engine(job: Job, front: Front, table: Any, stages: Stages) -> Callabl
     return make
 
 
-def _engine_modes(engine: Callable[[], bytes], target: str, first: Mapping[str, Array]) -> list[Mode]:
+def _engine_modes(engine: Callable[[], bytes], target: str, first: Mapping[str, Array], *, hybrid: bool) -> list[Mode]:
     """The engine by CUDA events, launched by TensorRT and as a CUDA graph; where no GPU is, rows that say so."""
     from trtpipe.trt import driver
 
@@ -266,6 +267,8 @@ def _engine_modes(engine: Callable[[], bytes], target: str, first: Mapping[str, 
 
     if target == "onnxruntime":
         cannot = "the target is onnxruntime: there is no engine"
+    elif hybrid:
+        cannot = "build.allow_torch_fallback: PyTorch runs between the engines, which cannot be timed as one"
     else:
         found = driver.probe()
         cannot = "" if found.devices else f"no GPU executes an engine here: {found.problem}"

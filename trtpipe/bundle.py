@@ -21,6 +21,7 @@ from trtpipe.manifest import (
     ENGINE,
     FILE_NAME,
     GOLDEN,
+    HYBRID,
     MANIFEST,
     MAX_MANIFEST_BYTES,
     SIGNATURE,
@@ -266,6 +267,22 @@ def _check_content(path: Path, manifest: Manifest, read: Callable[[str], bytes])
             golden_data.from_bytes(content, manifest.inputs, manifest.outputs, f"{path}/{name}")
         elif name == ENGINE:
             _check_header(f"{path}/{name}", manifest, content)
+        elif name == HYBRID:
+            _check_hybrid(f"{path}/{name}", manifest, content)
+
+
+def _check_hybrid(where: str, manifest: Manifest, data: bytes) -> None:
+    """Hold a hybrid module's bindings, and the header of each of its plans, against the manifest."""
+    from trtpipe import hybrid
+
+    found = hybrid.from_bytes(data, where)
+    got = (tuple(found.plan.inputs), set(found.plan.outputs))
+    if got != (tuple(s.name for s in manifest.inputs), {s.name for s in manifest.outputs}):
+        raise InputError(
+            f"{where}: must have the manifest's bindings (got {', '.join([*got[0], *sorted(got[1])])}). {_AGAIN}"
+        )
+    for number, plan in enumerate(found.engines):
+        _check_header(f"{where}: engine {number}", manifest, plan)
 
 
 def _check_header(where: str, manifest: Manifest, data: bytes) -> None:

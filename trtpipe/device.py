@@ -21,8 +21,8 @@ class Device:
     """What decides whether an engine runs here.
 
     `os` is `sys.platform`; `machine` like "x86_64" or "aarch64"; `versions` maps target to the version of its runtime
-    here; `compute_capability` is like "8.6", None without a usable GPU, and `gpu` is then the reason; `jetson` is
-    whether this is a JetPack system; memory in bytes, None when nobody could tell.
+    here, and "torch" to PyTorch's; `compute_capability` is like "8.6", None without a usable GPU, and `gpu` is then the
+    reason; `jetson` is whether this is a JetPack system; memory in bytes, None when nobody could tell.
     """
 
     os: str
@@ -44,9 +44,11 @@ def this_device() -> Device:
     from trtpipe.trt import driver, flavour
 
     versions: dict[str, str] = {str(name): version for name, (_, version) in flavour.installed().items()}
-    onnxruntime = _onnxruntime_version()
-    if onnxruntime:
+    # whichever of its packages brought it
+    if onnxruntime := _version("onnxruntime", "onnxruntime-gpu"):
         versions["onnxruntime"] = onnxruntime
+    if torch := _version("torch"):
+        versions["torch"] = torch
     found = driver.probe()
     first = found.devices[0] if found.devices else None
     jetson = is_jetson()
@@ -71,11 +73,11 @@ def is_jetson(root: Path = Path("/")) -> bool:
         return False
 
 
-def _onnxruntime_version() -> str | None:
-    """The version of an installed ONNX Runtime, whichever of its packages brought it."""
+def _version(*distributions: str) -> str | None:
+    """The version of the first of these packages that is installed."""
     import importlib.metadata
 
-    for distribution in ("onnxruntime", "onnxruntime-gpu"):
+    for distribution in distributions:
         try:
             return importlib.metadata.version(distribution)
         except importlib.metadata.PackageNotFoundError:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 #: Executions of the engine that are timed, after as many that are not.
 ROUNDS, WARM_UP = 200, 10
 
+#: Said of a hybrid engine.
+NOT_TIMED = "latency_ms: not measured, as PyTorch runs between the engines of a hybrid, which cannot be timed as one"
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -68,6 +71,8 @@ def timed(front: Front, engine: Engine, report: CheckReport, stages: Stages) -> 
     """The latency of an engine that was executed, its median among the report's figures as `latency_ms`."""
     if report.executed != "engine":
         return report, ()
+    if engine.fallback:
+        return replace(report, notes=(*report.notes, NOT_TIMED)), ()
     with stages("speed"):
         found = latencies(front, engine)
     metric = Metric("latency_ms", front.loaded.outputs[0].name, statistics.median(found))

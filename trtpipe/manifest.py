@@ -19,7 +19,17 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, V
 from trtpipe.device import machine_name
 from trtpipe.errors import InputError
 from trtpipe.job import Build, Limits, Precision, Transform
-from trtpipe.values import BINDING_DTYPES, CheckReport, DimRange, Engine, Executed, LayerPrecision, Target, TensorSpec
+from trtpipe.values import (
+    BINDING_DTYPES,
+    CheckReport,
+    DimRange,
+    Engine,
+    Executed,
+    Fallback,
+    LayerPrecision,
+    Target,
+    TensorSpec,
+)
 
 #: Raised by one whenever an old reader would misunderstand a new manifest. New optional keys do not raise it: an old
 #: reader refuses a key that it does not know.
@@ -32,6 +42,7 @@ MANIFEST = "manifest.json"
 SIGNATURE = "manifest.sig"
 ENGINE: Literal["model.engine"] = "model.engine"
 GRAPH: Literal["model.onnx"] = "model.onnx"
+HYBRID: Literal["model.hybrid"] = "model.hybrid"
 GOLDEN = "golden.safetensors"
 CALIBRATION = "calibration.json"
 REPORT = "report.html"
@@ -71,7 +82,7 @@ class FileEntry(Part):
 class EngineInfo(Part):
     """What the engine file is and where it may run."""
 
-    file: Literal["model.engine", "model.onnx"]
+    file: Literal["model.engine", "model.onnx", "model.hybrid"]
     target: Target
     version: str = Field(pattern=_VERSION, description="of the TensorRT (or ONNX Runtime) that wrote it")
     compute_capabilities: tuple[Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]$")], ...] = Field(
@@ -83,6 +94,9 @@ class EngineInfo(Part):
     machine: str | None = Field(description='like "x86_64" or "aarch64"; None runs on any')
     device_memory_bytes: int | None = Field(default=None, ge=0, description="activation memory of one context")
     options: dict[str, JsonValue] = Field(default_factory=dict, description="the builder options as they were honoured")
+    fallback: tuple[Fallback, ...] = Field(
+        default=(), description="operations that stayed in PyTorch, which has to be there to run model.hybrid"
+    )
 
 
 class Manifest(Part):
@@ -123,7 +137,8 @@ class Manifest(Part):
         if self.engine is not None:
             if self.engine.target != self.build.target:
                 raise ValueError(f"engine.target: must be build.target (got {self.engine.target}, {self.build.target})")
-            if self.engine.file != (GRAPH if self.engine.target == "onnxruntime" else ENGINE):
+            plan = HYBRID if self.engine.fallback else ENGINE
+            if self.engine.file != (GRAPH if self.engine.target == "onnxruntime" else plan):
                 raise ValueError(
                     f"engine.file: is not what a {self.engine.target} engine is kept in ({self.engine.file})"
                 )
@@ -196,7 +211,7 @@ def describe_engine(
     os = os or ("win32" if windows else sys.platform)
     machine = machine or ("x86_64" if windows else machine_name(platform.machine()))
     return EngineInfo(
-        file=GRAPH if portable else ENGINE,
+        file=GRAPH if portable else HYBRID if engine.fallback else ENGINE,
         target=engine.target,
         version=engine.version,
         compute_capabilities=capabilities,
@@ -206,6 +221,7 @@ def describe_engine(
         machine=None if portable else machine,
         device_memory_bytes=device_memory_bytes,
         options=_plain(dict(engine.options)),
+        fallback=engine.fallback,
     )
 
 

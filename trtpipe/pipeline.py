@@ -300,7 +300,12 @@ def open_runner(engine: Engine) -> tuple[Any, Any]:
     if engine.target != "onnxruntime" and driver.probe().devices:
         from trtpipe.trt.runtime import EngineRunner
 
-        return EngineRunner(engine.data, **engine_settings(engine)), "engine"
+        settings = engine_settings(engine)
+        if engine.fallback:
+            from trtpipe.trt.hybrid import HybridRunner
+
+            return HybridRunner(engine.data, version_compatible=settings["version_compatible"]), "engine"
+        return EngineRunner(engine.data, **settings), "engine"
     if engine.graph is None:
         raise InputError(
             f"check: a {engine.target} engine of this route has no graph to execute (got no GPU either). "

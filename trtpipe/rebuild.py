@@ -7,6 +7,7 @@ memory, are made when a stage that is not in the cache asks for them.
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,17 @@ from trtpipe.assembly import Parts, assemble, shared_scales
 from trtpipe.cache import Cache, DamagedEntry, Entry
 from trtpipe.evidence import gather
 from trtpipe.pipeline import Built, Front, Stages
-from trtpipe.values import Baseline, Captured, Engine, LayerPrecision, LoadedModel, OnnxModel, Quantized, TensorSpec
+from trtpipe.values import (
+    Baseline,
+    Captured,
+    Engine,
+    Fallback,
+    LayerPrecision,
+    LoadedModel,
+    OnnxModel,
+    Quantized,
+    TensorSpec,
+)
 
 if TYPE_CHECKING:
     from calib.data import Source
@@ -203,6 +214,7 @@ class _Line:
                 "compute_capabilities": list(engine.compute_capabilities),
                 "options": dict(engine.options),
                 "notes": list(engine.notes),
+                "fallback": [dataclasses.asdict(f) for f in engine.fallback],
             }
             return (engine, lowered), facts, {**files, _ENGINE: engine.data}
 
@@ -218,6 +230,7 @@ class _Line:
                 graph=lowered.graph,
                 options=facts["options"],
                 notes=tuple(facts["notes"]),
+                fallback=tuple(Fallback(**f) for f in facts.get("fallback", ())),
             ), lowered
 
         if by_onnx and self.job.build.target == "onnxruntime":  # the graph is the engine

@@ -163,6 +163,9 @@ def _route(build: Build, precision: Precision, model: Model) -> Iterator[Broken]
     if build.use_onnx and build.route != "torch2trt":
         hint = "Route onnx is the way through ONNX for every target."
         yield Broken(("build", "use_onnx"), "be given only for route torch2trt", build.route, hint)
+    if build.allow_torch_fallback and build.route != "torch_tensorrt":
+        hint = "Remove it: other routes make a whole engine or none. Or use route torch_tensorrt."
+        yield Broken(("build", "allow_torch_fallback"), "be given only for route torch_tensorrt", build.route, hint)
     if build.route == "torch2trt":
         if build.target != "tensorrt":
             yield Broken(("build", "target"), "be tensorrt for route torch2trt", build.target)
@@ -179,6 +182,15 @@ def _route(build: Build, precision: Precision, model: Model) -> Iterator[Broken]
         for name in _changed(build):
             if name not in ("route", "target"):
                 yield Broken(("build", name), "be left out for target onnxruntime", "a value", "It steers TensorRT.")
+
+
+def _fallback(build: Build, check: Check) -> Iterator[Broken]:
+    """A hybrid module is no engine that could be timed as one."""
+    limit = check.limits.speedup_over_fp16_min
+    if build.allow_torch_fallback and limit is not None:
+        path = ("check", "limits", "speedup_over_fp16_min")
+        hint = "It times whole engines: remove one of the two."
+        yield Broken(path, "be left out with build.allow_torch_fallback", str(limit), hint)
 
 
 def _calibrated(precision: Precision, calibration: Calibration | None) -> Iterator[Broken]:
@@ -295,6 +307,7 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Broken]]], ...] = (
     (("inputs", "outputs"), _names),
     (("precision",), _precision),
     (("build", "precision", "model"), _route),
+    (("build", "check"), _fallback),
     (("precision", "calibration"), _calibrated),
     (("calibration",), _calibration),
     (("calibration", "inputs"), _calibration_fits),

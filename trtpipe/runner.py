@@ -268,6 +268,11 @@ def open_model(bundle: Bundle, *, graph: bool = False, as_written: bool = False)
         exact = as_written and bundle.manifest.build.target != "onnxruntime"
         return Model(bundle, OrtRunner(bundle.read(GRAPH), as_written=exact), "graph")
     verify.require_fit(bundle.manifest, this_device())
+    if engine.fallback:
+        from trtpipe.trt.hybrid import HybridRunner
+
+        hybrid = HybridRunner(bundle.read(engine.file), version_compatible=engine.version_compatible)
+        return Model(bundle, hybrid, "engine")
     from trtpipe.trt.runtime import EngineRunner
 
     stripped = bundle.read(GRAPH) if engine.options.get("strip_plan") and GRAPH in bundle.manifest.files else None

@@ -256,6 +256,10 @@ class Build(BuildOptions, Section):
     use_onnx: bool = Field(
         default=False, description="route torch2trt: convert through its own ONNX export, not its converters"
     )
+    allow_torch_fallback: bool = Field(
+        default=False,
+        description="route torch_tensorrt: what has no converter stays in PyTorch, and the bundle then needs PyTorch",
+    )
     compute_capability: tuple[ComputeCapability, ...] = Field(
         default=(), description="GPUs an RTX engine is for, like 8.6; none: portable across Ampere and later"
     )

@@ -59,6 +59,11 @@ def triton_model(bundle: Bundle, *, graph: bool = False) -> TritonModel:
             f"{bundle.path}: must be an engine of TensorRT, which Triton runs (got {engine.target}, for which it has "
             "no backend). Add --graph to serve the ONNX graph, or build with target tensorrt."
         )
+    if not graph and engine.fallback:
+        raise InputError(
+            f"{bundle.path}: must be a whole engine, which Triton runs (got a hybrid one, which needs "
+            "PyTorch). Add --graph to serve the ONNX graph, or build without build.allow_torch_fallback."
+        )
     if graph and GRAPH not in manifest.files:
         raise InputError(f"{bundle.path}: must hold {GRAPH} to serve it (it does not). Export the engine instead.")
     source, target = (GRAPH, "model.onnx") if graph else (engine.file, "model.plan")

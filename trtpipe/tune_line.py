@@ -183,14 +183,15 @@ class _Bench:
         return Trial(candidate, report.passed, missed, report.metrics, report.problems, share, size, latency)
 
     def latency_ms(self, job: Job, quantized: Quantized) -> float | None:
-        """Median of the engine's executions; None where no GPU can execute one, which is then not built either."""
+        """Median of the engine's executions; None for a hybrid, and where no GPU can execute one, which is then not
+        built either."""
         from trtpipe.evidence import latencies
         from trtpipe.trt import driver
 
         if job.build.target == "onnxruntime" or not driver.probe().devices:
             return None
         engine = compile_engine(job, self.front.loaded, quantized, self.stages)
-        return statistics.median(latencies(self.front, engine))
+        return None if engine.fallback else statistics.median(latencies(self.front, engine))
 
     def int8_share(self, keep: Keep) -> float:
         """Share of the network's multiply-accumulates that stay in INT8 under `keep`."""

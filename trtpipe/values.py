@@ -141,11 +141,22 @@ class OnnxModel:
 
 
 @dataclass(frozen=True)
+class Fallback:
+    """One operation of a hybrid engine that stayed in PyTorch: its module, its operator, and why."""
+
+    module: str
+    op: str
+    reason: str
+    source: str = ""
+
+
+@dataclass(frozen=True)
 class Engine:
     """A serialized plan (or, for onnxruntime, the ONNX file itself) and what it is.
 
     `compute_capabilities` are like "8.6", empty for a portable engine; `graph` is the ONNX that was compiled, which is
-    what a machine without a GPU can execute in the engine's place.
+    what a machine without a GPU can execute in the engine's place. With a `fallback`, `data` is a hybrid module (see
+    `hybrid`): several plans and what PyTorch has to do between them.
     """
 
     data: bytes
@@ -157,6 +168,7 @@ class Engine:
     graph: OnnxModel | None
     options: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    fallback: tuple[Fallback, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,8 @@ def problems(manifest: Manifest, device: Device) -> tuple[str, ...]:
     if engine is None:
         return _kit_problems(manifest, device)
     found = [*_platform(engine, device), *_version(engine, device)]
+    if engine.fallback:
+        found += _pytorch(manifest, engine, device)
     if engine.target != "onnxruntime":
         found += _hardware(engine, device)
     found += _memory(manifest, engine, device)
@@ -58,6 +60,8 @@ def remarks(manifest: Manifest, device: Device) -> tuple[str, ...]:
     """
     engine = manifest.engine
     here = device.versions.get("onnxruntime")
+    if engine is not None and engine.fallback:
+        return _remarks_on_pytorch(manifest, engine, device)
     if engine is None or engine.target != "onnxruntime" or here is None:
         return ()
     if _numbers(here)[:2] == _numbers(engine.version)[:2]:
@@ -139,6 +143,45 @@ def _version(engine: EngineInfo, device: Device) -> list[str]:
             f"Install such a version {_REBUILD}."
         ]
     return []
+
+
+def _pytorch(manifest: Manifest, engine: EngineInfo, device: Device) -> list[str]:
+    """What a hybrid engine needs beside its TensorRT."""
+    if "torch" in device.versions:
+        return []
+    modules = ", ".join(sorted({f.module or "the model itself" for f in engine.fallback})[:3])
+    return [
+        f"runtime: PyTorch with CUDA must be installed, as {_operations(engine)} of this hybrid engine "
+        f"{_run(engine)} in it, of {modules} (got none). Install it: pip install torch{_release(manifest)}; or build "
+        "without build.allow_torch_fallback."
+    ]
+
+
+def _remarks_on_pytorch(manifest: Manifest, engine: EngineInfo, device: Device) -> tuple[str, ...]:
+    here = device.versions.get("torch")
+    said = (
+        f"The engine is hybrid: {_operations(engine)} {_run(engine)} in PyTorch, which every device that runs it has "
+        "to have."
+    )
+    if here is None or _numbers(here)[:2] == _numbers(manifest.environment.get("torch", here))[:2]:
+        return (said,)
+    built = manifest.environment["torch"]
+    return said, f"PyTorch is {here} here and was {built} when the bundle was built: answers may differ a little."
+
+
+def _operations(engine: EngineInfo) -> str:
+    count = len(engine.fallback)
+    return f"{count} operation{'' if count == 1 else 's'}"
+
+
+def _run(engine: EngineInfo) -> str:
+    return "runs" if len(engine.fallback) == 1 else "run"
+
+
+def _release(manifest: Manifest) -> str:
+    """The release of PyTorch that built the bundle, as pip takes it, or nothing where that is not known."""
+    found = ".".join(str(n) for n in _numbers(manifest.environment.get("torch", ""))[:3])
+    return f"=={found}" if found else ""
 
 
 def _hardware(engine: EngineInfo, device: Device) -> list[str]:

@@ -12,7 +12,7 @@ from trtpipe.bench import Bench, Row
 from trtpipe.cli import main
 from trtpipe.pipeline import Stages
 from trtpipe.progress import Silent
-from trtpipe.values import CheckReport, Control, Engine, Metric, TensorSpec
+from trtpipe.values import CheckReport, Control, Engine, Fallback, Metric, TensorSpec
 
 INT8 = "precision: {int8_mode: true}\nbuild: {target: onnxruntime}\n"
 EXECUTED = CheckReport(
@@ -123,3 +123,23 @@ def test_what_was_not_executed_has_no_latency():
 
     graph = replace(EXECUTED, executed="graph")
     assert evidence.timed(None, None, graph, Stages(Silent())) == (graph, ())
+
+
+def test_a_hybrid_engine_is_not_timed_and_that_is_said():
+    kept = (Fallback("odd", "aten.erfc.default", "no converter"),)
+    spec = TensorSpec("y", "float32", (1,), {})
+    engine = Engine(b"hybrid", "tensorrt_rtx", "1.7", (), (spec,), (spec,), None, {}, (), kept)
+    report, found = evidence.timed(None, engine, EXECUTED, Stages(Silent()))
+    assert found == ()
+    assert report.metrics == EXECUTED.metrics
+    assert report.notes[-1] == (
+        "latency_ms: not measured, as PyTorch runs between the engines of a hybrid, which cannot be timed as one"
+    )
+
+
+def test_the_modes_of_a_hybrid_engine_say_why_they_are_not_measured():
+    modes = bench_line._engine_modes(lambda: b"", "tensorrt_rtx", {}, hybrid=True)
+    assert [m.name for m in modes] == ["engine", "engine, CUDA graph", "engine, with transfers"]
+    assert {m.cannot for m in modes} == {
+        "build.allow_torch_fallback: PyTorch runs between the engines, which cannot be timed as one"
+    }

@@ -160,10 +160,10 @@ def verdict(name: str, bundle: Path, report: CheckReport) -> list[str]:
         lines.append(f"  {label:<28} {metric.value:<12.6g} {limit:<14} {mark:<7} {spread}".rstrip())
     lines += [f"  problem: {problem}" for problem in report.problems]
     lines += [f"  note: {note}" for note in report.notes]
-    engine = next((bundle / f for f in ("model.engine", "model.onnx") if (bundle / f).is_file()), None)
+    engine = next((bundle / f for f in ("model.engine", "model.hybrid", "model.onnx") if (bundle / f).is_file()), None)
     if engine is not None:
         lines.append(f"  {engine.name}: {console.size(engine.stat().st_size)}")
-    if report.executed == "graph" and engine is not None and engine.name == "model.engine":
+    if report.executed == "graph" and engine is not None and engine.name != "model.onnx":
         lines.append("  The graph was executed, not the engine: run `trtpipe check` on the bundle where its GPU is.")
     lines.append(f"  bundle: {console.relative(bundle)}")
     return lines

@@ -122,6 +122,13 @@ def _bundle_lines(found: Mapping[str, Any]) -> Iterator[str]:
         size = console.size(found["files"][engine["file"]]["size"])
         gpus = ", ".join(engine["compute_capabilities"]) or "any that its kind of engine allows"
         yield f"engine: {engine['target']} {engine['version']}, {size}, compute capability {gpus}"
+        if engine["fallback"]:
+            needed = found["environment"].get("torch", "with CUDA")
+            count = len(engine["fallback"])
+            run = "operation runs" if count == 1 else "operations run"
+            yield f"hybrid: needs PyTorch {needed}, in which {count} {run}"
+        for kept in engine["fallback"]:
+            yield f"  {kept['module'] or 'the model itself':<40} {kept['op']:<32} {kept['reason']}".rstrip()
     for way in ("inputs", "outputs"):
         for spec in found[way]:
             ranges = ", ".join(f"{d} {r['min']}/{r['opt']}/{r['max']}" for d, r in spec["dims"].items())

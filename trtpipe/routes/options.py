@@ -45,6 +45,12 @@ POOL_KEYWORDS: Mapping[str, str] = {
     "dla_local_dram": "dla_local_dram_size",
     "dla_global_dram": "dla_global_dram_size",
 }
+#: What build.allow_torch_fallback cannot go with, and why.
+WHOLE_ONLY: Mapping[str, str] = {
+    "strip_plan": "the weights of a hybrid module are in several engines, and no graph gives them back",
+    "refit": "the weights of a hybrid module are in several engines, under names that Torch-TensorRT makes up",
+    "default_device_type": "PyTorch runs on the GPU, and DLA engines between its operations are untried",
+}
 TORCH2TRT = "pip install git+https://github.com/NVIDIA-AI-IOT/torch2trt"
 #: What torch2trt can give its bindings.
 TORCH2TRT_DTYPES = ("float32", "float16")
@@ -196,6 +202,12 @@ def _refused(
         if said := rule(wanted[support.field], wanted):
             must, step = said
             yield f"build.{support.field}", f"{must} on route {route} (got {shown(wanted[support.field])}). {step}"
+        elif build.allow_torch_fallback and support.field in WHOLE_ONLY:
+            yield (
+                f"build.{support.field}",
+                f"must be left out with build.allow_torch_fallback (got {shown(wanted[support.field])}): "
+                f"{WHOLE_ONLY[support.field]}. Remove one of the two.",
+            )
     if route == "torch_tensorrt" and frontend is not None and not re.match(rf"{re.escape(TESTED)}(\.|$)", frontend):
         yield (
             "build.route",

@@ -1,8 +1,7 @@
-"""Q/DQ as operators of our own, and how Torch-TensorRT converts them.
+"""Q/DQ as the operators of `trtpipe.operators`, and how Torch-TensorRT converts them.
 
 `quantized_decomposed.*`, which torchao writes, has no converter in Torch-TensorRT, and its constant folder would turn
-INT8 weights back into FP32. The operators here are tagged `nondeterministic_seeded`, which the folder leaves alone.
-Their arithmetic is that of `quantized_decomposed` with a zero point of 0.
+INT8 weights back into FP32. Our own operators are tagged `nondeterministic_seeded`, which the folder leaves alone.
 """
 
 from __future__ import annotations
@@ -12,45 +11,16 @@ from typing import Any
 
 import torch
 
+import trtpipe.operators  # noqa: F401  # registers torch.ops.trtpipe
 from trtpipe.graph import calls, module_path, op_name
 from trtpipe.precision import DEQUANTIZE, QUANTIZE
 
-#: Symmetric INT8 as TensorRT rounds and saturates it: half to even, to [-128, 127].
-LOW, HIGH = -128, 127
-
-_library: Any = torch.library.Library("trtpipe", "FRAGMENT")  # type: ignore[no-untyped-call]
-_SCHEMAS = (
-    "quantize(Tensor x, float scale) -> Tensor",
-    "dequantize(Tensor q, float scale, ScalarType dtype) -> Tensor",
-    "dequantize_per_channel(Tensor q, Tensor scales, int axis, ScalarType dtype) -> Tensor",
-)
-for _schema in _SCHEMAS:
-    _library.define(_schema, tags=(torch.Tag.nondeterministic_seeded,))
-
-
-def _quantize(x: torch.Tensor, scale: float) -> torch.Tensor:
-    return torch.clamp(torch.round(x.to(torch.float32) * (1.0 / scale)), LOW, HIGH).to(torch.int8)
-
-
-def _dequantize(q: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
-    return (q.to(torch.float32) * scale).to(dtype)
-
-
-def _dequantize_per_channel(q: torch.Tensor, scales: torch.Tensor, axis: int, dtype: torch.dtype) -> torch.Tensor:
-    shape = [-1 if d == axis else 1 for d in range(q.dim())]
-    return (q.to(torch.float32) * scales.reshape(shape)).to(dtype)
-
-
-for _name, _function in (
-    ("quantize", _quantize),
-    ("dequantize", _dequantize),
-    ("dequantize_per_channel", _dequantize_per_channel),
-):
-    _library.impl(_name, _function, "CompositeExplicitAutograd")
+#: Under which the "custom" metadata of a node, which torch.export copies, hold its module path.
+_MODULE = "trtpipe_module"
 
 
 def rewritten(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """`graph` with every `quantized_decomposed` Q/DQ replaced by the operator here; changed in place.
+    """`graph` with every `quantized_decomposed` Q/DQ replaced by our operator; changed in place.
 
     Raises:
         ValueError: a Q/DQ that symmetric INT8 does not cover; `quantize` places none.
@@ -85,6 +55,41 @@ def rewritten(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return graph
 
 
+def kept_with_readers(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """`graph`, as `rewritten` leaves it, with every weight's DQ beside the activation that is computed with it.
+
+    A constant's DQ depends on nothing, so that a partitioner puts it into the first engine, and the convolution into a
+    later one that gets its weights as an input in floats. Changed in place.
+    """
+    ops = torch.ops.trtpipe
+    for node in list(calls(graph.graph)):
+        if node.target is not ops.dequantize_per_channel.default or len(node.users) != 1:
+            continue
+        reader = next(iter(node.users))
+        others = (a for a in reader.args if isinstance(a, torch.fx.Node) and a is not node and a.op != "get_attr")
+        if (beside := next(others, None)) is None:
+            continue
+        with graph.graph.inserting_before(reader):
+            new = graph.graph.call_function(ops.dequantize_beside.default, (*node.args, beside))
+        new.meta = dict(node.meta)
+        node.replace_all_uses_with(new)
+        graph.graph.erase_node(node)
+    graph.recompile()
+    return graph
+
+
+def remember_modules(graph: torch.fx.Graph) -> None:
+    """Write each node's module path where lowering copies it and nobody takes it away. See `remembered_module`."""
+    for node in calls(graph):
+        node.meta["custom"] = {**(node.meta.get("custom") or {}), _MODULE: module_path(node)}
+
+
+def remembered_module(node: torch.fx.Node) -> str:
+    """The module path of a node of a graph that `remember_modules` was given, whatever it was lowered to since."""
+    kept = node.meta.get("custom") or {}
+    return str(kept.get(_MODULE) or module_path(node))
+
+
 def _name_after_readers(graph: torch.fx.GraphModule) -> None:
     """Give Q and DQ the module of the operation that reads them, and every node a module stack of its own.
 
@@ -101,7 +106,7 @@ def _name_after_readers(graph: torch.fx.GraphModule) -> None:
 
 @cache
 def register_converters() -> None:
-    """Teach Torch-TensorRT the operators here, once a process, through its public decorator."""
+    """Teach Torch-TensorRT our operators, once a process, through its public decorator."""
     import tensorrt as trt  # torch_tensorrt has put its own flavour under this name
     from torch_tensorrt.dynamo.conversion import dynamo_tensorrt_converter
     from torch_tensorrt.dynamo.conversion.converter_utils import get_trt_tensor
@@ -133,6 +138,9 @@ def register_converters() -> None:
         scale = scale_of(ctx, args[1], args[2], name)
         return out(ctx.net.add_dequantize(tensor(ctx, args[0], name), scale, scale.dtype), name, None)
 
+    @dynamo_tensorrt_converter(  # type: ignore[untyped-decorator]
+        ops.dequantize_beside.default, supports_dynamic_shapes=True
+    )
     @dynamo_tensorrt_converter(  # type: ignore[untyped-decorator]
         ops.dequantize_per_channel.default, supports_dynamic_shapes=True
     )

@@ -9,7 +9,7 @@ import logging
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,18 +17,17 @@ from trtpipe.errors import BuildError, InputError, MissingError
 from trtpipe.job import Build, Job
 from trtpipe.progress import Progress
 from trtpipe.routes import options
-from trtpipe.trt import config, driver, flavour, plan, timing_cache
-from trtpipe.trt.monitor import LEVELS, Watch
-from trtpipe.values import Engine, LoadedModel, OnnxModel, Quantized, TensorSpec
+from trtpipe.routes.conversion import NoConverter, converted, trt_inputs
+from trtpipe.routes.frontend_log import LOGGERS, NOISE, hushed, logged
+from trtpipe.trt import driver, flavour, plan, timing_cache
+from trtpipe.trt.monitor import Watch
+from trtpipe.values import Engine, Fallback, LoadedModel, OnnxModel, Quantized, TensorSpec
 
 if TYPE_CHECKING:
     import torch
 
-#: Torch-TensorRT's loggers; the second one, which TensorRT itself writes to, is no child of the first.
-LOGGERS = ("torch_tensorrt", "torch_tensorrt [TensorRT Conversion Context]")
-#: Said of every model, or of machines and packages that this route does not use.
-NOISE = ("modelopt", "is deprecated", "CUDA lazy loading", "is unsupported in TensorRT-RTX", "Multi stream is disabled",
-         "has not been calibrated", "Remaining GPU memory", "Using default stream in enqueue")  # fmt: skip
+__all__ = ["LOGGERS", "checked_header", "compile_engine", "graph_of", "require_gpu"]
+
 GRAPH_NOTE = (
     "route torch_tensorrt: the bundle's graph is the ONNX of the same quantized program; the engine was compiled by "
     "Torch-TensorRT from the program itself, so a check of the graph does not cover that conversion"
@@ -36,10 +35,16 @@ GRAPH_NOTE = (
 SETTINGS_NOTE = (
     "route torch_tensorrt: neither progress nor cancelling while it built; the engine keeps layer names and no more"
 )
+NOT_NEEDED_NOTE = (
+    "build.allow_torch_fallback: not needed, every operation was converted: the engine is whole and needs no PyTorch"
+)
+#: What Torch-TensorRT calls the bindings of a whole engine.
+_BINDINGS = ("arg_input_binding_names", "output_binding_names")
 
 
 def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress: Progress) -> Engine:
-    """The whole program as one engine of the job's target, or no engine.
+    """The whole program as one engine of the job's target, or no engine; with build.allow_torch_fallback, where some
+    operations have no converter, a hybrid module.
 
     Torch-TensorRT reads its finished engine back, so it needs a GPU even for TensorRT-RTX.
 
@@ -59,12 +64,20 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
     frontend, found = load(build.target)
     if refused := options.refusals(build, job.precision, "torch_tensorrt", frontend=frontend.__version__):
         raise InputError("\n".join(message for _, message in refused))
-    program = checked_program(quantized)
     watch = Watch(progress, build.log_level)
     with tempfile.TemporaryDirectory() as scratch, logged(watch, build.log_level):
         keywords = settings(frontend, found, build, Path(scratch))
-        data = _serialized(frontend, program, quantized, build, keywords, watch)
-    header = checked_header(found, data)
+        fallback: tuple[Fallback, ...] = ()
+        how: tuple[str, ...] = ()
+        try:
+            data = _whole(frontend, quantized, build, keywords, watch)
+            header = checked_header(found, data)
+            if build.allow_torch_fallback:
+                how = (NOT_NEEDED_NOTE,)
+        except NoConverter:
+            if not build.allow_torch_fallback:
+                raise
+            data, header, fallback, how = _hybrid(frontend, found, quantized, build, keywords, watch)
     graph, notes = graph_of(quantized, GRAPH_NOTE)
     said = tuple(f"Torch-TensorRT: {t}" for t in watch.warnings if not any(n in t for n in NOISE))
     return Engine(
@@ -76,8 +89,64 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
         outputs=quantized.outputs,
         graph=graph,
         options=build.model_dump(mode="json", include=set(options.asked(build))),
-        notes=(f"Torch-TensorRT {frontend.__version__}", *notes, SETTINGS_NOTE, *said),
+        notes=(f"Torch-TensorRT {frontend.__version__}", *how, *notes, SETTINGS_NOTE, *said),
+        fallback=fallback,
     )
+
+
+def _whole(frontend: Any, quantized: Quantized, build: Build, keywords: Mapping[str, Any], watch: Watch) -> bytes:
+    """The program as one engine, with the job's names for its bindings."""
+    data = converted(
+        frontend,
+        frontend.dynamo.convert_exported_program_to_serialized_trt_engine,
+        checked_program(quantized),
+        {
+            **keywords,
+            "arg_inputs": trt_inputs(frontend, quantized.inputs, build),
+            "arg_input_binding_names": tuple(s.name for s in quantized.inputs),
+            "output_binding_names": tuple(s.name for s in quantized.outputs),
+        },
+        watch,
+    )
+    if not data:
+        raise BuildError(
+            f"build: Torch-TensorRT {frontend.__version__} must give an engine (got none). Use build.route onnx."
+        )
+    return bytes(data)
+
+
+def _hybrid(
+    frontend: Any,
+    found: flavour.Flavour,
+    quantized: Quantized,
+    build: Build,
+    keywords: Mapping[str, Any],
+    watch: Watch,
+) -> tuple[bytes, plan.PlanHeader, tuple[Fallback, ...], tuple[str, ...]]:
+    """The program as engines with PyTorch between them: the file, its engines' header, what stayed, and the notes."""
+    from trtpipe import hybrid
+    from trtpipe.routes.hybrid import MIN_BLOCK_SIZE, counted, hybrid_of, told
+
+    arguments = {
+        **keywords,
+        "require_full_compilation": False,
+        "min_block_size": MIN_BLOCK_SIZE,
+        # An output whose shape only its values decide would need an allocator at run time.
+        "fallback_data_dependent_ops": True,
+    }
+    _known(frontend.dynamo.compile, arguments, frontend.__version__, ())
+    arguments["arg_inputs"] = trt_inputs(frontend, quantized.inputs, build, parts=True)
+    program = checked_program(quantized, parts=True)
+    compiled = converted(frontend, frontend.dynamo.compile, program, arguments, watch)
+    module, fallback = hybrid_of(compiled, quantized.inputs, quantized.outputs)
+    headers = [checked_header(found, data) for data in module.engines]
+    how = (
+        f"build.allow_torch_fallback: hybrid, {counted(len(module.engines), 'engine')}, and "
+        f"{counted(len(fallback), 'operation')} in PyTorch; at least {MIN_BLOCK_SIZE} convertible operations that "
+        "stand together (min_block_size) make an engine",
+        *told(fallback),
+    )
+    return hybrid.to_bytes(module), headers[0], fallback, how
 
 
 def require_gpu(route: str) -> None:
@@ -117,7 +186,7 @@ def load(target: str) -> tuple[Any, flavour.Flavour]:
             f"Run: {options.INSTALL[target]}"
         )
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), _hushed():
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), hushed():
             warnings.simplefilter("ignore")
             shown = warnings.showwarning
             import torch_tensorrt
@@ -130,17 +199,6 @@ def load(target: str) -> tuple[Any, flavour.Flavour]:
             f"Run: {options.INSTALL[target]}"
         ) from error
     return torch_tensorrt, flavour.load(target)
-
-
-@contextlib.contextmanager
-def _hushed() -> Iterator[None]:
-    """No logging of warnings and below."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 def settings(frontend: Any, found: flavour.Flavour, build: Build, scratch: Path) -> dict[str, Any]:
@@ -181,9 +239,11 @@ def settings(frontend: Any, found: flavour.Flavour, build: Build, scratch: Path)
     return made
 
 
-def _known(function: Callable[..., Any], made: Mapping[str, Any], version: str) -> None:
+def _known(
+    function: Callable[..., Any], made: Mapping[str, Any], version: str, also: Collection[str] = _BINDINGS
+) -> None:
     have = inspect.signature(function).parameters
-    wanted = {*made, "arg_inputs", "arg_input_binding_names", "output_binding_names"}
+    wanted = {*made, "arg_inputs", *also}
     if missing := sorted(wanted - set(have)):
         raise InputError(
             f"build.route: torch_tensorrt must take the arguments that this job needs (got none called "
@@ -191,8 +251,9 @@ def _known(function: Callable[..., Any], made: Mapping[str, Any], version: str) 
         )
 
 
-def checked_program(quantized: Quantized) -> torch.export.ExportedProgram:
-    """The program with our own Q/DQ, after its shapes and outputs were held against the bindings.
+def checked_program(quantized: Quantized, *, parts: bool = False) -> torch.export.ExportedProgram:
+    """The program with our own Q/DQ, after its shapes and outputs were held against the bindings; one that is to be cut
+    into `parts` keeps each weight's DQ beside its reader, and each operation's module where Torch-TensorRT leaves it.
 
     Torch-TensorRT believes its `Input`s alone: a program exported with a fixed batch would become an engine that claims
     a dynamic one. An output that is returned twice would lose its second binding.
@@ -201,13 +262,16 @@ def checked_program(quantized: Quantized) -> torch.export.ExportedProgram:
         BuildError: a dimension is not what the binding says, or two outputs are one tensor.
     """
     from trtpipe.export import export
-    from trtpipe.routes.qdq import rewritten
+    from trtpipe.routes.qdq import kept_with_readers, remember_modules, rewritten
 
     check_shapes(quantized.program, quantized.inputs)
     _check_outputs(quantized.program, quantized.outputs)
     graph: Any = quantized.program.module(check_guards=False)
-    program = export(rewritten(graph), quantized.inputs)
+    graph = rewritten(graph)
+    program = export(kept_with_readers(graph) if parts else graph, quantized.inputs)
     check_shapes(program, quantized.inputs)
+    if parts:
+        remember_modules(program.graph)
     return program
 
 
@@ -246,122 +310,6 @@ def _check_outputs(program: torch.export.ExportedProgram, outputs: tuple[TensorS
             )
 
 
-def trt_inputs(frontend: Any, inputs: tuple[TensorSpec, ...], build: Build) -> list[Any]:
-    """Torch-TensorRT's `Input`s in the binding dtypes, with every optimization profile of the job."""
-    import torch
-
-    ranges = config.profile_ranges(inputs, build)
-    made = []
-    for spec in inputs:
-        dtype = getattr(torch, spec.dtype)
-        if not spec.dynamic:
-            made.append(frontend.Input(shape=spec.at("opt"), dtype=dtype))
-            continue
-        at = [TensorSpec(spec.name, spec.dtype, spec.shape, dims).at for dims in ranges]
-        shapes = [{f"{w}_shape": a(w) for w in ("min", "opt", "max")} for a in at]
-        more = shapes[0] if len(shapes) == 1 else {"profiles": shapes}
-        made.append(frontend.Input(dtype=dtype, **more))
-    return made
-
-
-def _serialized(
-    frontend: Any,
-    program: torch.export.ExportedProgram,
-    quantized: Quantized,
-    build: Build,
-    keywords: Mapping[str, Any],
-    watch: Watch,
-) -> bytes:
-    from trtpipe.routes.qdq import register_converters
-
-    register_converters()
-    watch.check()
-    warned: list[warnings.WarningMessage] = []
-    try:
-        with warnings.catch_warnings(record=True) as warned, contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("always")
-            data = frontend.dynamo.convert_exported_program_to_serialized_trt_engine(
-                program,
-                arg_inputs=trt_inputs(frontend, quantized.inputs, build),
-                arg_input_binding_names=tuple(s.name for s in quantized.inputs),
-                output_binding_names=tuple(s.name for s in quantized.outputs),
-                **keywords,
-            )
-    except Exception as error:
-        watch.check()
-        raise BuildError(
-            f"build: Torch-TensorRT {frontend.__version__} must convert the program (got "
-            f"{_reason(error, warned, program)}). "
-            "Use build.route onnx, or rewrite the operation named."
-        ) from error
-    watch.check()
-    if not data:
-        raise BuildError(
-            f"build: Torch-TensorRT {frontend.__version__} must give an engine (got none). Use build.route onnx."
-        )
-    return bytes(data)
-
-
-def _reason(error: BaseException, warned: list[warnings.WarningMessage], program: Any) -> str:
-    """Every operation without a converter, with the modules that have it, or the first line of the innermost error."""
-    told = "\n".join(str(w.message) for w in warned)  # all of them; the error itself names the first
-    found = re.findall(r"^call_function torch\.(?:_?ops\.)?(\S+)$", told, re.MULTILINE)
-    found = found or re.findall(
-        r"Conversion of function torch\.(?:_?ops\.)?(\S+) not currently supported", _chain(error)
-    )
-    if names := list(dict.fromkeys(found)):
-        return f"no converter for {', '.join(_with_modules(n, program) for n in names)}"
-    while error.__cause__ is not None:
-        error = error.__cause__
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:400]
-
-
-def _with_modules(name: str, program: Any) -> str:
-    """`name`, followed by the paths of the modules whose operation it is, where the program still has it."""
-    from trtpipe.graph import calls, module_path
-
-    paths = {module_path(n) for n in calls(program.graph) if str(n.target) == name}
-    shown = ", ".join(sorted(p or "the model itself" for p in paths))
-    return f"{name} ({shown})" if shown else name
-
-
-def _chain(error: BaseException | None) -> str:
-    texts = []
-    while error is not None:
-        texts.append(str(error))
-        error = error.__cause__
-    return "\n".join(texts)
-
-
-@contextlib.contextmanager
-def logged(watch: Watch, level: str) -> Iterator[None]:
-    """What Torch-TensorRT and, through it, TensorRT log goes to `watch` and nowhere else."""
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            level = {"critical": "internal_error", "debug": "verbose"}.get(n := record.levelname.lower(), n)
-            # Its errors repeat, with a traceback and the whole graph, what is then raised.
-            if record.exc_info is None and level in LEVELS:
-                watch.message(level, record.getMessage().splitlines()[0] if record.getMessage() else "")
-
-    handler = Handler()
-    before = []
-    for name in LOGGERS:
-        logger = logging.getLogger(name)
-        before.append((logger, logger.level, logger.propagate))
-        logger.addHandler(handler)
-        logger.propagate = False
-        logger.setLevel({"info": logging.INFO, "verbose": logging.DEBUG}.get(level, logging.WARNING))
-    try:
-        yield
-    finally:
-        for logger, old, propagate in before:
-            logger.removeHandler(handler)
-            logger.propagate = propagate
-            logger.setLevel(old)
-
-
 def checked_header(found: flavour.Flavour, data: bytes) -> plan.PlanHeader:
     """The plan's header, which must name the TensorRT of the target."""
     header = plan.read_header(data)
@@ -381,4 +329,6 @@ def graph_of(quantized: Quantized, note: str) -> tuple[OnnxModel | None, tuple[s
     try:
         return to_onnx(quantized), (note,)
     except BuildError as error:
-        return None, (f"the program has no ONNX form, so only the engine can be checked: {error}",)
+        # torch.onnx colours its message and ends it with advice for its own developers.
+        first = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()[0]
+        return None, (f"the program has no ONNX form, so only the engine can be checked: {first}",)

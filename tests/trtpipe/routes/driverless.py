@@ -3,12 +3,14 @@
 TensorRT-RTX's Builder compiles for other machines, so it needs no GPU. What does need one is a handful of torch.cuda
 queries, answered here with constants, and `Runtime.deserialize_cuda_engine`, which Torch-TensorRT calls only to
 serialize the result again: a stand-in keeps the bytes. Nothing between the exported program and the engine's bytes is
-replaced: lowering, converters, network and build are the real ones.
+replaced: lowering, converters, network and build are the real ones. Of a hybrid module, partitioning is too; what has
+no GPU to go to is the modules that stay in PyTorch, kept on the CPU, and the engines, which nothing loads.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,13 +47,33 @@ class CapturingRuntime:
         return CapturedEngine(plan)
 
 
+class UnloadedEngine:
+    """What a TorchTensorRTModule asks of the engine that it has just loaded."""
+
+    def set_output_tensors_as_unowned(self, enabled: bool) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Part:
+    """One network that was built: the graph it was converted from, and what stood in it, as in `Network`.
+
+    `profiles` has, for each profile, the (min, opt, max) shapes of every input.
+    """
+
+    graph: Any
+    scales: dict[str, np.ndarray]
+    bindings: dict[str, tuple[tuple[int, ...], str]]
+    profiles: list[dict[str, tuple[tuple[int, ...], ...]]]
+
+
 @dataclass
 class Network:
     """What stood in the network that TensorRT was given, read just before the build.
 
     `scales` maps the name of each Q or DQ layer to its float32 scale or scales; `dtypes` counts layers by the dtype of
     their first output; `bindings` maps a binding's name to its shape and dtype; `calls` are the patched entry points
-    that were used.
+    that were used. `parts` has an entry for each network, oldest first.
     """
 
     scales: dict[str, np.ndarray] = field(default_factory=dict)
@@ -60,6 +82,7 @@ class Network:
     layers: list[str] = field(default_factory=list)
     config: Any = None
     calls: list[str] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
 
     def read(self, network: Any, trt: Any) -> None:
         self.scales, self.dtypes, self.bindings, self.layers = {}, {}, {}, []
@@ -126,14 +149,31 @@ def _reading(seen: Network, trt: Any) -> Iterator[None]:
 
     with contextlib.suppress(Exception):
         route.load("tensorrt_rtx")
+    import torch
+    from torch_tensorrt.dynamo import _compiler
     from torch_tensorrt.dynamo.conversion._TRTInterpreter import TRTInterpreter
+    from torch_tensorrt.dynamo.runtime import TorchTensorRTModule
 
     original = TRTInterpreter._populate_trt_builder_config
 
     def populate(self: Any, *a: Any, **k: Any) -> Any:
         seen.read(self.ctx.net, trt)
         seen.config = original(self, *a, **k)
+        names = [self.ctx.net.get_input(i).name for i in range(self.ctx.net.num_inputs)]
+        profiles = [{n: tuple(map(tuple, p.get_shape(n))) for n in names} for p in self.optimization_profiles or []]
+        seen.parts.append(Part(copy.deepcopy(self.module), seen.scales, seen.bindings, profiles))
         return seen.config
 
-    with mock.patch.object(TRTInterpreter, "_populate_trt_builder_config", populate):
+    def setup_engine(self: Any) -> None:
+        self.engine = UnloadedEngine()
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(TRTInterpreter, "_populate_trt_builder_config", populate))
+        if not torch.cuda.is_available():
+            stack.enter_context(
+                mock.patch.object(
+                    TorchTensorRTModule, "setup_engine", _noting(seen.calls, "setup_engine", setup_engine)
+                )
+            )
+            stack.enter_context(mock.patch.object(_compiler, "to_torch_device", return_value=torch.device("cpu")))
         yield

@@ -219,6 +219,54 @@ def test_use_onnx_is_torch2trts_alone(tmp_path):
     assert problem.text.startswith("must be given only for route torch2trt (got torch_tensorrt).")
 
 
+@pytest.mark.parametrize(("route", "target"), [("onnx", "tensorrt"), ("torch2trt", "tensorrt")])
+def test_allow_torch_fallback_is_torch_tensorrts_alone(tmp_path, capsys, route, target):
+    path = job_text(tmp_path, route, build={"allow_torch_fallback": True, "target": target})
+    assert main(["validate", str(path)]) == 2
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert (
+        f"build.allow_torch_fallback: must be given only for route torch_tensorrt (got {route}). Remove it: other "
+        "routes make a whole engine or none. Or use route torch_tensorrt."
+    ) in said
+
+
+@pytest.mark.parametrize(
+    ("fields", "path", "reason"),
+    [
+        ({"strip_plan": True, "refit": "all"}, "strip_plan", "the weights of a hybrid module are in several engines, "
+         "and no graph gives them back"),
+        ({"refit": "identical"}, "refit", "the weights of a hybrid module are in several engines, under names that "
+         "Torch-TensorRT makes up"),
+        ({"default_device_type": "dla"}, "default_device_type", "PyTorch runs on the GPU, and DLA engines between its "
+         "operations are untried"),
+    ],
+)  # fmt: skip
+def test_what_a_hybrid_cannot_do_is_said_at_plan_time(tmp_path, fields, path, reason):
+    job = job_text(tmp_path, "torch_tensorrt", build={"allow_torch_fallback": True, **fields})
+    found = [p.text for p in validate(job, here=False, version="10.3") if p.path == f"build.{path}"]
+    assert (
+        f"must be left out with build.allow_torch_fallback (got {fields[path]}): {reason}. Remove one of the two."
+    ) in found
+    alone = job_text(tmp_path, "torch_tensorrt", build=fields)
+    assert not any("allow_torch_fallback" in p.text for p in validate(alone, here=False, version="10.3"))
+
+
+def test_a_hybrid_is_not_timed_against_an_engine(tmp_path):
+    limits = {"cosine_min": 0.9, "speedup_over_fp16_min": 1.2}
+    job = job_text(
+        tmp_path, "torch_tensorrt", build={"allow_torch_fallback": True}, check={"limits": limits, "require": "engine"}
+    )
+    found = {p.path: p.text for p in validate(job, here=False, version="11.4")}
+    assert found["check.limits.speedup_over_fp16_min"] == (
+        "must be left out with build.allow_torch_fallback (got 1.2). It times whole engines: remove one of the two."
+    )
+
+
+def test_fallback_alone_is_all_right(tmp_path):
+    job = job_text(tmp_path, "torch_tensorrt", build={"allow_torch_fallback": True, "optimization_level": 2})
+    assert validate(job, here=False, version="11.4") == ()
+
+
 @pytest.mark.parametrize(
     ("route", "name", "step"),
     [

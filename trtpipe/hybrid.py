@@ -1,0 +1,238 @@
+"""A hybrid module: TensorRT engines and the PyTorch operations between them, as one file without code or pickle.
+
+The file, `model.hybrid`, is safetensors, all of it uint8: `plan` is canonical JSON, `engine:<n>` a serialized engine,
+`tensor:<name>` the raw bytes of a constant that a PyTorch operation reads. The plan is a list of steps, each one engine
+or one operator by its name; a reader knows every name beforehand, so nothing but the engines can bring code.
+Reading it takes NumPy alone; `trt.hybrid` executes it, with PyTorch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from trtpipe.errors import InputError
+
+#: Operators that a plan may name: ATen's, trtpipe's own Q/DQ, and Python's on numbers and tuples.
+OPERATOR = r"^(aten\.[a-z_][a-z0-9_]*\.[A-Za-z0-9_]+|trtpipe\.(quantize|dequantize|dequantize_per_channel|dequantize_beside)\.default|python\.(getitem|add|sub|mul|floordiv|mod|neg))$"  # noqa: E501
+#: Of ATen's, the one that reaches outside: it maps a file. Those that write to their arguments end in "_".
+FORBIDDEN = frozenset({"from_file"})
+
+#: Sizes of a constant's elements by PyTorch's names.
+DTYPE_BYTES = {
+    "float32": 4, "float16": 2, "bfloat16": 2, "float64": 8,
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
+}  # fmt: skip
+#: An argument that JSON has no word for is a mapping with one of these keys.
+SPECIAL = ("value", "tensor", "dtype", "device", "layout", "memory_format", "float")
+
+_NAME = r"^[A-Za-z_][A-Za-z0-9_.]*$"
+_MAX_PLAN_BYTES, _MAX_DEPTH = 16 << 20, 8
+_AGAIN = "Fetch or build the bundle again."
+
+Name = Annotated[str, Field(pattern=_NAME)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class EngineStep(_Part):
+    """One engine executed: `inputs[i]` is bound to `args[i]`; several `outputs` are a tuple, as `out`."""
+
+    engine: Annotated[int, Field(ge=0)]
+    inputs: tuple[str, ...] = Field(strict=False)
+    args: tuple[JsonValue, ...] = Field(strict=False)
+    outputs: tuple[str, ...] = Field(strict=False, min_length=1)
+    out: Name
+
+
+class OperatorStep(_Part):
+    """One operation in PyTorch, and the module path and source line that it comes from."""
+
+    op: Annotated[str, Field(pattern=OPERATOR)]
+    args: tuple[JsonValue, ...] = Field(strict=False)
+    kwargs: dict[str, JsonValue] = Field(default_factory=dict)
+    out: Name
+
+
+class Constant(_Part):
+    """A constant in the file."""
+
+    dtype: Literal[
+        "float32", "float16", "bfloat16", "float64", "bool", "uint8", "int8", "int16", "int32", "int64"
+    ]  # fmt: skip
+    shape: tuple[Annotated[int, Field(ge=0)], ...] = Field(strict=False)
+
+
+class Plan(_Part):
+    """What is executed, in order. `inputs` and the names of `outputs` are those of the bundle's bindings."""
+
+    version: Literal[1] = 1
+    inputs: tuple[Name, ...] = Field(strict=False, min_length=1)
+    outputs: dict[str, JsonValue] = Field(min_length=1)
+    steps: tuple[EngineStep | OperatorStep, ...] = Field(strict=False, min_length=1)
+    constants: dict[Name, Constant] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Hybrid:
+    """A plan with the engines and the constants it names; `constants` are raw bytes, little-endian."""
+
+    plan: Plan
+    engines: tuple[bytes, ...]
+    constants: Mapping[str, bytes]
+
+
+def to_bytes(hybrid: Hybrid) -> bytes:
+    """The file. The same module gives the same bytes.
+
+    Raises:
+        InputError: the parts do not fit together.
+    """
+    from safetensors.numpy import save
+
+    _check(hybrid, "model.hybrid")
+    text = _canonical(hybrid.plan.model_dump(mode="json"))
+    parts = {"plan": text} | {f"engine:{i}": e for i, e in enumerate(hybrid.engines)}
+    parts |= {f"tensor:{n}": c for n, c in hybrid.constants.items()}
+    data: bytes = save({name: np.frombuffer(parts[name], np.uint8) for name in sorted(parts)})
+    return data
+
+
+def from_bytes(data: bytes, where: str) -> Hybrid:
+    """The module in `data`, which messages call `where`, after all of it was checked. Nothing is executed.
+
+    Raises:
+        InputError: not safetensors, another version, an operator that is not allowed, a value read before it is there,
+            a part that is missing, too many or of another size.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        parts = load(data)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise InputError(f"{where}: must be a safetensors file (got: {error}). {_AGAIN}") from None
+    for name, array in parts.items():
+        if array.dtype != np.uint8 or array.ndim != 1:
+            raise InputError(f"{where}: {name} must be uint8 [bytes] (got {array.dtype} {array.shape}). {_AGAIN}")
+    text = parts["plan"].tobytes() if "plan" in parts else b""
+    hybrid = Hybrid(
+        _plan(text, where),
+        tuple(parts[n].tobytes() for n in sorted((n for n in parts if n.startswith("engine:")), key=_number)),
+        {n.removeprefix("tensor:"): a.tobytes() for n, a in parts.items() if n.startswith("tensor:")},
+    )
+    wanted = {"plan", *(f"engine:{i}" for i in range(len(hybrid.engines))), *(f"tensor:{n}" for n in hybrid.constants)}
+    if odd := sorted(wanted ^ set(parts)):
+        raise InputError(f"{where}: must hold a plan, engines and constants alone (got {odd[0]}). {_AGAIN}")
+    _check(hybrid, where)
+    return hybrid
+
+
+def allowed(op: str) -> bool:
+    """Whether a plan may name the operator `op`, like `aten.relu.default`."""
+    name = op.split(".")[1] if op.count(".") else ""
+    writes = name.endswith("_") and not name.endswith("__")
+    return re.fullmatch(OPERATOR, op) is not None and name not in FORBIDDEN and not writes
+
+
+def references(value: JsonValue, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Every special argument within `value`, as (key, what it says).
+
+    Raises:
+        ValueError: a mapping that is no special argument, or nesting deeper than any argument needs.
+    """
+    if depth > _MAX_DEPTH:
+        raise ValueError("arguments must not be nested so deeply")
+    if isinstance(value, list):
+        for item in value:
+            yield from references(item, depth + 1)
+    elif isinstance(value, dict):
+        key, said = next(iter(value.items())) if len(value) == 1 else ("", None)
+        if key not in SPECIAL or not isinstance(said, str):
+            raise ValueError(f"an argument must be one of {', '.join(SPECIAL)} (got {sorted(value)})")
+        yield key, said
+
+
+def _canonical(raw: Any) -> bytes:
+    return json.dumps(raw, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _number(name: str) -> tuple[int, str]:
+    digits = name.partition(":")[2]
+    return (int(digits), name) if digits.isascii() and digits.isdecimal() and len(digits) < 6 else (1 << 30, name)
+
+
+def _plan(text: bytes, where: str) -> Plan:
+    if len(text) > _MAX_PLAN_BYTES:
+        raise InputError(f"{where}: the plan must be at most {_MAX_PLAN_BYTES} bytes (got {len(text)}). {_AGAIN}")
+    try:
+        raw = json.loads(text)
+        if not isinstance(raw, dict) or raw.get("version") != 1 or isinstance(raw.get("version"), bool):
+            got = raw.get("version") if isinstance(raw, dict) else type(raw).__name__
+            raise InputError(f"{where}: the plan must be of version 1 (got {got!r}). Update trtpipe.")
+        plan = Plan.model_validate(raw)
+        if _canonical(plan.model_dump(mode="json")) != text:
+            raise ValueError("it is not in canonical form")
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise InputError(f"{where}: the plan must follow its schema (got {problem}). {_AGAIN}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: the plan must be JSON (got: {error}). {_AGAIN}") from None
+    return plan
+
+
+def _check(hybrid: Hybrid, where: str) -> None:
+    try:
+        _agrees(hybrid)
+    except ValueError as error:
+        raise InputError(f"{where}: the plan must agree with itself and its parts (got: {error}). {_AGAIN}") from None
+
+
+def _agrees(hybrid: Hybrid) -> None:
+    """Every value is there before it is read, every part is used and of its size, no operator reaches outside."""
+    plan = hybrid.plan
+    known = set(plan.inputs)
+    if len(known) != len(plan.inputs):
+        raise ValueError("two inputs have one name")
+    if set(plan.constants) != set(hybrid.constants):
+        raise ValueError("constants other than the plan's")
+    for name, constant in plan.constants.items():
+        size = DTYPE_BYTES[constant.dtype] * math.prod(constant.shape)
+        if size != len(hybrid.constants[name]):
+            raise ValueError(f"constant {name} of {len(hybrid.constants[name])} bytes, not {size}")
+    for step in plan.steps:
+        if isinstance(step, OperatorStep):
+            if not allowed(step.op):
+                raise ValueError(f"operator {step.op}, which is not allowed")
+            _defined([*step.args, *step.kwargs.values()], known, plan)
+        else:
+            if len(step.args) != len(step.inputs):
+                raise ValueError(f"engine {step.engine} with {len(step.args)} arguments for {len(step.inputs)} inputs")
+            _defined(list(step.args), known, plan)
+        if step.out in known:
+            raise ValueError(f"two values called {step.out}")
+        known.add(step.out)
+    used = sorted(s.engine for s in plan.steps if isinstance(s, EngineStep))
+    if used != list(range(len(hybrid.engines))) or not used:
+        raise ValueError(f"engines {used} executed, of {len(hybrid.engines)}")
+    _defined(list(plan.outputs.values()), known, plan)
+
+
+def _defined(args: list[JsonValue], known: set[str], plan: Plan) -> None:
+    for key, said in references(args):
+        if key == "value" and said not in known:
+            raise ValueError(f"value {said} read before it is there")
+        if key == "tensor" and said not in plan.constants:
+            raise ValueError(f"constant {said}, which is not there")
+        if key == "float" and said not in ("inf", "-inf", "nan"):
+            raise ValueError(f"number {said}")

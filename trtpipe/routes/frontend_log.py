@@ -1,0 +1,55 @@
+"""What Torch-TensorRT says while it is imported and while it works, kept off the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+from trtpipe.trt.monitor import LEVELS, Watch
+
+#: Torch-TensorRT's loggers; the second one, which TensorRT itself writes to, is no child of the first.
+LOGGERS = ("torch_tensorrt", "torch_tensorrt [TensorRT Conversion Context]")
+#: Said of every model, or of machines and packages that this route does not use.
+NOISE = ("modelopt", "is deprecated", "CUDA lazy loading", "is unsupported in TensorRT-RTX", "Multi stream is disabled",
+         "has not been calibrated", "Remaining GPU memory", "Using default stream in enqueue",
+         "PyTorch 0/1 specialization")  # fmt: skip
+
+
+@contextlib.contextmanager
+def hushed() -> Iterator[None]:
+    """No logging of warnings and below."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+@contextlib.contextmanager
+def logged(watch: Watch, level: str) -> Iterator[None]:
+    """What Torch-TensorRT and, through it, TensorRT log goes to `watch` and nowhere else."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            level = {"critical": "internal_error", "debug": "verbose"}.get(n := record.levelname.lower(), n)
+            # Its errors repeat, with a traceback and the whole graph, what is then raised.
+            if record.exc_info is None and level in LEVELS:
+                watch.message(level, record.getMessage().splitlines()[0] if record.getMessage() else "")
+
+    handler = Handler()
+    before = []
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        before.append((logger, logger.level, logger.propagate))
+        logger.addHandler(handler)
+        logger.propagate = False
+        logger.setLevel({"info": logging.INFO, "verbose": logging.DEBUG}.get(level, logging.WARNING))
+    try:
+        yield
+    finally:
+        for logger, old, propagate in before:
+            logger.removeHandler(handler)
+            logger.propagate = propagate
+            logger.setLevel(old)
