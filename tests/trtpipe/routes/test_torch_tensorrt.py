@@ -259,3 +259,62 @@ def test_resnet18_at_64_pixels(world):
     assert activations == {np.float32(a) / np.float32(127) for a in model.amax.values()}
     assert len([s for s in world.scales.values() if s.size > 1]) == 21  # 20 convolutions, one linear
     assert world.bindings["image"] == ((-1, 3, 64, 64), "FLOAT")
+
+
+class WithTimingCache:
+    """A TensorRT that times tactics, as TensorRT proper does and TensorRT-RTX does not."""
+
+    name, version = "tensorrt", "11.4.0.106"
+
+    def has(self, capability):
+        return capability == "timing_cache"
+
+
+def test_a_timing_cache_is_never_the_one_that_all_users_share(world, tmp_path, monkeypatch):
+    frontend, _ = route.load("tensorrt_rtx")
+    shared = frontend.dynamo._defaults.TIMING_CACHE_PATH
+    own = route.settings(frontend, WithTimingCache(), job("torch_tensorrt", "tensorrt").build, tmp_path / "scratch")
+    assert own["timing_cache_path"] == str(tmp_path / "scratch" / "timing") != shared
+    monkeypatch.setattr(route.timing_cache, "file_name", lambda *_: "of-this-gpu.cache")
+    named = job("torch_tensorrt", "tensorrt", build={"timing_cache": str(tmp_path / "kept")}).build
+    kept = route.settings(frontend, WithTimingCache(), named, tmp_path / "scratch")
+    assert kept["timing_cache_path"] == str(tmp_path / "kept" / "of-this-gpu.cache")
+
+
+def test_precision_is_the_graphs_own(world, tmp_path):
+    """What 2.13 took away is never passed, nor what would make Torch-TensorRT choose types by itself."""
+    frontend, found = route.load("tensorrt_rtx")
+    wanted = job("torch_tensorrt", "tensorrt_rtx", precision={"fp16_mode": True}).build
+    made = route.settings(frontend, found, wanted, tmp_path)
+    assert not {"enabled_precisions", "use_explicit_typing", "enable_autocast", "truncate_double"} & set(made)
+
+
+def test_float32_bindings_around_a_half_model(world, small):
+    route.compile_engine(
+        job("torch_tensorrt", "tensorrt_rtx"), small.loaded, small.quantized(half=torch.float16), Silent()
+    )
+    assert {name: dtype for name, (_, dtype) in world.bindings.items()} == {"image": "FLOAT", "logits": "FLOAT"}
+    assert world.dtypes["HALF"] > 0
+
+
+def test_the_example_of_an_export_is_never_one(small):
+    """A batch of 1 would be taken for a number of the model's own."""
+    from trtpipe.export import example_inputs, export
+
+    (image,) = example_inputs(small.loaded.inputs)
+    assert image.shape[0] == 2
+    program = export(small.captured.graph, small.loaded.inputs)
+    route.check_shapes(program, small.loaded.inputs)
+
+
+def test_a_program_without_an_onnx_form_says_so_in_one_line(monkeypatch):
+    from trtpipe.routes import onnx
+
+    def refuse(quantized):
+        raise BuildError("onnx: no translation (got \x1b[96mthis\x1b[0m).\nNext steps:\n- implement it")
+
+    monkeypatch.setattr(onnx, "to_onnx", refuse)
+    assert route.graph_of(None, "note") == (
+        None,
+        ("the program has no ONNX form, so only the engine can be checked: onnx: no translation (got this).",),
+    )
