@@ -19,7 +19,7 @@ from torch.fx.node import map_aggregate
 
 from trtpipe.errors import BuildError
 from trtpipe.export import example_inputs
-from trtpipe.graph import add_constant, calls, constant_value, is_float, module_path, op_name
+from trtpipe.graph import add_constant, calls, constant_value, is_constant, is_float, module_path, op_name
 from trtpipe.routes import torch2trt_qdq
 from trtpipe.routes.qdq import rewritten
 from trtpipe.values import Quantized
@@ -28,6 +28,8 @@ HALVES = (torch.float16, torch.bfloat16)
 CASTS = ("_to_copy", "to")
 #: Operations that change no value.
 SAME = ("alias", "detach", "dropout", "contiguous", "clone", "lift_fresh_copy")
+#: Batch normalisation that was not folded; it answers with a tuple, whose first part alone is used.
+NATIVE_NORM = "_native_batch_norm_legit_no_training"
 #: What torch.export leaves behind to hold shapes against its ranges.
 ASSERTIONS = ("_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range", "sym_constrain_range_for_size")
 #: Arguments that say nothing to a network.
@@ -74,6 +76,7 @@ def replay(quantized: Quantized, converters: Collection[str]) -> torch.nn.Module
     exported: Any = quantized.program.module(check_guards=False)
     graph = rewritten(copy.deepcopy(exported))
     _in_float32(graph, quantized)
+    _spell_out_hard(graph)
     lost: dict[str, None] = {}
     targets: dict[str, Any] = {}
     seen: Counter[str] = Counter()
@@ -87,7 +90,7 @@ def replay(quantized: Quantized, converters: Collection[str]) -> torch.nn.Module
         elif node.op == "output":
             values = node.args[0]
             new.output(tuple(env[v] for v in (values if isinstance(values, (list, tuple)) else (values,))))
-        elif op_name(node) in SAME:
+        elif op_name(node) in SAME or (op_name(node) == "getitem" and op_name(node.args[0]) == NATIVE_NORM):
             env[node] = env[node.args[0]]
         elif op_name(node) in ASSERTIONS or (_is_weight(node) and all(_is_weighted(u) for u in node.users)):
             continue  # a weight's DQ belongs to the operation that reads it
@@ -175,6 +178,24 @@ def _in_float32(graph: GraphModule, quantized: Quantized) -> None:
             ),
         )
     graph.graph.eliminate_dead_code()
+    graph.recompile()
+
+
+def _spell_out_hard(graph: GraphModule) -> None:
+    """hardsigmoid(x) = relu6(x + 3) / 6 and hardswish(x) = x hardsigmoid(x) (Howard et al. 2019), in those terms."""
+    aten = torch.ops.aten
+    for node in [n for n in calls(graph.graph) if op_name(n) in ("hardsigmoid", "hardswish")]:
+        x = node.args[0]
+        with graph.graph.inserting_before(node):
+            steps = [graph.graph.call_function(aten.add.Tensor, (x, 3.0))]
+            steps.append(graph.graph.call_function(aten.hardtanh.default, (steps[-1], 0.0, 6.0)))
+            steps.append(graph.graph.call_function(aten.div.Tensor, (steps[-1], 6.0)))
+            if op_name(node) == "hardswish":
+                steps.append(graph.graph.call_function(aten.mul.Tensor, (x, steps[-1])))
+        for step in steps:
+            step.meta = dict(node.meta)
+        node.replace_all_uses_with(steps[-1])
+        graph.graph.erase_node(node)
     graph.recompile()
 
 
@@ -269,6 +290,12 @@ def _batch_norm(node: Node, args: Arguments) -> tuple[str, Arguments] | None:
     return "batch_norm", (x, mean, var, weight, bias, False, momentum, eps)
 
 
+def _native_norm(node: Node, args: Arguments) -> tuple[str, Arguments] | None:
+    if any(user.args[1] != 0 for user in node.users):
+        return None
+    return _batch_norm(node, (*args[:5], False, *args[5:]))
+
+
 def _over_axes(node: Node, args: Arguments) -> tuple[str, Arguments]:
     """A reduction; its converter takes axes from the front alone."""
     rank = _rank(node.args[0])
@@ -317,7 +344,9 @@ def _rank(x: Any) -> int:
     return int(x.meta["val"].dim())
 
 
-def _expand(node: Node, args: Arguments) -> tuple[str, Arguments]:
+def _expand(node: Node, args: Arguments) -> tuple[str, Arguments] | None:
+    if is_constant(args[0]):
+        return None  # torch2trt would freeze it at the example's batch
     return "expand", (args[0], *args[1])
 
 
@@ -328,6 +357,7 @@ def _without(count: int) -> Spelling:
 #: Operations whose Python function takes other arguments, or has another name.
 SPELLINGS: Mapping[str, Spelling] = {
     "batch_norm": _batch_norm,
+    NATIVE_NORM: _native_norm,
     "mean": _over_axes,
     "sum": _over_axes,
     "max_pool2d": _pool,

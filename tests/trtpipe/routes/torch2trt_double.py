@@ -40,8 +40,11 @@ class Calibrator:
 
 
 class PlanEngine:
+    def __init__(self, version: str) -> None:
+        self._version = bytes(int(n) for n in (*version.split("."), "26"))
+
     def serialize(self) -> memoryview:
-        return memoryview(b"ftrt" + bytes(20) + bytes((10, 3, 0, 26)) + bytes(36))
+        return memoryview(b"ftrt" + bytes(20) + self._version + bytes(36))
 
 
 class Converted:
@@ -145,7 +148,7 @@ class Double:
                 calibrator = self.module.DatasetCalibrator(int8_calib_dataset, algorithm=int8_calib_algorithm)
                 self.calibrators.append(calibrator)
                 self._calibrate(calibrator, made.network, opt_shapes)
-            made.engine = PlanEngine() if self.builds else None
+            made.engine = PlanEngine(self.trt.__version__) if self.builds else None
             return made
 
         return torch2trt
