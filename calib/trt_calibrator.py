@@ -82,8 +82,8 @@ def make_calibrator(
         An instance of a subclass of TensorRT's class, which also is a `NativeCalibrator`.
 
     Raises:
-        CalibError: a module without calibrators, an algorithm TensorRT has not, a damaged cache file, or one that was made from
-            something else.
+        CalibError: a module without calibrators, an algorithm TensorRT has not, a cache file that is damaged or made
+            from something else.
     """
     if algorithm not in BASES:
         raise CalibError(

@@ -35,8 +35,8 @@ class BuildOptions(BaseModel):
     )
     calibration_cache: str | None = Field(
         default=None,
-        description="quantization implicit: file that keeps what TensorRT's calibrator found; refused for another model, "
-        "data, algorithm, batch size or TensorRT",
+        description="quantization implicit: file that keeps what TensorRT's calibrator found; refused for another "
+        "model, data, algorithm, batch size or TensorRT",
     )
     profiles: tuple[dict[str, DimRange], ...] = Field(
         default=(),

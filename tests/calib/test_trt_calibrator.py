@@ -155,7 +155,13 @@ def test_the_cache_is_used_for_what_it_was_made_from_and_refused_for_anything_el
     file = tmp_path / "new" / "int8.cache"
 
     def fresh(**changes):
-        options = {"batch_size": 5, "cache": file, "made_from": {"weights": "1" * 64}, "place": Device().place, **changes}
+        options = {
+            "batch_size": 5,
+            "cache": file,
+            "made_from": {"weights": "1" * 64},
+            "place": Device().place,
+            **changes,
+        }
         return make_calibrator(
             changes.pop("trt", None) or tensorrt(), source(tmp_path), **{k: v for k, v in options.items() if k != "trt"}
         )

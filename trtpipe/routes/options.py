@@ -313,13 +313,14 @@ def _calibrated(job: Job) -> Iterator[tuple[str, str]]:
     if data.table is not None:
         yield (
             "calibration.table",
-            f"must be samples with build.quantization implicit, where TensorRT calibrates by itself (got {data.table}). "
-            "Use explicit, or give calibration.images.",
+            f"must be samples with build.quantization implicit, where TensorRT calibrates by itself (got "
+            f"{data.table}). Use explicit, or give calibration.images.",
         )
     if data.algorithm == "mse":
         yield (
             "calibration.algorithm",
-            "must be entropy_2, entropy, minmax or percentile, which TensorRT has (got mse). Use build.quantization explicit.",
+            "must be entropy_2, entropy, minmax or percentile, which TensorRT has (got mse). Use build.quantization "
+            "explicit.",
         )
     first = next(iter(job.inputs.values()))
     batch = first.shape[0]
@@ -327,6 +328,6 @@ def _calibrated(job: Job) -> Iterator[tuple[str, str]]:
     if data.batch_size != size:
         yield (
             "calibration.batch_size",
-            f"must be {size}, the opt batch of the inputs, for implicit INT8 on route torch2trt, which calibrates with the "
-            f"engine's own profile (got {data.batch_size}). Set it to {size}.",
+            f"must be {size}, the opt batch of the inputs, for implicit INT8 on route torch2trt, which calibrates with "
+            f"the engine's own profile (got {data.batch_size}). Set it to {size}.",
         )

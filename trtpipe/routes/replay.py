@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -157,8 +157,8 @@ def _in_float32(graph: GraphModule, quantized: Quantized) -> None:
             node.replace_all_uses_with(node.args[0])
             graph.graph.erase_node(node)
         elif node.op == "call_function":
-            node.args = map_aggregate(node.args, _float32)  # type: ignore[assignment]
-            node.kwargs = map_aggregate(node.kwargs, _float32)  # type: ignore[assignment]
+            node.args = map_aggregate(node.args, _float32)
+            node.kwargs = map_aggregate(node.kwargs, _float32)
     inputs = [n for n in graph.graph.nodes if n.op == "placeholder"]
     for node, spec in zip(inputs, quantized.inputs, strict=True):
         if spec.dtype == "float16":
@@ -313,7 +313,7 @@ def _pool(node: Node, args: Arguments) -> tuple[str, Arguments]:
 
 
 def _hardtanh(node: Node, args: Arguments) -> tuple[str, Arguments]:
-    low, high = (*args[1:], *(-1.0, 1.0)[len(args) - 1 :])
+    low, high = _filled(args[1:], (-1.0, 1.0))
     return ("relu6", args[:1]) if (low, high) == (0, 6) else ("clamp", (args[0], low, high))
 
 
@@ -330,9 +330,14 @@ def _select(node: Node, args: Arguments) -> tuple[str, Arguments]:
 
 
 def _slice(node: Node, args: Arguments) -> tuple[str, Arguments]:
-    axis, start, stop, step = (*args[1:], *(0, None, None, 1)[len(args) - 1 :])
+    axis, start, stop, step = _filled(args[1:], (0, None, None, 1))
     far = isinstance(stop, int) and stop >= 2**62
     return _index(node, axis, slice(start, None if far else stop, None if step == 1 else step))
+
+
+def _filled(given: Arguments, usual: Arguments) -> list[Any]:
+    """The arguments, those not given by their defaults."""
+    return [*given, *usual[len(given) :]]
 
 
 def _index(node: Node, axis: int, what: Any) -> tuple[str, Arguments]:

@@ -2,8 +2,8 @@
 
 torch2trt hooks Python functions while a module runs once. In FP32 and FP16 that is the user's module, and FP16 is
 TensorRT's choice under a flag. INT8 is the quantized program that every route shares, spelt out as calls of such
-functions (`replay`), with layers for its Q/DQ (`torch2trt_qdq`); or, with build.quantization implicit, the user's module
-and TensorRT's own calibration, read from `calib`'s batches (`torch2trt_calibrator`).
+functions (`replay`), with layers for its Q/DQ (`torch2trt_qdq`); or, with build.quantization implicit, the user's
+module and TensorRT's own calibration, read from `calib`'s batches (`torch2trt_calibrator`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import inspect
 import io
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trtpipe.errors import BuildError, InputError, MissingError
@@ -47,8 +47,8 @@ GRAPH_NOTE = (
     "from the eager module, so a check of the graph does not cover that conversion"
 )
 EXPLICIT_GRAPH_NOTE = (
-    "route torch2trt: the bundle's graph is the ONNX of the quantized program; torch2trt converted the same program, call "
-    "by call, so a check of the graph does not cover that conversion"
+    "route torch2trt: the bundle's graph is the ONNX of the quantized program; torch2trt converted the same program, "
+    "call by call, so a check of the graph does not cover that conversion"
 )
 EXPLICIT_NOTE = (
     "route torch2trt: the quantized program was converted with its own Q/DQ and the scales of the calibration table; "
@@ -106,7 +106,9 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
     header = checked_header(found, data)
     graph, said = graph_of(quantized, EXPLICIT_GRAPH_NOTE if explicit else GRAPH_NOTE)
     notes += said
-    notes += [FP16_NOTE] * job.precision.fp16_mode + [EXPLICIT_NOTE if explicit else INT8_NOTE] * job.precision.int8_mode
+    notes += [FP16_NOTE] * job.precision.fp16_mode + [
+        EXPLICIT_NOTE if explicit else INT8_NOTE
+    ] * job.precision.int8_mode
     return Engine(
         data=data,
         target="tensorrt",
@@ -115,7 +117,7 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
         inputs=loaded.inputs,
         outputs=loaded.outputs,
         graph=graph,
-        options=job.build.model_dump(mode="json", include=set(options.asked(job.build))),
+        options=job.build.model_dump(mode="json", include=set(options.asked(job.build)) - {"calibration_cache"}),
         notes=tuple(notes),
     )
 
@@ -315,10 +317,11 @@ def _lost(printed: str) -> list[str]:
 
 
 def check_network(network: Any, loaded: LoadedModel) -> None:
-    """Hold the network against the bindings: torch2trt drops inputs it does not know and ignores parser errors.
+    """Hold the network against the bindings: torch2trt drops inputs it does not know and ignores parser errors, and
+    some of its converters get the shape of what they do not cover wrong.
 
     Raises:
-        BuildError: a binding is missing, has another dtype, or an input is read by no layer.
+        BuildError: a binding is missing, has another dtype or shape, or an input is read by no layer.
     """
     read = set()
     for i in range(network.num_layers):
@@ -333,6 +336,10 @@ def check_network(network: Any, loaded: LoadedModel) -> None:
             _check_binding(kind, spec, have.get(spec.name), spec.name in read or kind == "outputs")
 
 
+def _dims(shape: Sequence[int | str]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
 def _check_binding(kind: str, spec: TensorSpec, tensor: Any, used: bool) -> None:
     if tensor is None:
         raise BuildError(
@@ -342,6 +349,14 @@ def _check_binding(kind: str, spec: TensorSpec, tensor: Any, used: bool) -> None
     wanted = {"float32": "FLOAT", "float16": "HALF"}[spec.dtype]
     if (got := str(tensor.dtype).rpartition(".")[2].upper()) != wanted:
         raise BuildError(f"{kind}.{spec.name}: must be {spec.dtype} in the network (got {got}). Use build.route onnx.")
+    shape = tuple(tensor.shape)
+    if len(shape) != len(spec.shape) or any(
+        isinstance(w, int) and g not in (w, -1) for w, g in zip(spec.shape, shape, strict=True)
+    ):
+        raise BuildError(
+            f"{kind}.{spec.name}: must have the shape {_dims(spec.shape)} in the network that torch2trt made (got "
+            f"{_dims(shape)}). One of its converters does not cover an operation: use build.route onnx."
+        )
     if not used:
         raise BuildError(
             f"{kind}.{spec.name}: must be read by the network that torch2trt made (got no layer that reads it). "

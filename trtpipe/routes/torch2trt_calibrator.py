@@ -31,16 +31,16 @@ class Calibrating:
     """The calibrator that torch2trt was given in place of its own."""
 
     def __init__(self, found: flavour.Flavour, job: Job, made_from: Mapping[str, str]) -> None:
-        self._found, self._job, self._made_from = found, job, made_from
-        self.made: list[Any] = []
+        from trtpipe.trt.implicit import make_calibrator
+
+        self._calibrator = make_calibrator(found, native_calibration(job, made_from))
+        self._given = False
 
     def make(self, dataset: Any, algorithm: Any = None, **_: Any) -> Any:
         """What torch2trt calls `DatasetCalibrator(dataset, algorithm=...)` for."""
         del dataset, algorithm  # the job's, which its own class would read one sample at a time
-        from trtpipe.trt.implicit import make_calibrator
-
-        self.made.append(make_calibrator(self._found, native_calibration(self._job, self._made_from)))
-        return self.made[-1]
+        self._given = True
+        return self._calibrator
 
     def finish(self) -> list[str]:
         """Notes, after the build.
@@ -49,21 +49,21 @@ class Calibrating:
             CalibError: what went wrong in a callback, or a calibration that was cut short.
             BuildError: torch2trt made no calibrator through us.
         """
-        if not self.made:
+        if not self._given:
             raise BuildError(
                 "calibration: torch2trt must calibrate with trtpipe's calibrator (got its own or none). "
                 f"Update it: {INSTALL}"
             )
-        for calibrator in self.made:
-            calibrator.finish()
-        return [n for c in self.made for n in c.notes]
+        self._calibrator.finish()
+        return list(self._calibrator.notes)
 
 
 @contextlib.contextmanager
 def own_calibrator(found: flavour.Flavour, job: Job, made_from: Mapping[str, str]) -> Iterator[Calibrating]:
     """torch2trt's `DatasetCalibrator` replaced: it reads one sample at a time, keeps none alive and loses exceptions.
 
-    The attribute `torch2trt.torch2trt` is the function; its module is found in sys.modules.
+    A calibration cache that was made from something else ends the build here, before anything is converted. The
+    attribute `torch2trt.torch2trt` is the function; its module is found in sys.modules.
     """
     module = sys.modules.get("torch2trt.torch2trt")
     if not hasattr(module, "DatasetCalibrator"):

@@ -2,8 +2,8 @@
 
 torch2trt replaces a function by its name in its module while the network is made, so each one here is called through
 this module. The layers are those of TensorRT's explicit quantization (developer guide, "Working with Quantized Types"):
-an activation goes through IQuantizeLayer and IDequantizeLayer, and a weight is a float constant in front of such a pair,
-which every TensorRT from 8.6 on takes; 8.6 has no INT8 constants.
+an activation goes through IQuantizeLayer and IDequantizeLayer, and a weight is a float constant in front of such a
+pair, which every TensorRT from 8.6 on takes; 8.6 has no INT8 constants.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ def dequantize(q: torch.Tensor, scale: float) -> torch.Tensor:
     return answer
 
 
-def weighted(
-    name: str, x: torch.Tensor, q: torch.Tensor, scales: torch.Tensor, axis: int, *rest: Any
-) -> torch.Tensor:
+def weighted(name: str, x: torch.Tensor, q: torch.Tensor, scales: torch.Tensor, axis: int, *rest: Any) -> torch.Tensor:
     """The operation `name` of torch.nn.functional on `x` and an INT8 weight.
 
     Args:
@@ -91,7 +89,8 @@ class _Layers:
         self._trt, self._flags, self._held = trt, list(flags)[::-1], held
         # The output's dtype can be said since TensorRT 10, which would call a layer without one typed weakly.
         says = parse_version(trt.__version__) >= (10,)
-        self._int8, self._float = ((trt.int8,), (trt.float32,)) if says else ((), ())
+        self._int8: tuple[Any, ...] = (trt.int8,) if says else ()
+        self._float: tuple[Any, ...] = (trt.float32,) if says else ()
 
     def quantize(self, ctx: Any) -> None:
         x, scale = ctx.method_args
@@ -187,15 +186,11 @@ class _Layers:
         return layer.get_output(0)
 
 
-def _tail(
-    transposed: bool, spatial: int, *rest: Any
-) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+def _tail(transposed: bool, spatial: int, *rest: Any) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     """(output padding, dilation, groups) from what follows the padding: the two operations order them differently."""
-    if transposed:
-        after, groups, dilation = (*rest, *(0, 1, 1)[len(rest) :])
-    else:
-        dilation, groups = (*rest, *(1, 1)[len(rest) :])
-        after = 0
+    usual = (0, 1, 1) if transposed else (1, 1)
+    given = [*rest, *usual[len(rest) :]]
+    after, groups, dilation = given if transposed else (0, given[1], given[0])
     return _each(after, spatial), _each(dilation, spatial), int(groups)
 
 

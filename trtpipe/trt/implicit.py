@@ -19,7 +19,7 @@ class Calibration:
 
     `source` is a `calib.data.Source`. `algorithm` is one that TensorRT has: entropy_2, entropy, minmax or percentile.
     `cache` is the text of a calibration cache for the network's tensor names and goes before samples. `file` keeps what
-    TensorRT finds from samples, with `made_from`: whatever the ranges depend on besides the data, like the graph's digest.
+    TensorRT finds from samples, with `made_from`: whatever else the ranges depend on, like the graph's digest.
     """
 
     source: Any = None

@@ -49,8 +49,9 @@ class CapturingRuntime:
 class Network:
     """What stood in the network that TensorRT was given, read just before the build.
 
-    `kinds` maps a layer's name to its type, `feeds` to the types of the layers that its inputs come from. `scales` maps the name of each Q or DQ layer to its float32 scale or scales; `dtypes` counts layers by the dtype of
-    their first output; `bindings` maps a binding's name to its shape and dtype; `calls` are the patched entry points
+    `kinds` maps a layer's name to its type, `feeds` to the types of the layers that its inputs come from. `scales`
+    maps the name of each Q or DQ layer to its float32 scale or scales; `dtypes` counts layers by the dtype of their
+    first output; `bindings` maps a binding's name to its shape and dtype; `calls` are the patched entry points
     that were used.
     """
 

@@ -31,7 +31,9 @@ def implicit(**calibration):
 
 
 def test_the_jobs_samples_algorithm_and_batch_size(samples):
-    found = native_calibration(implicit(arrays=samples, batch_size=64, algorithm="percentile", percentile=99.0), {"graph": "1"})
+    found = native_calibration(
+        implicit(arrays=samples, batch_size=64, algorithm="percentile", percentile=99.0), {"graph": "1"}
+    )
     assert (found.file, found.made_from) == (None, {"graph": "1"})
     assert (found.source.sample_count, found.algorithm, found.percentile) == (20, "percentile", 99.0)
     assert found.batch_size == 32  # within the range of the inputs' batch

@@ -112,9 +112,7 @@ def network_scales(network):
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "classes", "channels"), [("resnet18", 64, 1000, 3), ("digits", 32, 10, 1)]
-)
+@pytest.mark.parametrize(("name", "size", "classes", "channels"), [("resnet18", 64, 1000, 3), ("digits", 32, 10, 1)])
 def test_explicit_int8_is_the_onnx_routes_network(world, name, size, classes, channels):
     import torch
     import torchvision

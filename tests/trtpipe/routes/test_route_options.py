@@ -172,15 +172,16 @@ IMPLICIT = {"build": {"quantization": "implicit"}, "precision": {"int8_mode": Tr
          "10.3", "precision.keep.fp32", "must be empty on route torch2trt (got head): TensorRT chooses what runs"),
         ({"precision": {"int8_mode": True}, "calibration": CALIBRATED, "build": {"use_onnx": True}}, "10.3",
          "build.use_onnx",
-         "must be false for explicit INT8 on route torch2trt, whose Q/DQ go through its converters (got True). Leave it "
-         "out, or use build.quantization implicit."),
+         "must be false for explicit INT8 on route torch2trt, whose Q/DQ go through its converters (got True). Leave "
+         "it out, or use build.quantization implicit."),
         ({"precision": {"int8_mode": True}, "calibration": CALIBRATED, "build": {"device_types": {"*": "dla"}}}, "10.3",
          "build.quantization", "must be implicit for INT8 on a DLA on route torch2trt (got explicit). Set it."),
         ({**IMPLICIT, "calibration": {**CALIBRATED, "batch_size": 32}}, "10.3", "calibration.batch_size",
-         "must be 8, the opt batch of the inputs, for implicit INT8 on route torch2trt, which calibrates with the engine's "
-         "own profile (got 32). Set it to 8."),
+         "must be 8, the opt batch of the inputs, for implicit INT8 on route torch2trt, which calibrates with the "
+         "engine's own profile (got 32). Set it to 8."),
         ({**IMPLICIT, "calibration": {**CALIBRATED, "algorithm": "mse"}}, "10.3", "calibration.algorithm",
-         "must be entropy_2, entropy, minmax or percentile, which TensorRT has (got mse). Use build.quantization explicit."),
+         "must be entropy_2, entropy, minmax or percentile, which TensorRT has (got mse). Use build.quantization "
+         "explicit."),
         ({**IMPLICIT, "calibration": {"table": "c.json", "batch_size": 8}}, "10.3", "calibration.table",
          "must be samples with build.quantization implicit, where TensorRT calibrates by itself (got "),
         ({"build": {"default_device_type": "dla"}, "precision": {"fp16_mode": True}}, "10.3",

@@ -67,7 +67,9 @@ def test_convolutions_and_linears_read_q_and_dq_on_both_sides(double, small):
     compiled(small)
     (network,) = double.networks
     quantized = {"stem": "stem:input", "body": "body:input", "skip": "skip:input", "head": "head:input"}
-    found = {x.name.split(":")[0].split(".")[0]: x for k in ("CONVOLUTION", "MATRIX_MULTIPLY") for x in layers(network, k)}
+    found = {
+        x.name.split(":")[0].split(".")[0]: x for k in ("CONVOLUTION", "MATRIX_MULTIPLY") for x in layers(network, k)
+    }
     assert set(found) == set(quantized)
     for name, (weight, bias) in weights_of(small).items():
         layer = found[name]
@@ -84,7 +86,10 @@ def test_convolutions_and_linears_read_q_and_dq_on_both_sides(double, small):
             np.testing.assert_array_equal(before(pair, 1).given["value"], amax / np.float32(127))
             assert pair.axis == 0
         # what IQuantizeLayer makes of the constant is the rounded weight, to the integer
-        constant, step = before(before(weight_dq, 0), 0).given["value"], (amax / 127).reshape(-1, *[1] * (weight.ndim - 1))
+        constant, step = (
+            before(before(weight_dq, 0), 0).given["value"],
+            (amax / 127).reshape(-1, *[1] * (weight.ndim - 1)),
+        )
         np.testing.assert_array_equal(np.rint(constant / step), np.rint(weight / step))
         if name == "head":
             assert layer.given["operations"] == ("NONE", "TRANSPOSE")
@@ -113,7 +118,12 @@ def test_the_skip_branch_of_the_residual_add_is_quantized_too(double, small):
 def test_flags_are_set_where_q_is_written_and_no_mode_is_on(double, small):
     engine = compiled(small)
     (call,) = double.calls
-    assert (call["int8_mode"], call["fp16_mode"], call["int8_calib_dataset"], call["kwargs"]) == (False, False, None, {})
+    assert (call["int8_mode"], call["fp16_mode"], call["int8_calib_dataset"], call["kwargs"]) == (
+        False,
+        False,
+        None,
+        {},
+    )
     assert double.flags == ["INT8"]
     assert double.calibrators == []
     assert route.EXPLICIT_NOTE in engine.notes

@@ -14,7 +14,6 @@ import sys
 import types
 from typing import Any
 
-import torch
 from torch2trt_hooks import KINDS, Context, DataType, Hooks, Layer, Network, Tensor
 
 __all__ = ["DataType", "Double", "Layer", "Network", "Tensor", "tensorrt"]

@@ -112,7 +112,9 @@ class Network:
     def add_elementwise(self, input1: Tensor, input2: Tensor, op: Any) -> Layer:
         return self.add("ELEMENTWISE", input1, input2, operation=op)
 
-    def add_convolution_nd(self, input: Tensor, num_output_maps: int, kernel_shape: Any, kernel: Any, bias: Any) -> Layer:
+    def add_convolution_nd(
+        self, input: Tensor, num_output_maps: int, kernel_shape: Any, kernel: Any, bias: Any
+    ) -> Layer:
         return self.add("CONVOLUTION", input, maps=num_output_maps, window=kernel_shape, kernel=kernel, bias=bias)
 
     def add_deconvolution_nd(

@@ -42,8 +42,8 @@ class Calibrator:
 
 @dataclass
 class Seen:
-    """`flags` are the builder flags that TensorRT-RTX does not have; `batches` counts what the calibrator gave, `network`
-    is what the builder was given."""
+    """`flags` are the builder flags that TensorRT-RTX does not have; `batches` counts what the calibrator gave,
+    `network` is what the builder was given."""
 
     flags: list[str] = field(default_factory=list)
     calibrator: Any = None
