@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
 from models import job, line, tiny
 from torch2trt_double import DataType, Double, tensorrt
-from torch2trt_hooks import Layer, Network
+from torch2trt_hooks import ABLE, Layer, Network
 
 from trtpipe import quantize as quantization
 from trtpipe.errors import BuildError
 from trtpipe.precision import Keep
 from trtpipe.progress import Silent
+from trtpipe.routes import replay, torch2trt_qdq
 from trtpipe.routes import torch2trt as route
 from trtpipe.trt import driver, flavour
 
@@ -209,6 +212,37 @@ def test_a_torch2trt_without_the_decorator_is_refused(double, small, monkeypatch
         "build.route: torch2trt must take converters for Q/DQ (got no tensorrt_converter). Update it: "
         "pip install git+https://github.com/NVIDIA-AI-IOT/torch2trt; or use build.quantization implicit."
     )
+
+
+def test_calls_that_compute_something_else_are_noticed(double, small, monkeypatch):
+    monkeypatch.setattr(torch2trt_qdq, "dequantize", lambda q, scale: q.float() * scale * 2)
+    with pytest.raises(BuildError) as caught:
+        compiled(small)
+    message = str(caught.value)
+    assert message.startswith(
+        "outputs.logits: the calls that torch2trt is to convert must compute what the quantized program does (got a "
+        "difference of "
+    )
+    assert message.endswith("). Use build.quantization implicit, or build.route onnx.")
+    assert double.calls == []
+
+
+def test_a_step_is_named_after_its_module_and_hides_no_method():
+    assert replay._unique("body.to", Counter()) == "body.to_"
+    seen = Counter()
+    assert [replay._unique("body.relu", seen) for _ in "ab"] == ["body.relu", "body.relu_1"]
+
+
+def test_the_steps_compute_what_the_program_does():
+    halves = line(tiny(), 16, 5, dtype="float16", out="float16")
+    made = replay.replay(halves.quantized(int8=True), ABLE)
+    names = [n for n, m in made.named_modules() if isinstance(m, replay.Step)]
+    assert {"stem.conv2d", "body.conv2d", "skip.conv2d", "head.linear"} <= set(names)
+    image = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(3)).half()
+    (got,) = made(image)
+    (want,) = halves.quantized(int8=True).program.module(check_guards=False)(image)
+    torch.testing.assert_close(got, want)
+    assert got.dtype is torch.float16
 
 
 def test_the_program_is_left_as_it_was(double, small):
