@@ -8,7 +8,8 @@ re-raises it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,7 +29,7 @@ BASES = {
 }
 
 #: First word of the line that says what a cache file is for.
-_MAGIC = "calib-trt-cache-1"
+_MAGIC = "calib-trt-cache-2"
 
 #: Puts an array on the device: (address, whatever must stay alive for the address to hold).
 Place = Callable[[Array], tuple[int, object]]
@@ -59,7 +60,7 @@ def make_calibrator(
     algorithm: str = "entropy_2",
     percentile: float = 99.99,
     cache: str | Path | None = None,
-    key: str = "",
+    made_from: Mapping[str, str] | None = None,
     place: Place = torch_on_cuda,
 ) -> Any:
     """An `IInt8*Calibrator` of the given module that reads `source`. Keep it alive until the build is over, then
@@ -73,15 +74,16 @@ def make_calibrator(
         source: samples by the network's input names.
         batch_size: the batch of the calibration profile's opt shape.
         algorithm: entropy_2, entropy, minmax or percentile (the legacy calibrator, with `percentile` as its quantile).
-        cache: a file to read scales from when its key fits, and to write them to.
-        key: whatever else the cached scales depend on, such as the digests of weights and graph.
+        cache: a file to read scales from, or to write them to where there is none.
+        made_from: whatever else the scales depend on, such as the digests of weights and graph, by a name for errors.
         place: puts an array on the device.
 
     Returns:
         An instance of a subclass of TensorRT's class, which also is a `NativeCalibrator`.
 
     Raises:
-        CalibError: a module without calibrators, an algorithm TensorRT has not, a damaged cache file.
+        CalibError: a module without calibrators, an algorithm TensorRT has not, a cache file that is damaged or made
+            from something else.
     """
     if algorithm not in BASES:
         raise CalibError(
@@ -97,14 +99,19 @@ def make_calibrator(
         )
     if batch_size < 1:
         raise CalibError(f"batch_size: must be at least 1 (got {batch_size}).")
-    parts = (key, source.digest, algorithm, f"{percentile:.9g}", str(batch_size), str(trt.__version__))
-    full_key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    parts = {
+        **(made_from or {}),
+        "data": source.digest,
+        "algorithm": f"percentile {percentile:.9g}" if algorithm == "percentile" else algorithm,
+        "batch size": str(batch_size),
+        "TensorRT": str(trt.__version__),
+    }
     file = None if cache is None else Path(cache)
-    cached, notes = _read_keyed(file, full_key)
+    cached, notes = _read_cached(file, parts)
     spare = -source.sample_count % batch_size
     if spare and cached is None:
         notes = (*notes, f"{spare} samples are used twice to fill the last calibration batch of {batch_size}.")
-    state = _Feed(source, batch_size, place, cached, file, full_key, notes)
+    state = _Feed(source, batch_size, place, cached, file, parts, notes)
     return _class(base, algorithm == "percentile")(state, percentile / 100)
 
 
@@ -118,11 +125,11 @@ class _Feed:
         place: Place,
         cached: bytes | None,
         file: Path | None,
-        key: str,
+        parts: Mapping[str, str],
         notes: tuple[str, ...],
     ) -> None:
         self.source, self.batch_size, self.place = source, batch_size, place
-        self.cached, self.file, self.key, self.notes = cached, file, key, notes
+        self.cached, self.file, self.parts, self.notes = cached, file, parts, notes
         self.error: BaseException | None = None
         self.batches: Iterator[dict[str, Array]] = self._full_batches()
         self.alive: list[object] = []
@@ -145,11 +152,13 @@ class _Feed:
         return [int(address) for address, _ in placed]
 
     def write(self, data: Any) -> None:
-        """Keep TensorRT's cache, and write it to the file under its key."""
+        """Keep TensorRT's cache, and write it to the file with what it was made from."""
         self.cached = bytes(data)
         if self.file is not None:
             digest = hashlib.sha256(self.cached).hexdigest()
-            write_whole(self.file, f"{_MAGIC} {self.key} {digest}\n".encode() + self.cached)
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            head = f"{_MAGIC} {digest} {json.dumps(dict(self.parts), sort_keys=True)}\n"
+            write_whole(self.file, head.encode() + self.cached)
 
     def finish(self) -> None:
         """See NativeCalibrator."""
@@ -219,11 +228,11 @@ def _class(base: Any, legacy: bool) -> Any:
     return type(f"Calib{base.__name__[1:]}", (base,), members)
 
 
-def _read_keyed(file: Path | None, key: str) -> tuple[bytes | None, tuple[str, ...]]:
-    """TensorRT's text in the cache file when it is for `key`; notes on why not.
+def _read_cached(file: Path | None, parts: Mapping[str, str]) -> tuple[bytes | None, tuple[str, ...]]:
+    """TensorRT's text in the cache file, if there is one, and a note that it was used.
 
     Raises:
-        CalibError: the file is something else, or damaged.
+        CalibError: the file is something else, damaged, or made from other `parts`.
     """
     if file is None or not file.exists():
         return None, ()
@@ -231,14 +240,37 @@ def _read_keyed(file: Path | None, key: str) -> tuple[bytes | None, tuple[str, .
         head, _, body = file.read_bytes().partition(b"\n")
     except OSError as error:
         raise CalibError(f"{file}: must be readable (got {error.strerror}).") from error
-    words = head.decode("ascii", "replace").split(" ")
-    if len(words) != 3 or words[0] != _MAGIC:
+    words = head.decode("utf-8", "replace").split(" ", 2)
+    made = _made_from(words[2]) if len(words) == 3 and words[0] == _MAGIC else None
+    if made is None:
         raise CalibError(
             f"{file}: must be a cache that calib wrote (got {head[:40]!r}). Remove it, or name another file."
         )
-    if words[2] != hashlib.sha256(body).hexdigest():
+    if words[1] != hashlib.sha256(body).hexdigest():
         raise CalibError(f"{file}: must be as it was written (got another digest). Remove it to calibrate again.")
-    if words[1] != key:
-        return None, (f"{file}: is for another model, data, algorithm or TensorRT; calibrating again.",)
+    if changed := [n for n in {**parts, **made} if made.get(n) != parts.get(n)]:
+        shown = ", ".join(f"{n} {_short(made.get(n))} for {_short(parts.get(n))}" for n in changed)
+        raise CalibError(
+            f"{file}: must be made from this calibration's own model, data and settings (got {shown}). "
+            "Remove it to calibrate again, or name another file."
+        )
     read_cache(body, str(file), zeros=True)
     return body, (f"{file}: scales read from it; nothing was calibrated.",)
+
+
+def _made_from(text: str) -> dict[str, str] | None:
+    """The parts that a cache was made from; None when it does not say."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+        return None
+    return found
+
+
+def _short(value: str | None) -> str:
+    """A value for an error; digests by their first digits."""
+    if value is None:
+        return "none"
+    return f"{value[:12]}..." if len(value) > 24 else value

@@ -25,6 +25,8 @@ NEEDS_MORE = {
     "trtpipe.operators": "torch",
     "trtpipe.partial": "torch",
     "trtpipe.routes.qdq": "torch",
+    "trtpipe.routes.replay": "torch",
+    "trtpipe.routes.torch2trt_qdq": "torch",
     "trtpipe.sensitivity": "torch",
     "trtpipe.units": "torch",
     "trtpipe.graph": "torch",

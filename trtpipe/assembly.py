@@ -131,7 +131,7 @@ def describe(
         inputs=front.loaded.inputs,
         outputs=front.loaded.outputs,
         # A folder of timing caches is this machine's own business.
-        build=job.build.model_copy(update={"timing_cache": None}),
+        build=job.build.model_copy(update={"timing_cache": None, "calibration_cache": None}),
         opset=None if graph is None else graph.opset,
         precision=job.precision,
         layers=quantized.layers,

@@ -33,6 +33,11 @@ class BuildOptions(BaseModel):
     quantization: Literal["explicit", "implicit"] = Field(
         default="explicit", description="explicit: Q/DQ in the graph; implicit: TensorRT 8.6-10 with a calibrator"
     )
+    calibration_cache: str | None = Field(
+        default=None,
+        description="quantization implicit: file that keeps what TensorRT's calibrator found; refused for another "
+        "model, data, algorithm, batch size or TensorRT",
+    )
     profiles: tuple[dict[str, DimRange], ...] = Field(
         default=(),
         description="several optimization profiles, each {dimension: {min, opt, max}}; else one, as inputs says",

@@ -21,8 +21,10 @@ def on_path(base: Path | None) -> Iterator[None]:
     try:
         yield
     finally:
-        for folder in first + last:
+        for folder in first:
             sys.path.remove(folder)
+        for folder in last:  # what was added, and not where the path may have had it before
+            del sys.path[len(sys.path) - 1 - sys.path[::-1].index(folder)]
 
 
 def find_module(name: str, folders: Iterable[Path] = ()) -> ModuleSpec | None:

@@ -32,7 +32,15 @@ if TYPE_CHECKING:
 
 #: Job keys that change nothing in the result: how fast it comes, what is shown.
 WITHOUT_EFFECT = frozenset(
-    {"build.log_level", "build.timing_cache", "calibration.workers", "check.workers", "worker", "name"}
+    {
+        "build.log_level",
+        "build.timing_cache",
+        "build.calibration_cache",
+        "calibration.workers",
+        "check.workers",
+        "worker",
+        "name",
+    }
 )
 #: Job keys that name a file or folder; its content counts, under this name.
 CONTENTS: Mapping[str, str] = {

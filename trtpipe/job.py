@@ -66,6 +66,7 @@ PATHS: Mapping[tuple[str, ...], str] = {
     ("check", "images"): "folder",
     ("check", "arrays"): "file",
     ("build", "timing_cache"): "output",
+    ("build", "calibration_cache"): "output",
 }
 
 

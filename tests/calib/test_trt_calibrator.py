@@ -151,11 +151,17 @@ def test_a_calibration_that_stopped_early_is_an_error(tmp_path):
         calibrator.finish()
 
 
-def test_the_cache_is_used_when_its_key_fits(tmp_path):
-    file = tmp_path / "int8.cache"
+def test_the_cache_is_used_for_what_it_was_made_from_and_refused_for_anything_else(tmp_path):
+    file = tmp_path / "new" / "int8.cache"
 
     def fresh(**changes):
-        options = {"batch_size": 5, "cache": file, "key": "weights 1", "place": Device().place, **changes}
+        options = {
+            "batch_size": 5,
+            "cache": file,
+            "made_from": {"weights": "1" * 64},
+            "place": Device().place,
+            **changes,
+        }
         return make_calibrator(
             changes.pop("trt", None) or tensorrt(), source(tmp_path), **{k: v for k, v in options.items() if k != "trt"}
         )
@@ -167,11 +173,27 @@ def test_the_cache_is_used_when_its_key_fits(tmp_path):
     assert built(again) == (TEXT, [])
     assert again.notes == (f"{file}: scales read from it; nothing was calibrated.",)
     again.finish()
-    others = ({"key": "weights 2"}, {"batch_size": 2}, {"algorithm": "minmax"}, {"trt": tensorrt("10.3.0")})
-    for changes in others:
-        other = fresh(**changes)
-        assert other.read_calibration_cache() is None
-        assert "is for another model, data, algorithm or TensorRT; calibrating again." in other.notes[0]
+    before = file.read_bytes()
+    others = (
+        ({"made_from": {"weights": "2" * 64}}, "weights 111111111111... for 222222222222..."),
+        ({"made_from": {}}, "weights 111111111111... for none"),
+        ({"batch_size": 2}, "batch size 5 for 2"),
+        ({"algorithm": "percentile", "percentile": 99.9}, "algorithm entropy_2 for percentile 99.9"),
+        ({"trt": tensorrt("10.3.0"), "batch_size": 2}, "batch size 5 for 2, TensorRT 8.6.1 for 10.3.0"),
+    )
+    for changes, got in others:
+        with pytest.raises(CalibError) as caught:
+            fresh(**changes)
+        assert str(caught.value) == (
+            f"{file}: must be made from this calibration's own model, data and settings (got {got}). Remove it to "
+            "calibrate again, or name another file."
+        )
+    (tmp_path / "other").mkdir()
+    with pytest.raises(CalibError, match=r"settings \(got data [0-9a-f]{12}\.\.\. for [0-9a-f]{12}\.\.\.\)\."):
+        make_calibrator(
+            tensorrt(), source(tmp_path / "other", 11), batch_size=5, cache=file, made_from={"weights": "1" * 64}
+        )
+    assert file.read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -182,6 +204,8 @@ def test_the_cache_is_used_when_its_key_fits(tmp_path):
         (lambda b: b[:-3], r"must be as it was written \(got another digest\)\. Remove it to calibrate again\."),
         (lambda b: b.replace(b"3f80", b"3f90"), r"must be as it was written \(got another digest\)"),
         (lambda b: b"\xff" + b, r"must be a cache that calib wrote"),
+        (lambda b: b.replace(b"{", b"[", 1), r"must be a cache that calib wrote"),
+        (lambda b: b.replace(b'"5"', b"5", 1), r"must be a cache that calib wrote"),
     ],
 )
 def test_damaged_cache_files(tmp_path, change, message):

@@ -36,6 +36,7 @@ OPTIONS = {
     "compute_capability": (("8.6",), {}, None),
     "platform": ("l4", {}, "test_a_platform_is_where_the_engine_is_built"),
     "quantization": ("implicit", {}, "cases_implicit.py"),
+    "calibration_cache": ("FILE", {"quantization": "implicit"}, "cases_implicit.py"),
     "profiles": (({"N": DimRange(2, 2, 2)},), {}, _called("set_shape", "image", "max", (2, 3, 8, 8))),
     "workspace": (1 << 20, {}, _called("set_memory_pool_limit", _enum("MemoryPoolType", "WORKSPACE"), 1 << 20)),
     "memory_pools": (
@@ -98,7 +99,7 @@ REFUSED = {
         "tiling_optimization_level", "l2_limit_for_tiling", "max_num_tactics", "editable_timing_cache", "strict_nans",
     },
     (10, 16): set(),
-    (11, 4): {"quantization"},
+    (11, 4): {"quantization", "calibration_cache"},
 }  # fmt: skip
 
 

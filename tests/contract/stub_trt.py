@@ -38,7 +38,8 @@ using Word = intptr_t;
 constexpr int kSlots = 320, kLog = 65536;
 constexpr Word kMagic = 0x5ab05ab05ab05ab;
 struct Answer { bool fixed = false; Word value = 0, size = 0; struct Fake* child = nullptr; };
-struct Fake { void** vptr; Fake* impl; Word magic, id; std::map<std::pair<int, std::string>, Answer>* answers;
+struct Fake { void** vptr; Fake* impl; Fake* own;     // a layer holds a second pointer, for its own kind's methods
+              Word magic, id; std::map<std::pair<int, std::string>, Answer>* answers;
               char keyed[kSlots]; bool hooked[kSlots]; };
 struct Anchor { virtual ~Anchor() {} };
 alignas(256) void* table[32 + kSlots];                 // slots from [32] on, so a vptr's low byte is 0: ""
@@ -82,7 +83,7 @@ Fake* make() {                                         // never freed; the low b
     size_t size = (sizeof(Fake) + 511) / 256 * 256;
     char* raw = static_cast<char*>(memset(aligned_alloc(256, size), 0, size)) + 16;
     Fake* f = reinterpret_cast<Fake*>(raw);
-    f->vptr = table + 32; f->impl = f; f->magic = kMagic; f->id = fakes().size();
+    f->vptr = table + 32; f->impl = f; f->own = f; f->magic = kMagic; f->id = fakes().size();
     f->answers = new std::map<std::pair<int, std::string>, Answer>;
     fakes().push_back(f);
     return f;

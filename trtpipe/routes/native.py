@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from trtpipe.errors import InputError
@@ -11,8 +12,12 @@ if TYPE_CHECKING:
     from trtpipe.trt.implicit import Calibration
 
 
-def native_calibration(job: Job, key: str = "") -> Calibration:
-    """The job's calibration samples in its batch size, for implicit quantization; `key` is what else ranges depend on.
+def native_calibration(job: Job, made_from: Mapping[str, str]) -> Calibration:
+    """The job's calibration samples in its batch size, for implicit quantization.
+
+    Args:
+        job: what TensorRT finds is kept in its `build.calibration_cache`.
+        made_from: what else the ranges depend on, by name: the cache is not used for anything else.
 
     Raises:
         InputError: the job has none, or names an algorithm that TensorRT does not have.
@@ -36,5 +41,6 @@ def native_calibration(job: Job, key: str = "") -> Calibration:
         algorithm=data.algorithm,
         percentile=data.percentile,
         batch_size=job.batch_size(data),
-        key=key,
+        file=job.build.calibration_cache,
+        made_from=dict(made_from),
     )

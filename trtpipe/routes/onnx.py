@@ -41,7 +41,7 @@ def compile_graph(job: Job, model: OnnxModel, progress: Progress) -> Engine:
     if job.build.quantization == "implicit":
         from trtpipe.routes.native import native_calibration
 
-        samples = native_calibration(job, key=hashlib.sha256(model.data).hexdigest())
+        samples = native_calibration(job, {"graph": hashlib.sha256(model.data).hexdigest()})
     return build_engine(model, job.build, progress=progress, precision=job.precision, calibration=samples)
 
 

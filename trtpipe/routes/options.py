@@ -14,7 +14,7 @@ from typing import Any
 
 from trtpipe.job import Build, Job, Precision
 from trtpipe.trt.flavour import parse_version
-from trtpipe.trt.options import asked, shown
+from trtpipe.trt.options import asked, shown, uses_dla
 from trtpipe.values import Route
 
 __all__ = ["asked", "installed_frontend", "job_refusals", "refusals"]
@@ -120,6 +120,7 @@ OPTIONS: tuple[Support, ...] = (
     Support("compute_capability", _none(_PORTABLE), _none()),
     Support("platform", _taken, _taken),
     Support("quantization", _only("explicit", step=_EXPLICIT), _taken),
+    Support("calibration_cache", _none("Leave it out: Torch-TensorRT has no calibrators."), _taken),
     Support("profiles", _taken, _none("Give one range under inputs, or use build.route onnx.")),
     Support("workspace", _taken, _taken),
     Support("memory_pools", _pools, _none()),
@@ -257,14 +258,18 @@ def _torch2trt(job: Job, release: str | None) -> Iterator[tuple[str, str]]:
                     f"must be {legal} on route torch2trt, which drops others (got {spec.dtype}). Use build.route onnx.",
                 )
     yield from _one_float(job)
+    explicit = precision.int8_mode and build.quantization == "explicit"
+    if explicit:
+        yield from _explicit(job)
     for kind, globs in (("fp32", precision.keep.fp32), ("fp16", precision.keep.fp16)):
-        if globs:
+        # What is kept out of INT8 gets no Q/DQ; but no layer can be kept out of FP16 there.
+        if globs and not (explicit and (kind == "fp16" or not precision.fp16_mode)):
             yield (
                 f"precision.keep.{kind}",
                 f"must be empty on route torch2trt (got {', '.join(globs)}): TensorRT chooses what runs in a lower "
                 "precision there. Use build.route onnx.",
             )
-    if precision.int8_mode:
+    if precision.int8_mode and not explicit:
         yield from _calibrated(job)
     if (build.default_device_type == "dla" or "dla" in build.device_types.values()) and any(
         isinstance(d, str) for i in job.inputs.values() for d in i.shape
@@ -297,26 +302,37 @@ def _one_float(job: Job) -> Iterator[tuple[str, str]]:
             )
 
 
-def _calibrated(job: Job) -> Iterator[tuple[str, str]]:
-    data = job.calibration
-    if job.build.quantization != "implicit":
+def _explicit(job: Job) -> Iterator[tuple[str, str]]:
+    """What stands against Q/DQ on route torch2trt."""
+    if job.build.use_onnx:
+        yield (
+            "build.use_onnx",
+            "must be false for explicit INT8 on route torch2trt, whose Q/DQ go through its converters (got True). "
+            "Leave it out, or use build.quantization implicit.",
+        )
+    if uses_dla(job.build):
         yield (
             "build.quantization",
-            "must be implicit for precision.int8_mode on route torch2trt, which takes no Q/DQ (got explicit). "
-            "Set it, or use build.route onnx.",
+            "must be implicit for INT8 on a DLA on route torch2trt (got explicit). Set it.",
         )
+
+
+def _calibrated(job: Job) -> Iterator[tuple[str, str]]:
+    """What TensorRT's own calibration cannot do."""
+    data = job.calibration
     if data is None:
         return
     if data.table is not None:
         yield (
             "calibration.table",
-            f"must be samples on route torch2trt, where TensorRT calibrates by itself (got {data.table}). "
-            "Give calibration.images, or use build.route onnx.",
+            f"must be samples with build.quantization implicit, where TensorRT calibrates by itself (got "
+            f"{data.table}). Use explicit, or give calibration.images.",
         )
     if data.algorithm == "mse":
         yield (
             "calibration.algorithm",
-            "must be entropy_2, entropy, minmax or percentile, which TensorRT has (got mse). Use build.route onnx.",
+            "must be entropy_2, entropy, minmax or percentile, which TensorRT has (got mse). Use build.quantization "
+            "explicit.",
         )
     first = next(iter(job.inputs.values()))
     batch = first.shape[0]
@@ -324,6 +340,6 @@ def _calibrated(job: Job) -> Iterator[tuple[str, str]]:
     if data.batch_size != size:
         yield (
             "calibration.batch_size",
-            f"must be {size}, the opt batch of the inputs, on route torch2trt, which calibrates with the engine's own "
-            f"profile (got {data.batch_size}). Set it to {size}.",
+            f"must be {size}, the opt batch of the inputs, for implicit INT8 on route torch2trt, which calibrates with "
+            f"the engine's own profile (got {data.batch_size}). Set it to {size}.",
         )

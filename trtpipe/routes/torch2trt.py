@@ -1,7 +1,9 @@
 """Route torch2trt: the eager module through torch2trt's converters, for TensorRT 8.6 to 10.
 
-torch2trt hooks Python functions while the module runs once, so it takes the module and not the quantized program: FP16
-is TensorRT's choice under a flag, INT8 is TensorRT's own calibration, read from `calib`'s batches.
+torch2trt hooks Python functions while a module runs once. In FP32 and FP16 that is the user's module, and FP16 is
+TensorRT's choice under a flag. INT8 is the quantized program that every route shares, spelt out as calls of such
+functions (`replay`), with layers for its Q/DQ (`torch2trt_qdq`); or, with build.quantization implicit, the user's
+module and TensorRT's own calibration, read from `calib`'s batches (`torch2trt_calibrator`).
 """
 
 from __future__ import annotations
@@ -10,20 +12,19 @@ import contextlib
 import copy
 import fnmatch
 import importlib
+import importlib.metadata
 import inspect
 import io
 import re
-import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 from trtpipe.errors import BuildError, InputError, MissingError
 from trtpipe.job import Job
 from trtpipe.progress import Progress
 from trtpipe.routes import options
-from trtpipe.routes.native import native_calibration
+from trtpipe.routes.torch2trt_calibrator import Unread, own_calibrator
 from trtpipe.routes.torch_tensorrt import checked_header, graph_of, require_gpu
 from trtpipe.trt import driver, flavour
 from trtpipe.values import Engine, LoadedModel, Quantized, TensorSpec
@@ -45,6 +46,14 @@ GRAPH_NOTE = (
     "route torch2trt: the bundle's graph is the ONNX of the captured program; the engine was converted by torch2trt "
     "from the eager module, so a check of the graph does not cover that conversion"
 )
+EXPLICIT_GRAPH_NOTE = (
+    "route torch2trt: the bundle's graph is the ONNX of the quantized program; torch2trt converted the same program, "
+    "call by call, so a check of the graph does not cover that conversion"
+)
+EXPLICIT_NOTE = (
+    "route torch2trt: the quantized program was converted with its own Q/DQ and the scales of the calibration table; "
+    "this has not been executed on TensorRT 8.6 to 10 by trtpipe's tests"
+)
 FP16_NOTE = "route torch2trt: TensorRT chose by itself which layers run in FP16"
 INT8_NOTE = (
     "route torch2trt: TensorRT calibrated by itself and chose the precision of each layer; the bundle's precision by "
@@ -56,9 +65,10 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
     """The engine that torch2trt makes of the model itself.
 
     Args:
-        job: INT8 needs `build.quantization: implicit` and samples to calibrate on.
-        loaded: the module that is converted; a copy is, since torch2trt leaves attributes on what it touches.
-        quantized: used for the bundle's graph alone.
+        job: implicit INT8 needs samples to calibrate on.
+        loaded: the module that is converted, unless INT8 is explicit; a copy is, since torch2trt leaves attributes on
+            what it touches.
+        quantized: the program that is converted where INT8 is explicit, and the bundle's graph.
         progress: is told of each stage; torch2trt can be neither followed nor cancelled.
 
     Raises:
@@ -71,14 +81,19 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
     if refused := options.job_refusals(job, found.version):
         raise InputError("\n".join(message for _, message in refused))
     frontend = load()
-    module, inputs = on_device(loaded)
-    arguments = keywords(job, loaded, found, module)
-    _known(frontend.torch2trt, arguments)
+    arguments = keywords(job, loaded, found)
+    _known(frontend.torch2trt, {**arguments, "device_types": {}})
+    explicit = job.precision.int8_mode and job.build.quantization == "explicit"
+    held: list[Any] = []
+    module = quantized_module(quantized, frontend, found, job, held) if explicit else on_device(loaded)
+    devices = device_types(loaded.module if explicit else module, job.build.device_types, found.module)
+    arguments["device_types"] = {} if explicit else devices  # explicit INT8 runs on the GPU alone
     calibration, notes = None, [f"torch2trt on {found.title}"]
     with contextlib.ExitStack() as stack:
-        if job.precision.int8_mode:
-            calibration = stack.enter_context(own_calibrator(found, job))
-        made = converted(frontend, module, inputs, arguments)
+        if job.precision.int8_mode and not explicit:
+            calibration = stack.enter_context(own_calibrator(found, job, made_from(loaded)))
+        made = converted(frontend, module, example(loaded), arguments)
+    held.clear()
     if calibration is not None:
         notes += calibration.finish()
     check_network(made.network, loaded)
@@ -89,9 +104,11 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
         )
     data = bytes(made.engine.serialize())
     header = checked_header(found, data)
-    graph, said = graph_of(quantized, GRAPH_NOTE)
+    graph, said = graph_of(quantized, EXPLICIT_GRAPH_NOTE if explicit else GRAPH_NOTE)
     notes += said
-    notes += [FP16_NOTE] * job.precision.fp16_mode + [INT8_NOTE] * job.precision.int8_mode
+    notes += [FP16_NOTE] * job.precision.fp16_mode + [
+        EXPLICIT_NOTE if explicit else INT8_NOTE
+    ] * job.precision.int8_mode
     return Engine(
         data=data,
         target="tensorrt",
@@ -100,7 +117,7 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
         inputs=loaded.inputs,
         outputs=loaded.outputs,
         graph=graph,
-        options=job.build.model_dump(mode="json", include=set(options.asked(job.build))),
+        options=job.build.model_dump(mode="json", include=set(options.asked(job.build)) - {"calibration_cache"}),
         notes=tuple(notes),
     )
 
@@ -123,17 +140,43 @@ def load() -> Any:
         ) from error
 
 
-def on_device(loaded: LoadedModel) -> tuple[torch.nn.Module, list[torch.Tensor]]:
-    """A copy of the module on the GPU, in FP16 where the bindings are, and inputs that nothing else holds.
+def on_device(loaded: LoadedModel) -> torch.nn.Module:
+    """A copy of the module on the GPU, in FP16 where the bindings are.
 
     torch2trt gives a binding the dtype that the tensor has, and it has no converter for casts.
     """
-    import torch
-
     module = _clean_copy(loaded.module).eval().to(DEVICE)
     half = all(s.dtype == "float16" for s in (*loaded.inputs, *loaded.outputs))
-    inputs = [torch.zeros(s.at("opt"), dtype=getattr(torch, s.dtype), device=DEVICE) for s in loaded.inputs]
-    return (_halved(module) if half else module), inputs
+    return _halved(module) if half else module
+
+
+def example(loaded: LoadedModel) -> list[torch.Tensor]:
+    """Inputs on the GPU that nothing else holds: torch2trt leaves its own tensors on them."""
+    import torch
+
+    return [torch.zeros(s.at("opt"), dtype=getattr(torch, s.dtype), device=DEVICE) for s in loaded.inputs]
+
+
+def quantized_module(
+    quantized: Quantized, frontend: Any, found: flavour.Flavour, job: Job, held: list[Any]
+) -> torch.nn.Module:
+    """The quantized program on the GPU as a module that torch2trt can convert; `held` gets what TensorRT reads later.
+
+    Raises:
+        BuildError: this torch2trt takes no converters, or has none for an operation of the program.
+    """
+    if missing := [n for n in ("tensorrt_converter", "CONVERTERS") if not hasattr(frontend, n)]:
+        raise BuildError(
+            f"build.route: torch2trt must take converters for Q/DQ (got no {' and no '.join(missing)}). "
+            f"Update it: {INSTALL}; or use build.quantization implicit."
+        )
+    from trtpipe.routes.replay import replay
+    from trtpipe.routes.torch2trt_qdq import register
+
+    flags = ("FP16", "INT8") if job.precision.fp16_mode else ("INT8",)
+    register(frontend, found.module, flags, held)
+    able = {name for name, c in frontend.CONVERTERS.items() if isinstance(name, str) and c["is_real"]}
+    return replay(quantized, able).to(DEVICE)
 
 
 def _clean_copy(module: torch.nn.Module) -> torch.nn.Module:
@@ -164,26 +207,37 @@ def _halved(bound: Any) -> torch.nn.Module:
     return Half().eval()
 
 
-def keywords(job: Job, loaded: LoadedModel, found: flavour.Flavour, module: torch.nn.Module) -> dict[str, Any]:
+def made_from(loaded: LoadedModel) -> dict[str, str]:
+    """What TensorRT's ranges depend on besides the data, by name, for the calibration cache."""
+    try:
+        release = importlib.metadata.version("torch2trt")
+    except importlib.metadata.PackageNotFoundError:
+        release = "unknown"
+    return {"weights": loaded.weights_digest, "model": loaded.source, "torch2trt": release}
+
+
+def keywords(job: Job, loaded: LoadedModel, found: flavour.Flavour) -> dict[str, Any]:
     """Every argument of torch2trt that a job decides, each one given: several of its defaults are not what they seem.
 
     `gpu_fallback` is on by default, the workspace is 32 MiB on TensorRT 8, and the calibration algorithm depends on a
-    comparison of version strings.
+    comparison of version strings. With explicit INT8 the modes are off: under `int8_mode` torch2trt calibrates, under
+    both its converters give some layers a precision, and the flags are set where Q/DQ are written.
     """
     trt, build = found.module, job.build
+    implicit = job.precision.int8_mode and build.quantization == "implicit"
+    explicit = job.precision.int8_mode and not implicit
     dla = build.default_device_type == "dla"
     made: dict[str, Any] = {
         "input_names": [s.name for s in loaded.inputs],
         "output_names": [s.name for s in loaded.outputs],
         "log_level": getattr(trt.Logger, build.log_level.upper()),
-        "fp16_mode": job.precision.fp16_mode,
-        "int8_mode": job.precision.int8_mode,
+        "fp16_mode": job.precision.fp16_mode and not explicit,
+        "int8_mode": implicit,
         "keep_network": True,
         "use_onnx": build.use_onnx,
         "default_device_type": trt.DeviceType.DLA if dla else trt.DeviceType.GPU,
         "dla_core": build.dla_core or 0,
         "gpu_fallback": build.gpu_fallback,
-        "device_types": device_types(module, build.device_types, trt),
         "min_shapes": [s.at("min") for s in loaded.inputs],
         "opt_shapes": [s.at("opt") for s in loaded.inputs],
         "max_shapes": [s.at("max") for s in loaded.inputs],
@@ -192,23 +246,13 @@ def keywords(job: Job, loaded: LoadedModel, found: flavour.Flavour, module: torc
         made["avg_timing_iterations"] = build.avg_timing_iterations
     if flavour.parse_version(found.version) < (10,):
         made["max_workspace_size"] = build.workspace or driver.probe().devices[0].memory_bytes
-    if job.precision.int8_mode:
+    if implicit:
         names = {"entropy_2": "ENTROPY_CALIBRATION_2", "entropy": "ENTROPY_CALIBRATION", "minmax": "MINMAX_CALIBRATION",
                  "percentile": "LEGACY_CALIBRATION"}  # fmt: skip
         assert job.calibration is not None
         made["int8_calib_algorithm"] = getattr(trt.CalibrationAlgoType, names[job.calibration.algorithm])
         made["int8_calib_dataset"] = Unread()
     return made
-
-
-class Unread:
-    """Stands where torch2trt wants a dataset; our calibrator has the real one."""
-
-    def __len__(self) -> int:
-        raise BuildError("calibration: torch2trt must read the samples through trtpipe's calibrator (got another one).")
-
-    def __getitem__(self, index: int) -> Any:
-        raise BuildError("calibration: torch2trt must read the samples through trtpipe's calibrator (got another one).")
 
 
 def device_types(module: torch.nn.Module, globs: Mapping[str, str], trt: Any) -> dict[torch.nn.Module, Any]:
@@ -238,55 +282,6 @@ def _known(function: Any, arguments: Mapping[str, Any]) -> None:
             f"build.route: torch2trt must have the arguments that this job needs (got none called "
             f"{', '.join(missing)}). Update it: {INSTALL}"
         )
-
-
-class Calibrating:
-    """The calibrator that torch2trt was given in place of its own."""
-
-    def __init__(self, found: flavour.Flavour, job: Job) -> None:
-        self._found, self._job = found, job
-        self.made: list[Any] = []
-
-    def make(self, dataset: Any, algorithm: Any = None, **_: Any) -> Any:
-        """What torch2trt calls `DatasetCalibrator(dataset, algorithm=...)` for."""
-        del dataset, algorithm  # the job's, which its own class would read one sample at a time
-        from trtpipe.trt.implicit import make_calibrator
-
-        self.made.append(make_calibrator(self._found, native_calibration(self._job)))
-        return self.made[-1]
-
-    def finish(self) -> list[str]:
-        """Notes, after the build.
-
-        Raises:
-            CalibError: what went wrong in a callback, or a calibration that was cut short.
-            BuildError: torch2trt made no calibrator through us.
-        """
-        if not self.made:
-            raise BuildError(
-                "calibration: torch2trt must calibrate with trtpipe's calibrator (got its own or none). "
-                f"Update it: {INSTALL}"
-            )
-        for calibrator in self.made:
-            calibrator.finish()
-        return [n for c in self.made for n in c.notes]
-
-
-@contextlib.contextmanager
-def own_calibrator(found: flavour.Flavour, job: Job) -> Iterator[Calibrating]:
-    """torch2trt's `DatasetCalibrator` replaced: it reads one sample at a time, keeps none alive and loses exceptions.
-
-    The attribute `torch2trt.torch2trt` is the function; its module is found in sys.modules.
-    """
-    module = sys.modules.get("torch2trt.torch2trt")
-    if not hasattr(module, "DatasetCalibrator"):
-        raise BuildError(
-            "calibration: torch2trt must have a DatasetCalibrator to replace (got none). "
-            f"Update it: {INSTALL}; or use build.route onnx."
-        )
-    calibrating = Calibrating(found, job)
-    with patch.object(module, "DatasetCalibrator", calibrating.make):
-        yield calibrating
 
 
 def converted(frontend: Any, module: torch.nn.Module, inputs: list[torch.Tensor], arguments: Mapping[str, Any]) -> Any:
@@ -322,10 +317,11 @@ def _lost(printed: str) -> list[str]:
 
 
 def check_network(network: Any, loaded: LoadedModel) -> None:
-    """Hold the network against the bindings: torch2trt drops inputs it does not know and ignores parser errors.
+    """Hold the network against the bindings: torch2trt drops inputs it does not know and ignores parser errors, and
+    some of its converters get the shape of what they do not cover wrong.
 
     Raises:
-        BuildError: a binding is missing, has another dtype, or an input is read by no layer.
+        BuildError: a binding is missing, has another dtype or shape, or an input is read by no layer.
     """
     read = set()
     for i in range(network.num_layers):
@@ -340,6 +336,10 @@ def check_network(network: Any, loaded: LoadedModel) -> None:
             _check_binding(kind, spec, have.get(spec.name), spec.name in read or kind == "outputs")
 
 
+def _dims(shape: Sequence[int | str]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
 def _check_binding(kind: str, spec: TensorSpec, tensor: Any, used: bool) -> None:
     if tensor is None:
         raise BuildError(
@@ -349,6 +349,14 @@ def _check_binding(kind: str, spec: TensorSpec, tensor: Any, used: bool) -> None
     wanted = {"float32": "FLOAT", "float16": "HALF"}[spec.dtype]
     if (got := str(tensor.dtype).rpartition(".")[2].upper()) != wanted:
         raise BuildError(f"{kind}.{spec.name}: must be {spec.dtype} in the network (got {got}). Use build.route onnx.")
+    shape = tuple(tensor.shape)
+    if len(shape) != len(spec.shape) or any(
+        isinstance(w, int) and g not in (w, -1) for w, g in zip(spec.shape, shape, strict=True)
+    ):
+        raise BuildError(
+            f"{kind}.{spec.name}: must have the shape {_dims(spec.shape)} in the network that torch2trt made (got "
+            f"{_dims(shape)}). One of its converters does not cover an operation: use build.route onnx."
+        )
     if not used:
         raise BuildError(
             f"{kind}.{spec.name}: must be read by the network that torch2trt made (got no layer that reads it). "

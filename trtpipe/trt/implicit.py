@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from trtpipe.errors import BuildError, InputError
@@ -18,7 +19,7 @@ class Calibration:
 
     `source` is a `calib.data.Source`. `algorithm` is one that TensorRT has: entropy_2, entropy, minmax or percentile.
     `cache` is the text of a calibration cache for the network's tensor names and goes before samples. `file` keeps what
-    TensorRT finds from samples, under `key`: whatever the ranges depend on besides the data, like the graph's digest.
+    TensorRT finds from samples, with `made_from`: whatever else the ranges depend on, like the graph's digest.
     """
 
     source: Any = None
@@ -27,7 +28,7 @@ class Calibration:
     percentile: float = 99.99
     batch_size: int = 1
     file: str | None = None
-    key: str = ""
+    made_from: Mapping[str, str] = field(default_factory=dict)
 
 
 def make_calibrator(flavour: Flavour, calibration: Calibration | None) -> Any:
@@ -53,7 +54,7 @@ def make_calibrator(flavour: Flavour, calibration: Calibration | None) -> Any:
         algorithm=calibration.algorithm,
         percentile=calibration.percentile,
         cache=calibration.file,
-        key=calibration.key,
+        made_from=calibration.made_from,
         place=open_memory().place,
     )
 

@@ -26,6 +26,7 @@ RELEASES: tuple[tuple[Name, str], ...] = (
 _VALUES = {
     "compute_capability": ("8.6",),
     "quantization": "implicit",
+    "calibration_cache": "calibration.cache",
     "memory_pools": {"tactic_shared_memory": 1},
     "tiling_optimization_level": "fast",
     "l2_limit_for_tiling": 1,

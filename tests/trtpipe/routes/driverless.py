@@ -71,11 +71,14 @@ class Part:
 class Network:
     """What stood in the network that TensorRT was given, read just before the build.
 
-    `scales` maps the name of each Q or DQ layer to its float32 scale or scales; `dtypes` counts layers by the dtype of
-    their first output; `bindings` maps a binding's name to its shape and dtype; `calls` are the patched entry points
-    that were used. `parts` has an entry for each network, oldest first.
+    `kinds` maps a layer's name to its type, `feeds` to the types of the layers that its inputs come from. `scales`
+    maps the name of each Q or DQ layer to its float32 scale or scales; `dtypes` counts layers by the dtype of their
+    first output; `bindings` maps a binding's name to its shape and dtype; `calls` are the patched entry points that
+    were used. `parts` has an entry for each network, oldest first.
     """
 
+    kinds: dict[str, str] = field(default_factory=dict)
+    feeds: dict[str, tuple[str, ...]] = field(default_factory=dict)
     scales: dict[str, np.ndarray] = field(default_factory=dict)
     dtypes: dict[str, int] = field(default_factory=dict)
     bindings: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
@@ -88,7 +91,11 @@ class Network:
         self.scales, self.dtypes, self.bindings, self.layers = {}, {}, {}, []
         producers = {}
         layers = [network.get_layer(i) for i in range(network.num_layers)]
+        made_by = {layer.get_output(0).name: _kind(layer) for layer in layers}
         for layer in layers:
+            given = [layer.get_input(k) for k in range(layer.num_inputs)]
+            self.kinds[layer.name] = _kind(layer)
+            self.feeds[layer.name] = tuple(made_by.get(t.name, "INPUT") for t in given if t is not None)
             if layer.type == trt.LayerType.CONSTANT:
                 layer.__class__ = trt.IConstantLayer
                 producers[layer.get_output(0).name] = layer.weights
@@ -102,6 +109,10 @@ class Network:
             for i in range(count):
                 t = get(i)
                 self.bindings[t.name] = (tuple(t.shape), str(t.dtype).rpartition(".")[2])
+
+
+def _kind(layer: Any) -> str:
+    return str(layer.type).rpartition(".")[2]
 
 
 def _floats(weights: Any, trt: Any) -> np.ndarray:

@@ -31,26 +31,29 @@ def implicit(**calibration):
 
 
 def test_the_jobs_samples_algorithm_and_batch_size(samples):
-    found = native_calibration(implicit(arrays=samples, batch_size=64, algorithm="percentile", percentile=99.0))
+    found = native_calibration(
+        implicit(arrays=samples, batch_size=64, algorithm="percentile", percentile=99.0), {"graph": "1"}
+    )
+    assert (found.file, found.made_from) == (None, {"graph": "1"})
     assert (found.source.sample_count, found.algorithm, found.percentile) == (20, "percentile", 99.0)
     assert found.batch_size == 32  # within the range of the inputs' batch
 
 
 def test_what_tensorrt_cannot_calibrate_with(samples):
     with pytest.raises(InputError) as caught:
-        native_calibration(implicit(arrays=samples, algorithm="mse"))
+        native_calibration(implicit(arrays=samples, algorithm="mse"), {})
     assert str(caught.value) == (
         "calibration.algorithm: must be entropy_2, entropy, minmax or percentile for build.quantization implicit "
         "(got mse). Use explicit, where trtpipe calibrates."
     )
     with pytest.raises(InputError) as caught:
-        native_calibration(implicit(table="/nowhere/calibration.json"))
+        native_calibration(implicit(table="/nowhere/calibration.json"), {})
     assert str(caught.value) == (
         "calibration: must give samples for build.quantization implicit (got a table). Add calibration.images, or use "
         "explicit."
     )
     with pytest.raises(InputError, match=r"implicit \(got none\)"):
-        native_calibration(job("onnx", "tensorrt"))
+        native_calibration(job("onnx", "tensorrt"), {})
 
 
 def test_with_implicit_quantization_the_line_places_no_qdq(samples):

@@ -21,6 +21,7 @@ TABLE = {
                            LEAVE),
     "platform": ("jetson_nano", {}, "", ""),
     "quantization": ("implicit", {}, "use explicit.", ""),
+    "calibration_cache": ("int8.cache", {"quantization": "implicit"}, "Torch-TensorRT has no calibrators.", ""),
     "profiles": ([{"N": {"min": 1, "opt": 2, "max": 4}}], {}, "", "Give one range under inputs"),
     "workspace": (1 << 20, {}, "", ""),
     "memory_pools": ({"tactic_dram": 1}, {}, "Leave tactic_dram out, or use build.route onnx.", LEAVE),
@@ -167,16 +168,22 @@ IMPLICIT = {"build": {"quantization": "implicit"}, "precision": {"int8_mode": Tr
         ({"precision": {"fp16_mode": True, "keep": {"fp32": ["head"]}}}, "10.3", "precision.keep.fp32",
          "must be empty on route torch2trt (got head): TensorRT chooses what runs in a lower precision there. "
          "Use build.route onnx."),
-        ({"precision": {"int8_mode": True}, "calibration": CALIBRATED}, "10.3", "build.quantization",
-         "must be implicit for precision.int8_mode on route torch2trt, which takes no Q/DQ (got explicit). "
-         "Set it, or use build.route onnx."),
+        ({"precision": {"fp16_mode": True, "int8_mode": True, "keep": {"fp32": ["head"]}}, "calibration": CALIBRATED},
+         "10.3", "precision.keep.fp32", "must be empty on route torch2trt (got head): TensorRT chooses what runs"),
+        ({"precision": {"int8_mode": True}, "calibration": CALIBRATED, "build": {"use_onnx": True}}, "10.3",
+         "build.use_onnx",
+         "must be false for explicit INT8 on route torch2trt, whose Q/DQ go through its converters (got True). Leave "
+         "it out, or use build.quantization implicit."),
+        ({"precision": {"int8_mode": True}, "calibration": CALIBRATED, "build": {"device_types": {"*": "dla"}}}, "10.3",
+         "build.quantization", "must be implicit for INT8 on a DLA on route torch2trt (got explicit). Set it."),
         ({**IMPLICIT, "calibration": {**CALIBRATED, "batch_size": 32}}, "10.3", "calibration.batch_size",
-         "must be 8, the opt batch of the inputs, on route torch2trt, which calibrates with the engine's own profile "
-         "(got 32). Set it to 8."),
+         "must be 8, the opt batch of the inputs, for implicit INT8 on route torch2trt, which calibrates with the "
+         "engine's own profile (got 32). Set it to 8."),
         ({**IMPLICIT, "calibration": {**CALIBRATED, "algorithm": "mse"}}, "10.3", "calibration.algorithm",
-         "must be entropy_2, entropy, minmax or percentile, which TensorRT has (got mse). Use build.route onnx."),
+         "must be entropy_2, entropy, minmax or percentile, which TensorRT has (got mse). Use build.quantization "
+         "explicit."),
         ({**IMPLICIT, "calibration": {"table": "c.json", "batch_size": 8}}, "10.3", "calibration.table",
-         "must be samples on route torch2trt, where TensorRT calibrates by itself"),
+         "must be samples with build.quantization implicit, where TensorRT calibrates by itself (got "),
         ({"build": {"default_device_type": "dla"}, "precision": {"fp16_mode": True}}, "10.3",
          "build.default_device_type",
          "must be gpu for dynamic shapes on route torch2trt (got dla). Declare numbers in inputs.*.shape."),
@@ -190,9 +197,13 @@ def test_what_torch2trt_cannot_do_is_said_at_plan_time(tmp_path, sections, relea
 def test_jobs_that_are_right_have_no_problem(tmp_path):
     for route, release, sections in (
         ("torch2trt", "10.3", {**IMPLICIT, "calibration": CALIBRATED}),
+        ("torch2trt", "10.3", {"precision": {"int8_mode": True, "keep": {"fp32": ["head"]}},
+                               "calibration": {**CALIBRATED, "algorithm": "mse", "batch_size": 5}}),
+        ("torch2trt", "10.3", {"precision": {"int8_mode": True, "fp16_mode": True, "keep": {"fp16": ["head"]}},
+                               "calibration": CALIBRATED}),
         ("torch2trt", "8.6.1", {"build": {"workspace": 1024}, "precision": {"fp16_mode": True}}),
         ("torch_tensorrt", "11.4", {"precision": {"int8_mode": True}, "calibration": CALIBRATED}),
-    ):
+    ):  # fmt: skip
         assert validate(job_text(tmp_path, route, **sections), here=False, version=release) == ()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import sys
 import threading
@@ -118,9 +119,9 @@ def test_every_argument_is_given_as_the_job_says(double, small):
 def test_on_tensorrt_8_the_workspace_is_the_jobs_or_the_gpus_memory(double, small, monkeypatch):
     double.trt.__version__ = "8.6.1"
     found = flavour.Flavour("tensorrt", double.trt, "8.6.1", flavour.expected("tensorrt", "8.6.1"))
-    given = route.keywords(wanted(), small.loaded, found, small.loaded.module)
+    given = route.keywords(wanted(), small.loaded, found)
     assert given["max_workspace_size"] == 8 << 30
-    given = route.keywords(wanted({"workspace": 1 << 20}), small.loaded, found, small.loaded.module)
+    given = route.keywords(wanted({"workspace": 1 << 20}), small.loaded, found)
     assert given["max_workspace_size"] == 1 << 20
 
 
@@ -249,6 +250,64 @@ def test_a_binding_of_another_dtype_is_noticed(small):
     network.layers = [Layer(network.inputs[0])]
     with pytest.raises(BuildError, match=r"^outputs.logits: must be float32 in the network \(got HALF\)"):
         route.check_network(network, small.loaded)
+
+
+@pytest.mark.parametrize("shape", [(8, 6), (8, 5, 1)])
+def test_a_binding_of_another_shape_is_noticed(small, shape):
+    """Its transposed convolution takes the number of inputs for that of outputs."""
+    network = Network()
+    network.inputs = [Tensor("image", DataType.FLOAT, (-1, 3, 16, 16))]
+    network.outputs = [Tensor("logits", DataType.FLOAT, shape)]
+    network.layers = [Layer(network.inputs[0])]
+    with pytest.raises(BuildError) as caught:
+        route.check_network(network, small.loaded)
+    assert str(caught.value) == (
+        f"outputs.logits: must have the shape [N, 5] in the network that torch2trt made (got {list(shape)}). One of "
+        "its converters does not cover an operation: use build.route onnx."
+    )
+    network.outputs = [Tensor("logits", DataType.FLOAT, (-1, -1))]  # it computes shapes where it runs
+    route.check_network(network, small.loaded)
+
+
+def test_what_torch2trt_raises_is_an_error_of_the_build(double, small, monkeypatch):
+    """Its own ONNX export fails on current PyTorch."""
+
+    def failing(*a, **k):
+        print("Warning: Encountered known unsupported method torch.cumsum")
+        raise TypeError("export() got an unexpected argument\nand more")
+
+    failing.__signature__ = inspect.signature(double.package.torch2trt)
+    monkeypatch.setattr(double.package, "torch2trt", failing)
+    with pytest.raises(BuildError) as caught:
+        route.compile_engine(wanted({"use_onnx": True}), small.loaded, small.quantized(), Silent())
+    assert str(caught.value) == (
+        "build: torch2trt must convert the module (got no converter for torch.cumsum; then TypeError: export() got an "
+        "unexpected argument). Use build.route onnx."
+    )
+
+
+def test_the_calibration_cache_is_kept_read_and_refused_for_another_model(double, small, samples, tmp_path, memory):
+    file = tmp_path / "caches" / "int8.cache"
+
+    def build(loaded):
+        asked = int8(samples)
+        options = asked.build.model_copy(update={"calibration_cache": str(file)})
+        return route.compile_engine(asked.model_copy(update={"build": options}), loaded, small.quantized(), Silent())
+
+    build(small.loaded)
+    assert len(double.batches) == 3
+    assert file.read_bytes().endswith(b"\nTRT-100300-EntropyCalibration2\nimage: 3c010a14\n")
+    again = build(small.loaded)
+    assert len(double.batches) == 3  # nothing was calibrated
+    assert f"{file}: scales read from it; nothing was calibrated." in again.notes
+    assert "calibration_cache" not in again.options  # a path of this machine
+    other = dataclasses.replace(small.loaded, weights_digest="1" * 64)
+    with pytest.raises(CalibError) as caught:
+        build(other)
+    assert str(caught.value) == (
+        f"{file}: must be made from this calibration's own model, data and settings (got weights 000000000000... for "
+        "111111111111...). Remove it to calibrate again, or name another file."
+    )
 
 
 def test_stale_attributes_of_an_earlier_conversion_are_left_behind(double):

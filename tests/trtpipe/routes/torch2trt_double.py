@@ -3,7 +3,8 @@
 torch2trt is on no package index. The double has its exact signature, and what trtpipe must live with: **kwargs swallow
 typos, inputs that are not float, half or bool vanish, tensors with a stale `_trt` are no inputs, operations without a
 converter print a warning and are frozen, the calibrator is made as `DatasetCalibrator(dataset, algorithm=...)` from its
-module's namespace, a failed build gives an engine of None. It computes no network: `layers` stand for one.
+module's namespace and not made where `qat_mode` is given, a failed build gives an engine of None. It computes no
+network: how it comes to one is in torch2trt_hooks.
 """
 
 from __future__ import annotations
@@ -13,13 +14,9 @@ import sys
 import types
 from typing import Any
 
-import torch
+from torch2trt_hooks import KINDS, Context, DataType, Hooks, Layer, Network, Tensor
 
-
-class DataType(enum.Enum):
-    FLOAT = 0
-    HALF = 1
-    BOOL = 4
+__all__ = ["DataType", "Double", "Layer", "Network", "Tensor", "tensorrt"]
 
 
 class CalibrationAlgoType(enum.Enum):
@@ -34,39 +31,6 @@ class DeviceType(enum.Enum):
     DLA = 1
 
 
-class Tensor:
-    def __init__(self, name: str, dtype: DataType, shape: tuple[int, ...]) -> None:
-        self.name, self.dtype, self.shape = name, dtype, shape
-
-
-class Layer:
-    def __init__(self, *inputs: Tensor) -> None:
-        self._inputs, self.num_inputs = inputs, len(inputs)
-
-    def get_input(self, index: int) -> Tensor:
-        return self._inputs[index]
-
-
-class Network:
-    def __init__(self) -> None:
-        self.inputs: list[Tensor] = []
-        self.outputs: list[Tensor] = []
-        self.layers: list[Layer] = []
-
-    num_inputs = property(lambda self: len(self.inputs))
-    num_outputs = property(lambda self: len(self.outputs))
-    num_layers = property(lambda self: len(self.layers))
-
-    def get_input(self, index: int) -> Tensor:
-        return self.inputs[index]
-
-    def get_output(self, index: int) -> Tensor:
-        return self.outputs[index]
-
-    def get_layer(self, index: int) -> Layer:
-        return self.layers[index]
-
-
 class Calibrator:
     """Base of TensorRT's calibrators; its own constructor must be called."""
 
@@ -75,8 +39,11 @@ class Calibrator:
 
 
 class PlanEngine:
+    def __init__(self, version: str) -> None:
+        self._version = bytes(int(n) for n in (*version.split("."), "26"))
+
     def serialize(self) -> memoryview:
-        return memoryview(b"ftrt" + bytes(20) + bytes((10, 3, 0, 26)) + bytes(36))
+        return memoryview(b"ftrt" + bytes(20) + self._version + bytes(36))
 
 
 class Converted:
@@ -92,6 +59,13 @@ def tensorrt() -> types.ModuleType:
         "DataType": DataType,
         "CalibrationAlgoType": CalibrationAlgoType,
         "DeviceType": DeviceType,
+        "BuilderFlag": types.SimpleNamespace(FP16="FP16", INT8="INT8"),
+        "MatrixOperation": types.SimpleNamespace(NONE="NONE", TRANSPOSE="TRANSPOSE"),
+        "ElementWiseOperation": types.SimpleNamespace(SUM="SUM"),
+        "Weights": type("Weights", (), {}),
+        "float32": DataType.FLOAT,
+        "float16": DataType.HALF,
+        "int8": DataType.INT8,
         "Logger": types.SimpleNamespace(ERROR="error", WARNING="warning", INFO="info", VERBOSE="verbose"),
         **{f"IInt8{n}Calibrator{v}": type(f"IInt8{n}Calibrator{v}", (Calibrator,), {})
            for n, v in (("Entropy", "2"), ("Entropy", ""), ("MinMax", ""), ("Legacy", ""))},
@@ -116,6 +90,11 @@ class Double:
         self.module.DatasetCalibrator = self._dataset_calibrator  # type: ignore[attr-defined]
         self.package = types.ModuleType("torch2trt")
         self.package.torch2trt = self._function()  # type: ignore[attr-defined]
+        self.hooks = Hooks()
+        self.package.tensorrt_converter = self.hooks.tensorrt_converter  # type: ignore[attr-defined]
+        self.package.CONVERTERS = self.hooks.converters  # type: ignore[attr-defined]
+        self.networks: list[Network] = []
+        self.flags: list[str] = []
 
     def install(self, monkeypatch: Any) -> None:
         monkeypatch.setitem(sys.modules, "torch2trt", self.package)
@@ -156,9 +135,10 @@ class Double:
             self.calls.append({k: v for k, v in given.items() if k not in ("self", "default", "gpu")})
             if strict_type_constraints:
                 raise AttributeError("type object 'BuilderFlag' has no attribute 'STRICT_TYPES'")
-            outputs = module(*inputs)
+            module(*inputs)
             made = Converted()
-            made.network = self._network(list(inputs), list(outputs), input_names, output_names, use_onnx)
+            made.network = self._network(module, list(inputs), input_names, output_names, use_onnx, given)
+            self.networks.append(made.network)
             if default_device_type is not gpu and min_shapes != max_shapes:
                 raise ValueError("Dataset cannot have multiple shapes when using DLA")
             for name in self.unconverted:
@@ -167,24 +147,32 @@ class Double:
                 calibrator = self.module.DatasetCalibrator(int8_calib_dataset, algorithm=int8_calib_algorithm)
                 self.calibrators.append(calibrator)
                 self._calibrate(calibrator, made.network, opt_shapes)
-            made.engine = PlanEngine() if self.builds else None
+            made.engine = PlanEngine(self.trt.__version__) if self.builds else None
             return made
 
         return torch2trt
 
-    def _network(self, inputs: list[Any], outputs: list[Any], names: Any, output_names: Any, use_onnx: bool) -> Network:
+    def _network(
+        self, module: Any, inputs: list[Any], names: Any, output_names: Any, use_onnx: bool, given: dict[str, Any]
+    ) -> Network:
         network = Network()
         if use_onnx:
             return network  # its parser's errors are ignored
-        kinds = {torch.float32: DataType.FLOAT, torch.float16: DataType.HALF, torch.bool: DataType.BOOL}
-        kept = [t for t in inputs if t.dtype in kinds]
+        kept = [t for t in inputs if t.dtype in KINDS]
         for name, tensor in zip(names, kept, strict=False):
             if not hasattr(tensor, "_trt"):
-                network.inputs.append(Tensor(name, kinds[tensor.dtype], tuple(tensor.shape)))
+                network.inputs.append(Tensor(name, KINDS[tensor.dtype], tuple(tensor.shape)))
                 tensor._trt = network.inputs[-1]
-        for name, tensor in zip(output_names, [t for t in outputs if t.dtype in kinds], strict=False):
-            network.outputs.append(Tensor(name, kinds[tensor.dtype], tuple(tensor.shape)))
-        network.layers = [Layer(t) for t in network.inputs] if self.reads else []
+        ctx = Context(network, module, given)
+        with self.hooks.attached(ctx):
+            outputs = [t for t in module(*inputs) if t.dtype in KINDS]
+        for name, tensor in zip(output_names, outputs, strict=False):
+            made = tensor._trt  # an AttributeError where no converter took part
+            made.name, made.dtype, made.shape = name, KINDS[tensor.dtype], tuple(tensor.shape)
+            network.outputs.append(made)
+        self.flags = ctx.builder_config.flags
+        if not self.reads:
+            network.layers = []
         return network
 
     def _calibrate(self, calibrator: Any, network: Network, opt_shapes: Any) -> None:

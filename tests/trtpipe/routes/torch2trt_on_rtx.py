@@ -1,8 +1,9 @@
 """The real torch2trt on a machine without a GPU: TensorRT-RTX's builder stands in for TensorRT 10.
 
 TensorRT-RTX has the network and the builder that torch2trt writes to, but no weak typing and no calibrators. Their
-names are added, and what they would do to the build is left out: the FP16 and INT8 flags change nothing, so engines
-come out in FP32. A calibrator that is set is driven as TensorRT drives one. Converters, network and build are real.
+names are added, and what they would do to the build is left out: the FP16 and INT8 flags change nothing, so layers
+without Q/DQ come out in FP32. A calibrator that is set is driven as TensorRT drives one. Converters, network, Q/DQ and
+build are real.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
+
+from driverless import Network
 
 VERSION = "10.14.0"
 
@@ -39,12 +42,14 @@ class Calibrator:
 
 @dataclass
 class Seen:
-    """`flags` are the builder flags that TensorRT-RTX does not have; `batches` counts what the calibrator gave."""
+    """`flags` are the builder flags that TensorRT-RTX does not have; `batches` counts what the calibrator gave,
+    `network` is what the builder was given."""
 
     flags: list[str] = field(default_factory=list)
     calibrator: Any = None
     batches: int = 0
     inputs: list[str] = field(default_factory=list)
+    network: Network = field(default_factory=Network)
 
 
 class Engine:
@@ -130,6 +135,7 @@ def torch2trt_on_rtx() -> Iterator[Seen]:
         seen.calibrator = calibrator
 
     def calibrated(self: Any, network: Any, given: Any) -> Any:
+        seen.network.read(network, rtx)
         if seen.calibrator is not None:
             seen.inputs = [network.get_input(i).name for i in range(network.num_inputs)]
             if seen.calibrator.read_calibration_cache() is None:

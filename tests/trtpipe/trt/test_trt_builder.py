@@ -266,6 +266,7 @@ OPTIONS = {
     "compute_capability": (("8.6",), {}, lambda c, t, n: c.get_compute_capability(0) == t.ComputeCapability.SM86),
     "platform": ("rtx_40", {}, "test_platforms_of_rtx in test_trt_options"),
     "quantization": ("implicit", {}, None),
+    "calibration_cache": ("file", {"quantization": "implicit"}, None),
     "profiles": (({"N": BATCH}, {"N": DimRange(1, 1, 1)}), {}, lambda c, t, n: c.num_optimization_profiles == 2),
     "workspace": (1 << 22, {}, _pool("WORKSPACE", 1 << 22)),
     "memory_pools": ({"tactic_shared_memory": 1 << 16}, {}, _pool("TACTIC_SHARED_MEMORY", 1 << 16)),
