@@ -26,6 +26,7 @@ NEEDS_MORE = {
     "trtpipe.routes.qdq": "torch",
     "trtpipe.sensitivity": "torch",
     "trtpipe.units": "torch",
+    "trtpipe.gpu_modes": "torch",
     "trtpipe.graph": "torch",
     "trtpipe.placement": "torch",
     "trtpipe.precision": "torch",
