@@ -238,7 +238,7 @@ def _traced(module: torch.nn.Module, stand: Stand) -> Callable[..., Any]:
 
 def compiled(module: torch.nn.Module, *, freezing: bool = False, cuda_graphs: bool = False) -> Callable[..., Any]:
     """Compiled for the one batch size that is used; `freezing` folds weights, which Inductor's INT8 kernels need."""
-    options = {"freezing": freezing, "triton.cudagraphs": cuda_graphs}
+    options: dict[str, Any] = {"freezing": freezing, "triton.cudagraphs": cuda_graphs}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made: Any = torch.compile(module, dynamic=False, options=options)
