@@ -57,8 +57,7 @@ def main() -> int:
 
     found = driver.probe()
     if found.problem and not args.dry_run:
-        print(f"bench-gpu: an NVIDIA GPU must be here (got: {found.problem}). Run it on a machine with one.",
-              file=sys.stderr)  # fmt: skip
+        print(gpu_page.NO_GPU.format(found.problem), file=sys.stderr)
         return 3
     machine = gpu_page.machine()
     for name in args.models:

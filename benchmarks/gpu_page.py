@@ -28,6 +28,8 @@ COLUMNS = (
     ("size MB", "size_bytes", "{:.1f}"),
     ("peak memory MB", "peak_memory_bytes", "{:.1f}"),
 )
+#: What the programs say where there is none.
+NO_GPU = "bench-gpu: an NVIDIA GPU must be here (got: {}). Run it on a machine with one."
 #: TorchScript in half over FP32, as published for one BiT-M-R101x1.
 ANCHOR_MODEL, ANCHOR = "resnetv2_101x1_bit", 1.69
 NOTE = """\
