@@ -369,8 +369,10 @@ def main() -> None:
         rows += [few, many]
     if args.json:
         print(json.dumps(rows, indent=1))
-        return
+        sys.exit(1 if all("problem" in r for r in rows) else 0)
     show(rows)
+    if all("problem" in r for r in rows):
+        sys.exit(1)
     by_row = {r["row"]: r for r in rows if "ratio" in r}
     if {"calib entropy_2", "onnxruntime entropy"} <= by_row.keys():
         times = by_row["onnxruntime entropy"]["ratio"] / by_row["calib entropy_2"]["ratio"]

@@ -7,8 +7,9 @@
 # (default: .whl) and is installed into SITE (default: build/site), beside what is there, which is left alone. A wheel
 # that came in pieces, NAME.whl.part-00, NAME.whl.part-01 and so on, is put together first, from all folders at once.
 # STEPs, in order, default all: unpack rtx test bench calibration. Everything is written to $OUT (default: out/gpu):
-# a log for each step, and $OUT/benchmarks/results. Each step is given SECONDS (default: 540); one that fails does not
-# keep the next from running, and the exit status says so at the end.
+# session.log, and $OUT/benchmarks/results. Each step is given SECONDS (default: 540); one that fails does not
+# keep the next from running, and the exit status says so at the end. Arguments of the step `bench` go into ARGS, so that
+# a long table can be made in several visits of one machine: ARGS="--models resnet50" benchmarks/gpu_session.sh bench
 set -euo pipefail
 
 wheels=()
@@ -19,7 +20,7 @@ while getopts "w:s:t:" option; do
         w) wheels+=("$OPTARG") ;;
         s) site=$OPTARG ;;
         t) limit=$OPTARG ;;
-        *) sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+        *) sed -n '2,15s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
     esac
 done
 shift $((OPTIND - 1))
@@ -77,6 +78,12 @@ calibration() {
     cat "$results/calibration-cuda.json"
 }
 
+if [ -n "${GPU_SESSION_STEP:-}" ]; then # this very script, started below for one step
+    "$GPU_SESSION_STEP"
+    exit
+fi
+again=(-s "$site")
+for folder in "${wheels[@]}"; do again+=(-w "$folder"); done
 failed=()
 for step in "${steps[@]}"; do
     case $step in
@@ -84,14 +91,9 @@ for step in "${steps[@]}"; do
         test) run=tests ;;
         *) echo "no step $step: unpack, rtx, test, bench, calibration" >&2; exit 2 ;;
     esac
-    echo "== $step"
-    ( "$run" ) > >(tee "$out/$step.log") 2>&1 &
-    job=$!
-    ( sleep "$limit"; kill "$job" 2>/dev/null ) &
-    watch=$!
+    echo "== $step" | tee -a "$out/session.log"
     status=0
-    wait "$job" || status=$?
-    kill "$watch" 2>/dev/null || true
+    GPU_SESSION_STEP=$run timeout -k 10 "$limit" "$0" "${again[@]}" 2>&1 | tee -a "$out/session.log" || status=$?
     [ "$status" -eq 0 ] || failed+=("$step (exit $status)")
 done
 [ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}" >&2; exit 1; }
