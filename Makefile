@@ -6,12 +6,16 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 OUT ?= out
 JOBS ?= 2
+# Where what was measured on a GPU is written.
+RESULTS ?= benchmarks/results
 # It pins TensorRT-RTX below the 1.7.1 that builds INT8 convolutions, and works beside it.
 FRONTEND := torch-tensorrt-rtx==2.14.0 dllist==2.0.0
+# Modules of the programs, and what needs a GPU.
+NO_FIGURES := $(addprefix benchmarks/,gpu.py gpu_page.py photos.py random_models.py rtx_loads.py)
 DIGITS := data/digits/resnet.safetensors
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-slow test-gpu fmt lint type bench bench-calibration schema clean
+.PHONY: help setup quickstart test test-slow test-gpu fmt lint type bench bench-calibration bench-gpu schema clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -44,7 +48,7 @@ test-slow: $(SETUP)  ## Run the tests that take minutes.
 	$(BIN)/python -m pytest -m 'slow and not gpu' $(ARGS)
 
 test-gpu: $(SETUP)  ## Run the tests that need an NVIDIA GPU; without one they fail.
-	TRTPIPE_REQUIRE_GPU=1 $(BIN)/python -m pytest -m gpu $(ARGS)
+	TRTPIPE_REQUIRE_GPU=1 TRTPIPE_RESULTS="$(RESULTS)" $(BIN)/python -m pytest -m gpu $(ARGS)
 
 fmt: $(SETUP)  ## Format the code and sort its imports.
 	$(BIN)/ruff check --select I --fix --quiet .
@@ -59,10 +63,14 @@ type: $(SETUP)  ## Check types: mypy --strict on both packages.
 	$(BIN)/mypy
 
 bench: $(SETUP)  ## Run the programs in benchmarks/, which print figures.
-	@for program in benchmarks/*.py; do echo "== $$program"; $(BIN)/python $$program || exit 1; done
+	@for program in $(filter-out $(NO_FIGURES),$(wildcard benchmarks/*.py)); do echo "== $$program"; $(BIN)/python $$program || exit 1; done
 
 bench-calibration: $(SETUP)  ## Calibration beside ONNX Runtime's, in one run on a quiet machine.
 	$(BIN)/python benchmarks/calibration.py $(ARGS)
+
+bench-gpu: $(SETUP)  ## Four networks in every mode on this GPU, and whether TensorRT-RTX runs here; into RESULTS.
+	$(BIN)/python benchmarks/rtx_loads.py --results "$(RESULTS)"
+	$(BIN)/python benchmarks/gpu.py --results "$(RESULTS)" $(ARGS)
 
 schema: $(SETUP)  ## Write what is generated from the job file's models: its JSON Schema and its page in the docs.
 	$(BIN)/python -m trtpipe schema > configs/job.schema.json

@@ -1,12 +1,14 @@
 """Time and memory of calibrating on photos: a bare forward pass, calib, ONNX Runtime's calibrators and NVIDIA
 ModelOpt's.
 
-    python benchmarks/calibration.py [--json] [--model resnet50] [--images 128] [--batch 8] [--rounds 3] [--rows ...]
+    python benchmarks/calibration.py [--json] [--device cuda] [--model resnet50] [--images 128] [--batch 8] [--rounds 3]
+                                     [--rows ...]
 
 Every row runs in a process of its own, so that its peak memory is its own. There it alternates with the bare forward
 pass over the same loaded images, and its ratio is to that. The images are random crops of scikit-learn's two sample
 photos. Seconds are for the whole calibration, from the first batch to the thresholds. Weights are random: they change
-no time.
+no time. With --device cuda the graph and its observers are on the GPU, rows are calib's alone, and two more figures say
+what the pass over the images takes without reading the histograms and computing thresholds, which are the CPU's work.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ import numpy as np
 ROWS = ("calib entropy_2", "calib entropy", "calib minmax", "calib percentile", "calib mse", "onnxruntime minmax",
         "onnxruntime entropy", "modelopt entropy")  # fmt: skip
 MEMORY_ROWS = ("calib entropy_2",)
+#: Times the bare forward pass that calibrating on a GPU may take.
+MOST_ON_A_GPU = 1.15
 SIZE = 224
 
 
@@ -79,13 +83,14 @@ def captured_model(name: str, batch: int) -> tuple[Any, Any]:
     return network, capture(LoadedModel(bind(network, inputs, {}, ("y",)), inputs, outputs, "random", name))
 
 
-def calib_runner(captured: Any, batch: int, algorithm: str) -> Callable[[Any], Any]:
+def calib_runner(captured: Any, batch: int, algorithm: str, device: str) -> Callable[[Any], Any]:
     """A function that calibrates on a source as a job does, on a graph that was prepared before."""
     from calib.calibrate import calibrate
     from calib.observers import HistogramObserver
     from trtpipe.quantize import prepare
 
     prepared = prepare(captured)
+    prepared.graph.to(device)
 
     def run(source: Any) -> Any:
         for observer in prepared.observers.values():
@@ -97,6 +102,7 @@ def calib_runner(captured: Any, batch: int, algorithm: str) -> Callable[[Any], A
             source,
             batch_size=batch,
             algorithm=algorithm,
+            device=device,
         )
 
     return run
@@ -184,22 +190,27 @@ def measure(row: str, args: argparse.Namespace) -> dict[str, Any]:
     from calib.data import InputSpec, Source
 
     tool, method = row.split(" ")
+    if args.device != "cpu":
+        require_device(args.device, tool)
     network, captured = captured_model(args.model, args.batch)
     origin = Photos(args.images, in_memory=True)
     source = Source(origin, [InputSpec("x", "float32", (3, SIZE, SIZE))], range(args.images))
     arrays = [b.arrays["x"] for b in source.batches(args.batch)]
     batches = [torch.from_numpy(a) for a in arrays]
 
+    bare_graph = captured.graph if args.device == "cpu" else copy.deepcopy(captured.graph).to(args.device)
+
     def bare() -> None:
         with torch.inference_mode():
             for x in batches:
-                captured.graph(x)
+                bare_graph(x.to(args.device, non_blocking=True))
+        wait(args.device)
 
     result: dict[str, Any] = {"row": row, "images": args.images}
     with tempfile.TemporaryDirectory() as folder:
         run: Callable[[], Any]
         if tool == "calib":
-            calibrate = calib_runner(captured, args.batch, method)
+            calibrate = calib_runner(captured, args.batch, method, args.device)
             run = lambda: calibrate(source)  # noqa: E731
         elif tool == "onnxruntime":
             collect = onnxruntime_runner(captured, batches[0], Path(folder), method)
@@ -207,7 +218,7 @@ def measure(row: str, args: argparse.Namespace) -> dict[str, Any]:
         else:
             observe = modelopt_runner(network)
             run = lambda: observe(batches)  # noqa: E731
-        captured.graph(batches[0])
+        bare_graph(batches[0].to(args.device))
         if tool == "calib":  # compiles the loop, or reads it from the cache
             result["first_call_s"] = timed(lambda: calibrate(Source(origin, source._inputs, range(2))))
         result["bare_peak_mb"] = peak_mb()
@@ -216,7 +227,69 @@ def measure(row: str, args: argparse.Namespace) -> dict[str, Any]:
     result["seconds"] = statistics.median(s for _, s in pairs)
     result["ratio"] = statistics.median(s / b for b, s in pairs)
     result["peak_mb"] = peak_mb()
+    if args.device != "cpu":
+        result.update(observed_pass(captured, batches, args), device=torch.cuda.get_device_name())
     return result
+
+
+def require_device(device: str, tool: str) -> None:
+    """End with a line that says why a row cannot be measured on this device."""
+    import torch
+
+    if tool != "calib":
+        raise SystemExit(f"{tool} is measured on the CPU")
+    if not torch.cuda.is_available():
+        raise SystemExit(f"{device}: PyTorch sees no GPU")
+
+
+def wait(device: str) -> None:
+    """Until the device has done what it was given."""
+    if device != "cpu":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def observed_pass(captured: Any, batches: list[Any], args: argparse.Namespace) -> dict[str, Any]:
+    """The same batches through the same graph without and with observers, alternating, and the GPU's memory."""
+    import torch
+
+    from calib.observers import HistogramObserver
+    from trtpipe.quantize import prepare
+
+    bare_graph, prepared = copy.deepcopy(captured.graph).to(args.device), prepare(captured)
+    prepared.graph.to(args.device)
+    for observer in prepared.observers.values():
+        observer.histogram = HistogramObserver()
+    moved = [x.to(args.device) for x in batches]
+
+    def through(graph: Any) -> float:
+        def run() -> None:
+            with torch.inference_mode():
+                for x in moved:
+                    graph(x)
+            wait(args.device)
+
+        return timed(run)
+
+    for graph in (bare_graph, prepared.graph):
+        through(graph)
+    torch.cuda.reset_peak_memory_stats()
+    pairs = [(through(bare_graph), through(prepared.graph)) for _ in range(args.rounds)]
+    return {
+        "pass_bare_s": statistics.median(b for b, _ in pairs),
+        "pass_observed_s": statistics.median(o for _, o in pairs),
+        "pass_ratio": statistics.median(o / b for b, o in pairs),
+        "counted_by": "Triton" if all(in_one_launch(o) for o in prepared.observers.values()) else "torch",
+        "gpu_peak_mb": torch.cuda.max_memory_allocated() / 1e6,
+    }
+
+
+def in_one_launch(observer: Any) -> bool:
+    """Whether Triton's kernel counted for it; torch's own operations count the same in a dozen launches."""
+    from calib.observers import _device_kernel
+
+    return _device_kernel() is not None and all(c._triton for c in observer.histogram._counters.values())
 
 
 def measure_memory(row: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -227,7 +300,7 @@ def measure_memory(row: str, args: argparse.Namespace) -> dict[str, Any]:
     source = Source(
         Photos(args.images, in_memory=False), [InputSpec("x", "float32", (3, SIZE, SIZE))], range(args.images)
     )
-    calibrate = calib_runner(captured, args.batch, row.split(" ")[1])
+    calibrate = calib_runner(captured, args.batch, row.split(" ")[1], "cpu")
     seconds = timed(lambda: calibrate(source))
     return {"row": row, "images": args.images, "seconds": seconds, "peak_mb": peak_mb()}
 
@@ -243,6 +316,7 @@ def in_own_process(row: str, args: argparse.Namespace, images: int, memory: bool
     """The row's figures, or why there are none."""
     command = [sys.executable, __file__, "--row", row, "--model", args.model, "--images", str(images)]
     command += ["--batch", str(args.batch), "--rounds", str(args.rounds), *(["--memory"] if memory else [])]
+    command += ["--device", args.device]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         return {
@@ -264,6 +338,12 @@ def show(rows: list[dict[str, Any]]) -> None:
         bare = f"{r['bare_s']:8.2f} {r['ratio']:6.2f}" if "bare_s" in r else f"{'':8} {'':6}"
         more = f"{r['bare_peak_mb']:8.0f}" if "bare_peak_mb" in r else ""
         print(f"{r['row']:22} {r['images']:6} {r['seconds']:8.2f} {bare} {r['peak_mb']:8.0f} {more}".rstrip())
+        if "pass_ratio" in r:
+            print(
+                f"{'':22} the pass alone, on {r['device']}: {r['pass_observed_s']:.3f} s, {r['pass_ratio']:.2f} times "
+                f"the bare one (at most {MOST_ON_A_GPU} is wanted), counted by {r['counted_by']}; "
+                f"{r['gpu_peak_mb']:.0f} MB of the GPU"
+            )
 
 
 def main() -> None:
@@ -273,6 +353,7 @@ def main() -> None:
     parser.add_argument("--model", default="resnet50", help="a timm model that takes 224 x 224")
     parser.add_argument("--images", type=int, default=128)
     parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where graph and observers are")
     parser.add_argument("--rounds", type=int, default=3, help="how often each row and the bare pass alternate")
     parser.add_argument(
         "--rows", nargs="*", choices=ROWS, default=list(ROWS), metavar="ROW", help=f"of {', '.join(ROWS)}"
@@ -285,6 +366,8 @@ def main() -> None:
         print(json.dumps((measure_memory if args.memory else measure)(args.row, args)))
         return
     rows = []
+    if args.device != "cpu":
+        args.rows, args.no_memory = [r for r in args.rows if r.startswith("calib ")], True
     for row in args.rows:
         rows.append(in_own_process(row, args, args.images, memory=False))
         print(f"done: {row}", file=sys.stderr)
@@ -295,8 +378,10 @@ def main() -> None:
         rows += [few, many]
     if args.json:
         print(json.dumps(rows, indent=1))
-        return
+        sys.exit(1 if all("problem" in r for r in rows) else 0)
     show(rows)
+    if all("problem" in r for r in rows):
+        sys.exit(1)
     by_row = {r["row"]: r for r in rows if "ratio" in r}
     if {"calib entropy_2", "onnxruntime entropy"} <= by_row.keys():
         times = by_row["onnxruntime entropy"]["ratio"] / by_row["calib entropy_2"]["ratio"]

@@ -7,6 +7,7 @@ it never waits for the device. What was seen is read from a property, which chan
 
 from __future__ import annotations
 
+import functools
 import math
 import mmap
 from collections.abc import Callable
@@ -24,6 +25,8 @@ _INFINITY = 0x7F800000
 _FLIP = 0x7FFFFFFF
 #: No value yet: sortable least and greatest pattern, and least magnitude as calib.kernel keeps it.
 _UNSEEN = (2**31 - 1, -(2**31), 2**31 - 1)
+#: Counters of zeros on a device: a power of two. They are most of what a ReLU gives, and one counter is a queue.
+_SPREAD = 1024
 
 
 class HistogramObserver:
@@ -205,31 +208,69 @@ class _CpuCounter(_Counter):
 
 
 class _DeviceCounter(_Counter):
-    """The same counts by torch's own kernels, left on the device until they are read."""
+    """The same counts on a device, left there until they are read: by Triton's kernel on CUDA, else by torch's own."""
 
     def __init__(self, device: torch.device) -> None:
         import torch
 
-        self._counts = torch.zeros(ALL_BINS, dtype=torch.int64, device=device)
-        self._low = torch.full((), math.inf, device=device)
-        self._high = torch.full((), -math.inf, device=device)
+        self._counts = torch.zeros(ALL_BINS + _SPREAD, dtype=torch.int64, device=device)
+        self._low = torch.full((1,), _UNSEEN[0], dtype=torch.int32, device=device)
+        self._high = torch.full((1,), _UNSEEN[1], dtype=torch.int32, device=device)
+        self._triton = True
 
     def add(self, x: torch.Tensor) -> None:
-        import torch
-
-        flat = dense(x.to(torch.float32))
+        flat = dense(x)
         if not flat.numel():
             return
-        index = (flat.view(torch.int32) & _FLIP) >> SHIFT
-        one = torch.ones((), dtype=torch.int64, device=flat.device).expand(flat.numel())
-        self._counts.scatter_add_(0, index.to(torch.int64), one)
+        if not (flat.is_cuda and self._add_in_one_launch(flat)):
+            self._add_by_torch(flat)
+
+    def _add_in_one_launch(self, flat: torch.Tensor) -> bool:
+        """Whether Triton counted them; where it cannot compile, a dozen slower launches count the same."""
+        import torch
+
+        count = _device_kernel()
+        if not self._triton or count is None or flat.dtype == torch.float64:
+            return False
+        try:
+            with torch.cuda.device(flat.device):
+                count(
+                    flat, self._counts, self._low, self._high, all_bins=ALL_BINS, bins=BINS, shift=SHIFT, spread=_SPREAD
+                )
+        except Exception:  # noqa: BLE001  # Triton needs a C compiler, and says so in many ways; nothing was launched
+            self._triton = False
+            return False
+        return True
+
+    def _add_by_torch(self, flat: torch.Tensor) -> None:
+        import torch
+
+        bits = flat.to(torch.float32).view(torch.int32)
+        index = (bits & _FLIP) >> SHIFT
         finite = index < BINS
-        self._low = torch.minimum(self._low, torch.where(finite, flat, math.inf).amin())
-        self._high = torch.maximum(self._high, torch.where(finite, flat, -math.inf).amax())
+        ordered = bits ^ ((bits >> 31) & _FLIP)
+        self._low = torch.minimum(self._low, torch.where(finite, ordered, _UNSEEN[0]).amin())
+        self._high = torch.maximum(self._high, torch.where(finite, ordered, _UNSEEN[1]).amax())
+        lane = torch.arange(bits.numel(), device=bits.device) & (_SPREAD - 1)
+        slot = torch.where(index == 0, ALL_BINS + lane, index.to(torch.int64))
+        one = torch.ones((), dtype=torch.int64, device=bits.device).expand(bits.numel())
+        self._counts.scatter_add_(0, slot, one)
 
     def read(self) -> Histogram:
         counts = self._counts.cpu().numpy()
-        return Histogram(counts[:BINS].copy(), float(self._low), float(self._high), int(counts[BINS:].sum()))
+        found = counts[:ALL_BINS].copy()
+        found[0] += counts[ALL_BINS:].sum()
+        return _histogram(found, int(self._low), int(self._high))
+
+
+@functools.cache
+def _device_kernel() -> Callable[..., None] | None:
+    try:
+        from calib.gpu_kernel import count
+    except ImportError:
+        return None
+    found: Callable[..., None] = count
+    return found
 
 
 def _kernel() -> Callable[..., None]:

@@ -14,10 +14,11 @@ FILES = sorted([*(ROOT / "trtpipe").rglob("*.py"), *(ROOT / "calib").rglob("*.py
 #: Everything outside the light core (numpy, pyyaml, pydantic, click, rich, pillow, cryptography).
 HEAVY = ("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "safetensors", "jinja2",
          "matplotlib", "numba", "tensorrt", "tensorrt_rtx", "torch_tensorrt", "torch2trt", "cuda", "pycuda", "dask",
-         "distributed", "fsspec", "sklearn", "scipy", "timm")  # fmt: skip
+         "distributed", "fsspec", "sklearn", "scipy", "timm", "triton")  # fmt: skip
 
 #: Modules that cannot exist without what they are named for; everyone else imports them inside functions.
 NEEDS_MORE = {
+    "calib.gpu_kernel": "triton",
     "calib.kernel": "numba",
     "trtpipe.bound": "torch",
     "trtpipe.macs": "torch",
@@ -29,6 +30,7 @@ NEEDS_MORE = {
     "trtpipe.routes.torch2trt_qdq": "torch",
     "trtpipe.sensitivity": "torch",
     "trtpipe.units": "torch",
+    "trtpipe.gpu_modes": "torch",
     "trtpipe.graph": "torch",
     "trtpipe.placement": "torch",
     "trtpipe.precision": "torch",

@@ -20,6 +20,8 @@ Array = np.ndarray[Any, Any]
 WARM_UP, FEWEST = 5, 10
 #: Between two modes the threads of the first come to rest: ONNX Runtime's spin for a while.
 PAUSE_S = 0.002
+#: Characters of a reason why a mode cannot run: TensorRT's messages are said whole, Inductor's are not.
+LONGEST_REASON = 800
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ def _made(mode: Mode, data: Data) -> tuple[Row, Ready | None]:
         raise
     except Exception as error:  # noqa: BLE001  # whatever keeps a mode from running here is its row's text
         text = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return Row(mode.name, mode.device, skipped=f"{type(error).__name__}: {text[:200]}"), None
+        return Row(mode.name, mode.device, skipped=f"{type(error).__name__}: {text[:LONGEST_REASON]}"), None
     used = peak.bytes() if made.peak_memory_bytes is None else made.peak_memory_bytes()
     found = {n: np.concatenate(parts) for n, parts in outputs.items()}
     figures = compare(data.reference, found, data.labels)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,14 @@ ROUNDS, SECONDS, SAMPLES = 100, 30.0, 256
 
 
 def bench_job(
-    job: Job, reporter: Reporter, *, rounds: int = ROUNDS, seconds: float = SECONDS, samples: int = SAMPLES
+    job: Job,
+    reporter: Reporter,
+    *,
+    rounds: int = ROUNDS,
+    seconds: float = SECONDS,
+    samples: int = SAMPLES,
+    engines: Mapping[str, Job] | None = None,
+    left_out: Callable[[str], str] = lambda name: "",
 ) -> Bench:
     """Every mode of a job: PyTorch's, ONNX Runtime's and the engine's, compared with eager FP32.
 
@@ -37,6 +45,8 @@ def bench_job(
         reporter: is told the stages.
         rounds, seconds: each round runs every mode once; they end at whichever comes first.
         samples: at most this many check samples are answered by each mode.
+        engines: by the name of its rows, the job in another precision whose engine is timed; the job's own when None.
+        left_out: why a mode of this name is not even tried; empty when it is.
 
     Raises:
         TrtpipeError: what the modes are made of cannot be made; a mode that cannot run is a row that says why.
@@ -46,22 +56,27 @@ def bench_job(
     stages = Stages(reporter)
     front = prepare(job, stages)
     table = calibrate(job, front, stages)
-    engine = _build_engine(job, front, table, stages)
-    return bench_front(job, front, table, engine, stages, rounds=rounds, seconds=seconds, samples=samples)
+    wanted = {"engine": job} if engines is None else engines
+    plans = {name: _build_engine(variant, front, table, stages) for name, variant in wanted.items()}
+    return bench_front(
+        job, front, table, plans, stages, rounds=rounds, seconds=seconds, samples=samples, left_out=left_out
+    )
 
 
 def bench_front(
     job: Job,
     front: Front,
     table: CalibrationTable | None,
-    engine: Callable[[], bytes],
+    plans: Mapping[str, Callable[[], bytes]],
     stages: Stages,
     *,
     rounds: int = ROUNDS,
     seconds: float = SECONDS,
     samples: int = SAMPLES,
+    left_out: Callable[[str], str] = lambda name: "",
 ) -> Bench:
-    """The same from the parts of a build; `engine` is asked for the plan where a GPU can execute it."""
+    """The same from the parts of a build; `plans`, by the names of rows, are asked for where a GPU can execute them."""
+    from trtpipe.gpu_modes import gpu_modes
     from trtpipe.modes import Stand, pieces, torch_modes
 
     arrays, labels = _samples(front, samples)
@@ -71,9 +86,12 @@ def bench_front(
     stand = Stand(front.loaded, first, device, lambda: _whole(pieces(_batches(job), front.loaded), batch))
     modes = [
         *torch_modes(stand, front.baseline.module),
+        *gpu_modes(stand),
         *_ort_modes(job, front, None if table is None else table.amax, first),
-        *_engine_modes(engine, job.build.target, first, hybrid=job.build.allow_torch_fallback),
     ]
+    for name, plan in plans.items():
+        modes += _engine_modes(plan, job.build.target, first, name, hybrid=job.build.allow_torch_fallback)
+    modes = [replace(m, cannot=m.cannot or left_out(m.name)) for m in modes]
     data = Data(data.batches, _reference(front.loaded, data), data.labels)
     return _measured(job.name, modes, data, batch, rounds, seconds, stages, "eager FP32")
 
@@ -254,7 +272,9 @@ def _build_engine(job: Job, front: Front, table: Any, stages: Stages) -> Callabl
     return make
 
 
-def _engine_modes(engine: Callable[[], bytes], target: str, first: Mapping[str, Array], *, hybrid: bool) -> list[Mode]:
+def _engine_modes(
+    engine: Callable[[], bytes], target: str, first: Mapping[str, Array], named: str = "engine", *, hybrid: bool
+) -> list[Mode]:
     """The engine by CUDA events, launched by TensorRT and as a CUDA graph; where no GPU is, rows that say so."""
     from trtpipe.trt import driver
 
@@ -279,22 +299,22 @@ def _engine_modes(engine: Callable[[], bytes], target: str, first: Mapping[str, 
 
             data = once()
             runner = open_timed(data, cuda_graph=cuda_graph)
-            where = "input and output copies included" if transfers else "data on the GPU, no copies"
+            where = "copies from and to pageable memory included" if transfers else "data on the GPU, no copies"
             return Ready(
                 lambda: runner.run(first),
                 runner.run,
                 len(data),
-                (f"CUDA events; {where}", runner.name),
+                (f"CUDA events; {where}; memory: plan, activations and bindings", runner.name, *runner.notes),
                 ms=lambda: runner.milliseconds(first, transfers=transfers),
-                peak_memory_bytes=lambda: runner.device_memory_bytes,
+                peak_memory_bytes=lambda: len(data) + runner.device_memory_bytes + runner.bindings_bytes,
             )
 
         return Mode(name, "cuda", prepare, cannot)
 
     return [
-        mode("engine", False, False),
-        mode("engine, CUDA graph", True, False),
-        mode("engine, with transfers", False, True),
+        mode(named, False, False),
+        mode(f"{named}, CUDA graph", True, False),
+        mode(f"{named}, with transfers", False, True),
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from trtpipe.export import export
@@ -29,7 +30,9 @@ def capture(loaded: LoadedModel) -> Captured:
 
     notes: list[str] = []
     program = export(loaded.module, loaded.inputs)
-    graph = program.run_decompositions({}).module(check_guards=False)
+    with warnings.catch_warnings():  # torch 2.11 announces a deprecation of its own
+        warnings.simplefilter("ignore")
+        graph = program.run_decompositions({}).module(check_guards=False)
     assert isinstance(graph, torch.fx.GraphModule)
     fuse_conv_bn(graph)
     constant_fold(graph)

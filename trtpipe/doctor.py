@@ -8,10 +8,9 @@ import sys
 from dataclasses import dataclass
 
 from trtpipe.device import is_jetson, machine_name
-from trtpipe.platforms import BY_CAPABILITY, PLATFORMS, same_capability
+from trtpipe.platforms import BY_CAPABILITY, PLATFORMS, RTX_COMPUTE_CAPABILITIES, rtx_support, same_capability
 from trtpipe.trt import driver, flavour
 from trtpipe.trt.driver import Driver
-from trtpipe.trt.options import RTX_COMPUTE_CAPABILITIES
 
 #: Packages that decide what can be done here: (shown name, distributions any of which brings it).
 PACKAGES: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -146,13 +145,12 @@ def _rtx(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str | No
     if gpu.problem:
         return built, Ability(run, False, gpu.problem)
     here = gpu.devices[0]
-    if here.compute_capability in RTX_COMPUTE_CAPABILITIES:
-        return built, _with_memory(Ability(run, True, f"{titled} on {here.name}"), packages)
-    reason = (
-        f"{here.name} is of compute capability {here.compute_capability}, which TensorRT-RTX does not name; whether a "
-        "portable engine runs there is not known"
-    )
-    return built, Ability(run, False, reason)
+    support = rtx_support(here.compute_capability)
+    if support.runs:
+        known = here.compute_capability in RTX_COMPUTE_CAPABILITIES
+        reason = f"{titled} on {here.name}{'' if known else f': {support.why}'}"
+        return built, _with_memory(Ability(run, True, reason), packages)
+    return built, Ability(run, False, f"{here.name}: {support.why}")
 
 
 def _tensorrt(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str | None]) -> tuple[Ability, ...]:

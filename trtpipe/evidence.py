@@ -48,7 +48,7 @@ def gather(
     report = judged_speed(job, front, engine, report, stages)
     report, latencies = timed(front, engine, report, stages)
     report, sensitivity = explained(job, front, table, report, stages)
-    bench = bench_front(job, front, table, lambda: engine.data, stages) if job.check.bench else None
+    bench = bench_front(job, front, table, {"engine": lambda: engine.data}, stages) if job.check.bench else None
     return report, Evidence(sensitivity, latencies, bench)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import re
+import warnings
 from collections.abc import Iterator
 from typing import Any, TypeGuard
 
@@ -12,6 +14,13 @@ from trtpipe.bound import INNER
 
 _CALL_SUFFIX = re.compile(r"@\d+$")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def copied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A deep copy; torch 2.11 announces a deprecation of its own while it is copied."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return copy.deepcopy(graph)
 
 
 def module_path(node: torch.fx.Node) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,7 +106,9 @@ def _program(path: str) -> torch.nn.Module:
     import torch
 
     try:
-        program = torch.export.load(path)
+        with warnings.catch_warnings():  # torch 2.11 warns of the buffers it reads into
+            warnings.simplefilter("ignore")
+            program = torch.export.load(path)
     except Exception as error:
         raise InputError(
             f"model.program: must be a file of torch.export.save (got {Path(path).name}: {error})."

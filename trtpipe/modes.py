@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import platform
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,13 +56,14 @@ class Stand:
 def torch_modes(stand: Stand, script: Any) -> tuple[Mode, ...]:
     """Every mode, the reference (eager FP32) first. `script` is the baseline's TorchScript module.
 
-    On a GPU times are CUDA events around the launches, inputs already on the device.
+    On a GPU times are CUDA events around the launches, inputs already on the device, and FP32 is FP32: TF32, which
+    PyTorch allows in convolutions by itself, is off (`gpu_modes` has it as a mode of its own).
     """
     module, device = stand.loaded.module, stand.device
     half, bfloat = torch.float16, torch.bfloat16
 
     def mode(name: str, make: Callable[[], Callable[..., Any]], cannot: str = "", within: Any = nullcontext) -> Mode:
-        return Mode(name, device, lambda: _ready(stand, make(), within), cannot)
+        return Mode(name, device, lambda: ready(stand, make, within), cannot)
 
     def moved(one: torch.nn.Module) -> torch.nn.Module:
         return copy.deepcopy(one).to(device).eval()
@@ -80,8 +82,8 @@ def torch_modes(stand: Stand, script: Any) -> tuple[Mode, ...]:
         mode("TorchScript FP32", lambda: _as_script(script, stand)),
         mode("TorchScript FP16", lambda: _traced(moved(InHalf(module, half)), stand)),
         mode("TorchScript BF16", lambda: _traced(moved(InHalf(module, bfloat)), stand)),
-        mode("torch.compile FP32", lambda: _compiled(moved(module)), compiler),
-        mode("torch.compile BF16", lambda: _compiled(moved(InHalf(module, bfloat))), compiler),
+        mode("torch.compile FP32", lambda: compiled(moved(module)), compiler),
+        mode("torch.compile BF16", lambda: compiled(moved(InHalf(module, bfloat))), compiler),
         mode(f"PyTorch INT8 ({_int8_backend()})", lambda: _pt2e(stand), cpu_only),
     )
 
@@ -94,43 +96,87 @@ def tensors(stand: Stand, arrays: Mapping[str, Array]) -> Tensors:
     return tuple(torch.from_numpy(np.ascontiguousarray(arrays[s.name])).to(stand.device) for s in stand.loaded.inputs)
 
 
-def _ready(stand: Stand, call: Callable[..., Any], within: Callable[[], AbstractContextManager[Any]]) -> Ready:
+def ready(
+    stand: Stand,
+    make: Callable[[], Callable[..., Any]],
+    within: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    *,
+    tf32: bool = False,
+    notes: tuple[str, ...] = (),
+) -> Ready:
+    """What `make` makes, ready to run inside `within`; `tf32` is whether a GPU may compute float32 in TF32."""
+    before = _allocated(stand.device)
+    call = make()
     inputs = tensors(stand, stand.batch)
     names = [s.name for s in stand.loaded.outputs]
     weights = call if isinstance(call, torch.nn.Module) else getattr(call, "weights", None)
 
+    @contextmanager
+    def around() -> Iterator[None]:
+        with torch.inference_mode(), tf32_allowed(stand.device, tf32), within():
+            yield
+
     def run() -> Any:
-        with torch.inference_mode(), within():
+        with around():
             return call(*inputs)
 
+    def ms() -> float:
+        """Milliseconds between two events on the stream around one run."""
+        cuda: Any = torch.cuda
+        begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
+        with around():
+            begin.record()
+            call(*inputs)
+            end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end))
+
     def answer(arrays: Mapping[str, Array]) -> dict[str, Array]:
-        with torch.inference_mode(), within():
+        with around():
             outputs = call(*tensors(stand, arrays))
         wide = [o.float() if o.is_floating_point() else o for o in outputs]
         return {n: o.cpu().numpy() for n, o in zip(names, wide, strict=True)}
 
     if stand.device == "cpu":
-        return Ready(run, answer, _bytes(weights))
-    torch.cuda.reset_peak_memory_stats()
+        return Ready(run, answer, _bytes(weights), notes)
     return Ready(
         run,
         answer,
         _bytes(weights),
-        notes=("CUDA events; inputs on the device before, outputs left there",),
-        ms=lambda: _cuda_ms(run),
-        peak_memory_bytes=torch.cuda.max_memory_allocated,
+        notes=("CUDA events; inputs on the GPU before, outputs left there", *notes),
+        ms=ms,
+        peak_memory_bytes=lambda: max(0, torch.cuda.max_memory_allocated() - before),
     )
 
 
-def _cuda_ms(run: Callable[[], object]) -> float:
-    """Milliseconds between two events on the stream around one run."""
-    cuda: Any = torch.cuda
-    begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    run()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end))
+def _allocated(device: str) -> int:
+    """Bytes of the GPU that torch holds before a mode is made; its peak is counted from here on."""
+    if device == "cpu":
+        return 0
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return int(torch.cuda.memory_allocated())
+
+
+@contextmanager
+def tf32_allowed(device: str, allowed: bool) -> Iterator[None]:
+    """Whether matmuls and convolutions of float32 may be computed in TF32; as it was afterwards."""
+    if device == "cpu":
+        yield
+        return
+    places: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    with warnings.catch_warnings():  # torch announces newer switches, which do not tell the older ones
+        warnings.simplefilter("ignore")
+        before = [p.allow_tf32 for p in places]
+        for place in places:
+            place.allow_tf32 = allowed
+        try:
+            yield
+        finally:
+            for place, was in zip(places, before, strict=True):
+                place.allow_tf32 = was
 
 
 def _bytes(module: Any) -> int:
@@ -190,16 +236,17 @@ def _traced(module: torch.nn.Module, stand: Stand) -> Callable[..., Any]:
     return call
 
 
-def _compiled(module: torch.nn.Module, freezing: bool = False) -> Callable[..., Any]:
+def compiled(module: torch.nn.Module, *, freezing: bool = False, cuda_graphs: bool = False) -> Callable[..., Any]:
     """Compiled for the one batch size that is used; `freezing` folds weights, which Inductor's INT8 kernels need."""
+    options: dict[str, Any] = {"freezing": freezing, "triton.cudagraphs": cuda_graphs}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        compiled: Any = torch.compile(module, dynamic=False, options={"freezing": freezing})
+        made: Any = torch.compile(module, dynamic=False, options=options)
 
     def call(*inputs: torch.Tensor) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return compiled(*inputs)
+            return made(*inputs)
 
     call.weights = module  # type: ignore[attr-defined]
     return call
@@ -235,7 +282,7 @@ def _pt2e(stand: Stand) -> Callable[..., Any]:
                 observed(*tensors(stand, arrays))
         converted: torch.nn.Module = convert_pt2e(observed)
         if on_arm:
-            return _compiled(converted, freezing=True)
+            return compiled(converted, freezing=True)
         with torch.no_grad():  # torch 2.14's Inductor refuses oneDNN's packed weights; torchao's own lowering does not
             lowered: torch.nn.Module = lower_pt2e_quantized_to_x86(converted, example)
     return lowered

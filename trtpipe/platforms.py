@@ -3,6 +3,9 @@
 The precisions are those of the "Hardware and Precision" tables of NVIDIA's support matrices, the compute capabilities
 those of NVIDIA's list of CUDA GPUs (`SOURCES`). A platform can do what TensorRT accelerates on it: INT8 that a GPU
 would emulate is not counted.
+
+Whether TensorRT-RTX runs its engines on a GPU is `rtx_support`'s answer, here alone: `doctor`, `verify`, the options of
+a job and the page in the docs take it from here.
 """
 
 from __future__ import annotations
@@ -82,6 +85,36 @@ BY_CAPABILITY: Mapping[str, Abilities] = {
     "12.0": _can(_ADA, "matrix 10", "matrix RTX"),
     "12.1": _can(_ADA, "matrix 10"),
 }
+
+#: What TensorRT-RTX 1.7 builds for by name; an engine that names none is for all of them from 8.0 on.
+RTX_COMPUTE_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
+
+#: Of other compute capabilities, what was seen when its portable engine was loaded and run there: whether it ran, and
+#: TensorRT-RTX's own words. `benchmarks/rtx_loads.py` finds out and writes the answer to a file.
+RTX_SEEN: Mapping[str, tuple[bool, str]] = {}
+
+
+@dataclass(frozen=True)
+class RtxSupport:
+    """Whether TensorRT-RTX runs its engines on GPUs of one compute capability; None where nobody knows. `why` ends no
+    sentence: it stands after a colon or a comma."""
+
+    runs: bool | None
+    why: str
+
+
+def rtx_support(compute_capability: str, seen: Mapping[str, tuple[bool, str]] | None = None) -> RtxSupport:
+    """The answer for a GPU, from TensorRT-RTX's own list, else from what was seen (`RTX_SEEN` when None)."""
+    if compute_capability in RTX_COMPUTE_CAPABILITIES:
+        return RtxSupport(True, f"TensorRT-RTX builds for compute capability {compute_capability}")
+    unnamed = f"TensorRT-RTX does not name compute capability {compute_capability}"
+    found = (RTX_SEEN if seen is None else seen).get(compute_capability)
+    if found is None:
+        return RtxSupport(None, f"{unnamed}; whether a portable engine runs there is not known")
+    runs, words = found
+    verb = "runs" if runs else "does not run"
+    return RtxSupport(runs, f"{unnamed}; a portable engine {verb} there{f' ({words})' if words else ''}")
+
 
 _JETPACK_4 = "JetPack 4.6 is its last, with TensorRT 8.2: older than trtpipe builds for"
 _JETPACK_5 = "JetPack 5.1 is its last, with TensorRT 8.5: older than trtpipe builds for"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import torch
 from calib.observers import HistogramObserver
 from trtpipe.errors import InputError
 from trtpipe.export import export
-from trtpipe.graph import constant_value, module_path
+from trtpipe.graph import constant_value, copied, module_path
 from trtpipe.placement import Site, Skipped, find_sites, kept_sites
 from trtpipe.precision import Keep, checked_keep, place_casts
 from trtpipe.pt2e import (
@@ -168,7 +167,7 @@ def prepare(
     """A copy of the captured graph with an observer on every site that `keep` does not hold out of INT8."""
     sites, skipped = find_sites(captured.graph)
     sites = kept_sites(sites, keep)
-    graph = copy.deepcopy(captured.graph)
+    graph = copied(captured.graph)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         graph = prepare_pt2e(graph, TensorRTQuantizer(sites, half))
@@ -309,7 +308,7 @@ def quantize(
             )
         graph, scales = place_qdq(prepared, amax, half)
     else:
-        graph = copy.deepcopy(captured.graph)
+        graph = copied(captured.graph)
     layers = place_casts(
         graph, half=half, keep=keep, ranges=ranges, outputs=captured.outputs, unquantized=unquantized
     ).layers

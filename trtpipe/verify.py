@@ -21,6 +21,7 @@ from trtpipe.bundle import Bundle, read_bundle
 from trtpipe.device import Device
 from trtpipe.errors import MissingError
 from trtpipe.manifest import EngineInfo, Manifest
+from trtpipe.platforms import RTX_COMPUTE_CAPABILITIES, rtx_support
 from trtpipe.signing import check_signature, checking
 
 _TITLES = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX", "onnxruntime": "ONNX Runtime"}
@@ -59,6 +60,8 @@ def remarks(manifest: Manifest, device: Device) -> tuple[str, ...]:
     checked with 1.31 at an accuracy of 0.9972, has 0.9917 with 1.23.
     """
     engine = manifest.engine
+    if engine is not None and engine.target == "tensorrt_rtx" and not engine.compute_capabilities:
+        return _rtx_remarks(device)
     here = device.versions.get("onnxruntime")
     if engine is not None and engine.fallback:
         return _remarks_on_pytorch(manifest, engine, device)
@@ -70,6 +73,15 @@ def remarks(manifest: Manifest, device: Device) -> tuple[str, ...]:
         f"ONNX Runtime is {here} here and was {engine.version} when the bundle was checked: answers may differ in a "
         "few samples. The golden check below says by how much.",
     )
+
+
+def _rtx_remarks(device: Device) -> tuple[str, ...]:
+    """Of a portable engine on a GPU that TensorRT-RTX does not name, whether anybody knows that it runs there."""
+    here = device.compute_capability
+    if here is None or here in RTX_COMPUTE_CAPABILITIES or (support := rtx_support(here)).runs is False:
+        return ()
+    after = "" if support.runs else ". The golden check below will say"
+    return (f"{device.gpu}: {support.why}{after}.",)
 
 
 def require_fit(manifest: Manifest, device: Device) -> None:
@@ -210,6 +222,11 @@ def _hardware(engine: EngineInfo, device: Device) -> list[str]:
             return [
                 f"compute capability: the engine runs on 8.0 (Ampere) and later (got {here}). "
                 "Build the bundle for this device."
+            ]
+        if engine.target == "tensorrt_rtx" and (support := rtx_support(here)).runs is False:
+            return [
+                f"compute capability: TensorRT-RTX must run its engines on this GPU (got {device.gpu}: {support.why}). "
+                "Build the bundle for target tensorrt on this device."
             ]
         return []
     if here not in engine.compute_capabilities:

@@ -1,5 +1,6 @@
 """The compiled loop and the device path against NumPy's plain histogram, whatever the tensor looks like."""
 
+import contextlib
 import math
 
 import numpy as np
@@ -156,3 +157,21 @@ def test_threads_lose_and_double_nothing(monkeypatch, team):
         np.testing.assert_array_equal(tables.sum(axis=(0, 1))[: 255 << 8], Histogram.of(values).counts)
         assert bounds[:, 1].max() == values.max().view(np.int32)
         assert int(bounds[:, 2].min()) + 2**31 + 1 == np.abs(values).min().view(np.int32)
+
+
+def test_where_triton_cannot_compile_torch_counts_the_same(monkeypatch):
+    class OnCuda(torch.Tensor):
+        is_cuda = True
+
+    def refuses(*_, **__):
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr("calib.observers._device_kernel", lambda: refuses)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    counter, x = _DeviceCounter(torch.device("cpu")), torch.randn(1000)
+    monkeypatch.setattr("calib.observers.dense", lambda t: dense(t).as_subclass(OnCuda))
+    counter.add(x)
+    assert not counter._triton
+    monkeypatch.undo()
+    counter.add(x)
+    assert counter.read() == Histogram.of(x.numpy()) + Histogram.of(x.numpy())

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
+from pathlib import Path
 
 import pytest
 
 from trtpipe.trt import driver, flavour
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "benchmarks"))
 
 
 def pytest_collection_modifyitems(items):
@@ -24,6 +30,23 @@ def gpu():
             pytest.fail(f"an NVIDIA GPU must be here, as TRTPIPE_REQUIRE_GPU says (got: {found.problem})")
         pytest.skip(found.problem)
     return found.devices[0]
+
+
+@pytest.fixture(scope="session")
+def results(tmp_path_factory):
+    """A function that keeps what was measured as <name>.json, in TRTPIPE_RESULTS if that is set."""
+    given = os.environ.get("TRTPIPE_RESULTS")
+    folder = Path(given) if given else tmp_path_factory.mktemp("results")
+    if not folder.is_absolute():
+        folder = ROOT / folder
+
+    def keep(name, value):
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "test-gpu.json"
+        before = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps({**before, name: value}, indent=1) + "\n")
+
+    return keep
 
 
 @pytest.fixture(scope="session", params=["tensorrt", "tensorrt_rtx"])

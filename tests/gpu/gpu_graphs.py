@@ -9,6 +9,11 @@ from trtpipe.values import DimRange, OnnxModel, TensorSpec
 _BATCH = DimRange(1, 4, 8)
 
 
+def batch(size: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """An input of either model."""
+    return {"image": np.random.default_rng(seed).standard_normal((size, 3, 16, 16), dtype=np.float32)}
+
+
 def conv_model() -> OnnxModel:
     """Conv `layer3.1.conv2` and Relu: image float32 [N, 3, 16, 16] to map float32 [N, 8, 16, 16]."""
     return _model(quantized=False)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from gpu_graphs import conv_model, quantized_model
+from gpu_graphs import batch, conv_model, quantized_model
 
 from trtpipe import doctor, errors
 from trtpipe.job import Build
 from trtpipe.ort import OrtRunner
+from trtpipe.platforms import rtx_support
 from trtpipe.progress import Silent
 from trtpipe.trt.builder import build_engine
 from trtpipe.trt.runtime import EngineRunner
 from trtpipe.values import DimRange
-
-
-def batch(size, seed=0):
-    return {"image": np.random.default_rng(seed).standard_normal((size, 3, 16, 16), dtype=np.float32)}
 
 
 def relative_l2(got, wanted):
@@ -27,7 +24,7 @@ def relative_l2(got, wanted):
 def built(model, target, gpu, **options):
     """An engine for this GPU. TensorRT-RTX is asked for the GPU's own compute capability where it has that, else a
     portable engine."""
-    from trtpipe.trt.options import RTX_COMPUTE_CAPABILITIES
+    from trtpipe.platforms import RTX_COMPUTE_CAPABILITIES
 
     if target == "tensorrt_rtx" and gpu.compute_capability in RTX_COMPUTE_CAPABILITIES:
         options["compute_capability"] = (gpu.compute_capability,)
@@ -45,8 +42,11 @@ def runs(target, gpu):
             pytest.skip(f"{gpu.name}: {error}")
 
 
-def test_doctor_says_what_happens(target, gpu, capsys):
-    """The first question: does a TensorRT-RTX engine load and run here? Whatever the answer, doctor has to give it."""
+def test_doctor_says_what_happens(target, gpu, capsys, results):
+    """The first question: does a TensorRT-RTX engine load and run here? Whatever the answer, doctor has to give it.
+
+    Of a GPU that nobody has tried, platforms and doctor say that it is not known; the skip then says what to write.
+    """
     engine = built(conv_model(), target, gpu)
     try:
         with EngineRunner(engine.data) as runner:
@@ -56,6 +56,11 @@ def test_doctor_says_what_happens(target, gpu, capsys):
         happened = str(error)
     with capsys.disabled():
         print(f"\n{target} on {gpu.name} ({gpu.compute_capability}): {happened}")
+    results(f"{target}-runs", {"gpu": gpu.name, "compute_capability": gpu.compute_capability, "happened": happened})
+    support = rtx_support(gpu.compute_capability)
+    if target == "tensorrt_rtx" and support.runs is None:
+        entry = (happened == "it runs", "" if happened == "it runs" else happened)
+        pytest.skip(f"platforms.RTX_SEEN should hold {gpu.compute_capability!r}: {entry}")
     (said,) = (a.possible for a in doctor.examine().abilities if f"target {target})" in a.what and "run" in a.what)
     assert said == (happened == "it runs"), "doctor and platforms must say what happened above"
 

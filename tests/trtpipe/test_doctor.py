@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from trtpipe import cli, doctor
+from trtpipe import cli, doctor, platforms
 from trtpipe.trt import driver, flavour
 from trtpipe.trt.driver import Device, Driver
 
@@ -104,7 +104,8 @@ def test_nobody_gives_device_memory(machine):
 def test_an_rtx_engine_on_hopper_is_not_promised(machine):
     found = machine(H100, {"tensorrt_rtx": RTX})
     assert not can(found)["run an engine (target tensorrt_rtx)"]
-    assert "9.0, which TensorRT-RTX does not name" in why(found, "run an engine (target tensorrt_rtx)")
+    unknown = "TensorRT-RTX does not name compute capability 9.0; whether a portable engine runs there is not known"
+    assert why(found, "run an engine (target tensorrt_rtx)") == f"NVIDIA H100: {unknown}"
 
 
 def test_a_jetson(machine):
@@ -144,3 +145,14 @@ def test_nothing_heavy_is_imported():
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_doctor_says_of_hopper_what_was_seen_there(machine, monkeypatch, runs):
+    monkeypatch.setattr(platforms, "RTX_SEEN", {"9.0": (runs, "its words")})
+    found = machine(H100, {"tensorrt_rtx": RTX})
+    assert can(found)["run an engine (target tensorrt_rtx)"] is runs
+    verb = "runs" if runs else "does not run"
+    said = f"TensorRT-RTX does not name compute capability 9.0; a portable engine {verb} there (its words)"
+    where = "TensorRT-RTX 1.7.1.116 on NVIDIA H100" if runs else "NVIDIA H100"
+    assert why(found, "run an engine (target tensorrt_rtx)") == f"{where}: {said}"

@@ -56,8 +56,8 @@ def test_a_failed_check_names_modules_whichever_command_finds_it(world, capsys, 
 def test_the_table_of_modes_is_in_the_report_of_a_job_that_asks_for_it(world, monkeypatch):
     asked = []
 
-    def bench_front(job, front, table, engine, stages):
-        asked.append(engine())
+    def bench_front(job, front, table, plans, stages):
+        asked.append(plans["engine"]())
         return Bench("m", 4, 24, 10, 5, "eager FP32", 1, (Row("a mode", "cpu", "", 1.25), Row("b", "cuda", "no GPU")))
 
     monkeypatch.setattr(bench_line, "bench_front", bench_front)

@@ -3,7 +3,18 @@ from __future__ import annotations
 import pytest
 
 from trtpipe.job import Precision
-from trtpipe.platforms import BY_CAPABILITY, PLATFORMS, SOURCES, PlatformName, refusals, same_capability, unable
+from trtpipe.platforms import (
+    BY_CAPABILITY,
+    PLATFORMS,
+    RTX_COMPUTE_CAPABILITIES,
+    RTX_SEEN,
+    SOURCES,
+    PlatformName,
+    refusals,
+    rtx_support,
+    same_capability,
+    unable,
+)
 
 
 def test_every_platform_has_its_name_and_its_abilities():
@@ -76,3 +87,27 @@ def test_thor_has_two_numbers():
     assert same_capability("10.1", "11.0")
     assert same_capability("8.7", "8.7")
     assert not same_capability("8.6", "8.7")
+
+
+SEEN = {"9.0": (True, ""), "10.0": (False, "INVALID, unsupported")}
+
+
+@pytest.mark.parametrize(
+    ("capability", "runs", "why"),
+    [
+        ("8.9", True, "TensorRT-RTX builds for compute capability 8.9"),
+        ("9.0", True, "TensorRT-RTX does not name compute capability 9.0; a portable engine runs there"),
+        ("10.0", False, "TensorRT-RTX does not name compute capability 10.0; a portable engine does not run there "
+         "(INVALID, unsupported)"),
+        ("10.3", None, "TensorRT-RTX does not name compute capability 10.3; whether a portable engine runs there is "
+         "not known"),
+    ],
+)  # fmt: skip
+def test_whether_rtx_engines_run(capability, runs, why):
+    found = rtx_support(capability, SEEN)
+    assert (found.runs, found.why) == (runs, why)
+
+
+def test_what_was_seen_is_of_capabilities_that_rtx_does_not_name():
+    assert not set(RTX_SEEN) & set(RTX_COMPUTE_CAPABILITIES)
+    assert rtx_support("10.3").runs is RTX_SEEN.get("10.3", (None, ""))[0]

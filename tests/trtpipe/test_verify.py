@@ -10,6 +10,7 @@ import pytest
 import shipping
 
 from trtpipe import device as device_module
+from trtpipe import platforms
 from trtpipe.device import Device, is_jetson, machine_name, this_device
 from trtpipe.errors import MissingError
 from trtpipe.job import Build
@@ -272,3 +273,25 @@ def test_machine_names_are_one_spelling() -> None:
         "aarch64",
     ]
     assert device_module.this_device().machine in ("x86_64", "aarch64")
+
+
+@pytest.mark.parametrize(
+    ("seen", "problem", "remark"),
+    [
+        (None, "", "H100: TensorRT-RTX does not name compute capability 9.0; whether a portable engine runs there is "
+         "not known. The golden check below will say."),
+        ((True, ""), "", "H100: TensorRT-RTX does not name compute capability 9.0; a portable engine runs there."),
+        ((False, "INVALID"), "compute capability: TensorRT-RTX must run its engines on this GPU (got H100: "
+         "TensorRT-RTX does not name compute capability 9.0; a portable engine does not run there (INVALID)). "
+         "Build the bundle for target tensorrt on this device.", ""),
+    ],
+)  # fmt: skip
+def test_a_portable_rtx_engine_on_hopper(
+    seen: tuple[bool, str] | None, problem: str, remark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platforms, "RTX_SEEN", {} if seen is None else {"9.0": seen})
+    bundle = manifest("tensorrt_rtx", version="1.7.1.116", compute_capabilities=())
+    hopper = replace(ADA, compute_capability="9.0", gpu="H100")
+    assert problems(bundle, hopper) == ((problem,) if problem else ())
+    assert remarks(bundle, hopper) == ((remark,) if remark else ())
+    assert remarks(bundle, ADA) == ()

@@ -13,11 +13,9 @@ from typing import Any
 from trtpipe import platforms
 from trtpipe.build_options import BuildOptions
 from trtpipe.job import Build, Precision
+from trtpipe.platforms import RTX_COMPUTE_CAPABILITIES, rtx_support
 from trtpipe.trt import flavour
 from trtpipe.trt.flavour import CAPABILITIES, Capability, expected, known, title
-
-#: Compute capabilities that TensorRT-RTX 1.7 can be asked for.
-RTX_COMPUTE_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
 
 
 @dataclass(frozen=True)
@@ -212,11 +210,12 @@ def _rtx_platform(platform: platforms.Platform, capabilities: tuple[str, ...]) -
     """A TensorRT-RTX engine runs on the compute capabilities it was built for; those it has do not include all."""
     here = platform.compute_capability
     if here not in RTX_COMPUTE_CAPABILITIES:
-        yield (
-            "build.platform",
-            f"{platform.title} must be of a compute capability that TensorRT-RTX builds for, "
-            f"{', '.join(RTX_COMPUTE_CAPABILITIES)} (got {here}). Use build.target tensorrt on the device.",
-        )
+        if not rtx_support(here).runs or capabilities:
+            yield (
+                "build.platform",
+                f"{platform.title} must be of a compute capability that TensorRT-RTX builds for, "
+                f"{', '.join(RTX_COMPUTE_CAPABILITIES)} (got {here}). Use build.target tensorrt on the device.",
+            )
     elif here not in capabilities and (capabilities or flavour.parse_version(here) < (8, 0)):
         yield (
             "build.platform",

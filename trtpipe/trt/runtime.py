@@ -92,6 +92,12 @@ class EngineRunner:
             engine.device_memory_size_v2 if self._flavour.has("device_memory_size_v2") else engine.device_memory_size
         )
 
+    @property
+    def bindings_bytes(self) -> int:
+        """Device memory that inputs and outputs of the largest batch so far take."""
+        self._opened()
+        return sum(buffer.size for buffer in self._buffers.values())
+
     def layers(self) -> tuple[str, ...]:
         """The layers of the engine by the names that TensorRT gave them after fusion; they begin with module paths.
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from trtpipe.build_options import BuildOptions
 from trtpipe.job import Build
-from trtpipe.platforms import BY_CAPABILITY, PLATFORMS, SOURCES
+from trtpipe.platforms import BY_CAPABILITY, PLATFORMS, RTX_COMPUTE_CAPABILITIES, SOURCES, rtx_support
 from trtpipe.trt.flavour import CAPABILITIES, Name, expected, title
-from trtpipe.trt.options import OPTIONS, RTX_COMPUTE_CAPABILITIES, refusals, where
+from trtpipe.trt.options import OPTIONS, refusals, where
 
 #: The releases that the contract tests drive, and the one of TensorRT-RTX.
 RELEASES: tuple[tuple[Name, str], ...] = (
@@ -69,7 +69,11 @@ def document() -> str:
         "On a weakly typed network the flags follow from the graph, and precision constraints hold its FP32 layers in "
         "FP32.",
         "## Platforms",
-        _table(("`build.platform`", "device", "compute capability", "precisions", "DLA", ""), _platforms()),
+        _table(
+            ("`build.platform`", "device", "compute capability", "precisions", "DLA", "RTX engines", ""), _platforms()
+        ),
+        "RTX engines: whether TensorRT-RTX runs its engines there; `not known` where it does not name the compute "
+        "capability and nobody has tried.",
         "Sources: " + ", ".join(f"[{name}]({url})" for name, url in SOURCES.items()) + ".",
     )
     return "\n\n".join(parts) + "\n"
@@ -123,7 +127,10 @@ def _platforms() -> Iterator[list[str]]:
         assert set(order) == BY_CAPABILITY[platform.compute_capability].precisions
         precisions = ", ".join(p.upper() for p in order)
         dla = "yes" if platform.dla else "-"
-        yield [f"`{platform.name}`", platform.title, platform.compute_capability, precisions, dla, platform.note]
+        rtx = {True: "yes", False: "no", None: "not known"}[rtx_support(platform.compute_capability).runs]
+        if platform.name.startswith("jetson"):
+            rtx = "-"  # made for x86-64 alone
+        yield [f"`{platform.name}`", platform.title, platform.compute_capability, precisions, dla, rtx, platform.note]
 
 
 def listed() -> frozenset[str]:

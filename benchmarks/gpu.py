@@ -1,0 +1,203 @@
+"""Every way to run four networks on this machine's GPU, side by side: PyTorch's modes and the engines trtpipe builds.
+
+    python benchmarks/gpu.py [--models resnet50 ...] [--batch 8] [--results benchmarks/results] [--dry-run]
+
+Weights are random, samples are random crops of scikit-learn's two sample photos; the networks, FP16 and INT8 engines
+are made by trtpipe's own line, for the TensorRT that is installed. Each network is measured in a process of its own, in
+one run: every mode warms up, then rounds follow in which every mode runs once, and times are between CUDA events. What
+cannot run is a row with the reason. Written after each network to <results>/<GPU>-<date>.md and .json; networks that
+another run of that day measured stay in them. Ends with 3 where no GPU is. --dry-run goes the same way without one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gpu_page
+from photos import write_photos
+
+if TYPE_CHECKING:
+    from trtpipe.bench import Bench
+    from trtpipe.job import Job
+
+ROOT = Path(__file__).resolve().parents[1]
+#: timm name -> side of the input in pixels
+MODELS = {
+    "resnetv2_101x1_bit": 224,
+    "tf_efficientnet_b4": 380,
+    "resnet50": 224,
+    "vit_base_patch16_224": 224,
+}
+TINY = {"tiny": 32}
+#: The engines that are timed, by the names of their rows.
+ENGINES = {
+    "engine FP16": {"fp16_mode": True},
+    "engine INT8": {"int8_mode": True, "fp16_mode": True},
+}
+CALIBRATION_SAMPLES, CHECK_SAMPLES = 64, 64
+
+
+def main() -> int:
+    """Measure every network, and write the table after each."""
+    args = arguments()
+    if args.one is not None:
+        measure(args)
+        return 0
+    from trtpipe.trt import driver
+
+    found = driver.probe()
+    if found.problem and not args.dry_run:
+        print(gpu_page.NO_GPU.format(found.problem), file=sys.stderr)
+        return 3
+    machine = gpu_page.machine()
+    for name in args.models:
+        bench = in_own_process(name, args)
+        paths = gpu_page.keep(args.results, args.machine or machine["name"], machine, bench)
+        print(f"{name}: {sum(not r.skipped for r in bench.rows)} of {len(bench.rows)} modes measured, {paths[0]}",
+              file=sys.stderr)  # fmt: skip
+    print(paths[0].read_text(), end="")
+    return 0
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=[*MODELS, *TINY], default=list(MODELS), metavar="MODEL",
+                        help=f"of {', '.join([*MODELS, *TINY])}")  # fmt: skip
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=100, help="timed runs of each mode")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of rounds, for each network; 10 rounds at least")
+    parser.add_argument("--without", nargs="*", default=[], metavar="GLOB", help="modes to leave out, like 'autocast*'")
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--machine", help="what the files are named after; the GPU's name when left out")
+    parser.add_argument("--limit", type=float, default=540.0, help="seconds after which a network is given up")
+    parser.add_argument("--dry-run", action="store_true", help="also where no GPU is: PyTorch's modes on the CPU")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--save", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--no-engine", default="", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def in_own_process(name: str, args: argparse.Namespace) -> Bench:
+    """The network's table. Should its process die, it is measured again without the engines, whose rows say so."""
+    from trtpipe.bench import WARM_UP, Bench
+    from trtpipe.bench_page import read_bench
+
+    why = ""
+    with tempfile.TemporaryDirectory() as folder:
+        save = Path(folder, "bench.json")
+        for _ in range(2):
+            command = [sys.executable, __file__, "--one", name, "--save", str(save), "--batch", str(args.batch)]
+            command += ["--rounds", str(args.rounds), "--seconds", str(args.seconds), "--no-engine", why]
+            command += ["--without", *args.without]
+            ended = run(command, args.limit)
+            if not ended:
+                return read_bench(save)
+            died = ended.startswith("the process ended with SIG")
+            print(f"{name}: {ended}", file=sys.stderr)
+            if not died or why:
+                break
+            why = f"{ended} while the engines were among the modes"
+    row = gpu_page.nothing_measured(ended)
+    return Bench(f"{name}, batch {args.batch}", args.batch, 0, 0, WARM_UP, "eager FP32", os.cpu_count() or 1, (row,))
+
+
+def run(command: list[str], limit_s: float) -> str:
+    """Run it to its end; empty when it went well, else how it ended."""
+    try:
+        code = subprocess.run(command, timeout=limit_s, check=False).returncode
+    except subprocess.TimeoutExpired:
+        return f"the process was ended after {limit_s:g} s"
+    if code < 0:
+        return f"the process ended with {signal.Signals(-code).name}"
+    return f"the process ended with exit code {code}; its messages are above" if code else ""
+
+
+def measure(args: argparse.Namespace) -> None:
+    """One network, in this process: a thin loop over `trtpipe bench`."""
+    from trtpipe.bench_line import bench_job
+    from trtpipe.bench_page import bench_text
+    from trtpipe.console import Console
+
+    def left_out(mode: str) -> str:
+        if mode.startswith("ONNX Runtime"):
+            return "it runs on the CPU, and `trtpipe bench` has it"
+        if any(fnmatch.fnmatchcase(mode, glob) for glob in args.without):
+            return "left out of this run"
+        return args.no_engine if mode.startswith("engine") else ""
+
+    with tempfile.TemporaryDirectory() as name, Console(quiet=True).watching() as reporter:
+        folder = Path(name)
+        write_photos(folder / "photos", 2 * max(CALIBRATION_SAMPLES, CHECK_SAMPLES), 384)
+        jobs = {row: job(args.one, args.batch, precision, folder) for row, precision in ENGINES.items()}
+        bench = bench_job(
+            jobs["engine INT8"],
+            reporter,
+            rounds=args.rounds,
+            seconds=args.seconds,
+            samples=CHECK_SAMPLES,
+            engines=jobs,
+            left_out=left_out,
+        )
+    named = replace(bench, name=f"{args.one}, batch {args.batch}", environment={**bench.environment, **tensorrt()})
+    args.save.write_text(bench_text(named))
+
+
+def job(name: str, batch: int, precision: dict[str, bool], folder: Path) -> Job:
+    """The network's job in one precision, for the TensorRT that is installed and the GPU that is here."""
+    from trtpipe.job import load_job
+
+    size = {**MODELS, **TINY}[name]
+    data = {
+        "images": str(folder / "photos"),
+        "transform": {"resize": [size, size], "normalize": {"mean": [0.5] * 3, "std": [0.5] * 3}},
+        "batch_size": max(batch, 2),
+    }
+    content: dict[str, Any] = {
+        "name": f"{name}-{'-'.join(precision)}",
+        "model": {"factory": "random_models:create", "args": {"name": name, "size": size}},
+        "inputs": {"image": {"shape": ["N", 3, size, size], "N": {"min": 1, "opt": batch, "max": max(batch, 2)}}},
+        "outputs": {"logits": {}},
+        "precision": precision,
+        "calibration": {**data, "samples": CALIBRATION_SAMPLES},
+        "build": target(),
+        "check": {**data, "samples": max(CHECK_SAMPLES, batch), "seed": 1, "limits": {"cosine_min": 0.8}},
+    }
+    path = folder / f"{content['name']}.yaml"
+    path.write_text(json.dumps(content))  # JSON is YAML
+    return load_job(path)
+
+
+def target() -> dict[str, Any]:
+    """TensorRT where it is installed, else TensorRT-RTX; for this GPU's compute capability where RTX names it."""
+    from trtpipe.platforms import RTX_COMPUTE_CAPABILITIES
+    from trtpipe.trt import driver, flavour
+
+    if "tensorrt" in flavour.installed():
+        return {"target": "tensorrt"}
+    devices = driver.probe().devices
+    here = [d.compute_capability for d in devices[:1] if d.compute_capability in RTX_COMPUTE_CAPABILITIES]
+    return {"target": "tensorrt_rtx", "compute_capability": here}
+
+
+def tensorrt() -> dict[str, str]:
+    """The TensorRT whose engines were timed."""
+    from trtpipe.trt import flavour
+
+    wanted = target()["target"]
+    found = {str(name): version for name, (_, version) in flavour.installed().items()}
+    return {n: v for n, v in found.items() if n == wanted}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
