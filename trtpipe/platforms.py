@@ -45,8 +45,8 @@ class Abilities:
 class Platform:
     """One kind of device.
 
-    `dla`: whether it has a Deep Learning Accelerator. `ends`: its last software, where no TensorRT that trtpipe builds for
-    runs on it. `note` is for `doctor` and the docs.
+    `dla`: whether it has a Deep Learning Accelerator. `ends`: its last software, where no TensorRT that trtpipe builds
+    for runs on it. `note` is for `doctor` and the docs.
     """
 
     name: PlatformName
