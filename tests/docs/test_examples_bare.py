@@ -101,7 +101,10 @@ def test_what_is_missing_is_said_and_how_to_judge_the_job_alone(tmp_path: Path) 
 
 def test_a_factory_of_a_package_that_an_extra_brings(tmp_path: Path) -> None:
     shutil.copytree(CONFIGS, tmp_path / "configs")
-    for name, package, extra in (("bit-m-r101x1-fp16", "timm", "examples"), ("vit-b16-int8", "torchvision", "build")):
+    for name, package, extra in (
+        ("bit-m-r101x1-fp16", "timm", "examples"),
+        ("resnet50-int8-rtx", "torchvision", "build"),
+    ):
         done = validated([sys.executable, "-c", BARE], tmp_path, f"configs/{name}.yaml")
         assert done.returncode == 3  # nothing is wrong with the job
         step = f"model.factory: must have {package} installed (got nothing). Run: pip install 'trtpipe[{extra}]'\n"
