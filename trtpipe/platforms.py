@@ -25,6 +25,8 @@ PlatformName = Literal[
 
 SOURCES: Mapping[str, str] = {
     "matrix 8.6": "https://docs.nvidia.com/deeplearning/tensorrt/archives/tensorrt-861/support-matrix/index.html",
+    "notes 8.5": "https://docs.nvidia.com/deeplearning/tensorrt/archives/tensorrt-852/release-notes/tensorrt-8.html",
+    "8.6 and Maxwell": "https://github.com/NVIDIA/TensorRT/issues/3589",
     "matrix 8.2": "https://docs.nvidia.com/deeplearning/tensorrt/archives/tensorrt-825/support-matrix/index.html",
     "matrix 10": "https://docs.nvidia.com/deeplearning/tensorrt/latest/getting-started/support-matrix-10/10.14.1.html",
     "matrix RTX": "https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/getting-started/support-matrix.html",
@@ -44,12 +46,17 @@ class Abilities:
 
 @dataclass(frozen=True)
 class Platform:
-    """One kind of device. `dla`: whether it has a Deep Learning Accelerator; `note` is for `doctor` and the docs."""
+    """One kind of device.
+
+    `dla`: whether it has a Deep Learning Accelerator. `ends`: its last software, where no TensorRT that trtpipe builds
+    for runs on it. `note` is for `doctor` and the docs.
+    """
 
     name: PlatformName
     title: str
     compute_capability: str
     dla: bool = False
+    ends: str = ""
     note: str = ""
 
     @property
@@ -66,10 +73,10 @@ _AMPERE, _ADA = "fp32 fp16 bf16 int8", "fp32 fp16 bf16 int8 fp8"
 
 #: Compute capability to what it accelerates. TensorRT 10 needs 7.0 or later, and 7.5 from 10.5 on.
 BY_CAPABILITY: Mapping[str, Abilities] = {
-    "5.3": _can("fp32 fp16", "matrix 8.2"),
+    "5.3": _can("fp32 fp16", "matrix 8.2", "notes 8.5", "8.6 and Maxwell"),
     "6.0": _can("fp32 fp16", "matrix 8.6"),
     "6.1": _can("fp32 int8", "matrix 8.6"),
-    "6.2": _can("fp32 fp16", "matrix 8.2"),
+    "6.2": _can("fp32 fp16", "matrix 8.2", "notes 8.5"),
     "7.0": _can("fp32 fp16 int8", "matrix 8.6"),
     "7.2": _can("fp32 fp16 int8", "matrix 8.6"),
     "7.5": _can("fp32 fp16 int8", "matrix 8.6", "matrix RTX"),
@@ -116,6 +123,8 @@ def rtx_support(compute_capability: str, seen: Mapping[str, tuple[bool, str]] | 
     return RtxSupport(runs, f"{unnamed}; a portable engine {verb} there{f' ({words})' if words else ''}")
 
 
+#: TensorRT 8.6 dropped Maxwell (5.x) and CUDA 10.2, which is what JetPack 4 has.
+_ENDS_AT_4 = "JetPack 4.6 as its last, with TensorRT 8.2"
 _JETPACK_4 = "JetPack 4.6 is its last, with TensorRT 8.2: older than trtpipe builds for"
 _JETPACK_5 = "JetPack 5.1 is its last, with TensorRT 8.5: older than trtpipe builds for"
 _JETPACK_6 = "JetPack 6 has TensorRT 8.6 or 10.3"
@@ -123,8 +132,8 @@ _JETPACK_6 = "JetPack 6 has TensorRT 8.6 or 10.3"
 PLATFORMS: Mapping[PlatformName, Platform] = {
     p.name: p
     for p in (
-        Platform("jetson_nano", "Jetson Nano", "5.3", note=_JETPACK_4),
-        Platform("jetson_tx2", "Jetson TX2", "6.2", note=_JETPACK_4),
+        Platform("jetson_nano", "Jetson Nano", "5.3", ends=_ENDS_AT_4, note=_JETPACK_4),
+        Platform("jetson_tx2", "Jetson TX2", "6.2", ends=_ENDS_AT_4, note=_JETPACK_4),
         Platform("jetson_xavier_nx", "Jetson Xavier NX", "7.2", dla=True, note=_JETPACK_5),
         Platform("jetson_agx_xavier", "Jetson AGX Xavier", "7.2", dla=True, note=_JETPACK_5),
         Platform("jetson_orin_nano", "Jetson Orin Nano", "8.7", note=_JETPACK_6),
@@ -161,6 +170,9 @@ def refusals(platform: Platform, precision: Precision, *, dla: bool) -> tuple[tu
         dla: whether the job puts anything on a DLA.
     """
     found = list(unable(platform.title, platform.compute_capability, precision))
+    if platform.ends:
+        message = f"{platform.title} must have TensorRT 8.6 or later (got {platform.ends}). Use a Jetson Orin or Thor."
+        found.append(("build.platform", f"build.platform: {message}"))
     if dla and not platform.dla:
         message = f"{platform.title} must have a DLA (got none). Leave everything on the GPU."
         found.append(("build.default_device_type", f"build.default_device_type: {message}"))

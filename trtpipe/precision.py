@@ -19,6 +19,8 @@ from trtpipe.values import Captured, LayerPrecision, TensorSpec
 #: Largest finite FP16 (IEEE 754 binary16). An activation observed above half of it stays in FP32: other data go higher.
 FP16_MAX = 65504.0
 FP16_MARGIN = 0.5
+#: Smallest normal FP16. A tensor that never reaches it would lose bits or become zero, whatever it is scaled to later.
+FP16_TINY = 2.0**-14
 
 SOFTMAX = ("softmax", "_softmax", "log_softmax", "_log_softmax")
 NORMS = (
@@ -197,9 +199,11 @@ def _why_fp32(node: Node, name: str, half: torch.dtype, keep: Keep, ranges: Mapp
             return f"{what} in FP32"
     if half is torch.float16:
         touched = [node, *(n for n in node.all_input_nodes if not is_constant(n))]
-        worst = max((ranges.get(n.name, 0.0) for n in touched), default=0.0)
-        if worst > FP16_MAX * FP16_MARGIN:
-            return f"observed amax {worst:.4g} nears FP16's largest number {FP16_MAX:.0f}"
+        seen = [amax for n in touched if (amax := ranges.get(n.name, 0.0))]  # zero is a number FP16 has
+        if seen and max(seen) > FP16_MAX * FP16_MARGIN:
+            return f"observed amax {max(seen):.4g} nears FP16's largest number {FP16_MAX:.0f}"
+        if seen and min(seen) < FP16_TINY:
+            return f"observed amax {min(seen):.4g} is below FP16's smallest normal number {FP16_TINY:.4g}"
     return ""
 
 

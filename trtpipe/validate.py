@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from trtpipe.errors import InputError
-from trtpipe.importable import missing
+from trtpipe.importable import find_module, missing
 from trtpipe.job import Job, JobErrors, JobFile, Problem, job_files
 from trtpipe.problems import said
 
@@ -83,7 +83,7 @@ def _judged(
         if here:
             for option, text in (*_modules(job, path), *_images(job), *(_gpu(job) if version is None else ())):
                 file.add(tuple(option.split(".")), text)
-            for option, text in (*_packages(job), *(_compiler(job) if compiles else ())):
+            for option, text in (*_packages(job, path), *(_compiler(job) if compiles else ())):
                 file.add(tuple(option.split(".")), text, missing=True)
         for option, text in _refusals(job, version) if compiles else ():
             file.add(tuple(option.split(".")), text)
@@ -99,15 +99,35 @@ def _all_of(judged: Iterable[tuple[Job | None, tuple[Problem, ...]]]) -> tuple[P
 _Found = Iterator[tuple[str, str]]
 
 
+#: Packages that a job's callables are often of, and the extra that brings each.
+EXTRAS = {"torch": "build", "torchvision": "build", "timm": "examples", "sklearn": "examples"}
+
+
 def _modules(job: Job, path: Path) -> _Found:
+    for option, target in _callables(job).items():
+        found = missing(target, _folders(path))
+        if found and not _in_extra(target, path):
+            yield option, said(*found)
+
+
+def _folders(path: Path) -> tuple[Path, Path]:
+    return path.resolve().parent, Path.cwd()
+
+
+def _in_extra(target: str, path: Path) -> bool:
+    """Whether a callable is of a package that is not here and that an extra brings."""
+    top = target.partition(":")[0].partition(".")[0]
+    return top in EXTRAS and find_module(top, _folders(path)) is None
+
+
+def _callables(job: Job) -> dict[str, str]:
+    """Every `package.module:callable` of a job, by its dotted path."""
     targets = {"model.factory": job.model.factory}
     for name, data in (("calibration", job.calibration), ("check", job.check)):
         if data is not None:
             targets[f"{name}.factory"] = data.factory
             targets[f"{name}.transform.callable"] = data.transform.callable if data.transform else None
-    for option, target in targets.items():
-        if target is not None and (found := missing(target, (path.resolve().parent, Path.cwd()))):
-            yield option, said(*found)
+    return {option: target for option, target in targets.items() if target is not None}
 
 
 def _images(job: Job) -> _Found:
@@ -121,18 +141,27 @@ def _any_image(folder: str) -> bool:
     return any(name.lower().endswith(IMAGE_SUFFIXES) for _, _, names in os.walk(folder) for name in names)
 
 
-def _packages(job: Job) -> _Found:
+def _packages(job: Job, path: Path) -> _Found:
     """Distributions that building this job imports, by the key that asks for them."""
+    for option, target in _callables(job).items():
+        if _in_extra(target, path):
+            top = target.partition(":")[0].partition(".")[0]
+            yield option, said(f"have {top} installed", "nothing", f"Run: pip install 'trtpipe[{EXTRAS[top]}]'")
     needed = [("model", name, "build") for name in ("torch", "onnx", "onnxscript", "onnxruntime", "safetensors")]
     if job.check.images is not None or (job.calibration is not None and job.calibration.images is not None):
         needed.append(("check.images", "torchvision", "build"))
     if job.precision.int8_mode:
         needed.append(("precision.int8_mode", "torchao", "build"))
+    absent: dict[tuple[str, str], list[str]] = {}
     for option, name, extra in needed:
         try:
             metadata.version(name)
         except metadata.PackageNotFoundError:
-            yield option, said(f"have {name} installed", "nothing", f"Run: pip install 'trtpipe[{extra}]'")
+            absent.setdefault((option, extra), []).append(name)
+    for (option, extra), names in absent.items():
+        *most, last = names
+        listed = f"{', '.join(most)} and {last}" if most else last
+        yield option, said(f"have {listed} installed", "nothing", f"Run: pip install 'trtpipe[{extra}]'")
 
 
 def _compiler(job: Job) -> _Found:

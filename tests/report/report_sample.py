@@ -115,6 +115,14 @@ def content(folder: Path, **changed: Any) -> ReportContent:
     return ReportContent(**(values | changed))
 
 
+def undecided(folder: Path) -> ReportContent:
+    """A loss within its limit on samples that are too few to tell."""
+    check = manifest().check
+    assert check is not None
+    drop = Metric("accuracy_drop", "logits", 0.0, 0.01, True, (-0.0106, 0.0106))
+    return content(folder, manifest=manifest(check=dataclasses.replace(check, metrics=(*check.metrics, drop))))
+
+
 HOSTILE = "\"><script>window.taken=1</script><img src=x onerror=window.taken=1>'{{7*7}}</style>&amp;" + "W" * 120
 
 

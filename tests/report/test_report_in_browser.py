@@ -36,6 +36,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     texts = {
         "report": render(samples.content(folder)),
+        "undecided": render(samples.undecided(folder)),
         "hostile": render(samples.hostile(folder)),
         "nightly": render_nightly(nights.NIGHT, nights.HISTORY, nights.LINKS),
     }
@@ -46,7 +47,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("name", ["report", "hostile", "nightly"])
+@pytest.mark.parametrize("name", ["report", "undecided", "hostile", "nightly"])
 def test_nothing_is_cut_overlaps_or_is_empty(
     browser: chromium.Browser, pages: dict[str, Path], tmp_path: Path, name: str, width: int, scheme: str
 ) -> None:

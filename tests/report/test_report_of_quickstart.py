@@ -11,7 +11,7 @@ import chromium
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SECTIONS = ["verdict", "executed", "metrics", "answers", "modules", "calibration", "notes", "environment"]
+SECTIONS = ["verdict", "executed", "metrics", "answers", "modules", "calibration", "speed", "notes", "environment"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(chromium.program() is None, reason="needs Chromium")]
 
@@ -21,7 +21,7 @@ def test_every_section_is_filled_from_the_quickstart(tmp_path: Path) -> None:
 
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     make(tmp_path / "data" / "digits")
-    command = [sys.executable, "-m", "trtpipe", "build", "configs/quickstart.yaml", "-q"]
+    command = [sys.executable, "-m", "trtpipe", "build", "configs/quickstart.yaml", "-q", "--set", "check.bench=true"]
     subprocess.run(command, cwd=tmp_path, check=True, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"})
     layout = Path(__file__).with_name("layout.js").read_text()
     (tmp_path / "profile").mkdir()
@@ -36,3 +36,9 @@ def test_every_section_is_filled_from_the_quickstart(tmp_path: Path) -> None:
         assert page.run("document.querySelectorAll('#answers img').length") == 12
         assert page.run("document.querySelectorAll('#calibration svg.hist').length") == 10
         assert page.run("document.querySelectorAll('#modules tbody tr').length") == 14
+        assert "Alone in INT8" in page.run("document.querySelector('#modules thead').textContent")
+        assert page.run("document.querySelectorAll('#speed tbody tr').length") > 2  # a row for each mode
+        cells = "document.querySelectorAll('#speed td[data-name^=median]')"
+        medians = page.run(f"Array.from({cells}, function (e) {{ return e.textContent; }})")
+        assert all(float(text.replace(",", "")) > 0 for text in medians if text != "–")
+        assert len([text for text in medians if text != "–"]) > 2

@@ -61,7 +61,15 @@ def test_int8_of_a_jetson_nano():
     assert refusals(PLATFORMS["jetson_nano"], Precision(int8_mode=True, fp16_mode=True), dla=False) == (
         ("precision.int8_mode", "precision.int8_mode: Jetson Nano (compute capability 5.3) must compute in INT8 (got a "
          "platform with FP32, FP16). Use precision.fp16_mode."),
+        ("build.platform", "build.platform: Jetson Nano must have TensorRT 8.6 or later (got JetPack 4.6 as its last, "
+         "with TensorRT 8.2). Use a Jetson Orin or Thor."),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLATFORMS)
+def test_what_ends_before_tensorrt_8_6_is_refused_whatever_it_is_asked(name):
+    found = [path for path, _ in refusals(PLATFORMS[name], Precision(), dla=False)]
+    assert found == (["build.platform"] if name in ("jetson_nano", "jetson_tx2") else [])
 
 
 def test_dla_where_there_is_none():

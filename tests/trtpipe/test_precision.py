@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import nets
 import numpy as np
+import pytest
 import torch
 
 from trtpipe.graph import module_path, op_name
@@ -52,6 +53,22 @@ def test_what_fp16_cannot_hold_stays_in_fp32() -> None:
         assert layer.precision == dtype
         if dtype == "fp32":
             assert layer.reason == f"observed amax {amax:.4g} nears FP16's largest number 65504"
+
+
+@pytest.mark.parametrize(
+    ("amax", "precision", "reason"),
+    [
+        (6.2e-5, "fp16", ""),
+        (6.1e-5, "fp32", "observed amax 6.1e-05 is below FP16's smallest normal number 6.104e-05"),
+        (3e-9, "fp32", "observed amax 3e-09 is below FP16's smallest normal number 6.104e-05"),
+        (0.0, "fp16", ""),
+    ],
+)
+def test_what_would_vanish_in_fp16_stays_in_fp32(amax: float, precision: str, reason: str) -> None:
+    captured = nets.captured("residual")
+    convolution = next(n for n in captured.graph.graph.nodes if op_name(n) == "conv2d" and module_path(n) == "conv2")
+    layer = next(one for one in made("residual", ranges={convolution.name: amax}).layers if one.module == "conv2")
+    assert (layer.precision, layer.reason) == (precision, reason)
 
 
 def test_bf16_holds_everything_fp32_does() -> None:

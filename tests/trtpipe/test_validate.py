@@ -139,7 +139,9 @@ def test_int8_on_a_jetson_nano_is_refused_whatever_is_installed(folder, monkeypa
     found = messages(write(folder), overrides=nano, here=False)
     assert found == [
         "precision.int8_mode: Jetson Nano (compute capability 5.3) must compute in INT8 (got a platform with FP32, "
-        "FP16). Use precision.fp16_mode."
+        "FP16). Use precision.fp16_mode.",
+        "build.platform: Jetson Nano must have TensorRT 8.6 or later (got JetPack 4.6 as its last, with TensorRT 8.2). "
+        "Use a Jetson Orin or Thor.",
     ]
 
 

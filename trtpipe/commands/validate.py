@@ -28,6 +28,9 @@ def command(
             console.err(str(problem))
         if not problems and not as_json:
             console.out(f"{path}: ok")
+        if any(p.missing for p in problems) and not validate(path, overrides, here=False, version=version):
+            lacks = "data, modules and packages that are not here (--job-only leaves those out)"
+            console.err(f"{path}: the job is right but for {lacks}.")
     if as_json:
         listed = [
             {"job": str(path), "ok": not problems, "problems": [p.as_dict() for p in problems]}

@@ -8,6 +8,47 @@ if TYPE_CHECKING:
     import torch
 
 
+def untrained(of: str, side: int = 224, **args: Any) -> torch.nn.Module:
+    """A network with random weights whose activations are as those of a trained one.
+
+    Random weights alone may say nothing: the signal of a deep network fades (EfficientNet's logits are 1e-14), and some
+    begin with a classifier of zeros (ViT). Here batch norms get the statistics of 8 made-up pictures, and linear layers
+    of zeros get random numbers.
+
+    Args:
+        of: what makes the network, `package.module:callable`, called with `args`.
+        side: of the pictures, float32 [8, 3, side, side].
+    """
+    import importlib
+
+    import torch
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    from trtpipe.examples.pictures import Pictures
+
+    module, _, name = of.partition(":")
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        network: torch.nn.Module = getattr(importlib.import_module(module), name)(**args)
+        for layer in network.modules():
+            if isinstance(layer, torch.nn.Linear) and not layer.weight.any():
+                torch.nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
+    network.eval()
+    norms = [layer for layer in network.modules() if isinstance(layer, _BatchNorm)]
+    if norms:
+        usual = [norm.momentum for norm in norms]
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # the mean of all batches, here of one
+            norm.train()
+        with torch.inference_mode():
+            pictures = Pictures(side, 8)
+            network(torch.stack([torch.from_numpy(pictures[i]) for i in range(len(pictures))]))
+        for norm, momentum in zip(norms, usual, strict=True):
+            norm.momentum = momentum
+    return network.eval()
+
+
 def detector(num_classes: int = 4, width: int = 16) -> torch.nn.Module:
     """A one-stage detector's shape: float32 [N, 3, 128, 128] to boxes [N, 256, 4] and scores [N, 256, num_classes].
 

@@ -19,6 +19,8 @@ class Pictures:
         return self.count
 
     def __getitem__(self, index: int) -> Array:
+        if not 0 <= index < self.count:
+            raise IndexError(index)
         random = np.random.default_rng(index)
         y, x = np.mgrid[0 : self.side, 0 : self.side].astype(np.float32) / self.side
         waves = [

@@ -19,7 +19,7 @@ LEAVE = "Leave it out, or use build.route onnx."
 TABLE = {
     "compute_capability": (["8.6"], {}, "Leave it out for an engine portable from Ampere on, or use build.route onnx.",
                            LEAVE),
-    "platform": ("jetson_nano", {}, "", ""),
+    "platform": ("jetson_orin_nano", {}, "", ""),
     "quantization": ("implicit", {}, "use explicit.", ""),
     "calibration_cache": ("int8.cache", {"quantization": "implicit"}, "Torch-TensorRT has no calibrators.", ""),
     "profiles": ([{"N": {"min": 1, "opt": 2, "max": 4}}], {}, "", "Give one range under inputs"),

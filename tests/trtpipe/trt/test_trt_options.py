@@ -118,7 +118,9 @@ def test_int8_on_a_jetson_nano_is_refused_at_plan_time():
     found = dict(refusals(Build(target="tensorrt", platform="jetson_nano"), INT8, *OLD))
     assert found == {
         "precision.int8_mode": "precision.int8_mode: Jetson Nano (compute capability 5.3) must compute in INT8 (got a "
-        "platform with FP32, FP16). Use precision.fp16_mode."
+        "platform with FP32, FP16). Use precision.fp16_mode.",
+        "build.platform": "build.platform: Jetson Nano must have TensorRT 8.6 or later (got JetPack 4.6 as its last, "
+        "with TensorRT 8.2). Use a Jetson Orin or Thor.",
     }
 
 
