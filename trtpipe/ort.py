@@ -24,9 +24,10 @@ class OrtRunner:
         model: the file's bytes or its path.
         as_written: execute each node as it stands, without any graph optimization. A check needs this: it is about
             the file and not about what another compiler makes of it, and Q/DQ pairs are then computed in float as
-            TensorRT defines them. False is for speed; the optimization known to be wrong stays off. A graph whose
-            optimization fails (ONNX Runtime 1.31 makes a QLinearConcat of FP16 that it then refuses) runs as written,
-            and `name` says so.
+            TensorRT defines them; results in FP16 and BF16 are rounded, which ONNX Runtime by itself does not do on a
+            CPU (`halves.rounded`; that needs onnx, and where it is missing `name` says so). False is for speed; the
+            optimization known to be wrong stays off. A graph whose optimization fails (ONNX Runtime 1.31 makes a
+            QLinearConcat of FP16 that it then refuses) runs without any, and `name` says so.
 
     Raises:
         MissingError: onnxruntime is not installed.
@@ -58,6 +59,8 @@ class OrtRunner:
             )
 
         self.name = f"onnxruntime {onnxruntime.__version__}"
+        if as_written:
+            model = self._rounded(model if isinstance(model, bytes) else Path(model).read_bytes())
         try:
             self._session = session(as_written)
         except Exception as error:
@@ -71,6 +74,20 @@ class OrtRunner:
                 ) from error
         self._inputs = tuple(i.name for i in self._session.get_inputs())
         self._outputs = tuple(o.name for o in self._session.get_outputs())
+
+    def _rounded(self, model: bytes) -> bytes:
+        """The model with its half-precision results rounded, where onnx is installed."""
+        try:
+            from trtpipe.halves import rounded
+
+            return rounded(model) or model
+        except ModuleNotFoundError as error:
+            if error.name != "onnx":
+                raise
+            self.name += ", which does not round FP16 (install onnx)"
+            return model
+        except Exception:  # noqa: BLE001  # not an ONNX file: the session says so
+            return model
 
     def __enter__(self) -> OrtRunner:
         return self

@@ -1,0 +1,106 @@
+"""FP16 and BF16 as the file has them: an ONNX graph that computes in FP32 and rounds where the file says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+#: Operations whose results are among their inputs' values, or zero: rounded inputs give rounded results.
+EXACT = frozenset(
+    ("Abs", "Clip", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GlobalMaxPool", "Identity", "Max",
+     "MaxPool", "Min", "Neg", "Pad", "Relu", "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile",
+     "Transpose", "Unsqueeze", "Where")
+)  # fmt: skip
+
+
+def rounded(model: bytes) -> bytes | None:
+    """The graph with every half-precision operation computed in FP32 and its result rounded by casts of its own.
+
+    On a CPU, ONNX Runtime computes FP16 in FP32 and, at every optimization level, drops the roundings between two such
+    operations: overflow, underflow and rounding then do not show. Casts that stand in the file it keeps. Rounding each
+    result once is what TensorRT's kernels do, which accumulate in FP32.
+
+    Args:
+        model: a serialized ModelProto.
+
+    Returns:
+        The new model with the same bindings; None where nothing is in half precision, or where the graph has subgraphs
+        (no route writes any).
+    """
+    import onnx
+
+    proto = onnx.load_from_string(model)
+    graph = proto.graph
+    types = _types(proto)
+    halves = {n: t for n, t in types.items() if t in _half_types()}
+    if not halves or any(a.g.node or a.graphs for n in graph.node for a in n.attribute):
+        return None
+    _widen_initializers(graph, halves)
+    constants = {i.name for i in graph.initializer}
+    wide = {name: name if name in constants else f"{name}/wide" for name in halves}
+    nodes = [_cast(i.name, wide[i.name], onnx.TensorProto.FLOAT) for i in graph.input if i.name in halves]
+    ends = {o.name for o in graph.output}
+    for node in graph.node:
+        nodes += _widened(node, halves, wide, ends)
+    del graph.node[:]
+    graph.node.extend(nodes)
+    del graph.value_info[:]
+    data: bytes = proto.SerializeToString()
+    return data
+
+
+def _half_types() -> tuple[int, int]:
+    import onnx
+
+    return onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16
+
+
+def _types(proto: Any) -> dict[str, int]:
+    """Element type of every tensor, by name."""
+    import onnx
+
+    graph = onnx.shape_inference.infer_shapes(proto).graph
+    found = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
+    return found | {i.name: i.data_type for i in proto.graph.initializer}
+
+
+def _widen_initializers(graph: Any, halves: Mapping[str, int]) -> None:
+    """Each half-precision initializer as the FP32 numbers it stands for."""
+    import numpy as np
+    from onnx import numpy_helper
+
+    for initializer in graph.initializer:
+        if initializer.name in halves:
+            values = numpy_helper.to_array(initializer).astype(np.float32)
+            initializer.CopyFrom(numpy_helper.from_array(values, initializer.name))
+
+
+def _widened(node: Any, halves: Mapping[str, int], wide: Mapping[str, str], ends: set[str]) -> list[Any]:
+    """The node on FP32 inputs, and the casts after it."""
+    import onnx
+
+    reads = any(name in halves for name in node.input)
+    made, after = onnx.NodeProto(), []
+    made.CopyFrom(node)
+    made.input[:] = [wide.get(name, name) for name in node.input]
+    for k, name in enumerate(node.output):
+        if name not in halves:
+            continue
+        if node.op_type == "Cast" or not reads:  # it makes the half-precision tensor itself
+            after.append(_cast(name, wide[name], onnx.TensorProto.FLOAT))
+        elif node.op_type in EXACT and name not in ends:
+            made.output[k] = wide[name]
+        else:
+            made.output[k] = f"{name}/exact"
+            after.append(_cast(made.output[k], name, halves[name]))
+            after.append(_cast(name, wide[name], onnx.TensorProto.FLOAT))
+    for attribute in made.attribute:
+        if attribute.name == "output_dtype" and attribute.i in _half_types():
+            attribute.i = onnx.TensorProto.FLOAT
+    return [made, *after]
+
+
+def _cast(source: str, target: str, to: int) -> Any:
+    import onnx
+
+    return onnx.helper.make_node("Cast", [source], [target], f"{target}/Cast", to=to)
