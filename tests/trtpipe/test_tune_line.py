@@ -126,9 +126,9 @@ def test_a_trial_has_the_engines_latency_where_a_gpu_executes_it(path, monkeypat
     from trtpipe.pipeline import Stages
     from trtpipe.trt import driver
 
-    compiled = []
+    compiled, whole = [], SimpleNamespace(fallback=())
     monkeypatch.setattr(driver, "probe", lambda: SimpleNamespace(devices=("a GPU",), problem=""))
-    monkeypatch.setattr(tune_line, "compile_engine", lambda job, *_: compiled.append(job.build.target) or "engine")
+    monkeypatch.setattr(tune_line, "compile_engine", lambda job, *_: compiled.append(job.build.target) or whole)
     monkeypatch.setattr(evidence, "latencies", lambda front, engine: (3.0, 1.0, 2.0))
     for target, expected in (("onnxruntime", None), ("tensorrt_rtx", 2.0)):
         job = load_job(path, [f"build.target={target}"])
