@@ -118,6 +118,9 @@ class Console:
         except (KeyboardInterrupt, Cancelled):
             self._cancelled = True
             raise
+        except (BrokenPipeError, SystemExit):  # whoever reads the output has had enough, and that is no failure
+            outcome = "ended early after "
+            raise
         finally:
             self._polled = False
             self._stages.pop()

@@ -82,6 +82,13 @@ def test_a_failed_stage_says_so(capsys):
     assert "export                   failed after " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("end", [BrokenPipeError, SystemExit])
+def test_a_reader_that_has_had_enough_is_no_failure(capsys, end):
+    with pytest.raises(end), Console().watching() as reporter, reporter.stage("run"):
+        raise end
+    assert re.fullmatch(r"run +ended early after 0\.00 s\n", capsys.readouterr().err)
+
+
 def test_quiet_shows_no_stage_and_no_note(capsys):
     with Console(quiet=True).watching() as reporter, reporter.stage("export"):
         reporter.note("x")
