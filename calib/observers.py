@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import mmap
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -237,8 +238,9 @@ class _DeviceCounter(_Counter):
                 count(
                     flat, self._counts, self._low, self._high, all_bins=ALL_BINS, bins=BINS, shift=SHIFT, spread=_SPREAD
                 )
-        except Exception:  # noqa: BLE001  # Triton needs a C compiler, and says so in many ways; nothing was launched
-            self._triton = False
+        except Exception as error:  # noqa: BLE001  # Triton needs a C compiler, and says so in many ways
+            self._triton = False  # nothing was launched
+            warnings.warn(f"calib: slower counting, since Triton cannot compile here: {error}", stacklevel=2)
             return False
         return True
 

@@ -32,6 +32,7 @@ NEEDS_MORE = {
     "trtpipe.units": "torch",
     "trtpipe.gpu_modes": "torch",
     "trtpipe.graph": "torch",
+    "trtpipe.halves": "onnx",
     "trtpipe.placement": "torch",
     "trtpipe.precision": "torch",
     "trtpipe.pt2e": "torchao",

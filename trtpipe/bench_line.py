@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from trtpipe.bench import WARM_UP, Bench, Data, Mode, Ready, measure_modes
 from trtpipe.environment import environment
 from trtpipe.errors import InputError
+from trtpipe.speed import HYBRID
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
@@ -67,7 +69,7 @@ def bench_front(
     job: Job,
     front: Front,
     table: CalibrationTable | None,
-    plans: Mapping[str, Callable[[], bytes]],
+    plans: Mapping[str, Callable[[], Plan]],
     stages: Stages,
     *,
     rounds: int = ROUNDS,
@@ -90,7 +92,7 @@ def bench_front(
         *_ort_modes(job, front, None if table is None else table.amax, first),
     ]
     for name, plan in plans.items():
-        modes += _engine_modes(plan, job.build.target, first, name, hybrid=job.build.allow_torch_fallback)
+        modes += _engine_modes(plan, job.build.target, first, name)
     modes = [replace(m, cannot=m.cannot or left_out(m.name)) for m in modes]
     data = Data(data.batches, _reference(front.loaded, data), data.labels)
     return _measured(job.name, modes, data, batch, rounds, seconds, stages, "eager FP32")
@@ -103,6 +105,7 @@ def bench_bundle(
     from trtpipe.manifest import GRAPH
     from trtpipe.ort import OrtRunner
     from trtpipe.pipeline import Stages
+    from trtpipe.runner import runner_settings
 
     stages, manifest, golden = Stages(reporter), bundle.manifest, bundle.golden()
     data, batch = _data(
@@ -118,9 +121,12 @@ def bench_bundle(
         graph = bundle.read(GRAPH)
         modes.append(_ort_mode("ONNX Runtime, the bundle's graph", lambda: graph, first, OrtRunner))
     if manifest.engine is not None:
-        target = manifest.engine.target
-        hybrid = bool(manifest.engine.fallback)
-        modes += _engine_modes(lambda: bundle.read(manifest.engine_file), target, first, hybrid=hybrid)
+        fallback = bool(manifest.engine.fallback)
+        modes += _engine_modes(
+            lambda: Plan(bundle.read(manifest.engine_file), runner_settings(bundle), fallback),
+            manifest.engine.target,
+            first,
+        )
     return _measured(manifest.name, modes, data, batch, rounds, seconds, stages, "the bundle's baseline")
 
 
@@ -168,7 +174,7 @@ def _device() -> str:
 
 def first_batch(front: Front) -> Mapping[str, Array]:
     """The first check samples, as one batch of the `opt` size."""
-    arrays, labels = _samples(front, SAMPLES)
+    arrays, labels = _samples(front, front.loaded.inputs[0].at("opt")[0])
     data, _ = _data(arrays, labels, front.loaded.inputs[0])
     return next(iter(data.batches()))
 
@@ -261,34 +267,42 @@ def _ort_mode(name: str, graph: Callable[[], bytes], first: Mapping[str, Array],
     return Mode(name, "cpu", prepare, cannot)
 
 
-def _build_engine(job: Job, front: Front, table: Any, stages: Stages) -> Callable[[], bytes]:
+@dataclass(frozen=True)
+class Plan:
+    """A serialized engine, what its runner has to know of it, and whether it is a hybrid module."""
+
+    data: bytes
+    settings: Mapping[str, Any]
+    hybrid: bool = False
+
+
+def plan_of(engine: Engine) -> Plan:
+    """The same of a build's engine."""
+    from trtpipe.pipeline import engine_settings
+
+    return Plan(engine.data, engine_settings(engine), bool(engine.fallback))
+
+
+def _build_engine(job: Job, front: Front, table: Any, stages: Stages) -> Callable[[], Plan]:
     """The engine of the job itself, compiled when it is asked for."""
 
-    def make() -> bytes:
+    def make() -> Plan:
         from trtpipe.pipeline import compile_engine, quantize
 
-        return compile_engine(job, front.loaded, quantize(job, front, table, stages), stages).data
+        return plan_of(compile_engine(job, front.loaded, quantize(job, front, table, stages), stages))
 
     return make
 
 
 def _engine_modes(
-    engine: Callable[[], bytes], target: str, first: Mapping[str, Array], named: str = "engine", *, hybrid: bool
+    plan: Callable[[], Plan], target: str, first: Mapping[str, Array], named: str = "engine"
 ) -> list[Mode]:
     """The engine by CUDA events, launched by TensorRT and as a CUDA graph; where no GPU is, rows that say so."""
     from trtpipe.trt import driver
 
-    made: list[bytes] = []
-
-    def once() -> bytes:
-        if not made:
-            made.append(engine())
-        return made[0]
-
+    once = functools.cache(plan)
     if target == "onnxruntime":
         cannot = "the target is onnxruntime: there is no engine"
-    elif hybrid:
-        cannot = "build.allow_torch_fallback: PyTorch runs between the engines, which cannot be timed as one"
     else:
         found = driver.probe()
         cannot = "" if found.devices else f"no GPU executes an engine here: {found.problem}"
@@ -297,16 +311,18 @@ def _engine_modes(
         def prepare() -> Ready:
             from trtpipe.trt.timing import open_timed
 
-            data = once()
-            runner = open_timed(data, cuda_graph=cuda_graph)
+            made = once()
+            if made.hybrid:
+                raise InputError(HYBRID)
+            runner = open_timed(made.data, cuda_graph=cuda_graph, **made.settings)
             where = "copies from and to pageable memory included" if transfers else "data on the GPU, no copies"
             return Ready(
                 lambda: runner.run(first),
                 runner.run,
-                len(data),
+                len(made.data),
                 (f"CUDA events; {where}; memory: plan, activations and bindings", runner.name, *runner.notes),
                 ms=lambda: runner.milliseconds(first, transfers=transfers),
-                peak_memory_bytes=lambda: len(data) + runner.device_memory_bytes + runner.bindings_bytes,
+                peak_memory_bytes=lambda: len(made.data) + runner.device_memory_bytes + runner.bindings_bytes,
             )
 
         return Mode(name, "cuda", prepare, cannot)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from trtpipe.diagnose import blame, diagnose, is_about_numbers
+from trtpipe.speed import HYBRID
 from trtpipe.values import CheckReport, Engine, Metric
 
 if TYPE_CHECKING:
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
 
 #: Executions of the engine that are timed, after as many that are not.
 ROUNDS, WARM_UP = 200, 10
-
-#: Said of a hybrid engine.
-NOT_TIMED = "latency_ms: not measured, as PyTorch runs between the engines of a hybrid, which cannot be timed as one"
 
 
 @dataclass(frozen=True)
@@ -43,12 +41,12 @@ def gather(
     The engine is timed wherever it was executed. Sensitivity is measured where the check fails over numbers, or where
     `check.sensitivity` asks for it; the modes where `check.bench` does.
     """
-    from trtpipe.bench_line import bench_front, judged_speed
+    from trtpipe.bench_line import bench_front, judged_speed, plan_of
 
     report = judged_speed(job, front, engine, report, stages)
     report, latencies = timed(front, engine, report, stages)
     report, sensitivity = explained(job, front, table, report, stages)
-    bench = bench_front(job, front, table, {"engine": lambda: engine.data}, stages) if job.check.bench else None
+    bench = bench_front(job, front, table, {"engine": lambda: plan_of(engine)}, stages) if job.check.bench else None
     return report, Evidence(sensitivity, latencies, bench)
 
 
@@ -72,7 +70,7 @@ def timed(front: Front, engine: Engine, report: CheckReport, stages: Stages) -> 
     if report.executed != "engine":
         return report, ()
     if engine.fallback:
-        return replace(report, notes=(*report.notes, NOT_TIMED)), ()
+        return replace(report, notes=(*report.notes, f"latency_ms: not measured: {HYBRID}")), ()
     with stages("speed"):
         found = latencies(front, engine)
     metric = Metric("latency_ms", front.loaded.outputs[0].name, statistics.median(found))

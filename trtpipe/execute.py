@@ -110,13 +110,19 @@ def _execute(task: Task, reporter: Reporter, memory: Memory) -> JobOutcome:
         return JobOutcome(task.name, task.file, "built", key=task.key, bundle=str(kit.path))
     cache = _cache(task, reporter)
     with cache.lock("built", task.key, wait=task.wait):
-        record = cache.get("built", task.key)
-        if record is not None:
-            try:
-                return _reused(task, cache, record)
-            except (DamagedEntry, InputError):
-                cache.discard("built", task.key)
-        return _build(task, job, cache, reporter, memory)
+        return _kept(task, cache) or _build(task, job, cache, reporter, memory)
+
+
+def _kept(task: Task, cache: Cache) -> JobOutcome | None:
+    """The outcome that the cache holds, its bundle put in place; None where it holds none that is whole."""
+    record = cache.get("built", task.key)
+    if record is None:
+        return None
+    try:
+        return _reused(task, cache, record)
+    except (DamagedEntry, InputError):
+        cache.discard("built", task.key)
+        return None
 
 
 def _cache(task: Task, reporter: Reporter) -> Cache:
@@ -132,12 +138,8 @@ def _finish(task: Task, reporter: Reporter) -> JobOutcome:
 
     cache = _cache(task, reporter)
     with cache.lock("built", task.key, wait=task.wait):
-        record = cache.get("built", task.key)
-        if record is not None:
-            try:
-                return _reused(task, cache, record)
-            except (DamagedEntry, InputError):
-                cache.discard("built", task.key)
+        if (kept := _kept(task, cache)) is not None:
+            return kept
         built = finish_kit(Path(task.folder, task.name), Path(task.out), reporter)
         outcome = dataclasses.replace(of_bundle(task, built.bundle), seconds=dict(built.seconds))
         keep(cache, task.key, outcome, contents(built.bundle))

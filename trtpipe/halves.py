@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnx import numpy_helper
+
+HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 #: Operations whose results are among their inputs' values, or zero: rounded inputs give rounded results.
 EXACT = frozenset(
     ("Abs", "Clip", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GlobalMaxPool", "Identity", "Max",
      "MaxPool", "Min", "Neg", "Pad", "Relu", "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile",
      "Transpose", "Unsqueeze", "Where")
 )  # fmt: skip
+
+
+class Unrounded(ValueError):
+    """The graph cannot be rewritten; the message says why."""
 
 
 def rounded(model: bytes) -> bytes | None:
@@ -24,17 +34,22 @@ def rounded(model: bytes) -> bytes | None:
         model: a serialized ModelProto.
 
     Returns:
-        The new model with the same bindings; None where nothing is in half precision, or where the graph has subgraphs
-        (no route writes any).
-    """
-    import onnx
+        The new model with the same bindings; None where nothing is in half precision.
 
-    proto = onnx.load_from_string(model)
+    Raises:
+        Unrounded: it is no ONNX file, its types cannot be inferred, or it has subgraphs, which no route writes.
+    """
+    try:
+        proto = onnx.load_from_string(model)
+        types = _types(proto)
+    except (DecodeError, onnx.shape_inference.InferenceError) as error:
+        raise Unrounded(f"its types cannot be read ({error})") from error
     graph = proto.graph
-    types = _types(proto)
-    halves = {n: t for n, t in types.items() if t in _half_types()}
-    if not halves or any(a.g.node or a.graphs for n in graph.node for a in n.attribute):
+    halves = {n: t for n, t in types.items() if t in HALVES}
+    if not halves:
         return None
+    if any(a.g.node or a.graphs for n in graph.node for a in n.attribute):
+        raise Unrounded("the graph has subgraphs")
     _widen_initializers(graph, halves)
     constants = {i.name for i in graph.initializer}
     wide = {name: name if name in constants else f"{name}/wide" for name in halves}
@@ -49,16 +64,8 @@ def rounded(model: bytes) -> bytes | None:
     return data
 
 
-def _half_types() -> tuple[int, int]:
-    import onnx
-
-    return onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16
-
-
 def _types(proto: Any) -> dict[str, int]:
     """Element type of every tensor, by name."""
-    import onnx
-
     graph = onnx.shape_inference.infer_shapes(proto).graph
     found = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
     return found | {i.name: i.data_type for i in proto.graph.initializer}
@@ -66,9 +73,6 @@ def _types(proto: Any) -> dict[str, int]:
 
 def _widen_initializers(graph: Any, halves: Mapping[str, int]) -> None:
     """Each half-precision initializer as the FP32 numbers it stands for."""
-    import numpy as np
-    from onnx import numpy_helper
-
     for initializer in graph.initializer:
         if initializer.name in halves:
             values = numpy_helper.to_array(initializer).astype(np.float32)
@@ -77,8 +81,6 @@ def _widen_initializers(graph: Any, halves: Mapping[str, int]) -> None:
 
 def _widened(node: Any, halves: Mapping[str, int], wide: Mapping[str, str], ends: set[str]) -> list[Any]:
     """The node on FP32 inputs, and the casts after it."""
-    import onnx
-
     reads = any(name in halves for name in node.input)
     made, after = onnx.NodeProto(), []
     made.CopyFrom(node)
@@ -95,12 +97,10 @@ def _widened(node: Any, halves: Mapping[str, int], wide: Mapping[str, str], ends
             after.append(_cast(made.output[k], name, halves[name]))
             after.append(_cast(name, wide[name], onnx.TensorProto.FLOAT))
     for attribute in made.attribute:
-        if attribute.name == "output_dtype" and attribute.i in _half_types():
+        if attribute.name == "output_dtype" and attribute.i in HALVES:
             attribute.i = onnx.TensorProto.FLOAT
     return [made, *after]
 
 
 def _cast(source: str, target: str, to: int) -> Any:
-    import onnx
-
     return onnx.helper.make_node("Cast", [source], [target], f"{target}/Cast", to=to)

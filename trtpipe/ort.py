@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -64,29 +63,30 @@ class OrtRunner:
         try:
             self._session = session(as_written)
         except Exception as error:
-            if not as_written:
-                with contextlib.suppress(Exception):
-                    self._session = session(True)
-                    self.name += ", not optimized: its optimizer refuses the graph"
-            if not hasattr(self, "_session"):
-                raise BuildError(
-                    f"onnxruntime: must accept the graph (got {error}). Check its opset and dtypes."
-                ) from error
+            refused = BuildError(f"onnxruntime: must accept the graph (got {error}). Check its opset and dtypes.")
+            if as_written:
+                raise refused from error
+            try:
+                self._session = session(True)
+            except Exception:  # noqa: BLE001  # the first refusal says what is wrong
+                raise refused from error
+            self.name += ", not optimized: its optimizer refuses the graph"
         self._inputs = tuple(i.name for i in self._session.get_inputs())
         self._outputs = tuple(o.name for o in self._session.get_outputs())
 
     def _rounded(self, model: bytes) -> bytes:
-        """The model with its half-precision results rounded, where onnx is installed."""
+        """The model with its half-precision results rounded; where that cannot be, `name` says why."""
         try:
-            from trtpipe.halves import rounded
-
-            return rounded(model) or model
+            from trtpipe.halves import Unrounded, rounded
         except ModuleNotFoundError as error:
             if error.name != "onnx":
                 raise
             self.name += ", which does not round FP16 (install onnx)"
             return model
-        except Exception:  # noqa: BLE001  # not an ONNX file: the session says so
+        try:
+            return rounded(model) or model
+        except Unrounded as error:
+            self.name += f", which does not round FP16: {error}"
             return model
 
     def __enter__(self) -> OrtRunner:

@@ -268,16 +268,23 @@ def open_model(bundle: Bundle, *, graph: bool = False, as_written: bool = False)
         exact = as_written and bundle.manifest.build.target != "onnxruntime"
         return Model(bundle, OrtRunner(bundle.read(GRAPH), as_written=exact), "graph")
     verify.require_fit(bundle.manifest, this_device())
+    settings = runner_settings(bundle)
     if engine.fallback:
         from trtpipe.trt.hybrid import HybridRunner
 
-        hybrid = HybridRunner(bundle.read(engine.file), version_compatible=engine.version_compatible)
+        hybrid = HybridRunner(bundle.read(engine.file), version_compatible=settings["version_compatible"])
         return Model(bundle, hybrid, "engine")
     from trtpipe.trt.runtime import EngineRunner
 
-    stripped = bundle.read(GRAPH) if engine.options.get("strip_plan") and GRAPH in bundle.manifest.files else None
-    runner = EngineRunner(bundle.read(engine.file), version_compatible=engine.version_compatible, refit=stripped)
-    return Model(bundle, runner, "engine")
+    return Model(bundle, EngineRunner(bundle.read(engine.file), **settings), "engine")
+
+
+def runner_settings(bundle: Bundle) -> dict[str, Any]:
+    """What an `EngineRunner` has to know of the bundle's engine beside its bytes."""
+    engine = bundle.manifest.engine
+    assert engine is not None
+    stripped = engine.options.get("strip_plan") and GRAPH in bundle.manifest.files
+    return {"version_compatible": engine.version_compatible, "refit": bundle.read(GRAPH) if stripped else None}
 
 
 def _joined(batches: list[dict[str, Array]]) -> dict[str, Array]:

@@ -16,6 +16,8 @@ Array = np.ndarray[Any, Any]
 
 #: Timed executions of each engine, after as many warm-up runs as `WARM_UP`; and how many layers a report names.
 ROUNDS, WARM_UP, NAMED = 50, 5, 5
+#: Why a hybrid engine has no latency.
+HYBRID = "PyTorch runs between the engines of a hybrid module, which cannot be timed as one"
 _QDQ = re.compile(r"(de)?quantizelinear", re.IGNORECASE)
 
 

@@ -13,6 +13,7 @@ from trtpipe.diagnose import diagnose, first_samples
 from trtpipe.errors import InputError
 from trtpipe.job_text import job_text
 from trtpipe.pipeline import Front, Stages, calibrate, check_data, compile_engine, damaged, observe_ranges, prepare
+from trtpipe.speed import HYBRID
 from trtpipe.trials import Trials
 from trtpipe.tune import EVALUATIONS, Candidate, Laboratory, Preview, Trial, Tuned, search, shortfall
 
@@ -191,7 +192,10 @@ class _Bench:
         if job.build.target == "onnxruntime" or not driver.probe().devices:
             return None
         engine = compile_engine(job, self.front.loaded, quantized, self.stages)
-        return None if engine.fallback else statistics.median(latencies(self.front, engine))
+        if engine.fallback:
+            self.stages.note_of(f"latency_ms: not measured: {HYBRID}")()
+            return None
+        return statistics.median(latencies(self.front, engine))
 
     def int8_share(self, keep: Keep) -> float:
         """Share of the network's multiply-accumulates that stay in INT8 under `keep`."""

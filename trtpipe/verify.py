@@ -60,19 +60,20 @@ def remarks(manifest: Manifest, device: Device) -> tuple[str, ...]:
     checked with 1.31 at an accuracy of 0.9972, has 0.9917 with 1.23.
     """
     engine = manifest.engine
-    if engine is not None and engine.target == "tensorrt_rtx" and not engine.compute_capabilities:
-        return _rtx_remarks(device)
+    if engine is None:
+        return ()
+    said: list[str] = []
+    if engine.target == "tensorrt_rtx" and not engine.compute_capabilities:
+        said += _rtx_remarks(device)
+    if engine.fallback:
+        said += _remarks_on_pytorch(manifest, engine, device)
     here = device.versions.get("onnxruntime")
-    if engine is not None and engine.fallback:
-        return _remarks_on_pytorch(manifest, engine, device)
-    if engine is None or engine.target != "onnxruntime" or here is None:
-        return ()
-    if _numbers(here)[:2] == _numbers(engine.version)[:2]:
-        return ()
-    return (
-        f"ONNX Runtime is {here} here and was {engine.version} when the bundle was checked: answers may differ in a "
-        "few samples. The golden check below says by how much.",
-    )
+    if engine.target == "onnxruntime" and here is not None and _numbers(here)[:2] != _numbers(engine.version)[:2]:
+        said.append(
+            f"ONNX Runtime is {here} here and was {engine.version} when the bundle was checked: answers may differ in "
+            "a few samples. The golden check below says by how much."
+        )
+    return tuple(said)
 
 
 def _rtx_remarks(device: Device) -> tuple[str, ...]:

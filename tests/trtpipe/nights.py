@@ -126,3 +126,20 @@ def check_bundle(path):
     from trtpipe.bundle import read_bundle
 
     return read_bundle(path)
+
+
+def two_at_once(folder, names):
+    """The reports of two nights in `folder` that share jobs, bundles and cache: one of them builds each job."""
+    import json
+
+    command = ("nightly", "jobs", "-o", "out", "--cache", "cache", "--workers", "1", "--json")
+    both = [start(*command, "--history", f"h{i}.sqlite", cwd=folder) for i in range(2)]
+    reports = []
+    for process in both:
+        out, err = process.communicate()
+        assert process.returncode == 0, err
+        reports.append(json.loads(out))
+    for name in names:
+        assert sorted(outcomes(r)[name] for r in reports) == ["built", "reused"]
+        check_bundle(folder / "out" / name)
+    return reports

@@ -1,6 +1,5 @@
 """What the issue promises, at full size: minutes on two cores. Each test prints its figures (`pytest -s`)."""
 
-import json
 import os
 import random
 import shutil
@@ -74,16 +73,7 @@ def test_two_processes_and_ten_jobs(tmp_path):
         nights.write_job(
             jobs, f"j{k}", "precision: {int8_mode: true}\nbuild: {target: onnxruntime}\n", f"w{k}.safetensors"
         )
-    command = ("nightly", "jobs", "-o", "out", "--cache", "cache", "--workers", "1", "--json")
-    both = [nights.start(*command, "--history", f"h{i}.sqlite", cwd=tmp_path) for i in range(2)]
-    reports = []
-    for process in both:
-        out, err = process.communicate()
-        assert process.returncode == 0, err
-        reports.append(json.loads(out))
-    for k in range(10):
-        assert sorted(outcomes(r)[f"j{k}"] for r in reports) == ["built", "reused"]
-        nights.check_bundle(tmp_path / f"out/j{k}")
+    reports = nights.two_at_once(tmp_path, [f"j{k}" for k in range(10)])
     print("\nbuilt by each process:", [sum(o == "built" for o in outcomes(r).values()) for r in reports])
 
 

@@ -10,6 +10,7 @@ import trtpipe
 from trtpipe import bench_line, evidence
 from trtpipe.bench import Bench, Row
 from trtpipe.cli import main
+from trtpipe.errors import InputError
 from trtpipe.pipeline import Stages
 from trtpipe.progress import Silent
 from trtpipe.values import CheckReport, Control, Engine, Fallback, Metric, TensorSpec
@@ -57,7 +58,7 @@ def test_the_table_of_modes_is_in_the_report_of_a_job_that_asks_for_it(world, mo
     asked = []
 
     def bench_front(job, front, table, plans, stages):
-        asked.append(plans["engine"]())
+        asked.append(plans["engine"]().data)
         return Bench("m", 4, 24, 10, 5, "eager FP32", 1, (Row("a mode", "cpu", "", 1.25), Row("b", "cuda", "no GPU")))
 
     monkeypatch.setattr(bench_line, "bench_front", bench_front)
@@ -133,13 +134,38 @@ def test_a_hybrid_engine_is_not_timed_and_that_is_said():
     assert found == ()
     assert report.metrics == EXECUTED.metrics
     assert report.notes[-1] == (
-        "latency_ms: not measured, as PyTorch runs between the engines of a hybrid, which cannot be timed as one"
+        "latency_ms: not measured: PyTorch runs between the engines of a hybrid module, which cannot be timed as one"
     )
 
 
-def test_the_modes_of_a_hybrid_engine_say_why_they_are_not_measured():
-    modes = bench_line._engine_modes(lambda: b"", "tensorrt_rtx", {}, hybrid=True)
+def test_the_modes_of_a_hybrid_engine_say_why_they_are_not_measured(monkeypatch):
+    from trtpipe.trt import driver
+
+    monkeypatch.setattr(driver, "probe", lambda: SimpleNamespace(devices=("a card",), problem=""))
+    modes = bench_line._engine_modes(lambda: bench_line.Plan(b"", {}, hybrid=True), "tensorrt_rtx", {})
     assert [m.name for m in modes] == ["engine", "engine, CUDA graph", "engine, with transfers"]
-    assert {m.cannot for m in modes} == {
-        "build.allow_torch_fallback: PyTorch runs between the engines, which cannot be timed as one"
-    }
+    for mode in modes:
+        assert not mode.cannot
+        with pytest.raises(InputError, match="PyTorch runs between the engines of a hybrid module"):
+            mode.prepare()
+
+
+def test_an_engine_is_timed_with_its_own_settings(monkeypatch):
+    from trtpipe.trt import driver, timing
+
+    made, opened = [], []
+
+    def plan():
+        made.append(1)
+        return bench_line.Plan(b"plan", {"version_compatible": True, "refit": b"graph"})
+
+    def open_timed(engine, *, cuda_graph, version_compatible=False, refit=None):
+        opened.append((engine, cuda_graph, version_compatible, refit))
+        return SimpleNamespace(name="RTX", notes=(), run=None)
+
+    monkeypatch.setattr(driver, "probe", lambda: SimpleNamespace(devices=("a card",), problem=""))
+    monkeypatch.setattr(timing, "open_timed", open_timed)
+    for mode in bench_line._engine_modes(plan, "tensorrt_rtx", {}):
+        assert mode.prepare().size_bytes == len(b"plan")
+    assert opened == [(b"plan", graph, True, b"graph") for graph in (False, True, False)]
+    assert made == [1]

@@ -11,7 +11,8 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from trtpipe.halves import rounded
+from trtpipe.errors import BuildError
+from trtpipe.halves import Unrounded, rounded
 from trtpipe.ort import OrtRunner
 
 
@@ -107,7 +108,33 @@ def test_a_graph_without_half_precision_stays_as_it_is() -> None:
 
 def test_without_onnx_the_name_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     data = product_of_three()
+    monkeypatch.delitem(sys.modules, "trtpipe.halves")
     monkeypatch.setitem(sys.modules, "onnx", None)
     runner = OrtRunner(data, as_written=True)
     assert runner.name.endswith(", which does not round FP16 (install onnx)")
     np.testing.assert_allclose(runner.run({"x": np.ones(3, np.float32)})["y"], 1e-4, rtol=1e-2)
+
+
+def with_a_branch() -> bytes:
+    """x in FP16, doubled in the taken branch of an If."""
+    spec = helper.make_tensor_value_info("d", TensorProto.FLOAT16, [3])
+    branch = helper.make_graph([helper.make_node("Add", ["x", "x"], ["d"])], "branch", [], [spec])
+    other = helper.make_graph([helper.make_node("Mul", ["x", "x"], ["d"])], "other", [], [spec])
+    node = helper.make_node("If", ["yes"], ["y"], then_branch=branch, else_branch=other)
+    return model_of([node], {"yes": np.array(True)}, TensorProto.FLOAT16)
+
+
+def test_a_graph_that_cannot_be_rewritten_runs_and_the_name_says_so() -> None:
+    with pytest.raises(Unrounded, match="the graph has subgraphs"):
+        rounded(with_a_branch())
+    runner = OrtRunner(with_a_branch(), as_written=True)
+    assert runner.name.endswith(", which does not round FP16: the graph has subgraphs")
+    x = np.array([1, 2, 3], np.float16)
+    np.testing.assert_array_equal(runner.run({"x": x})["y"], 2 * x)
+
+
+def test_what_is_no_onnx_file_is_refused_by_onnxruntime() -> None:
+    with pytest.raises(Unrounded, match="its types cannot be read"):
+        rounded(b"garbage")
+    with pytest.raises(BuildError, match="onnxruntime: must accept the graph"):
+        OrtRunner(b"garbage", as_written=True)
