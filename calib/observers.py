@@ -8,9 +8,9 @@ it never waits for the device. What was seen is read from a property, which chan
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import mmap
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -240,7 +240,7 @@ class _DeviceCounter(_Counter):
                 )
         except Exception as error:  # noqa: BLE001  # Triton needs a C compiler, and says so in many ways
             self._triton = False  # nothing was launched
-            warnings.warn(f"calib: slower counting, since Triton cannot compile here: {error}", stacklevel=2)
+            logging.getLogger("calib").warning("slower counting, as Triton cannot compile here: %s", error)
             return False
         return True
 

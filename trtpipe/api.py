@@ -5,7 +5,7 @@ They are here for `trtpipe`, which imports this module when one of them is first
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from trtpipe.job import Job
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
+    from trtpipe.bundle import Sign
     from trtpipe.pipeline import Built
     from trtpipe.progress import Reporter
     from trtpipe.runner import Model
@@ -43,7 +44,7 @@ def build(
     out: str | Path = "out",
     *,
     progress: Reporter | None = None,
-    sign: Callable[[bytes], bytes] | None = None,
+    sign: Sign | None = None,
 ) -> Built:
     """Build a job, check the engine against its baseline, and write the bundle `out/<name>`.
 
@@ -53,7 +54,7 @@ def build(
         job: a job, or the path of one.
         out: the folder that the bundle's folder is made in.
         progress: told of stages and steps; by default a bar in a notebook, and nothing elsewhere.
-        sign: signs the manifest, as `trtpipe.signing.signer` makes it.
+        sign: signs the manifest, as `trtpipe.signing.signer` makes it, unless the check failed.
 
     Raises:
         TrtpipeError: what the command line would end with, with the same exit code; no bundle is then written.

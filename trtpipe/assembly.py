@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from calib.table import CalibrationTable
-    from trtpipe.bundle import Bundle
+    from trtpipe.bundle import Bundle, Sign
     from trtpipe.evidence import Evidence
     from trtpipe.job import Job
     from trtpipe.manifest import Manifest
@@ -45,9 +45,7 @@ def shared_scales(captured: Captured) -> dict[str, str]:
     return {s.key: s.group for s in find_sites(captured.graph)[0] if s.axis is None}
 
 
-def assemble(
-    job: Job, out: Path, parts: Parts, stages: Stages, *, sign: Callable[[bytes], bytes] | None = None
-) -> Bundle:
+def assemble(job: Job, out: Path, parts: Parts, stages: Stages, *, sign: Sign | None = None) -> Bundle:
     """The bundle `out/<name>`, written."""
     from trtpipe import golden
     from trtpipe.bundle import write_bundle

@@ -35,6 +35,8 @@ from trtpipe.replacing import clean_leftovers, move_into_place, sibling, standin
 #: Bytes of an Ed25519 signature.
 SIGNATURE_BYTES = 64
 
+#: Given the manifest's bytes, returns the 64 bytes of their Ed25519 signature (`signing.signer`).
+Sign = Callable[[bytes], bytes]
 #: Takes the manifest's bytes and its signature, or None, and raises to refuse them.
 Trust = Callable[[bytes, bytes | None], object]
 
@@ -66,6 +68,15 @@ class Bundle:
         _check_digest(self.path, name, data, entry)
         return data
 
+    def contents(self) -> dict[str, bytes]:
+        """Every file, the manifest and the signature included.
+
+        Raises:
+            InputError: as `read`.
+        """
+        files = {name: self.read(name) for name in self.manifest.files} | {MANIFEST: self.manifest_bytes}
+        return files | ({SIGNATURE: self.signature} if self.signature is not None else {})
+
     def golden(self) -> golden_data.Golden:
         """The golden inputs and the baseline's outputs on them."""
         m = self.manifest
@@ -77,7 +88,7 @@ def write_bundle(
     manifest: Manifest,
     files: Mapping[str, bytes],
     *,
-    sign: Callable[[bytes], bytes] | None = None,
+    sign: Sign | None = None,
 ) -> Bundle:
     """Write `manifest` and `files` to the directory `destination` and return the bundle as it was read back.
 
@@ -87,7 +98,7 @@ def write_bundle(
         destination: the bundle's directory; its parents are made.
         manifest: its `files` are replaced by the sizes and digests of `files`.
         files: content by name; names are flat (`FILE_NAME`).
-        sign: given the manifest's bytes, returns the 64 bytes of their Ed25519 signature.
+        sign: signs the manifest's bytes; not called when the manifest says that the check failed.
 
     Raises:
         InputError: a name is illegal, a required file is missing, a file contradicts the manifest, or `destination`
@@ -101,9 +112,31 @@ def write_bundle(
     entries = {name: FileEntry(size=len(d), sha256=hashlib.sha256(d).hexdigest()) for name, d in files.items()}
     data = to_json(manifest.model_copy(update={"files": entries}))
     content = {**files, MANIFEST: data}
-    if sign is not None:
+    if sign is not None and not failed(manifest):
         content[SIGNATURE] = sign(data)
     return place(destination, content, where=destination)
+
+
+def failed(manifest: Manifest) -> bool:
+    """Whether the bundle, or kit, was found too far off its baseline where it was made: nobody signs such a one."""
+    return manifest.check is not None and not manifest.check.passed
+
+
+def give_signature(path: Path, sign: Sign | None) -> bool:
+    """Sign the bundle at `path`, in place of any other signature; with None take its signature away.
+
+    Returns:
+        Whether it is signed now: not where its check failed.
+
+    Raises:
+        InputError: it is no bundle, or not whole.
+    """
+    bundle = read_bundle(path)
+    wanted = None if sign is None or failed(bundle.manifest) else sign(bundle.manifest_bytes)
+    if wanted != bundle.signature:
+        content = {name: data for name, data in bundle.contents().items() if name != SIGNATURE}
+        place(path, content | ({} if wanted is None else {SIGNATURE: wanted}), where=path)
+    return wanted is not None
 
 
 def place(

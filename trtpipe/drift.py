@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtpipe.execute import Task, contents, of_bundle
+from trtpipe.execute import Task, of_bundle
 from trtpipe.nightly_report import Drift, JobOutcome
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def repeat(task: Task, job: Job, reporter: Reporter) -> JobOutcome:
             engines.append(manifest.files[manifest.engine.file].sha256)
             answers.append(_answers(built.bundle))
             if number + 1 == task.repeat:
-                bundle = place(Path(task.out, task.name), contents(built.bundle), where=built.bundle.path)
+                bundle = place(Path(task.out, task.name), built.bundle.contents(), where=built.bundle.path)
                 seconds = dict(built.seconds)
     executed = [a for a in answers if a is not None]
     if built.report.executed == "graph" and job.build.target != "onnxruntime":

@@ -142,7 +142,7 @@ def _finish(task: Task, reporter: Reporter) -> JobOutcome:
             return kept
         built = finish_kit(Path(task.folder, task.name), Path(task.out), reporter)
         outcome = dataclasses.replace(of_bundle(task, built.bundle), seconds=dict(built.seconds))
-        keep(cache, task.key, outcome, contents(built.bundle))
+        keep(cache, task.key, outcome, built.bundle.contents())
         return outcome
 
 
@@ -165,7 +165,7 @@ def _build(task: Task, job: Job, cache: Cache, reporter: Reporter, memory: Memor
     if after.key != ingredients.key:
         moved = "; ".join(after.changes(ingredients.parts))
         raise InputError(f"{task.name}: must stay as it is while it is built (got: {moved}). Run again.")
-    keep(cache, task.key, outcome, contents(done.built.bundle))
+    keep(cache, task.key, outcome, done.built.bundle.contents())
     return outcome
 
 
@@ -222,14 +222,6 @@ def of_bundle(task: Task, bundle: Bundle) -> JobOutcome:
         attempts=task.attempts,
         notes=manifest.notes,
     )
-
-
-def contents(bundle: Bundle) -> dict[str, bytes]:
-    """Every file of a bundle, its manifest and signature included."""
-    from trtpipe.manifest import MANIFEST, SIGNATURE
-
-    files = {name: bundle.read(name) for name in bundle.manifest.files} | {MANIFEST: bundle.manifest_bytes}
-    return files | ({SIGNATURE: bundle.signature} if bundle.signature is not None else {})
 
 
 def plain(outcome: JobOutcome) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from trtpipe.digests import Digests
 from trtpipe.environment import BUILDERS
 from trtpipe.errors import Cancelled, MissingError, TrtpipeError
-from trtpipe.execute import Task, contents, failure, from_plain, keep
+from trtpipe.execute import Task, failure, from_plain, keep
 from trtpipe.ingredients import Machine, this_machine
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ class Fleet:
             if raw["outcome"] != "built":
                 finished(task, raw)
                 return
-            files = contents(read_bundle(Path(raw["bundle"])))
+            files = read_bundle(Path(raw["bundle"])).contents()
             finishing = dataclasses.replace(task, kit="finish", job={})
             sent[task.name] = self._send(finishing, needs(task.load()) - {"torch"}, files)
 

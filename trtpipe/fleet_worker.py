@@ -17,7 +17,7 @@ from trtpipe.device import Device, this_device
 from trtpipe.digests import Digests
 from trtpipe.environment import versions
 from trtpipe.errors import InputError, MissingError
-from trtpipe.execute import Task, contents, failure
+from trtpipe.execute import Task, failure
 from trtpipe.fleet import TOPIC
 from trtpipe.ingredients import Machine, this_machine
 from trtpipe.pool import Pool, Slot, visible
@@ -70,7 +70,7 @@ class Jobs:
             outcome = self._watched(local, say)
             files: dict[str, bytes] = {}
             if outcome["outcome"] in ("built", "reused"):
-                files = contents(read_bundle(Path(scratch, "out", task.name)))
+                files = read_bundle(Path(scratch, "out", task.name)).contents()
             return {"outcome": outcome, "worker": self.name, "files": files}
 
     def _watched(self, task: Task, say: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +30,9 @@ from trtpipe.values import CheckReport, Engine, OnnxModel, Quantized
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
-    from trtpipe.bundle import Bundle
+    from trtpipe.bundle import Bundle, Sign
     from trtpipe.job import Build, Job, Precision
     from trtpipe.progress import Progress, Reporter
-
-Sign = Callable[[bytes], bytes]
 
 
 def write_kit(job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = None) -> Built:
@@ -110,7 +108,7 @@ def finish_kit(
         out: the folder that the bundle goes to; not the one the kit is in.
         reporter: is told the stages.
         key: file of trusted public keys, or None.
-        sign: signs the bundle's manifest.
+        sign: signs the bundle's manifest, unless the check failed.
 
     Raises:
         TrtpipeError: with the exit code of what went wrong; nothing is then written.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from trtpipe.bundle import Sign
 from trtpipe.cache import DEFAULT_LIMIT_BYTES
 from trtpipe.execute import Task
 from trtpipe.ingredients import Ingredients
@@ -16,7 +17,7 @@ from trtpipe.regressions import LIMITS, Limit
 
 @dataclass(frozen=True)
 class Options:
-    """What `trtpipe nightly` was asked for; see its help. `accept` are globs over names of jobs."""
+    """What `trtpipe nightly` was asked for: see its help. `accept` are globs over names of jobs."""
 
     jobs: tuple[Path, ...]
     out: Path
@@ -33,6 +34,7 @@ class Options:
     repeat: int = 0
     accept: tuple[str, ...] = ()
     limits: Mapping[str, Limit] = field(default_factory=lambda: dict(LIMITS))
+    sign: Sign | None = None
 
     def arguments(self) -> dict[str, Any]:
         """What a resumed run must have in common with this one."""

@@ -24,6 +24,7 @@ from trtpipe.history import History
 from trtpipe.ingredients import Ingredients, Machine, Survey, this_machine
 from trtpipe.job import Job, JobErrors, load_jobs
 from trtpipe.night_plan import Executor, Options, Planned, Unwatched, Watcher
+from trtpipe.night_signing import sign_green
 from trtpipe.nightly_report import JobOutcome, NightlyReport
 from trtpipe.regressions import compare
 from trtpipe.validate import judge
@@ -47,6 +48,7 @@ def nightly(options: Options, watcher: Watcher) -> NightlyReport:
         run, resumed, options = _begin(history, options, watcher)
         with Digests(cache.digests_path) as digests, _Night(options, watcher, cache, history, run, digests) as night:
             interrupted = night.over(resumed)
+        signed = () if options.sign is None else sign_green(night.outcomes.values(), options.sign)
         history.end(run, "interrupted" if interrupted else "done")
         evicted = cache.trim(options.cache_limit_bytes)
         entries = cache.entries()
@@ -62,7 +64,7 @@ def nightly(options: Options, watcher: Watcher) -> NightlyReport:
             cache_bytes=sum(size for _, size, _ in entries),
             cache_entries=len(entries),
             evicted=evicted,
-            notes=tuple(night.notes),
+            notes=(*night.notes, *signed),
         )
 
 

@@ -189,11 +189,7 @@ def _of(o: JobOutcome) -> Iterator[str]:
     if o.error:
         yield from o.error.splitlines()
     if o.exit_code == 1 and not o.error:
-        failed = [
-            f"{m.name} {m.value:.6g} (limit {m.limit:g})"
-            for m in o.metrics
-            if m.passed is False and m.limit is not None
-        ]
+        failed = [str(m) for m in o.metrics if m.passed is False]
         yield "check failed: " + "; ".join([*failed, *o.problems])
     if o.reasons:
         yield "built: " + "; ".join(o.reasons)

@@ -18,7 +18,7 @@ from trtpipe.values import Baseline, Captured, CheckReport, Engine, LoadedModel,
 if TYPE_CHECKING:
     from calib.data import Source
     from calib.table import CalibrationTable
-    from trtpipe.bundle import Bundle
+    from trtpipe.bundle import Bundle, Sign
     from trtpipe.check import CheckData, Damaged
     from trtpipe.golden import Golden
     from trtpipe.job import Job
@@ -83,10 +83,10 @@ class Stages:
         return lambda: self._reporter.note(message)
 
 
-def build(job: Job, out: Path, reporter: Reporter, *, sign: Callable[[bytes], bytes] | None = None) -> Built:
+def build(job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = None) -> Built:
     """Take `job` down the whole line and write `out/<name>`, signed by `sign` (`signing.signer`) if that is given.
 
-    The bundle is written whether or not the check passes; `Built.report.passed` says which.
+    The bundle is written whether or not the check passes, and signed only if it does; `Built.report.passed` says which.
 
     Raises:
         TrtpipeError: with the exit code of what went wrong; nothing is then written.

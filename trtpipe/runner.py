@@ -7,6 +7,7 @@ with trtpipe.load("out/quickstart") as model:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -225,7 +226,7 @@ def load(path: str | Path, *, key: str | Path | None = None, graph: bool = False
     """The bundle at `path`, ready to be run here.
 
     Nothing of the engine is deserialized before the bundle is found whole, signed as the device demands, and fit for
-    this device.
+    this device. One whose check failed when it was made is loaded, with a warning in the log.
 
     Args:
         path: the bundle's directory.
@@ -239,6 +240,8 @@ def load(path: str | Path, *, key: str | Path | None = None, graph: bool = False
     """
     trusted = Path(key) if key is not None else signing.configured_key()
     bundle, _ = verify.admit(Path(path), trusted)
+    if failed := verify.failure(bundle.manifest):
+        logging.getLogger("trtpipe").warning("%s: %s", path, failed)
     return open_model(bundle, graph=graph, as_written=as_written)
 
 

@@ -27,7 +27,7 @@ def verdict(tuned: Tuned, limits: Limits) -> str:
     count = f"{len(tuned.trials)} evaluation{'s' if len(tuned.trials) != 1 else ''}"
     if tuned.met:
         return f"budget met: {what} ({count})"
-    missed = [f"{m.name} {m.value:.4g} (limit {m.limit:g})" for m in best.metrics if m.passed is False]
+    missed = [str(m) for m in best.metrics if m.passed is False]
     return f"budget NOT met; closest: {what}, with {', '.join([*missed, *best.problems]) or 'no figure'} ({count})"
 
 

@@ -182,6 +182,10 @@ class Metric:
     passed: bool | None = None
     interval: tuple[float, float] | None = None
 
+    def __str__(self) -> str:
+        """Like `cosine 0.91 (limit 0.99)`."""
+        return f"{self.name} {self.value:.6g}" + ("" if self.limit is None else f" (limit {self.limit:g})")
+
 
 @dataclass(frozen=True)
 class Control:

@@ -19,6 +19,7 @@ REPORT = shipping.manifest().check
 @dataclass
 class Bundle:
     path: Path
+    signature: bytes | None = None
 
 
 @dataclass

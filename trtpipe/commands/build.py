@@ -57,7 +57,7 @@ def command(
         from trtpipe.kit_line import finish_kit
 
         tasks += [(path, partial(finish_kit, path, out, key=trusted(key), sign=signing)) for path in kits]
-    return run_tasks(tasks, as_json=as_json, verbose=verbose, quiet=quiet)
+    return run_tasks(tasks, as_json=as_json, verbose=verbose, quiet=quiet, signs=sign is not None)
 
 
 def load_jobs(
@@ -90,7 +90,7 @@ def load_jobs(
     return loaded
 
 
-def run_tasks(tasks: Sequence[Task], *, as_json: bool, verbose: int, quiet: bool) -> int:
+def run_tasks(tasks: Sequence[Task], *, as_json: bool, verbose: int, quiet: bool, signs: bool = False) -> int:
     """Do one task after the other, print each verdict, and return the worst exit code.
 
     With several, one that fails is said and the others still run.
@@ -117,10 +117,18 @@ def run_tasks(tasks: Sequence[Task], *, as_json: bool, verbose: int, quiet: bool
                 continue
             codes.append(0 if built.report.passed else 1)
             results.append(
-                {"job": str(path), "bundle": str(built.bundle.path), "exit_code": codes[-1], "check": built.report}
+                {
+                    "job": str(path),
+                    "bundle": str(built.bundle.path),
+                    "exit_code": codes[-1],
+                    "check": built.report,
+                    "signed": built.bundle.signature is not None,
+                }
             )
             if not as_json:
                 console.out("\n".join(verdict(built.bundle.path.name, built.bundle.path, built.report)))
+                if signs and built.bundle.signature is None:
+                    console.out("  not signed, as the check failed")
     if as_json:
         console.out_json(results)
     return max(codes)

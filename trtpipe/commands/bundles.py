@@ -32,7 +32,7 @@ def sign_option(function: F) -> F:
         "--sign",
         type=click.Path(path_type=Path, dir_okay=False),
         metavar="KEY",
-        help="Sign with this private key (see keygen).",
+        help="Sign what passed its check with this private key (see keygen).",
     )(function)
 
 

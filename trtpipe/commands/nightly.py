@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from trtpipe.commands.bundles import sign_option
 from trtpipe.commands.options import job_files, json_option, out_option, set_option
 
 
@@ -33,6 +34,7 @@ from trtpipe.commands.options import job_files, json_option, out_option, set_opt
     "--limit", "limits", multiple=True, metavar="FIGURE=VALUE", help="How much worse a figure may become, or off."
 )
 @click.option("--accept", multiple=True, metavar="GLOB", help="Regressions of these jobs are the new normal.")
+@sign_option
 @json_option
 @click.option("-q", "--quiet", is_flag=True, help="Show only the report.")
 def command(jobs: tuple[Path, ...], as_json: bool, quiet: bool, explains: bool, **given: Any) -> int:
@@ -69,6 +71,7 @@ def _options(jobs: tuple[Path, ...], **given: Any) -> Any:
     from trtpipe.cache import default_root, parse_bytes
     from trtpipe.night_plan import Options
     from trtpipe.regressions import parse_limits
+    from trtpipe.signing import signer
 
     if not jobs and not given["resume"]:
         raise click.UsageError("JOB... must be given, or --resume.")
@@ -76,6 +79,8 @@ def _options(jobs: tuple[Path, ...], **given: Any) -> Any:
         raise click.UsageError("--force must not be given with --resume: it would build again what is done.")
     if given["repeat"] and given["scheduler"]:
         raise click.UsageError("--repeat must not be given with --scheduler.")
+    if given["repeat"] and given["sign"]:
+        raise click.UsageError("--repeat must not be given with --sign: it looks for differences, and is no release.")
     out = given["out"]
     return Options(
         jobs=job_files(jobs),
@@ -93,6 +98,7 @@ def _options(jobs: tuple[Path, ...], **given: Any) -> Any:
         repeat=given["repeat"] or 0,
         accept=given["accept"],
         limits=parse_limits(given["limits"]),
+        sign=signer(given["sign"]) if given["sign"] else None,
     )
 
 

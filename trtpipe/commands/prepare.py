@@ -43,4 +43,4 @@ def command(
 
     signing = None if sign is None else signer(sign)
     tasks: list[Task] = [(path, partial(write_kit, job, out, sign=signing)) for path, job in loaded]
-    return run_tasks(tasks, as_json=as_json, verbose=verbose, quiet=quiet)
+    return run_tasks(tasks, as_json=as_json, verbose=verbose, quiet=quiet, signs=sign is not None)

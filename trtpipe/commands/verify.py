@@ -18,13 +18,14 @@ from trtpipe.commands.options import json_option
 def command(bundle: Path, key: Path | None, no_run: bool, as_json: bool) -> int:
     """Say whether BUNDLE (or a kit) is whole, signed and fit for this device, and answers as its baseline did.
 
-    Exit code 0: yes; 2: it is damaged or not signed; 3: it does not fit this device; 1: its answers are too far off.
+    Exit code 0: yes; 2: it is damaged or not signed; 3: it does not fit this device; 1: its answers are too far off, or
+    were where it was made.
     """
     from trtpipe import console
     from trtpipe.device import this_device
     from trtpipe.recheck import recheck
     from trtpipe.runner import open_model
-    from trtpipe.verify import admit, problems, remarks
+    from trtpipe.verify import admit, failure, problems, remarks
 
     found, signature = admit(bundle, trusted(key))
     manifest, device = found.manifest, this_device()
@@ -33,11 +34,11 @@ def command(bundle: Path, key: Path | None, no_run: bool, as_json: bool) -> int:
     if manifest.kind == "bundle" and not mismatches and not no_run:
         with open_model(found, as_written=True) as model:
             report = recheck(model)
-    code = 3 if mismatches else 1 if report is not None and not report.passed else 0
+    failed = failure(manifest)
+    code = 3 if mismatches else 1 if failed or (report is not None and not report.passed) else 0
     if as_json:
         result = {"bundle": str(bundle), "kind": manifest.kind, "signature": signature, "mismatches": mismatches}
-        result["notes"] = notes
-        console.out_json({**result, "check": report, "exit_code": code})
+        console.out_json({**result, "notes": notes, "failure": failed, "check": report, "exit_code": code})
         return code
     console.out(f"{bundle}: {manifest.kind} {manifest.name}, {len(manifest.files)} files whole, {signature}")
     for line in mismatches:
@@ -46,6 +47,8 @@ def command(bundle: Path, key: Path | None, no_run: bool, as_json: bool) -> int:
         console.out("fits this device")
     for line in notes:
         console.out(f"note: {line}")
+    if failed:
+        console.out(f"FAILED: {failed}")
     if report is not None:
         console.out("\n".join(report_lines(report)))
     return code
