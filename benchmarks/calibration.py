@@ -23,15 +23,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from calibrators import calib_runner, modelopt_runner, onnxruntime_runner, wait
 
 ROWS = ("calib entropy_2", "calib entropy", "calib minmax", "calib percentile", "calib mse", "onnxruntime minmax",
         "onnxruntime entropy", "modelopt entropy")  # fmt: skip
 MEMORY_ROWS = ("calib entropy_2",)
+#: Processes for each count of images: one's peak differs from the next one's by up to 5 %.
+MEMORY_RUNS = 3
 #: Times the bare forward pass that calibrating on a GPU may take.
 MOST_ON_A_GPU = 1.15
 SIZE = 224
@@ -81,101 +84,6 @@ def captured_model(name: str, batch: int) -> tuple[Any, Any]:
     inputs = (TensorSpec("x", "float32", ("N", 3, SIZE, SIZE), {"N": DimRange(1, batch, 64)}),)
     outputs = (TensorSpec("y", "float32", ("N", 1000), {"N": DimRange(1, batch, 64)}),)
     return network, capture(LoadedModel(bind(network, inputs, {}, ("y",)), inputs, outputs, "random", name))
-
-
-def calib_runner(captured: Any, batch: int, algorithm: str, device: str) -> Callable[[Any], Any]:
-    """A function that calibrates on a source as a job does, on a graph that was prepared before."""
-    from calib.calibrate import calibrate
-    from calib.observers import HistogramObserver
-    from trtpipe.quantize import prepare
-
-    prepared = prepare(captured)
-    prepared.graph.to(device)
-
-    def run(source: Any) -> Any:
-        for observer in prepared.observers.values():
-            observer.histogram = HistogramObserver()
-        found = {key: o.histogram for key, o in prepared.observers.items() if o.histogram is not None}
-        return calibrate(
-            lambda inputs: prepared.graph(*inputs),
-            found,
-            source,
-            batch_size=batch,
-            algorithm=algorithm,
-            device=device,
-        )
-
-    return run
-
-
-def onnxruntime_runner(captured: Any, example: Any, folder: Path, method: str) -> Callable[[list[Any]], None]:
-    """A function that calibrates the same graph as ONNX with ONNX Runtime's calibrator, fed batch by batch."""
-    import torch
-    from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod
-    from onnxruntime.quantization.calibrate import create_calibrator
-
-    path = folder / "model.onnx"
-    torch.onnx.export(
-        captured.graph,
-        (example,),
-        str(path),
-        dynamo=True,
-        dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=64)},),
-        input_names=["x"],
-        output_names=["y"],
-        external_data=False,
-        verbose=False,
-    )
-    kinds = {"minmax": CalibrationMethod.MinMax, "entropy": CalibrationMethod.Entropy}
-
-    class Reader(CalibrationDataReader):  # type: ignore[misc]
-        def __init__(self, images: list[Any]) -> None:
-            self.batches: Iterator[Any] = iter(images)
-
-        def get_next(self) -> Any:
-            return next(({"x": b} for b in self.batches), None)
-
-    def made() -> Any:
-        augmented = str(folder / "augmented.onnx")
-        return create_calibrator(str(path), ["Conv", "Gemm", "MatMul"], augmented, calibrate_method=kinds[method])
-
-    ready = [made()]  # the first run's, made before the clock starts
-
-    def run(images: list[Any]) -> None:
-        calibrator = ready.pop() if ready else made()
-        calibrator.collect_data(Reader(images))
-        calibrator.compute_data()
-
-    return run
-
-
-def modelopt_runner(network: Any) -> Callable[[list[Any]], None]:
-    """A function that runs ModelOpt's entropy calibrators on the inputs of convolutions and linear layers."""
-    import modelopt.torch.quantization as mtq
-    import torch
-
-    config = {
-        "quant_cfg": {
-            "*weight_quantizer": {"num_bits": 8, "axis": 0},
-            "*input_quantizer": {"num_bits": 8, "axis": None, "calibrator": "histogram"},
-            "default": {"enable": False},
-        },
-        "algorithm": None,
-    }
-
-    def run(batches: list[Any]) -> None:
-        model = mtq.quantize(copy.deepcopy(network), config)
-        quantizers = [m for n, m in model.named_modules() if n.endswith("input_quantizer") and m.is_enabled]
-        for quantizer in quantizers:
-            quantizer.disable_quant()
-            quantizer.enable_calib()
-        with torch.inference_mode():
-            for x in batches:
-                model(x)
-        for quantizer in quantizers:
-            quantizer.load_calib_amax("entropy")
-
-    return run
 
 
 def peak_mb() -> float:
@@ -240,14 +148,6 @@ def require_device(device: str, tool: str) -> None:
         raise SystemExit(f"{tool} is measured on the CPU")
     if not torch.cuda.is_available():
         raise SystemExit(f"{device}: PyTorch sees no GPU")
-
-
-def wait(device: str) -> None:
-    """Until the device has done what it was given."""
-    if device != "cpu":
-        import torch
-
-        torch.cuda.synchronize()
 
 
 def observed_pass(captured: Any, batches: list[Any], args: argparse.Namespace) -> dict[str, Any]:
@@ -328,6 +228,21 @@ def in_own_process(row: str, args: argparse.Namespace, images: int, memory: bool
     return found
 
 
+def memory_rows(row: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The row's median peak over `MEMORY_RUNS` processes on as many images and on 8 times as many, alternating."""
+    counts = (args.images, 8 * args.images)
+    runs = [[in_own_process(row, args, n, memory=True) for n in counts] for _ in range(MEMORY_RUNS)]
+    found = []
+    for of_one_count in zip(*runs, strict=True):
+        bad = [r for r in of_one_count if "problem" in r]
+        if bad:
+            return bad[:1]
+        medians = {key: statistics.median(r[key] for r in of_one_count) for key in ("seconds", "peak_mb")}
+        found.append({**of_one_count[0], **medians, "peaks_mb": [r["peak_mb"] for r in of_one_count]})
+    few, many = found
+    return [few, many | {"peaks_of_few_mb": few["peaks_mb"], "peak_growth": many["peak_mb"] / few["peak_mb"] - 1}]
+
+
 def show(rows: list[dict[str, Any]]) -> None:
     """Print the rows as a table."""
     print(f"{'':22} {'images':>6} {'seconds':>8} {'bare s':>8} {'ratio':>6} {'peak MB':>8} {'bare MB':>8}")
@@ -372,10 +287,7 @@ def main() -> None:
         rows.append(in_own_process(row, args, args.images, memory=False))
         print(f"done: {row}", file=sys.stderr)
     for row in () if args.no_memory else MEMORY_ROWS:
-        few, many = (in_own_process(row, args, n, memory=True) for n in (args.images, 8 * args.images))
-        if "peak_mb" in few and "peak_mb" in many:
-            many["peak_growth"] = many["peak_mb"] / few["peak_mb"] - 1
-        rows += [few, many]
+        rows += memory_rows(row, args)
     if args.json:
         print(json.dumps(rows, indent=1))
         sys.exit(1 if all("problem" in r for r in rows) else 0)
@@ -383,12 +295,14 @@ def main() -> None:
     if all("problem" in r for r in rows):
         sys.exit(1)
     by_row = {r["row"]: r for r in rows if "ratio" in r}
-    if {"calib entropy_2", "onnxruntime entropy"} <= by_row.keys():
-        times = by_row["onnxruntime entropy"]["ratio"] / by_row["calib entropy_2"]["ratio"]
-        print(f"calib entropy_2 is {times:.1f} times as fast as ONNX Runtime's entropy calibrator")
-    growth = [r["peak_growth"] for r in rows if "peak_growth" in r]
-    if growth:
-        print(f"peak memory with 8 times the images: {100 * growth[0]:+.1f} %")
+    for other in ("onnxruntime entropy", "modelopt entropy"):
+        if {"calib entropy_2", other} <= by_row.keys():
+            times = by_row[other]["ratio"] / by_row["calib entropy_2"]["ratio"]
+            print(f"calib entropy_2 is {times:.1f} times as fast as {other}")
+    for r in rows:
+        if "peak_growth" in r:
+            few, many = (", ".join(f"{p:.0f}" for p in r[key]) for key in ("peaks_of_few_mb", "peaks_mb"))
+            print(f"peak memory with 8 times the images: {100 * r['peak_growth']:+.1f} % (MB: {few}; {many})")
 
 
 if __name__ == "__main__":
