@@ -44,8 +44,8 @@ quickstart: $(SETUP) $(DIGITS)  ## Build configs/quickstart.yaml: digits, INT8, 
 test: $(SETUP)  ## Run the tests, but those marked slow or gpu.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'not slow and not gpu' $(ARGS)
 
-test-slow: $(SETUP)  ## Run the tests that take minutes.
-	$(BIN)/python -m pytest -m 'slow and not gpu' $(ARGS)
+test-slow: $(SETUP)  ## Run the tests that take minutes, and the property tests on other examples.
+	HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -m '(slow or hypothesis) and not gpu' $(ARGS)
 
 test-gpu: $(SETUP)  ## Run the tests that need an NVIDIA GPU; without one they fail.
 	TRTPIPE_REQUIRE_GPU=1 TRTPIPE_RESULTS="$(RESULTS)" $(BIN)/python -m pytest -m gpu $(ARGS)

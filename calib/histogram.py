@@ -62,6 +62,9 @@ class Histogram:
                 f"histogram: counts must be int64 [{BINS}] (got {self.counts.dtype} {list(self.counts.shape)}). "
                 "Build it with an observer or Histogram.of."
             )
+        # Of 0.0 and -0.0 the one seen first would stay: the order of samples would be in the table's digest.
+        object.__setattr__(self, "low", self.low + 0.0)
+        object.__setattr__(self, "high", self.high + 0.0)
 
     @classmethod
     def empty(cls) -> Histogram:

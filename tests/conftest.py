@@ -1,5 +1,6 @@
 """For every test: nothing of whoever runs them reaches what they run, and random tensors are the same each time."""
 
+import importlib.util
 import os
 import signal
 import sys
@@ -9,6 +10,14 @@ import pytest
 # A shell that runs the tests in the background has interrupts ignored.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A commit has to pass the same examples each time, `make test-slow` tries others. The GPU tests need no hypothesis.
+if importlib.util.find_spec("hypothesis") is not None:
+    from hypothesis import settings
+
+    settings.register_profile("same", derandomize=True, deadline=None)
+    settings.register_profile("random", deadline=None)
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 # A make run by a test says so when another make runs the tests.
 for _name in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS"):

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from calib.algorithms import ALGORITHMS, threshold
@@ -132,6 +132,7 @@ def test_other_algorithms_come_from_the_histograms(saved):
 
 
 @settings(deadline=None, max_examples=15)
+@example([[0.0], [-0.0]])
 @given(st.lists(st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=30), min_size=2, max_size=4))
 def test_merged_shards_equal_the_whole(shards):
     def table(parts, names):
