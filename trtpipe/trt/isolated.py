@@ -4,9 +4,12 @@ TensorRT-RTX 1.7.1 numbers its internal variables in the order of memory address
 some hundred bytes (observed: names like `__mye4414` in the plan). Here the builder runs in a new process with fixed
 addresses: randomization is off (personality(2), ADDR_NO_RANDOMIZE), TensorRT's libraries are loaded before anything
 whose size depends on this machine's paths and packages, every gap that imports left is closed, and the builder then
-works in a new thread, whose heap (glibc gives each thread its own) begins below all of it. The process has one CPU:
-libraries then start no thread for each core, and those that there are take turns (on several, about one build in 150 on
-a busy machine differed; on one, none of 210, and none took longer). A builder that crashes takes nothing with it.
+works in a new thread, whose heap (glibc gives each thread its own) begins below all of it. That heap is all the builder
+gets: glibc's cache of freed blocks for each thread is off, and so is Python's garbage collector, since a thread that
+frees a block of the main heap would be given it again (with both on, 5 of 25 builds under other module paths differed;
+so, none). The process has one CPU: libraries then start no thread for each core, and those that there are take turns
+(on several, about one build in 150 on a busy machine differed; on one, none of 210, and none took longer). A builder
+that crashes takes nothing with it.
 
 Linux only, as TensorRT-RTX's wheels for it are. Where a sandbox forbids personality(2), the engine's notes say so.
 """
@@ -36,7 +39,8 @@ from trtpipe.values import Engine, OnnxModel
 #: The child's first lines. Numbers are ADDR_NO_RANDOMIZE (linux/personality.h), PR_SET_PDEATHSIG with SIGKILL
 #: (linux/prctl.h) and M_MMAP_THRESHOLD (malloc.h): blocks up to 32 MiB then come from the thread's own heap.
 _BOOTSTRAP = """
-import ctypes, os, sys
+import ctypes, gc, os, sys
+gc.disable()
 libc = ctypes.CDLL(None)
 now = libc.personality(0xFFFFFFFF)
 if now != -1 and not now & 0x0040000 and libc.personality(now | 0x0040000) != -1:
@@ -92,7 +96,7 @@ def build_isolated(model: OnnxModel, build: Build, *, progress: Progress, precis
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=(writer,),
-            env={**kept, "PYTHONHASHSEED": "0"},
+            env={**kept, "PYTHONHASHSEED": "0", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"},
             cwd="/",
             start_new_session=True,  # an interrupt of the terminal is for us to pass on
         )
