@@ -208,6 +208,12 @@ class _CpuCounter(_Counter):
             self._bounds[0, 1] = max(self._bounds[0, 1], high)
 
 
+@functools.cache
+def _say_slower(why: str) -> None:
+    """Once for all tensors."""
+    logging.getLogger("calib").warning("slower counting, as Triton cannot compile here: %s", why)
+
+
 class _DeviceCounter(_Counter):
     """The same counts on a device, left there until they are read: by Triton's kernel on CUDA, else by torch's own."""
 
@@ -240,7 +246,7 @@ class _DeviceCounter(_Counter):
                 )
         except Exception as error:  # noqa: BLE001  # Triton needs a C compiler, and says so in many ways
             self._triton = False  # nothing was launched
-            logging.getLogger("calib").warning("slower counting, as Triton cannot compile here: %s", error)
+            _say_slower(str(error))
             return False
         return True
 

@@ -112,14 +112,9 @@ def write_bundle(
     entries = {name: FileEntry(size=len(d), sha256=hashlib.sha256(d).hexdigest()) for name, d in files.items()}
     data = to_json(manifest.model_copy(update={"files": entries}))
     content = {**files, MANIFEST: data}
-    if sign is not None and not failed(manifest):
+    if sign is not None and not manifest.failed:
         content[SIGNATURE] = sign(data)
     return place(destination, content, where=destination)
-
-
-def failed(manifest: Manifest) -> bool:
-    """Whether the bundle, or kit, was found too far off its baseline where it was made: nobody signs such a one."""
-    return manifest.check is not None and not manifest.check.passed
 
 
 def give_signature(path: Path, sign: Sign | None) -> bool:
@@ -132,7 +127,7 @@ def give_signature(path: Path, sign: Sign | None) -> bool:
         InputError: it is no bundle, or not whole.
     """
     bundle = read_bundle(path)
-    wanted = None if sign is None or failed(bundle.manifest) else sign(bundle.manifest_bytes)
+    wanted = None if sign is None or bundle.manifest.failed else sign(bundle.manifest_bytes)
     if wanted != bundle.signature:
         content = {name: data for name, data in bundle.contents().items() if name != SIGNATURE}
         place(path, content | ({} if wanted is None else {SIGNATURE: wanted}), where=path)

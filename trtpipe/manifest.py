@@ -158,6 +158,11 @@ class Manifest(Part):
         return self.engine.file if self.engine is not None else GRAPH
 
     @property
+    def failed(self) -> bool:
+        """Whether it was found too far off its baseline where it was made: such a one is never signed."""
+        return self.check is not None and not self.check.passed
+
+    @property
     def required_files(self) -> tuple[str, ...]:
         """Files that a bundle or kit like this one cannot be without."""
         return (self.engine_file, GOLDEN, *((CALIBRATION,) if self.calibration_digest else ()))

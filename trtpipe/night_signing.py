@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import MutableMapping
 from pathlib import Path
 
 from trtpipe.bundle import Sign, give_signature
+from trtpipe.errors import InputError
 from trtpipe.manifest import MANIFEST, SIGNATURE
 from trtpipe.nightly_report import JobOutcome
 
 
-def sign_green(outcomes: Iterable[JobOutcome], sign: Sign) -> tuple[str, ...]:
+def sign_green(outcomes: MutableMapping[str, JobOutcome], sign: Sign) -> tuple[str, ...]:
     """Sign the bundle of every green job, and take the signature of an earlier night from every other that was judged.
 
     A job that ended in an error, or was cancelled, leaves the bundle of an earlier night as it was.
 
+    Args:
+        outcomes: the night's, by job; where a bundle was damaged since it was checked, an error takes its place.
+        sign: as for `write_bundle`.
+
     Returns:
         A note of how many are signed, and one that names those that are not.
-
-    Raises:
-        InputError: a bundle was damaged since it was checked.
     """
-    judged = [o for o in outcomes if o.outcome in ("built", "reused")]
-    for outcome in judged:
-        path = Path(outcome.bundle)
-        if not _stands(path, sign if outcome.green else None):
-            give_signature(path, sign if outcome.green else None)
-    others = [o.name for o in judged if not o.green]
+    judged = {name: o for name, o in outcomes.items() if o.outcome in ("built", "reused")}
+    for name, outcome in judged.items():
+        wanted = sign if outcome.green else None
+        try:
+            if not _stands(Path(outcome.bundle), wanted):
+                give_signature(Path(outcome.bundle), wanted)
+        except (InputError, OSError) as error:
+            outcomes[name] = dataclasses.replace(outcome, outcome="error", exit_code=2, error=f"not signed: {error}")
+    others = [name for name in judged if not outcomes[name].green]
     notes = [f"signed {len(judged) - len(others)} bundles"]
     if others:
         notes.append(f"not signed, as not green: {', '.join(others)}")

@@ -48,7 +48,7 @@ def nightly(options: Options, watcher: Watcher) -> NightlyReport:
         run, resumed, options = _begin(history, options, watcher)
         with Digests(cache.digests_path) as digests, _Night(options, watcher, cache, history, run, digests) as night:
             interrupted = night.over(resumed)
-        signed = () if options.sign is None else sign_green(night.outcomes.values(), options.sign)
+        signed = () if options.sign is None else sign_green(night.outcomes, options.sign)
         history.end(run, "interrupted" if interrupted else "done")
         evicted = cache.trim(options.cache_limit_bytes)
         entries = cache.entries()

@@ -271,15 +271,14 @@ def open_model(bundle: Bundle, *, graph: bool = False, as_written: bool = False)
         exact = as_written and bundle.manifest.build.target != "onnxruntime"
         return Model(bundle, OrtRunner(bundle.read(GRAPH), as_written=exact), "graph")
     verify.require_fit(bundle.manifest, this_device())
-    settings = runner_settings(bundle)
     if engine.fallback:
         from trtpipe.trt.hybrid import HybridRunner
 
-        hybrid = HybridRunner(bundle.read(engine.file), version_compatible=settings["version_compatible"])
+        hybrid = HybridRunner(bundle.read(engine.file), version_compatible=engine.version_compatible)
         return Model(bundle, hybrid, "engine")
     from trtpipe.trt.runtime import EngineRunner
 
-    return Model(bundle, EngineRunner(bundle.read(engine.file), **settings), "engine")
+    return Model(bundle, EngineRunner(bundle.read(engine.file), **runner_settings(bundle)), "engine")
 
 
 def runner_settings(bundle: Bundle) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def problems(manifest: Manifest, device: Device) -> tuple[str, ...]:
 def failure(manifest: Manifest) -> str:
     """What was wrong with the bundle's answers when it was made; empty where its check passed, or is yet to come."""
     report = manifest.check
-    if report is None or report.passed:
+    if report is None or not manifest.failed:
         return ""
     missed = (*(str(m) for m in report.metrics if m.passed is False), *report.problems)
     return f"its check failed when it was made: {'; '.join(missed)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from trtpipe import signing
 from trtpipe.bundle import give_signature, read_bundle
 from trtpipe.cli import main
 from trtpipe.errors import InputError
+from trtpipe.night_signing import sign_green
+from trtpipe.nightly_report import JobOutcome
 from trtpipe.runner import load
 from trtpipe.values import CheckReport, Metric
 
@@ -131,6 +134,21 @@ def test_a_night_signs_what_is_green_and_nothing_else(tmp_path: Path, key: Path,
     assert signed() == ["j0", "j1"]
     night("--sign", "key", "--set", "check.limits={cosine_min: 1.0, top1_agreement_min: 1.1}", expect=2)
     assert signed() == ["j0", "j1"]  # a job that cannot be read costs no bundle
+
+
+def test_a_bundle_damaged_since_its_check_costs_the_night_that_job_alone(tmp_path: Path, key: Path) -> None:
+    outcomes = {}
+    for name in ("good", "torn", "gone"):
+        path = shipping.bundle(tmp_path / name).path
+        outcomes[name] = JobOutcome(name, f"{name}.yaml", "built", bundle=str(path))
+    (tmp_path / "torn" / "model.onnx").write_bytes(b"torn")
+    shutil.rmtree(tmp_path / "gone")
+    notes = sign_green(outcomes, signing.signer(key))
+    assert notes == ("signed 1 bundles", "not signed, as not green: torn, gone")
+    assert read_bundle(tmp_path / "good").signature is not None
+    for name in ("torn", "gone"):
+        assert (outcomes[name].outcome, outcomes[name].exit_code) == ("error", 2)
+        assert outcomes[name].error.startswith(f"not signed: {tmp_path / name}")
 
 
 def test_repeat_and_sign_exclude_each_other(tmp_path: Path, key: Path, capsys: Any) -> None:
