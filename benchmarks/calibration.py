@@ -75,8 +75,8 @@ def captured_model(name: str, batch: int) -> tuple[Any, Any]:
     import timm
     import torch
 
-    from trtpipe.bound import bind
-    from trtpipe.capture import capture
+    from trtpipe.model.bindings import bind
+    from trtpipe.model.capture import capture
     from trtpipe.values import DimRange, LoadedModel, TensorSpec
 
     torch.manual_seed(0)
@@ -155,7 +155,7 @@ def observed_pass(captured: Any, batches: list[Any], args: argparse.Namespace) -
     import torch
 
     from calib.observers import HistogramObserver
-    from trtpipe.quantize import prepare
+    from trtpipe.quantization.quantize import prepare
 
     bare_graph, prepared = copy.deepcopy(captured.graph).to(args.device), prepare(captured)
     prepared.graph.to(args.device)

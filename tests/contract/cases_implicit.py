@@ -12,7 +12,7 @@ from world import GPU, LAYERS, MODEL, VERSION, World, build
 
 from calib.data import DataSpec, InputSpec, open_source
 from trtpipe import errors
-from trtpipe.job import Keep, Precision
+from trtpipe.job.sections import Keep, Precision
 from trtpipe.progress import Silent
 from trtpipe.trt import driver, implicit
 from trtpipe.trt.builder import build_engine

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trtpipe.job import load_job
+from trtpipe.job.load import load_job
 
 TEXT = """\
 name: hard

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trtpipe.hybrid import Constant, EngineStep, Hybrid, OperatorStep, Plan
+from trtpipe.bundle.hybrid import Constant, EngineStep, Hybrid, OperatorStep, Plan
 
 #: y = engine1(erfc(engine0(image)) + bias), the bias a constant; as steps.
 STEPS: tuple[EngineStep | OperatorStep, ...] = (

@@ -7,8 +7,8 @@ from functools import cache
 import torch
 from torch import nn
 
-from trtpipe.bound import bind
-from trtpipe.capture import capture
+from trtpipe.model.bindings import bind
+from trtpipe.model.capture import capture
 from trtpipe.values import Captured, DimRange, LoadedModel, TensorSpec
 
 N = DimRange(1, 4, 8)

@@ -123,7 +123,7 @@ def fingerprints(report):
 
 def check_bundle(path):
     """Read a bundle, which checks every digest in it."""
-    from trtpipe.bundle import read_bundle
+    from trtpipe.bundle.format import read_bundle
 
     return read_bundle(path)
 

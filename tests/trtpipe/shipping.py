@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from trtpipe import golden
-from trtpipe.bundle import Bundle, write_bundle
-from trtpipe.job import Build, Limits, Normalize, Transform
-from trtpipe.manifest import CALIBRATION, GOLDEN, GRAPH, Manifest, describe_engine
+from trtpipe.bundle import golden
+from trtpipe.bundle.format import Bundle, write_bundle
+from trtpipe.bundle.manifest import CALIBRATION, GOLDEN, GRAPH, Manifest, describe_engine
+from trtpipe.job.sections import Build, Limits, Normalize, Transform
 from trtpipe.values import CheckReport, Control, DimRange, Engine, LayerPrecision, Metric, TensorSpec
 
 BATCH = {"N": DimRange(1, 4, 8)}

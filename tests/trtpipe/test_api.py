@@ -12,7 +12,7 @@ import pytest
 
 import trtpipe
 from trtpipe.errors import InputError
-from trtpipe.job import JobErrors
+from trtpipe.job.load import JobErrors
 from trtpipe.notebook import NotebookReporter, check_html, page_html, watching
 from trtpipe.progress import Silent
 from trtpipe.values import CheckReport, Control, Metric
@@ -48,11 +48,11 @@ def test_importing_the_package_loads_none_of_its_parts() -> None:
 
 
 def test_check_is_the_function_whatever_was_imported() -> None:
-    import trtpipe.check  # the module of the same name
+    import trtpipe.evaluation.check  # the module of the same name
 
-    assert callable(trtpipe.check)
-    assert sys.modules["trtpipe.check"].check_engine is not None
-    from trtpipe.check import LIMITS
+    assert callable(trtpipe.evaluation.check)
+    assert sys.modules["trtpipe.evaluation.check"].check_engine is not None
+    from trtpipe.evaluation.check import LIMITS
 
     assert "cosine_min" in LIMITS
 

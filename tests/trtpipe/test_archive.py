@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import shipping
 
-from trtpipe import signing
-from trtpipe.archive import pack, unpack
-from trtpipe.bundle import read_bundle
+from trtpipe.bundle import signing
+from trtpipe.bundle.archive import pack, unpack
+from trtpipe.bundle.format import read_bundle
 from trtpipe.errors import InputError
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from calib.data import Batch
-from trtpipe.baseline import record_baseline
 from trtpipe.errors import InputError
+from trtpipe.model.baseline import record_baseline
 from trtpipe.progress import Silent
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trtpipe import bench_page
-from trtpipe.bench import Bench, Data, Mode, PeakMemory, Ready, Row, compare, cross_entropy, measure_modes
-from trtpipe.cli import main
+from trtpipe.cli.main import main
 from trtpipe.errors import Cancelled, InputError
+from trtpipe.evaluation.bench import Bench, Data, Mode, PeakMemory, Ready, Row, compare, cross_entropy, measure_modes
 from trtpipe.progress import Silent
+from trtpipe.report import bench_page
 
 ROOT = Path(__file__).resolve().parents[2]
 SCORES = np.array([[2.0, 0.0], [0.0, 1.0], [3.0, 1.0], [0.0, 4.0]], np.float32)

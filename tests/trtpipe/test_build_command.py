@@ -8,8 +8,8 @@ import pytest
 import shipping
 from test_job import GOOD
 
-from trtpipe.cli import main
-from trtpipe.commands.build import verdict
+from trtpipe.cli.commands.build import verdict
+from trtpipe.cli.main import main
 from trtpipe.errors import BuildError, Cancelled
 from trtpipe.values import Metric
 
@@ -41,7 +41,7 @@ def line(monkeypatch):
                 raise outcome
         return Built(Bundle(out / job.name), outcome)
 
-    monkeypatch.setattr("trtpipe.pipeline.build", build)
+    monkeypatch.setattr("trtpipe.pipeline.build.build", build)
     return calls, outcomes
 
 

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 import shipping
 
-from trtpipe import bundle as bundle_module
-from trtpipe import golden, replacing
-from trtpipe.bundle import read_bundle, write_bundle
+from trtpipe import atomic as replacing
+from trtpipe.atomic import clean_leftovers
+from trtpipe.bundle import format as bundle_module
+from trtpipe.bundle import golden
+from trtpipe.bundle.format import read_bundle, write_bundle
 from trtpipe.errors import InputError
-from trtpipe.replacing import clean_leftovers
 
 
 def tree(path: Path) -> dict[str, bytes]:

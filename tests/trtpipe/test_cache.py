@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from trtpipe.cache import Busy, Cache, DamagedEntry, default_root, parse_bytes
-from trtpipe.digests import Digests
 from trtpipe.errors import Cancelled, InputError, MissingError
-from trtpipe.store import Store
+from trtpipe.pipeline.cache.digests import Digests
+from trtpipe.pipeline.cache.remote import Store
+from trtpipe.pipeline.cache.store import Busy, Cache, DamagedEntry, default_root, parse_bytes
 
 KEY = "a" * 64
 
@@ -211,7 +211,7 @@ def test_a_young_file_is_not_remembered(tmp_path):
 
 
 def test_an_unchanged_file_is_read_once_and_a_changed_one_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("trtpipe.digests.RACY_NS", 0)
+    monkeypatch.setattr("trtpipe.pipeline.cache.digests.RACY_NS", 0)
     path = old(tmp_path / "w", b"abc")
 
     def digest():

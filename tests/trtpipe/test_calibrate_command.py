@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from calib.table import CalibrationTable, histograms_path
-from trtpipe.cli import main
+from trtpipe.cli.main import main
 
 NETWORK = """
 import torch
@@ -62,8 +62,8 @@ def test_json(job, capsys):
 
 
 def test_the_table_fits_its_own_job(job):
-    from trtpipe.job import load_job
-    from trtpipe.pipeline import Stages, calibrate, prepare
+    from trtpipe.job.load import load_job
+    from trtpipe.pipeline.stages import Stages, calibrate, prepare
     from trtpipe.progress import Silent
 
     assert main(["calibrate", str(job), "-q", "-o", str(job.parent)]) == 0

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from trtpipe.capture import capture
 from trtpipe.errors import BuildError
-from trtpipe.graph import calls, module_path, op_name, source_line
+from trtpipe.model.capture import capture
+from trtpipe.model.nodes import calls, module_path, op_name, source_line
 from trtpipe.values import LoadedModel
 
 

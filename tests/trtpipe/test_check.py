@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trtpipe.batches import fitted
-from trtpipe.check import CheckData, Damaged, check_engine, measure, undecided
+from trtpipe.batching import fitted
 from trtpipe.errors import InputError
-from trtpipe.job import Limits
+from trtpipe.evaluation.check import CheckData, Damaged, check_engine, measure, undecided
+from trtpipe.evaluation.intervals import binomial_interval, paired_interval
+from trtpipe.job.sections import Limits
 from trtpipe.progress import Silent
-from trtpipe.statistics import binomial_interval, paired_interval
 from trtpipe.values import CheckReport, Control, DimRange, Metric, TensorSpec
 
 X = np.random.default_rng(0).standard_normal((10, 4)).astype(np.float32)
@@ -196,7 +196,7 @@ def test_a_control_too_small_to_fail_fails_the_check_and_says_why() -> None:
 
 def test_with_the_comparison_taken_out_no_check_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control sees it: whoever measures nothing, or the baseline against itself, cannot tell damage either."""
-    module = sys.modules[check_engine.__module__]  # trtpipe.check itself is the function of the Python API
+    module = sys.modules[check_engine.__module__]  # trtpipe.evaluation.check itself is the function of the Python API
     real = module.measure
     monkeypatch.setattr(module, "measure", lambda reference, found, *more: real(reference, reference, *more))
     report = run(Echo(np.zeros_like))

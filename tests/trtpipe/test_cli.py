@@ -12,8 +12,8 @@ import click
 import pytest
 
 import trtpipe
-from trtpipe import cli
-from trtpipe.cli import COMMANDS, main
+from trtpipe.cli import main as cli
+from trtpipe.cli.main import COMMANDS, main
 from trtpipe.errors import BuildError, Cancelled, CheckFailed, InputError, MissingError
 
 ROOT = Path(trtpipe.__file__).resolve().parent.parent
@@ -29,13 +29,13 @@ def loaded_by(code):
     return last.split()[1:], lines
 
 
-@pytest.mark.parametrize("module", ["trtpipe", "calib", "trtpipe.cli", "trtpipe.job", "trtpipe.console"])
+@pytest.mark.parametrize("module", ["trtpipe", "calib", "trtpipe.cli.main", "trtpipe.job.load", "trtpipe.cli.console"])
 def test_importing_loads_nothing_heavy(module):
     assert loaded_by(f"import {module}")[0] == []
 
 
 def test_version_loads_nothing_heavy_and_no_pydantic():
-    code = "from trtpipe.cli import main; main(['--version']); import sys; assert 'pydantic' not in sys.modules"
+    code = "from trtpipe.cli.main import main; main(['--version']); import sys; assert 'pydantic' not in sys.modules"
     heavy, lines = loaded_by(code)
     assert heavy == []
     assert lines == [f"trtpipe {trtpipe.__version__}"]
@@ -43,14 +43,14 @@ def test_version_loads_nothing_heavy_and_no_pydantic():
 
 def test_validating_the_quickstart_loads_nothing_heavy():
     heavy, lines = loaded_by(
-        "from trtpipe.cli import main; main(['validate', '--job-only', 'configs/quickstart.yaml'])"
+        "from trtpipe.cli.main import main; main(['validate', '--job-only', 'configs/quickstart.yaml'])"
     )
     assert heavy == []
     assert lines == ["configs/quickstart.yaml: ok"]
 
 
 def test_listing_the_commands_loads_nothing_heavy():
-    heavy, lines = loaded_by("from trtpipe.cli import main; main(['--help'])")
+    heavy, lines = loaded_by("from trtpipe.cli.main import main; main(['--help'])")
     assert heavy == []
     assert [line.split()[0] for line in lines[lines.index("Commands:") + 1 :]] == list(COMMANDS)
 
@@ -78,7 +78,7 @@ def command_that_raises(monkeypatch, error):
     def command():
         raise error
 
-    monkeypatch.setattr("trtpipe.commands.schema.command", command)
+    monkeypatch.setattr("trtpipe.cli.commands.schema.command", command)
     return main(["schema"])
 
 
@@ -130,7 +130,7 @@ def test_sigterm_ends_as_an_interrupt_does(monkeypatch, capsys):
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
         time.sleep(10)
 
-    monkeypatch.setattr("trtpipe.commands.schema.command", command)
+    monkeypatch.setattr("trtpipe.cli.commands.schema.command", command)
     before = signal.getsignal(signal.SIGTERM)
     assert main(["schema"]) == 130
     assert signal.getsignal(signal.SIGTERM) is before
@@ -205,7 +205,7 @@ def test_modules_of_the_current_folder_are_found_while_a_command_runs(monkeypatc
     def command():
         seen.append(sys.path[-1])
 
-    monkeypatch.setattr("trtpipe.commands.schema.command", command)
+    monkeypatch.setattr("trtpipe.cli.commands.schema.command", command)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
     monkeypatch.chdir(tmp_path)
     assert main(["schema"]) == 0

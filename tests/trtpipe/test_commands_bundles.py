@@ -14,10 +14,10 @@ import pytest
 import shipping
 from PIL import Image
 
-from trtpipe import signing
-from trtpipe.bundle import read_bundle
-from trtpipe.cli import main
-from trtpipe.job import Build, Limits
+from trtpipe.bundle import signing
+from trtpipe.bundle.format import read_bundle
+from trtpipe.cli.main import main
+from trtpipe.job.sections import Build, Limits
 
 COLOURS = {"red": (250, 10, 20), "green": (5, 200, 30), "blue": (0, 40, 180)}
 
@@ -229,7 +229,7 @@ def test_no_command_for_a_bundle_loads_torch(tmp_path: Path) -> None:
 import sys
 for name in ("torch", "torchvision", "torchao", "onnx", "onnxscript", "tensorrt", "tensorrt_rtx", "numba"):
     sys.modules[name] = None
-from trtpipe.cli import main
+from trtpipe.cli.main import main
 for command in {commands!r}:
     assert main(command) == 0, command
 """

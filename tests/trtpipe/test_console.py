@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trtpipe import console
-from trtpipe.console import Console
+from trtpipe.cli import console
+from trtpipe.cli.console import Console
 from trtpipe.errors import BuildError, Cancelled
 from trtpipe.progress import Reporter
 
@@ -190,7 +190,7 @@ def _interrupts_as_a_terminal_has_them():
 
 
 def test_rich_is_not_loaded_for_a_log():
-    code = "from trtpipe.console import Console\nwith Console().watching() as c, c.stage('x'): pass\n"
+    code = "from trtpipe.cli.console import Console\nwith Console().watching() as c, c.stage('x'): pass\n"
     code += "import sys; print('rich' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from trtpipe import cli, doctor, platforms
-from trtpipe.trt import driver, flavour
+from trtpipe.cli import main as cli
+from trtpipe.runtime import doctor
+from trtpipe.trt import driver, flavour, platforms
 from trtpipe.trt.driver import Device, Driver
 
 NO_GPU = Driver(problem="libcuda.so.1, the NVIDIA driver's library, is not on this machine")

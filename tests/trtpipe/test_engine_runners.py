@@ -6,9 +6,10 @@ from typing import ClassVar
 
 import shipping
 
-from trtpipe import pipeline, verify
-from trtpipe.manifest import GRAPH, EngineInfo
-from trtpipe.runner import open_model
+from trtpipe.bundle.manifest import GRAPH, EngineInfo
+from trtpipe.pipeline import stages as pipeline
+from trtpipe.runtime import compatibility as verify
+from trtpipe.runtime.session import open_model
 from trtpipe.trt import driver, runtime
 from trtpipe.values import Engine, OnnxModel
 

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 import trtpipe
-from trtpipe import bench_line, evidence
-from trtpipe.bench import Bench, Row
-from trtpipe.cli import main
+from trtpipe.cli.main import main
 from trtpipe.errors import InputError
-from trtpipe.pipeline import Stages
+from trtpipe.evaluation.bench import Bench, Row
+from trtpipe.pipeline import bench as bench_line
+from trtpipe.pipeline import measure as evidence
+from trtpipe.pipeline.stages import Stages
 from trtpipe.progress import Silent
 from trtpipe.values import CheckReport, Control, Engine, Fallback, Metric, TensorSpec
 
@@ -72,7 +73,7 @@ def test_the_table_of_modes_is_in_the_report_of_a_job_that_asks_for_it(world, mo
 
 
 def test_a_kit_says_that_it_has_no_report_to_measure_for(world):
-    from trtpipe import kit_line
+    from trtpipe.pipeline import kit as kit_line
 
     job = with_check(nights.write_job(world / "jobs", "m", INT8), "sensitivity: true, bench: true")
     kit = kit_line.write_kit(trtpipe.load_job(job), world / "kits", Silent())

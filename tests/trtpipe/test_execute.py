@@ -1,8 +1,8 @@
 import sys
 import types
 
-from trtpipe.execute import _forget_modules, from_plain, plain
-from trtpipe.nightly_report import Drift, JobOutcome
+from trtpipe.nightly.execute import _forget_modules, from_plain, plain
+from trtpipe.nightly.outcome import Drift, JobOutcome
 from trtpipe.values import Metric
 
 

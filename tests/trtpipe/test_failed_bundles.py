@@ -12,13 +12,13 @@ import nights
 import pytest
 import shipping
 
-from trtpipe import signing
-from trtpipe.bundle import give_signature, read_bundle
-from trtpipe.cli import main
+from trtpipe.bundle import signing
+from trtpipe.bundle.format import give_signature, read_bundle
+from trtpipe.cli.main import main
 from trtpipe.errors import InputError
-from trtpipe.night_signing import sign_green
-from trtpipe.nightly_report import JobOutcome
-from trtpipe.runner import load
+from trtpipe.nightly.outcome import JobOutcome
+from trtpipe.nightly.signing import sign_green
+from trtpipe.runtime.session import load
 from trtpipe.values import CheckReport, Metric
 
 WHY = "its check failed when it was made: cosine 0.9 (limit 0.99); NaN in 2 of 4 samples"

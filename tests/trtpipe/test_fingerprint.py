@@ -1,4 +1,4 @@
-from trtpipe.environment import fingerprint
+from trtpipe.pipeline.cache.environment import fingerprint
 from trtpipe.trt import driver
 from trtpipe.trt.driver import Device, Driver
 

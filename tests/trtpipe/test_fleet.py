@@ -13,11 +13,11 @@ import nights
 import pytest
 from nights import fingerprints, night, outcomes
 
-from trtpipe.cli import main
-from trtpipe.device import Device
-from trtpipe.fleet import needs, telling
-from trtpipe.fleet_worker import announced
-from trtpipe.job import load_job
+from trtpipe.cli.main import main
+from trtpipe.job.load import load_job
+from trtpipe.nightly.fleet import needs, telling
+from trtpipe.nightly.fleet_worker import announced
+from trtpipe.runtime.device import Device
 
 
 def test_a_worker_announces_what_it_is():
@@ -43,7 +43,7 @@ def test_what_a_job_needs(tmp_path):
 
 
 def test_a_scheduler_that_is_not_there_is_said(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("trtpipe.fleet._CONNECT_S", 1.0)
+    monkeypatch.setattr("trtpipe.nightly.fleet._CONNECT_S", 1.0)
     nights.write_job(nights.make_world(tmp_path), "a")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import shipping
 
-from trtpipe import golden
+from trtpipe.bundle import golden
 from trtpipe.errors import InputError
 
 INPUTS, OUTPUTS = (shipping.INPUT,), (shipping.OUTPUT,)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from trtpipe.bound import bind
-from trtpipe.gpu_modes import _channels_last, gpu_modes
-from trtpipe.modes import InHalf, Stand, ready, tf32_allowed
+from trtpipe.evaluation.gpu_modes import _channels_last, gpu_modes
+from trtpipe.evaluation.torch_modes import InHalf, Stand, ready, tf32_allowed
+from trtpipe.model.bindings import bind
 from trtpipe.values import DimRange, LoadedModel, TensorSpec
 
 

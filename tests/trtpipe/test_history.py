@@ -9,11 +9,11 @@ import sys
 import nights
 import pytest
 
-from trtpipe.cli import main
+from trtpipe.cli.main import main
 from trtpipe.errors import InputError
-from trtpipe.history import History
-from trtpipe.nightly_report import JobOutcome, NightlyReport, lines, to_json
-from trtpipe.regressions import LIMITS, compare, parse_limits
+from trtpipe.nightly.history import History
+from trtpipe.nightly.outcome import JobOutcome, NightlyReport, lines, to_json
+from trtpipe.nightly.regressions import LIMITS, compare, parse_limits
 from trtpipe.values import Metric
 
 
@@ -90,7 +90,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {os.path.dirname(__file__)!r})
 from test_history import outcome
-from trtpipe.history import History
+from trtpipe.nightly.history import History
 history = History(Path({str(tmp_path / "h.sqlite")!r}))
 run = history.begin({{}})
 for k in range(100000):

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
+from trtpipe.bundle.hybrid import EngineStep, Hybrid, OperatorStep, allowed, from_bytes, to_bytes
 from trtpipe.errors import InputError
-from trtpipe.hybrid import EngineStep, Hybrid, OperatorStep, allowed, from_bytes, to_bytes
 
 AGAIN = "Fetch or build the bundle again."
 

@@ -14,18 +14,18 @@ import shipping
 from hybrids import hybrid, plan_bytes
 
 import trtpipe
-from trtpipe import device as device_module
-from trtpipe import runner as runner_module
-from trtpipe.bundle import Bundle, read_bundle
-from trtpipe.cli import main
-from trtpipe.device import Device, this_device
+from trtpipe.bundle.format import Bundle, read_bundle
+from trtpipe.bundle.hybrid import to_bytes
+from trtpipe.bundle.manifest import HYBRID, EngineInfo
+from trtpipe.bundle.triton import triton_model
+from trtpipe.cli.main import main
 from trtpipe.errors import InputError, MissingError
-from trtpipe.hybrid import to_bytes
-from trtpipe.job import Build
-from trtpipe.manifest import HYBRID, EngineInfo
-from trtpipe.triton import triton_model
+from trtpipe.job.sections import Build
+from trtpipe.runtime import device as device_module
+from trtpipe.runtime import session as runner_module
+from trtpipe.runtime.compatibility import problems, remarks
+from trtpipe.runtime.device import Device, this_device
 from trtpipe.values import Fallback
-from trtpipe.verify import problems, remarks
 
 KEPT = (Fallback("odd", "aten.erfc.default", "Torch-TensorRT has no converter for it", "net.py:7"),)
 VERSIONS = {"tensorrt_rtx": "1.7.1.116", "torch": "2.14.1+cu130"}
@@ -124,7 +124,7 @@ def test_the_runner_without_pytorch_refuses_it(tmp_path, monkeypatch):
 
 
 def test_where_pytorch_is_it_is_opened_by_the_hybrid_runner(tmp_path, monkeypatch):
-    from trtpipe.trt import hybrid as runtime
+    from trtpipe.runtime import hybrid as runtime
 
     bundle = written(tmp_path / "b", version_compatible=True)
     monkeypatch.setattr(runner_module, "this_device", lambda: GPU)

@@ -14,10 +14,10 @@ import pytest
 import torch
 from hybrids import BIAS, STEPS, hybrid
 
+from trtpipe.bundle.hybrid import OperatorStep, to_bytes
 from trtpipe.errors import InputError, MissingError
-from trtpipe.hybrid import OperatorStep, to_bytes
+from trtpipe.runtime.hybrid import DeviceRunner, HybridRunner
 from trtpipe.trt.calls import Binding
-from trtpipe.trt.hybrid import DeviceRunner, HybridRunner
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -127,8 +127,8 @@ import importlib.util
 importlib.util.find_spec = lambda name, *a: None if name == "torch" else 1
 sys.path[:0] = {paths!r}
 from hybrids import hybrid
-from trtpipe.hybrid import to_bytes
-from trtpipe.trt.hybrid import HybridRunner
+from trtpipe.bundle.hybrid import to_bytes
+from trtpipe.runtime.hybrid import HybridRunner
 try:
     HybridRunner(to_bytes(hybrid())).__enter__()
 except Exception as error:

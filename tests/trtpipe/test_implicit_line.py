@@ -7,9 +7,10 @@ import numpy as np
 import onnx
 import pytest
 
-from trtpipe import pipeline
 from trtpipe.errors import InputError
-from trtpipe.job import Build, Calibration, Check, Input, Job, Model, Output, Precision
+from trtpipe.job.job import Job
+from trtpipe.job.sections import Build, Calibration, Check, Input, Model, Output, Precision
+from trtpipe.pipeline import stages as pipeline
 from trtpipe.progress import Silent
 from trtpipe.routes import onnx as route
 from trtpipe.trt import builder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from trtpipe.importable import on_path
+from trtpipe.job.importable import on_path
 
 
 def test_the_path_is_as_it_was_in_the_order_it_was(tmp_path, monkeypatch):

@@ -5,9 +5,9 @@ import sys
 import nights
 import pytest
 
-from trtpipe.digests import Digests
-from trtpipe.ingredients import Machine, Survey, stage_keys
-from trtpipe.job import load_job
+from trtpipe.job.load import load_job
+from trtpipe.pipeline.cache.digests import Digests
+from trtpipe.pipeline.cache.keys import Machine, Survey, stage_keys
 
 MACHINE = Machine(
     versions={"trtpipe": "1", "torch": "2.14.1", "tensorrt_rtx": "1.6", "tensorrt-rtx": "1.6", "onnx": "1.2",
@@ -143,9 +143,9 @@ def test_looking_imports_no_torch(folder):
     path = nights.write_job(folder, "a")
     script = f"""
 import sys
-from trtpipe.digests import Digests
-from trtpipe.ingredients import Survey, this_machine
-from trtpipe.job import load_job
+from trtpipe.pipeline.cache.digests import Digests
+from trtpipe.pipeline.cache.keys import Survey, this_machine
+from trtpipe.job.load import load_job
 digests = Digests()
 assert Survey(digests, this_machine(digests)).ingredients(load_job({str(path)!r})).parts["source net"]
 assert not {{"torch", "net", "onnx", "tensorrt_rtx"}} & set(sys.modules)

@@ -3,7 +3,7 @@ import json
 import pytest
 import shipping
 
-from trtpipe.cli import main
+from trtpipe.cli.main import main
 
 
 def inspected(path, capsys):

@@ -1,7 +1,9 @@
 import pytest
 
-from trtpipe.cli import main
-from trtpipe.job import Build, Job, JobErrors, JobFile, load_job
+from trtpipe.cli.main import main
+from trtpipe.job.job import Job
+from trtpipe.job.load import JobErrors, JobFile, load_job
+from trtpipe.job.sections import Build
 
 GOOD = """\
 name: digits
@@ -144,8 +146,8 @@ BROKEN = [
     ([("torch.nn:Identity", "no_such_package.models:build")],
      ["job.yaml:3: model.factory: must name a module that can be found (got 'no_such_package.models'). "
       "Install it, or put it beside the job file."]),
-    ([("torch.nn:Identity", "trtpipe.problems:did_you_meen")],
-     ["job.yaml:3: model.factory: must name something that trtpipe.problems defines (got 'did_you_meen'). "
+    ([("torch.nn:Identity", "trtpipe.job.problems:did_you_meen")],
+     ["job.yaml:3: model.factory: must name something that trtpipe.job.problems defines (got 'did_you_meen'). "
       "Did you mean did_you_mean?"]),
     # inputs
     ([("opt: 8", "opt: 64")], ["job.yaml:7: inputs.image.N: must have min <= opt <= max (got 1, 64, 32)."]),

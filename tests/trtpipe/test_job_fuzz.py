@@ -7,8 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_job import GOOD
 
-from trtpipe import yamlfile
-from trtpipe.job import Job, JobFile
+from trtpipe.job import yamlfile
+from trtpipe.job.job import Job
+from trtpipe.job.load import JobFile
 
 DATA = yamlfile.parse(GOOD).data
 NAMES = "N min max opt shape dims dtype images normalize x a.b image logits transform limits keep profiles factory"

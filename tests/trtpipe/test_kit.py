@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import shipping
 
-from trtpipe import golden
-from trtpipe.bundle import Bundle, read_bundle, write_bundle
+from trtpipe.bundle import golden
+from trtpipe.bundle.format import Bundle, read_bundle, write_bundle
+from trtpipe.bundle.kit import NOT_EXECUTED, bundle_contents, kit_contents, kit_graph
 from trtpipe.errors import InputError
-from trtpipe.job import Build
-from trtpipe.kit import NOT_EXECUTED, bundle_contents, kit_contents, kit_graph
+from trtpipe.job.sections import Build
 from trtpipe.progress import Silent
 from trtpipe.values import Engine, OnnxModel
 
@@ -70,7 +70,7 @@ def test_an_engine_that_nothing_executed_says_so(tmp_path: Path) -> None:
 
 
 def test_a_kit_of_too_many_samples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("trtpipe.kit.MAX_GOLDEN_BYTES", many().inputs["image"].nbytes - 1)
+    monkeypatch.setattr("trtpipe.bundle.kit.MAX_GOLDEN_BYTES", many().inputs["image"].nbytes - 1)
     with pytest.raises(
         InputError, match=r"colour: a kit holds every check sample, in at most 0 MiB \(got 20 samples of more"
     ):

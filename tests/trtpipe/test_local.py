@@ -1,10 +1,10 @@
 import io
 import sys
 
-from trtpipe.console import Jobs
-from trtpipe.execute import Task
-from trtpipe.local import PROCESS_BYTES, Local, _Queue, expected_bytes
-from trtpipe.pool import Slot, visible
+from trtpipe.cli.console import Jobs
+from trtpipe.nightly.execute import Task
+from trtpipe.nightly.local import PROCESS_BYTES, Local, _Queue, expected_bytes
+from trtpipe.nightly.pool import Slot, visible
 from trtpipe.trt.driver import Device, Driver
 
 CPU, CPU1, GPU = Slot("cpu0", 1), Slot("cpu1", 1), Slot("gpu0", 1, 0)

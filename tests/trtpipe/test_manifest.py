@@ -11,9 +11,9 @@ import pytest
 import shipping
 from pydantic import ValidationError
 
+from trtpipe.bundle.manifest import MAX_MANIFEST_BYTES, Manifest, describe_engine, from_json, to_json
 from trtpipe.errors import InputError
-from trtpipe.job import Build, Keep, Precision
-from trtpipe.manifest import MAX_MANIFEST_BYTES, Manifest, describe_engine, from_json, to_json
+from trtpipe.job.sections import Build, Keep, Precision
 from trtpipe.values import DimRange, Engine
 
 SHA = "0" * 64

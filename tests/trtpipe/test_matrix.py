@@ -1,10 +1,10 @@
 import pytest
 
-from trtpipe import yamlfile
 from trtpipe.errors import InputError
-from trtpipe.job import JobErrors, load_job, load_jobs
-from trtpipe.matrix import expand
-from trtpipe.validate import validate
+from trtpipe.job import yamlfile
+from trtpipe.job.load import JobErrors, load_job, load_jobs
+from trtpipe.job.matrix import expand
+from trtpipe.pipeline.validate import validate
 
 BODY = """
 model: {factory: "torch.nn:Identity"}

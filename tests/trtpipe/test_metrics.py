@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trtpipe import metrics
+from trtpipe.evaluation import metrics
 
 
 def test_cosine_by_sample() -> None:

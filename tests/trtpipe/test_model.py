@@ -11,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from trtpipe.bound import bind
 from trtpipe.errors import BuildError, InputError, MissingError
-from trtpipe.job import Job, load_job
-from trtpipe.model import load_model
+from trtpipe.job.job import Job
+from trtpipe.job.load import load_job
+from trtpipe.model.bindings import bind
+from trtpipe.model.load import load_model
 from trtpipe.values import DimRange, TensorSpec
 
 MODULE = """

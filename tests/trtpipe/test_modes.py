@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from trtpipe.bench import Data, measure_modes
-from trtpipe.bound import bind
-from trtpipe.modes import InHalf, Stand, torch_modes
+from trtpipe.evaluation.bench import Data, measure_modes
+from trtpipe.evaluation.torch_modes import InHalf, Stand, torch_modes
+from trtpipe.model.bindings import bind
 from trtpipe.progress import Silent
 from trtpipe.values import DimRange, LoadedModel, TensorSpec
 

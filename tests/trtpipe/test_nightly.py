@@ -12,7 +12,7 @@ import nights
 import pytest
 from nights import fingerprints, night, outcomes
 
-from trtpipe.cli import main
+from trtpipe.cli.main import main
 
 MATRIX = """
 matrix:
@@ -85,7 +85,7 @@ def test_jobs_of_one_model_share_its_baseline(first):
 
 def test_a_night_without_changes_reuses_everything_and_loads_no_torch(world):
     script = (
-        "import sys; from trtpipe.cli import main\n"
+        "import sys; from trtpipe.cli.main import main\n"
         "code = main(['nightly', 'jobs', '-o', 'out', '--cache', 'cache', '--json'])\n"
         "heavy = [m for m in ('torch', 'onnx', 'onnxruntime', 'tensorrt_rtx', 'torchvision') if m in sys.modules]\n"
         "print(code, heavy, file=sys.stderr)"

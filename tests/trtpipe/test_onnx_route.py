@@ -12,13 +12,13 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from trtpipe.control import damaged_copy
 from trtpipe.errors import BuildError, InputError
-from trtpipe.ort import OrtRunner
-from trtpipe.placement import find_sites
-from trtpipe.precision import Keep
-from trtpipe.quantize import quantize
+from trtpipe.evaluation.control import damaged_copy
+from trtpipe.quantization.placement import find_sites
+from trtpipe.quantization.precision import Keep
+from trtpipe.quantization.quantize import quantize
 from trtpipe.routes.onnx import to_onnx
+from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.values import OnnxModel, Quantized
 
 

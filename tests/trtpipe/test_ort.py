@@ -12,8 +12,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from trtpipe.errors import BuildError
-from trtpipe.halves import Unrounded, rounded
-from trtpipe.ort import OrtRunner
+from trtpipe.runtime.half_rounding import Unrounded, rounded
+from trtpipe.runtime.onnxruntime import OrtRunner
 
 
 def model_of(nodes: list[onnx.NodeProto], constants: dict[str, np.ndarray], kind: int = TensorProto.FLOAT) -> bytes:
@@ -87,9 +87,9 @@ def test_what_overflows_in_fp16_is_infinite() -> None:
 @pytest.mark.parametrize("int8", [False, True])
 def test_a_networks_fp16_graph_comes_closer_to_the_program(net: str, int8: bool) -> None:
     """The program itself, executed by PyTorch in FP16, rounds after each operation as well."""
-    from trtpipe.placement import find_sites
-    from trtpipe.precision import Keep
-    from trtpipe.quantize import quantize
+    from trtpipe.quantization.placement import find_sites
+    from trtpipe.quantization.precision import Keep
+    from trtpipe.quantization.quantize import quantize
     from trtpipe.routes.onnx import to_onnx
 
     captured = nets.captured(net)
@@ -108,7 +108,7 @@ def test_a_graph_without_half_precision_stays_as_it_is() -> None:
 
 def test_without_onnx_the_name_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     data = product_of_three()
-    monkeypatch.delitem(sys.modules, "trtpipe.halves")
+    monkeypatch.delitem(sys.modules, "trtpipe.runtime.half_rounding")
     monkeypatch.setitem(sys.modules, "onnx", None)
     runner = OrtRunner(data, as_written=True)
     assert runner.name.endswith(", which does not round FP16 (install onnx)")

@@ -6,9 +6,9 @@ import nets
 import torch
 from torch import nn
 
-from trtpipe.capture import capture
-from trtpipe.graph import module_path
-from trtpipe.placement import find_sites, kept_sites
+from trtpipe.model.capture import capture
+from trtpipe.model.nodes import module_path
+from trtpipe.quantization.placement import find_sites, kept_sites
 from trtpipe.values import LoadedModel
 
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from trtpipe.job import Precision
-from trtpipe.platforms import (
+from trtpipe.job.sections import Precision
+from trtpipe.trt.platforms import (
     BY_CAPABILITY,
     PLATFORMS,
     RTX_COMPUTE_CAPABILITIES,

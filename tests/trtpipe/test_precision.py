@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from trtpipe.graph import module_path, op_name
-from trtpipe.placement import find_sites
-from trtpipe.precision import FP16_MAX, Keep, observe_ranges
-from trtpipe.quantize import quantize
+from trtpipe.model.nodes import module_path, op_name
+from trtpipe.quantization.placement import find_sites
+from trtpipe.quantization.precision import FP16_MAX, Keep, observe_ranges
+from trtpipe.quantization.quantize import quantize
 from trtpipe.values import Captured, Quantized, TensorSpec
 
 

@@ -10,8 +10,8 @@ import pytest
 import shipping
 
 from trtpipe.errors import InputError
-from trtpipe.job import Normalize, Transform
-from trtpipe.preprocess import load_image, preprocess
+from trtpipe.job.sections import Normalize, Transform
+from trtpipe.runtime.preprocess import load_image, preprocess
 from trtpipe.values import DimRange, TensorSpec
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -144,7 +144,7 @@ def test_images_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(InputError, match=rf"{name}.png: must be an image that Pillow reads"):
             load_image(tmp_path / f"{name}.png")
     assert load_image(tmp_path / "b.png").getpixel((0, 0)) == (1, 2, 3)
-    monkeypatch.setattr("trtpipe.preprocess.MAX_PIXELS", 4095)
+    monkeypatch.setattr("trtpipe.runtime.preprocess.MAX_PIXELS", 4095)
     with pytest.raises(InputError, match=r"b.png: must have at most 4095 pixels \(got 64x64\)"):
         load_image(tmp_path / "b.png")
 

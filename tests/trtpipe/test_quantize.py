@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from trtpipe.capture import capture
 from trtpipe.errors import InputError
-from trtpipe.graph import calls, op_name
-from trtpipe.placement import find_sites
-from trtpipe.precision import Keep
-from trtpipe.quantize import prepare, quantize, rounded_up
+from trtpipe.model.capture import capture
+from trtpipe.model.nodes import calls, op_name
+from trtpipe.quantization.placement import find_sites
+from trtpipe.quantization.precision import Keep
+from trtpipe.quantization.quantize import prepare, quantize, rounded_up
 from trtpipe.values import Captured
 
 

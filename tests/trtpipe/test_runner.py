@@ -14,15 +14,15 @@ import shipping
 from PIL import Image
 
 import trtpipe
-from trtpipe import runner as runner_module
-from trtpipe import signing
-from trtpipe.device import Device
+from trtpipe.bundle import signing
+from trtpipe.bundle.manifest import EngineInfo
 from trtpipe.errors import InputError, MissingError
-from trtpipe.feed import open_feed
-from trtpipe.job import Build, Limits
-from trtpipe.manifest import EngineInfo
-from trtpipe.recheck import golden_limits, recheck
-from trtpipe.runner import Model, open_model
+from trtpipe.job.sections import Build, Limits
+from trtpipe.runtime import session as runner_module
+from trtpipe.runtime.device import Device
+from trtpipe.runtime.inputs import open_feed
+from trtpipe.runtime.recheck import golden_limits, recheck
+from trtpipe.runtime.session import Model, open_model
 from trtpipe.values import DimRange
 
 COLOURS = {"red": (250, 10, 20), "green": (5, 200, 30), "blue": (0, 40, 180)}
@@ -140,7 +140,7 @@ def test_nothing_is_loaded_before_signature_and_device(tmp_path: Path, monkeypat
     def never(*_: object, **__: object) -> None:
         raise AssertionError("deserialized")
 
-    monkeypatch.setattr("trtpipe.ort.OrtRunner.__init__", never)
+    monkeypatch.setattr("trtpipe.runtime.onnxruntime.OrtRunner.__init__", never)
     public = signing.generate_key(tmp_path / "key")
     shipping.bundle(tmp_path / "c")
     with pytest.raises(InputError, match="must be signed"):
@@ -289,7 +289,7 @@ for name in ("torch", "torchvision", "torchao", "onnx", "onnxscript", "tensorrt"
 import trtpipe, numpy
 with trtpipe.load({str(tmp_path / "c")!r}) as model:
     assert model(numpy.ones((2, 3, 8, 8), numpy.float32))["logits"].shape == (2, 3)
-    from trtpipe.recheck import recheck
+    from trtpipe.runtime.recheck import recheck
     assert recheck(model).passed
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)

@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 
 import trtpipe
-from trtpipe import yamlfile
-from trtpipe.cli import main
-from trtpipe.job import Job
-from trtpipe.schema import job_markdown, job_schema
+from trtpipe.cli.main import main
+from trtpipe.job import yamlfile
+from trtpipe.job.job import Job
+from trtpipe.job.json_schema import job_markdown, job_schema
 
 ROOT = Path(trtpipe.__file__).resolve().parent.parent
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))

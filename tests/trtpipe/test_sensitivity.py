@@ -10,19 +10,19 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from trtpipe.bound import bind
-from trtpipe.capture import capture
-from trtpipe.diagnose import blame, is_about_numbers
 from trtpipe.errors import Cancelled, InputError
-from trtpipe.macs import macs
-from trtpipe.partial import Partial, roundings
-from trtpipe.placement import find_sites
-from trtpipe.precision import Keep
+from trtpipe.model.bindings import bind
+from trtpipe.model.capture import capture
 from trtpipe.progress import Silent
-from trtpipe.quantize import place_qdq, prepare
-from trtpipe.ranking import ModuleSensitivity, Sensitivity
-from trtpipe.sensitivity import Sample, measure_sensitivity
-from trtpipe.units import find_units
+from trtpipe.quantization.diagnose import blame, is_about_numbers
+from trtpipe.quantization.macs import macs
+from trtpipe.quantization.partial import Partial, roundings
+from trtpipe.quantization.placement import find_sites
+from trtpipe.quantization.precision import Keep
+from trtpipe.quantization.quantize import place_qdq, prepare
+from trtpipe.quantization.ranking import ModuleSensitivity, Sensitivity
+from trtpipe.quantization.sensitivity import Sample, measure_sensitivity
+from trtpipe.quantization.units import find_units
 from trtpipe.values import CheckReport, Control, DimRange, LoadedModel, Metric, TensorSpec
 
 N = {"N": DimRange(1, 4, 64)}
@@ -84,7 +84,7 @@ def found(captured, x, amax, labels):
 
 def float_and_alone(captured, amax, x, path):
     """Outputs of the float graph, and of the Q/DQ graph that torchao converts with all modules but one kept."""
-    from trtpipe.graph import module_path
+    from trtpipe.model.nodes import module_path
 
     prepared = prepare(captured, lambda n: module_path(n) != path)
     graph, _ = place_qdq(prepared, amax)

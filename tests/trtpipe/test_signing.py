@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import shipping
 
-from trtpipe import signing, verify
+from trtpipe.bundle import signing
 from trtpipe.errors import InputError
+from trtpipe.runtime import compatibility as verify
 
 
 @pytest.fixture

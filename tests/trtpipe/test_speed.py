@@ -2,7 +2,7 @@
 
 import pytest
 
-from trtpipe.speed import Speedup, converts, judge_speedup, measure_speedup
+from trtpipe.evaluation.speedup import Speedup, converts, judge_speedup, measure_speedup
 from trtpipe.values import CheckReport, Control, Metric
 
 REPORT = CheckReport(

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
-from trtpipe.cli import main
-from trtpipe.job import load_job
-from trtpipe.schema import job_schema
+from trtpipe.cli.main import main
+from trtpipe.job.json_schema import job_schema
+from trtpipe.job.load import load_job
 
 
 def made(folder, capsys, *options):
@@ -76,8 +76,8 @@ def test_from_a_module_of_ones_own(tmp_path, capsys, monkeypatch):
             "--from: must name a module that can be found (got 'no_such'). Install it, or put it beside the job file.",
         ),
         (
-            "trtpipe.problems:sayd",
-            "--from: must name something that trtpipe.problems defines (got 'sayd'). Did you mean said?",
+            "trtpipe.job.problems:sayd",
+            "--from: must name something that trtpipe.job.problems defines (got 'sayd'). Did you mean said?",
         ),
     ],
 )

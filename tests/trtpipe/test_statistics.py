@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
-from trtpipe.statistics import binomial_interval, can_tell, fails, paired_interval, samples_to_tell, score
+from trtpipe.evaluation.intervals import binomial_interval, can_tell, fails, paired_interval, samples_to_tell, score
 
 
 @pytest.mark.parametrize(("k", "n"), [(0, 1), (1, 1), (0, 20), (20, 20), (3, 20), (359, 360), (48_000, 50_000)])

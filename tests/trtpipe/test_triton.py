@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import shipping
 
-from trtpipe.bundle import Bundle
+from trtpipe.bundle.format import Bundle
+from trtpipe.bundle.manifest import EngineInfo
+from trtpipe.bundle.triton import export_triton, triton_model
 from trtpipe.errors import InputError
-from trtpipe.job import Build
-from trtpipe.manifest import EngineInfo
-from trtpipe.triton import export_triton, triton_model
+from trtpipe.job.sections import Build
 from trtpipe.values import DimRange, TensorSpec
 
 
@@ -112,7 +112,7 @@ def test_a_batch_triton_cannot_choose(tmp_path: Path, schema: Any, batch: Any) -
 
 
 def test_every_binding_dtype_has_a_type(schema: Any) -> None:
-    from trtpipe.triton import _TYPES
+    from trtpipe.bundle.triton import _TYPES
     from trtpipe.values import BINDING_DTYPES
 
     assert set(_TYPES) == set(BINDING_DTYPES)

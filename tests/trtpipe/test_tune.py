@@ -6,10 +6,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtpipe.job import Limits
-from trtpipe.ranking import ModuleSensitivity, Sensitivity
-from trtpipe.tune import Candidate, Laboratory, Preview, Trial, best_of, keeping, left, pareto, search, shortfall
-from trtpipe.tune_page import page, table, verdict
+from trtpipe.job.sections import Limits
+from trtpipe.quantization.ranking import ModuleSensitivity, Sensitivity
+from trtpipe.quantization.search import (
+    Candidate,
+    Laboratory,
+    Preview,
+    Trial,
+    best_of,
+    keeping,
+    left,
+    pareto,
+    search,
+    shortfall,
+)
+from trtpipe.report.tune_page import page, table, verdict
 from trtpipe.values import Metric
 
 LIMITS = Limits(sqnr_db_min=30.0)

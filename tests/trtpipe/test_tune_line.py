@@ -8,17 +8,17 @@ import hard_jobs
 import numpy as np
 import pytest
 
-from trtpipe.cli import main
+from trtpipe.cli.main import main
 from trtpipe.errors import InputError
-from trtpipe.job import load_job
-from trtpipe.job_text import job_text
-from trtpipe.kit_line import write_kit
-from trtpipe.pipeline import build
+from trtpipe.job.dump import job_text
+from trtpipe.job.load import load_job
+from trtpipe.pipeline.build import build
+from trtpipe.pipeline.kit import write_kit
+from trtpipe.pipeline.tune import chosen, tune_from
 from trtpipe.progress import Silent
-from trtpipe.ranking import ModuleSensitivity, Sensitivity
-from trtpipe.trials import Trials
-from trtpipe.tune import Candidate, Trial
-from trtpipe.tune_line import chosen, tune_from
+from trtpipe.quantization.ranking import ModuleSensitivity, Sensitivity
+from trtpipe.quantization.search import Candidate, Trial
+from trtpipe.quantization.trials import Trials
 from trtpipe.values import Metric
 
 BUDGET = "{sqnr_db_min: 30}"
@@ -75,13 +75,13 @@ def test_the_written_job_gives_the_same_result(folder, tuned, path, tmp_path):
 
 
 def test_a_second_run_takes_up_the_trials_and_evaluates_nothing(folder, tuned, path, monkeypatch, capsys):
-    import trtpipe.tune_line
+    import trtpipe.pipeline.tune
 
     def refuse(*_):
         raise AssertionError("evaluated again")
 
-    monkeypatch.setattr(trtpipe.tune_line._Bench, "evaluate", refuse)
-    monkeypatch.setattr(trtpipe.tune_line._Bench, "rank", refuse)
+    monkeypatch.setattr(trtpipe.pipeline.tune._Bench, "evaluate", refuse)
+    monkeypatch.setattr(trtpipe.pipeline.tune._Bench, "rank", refuse)
     before = (folder / "out" / "hard.trials.json").read_bytes()
     assert main(["tune", str(path), "-o", str(folder / "out")]) == 0
     assert "hard.trials.json: 2 trials of an earlier run were taken up" in capsys.readouterr().err
@@ -122,8 +122,9 @@ def test_the_modes_of_a_bundle_are_timed_on_its_golden_data(folder, tuned, path,
 
 def test_a_trial_has_the_engines_latency_where_a_gpu_executes_it(path, monkeypatch):
     """The GPU and its clock are doubles; that one is asked for only with a target that has engines."""
-    from trtpipe import evidence, tune_line
-    from trtpipe.pipeline import Stages
+    from trtpipe.pipeline import measure as evidence
+    from trtpipe.pipeline import tune as tune_line
+    from trtpipe.pipeline.stages import Stages
     from trtpipe.trt import driver
 
     compiled, whole = [], SimpleNamespace(fallback=())

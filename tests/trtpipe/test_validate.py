@@ -5,10 +5,10 @@ from importlib import metadata
 import pytest
 from test_job import GOOD
 
-from trtpipe.cli import main
+from trtpipe.cli.main import main
 from trtpipe.errors import InputError
-from trtpipe.importable import find_module, missing
-from trtpipe.validate import validate
+from trtpipe.job.importable import find_module, missing
+from trtpipe.pipeline.validate import validate
 
 
 @pytest.fixture

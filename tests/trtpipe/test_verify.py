@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import shipping
 
-from trtpipe import device as device_module
-from trtpipe import platforms
-from trtpipe.device import Device, is_jetson, machine_name, this_device
+from trtpipe.bundle.manifest import EngineInfo, FileEntry, Manifest
 from trtpipe.errors import MissingError
-from trtpipe.job import Build
-from trtpipe.manifest import EngineInfo, FileEntry, Manifest
-from trtpipe.verify import problems, remarks, require_fit
+from trtpipe.job.sections import Build
+from trtpipe.runtime import device as device_module
+from trtpipe.runtime.compatibility import problems, remarks, require_fit
+from trtpipe.runtime.device import Device, is_jetson, this_device
+from trtpipe.trt import platforms
+from trtpipe.trt.platforms import machine_name
 
 GPU_86 = Device("linux", "x86_64", {"tensorrt": "10.3.0.26", "tensorrt_rtx": "1.7.1.116"}, "8.6", "RTX A4000")
 ORIN = Device("linux", "aarch64", {"tensorrt": "10.3.0.26"}, "8.7", "Orin", jetson=True)

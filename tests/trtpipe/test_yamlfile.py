@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtpipe.yamlfile import MAX_BYTES, Place, YamlProblem, parse, scalar
+from trtpipe.job.yamlfile import MAX_BYTES, Place, YamlProblem, parse, scalar
 
 
 @pytest.mark.parametrize("key", ["N", "n", "no", "on", "off", "yes", "y", "~", "null", "1", "true", "1.5"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trtpipe import metrics
+from trtpipe.evaluation import metrics
 from trtpipe.report.content import Answers, Array
 
 #: Classes that a confusion matrix shows; of more, those with the most errors are taken.

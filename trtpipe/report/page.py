@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from calib.audit import TensorAudit
     from calib.table import CalibrationTable
-    from trtpipe.manifest import Manifest
+    from trtpipe.bundle.manifest import Manifest
     from trtpipe.values import CheckReport, LayerPrecision, Metric, TensorSpec
 
 _TEMPLATES = Path(__file__).with_name("templates")

@@ -9,8 +9,8 @@ from typing import Any
 #: route -> module:function(job, loaded, quantized, progress) -> Engine
 ROUTES: Mapping[str, str] = {
     "onnx": "trtpipe.routes.onnx:compile_engine",
-    "torch2trt": "trtpipe.routes.torch2trt:compile_engine",
-    "torch_tensorrt": "trtpipe.routes.torch_tensorrt:compile_engine",
+    "torch2trt": "trtpipe.routes.torch2trt.route:compile_engine",
+    "torch_tensorrt": "trtpipe.routes.torch_tensorrt.route:compile_engine",
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from trtpipe.errors import InputError
-from trtpipe.job import Job
+from trtpipe.job.job import Job
 
 if TYPE_CHECKING:
     from trtpipe.trt.implicit import Calibration
@@ -22,7 +22,7 @@ def native_calibration(job: Job, made_from: Mapping[str, str]) -> Calibration:
     Raises:
         InputError: the job has none, or names an algorithm that TensorRT does not have.
     """
-    from trtpipe.data import open_calibration
+    from trtpipe.model.data import open_calibration
     from trtpipe.trt.implicit import Calibration
 
     data = job.calibration

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trtpipe.errors import BuildError
-from trtpipe.job import Job
+from trtpipe.job.job import Job
 from trtpipe.progress import Progress
 from trtpipe.values import Engine, LoadedModel, OnnxModel, Quantized
 
@@ -57,7 +57,7 @@ def to_onnx(quantized: Quantized, opset: int = OPSET) -> OnnxModel:
     import onnx
     import torch
 
-    from trtpipe.export import example_inputs
+    from trtpipe.model.export import example_inputs
 
     names_in, names_out = [s.name for s in quantized.inputs], [s.name for s in quantized.outputs]
     try:
@@ -167,7 +167,7 @@ def _translations() -> dict[Any, Any]:
 
 def _rename(model: Any, quantized: Quantized) -> None:
     """Name every node `<module path>/<operator>`, with a number where several share it."""
-    from trtpipe.bound import INNER
+    from trtpipe.model.bindings import INNER
 
     def path_of(node: Any) -> str | None:
         found = re.findall(r"'([^']*)'", node.metadata_props.get("pkg.torch.onnx.name_scopes", ""))

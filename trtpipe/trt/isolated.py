@@ -32,7 +32,7 @@ from typing import Any, BinaryIO
 
 from trtpipe import errors
 from trtpipe.errors import BuildError, Cancelled, TrtpipeError
-from trtpipe.job import Build, Precision
+from trtpipe.job.sections import Build, Precision
 from trtpipe.progress import Progress, Silent
 from trtpipe.values import Engine, OnnxModel
 

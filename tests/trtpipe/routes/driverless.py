@@ -156,7 +156,7 @@ def driverless() -> Iterator[Network]:
 @contextlib.contextmanager
 def _reading(seen: Network, trt: Any) -> Iterator[None]:
     """Read the network where Torch-TensorRT has finished it and not yet built."""
-    from trtpipe.routes import torch_tensorrt as route
+    from trtpipe.routes.torch_tensorrt import route
 
     with contextlib.suppress(Exception):
         route.load("tensorrt_rtx")

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from trtpipe import quantize as quantization
-from trtpipe.bound import bind
-from trtpipe.capture import capture
-from trtpipe.job import Job
-from trtpipe.precision import Keep
+from trtpipe.job.job import Job
+from trtpipe.model.bindings import bind
+from trtpipe.model.capture import capture
+from trtpipe.quantization import quantize as quantization
+from trtpipe.quantization.precision import Keep
 from trtpipe.values import Captured, DimRange, LoadedModel, Quantized, TensorSpec
 
 

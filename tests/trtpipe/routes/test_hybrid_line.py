@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from driverless import driverless
 
-from trtpipe import pipeline
-from trtpipe.bundle import read_bundle
-from trtpipe.cache import Cache
-from trtpipe.ingredients import StageKeys
-from trtpipe.job import load_job
+from trtpipe.bundle.format import read_bundle
+from trtpipe.job.load import load_job
+from trtpipe.pipeline import stages as pipeline
+from trtpipe.pipeline.cache.keys import StageKeys
+from trtpipe.pipeline.cache.store import Cache
+from trtpipe.pipeline.cached import Memory, rebuild
 from trtpipe.progress import Silent
-from trtpipe.rebuild import Memory, rebuild
 from trtpipe.routes import options
 
 NET = """

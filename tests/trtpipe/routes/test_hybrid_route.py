@@ -14,13 +14,13 @@ import torch
 from driverless import Part, driverless
 from models import job, line, tiny
 
-from trtpipe import hybrid
+from trtpipe.bundle import hybrid
+from trtpipe.bundle.hybrid import OperatorStep
 from trtpipe.errors import BuildError, InputError
-from trtpipe.hybrid import OperatorStep
 from trtpipe.progress import Silent
-from trtpipe.routes import hybrid as hybrid_route
-from trtpipe.routes import torch_tensorrt as route
-from trtpipe.trt.hybrid import HybridRunner
+from trtpipe.routes.torch_tensorrt import partition as hybrid_route
+from trtpipe.routes.torch_tensorrt import route
+from trtpipe.runtime.hybrid import HybridRunner
 from trtpipe.values import DimRange
 
 
@@ -236,9 +236,9 @@ def test_a_program_with_nothing_to_convert_is_refused(world):
 
 
 def test_two_outputs_one_of_them_from_pytorch(world):
-    from trtpipe.bound import bind
-    from trtpipe.capture import capture
-    from trtpipe.export import export
+    from trtpipe.model.bindings import bind
+    from trtpipe.model.capture import capture
+    from trtpipe.model.export import export
     from trtpipe.values import LoadedModel, Quantized, TensorSpec
 
     class Two(Cut):

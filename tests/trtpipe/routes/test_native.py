@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from models import job, line, tiny
 
-from trtpipe import pipeline
 from trtpipe.errors import InputError
+from trtpipe.pipeline import stages as pipeline
 from trtpipe.progress import Silent
 from trtpipe.routes import onnx
 from trtpipe.routes.native import native_calibration

@@ -7,9 +7,9 @@ import torch
 import torchao.quantization.pt2e.quantize_pt2e  # noqa: F401  registers quantized_decomposed
 from models import line, tiny
 
-from trtpipe.export import export
-from trtpipe.graph import calls
-from trtpipe.routes.qdq import rewritten
+from trtpipe.model.export import export
+from trtpipe.model.nodes import calls
+from trtpipe.routes.torch_tensorrt.qdq import rewritten
 
 OURS = torch.ops.trtpipe
 THEIRS = torch.ops.quantized_decomposed

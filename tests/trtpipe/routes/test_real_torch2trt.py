@@ -35,7 +35,7 @@ def world():
 
 
 def build(model, quantized=None, **sections):
-    from trtpipe.routes import torch2trt as route
+    from trtpipe.routes.torch2trt import route
 
     size = model.loaded.inputs[0].shape[2]
     wanted = job("torch2trt", "tensorrt", size=size, **sections)

@@ -7,12 +7,12 @@ import importlib.metadata
 import pytest
 import yaml
 
-from trtpipe.build_options import BuildOptions
-from trtpipe.cli import main
-from trtpipe.job import Job
+from trtpipe.cli.main import main
+from trtpipe.job.build_options import BuildOptions
+from trtpipe.job.job import Job
+from trtpipe.job.sections import Build
+from trtpipe.pipeline.validate import validate
 from trtpipe.routes import ROUTES, options
-from trtpipe.sections import Build
-from trtpipe.validate import validate
 
 #: Field: (value, other fields it needs, what torch_tensorrt says, what torch2trt says); "" is honoured.
 LEAVE = "Leave it out, or use build.route onnx."

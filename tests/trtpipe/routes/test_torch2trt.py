@@ -16,7 +16,7 @@ from torch2trt_double import DataType, Double, Layer, Network, Tensor, tensorrt
 from calib.errors import CalibError
 from trtpipe.errors import BuildError, InputError, MissingError
 from trtpipe.progress import Silent
-from trtpipe.routes import torch2trt as route
+from trtpipe.routes.torch2trt import route
 from trtpipe.trt import driver, flavour, implicit
 
 GPU = driver.Driver("12.6", (driver.Device(0, "NVIDIA Orin", "8.7", 8 << 30),))

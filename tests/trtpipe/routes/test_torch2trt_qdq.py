@@ -11,12 +11,12 @@ from models import job, line, tiny
 from torch2trt_double import DataType, Double, tensorrt
 from torch2trt_hooks import ABLE, Layer, Network
 
-from trtpipe import quantize as quantization
 from trtpipe.errors import BuildError
-from trtpipe.precision import Keep
 from trtpipe.progress import Silent
-from trtpipe.routes import replay, torch2trt_qdq
-from trtpipe.routes import torch2trt as route
+from trtpipe.quantization import quantize as quantization
+from trtpipe.quantization.precision import Keep
+from trtpipe.routes.torch2trt import qdq as torch2trt_qdq
+from trtpipe.routes.torch2trt import replay, route
 from trtpipe.trt import driver, flavour
 
 

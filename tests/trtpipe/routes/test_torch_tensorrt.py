@@ -16,7 +16,7 @@ from models import job, line, tiny
 from trtpipe.errors import BuildError, InputError, MissingError
 from trtpipe.progress import Silent
 from trtpipe.routes import options
-from trtpipe.routes import torch_tensorrt as route
+from trtpipe.routes.torch_tensorrt import route
 from trtpipe.trt import driver
 from trtpipe.values import DimRange, TensorSpec
 
@@ -218,15 +218,15 @@ def test_one_tensor_returned_twice_is_refused(world):
             y = x.mean((2, 3))
             return y, y
 
-    from trtpipe.bound import bind
-    from trtpipe.capture import capture
+    from trtpipe.model.bindings import bind
+    from trtpipe.model.capture import capture
     from trtpipe.values import LoadedModel, Quantized
 
     one = line(tiny(), 16, 5)
     outputs = tuple(TensorSpec(n, "float32", ("N", 3), one.loaded.inputs[0].dims) for n in ("a", "b"))
     module = bind(Twice().eval(), one.loaded.inputs, {}, ("a", "b"))
     captured = capture(LoadedModel(module, one.loaded.inputs, outputs, "0" * 64, "test"))
-    from trtpipe.export import export
+    from trtpipe.model.export import export
 
     quantized = Quantized(export(captured.graph, one.loaded.inputs), one.loaded.inputs, outputs, (), {})
     with pytest.raises(
@@ -239,7 +239,7 @@ def test_one_tensor_returned_twice_is_refused(world):
 def test_importing_the_route_imports_no_frontend():
     import subprocess
 
-    code = "import sys, trtpipe.routes.torch_tensorrt, trtpipe.routes.options; print('torch' in sys.modules)"
+    code = "import sys, trtpipe.routes.torch_tensorrt.route, trtpipe.routes.options; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
@@ -299,7 +299,7 @@ def test_float32_bindings_around_a_half_model(world, small):
 
 def test_the_example_of_an_export_is_never_one(small):
     """A batch of 1 would be taken for a number of the model's own."""
-    from trtpipe.export import example_inputs, export
+    from trtpipe.model.export import example_inputs, export
 
     (image,) = example_inputs(small.loaded.inputs)
     assert image.shape[0] == 2

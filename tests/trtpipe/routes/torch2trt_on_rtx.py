@@ -114,11 +114,11 @@ def _named_tensorrt(trt: types.ModuleType) -> Iterator[None]:
 
 @contextlib.contextmanager
 def torch2trt_on_rtx() -> Iterator[Seen]:
-    """Use trtpipe.routes.torch2trt inside."""
+    """Use trtpipe.routes.torch2trt.route inside."""
     import numpy as np
     import tensorrt_rtx as rtx
 
-    from trtpipe.routes import torch2trt as route
+    from trtpipe.routes.torch2trt import route
     from trtpipe.trt import driver, flavour, implicit, plan
 
     seen = Seen()

@@ -12,8 +12,8 @@ import pytest
 from trt_graphs import BATCH, cast_model, conv_model
 
 from trtpipe import errors
-from trtpipe.build_options import BuildOptions
-from trtpipe.job import Build
+from trtpipe.job.build_options import BuildOptions
+from trtpipe.job.sections import Build
 from trtpipe.progress import Silent
 from trtpipe.trt import config, driver, flavour, network, plan
 from trtpipe.trt.builder import build_engine

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from trtpipe.errors import BuildError, Cancelled
-from trtpipe.job import Build
+from trtpipe.job.sections import Build
 from trtpipe.progress import Silent
 from trtpipe.trt import isolated
 from trtpipe.trt.isolated import build_isolated

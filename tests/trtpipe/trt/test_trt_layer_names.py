@@ -17,9 +17,9 @@ def test_resnet50_shows_its_modules():
     pytest.importorskip("tensorrt_rtx")
     import torch
 
-    from trtpipe.capture import capture
-    from trtpipe.precision import Keep
-    from trtpipe.quantize import quantize
+    from trtpipe.model.capture import capture
+    from trtpipe.quantization.precision import Keep
+    from trtpipe.quantization.quantize import quantize
     from trtpipe.routes.onnx import to_onnx
 
     torch.manual_seed(0)

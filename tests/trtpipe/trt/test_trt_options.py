@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from trtpipe.build_options import BuildOptions
-from trtpipe.job import Build, Keep, Precision
+from trtpipe.job.build_options import BuildOptions
+from trtpipe.job.sections import Build, Keep, Precision
 from trtpipe.trt.flavour import CAPABILITIES
 from trtpipe.trt.options import OPTIONS, asked, needs_driver, refusals
 from trtpipe.values import DimRange

@@ -6,7 +6,7 @@ import pytest
 from trt_graphs import conv_model
 
 from trtpipe import errors
-from trtpipe.job import Build
+from trtpipe.job.sections import Build
 from trtpipe.progress import Silent
 from trtpipe.trt import driver
 from trtpipe.trt.builder import build_engine

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trtpipe.build_options import BuildOptions
-from trtpipe.job import Build
+from trtpipe.job.build_options import BuildOptions
+from trtpipe.job.sections import Build
 from trtpipe.trt.flavour import title
 from trtpipe.trt.options import OPTIONS
 from trtpipe.trt.versions import RELEASES, document, listed
