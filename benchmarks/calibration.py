@@ -95,7 +95,8 @@ def measure(row: str, args: argparse.Namespace) -> dict[str, Any]:
     """Time one row against the bare forward pass, alternating; in a process of its own."""
     import torch
 
-    from calib.data import InputSpec, Source
+    from calib.data import Source
+    from calib.samples import InputSpec
 
     tool, method = row.split(" ")
     if args.device != "cpu":
@@ -194,7 +195,8 @@ def in_one_launch(observer: Any) -> bool:
 
 def measure_memory(row: str, args: argparse.Namespace) -> dict[str, Any]:
     """Peak memory of one calibration on images that are not held in memory."""
-    from calib.data import InputSpec, Source
+    from calib.data import Source
+    from calib.samples import InputSpec
 
     _, captured = captured_model(args.model, args.batch)
     source = Source(

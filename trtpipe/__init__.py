@@ -10,6 +10,7 @@ Importing this package loads none of its parts; `trtpipe.api` has the five funct
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,9 +24,7 @@ __all__ = ["__version__", "build", "calibrate", "check", "load", "load_job"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'trtpipe' has no attribute {name!r}")
-    from trtpipe import api
-
-    return getattr(api, name)
+    return getattr(importlib.import_module("trtpipe.api"), name)
 
 
 def __dir__() -> list[str]:

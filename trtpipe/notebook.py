@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,8 +33,6 @@ def _display() -> Any | None:
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is None or getattr(shell, "kernel", None) is None:
         return None
-    import importlib
-
     return importlib.import_module("IPython.display")
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from calib.data import Batch
+from calib.samples import Batch
 from trtpipe.errors import InputError
 from trtpipe.model.baseline import record_baseline
 from trtpipe.progress import Silent

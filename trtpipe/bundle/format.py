@@ -17,6 +17,7 @@ from pathlib import Path
 
 from trtpipe.atomic import clean_leftovers, move_into_place, sibling, standing, sync_directory, write_file
 from trtpipe.bundle import golden as golden_data
+from trtpipe.bundle import hybrid
 from trtpipe.bundle.manifest import (
     ENGINE,
     FILE_NAME,
@@ -31,6 +32,7 @@ from trtpipe.bundle.manifest import (
     to_json,
 )
 from trtpipe.errors import InputError
+from trtpipe.trt.plan import read_header
 
 #: Bytes of an Ed25519 signature.
 SIGNATURE_BYTES = 64
@@ -301,8 +303,6 @@ def _check_content(path: Path, manifest: Manifest, read: Callable[[str], bytes])
 
 def _check_hybrid(where: str, manifest: Manifest, data: bytes) -> None:
     """Hold a hybrid module's bindings, and the header of each of its plans, against the manifest."""
-    from trtpipe.bundle import hybrid
-
     found = hybrid.from_bytes(data, where)
     got = (tuple(found.plan.inputs), set(found.plan.outputs))
     if got != (tuple(s.name for s in manifest.inputs), {s.name for s in manifest.outputs}):
@@ -315,8 +315,6 @@ def _check_hybrid(where: str, manifest: Manifest, data: bytes) -> None:
 
 def _check_header(where: str, manifest: Manifest, data: bytes) -> None:
     """Hold the plan's own header against the manifest: flavour, version and, in an RTX plan, compute capabilities."""
-    from trtpipe.trt.plan import read_header
-
     engine = manifest.engine
     assert engine is not None
     header = read_header(data, where)

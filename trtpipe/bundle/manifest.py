@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, V
 
 from trtpipe.errors import InputError
 from trtpipe.job.sections import Build, Limits, Precision, Transform
+from trtpipe.trt import driver
 from trtpipe.trt.platforms import machine_name
 from trtpipe.values import (
     BINDING_DTYPES,
@@ -208,8 +209,6 @@ def describe_engine(
     capabilities = engine.compute_capabilities
     if engine.target == "tensorrt" and not capabilities:
         # Its plans do not name the GPU that they were built on.
-        from trtpipe.trt import driver
-
         capabilities = tuple(d.compute_capability for d in driver.probe().devices[:1])
     portable = engine.target == "onnxruntime"
     windows = build.runtime_platform == "windows_amd64"

@@ -13,6 +13,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+
 from trtpipe.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,9 +36,6 @@ def generate_key(path: Path) -> Path:
     Raises:
         InputError: either file exists already: a key is never overwritten.
     """
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
     public_path = path.with_name(path.name + ".pub")
     for taken in (path, public_path):
         if os.path.lexists(taken):
@@ -57,9 +59,6 @@ def signer(path: Path) -> Callable[[bytes], bytes]:
     Raises:
         InputError: unreadable, or no unencrypted Ed25519 key.
     """
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
     try:
         key = load_pem_private_key(_read(path), password=None)
     except (ValueError, TypeError):
@@ -87,9 +86,6 @@ def load_public_keys(path: Path) -> tuple[Ed25519PublicKey, ...]:
     Raises:
         InputError: unreadable, no key in it, or one that is not Ed25519.
     """
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    from cryptography.hazmat.primitives.serialization import load_pem_public_key
-
     data = _read(path)
     blocks = _PEM_BLOCK.findall(data)
     keys = []
@@ -130,8 +126,6 @@ def check_signature(where: Path, manifest: bytes, signature: bytes | None, key: 
     """
     if key is None:
         return "signed, not checked: this device has no key" if signature else "unsigned"
-    from cryptography.exceptions import InvalidSignature
-
     trusted = load_public_keys(key)
     names = ", ".join(key_id(k) for k in trusted)
     if signature is None:

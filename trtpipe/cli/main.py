@@ -10,6 +10,7 @@ import importlib
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -18,8 +19,10 @@ from typing import Any
 import click
 
 from trtpipe import __version__
+from trtpipe.cli import console
 from trtpipe.cli.commands.options import Settings
 from trtpipe.errors import TrtpipeError
+from trtpipe.job.problems import did_you_mean, either
 
 #: Every command and where it is; a command's module is imported when it is called (or listed).
 COMMANDS: Mapping[str, str] = {
@@ -81,8 +84,6 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, with the nearest command in the message."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            from trtpipe.job.problems import did_you_mean, either
-
             hint = did_you_mean(args[0], tuple(COMMANDS))
             ctx.fail(" ".join(filter(None, (f"COMMAND must be {either(tuple(COMMANDS))} (got {args[0]!r}).", hint))))
         return super().resolve_command(ctx, args)
@@ -139,15 +140,11 @@ def _unexpected(settings: Settings, error: Exception) -> int:
     calib = {c.__name__ for c in type(error).__mro__ if c.__module__ == "calib.errors"}
     if calib:
         return _failed(settings, str(error), 130 if "CalibCancelled" in calib else 2)
-    import traceback
-
     traceback.print_exception(error)
     return _failed(settings, f"this is a bug in trtpipe {__version__}; please report it with the lines above", 70)
 
 
 def _failed(settings: Settings, message: str, code: int, problems: Sequence[Any] = ()) -> int:
-    from trtpipe.cli import console
-
     if settings.json:
         listed = {"problems": [p.as_dict() for p in problems]} if problems else {}
         console.out_json({"error": message, "exit_code": code, **listed})

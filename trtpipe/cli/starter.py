@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from PIL import Image, ImageDraw
+
 from trtpipe.errors import InputError, MissingError
 from trtpipe.job.importable import missing
 from trtpipe.job.json_schema import job_schema
-from trtpipe.job.problems import said
+from trtpipe.job.problems import did_you_mean, said
 from trtpipe.job.yamlfile import scalar
 from trtpipe.pipeline.validate import IMAGE_SUFFIXES
+from trtpipe.trt.flavour import installed
 
 #: Names of folders that hold what to calibrate on, and what to check on, the most telling first.
 CALIBRATE_ON = ("calib", "calibration", "train")
@@ -102,8 +107,6 @@ def _timm(name: str) -> Source:
         step = "Run: pip install 'trtpipe[examples]'"
         raise MissingError(f"--from: {said('have timm installed', 'nothing', step)}") from None
     if not timm.is_model(name):
-        from trtpipe.job.problems import did_you_mean
-
         near = did_you_mean(name, timm.list_models())
         raise InputError(f"--from: {said('be a model that timm has', repr(name), near)}")
     config = timm.get_pretrained_cfg(name)
@@ -153,11 +156,6 @@ def _name(folder: Path, source: str | None) -> str:
 
 def _pictures() -> dict[str, bytes]:
     """A few stand-ins for images: squares and circles, 64 x 64, the same every time."""
-    import io
-    import random
-
-    from PIL import Image, ImageDraw
-
     chance = random.Random(0)
     found: dict[str, bytes] = {}
     for part, count in (("calib", 16), ("val", 8)):
@@ -183,8 +181,6 @@ def _plain(value: Any) -> str:
 
 def _target() -> str:
     """The TensorRT that is installed; TensorRT-RTX, which builds anywhere, when there is none or both."""
-    from trtpipe.trt.flavour import installed
-
     return "tensorrt" if set(installed()) == {"tensorrt"} else "tensorrt_rtx"
 
 

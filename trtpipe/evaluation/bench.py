@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -192,8 +192,6 @@ def _timed(made: Ready, clock: Callable[[], float]) -> float:
 
 
 def _with_times(row: Row, times: Sequence[float] | None, batch: int) -> Row:
-    from dataclasses import replace
-
     if not times:
         return row
     median, p90, p99 = (float(q) for q in np.percentile(times, (50, 90, 99)))

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trtpipe.batching import fitted
 from trtpipe.errors import MissingError
 from trtpipe.evaluation.bench import Mode, Ready
 from trtpipe.values import LoadedModel
@@ -297,8 +298,6 @@ def _tell_relus_apart(graph: Any) -> None:
 
 def pieces(batches: Iterator[Mapping[str, Array]], loaded: LoadedModel) -> Iterator[Mapping[str, Array]]:
     """Batches cut to what the bindings allow; the padding stays, since only ranges are read off them."""
-    from trtpipe.batching import fitted
-
     for arrays in batches:
         for piece, _ in fitted(arrays, loaded.inputs):
             yield piece

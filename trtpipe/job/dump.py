@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from trtpipe.atomic import write_whole
 from trtpipe.job.job import Job
 from trtpipe.job.load import PATHS, load_job
@@ -13,8 +15,6 @@ from trtpipe.job.load import PATHS, load_job
 
 def job_text(job: Job, folder: Path) -> str:
     """YAML of every value that is not a default, with paths relative to `folder`, ranges beside their shapes."""
-    import yaml
-
     data: dict[str, Any] = job.model_dump(mode="json", exclude_defaults=True)
     for section, key in PATHS:
         if isinstance(data.get(section), dict) and isinstance(data[section].get(key), str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from os import fspath
 from pathlib import Path
@@ -230,8 +231,6 @@ class JobFile:
 
 def _normal(path: Path) -> Path:
     """Without `..` and `.`; symbolic links are left, since the user named them."""
-    import os
-
     return Path(os.path.normpath(path))
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import difflib
 import re
+import types
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -176,9 +178,6 @@ def legal_keys(model: type[BaseModel], path: Path) -> tuple[str, ...]:
 
 def _inside(section: Any, part: str | int) -> Any:
     """The type one step further down: a model's field, or the value type of a mapping of models."""
-    import types
-    import typing
-
     if isinstance(section, type) and issubclass(section, BaseModel):
         field = section.model_fields.get(str(part))
         if field is None:

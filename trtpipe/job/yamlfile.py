@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 if TYPE_CHECKING:
     import yaml
 
@@ -110,8 +112,6 @@ class _Reader:
         self._texts: dict[Path, str] = {}
 
     def document(self) -> Document:
-        import yaml
-
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         events: Iterator[yaml.Event] = yaml.parse(self._text, Loader=loader)
         data: Any = None
@@ -133,8 +133,6 @@ class _Reader:
         return Document(data, self._keys, self._values, self._texts)
 
     def _node(self, event: yaml.Event, events: Iterator[yaml.Event], path: Path) -> Any:
-        import yaml
-
         self._values[path] = _place(event)
         if len(path) > MAX_DEPTH:
             raise YamlProblem(_place(event), path[:3], f"nest at most {MAX_DEPTH} deep", "more")

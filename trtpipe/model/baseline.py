@@ -17,7 +17,7 @@ from trtpipe.values import Baseline, LoadedModel
 if TYPE_CHECKING:
     import torch
 
-    from calib.data import Batch
+    from calib.samples import Batch
 
 #: TorchScript may reorder float32 sums; a larger difference means that tracing lost something of the model.
 EAGER_TOLERANCE = 1e-4

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from calib.data import open_source
+from calib.errors import CalibError
+from calib.samples import DataSpec, InputSpec, TransformSpec
 from trtpipe.errors import InputError
 from trtpipe.job.importable import on_path
 
 if TYPE_CHECKING:
-    from calib.data import Source, TransformSpec
+    from calib.data import Source
+    from calib.samples import TransformSpec
     from trtpipe.job.job import Job
     from trtpipe.job.sections import Data, Transform
 
@@ -41,9 +45,6 @@ def check_transform(job: Job) -> Transform | None:
 
 
 def _open(job: Job, where: str, data: Data, transform: Transform | None) -> Source:
-    from calib.data import DataSpec, InputSpec, open_source
-    from calib.errors import CalibError
-
     spec = DataSpec(
         images=data.images,
         arrays=data.arrays,
@@ -66,8 +67,6 @@ def _open(job: Job, where: str, data: Data, transform: Transform | None) -> Sour
 
 
 def _transform(transform: Transform | None) -> TransformSpec:
-    from calib.data import TransformSpec
-
     if transform is None:
         return TransformSpec()
     normalize = transform.normalize

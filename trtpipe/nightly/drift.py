@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trtpipe.bundle.format import place
+from trtpipe.errors import TrtpipeError
 from trtpipe.nightly.outcome import Drift, JobOutcome
 from trtpipe.nightly.task import Task, of_bundle
+from trtpipe.pipeline.build import build
+from trtpipe.runtime.session import open_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,9 +30,6 @@ def repeat(task: Task, job: Job, reporter: Reporter) -> JobOutcome:
     Raises:
         TrtpipeError: as `pipeline.build`.
     """
-    from trtpipe.bundle.format import place
-    from trtpipe.pipeline.build import build
-
     engines, answers, notes = [], [], []
     for number in range(task.repeat):
         reporter.note(f"build {number + 1} of {task.repeat}")
@@ -53,9 +54,6 @@ def repeat(task: Task, job: Job, reporter: Reporter) -> JobOutcome:
 
 def _answers(bundle: Bundle) -> dict[str, np.ndarray[Any, Any]] | None:
     """What a bundle answers on its golden inputs; None where nothing can execute it."""
-    from trtpipe.errors import TrtpipeError
-    from trtpipe.runtime.session import open_model
-
     for graph in (False, True):
         try:
             with open_model(bundle, graph=graph, as_written=True) as model:

@@ -6,10 +6,12 @@ import dataclasses
 import hashlib
 import os
 import sys
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtpipe.bundle.format import place
 from trtpipe.errors import Cancelled, InputError, TrtpipeError
 from trtpipe.job.job import Job
 from trtpipe.nightly.drift import repeat
@@ -17,7 +19,10 @@ from trtpipe.nightly.outcome import JobOutcome
 from trtpipe.nightly.task import Task, failure, of_bundle, plain, recorded
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.keys import Survey, is_installed, stage_keys, this_machine
+from trtpipe.pipeline.cache.remote import Store
 from trtpipe.pipeline.cache.store import Busy, Cache, DamagedEntry, Entry
+from trtpipe.pipeline.cached import rebuild
+from trtpipe.pipeline.kit import finish_kit, write_kit
 
 if TYPE_CHECKING:
     from trtpipe.pipeline.cached import Memory
@@ -48,8 +53,6 @@ def execute(task: Task, reporter: Reporter, memory: Memory) -> dict[str, Any]:
     except ModuleNotFoundError as error:
         return failure(task, f"{error.name}: must be installed (got nothing). Install it in this environment.", 3)
     except Exception as error:  # noqa: BLE001  # a bug costs one job of the night, and its place is said
-        import traceback
-
         where = "".join(traceback.format_exception(error)[-3:]).strip()
         return failure(task, f"this is a bug in trtpipe, please report it:\n{where}", 70)
 
@@ -63,8 +66,6 @@ def _execute(task: Task, reporter: Reporter, memory: Memory) -> JobOutcome:
     if task.repeat:
         return repeat(task, job, reporter)
     if task.kit == "make":
-        from trtpipe.pipeline.kit import write_kit
-
         kit = write_kit(job, Path(task.out), reporter).bundle
         return JobOutcome(task.name, task.file, "built", key=task.key, bundle=str(kit.path))
     cache = _cache(task, reporter)
@@ -85,16 +86,12 @@ def _kept(task: Task, cache: Cache) -> JobOutcome | None:
 
 
 def _cache(task: Task, reporter: Reporter) -> Cache:
-    from trtpipe.pipeline.cache.remote import Store
-
     store = Store(task.store) if task.store else None
     return Cache(Path(task.cache), store, reporter.cancelled, force=task.force)
 
 
 def _finish(task: Task, reporter: Reporter) -> JobOutcome:
     """The kit in the task's folder as a bundle; needs neither torch nor the job's data."""
-    from trtpipe.pipeline.kit import finish_kit
-
     cache = _cache(task, reporter)
     with cache.lock("built", task.key, wait=task.wait):
         if (kept := _kept(task, cache)) is not None:
@@ -106,8 +103,6 @@ def _finish(task: Task, reporter: Reporter) -> JobOutcome:
 
 
 def _build(task: Task, job: Job, cache: Cache, reporter: Reporter, memory: Memory) -> JobOutcome:
-    from trtpipe.pipeline.cached import rebuild
-
     with Digests(cache.digests_path) as digests:
         machine = this_machine(digests)
         ingredients = Survey(digests, machine).ingredients(job)
@@ -137,8 +132,6 @@ def keep(cache: Cache, key: str, outcome: JobOutcome, files: Mapping[str, bytes]
 
 def _reused(task: Task, cache: Cache, record: Entry) -> JobOutcome:
     """The bundle of the cache put where the job wants it."""
-    from trtpipe.bundle.format import place
-
     entry = cache.get("bundle", task.key)
     if entry is None:
         raise InputError(f"{task.name}: its bundle is no longer in the cache")

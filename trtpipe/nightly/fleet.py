@@ -19,13 +19,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtpipe.bundle.format import place, read_bundle
 from trtpipe.errors import Cancelled, MissingError, TrtpipeError
 from trtpipe.nightly.execute import keep
 from trtpipe.nightly.fleet_worker import TOPIC, introduce, run_task, stop
+from trtpipe.nightly.local import Local
 from trtpipe.nightly.task import Task, failure, from_plain
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import BUILDERS
 from trtpipe.pipeline.cache.keys import Machine, this_machine
+from trtpipe.trt import driver
 
 if TYPE_CHECKING:
     from trtpipe.job.job import Job
@@ -187,10 +190,6 @@ class Fleet:
         self, tasks: Sequence[Task], sent: dict[str, _Sent], watcher: Watcher, finished: Callable[..., None]
     ) -> None:
         """All but the engine of jobs whose workers have no torch, made here and sent on as each is ready."""
-        from trtpipe.bundle.format import read_bundle
-        from trtpipe.nightly.local import Local
-        from trtpipe.trt import driver
-
         if not tasks:
             return
         by_name = {task.name: task for task in tasks}
@@ -276,8 +275,6 @@ class Fleet:
 
     def _place(self, task: Task, files: Mapping[str, bytes]) -> Path:
         """The bundle put where it belongs; every file is checked against the manifest's digests first."""
-        from trtpipe.bundle.format import place
-
         return place(Path(task.out, task.name), files, where=Path(f"bundle of {task.name} from its worker")).path
 
     def _look(self, sent: dict[str, _Sent], finished: Callable[[Task, Mapping[str, Any]], None]) -> None:

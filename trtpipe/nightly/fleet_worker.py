@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
+import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trtpipe.bundle.format import place, read_bundle
 from trtpipe.errors import InputError, MissingError
 from trtpipe.nightly.pool import Pool, Slot, visible
 from trtpipe.nightly.task import Task, failure
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import versions
 from trtpipe.pipeline.cache.keys import Machine, this_machine
+from trtpipe.pipeline.cache.store import Cache
 from trtpipe.runtime.device import Device, this_device
 
 #: The Dask topic on which workers report the progress of their jobs.
@@ -60,8 +64,6 @@ class Jobs:
         Returns:
             Its outcome, this worker's name, and the files of the bundle.
         """
-        from trtpipe.bundle.format import place, read_bundle
-
         with tempfile.TemporaryDirectory(prefix="trtpipe-", dir=self.cache / "scratch") as scratch:
             local = dataclasses.replace(task, out=str(Path(scratch, "out")), cache=str(self.cache))
             if kit:
@@ -128,11 +130,6 @@ def serve(
         raise MissingError(
             "worker: needs dask distributed (it is not installed). Run: pip install 'trtpipe[fleet]'"
         ) from None
-    import os
-    import socket
-
-    from trtpipe.pipeline.cache.store import Cache
-
     if gpu is not None:  # before anything asks the driver
         os.environ["CUDA_VISIBLE_DEVICES"] = visible(gpu)
     Cache(cache)  # makes its folders, or says why it cannot

@@ -14,6 +14,7 @@ from trtpipe.errors import Cancelled
 from trtpipe.nightly.execute import BUSY, execute
 from trtpipe.nightly.pool import Event, Pool, Slot
 from trtpipe.nightly.task import Task, failure
+from trtpipe.pipeline.cached import Memory
 
 if TYPE_CHECKING:
     from trtpipe.nightly.options import Watcher
@@ -122,8 +123,6 @@ class Local:
                 queue.again(task, dataclasses.replace(task, attempts=tried))
 
     def _run_here(self, tasks: Sequence[Task], watcher: Watcher, finished: Finished) -> None:
-        from trtpipe.pipeline.cached import Memory
-
         memory = Memory()
         for task in tasks:
             if watcher.cancelled():

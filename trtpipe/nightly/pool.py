@@ -24,6 +24,7 @@ from typing import Any
 from trtpipe.errors import Cancelled
 from trtpipe.nightly.execute import execute
 from trtpipe.nightly.task import Task, failure
+from trtpipe.pipeline.cached import Memory
 
 #: A worker that is told to stop and does not is ended after this long.
 GRACE_S = 10.0
@@ -183,8 +184,6 @@ class _Worker:
 
 def _serve(pipe: Any, cancel: Any, threads: int, gpu: int | None, log: Path | None) -> None:
     """A worker's life: take a job, run it, say what came of it."""
-    from trtpipe.pipeline.cached import Memory
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who made the pool decides
     _end_with_parent()
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)

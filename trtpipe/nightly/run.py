@@ -14,11 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trtpipe.bundle.format import place
 from trtpipe.errors import Cancelled, InputError, TrtpipeError
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, load_jobs
 from trtpipe.nightly.fleet import Fleet
 from trtpipe.nightly.history import History
+from trtpipe.nightly.local import Local
 from trtpipe.nightly.options import Executor, Options, Planned, Unwatched, Watcher
 from trtpipe.nightly.outcome import JobOutcome, NightlyReport
 from trtpipe.nightly.regressions import compare
@@ -27,8 +29,10 @@ from trtpipe.nightly.task import Task, from_plain, recorded
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import environment
 from trtpipe.pipeline.cache.keys import Ingredients, Machine, Survey, this_machine
+from trtpipe.pipeline.cache.remote import Store
 from trtpipe.pipeline.cache.store import Cache, DamagedEntry
 from trtpipe.pipeline.validate import judge
+from trtpipe.trt import driver
 
 if TYPE_CHECKING:
     from trtpipe.pipeline.cache.remote import Store
@@ -199,8 +203,6 @@ class _Night:
             return None
         if not put_back:
             return recorded(record.facts, task)
-        from trtpipe.bundle.format import place
-
         try:
             place(target, {n: entry.read(n) for n in entry.files}, where=entry.path)
         except (DamagedEntry, TrtpipeError):
@@ -311,17 +313,12 @@ def _whole(bundle: Path, manifest_sha256: str, digests: Digests) -> bool:
 
 
 def _local(options: Options) -> Executor:
-    from trtpipe.nightly.local import Local
-    from trtpipe.trt import driver
-
     return Local(options.workers, options.memory_bytes, driver.probe(), options.out / ".nightly")
 
 
 def _store(options: Options) -> Store | None:
     if not options.store:
         return None
-    from trtpipe.pipeline.cache.remote import Store
-
     return Store(options.store)
 
 

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtpipe.bundle import golden
+from trtpipe.bundle.format import write_bundle
 from trtpipe.bundle.golden import KEPT_SAMPLES, Golden
+from trtpipe.bundle.manifest import CALIBRATION, GOLDEN, GRAPH, REPORT, Manifest, describe_engine
+from trtpipe.job.sections import Transform
+from trtpipe.model.data import check_transform
+from trtpipe.pipeline.cache.environment import environment, fingerprint, portable_job, source_fingerprint
+from trtpipe.report.content import Answers, ReportContent
+from trtpipe.report.page import render
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,10 +57,6 @@ def shared_scales(captured: Captured) -> dict[str, str]:
 
 def assemble(job: Job, out: Path, parts: Parts, stages: Stages, *, sign: Sign | None = None) -> Bundle:
     """The bundle `out/<name>`, written."""
-    from trtpipe.bundle import golden
-    from trtpipe.bundle.format import write_bundle
-    from trtpipe.bundle.manifest import CALIBRATION, GOLDEN, GRAPH, REPORT
-
     front, table, engine = parts.front, parts.table, parts.engine
     with stages("bundle"):
         manifest = describe(job, front, table, parts.quantized, parts.report, engine, engine.graph)
@@ -68,9 +72,6 @@ def assemble(job: Job, out: Path, parts: Parts, stages: Stages, *, sign: Sign | 
 
 def report_page(job: Job, parts: Parts, manifest: Manifest, files: Mapping[str, bytes]) -> bytes:
     """The bundle's report.html."""
-    from trtpipe.report.content import Answers, ReportContent
-    from trtpipe.report.page import render
-
     images = None if job.check.images is None else Path(job.check.images)
     baseline, ids = parts.front.baseline, parts.front.check_source.ids
     answers = Answers(baseline.outputs, parts.answers, ids, baseline.labels, images) if parts.answers else None
@@ -110,11 +111,6 @@ def describe(
     graph: OnnxModel | None,
 ) -> Any:
     """The manifest of the bundle, or, without an engine, of the kit."""
-    from trtpipe.bundle.manifest import Manifest, describe_engine
-    from trtpipe.job.sections import Transform
-    from trtpipe.model.data import check_transform
-    from trtpipe.pipeline.cache.environment import environment, fingerprint, portable_job, source_fingerprint
-
     calibration = None if table is None else table.digest
     parts = {"weights": front.loaded.weights_digest, "graph": front.captured.digest, "calibration": calibration}
     source = source_fingerprint(job, parts)

@@ -11,12 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trtpipe.bundle.manifest import GRAPH
 from trtpipe.errors import InputError
 from trtpipe.evaluation.bench import WARM_UP, Bench, Data, Mode, Ready, measure_modes
 from trtpipe.evaluation.speedup import HYBRID
+from trtpipe.model.data import open_calibration, open_check
 from trtpipe.pipeline.cache.environment import environment
 from trtpipe.pipeline.measure import Plan, batched, check_samples, plan_of
 from trtpipe.pipeline.stages import Front, Stages, calibrate, compile_engine, prepare, quantize
+from trtpipe.routes.onnx import to_onnx
+from trtpipe.runtime.onnxruntime import OrtRunner
+from trtpipe.runtime.session import runner_settings
+from trtpipe.trt import driver
+from trtpipe.trt.timing import open_timed
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
@@ -100,10 +107,6 @@ def bench_bundle(
     bundle: Bundle, reporter: Reporter, *, rounds: int = ROUNDS, seconds: float = SECONDS, samples: int = SAMPLES
 ) -> Bench:
     """The modes of a bundle, which needs no PyTorch: its graph in ONNX Runtime and its engine, on its golden data."""
-    from trtpipe.bundle.manifest import GRAPH
-    from trtpipe.runtime.onnxruntime import OrtRunner
-    from trtpipe.runtime.session import runner_settings
-
     stages, manifest, golden = Stages(reporter), bundle.manifest, bundle.golden()
     data, batch = batched(
         {n: a[:samples] for n, a in golden.inputs.items()},
@@ -191,8 +194,6 @@ def _whole(batches: Iterator[Mapping[str, Array]], size: int) -> Iterator[Mappin
 
 def _batches(job: Job) -> Iterator[Mapping[str, Array]]:
     """Calibration's batches, or the check's where the job has none of its own."""
-    from trtpipe.model.data import open_calibration, open_check
-
     data = job.calibration
     own = data is not None and (data.images or data.arrays or data.factory)
     source = open_calibration(job) if own else open_check(job)
@@ -203,8 +204,6 @@ def _ort_modes(job: Job, front: Front, amax: Mapping[str, float] | None, first: 
     """ONNX Runtime on the CPU, optimized for speed: the float graph, and the Q/DQ graph with all else in FP32."""
     from trtpipe.quantization.precision import keep_of
     from trtpipe.quantization.quantize import quantize as quantize_graph
-    from trtpipe.routes.onnx import to_onnx
-    from trtpipe.runtime.onnxruntime import OrtRunner
 
     def graph(int8: bool) -> Callable[[], bytes]:
         def make() -> bytes:
@@ -244,8 +243,6 @@ def _engine_modes(
     plan: Callable[[], Plan], target: str, first: Mapping[str, Array], named: str = "engine"
 ) -> list[Mode]:
     """The engine by CUDA events, launched by TensorRT and as a CUDA graph; where no GPU is, rows that say so."""
-    from trtpipe.trt import driver
-
     once = functools.cache(plan)
     if target == "onnxruntime":
         cannot = "the target is onnxruntime: there is no engine"
@@ -255,8 +252,6 @@ def _engine_modes(
 
     def mode(name: str, cuda_graph: bool, transfers: bool) -> Mode:
         def prepare() -> Ready:
-            from trtpipe.trt.timing import open_timed
-
             made = once()
             if made.hybrid:
                 raise InputError(HYBRID)

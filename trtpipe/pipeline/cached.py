@@ -15,11 +15,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+from pydantic import TypeAdapter
+
+from calib.errors import CalibError
+from calib.table import CalibrationTable
+from trtpipe.model.capture import capture
+from trtpipe.model.data import open_check
+from trtpipe.model.load import load_model
 from trtpipe.pipeline import stages as pipeline
 from trtpipe.pipeline.assemble import Parts, assemble, shared_scales
 from trtpipe.pipeline.build import Built, build, gather
 from trtpipe.pipeline.cache.store import Cache, DamagedEntry, Entry
 from trtpipe.pipeline.stages import Front, Stages
+from trtpipe.routes.onnx import compile_graph, to_onnx
 from trtpipe.values import (
     Baseline,
     Captured,
@@ -121,8 +130,6 @@ class _Line:
 
     @cached_property
     def loaded(self) -> LoadedModel:
-        from trtpipe.model.load import load_model
-
         def make() -> LoadedModel:
             with self.stages("model"):
                 return load_model(self.job, self.job.folder)
@@ -131,8 +138,6 @@ class _Line:
 
     @cached_property
     def captured(self) -> Captured:
-        from trtpipe.model.capture import capture
-
         loaded = self.loaded
         if self.memory.has(self.keys.model, "capture"):
             self.reused.append("capture")
@@ -145,8 +150,6 @@ class _Line:
 
     @cached_property
     def check_source(self) -> Source:
-        from trtpipe.model.data import open_check
-
         return open_check(self.job)
 
     @cached_property
@@ -180,7 +183,6 @@ class _Line:
 
     def lowered(self) -> _Lowered:
         """The graph as ONNX."""
-        from trtpipe.routes.onnx import to_onnx
 
         def make() -> tuple[_Lowered, dict[str, Any], dict[str, bytes]]:
             table, quantized = self.quantized()
@@ -196,8 +198,6 @@ class _Line:
         by_onnx = self.job.build.route == "onnx"
 
         def make() -> tuple[tuple[Engine, _Lowered], dict[str, Any], dict[str, bytes]]:
-            from trtpipe.routes.onnx import compile_graph
-
             if by_onnx:
                 lowered = self.lowered()
                 assert lowered.graph is not None
@@ -261,8 +261,6 @@ class _Line:
             return value
 
     def _read(self, kind: str, key: str, read: Callable[[Entry], T]) -> T | None:
-        from calib.errors import CalibError
-
         entry = self.cache.get(kind, key)
         if entry is None:
             return None
@@ -276,7 +274,6 @@ class _Line:
 
 
 def _keep_baseline(baseline: Baseline) -> tuple[dict[str, Any], dict[str, bytes]]:
-    import numpy as np
     from safetensors.numpy import save
 
     tensors = {f"output:{n}": np.ascontiguousarray(a) for n, a in baseline.outputs.items()}
@@ -332,8 +329,6 @@ def _table_files(table: CalibrationTable | None) -> dict[str, bytes]:
 
 
 def _table(entry: Entry) -> CalibrationTable | None:
-    from calib.table import CalibrationTable
-
     if _TABLE not in entry.files:
         return None
     for name in entry.files:
@@ -361,12 +356,8 @@ def _lowered(entry: Entry) -> _Lowered:
 
 
 def _specs() -> Any:
-    from pydantic import TypeAdapter
-
     return TypeAdapter(tuple[TensorSpec, ...])
 
 
 def _layers() -> Any:
-    from pydantic import TypeAdapter
-
     return TypeAdapter(tuple[LayerPrecision, ...])

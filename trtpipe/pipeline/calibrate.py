@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trtpipe.errors import InputError
+from trtpipe.model.capture import capture
+from trtpipe.model.data import open_calibration, open_check
+from trtpipe.model.load import load_model
 from trtpipe.pipeline.stages import Stages, overlap_notes
 
 if TYPE_CHECKING:
@@ -20,9 +23,6 @@ def make_table(job: Job, reporter: Reporter) -> CalibrationTable:
         InputError: the job has no calibration, or names a table in place of data.
         TrtpipeError: whatever else a build would stop at before it.
     """
-    from trtpipe.model.capture import capture
-    from trtpipe.model.data import open_calibration, open_check
-    from trtpipe.model.load import load_model
     from trtpipe.quantization import quantize
 
     if job.calibration is None:

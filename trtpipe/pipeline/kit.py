@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trtpipe.bundle.format import write_bundle
 from trtpipe.bundle.golden import Golden
+from trtpipe.bundle.kit import bundle_contents, kit_contents, kit_graph
 from trtpipe.errors import InputError
+from trtpipe.evaluation.check import CheckData, check_engine
 from trtpipe.pipeline.assemble import describe, table_bytes
 from trtpipe.pipeline.build import Built, retuned
+from trtpipe.pipeline.cache.environment import BUILDERS, fingerprint, versions
 from trtpipe.pipeline.measure import explained
 from trtpipe.pipeline.stages import (
     Front,
@@ -25,6 +29,13 @@ from trtpipe.pipeline.stages import (
     quantize,
 )
 from trtpipe.quantization.diagnose import is_about_numbers
+from trtpipe.routes.onnx import to_onnx
+from trtpipe.runtime.compatibility import admit, require_fit
+from trtpipe.runtime.device import this_device
+from trtpipe.runtime.onnxruntime import OrtRunner
+from trtpipe.trt import driver
+from trtpipe.trt.builder import build_engine
+from trtpipe.trt.isolated import build_isolated
 from trtpipe.values import CheckReport, Engine, OnnxModel, Quantized
 
 if TYPE_CHECKING:
@@ -42,12 +53,6 @@ def write_kit(job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = No
         TrtpipeError: with the exit code of what went wrong; nothing is then written. A route other than onnx has no
             graph that could be taken elsewhere.
     """
-    from trtpipe.bundle.format import write_bundle
-    from trtpipe.bundle.kit import kit_contents
-    from trtpipe.evaluation.check import check_engine
-    from trtpipe.routes.onnx import to_onnx
-    from trtpipe.runtime.onnxruntime import OrtRunner
-
     if job.build.route != "onnx":
         raise InputError(
             f"build.route: must be onnx to prepare a kit (got {job.build.route}). Build it where its GPU is."
@@ -113,12 +118,6 @@ def finish_kit(
     Raises:
         TrtpipeError: with the exit code of what went wrong; nothing is then written.
     """
-    from trtpipe.bundle.format import write_bundle
-    from trtpipe.bundle.kit import bundle_contents, kit_graph
-    from trtpipe.pipeline.cache.environment import BUILDERS, fingerprint, versions
-    from trtpipe.runtime.compatibility import admit, require_fit
-    from trtpipe.runtime.device import this_device
-
     stages = Stages(reporter)
     with stages("verify"):
         kit, _ = admit(path, key)
@@ -150,16 +149,10 @@ def finish_kit(
 def _compile(graph: OnnxModel, build: Build, precision: Precision, progress: Progress) -> Engine:
     """The engine of a kit's graph; for onnxruntime that graph itself."""
     if build.target == "onnxruntime":
-        from trtpipe.pipeline.cache.environment import versions
-
         version = versions(("onnxruntime",)).get("onnxruntime", "0")
         return Engine(graph.data, "onnxruntime", version, (), graph.inputs, graph.outputs, graph)
     if build.target == "tensorrt_rtx":
-        from trtpipe.trt.isolated import build_isolated
-
         return build_isolated(graph, build, progress=progress, precision=precision)
-    from trtpipe.trt.builder import build_engine
-
     return build_engine(graph, build, progress=progress, precision=precision)
 
 
@@ -169,9 +162,6 @@ def _check(kit: Bundle, engine: Engine, progress: Progress) -> CheckReport | Non
     Raises:
         InputError: the kit was never checked.
     """
-    from trtpipe.evaluation.check import CheckData, check_engine
-    from trtpipe.trt import driver
-
     manifest = kit.manifest
     recorded = manifest.check
     if recorded is None:

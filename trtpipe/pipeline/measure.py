@@ -15,6 +15,7 @@ from trtpipe.evaluation.speedup import HYBRID, judge_speedup, measure_speedup
 from trtpipe.pipeline.stages import Front, Stages, compile_engine, engine_settings, quantize
 from trtpipe.quantization.diagnose import blame, diagnose, is_about_numbers
 from trtpipe.quantization.ranking import Sensitivity
+from trtpipe.trt.timing import open_timed
 from trtpipe.values import CheckReport, Engine, Metric, TensorSpec
 
 if TYPE_CHECKING:
@@ -68,8 +69,6 @@ def timed(front: Front, engine: Engine, report: CheckReport, stages: Stages) -> 
 
 def latencies(front: Front, engine: Engine) -> tuple[float, ...]:
     """Milliseconds of `ROUNDS` executions of the engine on one batch of check samples; a GPU must be here."""
-    from trtpipe.trt.timing import open_timed
-
     inputs = first_batch(front)
     runner: Any = open_timed(engine.data, cuda_graph=False, **engine_settings(engine))
     for _ in range(WARM_UP):
@@ -133,8 +132,6 @@ def judged_speed(job: Job, front: Front, engine: Engine, report: CheckReport, st
         return report
     if report.executed != "engine":
         return judge_speedup(report, None, limit)
-    from trtpipe.trt.timing import open_timed
-
     keep = job.precision.keep.model_copy(update={"fp16": (), "bf16": ()})
     update = {"int8_mode": False, "fp16_mode": True, "bf16_mode": False, "keep": keep}
     plain = job.model_copy(update={"precision": job.precision.model_copy(update=update)})

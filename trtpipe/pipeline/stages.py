@@ -11,7 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from calib.data import overlap
+from calib.errors import CalibCancelled, CalibError
+from calib.table import CalibrationTable
+from trtpipe.batching import fitted
 from trtpipe.errors import Cancelled, InputError
+from trtpipe.evaluation.check import CheckData, Damaged, check_engine
+from trtpipe.evaluation.control import damaged_copy
+from trtpipe.model.baseline import record_baseline
+from trtpipe.model.capture import capture
+from trtpipe.model.data import open_calibration, open_check
+from trtpipe.model.load import load_model
+from trtpipe.routes import route
+from trtpipe.runtime.hybrid import HybridRunner
+from trtpipe.runtime.onnxruntime import OrtRunner
+from trtpipe.trt import driver
+from trtpipe.trt.runtime import EngineRunner
 from trtpipe.values import Baseline, Captured, CheckReport, Engine, LoadedModel, OnnxModel, Quantized
 
 if TYPE_CHECKING:
@@ -45,8 +60,6 @@ class Stages:
     @contextmanager
     def __call__(self, name: str) -> Iterator[Progress]:
         """One stage; calib's errors become the user's."""
-        from calib.errors import CalibCancelled, CalibError
-
         began = time.perf_counter()
         with self._reporter.stage(name):
             try:
@@ -64,9 +77,6 @@ class Stages:
 
 def prepare(job: Job, stages: Stages) -> Front:
     """The model, its baseline and its graph."""
-    from trtpipe.model.capture import capture
-    from trtpipe.model.load import load_model
-
     with stages("model"):
         loaded = load_model(job, job.folder)
     source, baseline = record(job, loaded, stages)
@@ -77,9 +87,6 @@ def prepare(job: Job, stages: Stages) -> Front:
 
 def record(job: Job, loaded: LoadedModel, stages: Stages) -> tuple[Source, Baseline]:
     """The check samples, and what the model answers on them as TorchScript."""
-    from trtpipe.model.baseline import record_baseline
-    from trtpipe.model.data import open_check
-
     with stages("baseline") as progress:
         source = open_check(job)
         baseline = record_baseline(
@@ -110,8 +117,6 @@ def calibrate(job: Job, front: Front, stages: Stages) -> CalibrationTable | None
                 f"(got {job.calibration.table}). Give samples, or use explicit."
             )
         return None
-    from calib.table import CalibrationTable
-    from trtpipe.model.data import open_calibration
     from trtpipe.quantization import quantize as stage
 
     digests = {"weights": front.loaded.weights_digest, "graph": front.captured.digest}
@@ -136,8 +141,6 @@ def calibrate(job: Job, front: Front, stages: Stages) -> CalibrationTable | None
 
 def overlap_notes(calibration: Source, check: Source) -> tuple[str, ...]:
     """A warning when samples stand in both sets: the check then flatters the engine."""
-    from calib.data import overlap
-
     both = overlap(calibration, check)
     if not both:
         return ()
@@ -169,7 +172,6 @@ def observe_ranges(job: Job, front: Front) -> dict[str, float]:
     """Largest |x| of every tensor over the first calibration samples, or check samples where there are none."""
     import torch
 
-    from trtpipe.model.data import open_calibration
     from trtpipe.quantization import precision
 
     data = job.calibration
@@ -182,8 +184,6 @@ def observe_ranges(job: Job, front: Front) -> dict[str, float]:
 
 
 def _pieces(source: Source, front: Front, size: int) -> Iterator[Mapping[str, Any]]:
-    from trtpipe.batching import fitted
-
     for batch in source.batches(size):
         for piece, _ in fitted(batch.arrays, front.loaded.inputs):
             yield piece
@@ -191,8 +191,6 @@ def _pieces(source: Source, front: Front, size: int) -> Iterator[Mapping[str, An
 
 def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, stages: Stages) -> Engine:
     """The engine, by the job's route."""
-    from trtpipe.routes import route
-
     with stages("compile") as progress:
         engine: Engine = route(job.build.route)(job, loaded, quantized, progress)
     return engine
@@ -207,8 +205,6 @@ def check(
     keep: Callable[[Mapping[str, np.ndarray[Any, Any]]], None] | None = None,
 ) -> CheckReport:
     """The engine (or its graph, where no GPU can run it) against the baseline, with a control; `keep` gets answers."""
-    from trtpipe.evaluation.check import check_engine
-
     with stages("check") as progress:
         runner, executed = open_runner(engine)
         with runner:
@@ -227,16 +223,9 @@ def check(
 
 def open_runner(engine: Engine) -> tuple[Any, Any]:
     """What executes the engine here, and whether that is the engine or its graph."""
-    from trtpipe.runtime.onnxruntime import OrtRunner
-    from trtpipe.trt import driver
-
     if engine.target != "onnxruntime" and driver.probe().devices:
-        from trtpipe.trt.runtime import EngineRunner
-
         settings = engine_settings(engine)
         if engine.fallback:
-            from trtpipe.runtime.hybrid import HybridRunner
-
             return HybridRunner(engine.data, version_compatible=settings["version_compatible"]), "engine"
         return EngineRunner(engine.data, **settings), "engine"
     if engine.graph is None:
@@ -257,17 +246,12 @@ def damaged(graph: OnnxModel | None) -> Damaged | None:
     """The control's copy of the graph, ready to run."""
     if graph is None:
         return None
-    from trtpipe.evaluation.check import Damaged
-    from trtpipe.evaluation.control import damaged_copy
-    from trtpipe.runtime.onnxruntime import OrtRunner
-
     data, tensor, how = damaged_copy(graph)
     return Damaged(OrtRunner(data, as_written=True), tensor, how)
 
 
 def check_data(job: Job, front: Front) -> CheckData:
     """The check samples with the baseline's answers."""
-    from trtpipe.evaluation.check import CheckData
 
     def batches() -> Iterator[Mapping[str, np.ndarray[Any, Any]]]:
         return (b.arrays for b in front.check_source.batches(job.check.batch_size))

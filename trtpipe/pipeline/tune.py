@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from trtpipe.errors import InputError
+from trtpipe.evaluation.check import check_engine, measure
 from trtpipe.evaluation.speedup import HYBRID
 from trtpipe.job.dump import job_text
 from trtpipe.pipeline.measure import latencies
@@ -26,6 +29,9 @@ from trtpipe.pipeline.stages import (
 from trtpipe.quantization.diagnose import diagnose, first_samples
 from trtpipe.quantization.search import EVALUATIONS, Candidate, Laboratory, Preview, Trial, Tuned, search, shortfall
 from trtpipe.quantization.trials import Trials
+from trtpipe.routes.onnx import to_onnx
+from trtpipe.runtime.onnxruntime import OrtRunner
+from trtpipe.trt import driver
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
@@ -129,8 +135,6 @@ class _Bench:
 
     def key(self) -> dict[str, str]:
         """Digests of all that a trial depends on."""
-        from trtpipe.trt import driver
-
         job, table = self.job, self.tables[self.first]
         outputs = hashlib.sha256()
         for name, array in sorted(self.front.baseline.outputs.items()):
@@ -161,11 +165,8 @@ class _Bench:
 
     def evaluate(self, candidate: Candidate) -> Trial:
         """One candidate down the line to its Q/DQ graph, and that against all check samples, with the control."""
-        from trtpipe.evaluation.check import check_engine
         from trtpipe.quantization import quantize as stage
         from trtpipe.quantization.precision import half_dtype, keep_of
-        from trtpipe.routes.onnx import to_onnx
-        from trtpipe.runtime.onnxruntime import OrtRunner
 
         job, front = chosen(self.job, candidate), self.front
         precision = job.precision
@@ -196,8 +197,6 @@ class _Bench:
     def latency_ms(self, job: Job, quantized: Quantized) -> float | None:
         """Median of the engine's executions; None for a hybrid, and where no GPU can execute one, which is then not
         built either."""
-        from trtpipe.trt import driver
-
         if job.build.target == "onnxruntime" or not driver.probe().devices:
             return None
         engine = compile_engine(job, self.front.loaded, quantized, self.stages)
@@ -224,9 +223,6 @@ class _Bench:
 
     def preview(self, candidate: Candidate) -> Preview:
         """The first samples through the graph with the candidate's tensors rounded to INT8; FP16 is not imitated."""
-        import numpy as np
-
-        from trtpipe.evaluation.check import measure
         from trtpipe.quantization.partial import Partial, roundings
         from trtpipe.quantization.placement import find_sites, kept_sites
         from trtpipe.quantization.precision import half_dtype, keep_of

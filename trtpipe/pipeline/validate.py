@@ -16,6 +16,12 @@ from trtpipe.job.importable import find_module, missing
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, JobFile, job_files
 from trtpipe.job.problems import Problem, said
+from trtpipe.routes.options import FRONTENDS, TORCH2TRT, job_refusals
+from trtpipe.routes.options import INSTALL as INSTALL_FRONTEND
+from trtpipe.trt import driver
+from trtpipe.trt.flavour import INSTALL, installed
+from trtpipe.trt.options import platform_refusals, refusals
+from trtpipe.trt.platforms import unable
 
 #: What torchvision's ImageFolder reads.
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -167,8 +173,6 @@ def _packages(job: Job, path: Path) -> _Found:
 
 def _compiler(job: Job) -> _Found:
     """The TensorRT that is to compile the engine here."""
-    from trtpipe.trt.flavour import INSTALL, installed
-
     yield from _frontend(job)
     target = job.build.target
     if target != "onnxruntime" and target not in installed():
@@ -177,23 +181,17 @@ def _compiler(job: Job) -> _Found:
 
 def _frontend(job: Job) -> _Found:
     """The package that the job's route goes through."""
-    from trtpipe.routes.options import FRONTENDS, INSTALL, TORCH2TRT
-
     packages = {"torch_tensorrt": FRONTENDS.get(job.build.target), "torch2trt": "torch2trt"}
     if name := packages.get(job.build.route):
         try:
             metadata.version(name)
         except metadata.PackageNotFoundError:
-            step = TORCH2TRT if name == "torch2trt" else INSTALL[job.build.target]
+            step = TORCH2TRT if name == "torch2trt" else INSTALL_FRONTEND[job.build.target]
             yield "build.route", said(f"have {name} installed", "nothing", f"Run: {step}; or use route onnx.")
 
 
 def _refusals(job: Job, version: str | None) -> _Found:
     """Options that the route or the target's release cannot honour, as `routes.options` and `trt.options` say them."""
-    from trtpipe.routes.options import job_refusals
-    from trtpipe.trt.flavour import installed
-    from trtpipe.trt.options import platform_refusals, refusals
-
     target = job.build.target
     if target == "onnxruntime":
         return
@@ -211,9 +209,6 @@ def _refusals(job: Job, version: str | None) -> _Found:
 
 def _gpu(job: Job) -> _Found:
     """What the GPU here cannot do, where the engine is built on the GPU that it is for."""
-    from trtpipe.trt import driver
-    from trtpipe.trt.platforms import unable
-
     if job.build.target != "tensorrt" or job.build.platform is not None:
         return
     for device in driver.probe().devices[:1]:

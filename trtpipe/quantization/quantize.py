@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from calib.calibrate import calibrate as run_calibration
 from calib.observers import HistogramObserver
 from trtpipe.errors import InputError
 from trtpipe.model.export import export
@@ -203,8 +204,6 @@ def calibrate(
     Raises:
         calib.CalibError: the data is bad.
     """
-    from calib.calibrate import calibrate as run_calibration
-
     prepared = prepare(captured)
     for observer in prepared.observers.values():
         observer.histogram = HistogramObserver()

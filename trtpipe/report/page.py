@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from calib.audit import CLIPPED, UNSTABLE
 from trtpipe.report import answers as compared
 from trtpipe.report import charts
 from trtpipe.report.content import ReportContent
@@ -307,8 +308,6 @@ def _bar(value: float | None, most: float) -> float:
 
 def tensor_cards(table: CalibrationTable) -> list[TensorCard]:
     """The calibrated tensors, those to look at first: flagged, then by falling instability and clipping."""
-    from calib.audit import CLIPPED, UNSTABLE
-
     found = []
     for key, audit in table.audit.tensors.items():
         flags: list[str] = [] if audit.state == "live" else [audit.state]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import platform
 import sys
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trtpipe.trt import driver, flavour
 from trtpipe.trt.platforms import machine_name
 
 if TYPE_CHECKING:
@@ -35,8 +37,6 @@ class Device:
 
 def this_device() -> Device:
     """This machine. Asks package metadata and the CUDA driver; imports no TensorRT and no torch."""
-    from trtpipe.trt import driver, flavour
-
     versions: dict[str, str] = {str(name): version for name, (_, version) in flavour.installed().items()}
     # whichever of its packages brought it
     if onnxruntime := _version("onnxruntime", "onnxruntime-gpu"):
@@ -69,8 +69,6 @@ def is_jetson(root: Path = Path("/")) -> bool:
 
 def _version(*distributions: str) -> str | None:
     """The version of the first of these packages that is installed."""
-    import importlib.metadata
-
     for distribution in distributions:
         try:
             return importlib.metadata.version(distribution)

@@ -7,19 +7,18 @@ floats is done here.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from PIL import Image, ImageOps
 
 from trtpipe.errors import InputError
 from trtpipe.job.sections import Transform
 from trtpipe.values import TensorSpec
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 Array = np.ndarray[Any, Any]
 
@@ -30,14 +29,12 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tif
 MAX_PIXELS = 256 << 20
 
 
-def load_image(path: Path) -> Image:
+def load_image(path: Path) -> Image.Image:
     """The image in `path` as RGB, the way torchvision's ImageFolder loads it.
 
     Raises:
         InputError: not an image, damaged, or with more than `MAX_PIXELS`.
     """
-    from PIL import Image
-
     try:
         with open(path, "rb") as file, _quiet_pillow(), Image.open(file) as image:
             if image.width * image.height > MAX_PIXELS:
@@ -49,7 +46,7 @@ def load_image(path: Path) -> Image:
         raise InputError(f"{path}: must be an image that Pillow reads (got: {error}). Remove or replace it.") from None
 
 
-def preprocess(image: Image, transform: Transform | None, spec: TensorSpec) -> Array:
+def preprocess(image: Image.Image, transform: Transform | None, spec: TensorSpec) -> Array:
     """One sample [C, H, W] in the binding's dtype.
 
     Args:
@@ -91,25 +88,19 @@ def preprocess(image: Image, transform: Transform | None, spec: TensorSpec) -> A
 @contextmanager
 def _quiet_pillow() -> Iterator[None]:
     """Without Pillow's warning of large images: the limit here is an error, and ours."""
-    import warnings
-
-    from PIL import Image
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         yield
 
 
-def _resize(image: Image, t: Transform) -> Image:
+def _resize(image: Image.Image, t: Transform) -> Image.Image:
     """torchvision.transforms.Resize: an int is the length of the shorter edge, a pair is (height, width)."""
-    from PIL import Image as Pillow
-
     if t.resize is None:
         return image
     modes = {
-        "nearest": Pillow.Resampling.NEAREST,
-        "bilinear": Pillow.Resampling.BILINEAR,
-        "bicubic": Pillow.Resampling.BICUBIC,
+        "nearest": Image.Resampling.NEAREST,
+        "bilinear": Image.Resampling.BILINEAR,
+        "bicubic": Image.Resampling.BICUBIC,
     }
     if isinstance(t.resize, int):
         short, long = sorted((image.width, image.height))
@@ -121,10 +112,8 @@ def _resize(image: Image, t: Transform) -> Image:
     return image if (width, height) == image.size else image.resize((width, height), modes[t.interpolation])
 
 
-def _center_crop(image: Image, t: Transform) -> Image:
+def _center_crop(image: Image.Image, t: Transform) -> Image.Image:
     """torchvision.transforms.CenterCrop, which pads a smaller image with black first."""
-    from PIL import ImageOps
-
     if t.center_crop is None:
         return image
     height, width = (t.center_crop, t.center_crop) if isinstance(t.center_crop, int) else t.center_crop

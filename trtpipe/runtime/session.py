@@ -24,7 +24,10 @@ from trtpipe.bundle.manifest import GRAPH, Manifest
 from trtpipe.errors import InputError
 from trtpipe.runtime import compatibility as verify
 from trtpipe.runtime.device import this_device
+from trtpipe.runtime.hybrid import HybridRunner
+from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.runtime.preprocess import load_image, preprocess
+from trtpipe.trt.runtime import EngineRunner
 from trtpipe.values import Executed, TensorSpec
 
 if TYPE_CHECKING:
@@ -266,19 +269,13 @@ def open_model(bundle: Bundle, *, graph: bool = False, as_written: bool = False)
     if engine is None or graph or engine.target == "onnxruntime":
         if GRAPH not in bundle.manifest.files:
             raise InputError(f"{bundle.path}: must hold {GRAPH} to be run as a graph (it does not). Run it on its GPU.")
-        from trtpipe.runtime.onnxruntime import OrtRunner
-
         # Where ONNX Runtime is the target, what it makes of the graph is what has to be checked.
         exact = as_written and bundle.manifest.build.target != "onnxruntime"
         return Model(bundle, OrtRunner(bundle.read(GRAPH), as_written=exact), "graph")
     verify.require_fit(bundle.manifest, this_device())
     if engine.fallback:
-        from trtpipe.runtime.hybrid import HybridRunner
-
         hybrid = HybridRunner(bundle.read(engine.file), version_compatible=engine.version_compatible)
         return Model(bundle, hybrid, "engine")
-    from trtpipe.trt.runtime import EngineRunner
-
     return Model(bundle, EngineRunner(bundle.read(engine.file), **runner_settings(bundle)), "engine")
 
 

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trtpipe.atomic import write_whole
+from trtpipe.bundle.format import read_bundle
+from trtpipe.cli import console
 from trtpipe.cli.commands.options import json_option, set_option
+from trtpipe.job.load import load_job
+from trtpipe.pipeline import bench as bench_line
+from trtpipe.report import bench_page
 
 if TYPE_CHECKING:
     from trtpipe.evaluation.bench import Bench
@@ -46,10 +52,6 @@ def command(
 
     TARGET is a job file, a bundle, or a .json of --save, which is shown again without measuring.
     """
-    from trtpipe.atomic import write_whole
-    from trtpipe.cli import console
-    from trtpipe.report import bench_page
-
     if target.suffix == ".json" and target.is_file():
         found = bench_page.read_bench(target)
     else:
@@ -68,11 +70,6 @@ def command(
 
 
 def _measure(target: Path, rounds: int, seconds: float, samples: int, overrides: tuple[str, ...], quiet: bool) -> Bench:
-    from trtpipe.bundle.format import read_bundle
-    from trtpipe.cli import console
-    from trtpipe.job.load import load_job
-    from trtpipe.pipeline import bench as bench_line
-
     kind = bench_line.require_target(target)
     if kind == "bundle" and overrides:
         raise click.UsageError("--set must not be given with a bundle: its job is settled.")

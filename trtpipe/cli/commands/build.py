@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trtpipe.bundle.signing import signer
+from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import key_option, sign_option, trusted
 from trtpipe.cli.commands.options import job_files, jobs_argument, json_option, loudness_options, out_option, set_option
+from trtpipe.errors import Cancelled, InputError, TrtpipeError
+from trtpipe.job.load import JobErrors
+from trtpipe.job.problems import Problem
+from trtpipe.pipeline.build import build
+from trtpipe.pipeline.kit import finish_kit
+from trtpipe.pipeline.validate import plan
 
 if TYPE_CHECKING:
     from trtpipe.job.job import Job
@@ -48,14 +56,9 @@ def command(
         raise click.UsageError("--set must not be given with a kit: its job is settled.")
     loaded = load_jobs(tuple(p for p in jobs if p not in kits), overrides, verbose)
 
-    from trtpipe.bundle.signing import signer
-    from trtpipe.pipeline.build import build
-
     signing = None if sign is None else signer(sign)
     tasks: list[Task] = [(path, partial(build, job, out, sign=signing)) for path, job in loaded]
     if kits:
-        from trtpipe.pipeline.kit import finish_kit
-
         tasks += [(path, partial(finish_kit, path, out, key=trusted(key), sign=signing)) for path in kits]
     return run_tasks(tasks, as_json=as_json, verbose=verbose, quiet=quiet, signs=sign is not None)
 
@@ -71,10 +74,6 @@ def load_jobs(
         JobErrors: the problems of all of them at once.
         InputError: two jobs have one name.
     """
-    from trtpipe.job.load import JobErrors
-    from trtpipe.job.problems import Problem
-    from trtpipe.pipeline.validate import plan
-
     loaded: list[tuple[Path, Job]] = []
     problems: list[Problem] = []
     for path in job_files(paths):
@@ -96,9 +95,6 @@ def run_tasks(tasks: Sequence[Task], *, as_json: bool, verbose: int, quiet: bool
 
     With several, one that fails is said and the others still run.
     """
-    from trtpipe.cli import console
-    from trtpipe.errors import Cancelled, TrtpipeError
-
     if verbose and quiet:
         raise click.UsageError("--verbose must not be given with --quiet.")
     codes: list[int] = []
@@ -145,8 +141,6 @@ def _logged(job: Job, verbose: int) -> Job:
 
 def _distinct_names(loaded: list[tuple[Path, Job]]) -> None:
     """Two jobs of one name would write the same bundle."""
-    from trtpipe.errors import InputError
-
     seen: dict[str, Path] = {}
     for path, job in loaded:
         first = seen.setdefault(job.name, path)
@@ -156,8 +150,6 @@ def _distinct_names(loaded: list[tuple[Path, Job]]) -> None:
 
 def verdict(name: str, bundle: Path, report: CheckReport) -> list[str]:
     """The result of a build in a few lines: what was executed, each figure beside its limit, where the bundle is."""
-    from trtpipe.cli import console
-
     word = "passed" if report.passed else "FAILED"
     lines = [f"{name}: {word}, {report.executed} executed by {report.runner} on {report.samples} samples"]
     several = len({m.output for m in report.metrics}) > 1

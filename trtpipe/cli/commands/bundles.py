@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from trtpipe.bundle.signing import configured_key
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -45,8 +47,6 @@ def graph_option(function: F) -> F:
 
 def trusted(key: Path | None) -> Path | None:
     """The key file given, or the one this device is configured with."""
-    from trtpipe.bundle.signing import configured_key
-
     return key if key is not None else configured_key()
 
 

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trtpipe.cli import console
+from trtpipe.cli.commands.build import load_jobs
 from trtpipe.cli.commands.options import jobs_argument, json_option, set_option
+from trtpipe.pipeline.calibrate import make_table
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
@@ -34,14 +37,9 @@ def command(
 
     Beside the table its histograms are written, from which tables are merged and other algorithms computed.
     """
-    from trtpipe.cli import console
-    from trtpipe.cli.commands.build import load_jobs
-
     if verbose and quiet:
         raise click.UsageError("--verbose must not be given with --quiet.")
     loaded = load_jobs(jobs, overrides, verbose)
-
-    from trtpipe.pipeline.calibrate import make_table
 
     out.mkdir(parents=True, exist_ok=True)
     results = []

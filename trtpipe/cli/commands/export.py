@@ -6,7 +6,10 @@ from pathlib import Path
 
 import click
 
+from trtpipe.bundle.triton import export_triton
+from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import bundle_argument, graph_option, key_option, trusted
+from trtpipe.runtime.compatibility import admit
 
 
 @click.command("export", short_help="Write a bundle into a server's model repository.")
@@ -17,10 +20,6 @@ from trtpipe.cli.commands.bundles import bundle_argument, graph_option, key_opti
 @graph_option
 def command(bundle: Path, server: str, directory: Path, key: Path | None, graph: bool) -> None:
     """Write BUNDLE into the model repository DIRECTORY of a server."""
-    from trtpipe.bundle.triton import export_triton
-    from trtpipe.cli import console
-    from trtpipe.runtime.compatibility import admit
-
     found, _ = admit(bundle, trusted(key))
     folder, model = export_triton(found, directory, graph=graph)
     for note in model.notes:

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import click
 
+from trtpipe.cli import console
 from trtpipe.cli.commands.options import json_option
+from trtpipe.errors import InputError
+from trtpipe.job.problems import did_you_mean
+from trtpipe.nightly.history import History
+from trtpipe.nightly.history_plot import rows, svg
 
 
 @click.command("history", short_help="Show the past of a job.")
@@ -25,11 +30,6 @@ from trtpipe.cli.commands.options import json_option
 @json_option
 def command(name: str | None, file: Path, plot: Path | None, as_json: bool) -> int:
     """Show every night of the job NAME, the earliest first; without NAME, which jobs have a past."""
-    from trtpipe.cli import console
-    from trtpipe.errors import InputError
-    from trtpipe.job.problems import did_you_mean
-    from trtpipe.nightly.history import History
-
     if not file.is_file():
         raise InputError(f"{file}: must be a history (got nothing there). Run `trtpipe nightly`, or give --history.")
     with History(file) as history:
@@ -50,13 +50,9 @@ def command(name: str | None, file: Path, plot: Path | None, as_json: bool) -> i
     if as_json:
         console.out_json([{"run": p.run, "recorded": p.recorded, "green": p.green, "result": p.outcome} for p in past])
     else:
-        from trtpipe.nightly.history_plot import rows
-
         for line in rows(past):
             console.out(line)
     if plot is not None:
-        from trtpipe.nightly.history_plot import svg
-
         plot.parent.mkdir(parents=True, exist_ok=True)
         plot.write_bytes(svg(name, past))
         console.err(f"plot: {console.relative(plot)}")

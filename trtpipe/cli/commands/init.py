@@ -6,7 +6,9 @@ from pathlib import Path
 
 import click
 
+from trtpipe.cli import console
 from trtpipe.cli.commands.options import json_option
+from trtpipe.cli.starter import starter
 
 
 @click.command("init", short_help="Write a working job to start from.")
@@ -19,9 +21,6 @@ from trtpipe.cli.commands.options import json_option
 def command(folder: Path, source: str | None, images: Path | None, as_json: bool) -> None:
     """Write a commented job into DIR that validates and builds: with its own small model and a few made-up images, or
     with yours."""
-    from trtpipe.cli import console
-    from trtpipe.cli.starter import starter
-
     written = starter(folder, source, images)
     if as_json:
         console.out_json({"job": folder / "job.yaml", "written": written})

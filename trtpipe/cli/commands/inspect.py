@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,7 +10,12 @@ from typing import Any
 
 import click
 
+from calib.table import CalibrationTable
+from trtpipe.bundle.format import read_bundle
+from trtpipe.cli import console
 from trtpipe.cli.commands.options import json_option
+from trtpipe.errors import InputError
+from trtpipe.trt.plan import read_header
 
 _PLANS = (b"ftrt", b"vtrt", b"ptrt")
 
@@ -19,8 +25,6 @@ _PLANS = (b"ftrt", b"vtrt", b"ptrt")
 @json_option
 def command(file: Path, as_json: bool) -> None:
     """Say what is in FILE: a bundle, an engine or a calibration table. Told by content; nothing is run."""
-    from trtpipe.cli import console
-
     found = console.jsonable(described(file))
     if as_json:
         console.out_json(found)
@@ -34,8 +38,6 @@ def described(path: Path) -> Mapping[str, Any]:
     Raises:
         InputError: nothing is there, or nothing of these kinds; or it is damaged (said by whoever reads that kind).
     """
-    from trtpipe.errors import InputError
-
     if path.is_dir():
         if not (path / "manifest.json").is_file():
             raise InputError(f"{path}: must be a bundle (got a folder without manifest.json).")
@@ -62,23 +64,16 @@ def described(path: Path) -> Mapping[str, Any]:
 
 
 def _bundle(path: Path) -> Mapping[str, Any]:
-    from trtpipe.bundle.format import read_bundle
-
     bundle = read_bundle(path)
     return {"kind": "bundle", "path": str(path), **bundle.manifest.model_dump(mode="json")}
 
 
 def _engine(path: Path) -> Mapping[str, Any]:
-    from trtpipe.cli import console
-    from trtpipe.trt.plan import read_header
-
     header: Mapping[str, Any] = console.jsonable(read_header(path.read_bytes()))
     return {"kind": "engine", "path": str(path), "bytes": path.stat().st_size, **header}
 
 
 def _table(path: Path) -> Mapping[str, Any]:
-    from calib.table import CalibrationTable
-
     table = CalibrationTable.load(path)
     return {
         "kind": "calibration",
@@ -92,10 +87,6 @@ def _table(path: Path) -> Mapping[str, Any]:
 
 def _cache(path: Path) -> Mapping[str, Any]:
     """A TensorRT calibration cache: `TRT-<N>-<algorithm>`, then `tensor: 8 hex digits` of a big-endian float32."""
-    import struct
-
-    from trtpipe.errors import InputError
-
     header, *lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     scales: dict[str, float] = {}
     for number, line in enumerate(lines, start=2):
@@ -114,8 +105,6 @@ def _cache(path: Path) -> Mapping[str, Any]:
 
 def _bundle_lines(found: Mapping[str, Any]) -> Iterator[str]:
     """What a person asks of a bundle; --json has the whole manifest."""
-    from trtpipe.cli import console
-
     engine, check = found["engine"], found["check"]
     yield f"{found['kind']} {found['name']} in {found['path']}"
     if engine is not None:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import click
 
+from trtpipe.bundle.signing import signer
+from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import sign_option
 from trtpipe.cli.commands.options import job_files, json_option, out_option, set_option
+from trtpipe.nightly.history import History
+from trtpipe.nightly.history_plot import series
+from trtpipe.nightly.options import Options
+from trtpipe.nightly.outcome import lines, to_json
+from trtpipe.nightly.page import render
+from trtpipe.nightly.regressions import parse_limits
+from trtpipe.nightly.run import explain, nightly
+from trtpipe.pipeline.cache.store import default_root, parse_bytes
 
 
 @click.command("nightly", short_help="Rebuild what changed of many jobs; one report.")
@@ -42,10 +53,6 @@ def command(jobs: tuple[Path, ...], as_json: bool, quiet: bool, explains: bool, 
 
     Exit code 1 for a regression, a failed check or drift; else the highest code of a job that could not be built.
     """
-    from trtpipe.cli import console
-    from trtpipe.nightly.outcome import lines, to_json
-    from trtpipe.nightly.run import explain, nightly
-
     options = _options(jobs, **given)
     if explains:
         found = explain(options)
@@ -68,11 +75,6 @@ def command(jobs: tuple[Path, ...], as_json: bool, quiet: bool, explains: bool, 
 
 
 def _options(jobs: tuple[Path, ...], **given: Any) -> Any:
-    from trtpipe.bundle.signing import signer
-    from trtpipe.nightly.options import Options
-    from trtpipe.nightly.regressions import parse_limits
-    from trtpipe.pipeline.cache.store import default_root, parse_bytes
-
     if not jobs and not given["resume"]:
         raise click.UsageError("JOB... must be given, or --resume.")
     if given["force"] and given["resume"]:
@@ -104,10 +106,6 @@ def _options(jobs: tuple[Path, ...], **given: Any) -> Any:
 
 def _write(report: Any, options: Any) -> list[Path]:
     """The report's files, each whole or not at all; the page last."""
-    import os
-
-    from trtpipe.nightly.outcome import lines, to_json
-
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
     written = []
@@ -126,12 +124,7 @@ def _write(report: Any, options: Any) -> list[Path]:
 
 def _page(report: Any, options: Any) -> dict[str, str]:
     """The HTML page; none where jinja2 is not installed, as on a device."""
-    from trtpipe.nightly.history import History
-    from trtpipe.nightly.history_plot import series
-
     try:
-        from trtpipe.nightly.page import render
-
         with History(options.history) as history:
             past = {name: series(results) for name, results in history.recent(report.run).items()}
         links = {o.name: f"{o.name}/report.html" for o in report.outcomes if Path(o.bundle, "report.html").is_file()}

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trtpipe.bundle.signing import signer
 from trtpipe.cli.commands.build import load_jobs, run_tasks
 from trtpipe.cli.commands.bundles import sign_option
 from trtpipe.cli.commands.options import jobs_argument, json_option, loudness_options, out_option, set_option
+from trtpipe.pipeline.kit import write_kit
 
 if TYPE_CHECKING:
     from trtpipe.cli.commands.build import Task
@@ -37,9 +39,6 @@ def command(
     `trtpipe build KIT` finishes it on a device that has NumPy and its TensorRT, but neither torch nor the data.
     """
     loaded = load_jobs(jobs, overrides, verbose, compiles=False)
-
-    from trtpipe.bundle.signing import signer
-    from trtpipe.pipeline.kit import write_kit
 
     signing = None if sign is None else signer(sign)
     tasks: list[Task] = [(path, partial(write_kit, job, out, sign=signing)) for path, job in loaded]

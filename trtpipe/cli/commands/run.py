@@ -6,14 +6,21 @@ import csv
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
+import numpy as np
 
+from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import bundle_argument, graph_option, key_option, trusted
+from trtpipe.cli.console import jsonable
+from trtpipe.errors import InputError
+from trtpipe.runtime.inputs import open_feed
+from trtpipe.runtime.session import load
 
 if TYPE_CHECKING:
     from trtpipe.runtime.inputs import Feed
@@ -48,10 +55,6 @@ def command(
     quiet: bool,
 ) -> None:
     """Run BUNDLE on INPUT (an image, a folder of them, .npy, .npz, .safetensors): one JSON or CSV line a sample."""
-    from trtpipe.cli import console
-    from trtpipe.runtime.inputs import open_feed
-    from trtpipe.runtime.session import load
-
     if source is None and not benchmark:
         raise click.UsageError("INPUT must be given, unless --benchmark is.")
     if raw and form == "csv":
@@ -79,8 +82,6 @@ def command(
 
 def _refuse_raw_only(model: Model, raw: bool) -> None:
     """Say now, and not after the first batch, that nothing here can be classified."""
-    from trtpipe.errors import InputError
-
     if not raw and not any(len(s.shape) == 2 for s in model.manifest.outputs):
         raise InputError(f"{model.bundle.path}: must have an output [N, C] to classify (it has none). Add --raw.")
 
@@ -109,8 +110,6 @@ def _rows(model: Model, feed: Feed, size: int, top: int, raw: bool) -> Iterator[
 
 
 def _json_writer(stream: TextIO) -> Any:
-    from trtpipe.cli.console import jsonable
-
     def write(row: dict[str, Any]) -> None:
         stream.write(json.dumps(jsonable(row), ensure_ascii=False, allow_nan=False) + "\n")
 
@@ -148,10 +147,6 @@ def _destination(output: Path | None) -> Iterator[TextIO]:
 
 def _measured(model: Model, feed: Feed | None, batch_size: int | None, iterations: int) -> dict[str, Any]:
     """Latency of one batch in ms and samples a second, after as much warming up as a tenth of the iterations."""
-    import time
-
-    import numpy as np
-
     size = batch_size or model.batch[1]
     arrays = model.bundle.golden().inputs if feed is None else next(feed.batches(model, size))
     # As many as asked for, by repeating what there is.

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import click
 
+from trtpipe.atomic import write_whole
+from trtpipe.cli import console
 from trtpipe.cli.commands.options import json_option, out_option, set_option
+from trtpipe.job.dump import write_job
+from trtpipe.job.load import load_job
+from trtpipe.pipeline.tune import tune
+from trtpipe.report import tune_page
 
 
 @click.command("tune", short_help="Meet the accuracy budget with most in INT8.")
@@ -38,13 +44,6 @@ def command(
 
     Exits with 1 when no trial meets the limits; the job that came closest is written all the same.
     """
-    from trtpipe.atomic import write_whole
-    from trtpipe.cli import console
-    from trtpipe.job.dump import write_job
-    from trtpipe.job.load import load_job
-    from trtpipe.pipeline.tune import tune
-    from trtpipe.report import tune_page
-
     loaded = load_job(job, overrides)
     with console.Console(quiet=quiet or as_json, verbose=verbose > 0).watching() as reporter:
         found = tune(loaded, out, reporter, evaluations=evaluations)

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import click
 
+from trtpipe.bundle.archive import unpack
+from trtpipe.bundle.signing import checking
+from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import key_option, trusted
+from trtpipe.errors import InputError
 
 
 @click.command("unpack", short_help="Make a bundle of a .trtb file.")
@@ -15,11 +19,6 @@ from trtpipe.cli.commands.bundles import key_option, trusted
 @key_option
 def command(archive: Path, destination: Path | None, key: Path | None) -> None:
     """Make the bundle in ARCHIVE at DESTINATION, or beside the archive under its name without .trtb."""
-    from trtpipe.bundle.archive import unpack
-    from trtpipe.bundle.signing import checking
-    from trtpipe.cli import console
-    from trtpipe.errors import InputError
-
     if destination is None and archive.suffix != ".trtb":
         raise InputError(f"{archive}: must end in .trtb, or DESTINATION be given (got neither). Say where it goes.")
     target = destination or archive.with_suffix("")

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import click
 
+from trtpipe.cli import console
 from trtpipe.cli.commands.options import job_files, jobs_argument, json_option, set_option
+from trtpipe.pipeline.validate import validate
 
 
 @click.command("validate", short_help="Say every problem of jobs, building nothing.")
@@ -19,9 +21,6 @@ def command(
     jobs: tuple[Path, ...], overrides: tuple[str, ...], job_only: bool, version: str | None, as_json: bool
 ) -> int:
     """Say every problem of each JOB (files or folders) on this machine and for its target, building nothing."""
-    from trtpipe.cli import console
-    from trtpipe.pipeline.validate import validate
-
     found = {path: validate(path, overrides, here=not job_only, version=version) for path in job_files(jobs)}
     for path, problems in found.items():
         for problem in problems:

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import click
 
+from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import bundle_argument, key_option, report_lines, trusted
 from trtpipe.cli.commands.options import json_option
+from trtpipe.runtime.compatibility import admit, failure, problems, remarks
+from trtpipe.runtime.device import this_device
+from trtpipe.runtime.recheck import recheck
+from trtpipe.runtime.session import open_model
 
 
 @click.command("verify", short_help="Say whether a bundle is whole, signed and fit for this device.")
@@ -21,12 +26,6 @@ def command(bundle: Path, key: Path | None, no_run: bool, as_json: bool) -> int:
     Exit code 0: yes; 2: it is damaged or not signed; 3: it does not fit this device; 1: its answers are too far off, or
     were where it was made.
     """
-    from trtpipe.cli import console
-    from trtpipe.runtime.compatibility import admit, failure, problems, remarks
-    from trtpipe.runtime.device import this_device
-    from trtpipe.runtime.recheck import recheck
-    from trtpipe.runtime.session import open_model
-
     found, signature = admit(bundle, trusted(key))
     manifest, device = found.manifest, this_device()
     mismatches, notes = problems(manifest, device), remarks(manifest, device)

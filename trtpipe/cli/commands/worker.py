@@ -6,6 +6,10 @@ from pathlib import Path
 
 import click
 
+from trtpipe.cli import console
+from trtpipe.nightly.fleet_worker import serve
+from trtpipe.pipeline.cache.store import default_root
+
 
 @click.command("worker", short_help="Build jobs for a fleet's scheduler.")
 @click.argument("scheduler", metavar="ADDRESS")
@@ -21,9 +25,5 @@ def command(
 
     The worker announces its GPU (sm87), its TensorRT (tensorrt=10.3), its processor and its tags.
     """
-    from trtpipe.cli import console
-    from trtpipe.nightly.fleet_worker import serve
-    from trtpipe.pipeline.cache.store import default_root
-
     console.err(f"worker of {scheduler}; stop it with Ctrl-C")
     serve(scheduler, tags=tags, name=name, cache=cache or default_root(), threads=threads, gpu=gpu)

@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtpipe.trt import driver
+
 if TYPE_CHECKING:
     from trtpipe.job.job import Job
 
@@ -83,8 +85,6 @@ def fingerprint(source: str, target: str) -> str:
     """SHA-256 over everything that can change an engine: its source's fingerprint and the compiler on this machine."""
     sections: dict[str, Any] = {"source": source, "versions": versions(BUILDERS[target])}
     if target == "tensorrt":  # it times its kernels on the GPU that is here
-        from trtpipe.trt import driver
-
         found = driver.probe()
         sections["device"] = [found.cuda, *(f"{d.name} {d.compute_capability}" for d in found.devices[:1])]
     return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()

@@ -25,6 +25,7 @@ from trtpipe.errors import InputError
 from trtpipe.job.importable import find_module
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import BUILDERS, DECIDING, OTHERS, versions
+from trtpipe.trt import driver as cuda
 
 if TYPE_CHECKING:
     from trtpipe.job.job import Job
@@ -96,8 +97,6 @@ class Machine:
 def this_machine(digests: Digests, driver: Driver | None = None) -> Machine:
     """The machine that this runs on; the CUDA driver is asked when it is not given."""
     if driver is None:
-        from trtpipe.trt import driver as cuda
-
         driver = cuda.probe()
     names = (*DECIDING, *OTHERS, *(n for names in (*BUILDERS.values(), *ROUTE_PACKAGES.values()) for n in names))
     gpu = driver.devices[0] if driver.devices else None

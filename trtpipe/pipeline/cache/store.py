@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock, Timeout
+
 from trtpipe.errors import Cancelled, InputError
 
 if TYPE_CHECKING:
@@ -152,8 +154,6 @@ class Cache:
             Cancelled: the user gave up while another process held it.
             Busy: another process holds it, and `wait` is false.
         """
-        from filelock import FileLock, Timeout
-
         lock = FileLock(self.root / "locks" / f"{kind}-{key}.lock")
         told = False
         while True:
@@ -190,8 +190,6 @@ class Cache:
 
         An entry that a process is making or about to read under its lock stays, and so do records.
         """
-        from filelock import FileLock, Timeout
-
         self._clean()
         entries = self.entries()
         total = sum(size for _, size, _ in entries)

@@ -13,6 +13,7 @@ from trtpipe.job.job import Job
 from trtpipe.routes import options
 from trtpipe.routes.native import native_calibration
 from trtpipe.trt import flavour
+from trtpipe.trt.implicit import make_calibrator
 
 INSTALL = options.TORCH2TRT
 
@@ -31,8 +32,6 @@ class Calibrating:
     """The calibrator that torch2trt was given in place of its own."""
 
     def __init__(self, found: flavour.Flavour, job: Job, made_from: Mapping[str, str]) -> None:
-        from trtpipe.trt.implicit import make_calibrator
-
         self._calibrator = make_calibrator(found, native_calibration(job, made_from))
         self._given = False
 

@@ -13,13 +13,17 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtpipe.bundle import hybrid
 from trtpipe.errors import BuildError, InputError, MissingError
 from trtpipe.job.job import Job
 from trtpipe.job.sections import Build
+from trtpipe.model.export import export
 from trtpipe.progress import Progress
 from trtpipe.routes import options
+from trtpipe.routes.onnx import to_onnx
 from trtpipe.routes.torch_tensorrt.convert import NoConverter, converted, trt_inputs
 from trtpipe.routes.torch_tensorrt.logs import LOGGERS, NOISE, hushed, logged
+from trtpipe.routes.torch_tensorrt.partition import MIN_BLOCK_SIZE, counted, hybrid_of, told
 from trtpipe.trt import driver, flavour, plan, timing_cache
 from trtpipe.trt.monitor import Watch
 from trtpipe.values import Engine, Fallback, LoadedModel, OnnxModel, Quantized, TensorSpec
@@ -125,9 +129,6 @@ def _hybrid(
     watch: Watch,
 ) -> tuple[bytes, plan.PlanHeader, tuple[Fallback, ...], tuple[str, ...]]:
     """The program as engines with PyTorch between them: the file, its engines' header, what stayed, and the notes."""
-    from trtpipe.bundle import hybrid
-    from trtpipe.routes.torch_tensorrt.partition import MIN_BLOCK_SIZE, counted, hybrid_of, told
-
     arguments = {
         **keywords,
         "require_full_compilation": False,
@@ -262,7 +263,6 @@ def checked_program(quantized: Quantized, *, parts: bool = False) -> torch.expor
     Raises:
         BuildError: a dimension is not what the binding says, or two outputs are one tensor.
     """
-    from trtpipe.model.export import export
     from trtpipe.routes.torch_tensorrt.qdq import kept_with_readers, remember_modules, rewritten
 
     check_shapes(quantized.program, quantized.inputs)
@@ -325,8 +325,6 @@ def checked_header(found: flavour.Flavour, data: bytes) -> plan.PlanHeader:
 
 def graph_of(quantized: Quantized, note: str) -> tuple[OnnxModel | None, tuple[str, ...]]:
     """The ONNX of the same program, to execute where no engine can; and what has to be said of it."""
-    from trtpipe.routes.onnx import to_onnx
-
     try:
         return to_onnx(quantized), (note,)
     except BuildError as error:
