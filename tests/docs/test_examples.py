@@ -13,7 +13,7 @@ import pages
 import pytest
 
 from trtpipe.pipeline.validate import validate
-from trtpipe.routes import ROUTES
+from trtpipe.routes.registry import ROUTES
 
 CONFIGS = pages.ROOT / "configs"
 JOBS = sorted(CONFIGS.glob("*.yaml"))

@@ -22,7 +22,7 @@ from trtpipe.model.baseline import record_baseline
 from trtpipe.model.capture import capture
 from trtpipe.model.data import open_calibration, open_check
 from trtpipe.model.load import load_model
-from trtpipe.routes import route
+from trtpipe.routes.registry import route
 from trtpipe.runtime.hybrid import HybridRunner
 from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.trt import driver

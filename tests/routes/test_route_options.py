@@ -12,7 +12,8 @@ from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.job import Job
 from trtpipe.job.sections import Build
 from trtpipe.pipeline.validate import validate
-from trtpipe.routes import ROUTES, options
+from trtpipe.routes import options
+from trtpipe.routes.registry import ROUTES
 
 #: Field: (value, other fields it needs, what torch_tensorrt says, what torch2trt says); "" is honoured.
 LEAVE = "Leave it out, or use build.route onnx."

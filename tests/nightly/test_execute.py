@@ -1,8 +1,9 @@
 import sys
 import types
 
-from trtpipe.nightly.execute import _forget_modules, from_plain, plain
+from trtpipe.nightly.execute import _forget_modules
 from trtpipe.nightly.outcome import Drift, JobOutcome
+from trtpipe.nightly.task import from_plain, plain
 from trtpipe.values import Metric
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import shipping
-from test_job import GOOD
+from jobs import GOOD
 
 from trtpipe.cli.commands.build import verdict
 from trtpipe.cli.main import main

@@ -18,7 +18,7 @@ from trtpipe.trt import isolated
 from trtpipe.trt.isolated import build_isolated
 from trtpipe.values import DimRange, OnnxModel, TensorSpec
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 BUILD = Build.model_validate_json("{}")
 
 

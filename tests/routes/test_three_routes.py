@@ -16,7 +16,7 @@ from torch2trt_on_rtx import torch2trt_on_rtx
 
 from trtpipe.examples.digits import resnet
 from trtpipe.progress import Silent
-from trtpipe.routes import route
+from trtpipe.routes.registry import route
 
 
 @pytest.fixture(scope="module")

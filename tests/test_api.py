@@ -13,7 +13,7 @@ import pytest
 import trtpipe
 from trtpipe.errors import InputError
 from trtpipe.job.load import JobErrors
-from trtpipe.notebook import NotebookReporter, check_html, page_html, watching
+from trtpipe.notebook import NotebookReporter, page_html, watching
 from trtpipe.progress import Silent
 from trtpipe.values import CheckReport, Control, Metric
 
@@ -132,7 +132,6 @@ def test_progress_goes_to_a_notebook_only_where_one_runs(monkeypatch: pytest.Mon
 
 def test_a_check_is_a_table_in_a_notebook() -> None:
     html = REPORT._repr_html_()
-    assert html == check_html(REPORT)
     assert "<strong>failed</strong>: graph executed by onnxruntime &lt;1&gt; on 8 samples</p><p>&lt;b&gt;</p>" in html
     assert "<td>y</td><td>cosine</td><td>0.5</td><td>0.9</td><td>missed</td>" in html
 

@@ -8,7 +8,7 @@ from trtpipe.trt.flavour import title
 from trtpipe.trt.options import OPTIONS
 from trtpipe.trt.versions import RELEASES, document, listed
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "versions.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "versions.md"
 
 
 def test_the_page_is_up_to_date():

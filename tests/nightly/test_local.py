@@ -2,9 +2,9 @@ import io
 import sys
 
 from trtpipe.cli.console import Jobs
-from trtpipe.nightly.execute import Task
 from trtpipe.nightly.local import PROCESS_BYTES, Local, _Queue, expected_bytes
 from trtpipe.nightly.pool import Slot, visible
+from trtpipe.nightly.task import Task
 from trtpipe.trt.driver import Device, Driver
 
 CPU, CPU1, GPU = Slot("cpu0", 1), Slot("cpu1", 1), Slot("gpu0", 1, 0)
