@@ -19,12 +19,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rich.console import Console as RichConsole
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
-
 from trtpipe.errors import Cancelled
 
 if TYPE_CHECKING:
@@ -170,6 +164,9 @@ class Console:
 
     @contextmanager
     def _drawing(self) -> Iterator[None]:
+        from rich.console import Console as RichConsole
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
         if not self._draw:
             yield
             return
@@ -305,6 +302,9 @@ class Jobs:
         return self._cancelled
 
     def _table(self) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
         table = Table(box=None, pad_edge=False, header_style="bold")
         for title in ("job", "state", "time", ""):
             table.add_column(title, no_wrap=True)
@@ -320,6 +320,9 @@ class Jobs:
 
     @contextmanager
     def _drawing(self) -> Iterator[None]:
+        from rich.console import Console as RichConsole
+        from rich.live import Live
+
         if not self._draw:
             yield
             return
