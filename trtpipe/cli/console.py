@@ -164,12 +164,12 @@ class Console:
 
     @contextmanager
     def _drawing(self) -> Iterator[None]:
-        from rich.console import Console as RichConsole
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
         if not self._draw:
             yield
             return
+        from rich.console import Console as RichConsole
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
         columns = (
             SpinnerColumn(),
             TextColumn("{task.description:<22}", markup=False),
@@ -320,12 +320,12 @@ class Jobs:
 
     @contextmanager
     def _drawing(self) -> Iterator[None]:
-        from rich.console import Console as RichConsole
-        from rich.live import Live
-
         if not self._draw:
             yield
             return
+        from rich.console import Console as RichConsole
+        from rich.live import Live
+
         with Live(console=RichConsole(stderr=True), refresh_per_second=4, transient=True) as self._live:
             try:
                 yield
