@@ -23,8 +23,9 @@ LEAST_AMAX = float(np.finfo(np.float32).tiny) * 127
 DEAD_AMAX = 1.0
 #: A threshold that differs by more than this between two halves of the data gets a warning.
 UNSTABLE = 0.10
-#: And one that clips more than this share of the values.
-CLIPPED = 0.01
+#: And one whose rounding and clipping leave the tensor itself less signal to noise than this, in dB. The share of values
+#: clipped says little: of a softmax 0.3 % beyond the threshold hold nearly all of it, of a ReLU 2 % next to nothing.
+LEAST_SQNR_DB = 15.0
 
 
 class _Frozen(BaseModel):
@@ -105,6 +106,11 @@ def choose(key: str, halves: Halves, algorithm: str, percentile: float) -> tuple
     return amax, _audit(whole, amax, stability, "constant" if whole.constant else "live"), warning
 
 
+def retold(halves: Halves, seen: TensorAudit, amax: float) -> TensorAudit:
+    """The audit of a tensor whose threshold was changed to `amax`; stability is of the choice before."""
+    return seen if seen.state == "dead" else _audit(halves[0] + halves[1], amax, seen.stability, seen.state)
+
+
 def warnings_of(
     tensors: Mapping[str, TensorAudit], coverage: Mapping[str, int] | None, skipped: tuple[str, ...]
 ) -> tuple[str, ...]:
@@ -133,11 +139,11 @@ def warnings_of(
             f"{len(unstable)} thresholds differ by over {100 * UNSTABLE:.0f} % between two halves of the data "
             f"and need more samples: {named}."
         )
-    clipped = sorted(((t.clipped, k) for k, t in tensors.items() if t.clipped > CLIPPED), reverse=True)
-    if clipped:
+    noisy = sorted((t.sqnr_db, k) for k, t in tensors.items() if t.sqnr_db is not None and t.sqnr_db < LEAST_SQNR_DB)
+    if noisy:
         said.append(
-            f"{len(clipped)} tensors have over {100 * CLIPPED:.0f} % of their values clipped: "
-            f"{_some([f'{k} ({100 * s:.1f} %)' for s, k in clipped])}."
+            f"{len(noisy)} tensors have under {LEAST_SQNR_DB:.0f} dB signal to quantization noise: "
+            f"{_some([f'{k} ({db:.1f} dB)' for db, k in noisy])}. Try another algorithm, or more samples."
         )
     return tuple(said)
 

@@ -12,9 +12,10 @@ import numpy as np
 from trtpipe.bundle.format import write_bundle
 from trtpipe.bundle.golden import Golden
 from trtpipe.bundle.kit import bundle_contents, kit_contents, kit_graph
+from trtpipe.bundle.manifest import CALIBRATION
 from trtpipe.errors import InputError
 from trtpipe.evaluation.check import CheckData, check_engine
-from trtpipe.pipeline.assemble import describe, table_bytes
+from trtpipe.pipeline.assemble import describe, table_files
 from trtpipe.pipeline.build import Built, retuned
 from trtpipe.pipeline.cache.environment import BUILDERS, fingerprint, versions
 from trtpipe.pipeline.measure import explained
@@ -96,9 +97,10 @@ def write_kit(job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = No
     report, _ = explained(job.model_copy(update={"check": check}), front, table, report, stages)
     with stages("kit"):
         manifest = describe(job, front, table, quantized, report, None, graph)
-        calibration = None if table is None else table_bytes(table)
+        extra = {} if table is None else table_files(table)
+        calibration = extra.pop(CALIBRATION, None)
         kit = write_bundle(
-            out / job.name, *kit_contents(manifest, graph, _all_golden(job, front), calibration), sign=sign
+            out / job.name, *kit_contents(manifest, graph, _all_golden(job, front), calibration, extra), sign=sign
         )
     return Built(kit, report, stages.seconds)
 

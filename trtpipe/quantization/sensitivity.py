@@ -143,7 +143,10 @@ def measure_sensitivity(
         raise InputError("sensitivity: some module must be left to quantize (got none). Narrow precision.keep.")
     began = time.perf_counter()
     machine, bare, count = Partial(graph), Spent(), 0
-    found = [_Found(u, roundings(graph, u.sites, amax, half), [_Ratio() for _ in captured.outputs]) for u in units]
+    found = [
+        _Found(u, roundings(graph, u.sites, amax, half, captured.int8), [_Ratio() for _ in captured.outputs])
+        for u in units
+    ]
     for sample in samples:
         before = Spent(machine.spent.macs, machine.spent.nodes)
         reference, _ = machine.finish(0, machine.inputs(sample.inputs), {})
