@@ -23,8 +23,8 @@ LEAST_AMAX = float(np.finfo(np.float32).tiny) * 127
 DEAD_AMAX = 1.0
 #: A threshold that differs by more than this between two halves of the data gets a warning.
 UNSTABLE = 0.10
-#: And one whose rounding and clipping leave the tensor itself less signal to noise than this, in dB. The share of values
-#: clipped says little: of a softmax 0.3 % beyond the threshold hold nearly all of it, of a ReLU 2 % next to nothing.
+#: And one whose rounding and clipping leave the tensor itself less signal to noise than this, in dB. The share of
+#: values clipped says little: 0.3 % beyond the threshold hold nearly all of a softmax, 2 % next to nothing of a ReLU.
 LEAST_SQNR_DB = 15.0
 
 

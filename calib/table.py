@@ -189,7 +189,8 @@ class CalibrationTable:
             )
         if raw.get("version") not in (PLAIN, CORRECTED):
             raise CalibError(
-                f"{where}: must be of version {PLAIN} or {CORRECTED} (got {str(raw.get('version'))[:40]}). Calibrate again."
+                f"{where}: must be of version {PLAIN} or {CORRECTED} (got {str(raw.get('version'))[:40]}). "
+                "Calibrate again."
             )
         try:
             file = _File.model_validate_json(json.dumps(raw))

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from calib.corrections import Corrections, Step
-from calib.observers import HistogramObserver
 from calib.algorithms import threshold
 from calib.audit import DEAD_AMAX, LEAST_AMAX, nine_digits
+from calib.corrections import Corrections, Step
+from calib.observers import HistogramObserver
 from trtpipe.batching import fitted
-from trtpipe.model.nodes import constant_value, op_name
 from trtpipe.quantization.corrections.domains import Domain, find_domains
 from trtpipe.quantization.corrections.edits import Arrays, corrected
-from trtpipe.quantization.corrections.equalization import ChannelValues, channel_values, equalize, merged
+from trtpipe.quantization.corrections.equalization import channel_values, equalize, merged
 from trtpipe.quantization.corrections.guard import LEAST_GAIN_DB, Batch, Guard
 from trtpipe.quantization.corrections.sweep import Fitted, Sweep
 from trtpipe.quantization.partial import Partial
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 STEPS = ("equalization", "smoothing", "thresholds", "rounding", "bias")
 #: Samples used, in batches of `BATCH`: of eight batches five are fitted on, one decides about single operations, and
 #: two about whole steps. Fewer where the values alive at once would not fit in `MOST_BYTES`.
-SAMPLES, BATCH, MOST_BYTES = 128, 4, 6 << 30
+SAMPLES, BATCH, MOST_BYTES = 128, 4, 4 << 30
 #: With fewer samples nothing can be fitted and judged apart.
 LEAST_SAMPLES = 16
 

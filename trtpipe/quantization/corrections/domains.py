@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 #: One input, and relu(s x) = s relu(x): the same channels before and after.
 HOMOGENEOUS = frozenset(
-    "relu relu_ leaky_relu max_pool2d avg_pool2d adaptive_avg_pool2d mean dropout clone contiguous alias".split()
-)
+    ("relu", "relu_", "leaky_relu", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "mean", "dropout", "clone",
+     "contiguous", "alias")
+)  # fmt: skip
 #: Those that cut at a positive bound: exact for channels that stay below it when they are scaled.
 CLIPPED = frozenset(("hardtanh", "hardtanh_", "relu6", "clamp"))
 #: Their weight is [C_out, C_in / groups, ...].
@@ -120,8 +121,10 @@ class _Search:
         elif name in CLIPPED and len(read) == 1 and (bound := _upper_bound(node, name)) is not None:
             self._join(read[0], node)
             self._draft(node).clips.append((node, bound))
-        elif name in ("add", "add_") and len(read) == 2 and read[0].meta["val"].shape == node.meta["val"].shape == (
-            read[1].meta["val"].shape
+        elif (
+            name in ("add", "add_")
+            and len(read) == 2
+            and read[0].meta["val"].shape == node.meta["val"].shape == (read[1].meta["val"].shape)
         ):
             self._join(read[0], node)
             self._join(read[1], node)

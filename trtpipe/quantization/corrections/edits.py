@@ -11,7 +11,7 @@ Scales apply whatever precision the operation gets; levels and bias only where i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np

@@ -43,9 +43,7 @@ class ChannelValues:
     def empty(cls, channels: int, top: float) -> ChannelValues:
         """For a tensor whose first values reach `top`."""
         exponent = math.floor(math.log2(max(top, 1e-30))) + 4 + 127
-        return cls(
-            exponent * 8 - BUCKETS, torch.zeros(channels, BUCKETS, dtype=torch.int64), torch.zeros(channels)
-        )
+        return cls(exponent * 8 - BUCKETS, torch.zeros(channels, BUCKETS, dtype=torch.int64), torch.zeros(channels))
 
     def add(self, x: torch.Tensor) -> None:
         """Count |x|, float32 [C, ...]."""
@@ -104,25 +102,26 @@ def equalize(
     graph: GraphModule, domains: Sequence[Domain], values: Mapping[Node, ChannelValues]
 ) -> dict[str, np.ndarray]:
     """Scales for the constants around each domain, as `edits` writes them."""
-    scales: dict[tuple[str, int], torch.Tensor] = {}
-
-    def note(constant: object, axis: int, s: torch.Tensor) -> None:
-        if is_constant(constant):
-            key = (str(constant.target), axis)
-            scales[key] = scales[key] * s if key in scales else s
-
+    found: dict[str, np.ndarray] = {}
     for domain in domains:
         s = _scales(graph, domain, values)
-        if s is None:
-            continue
-        for maker in domain.makers:
-            at = 2 if op_name(maker) == "layer_norm" else 1
-            note(maker.args[at], 0, s)
-            note(maker.args[at + 1] if len(maker.args) > at + 1 else None, 0, s)
-        for reader in domain.readers:
-            depthwise = groups_of(reader) > 1
-            note(reader.args[1], 0 if depthwise else 1, 1 / s)
-    return {f"scale:{axis}:{name}": s.float().numpy() for (name, axis), s in sorted(scales.items())}
+        if s is not None:
+            found = merged(found, scales_around(domain, s))
+    return dict(sorted(found.items()))
+
+
+def scales_around(domain: Domain, s: torch.Tensor) -> dict[str, np.ndarray]:
+    """What the constants of a domain's makers and readers are multiplied by for channel scales `s` (float64 [C])."""
+    found: dict[str, np.ndarray] = {}
+    for maker in domain.makers:
+        first = 2 if op_name(maker) == "layer_norm" else 1
+        for constant in maker.args[first : first + 2]:
+            if is_constant(constant):
+                found[f"scale:0:{constant.target}"] = s.float().numpy()
+    for reader in domain.readers:
+        axis = 0 if groups_of(reader) > 1 else 1
+        found = merged(found, {f"scale:{axis}:{reader.args[1].target}": (1 / s).float().numpy()})  # type: ignore[union-attr]
+    return found
 
 
 def _scales(graph: GraphModule, domain: Domain, values: Mapping[Node, ChannelValues]) -> torch.Tensor | None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from trtpipe.model.nodes import is_constant
 from trtpipe.quantization.partial import Partial, Rounding, roundings
 from trtpipe.quantization.placement import find_sites
 from trtpipe.values import Captured

@@ -17,69 +17,68 @@ DAMPING = 0.01
 BLOCK = 128
 
 
-def weight_scales(w: torch.Tensor, search: bool = True) -> torch.Tensor:
-    """float32 [C_out]: for `w` [C_out, K] the scale of least squared error among amax / 127 times 1, 0.95, ..., 0.6.
+def weight_scales(w: torch.Tensor) -> torch.Tensor:
+    """For `w` [..., K], amax / 127 rounded up to a number of BF16: float32 [...].
 
-    All are numbers of BF16, so that engines of every half precision hold the very same ones.
+    Engines of every half precision hold the very same scales then. A smaller amax, by least squared error, is no
+    better: with 127 levels the largest weight costs more when it is cut than all the others gain.
     """
-    top = w.abs().amax(1)
-    best, least = None, None
-    for share in (1.0, *(1 - i / 20 for i in range(1, 9))) if search else (1.0,):
-        scales = rounded_up((top * share / WEIGHT_RANGE[1]).clamp_min(SMALLEST_SCALE), torch.bfloat16)
-        error = (w - nearest(w, scales) * scales[:, None]).square().sum(1)
-        if best is None or least is None:
-            best, least = scales, error
-        else:
-            better = error < least
-            best, least = torch.where(better, scales, best), torch.where(better, error, least)
-    assert best is not None
-    return best
+    return rounded_up((w.abs().amax(-1) / WEIGHT_RANGE[1]).clamp_min(SMALLEST_SCALE), torch.bfloat16)
 
 
 def nearest(w: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Levels of `w` [C_out, K], each alone: float32 integers in [-127, 127]."""
-    return torch.round(w / scales[:, None]).clamp_(*WEIGHT_RANGE)
+    """Levels of `w` [..., K] on `scales` [...], each alone: float32 integers in [-127, 127]."""
+    return torch.round(w / scales[..., None]).clamp_(*WEIGHT_RANGE)
 
 
 def second_order(w: torch.Tensor, scales: torch.Tensor, moments: torch.Tensor) -> torch.Tensor:
-    """Levels of `w` [C_out, K] on `scales` [C_out] for inputs with second moments `moments` [K, K], E[x x^T]."""
-    diagonal = moments.diagonal()
-    dead = diagonal <= 0
-    h = moments.clone()
-    h.diagonal().add_(DAMPING * float(diagonal.mean().clamp_min(1e-30)))
-    h.diagonal()[dead] = float(diagonal.max().clamp_min(1e-30))
-    order = torch.argsort(diagonal, descending=True)
-    h, w = h[order][:, order], w[:, order].clone()
+    """Levels of a weight for inputs of known second moments.
+
+    Args:
+        w: float32 [G, C_out / G, K]: groups, their output channels, their inputs.
+        scales: float32 [G, C_out / G].
+        moments: float32 [G, K, K], E[x x^T] of the inputs of each group.
+
+    Returns:
+        float32 integers of w's shape, in [-127, 127]; the nearest ones where the moments are singular.
+    """
+    diagonal = moments.diagonal(dim1=1, dim2=2)
+    h = moments + torch.diag_embed(DAMPING * diagonal.mean(1, keepdim=True).expand_as(diagonal))
+    h = h + torch.diag_embed((diagonal <= 0).float() * diagonal.amax(1, keepdim=True).clamp_min(1e-30))
+    order = torch.argsort(diagonal, dim=1, descending=True)
+    h = h.gather(1, order[:, :, None].expand_as(h)).gather(2, order[:, None, :].expand_as(h))
+    columns = order[:, None, :].expand_as(w)
+    w = w.gather(2, columns)
     factor, bad = torch.linalg.cholesky_ex(h)
-    if int(bad):
-        return nearest(w, scales)[:, torch.argsort(order)]
-    upper = torch.linalg.cholesky(torch.cholesky_inverse(factor), upper=True)
+    upper, worse = torch.linalg.cholesky_ex(torch.cholesky_inverse(factor), upper=True)
     levels = torch.empty_like(w)
-    for start in range(0, w.shape[1], BLOCK):
-        stop = min(start + BLOCK, w.shape[1])
-        part, own = w[:, start:stop], upper[start:stop, start:stop]
+    if bool(bad.any()) or bool(worse.any()):
+        return nearest(levels.scatter(2, columns, w), scales)
+    for start in range(0, w.shape[2], BLOCK):
+        stop = min(start + BLOCK, w.shape[2])
+        part, own = w[..., start:stop], upper[:, start:stop, start:stop]
         errors = torch.empty_like(part)
         for i in range(stop - start):
-            column = part[:, i]
-            levels[:, start + i] = torch.round(column / scales).clamp_(*WEIGHT_RANGE)
-            errors[:, i] = (column - levels[:, start + i] * scales) / own[i, i]
-            part[:, i:] -= errors[:, i : i + 1] * own[i : i + 1, i:]
-        w[:, stop:] -= errors @ upper[start:stop, stop:]
-    return levels[:, torch.argsort(order)]
+            column = part[..., i]
+            levels[..., start + i] = torch.round(column / scales).clamp_(*WEIGHT_RANGE)
+            errors[..., i] = (column - levels[..., start + i] * scales) / own[:, i, i, None]
+            part[..., i:] -= errors[..., i : i + 1] * own[:, i : i + 1, i:]
+        w[..., stop:] -= errors @ upper[:, start:stop, stop:]
+    return torch.empty_like(levels).scatter(2, columns, levels)
 
 
 def regressed(w: torch.Tensor, moments: torch.Tensor, lost: torch.Tensor, damping: float) -> torch.Tensor:
     """The float weight that on quantized inputs comes closest to `w` on float ones.
 
     Args:
-        w: float32 [C_out, K].
-        moments: float32 [K, K], E[q q^T] of the quantized inputs q.
-        lost: float32 [K, K], E[(x - q) q^T] for float inputs x.
+        w: float32 [G, C_out / G, K].
+        moments: float32 [G, K, K], E[q q^T] of the quantized inputs q.
+        lost: float32 [G, K, K], E[(x - q) q^T] for float inputs x.
         damping: how strongly the result is held to `w`, relative to the mean of the moments' diagonal.
     """
-    h = moments.clone()
-    h.diagonal().add_(damping * float(moments.diagonal().mean().clamp_min(1e-30)))
+    diagonal = moments.diagonal(dim1=1, dim2=2)
+    h = moments + torch.diag_embed(damping * diagonal.mean(1, keepdim=True).clamp_min(1e-30).expand_as(diagonal))
     factor, bad = torch.linalg.cholesky_ex(h)
-    if int(bad):
+    if bool(bad.any()):
         return w
-    return w + torch.cholesky_solve((w @ lost).T, factor).T
+    return w + torch.cholesky_solve((w @ lost).mT, factor).mT

@@ -7,7 +7,7 @@ inputs. Each choice is made on the samples to fit and kept only if it is also be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +31,15 @@ if TYPE_CHECKING:
 Batch = Sequence[torch.Tensor]
 
 #: Thresholds tried for an activation, relative to the table's; the exact maximum is tried too.
-FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15, 1.3, 1.6, 2.0)
+FACTORS = (0.6, 0.8, 1.25, 1.6)
 #: Samples that thresholds are tried on.
-THRESHOLD_SAMPLES = 16
+THRESHOLD_SAMPLES = 8
 #: Rows of inputs that second moments are taken of, for each of a weight's inputs, and at least.
 ROWS_PER_INPUT, LEAST_ROWS = 4, 8192
 #: A weight with more inputs than this keeps its nearest levels: the moments' square would not fit.
 MOST_INPUTS = 8192
+#: How strongly a weight that makes up for its inputs' errors is held to itself; None: no such weight.
+REGRESSIONS = (None, 0.1)
 #: Share of samples left out at each end of the mean that corrects a bias.
 TRIM = 0.1
 
@@ -142,7 +144,7 @@ class Sweep:
         w = constant_value(self._graph, site.producer).detach()
         assert site.axis is not None
         rows = w.movedim(site.axis, 0).flatten(1)
-        scales = rounding.weight_scales(rows, search=False)
+        scales = rounding.weight_scales(rows)
         return _constant(_unrowed(rounding.nearest(rows, scales) * scales[:, None], w, site.axis))
 
     def _error(
@@ -193,7 +195,11 @@ class Sweep:
         changed: dict[Node, Rounding],
     ) -> None:
         name, w = op_name(node), constant_value(self._graph, site.producer).detach()
-        if name not in ("conv2d", "linear") or site.axis != 0 or isinstance(node.args[4] if len(node.args) > 4 else 0, str):
+        if (
+            name not in ("conv2d", "linear")
+            or site.axis != 0
+            or isinstance(node.args[4] if len(node.args) > 4 else 0, str)
+        ):
             return
         groups = groups_of(node)
         if w[0].numel() > MOST_INPUTS:
@@ -204,18 +210,14 @@ class Sweep:
         rows = w.flatten(1).reshape(groups, len(w) // groups, -1)
         best = self._error(node, coded, wanted, changed, self._guard)
         found = None
-        for damping in (None, 0.1):
-            levels, scales = [], []
-            for g in range(groups):
-                target = rows[g] if damping is None else rounding.regressed(rows[g], moments[g], lost[g], damping)
-                steps = rounding.weight_scales(target)
-                levels.append(rounding.second_order(target, steps, moments[g]))
-                scales.append(steps)
-            one, steps = torch.cat(levels), torch.cat(scales)
-            trial = {**changed, site.producer: _constant((one * steps[:, None]).view_as(w))}
+        for damping in REGRESSIONS:
+            target = rows if damping is None else rounding.regressed(rows, moments, lost, damping)
+            steps = rounding.weight_scales(target)
+            one = rounding.second_order(target, steps, moments)
+            trial = {**changed, site.producer: _constant((one * steps[..., None]).view_as(w))}
             error = self._error(node, coded, wanted, trial, self._guard)
             if error < best:
-                best, found = error, (one, steps, trial)
+                best, found = error, (one, steps.flatten(), trial)
         if found is not None:
             one, steps, trial = found
             changed[site.producer] = trial[site.producer]
