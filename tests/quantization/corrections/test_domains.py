@@ -44,7 +44,7 @@ class Normed(nn.Module):
         self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.flatten(2).transpose(1, 2).reshape(len(x), -1, 8)
+        x = x[:, :, 0]
         return (x + self.down(nn.functional.gelu(self.up(self.norm(x))))).mean((1, 2))[:, None]
 
 
@@ -55,8 +55,8 @@ def built(network: nn.Module, channels: int) -> Captured:
 
 
 NETWORKS = {
-    "relu": (lambda: built(Inverted(nn.ReLU), 5), 4),
-    "relu6": (lambda: built(Inverted(nn.ReLU6), 5), 4),
+    "relu": (lambda: built(Inverted(nn.ReLU), 5), 3),
+    "relu6": (lambda: built(Inverted(nn.ReLU6), 5), 3),
     "gelu": (lambda: built(Inverted(nn.GELU), 5), 0),
     "layer norm": (lambda: built(Normed(), 1), 1),
     "residual": (lambda: nets.captured("residual"), None),

@@ -107,7 +107,7 @@ class _Search:
     def _visit(self, node: Node) -> None:
         if node.op == "get_attr":
             return
-        read = [a for a in node.all_input_nodes if not is_constant(a)]
+        read = [a for a in node.all_input_nodes if not is_constant(a) and isinstance(a.meta.get("val"), torch.Tensor)]
         name = op_name(node)
         if node.op != "call_function" or not is_float(node):
             for x in (*read, node):

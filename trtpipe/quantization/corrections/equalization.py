@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 STRENGTHS = tuple(i / 10 for i in range(11))
 #: Buckets of a channel's histogram: 8 an octave, 24 octaves.
 BUCKETS = 192
+#: Of so many batches one is counted; maxima are of all.
+COUNTED = 4
 #: A channel with less than this of the tensor's range is scaled as if it had that much.
 LEAST_SHARE = 2.0**-10
 
@@ -45,12 +47,14 @@ class ChannelValues:
         exponent = math.floor(math.log2(max(top, 1e-30))) + 4 + 127
         return cls(exponent * 8 - BUCKETS, torch.zeros(channels, BUCKETS, dtype=torch.int64), torch.zeros(channels))
 
-    def add(self, x: torch.Tensor) -> None:
-        """Count |x|, float32 [C, ...]."""
+    def add(self, x: torch.Tensor, count: bool = True) -> None:
+        """Take |x|, float32 [C, ...], into account; its maxima alone where it is not to be counted."""
+        self.most = torch.maximum(self.most, x.amax(1))
+        if not count:
+            return
         bucket = ((x.view(torch.int32) >> 20) - self.base).clamp_(0, BUCKETS - 1)
         bucket += torch.arange(len(x), dtype=torch.int32)[:, None] * BUCKETS
         self.counts += torch.bincount(bucket.reshape(-1), minlength=self.counts.numel()).view_as(self.counts)
-        self.most = torch.maximum(self.most, x.amax(1))
 
     @property
     def power(self) -> torch.Tensor:
@@ -81,7 +85,7 @@ def channel_values(
     wanted = {node: d.axis for d in domains for node in (*_inputs(d), *(c for c, _ in d.clips))}
     machine = Partial(graph)
     found: dict[Node, ChannelValues] = {}
-    for batch in batches:
+    for at, batch in enumerate(batches):
         alive = machine.inputs(batch)
         with torch.inference_mode():
             for node in machine.nodes:
@@ -90,7 +94,7 @@ def channel_values(
                     rows = x.movedim(wanted[node], 0).flatten(1).abs().contiguous()
                     if node not in found:
                         found[node] = ChannelValues.empty(len(rows), float(rows.max()))
-                    found[node].add(rows)
+                    found[node].add(rows, at % COUNTED == 0)
     return found
 
 

@@ -32,6 +32,8 @@ Batch = Sequence[torch.Tensor]
 
 #: Thresholds tried for an activation, relative to the table's; the exact maximum is tried too.
 FACTORS = (0.6, 0.8, 1.25, 1.6)
+#: A threshold is changed for less than this share of the error.
+LEAST_IMPROVEMENT = 0.98
 #: Samples that thresholds are tried on.
 THRESHOLD_SAMPLES = 8
 #: Rows of inputs that second moments are taken of, for each of a weight's inputs, and at least.
@@ -51,6 +53,16 @@ class Fitted:
     amax: dict[str, float] = field(default_factory=dict)
     levels: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     biases: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """An operation, with the values alive before it and its output in float, for every batch."""
+
+    node: Node
+    plain: list[dict[Node, Any]]
+    coded: list[dict[Node, Any]]
+    wanted: list[Any]
 
 
 class Sweep:
@@ -94,51 +106,48 @@ class Sweep:
                 if self._progress.cancelled():
                     raise Cancelled("interrupted")
                 wanted = [self._machine.value(node, alive, {}) for alive in plain]
-                changed = {}
                 if node in self._sites:
-                    changed = {node: self._choose(node, plain, coded, wanted)}
                     self._progress.step(at, len(self._machine.nodes), "operations")
+                    found = self._coded(_Place(node, plain, coded, wanted))
+                else:
+                    found = [self._machine.value(node, alive, {}) for alive in coded]
                 dying = self._machine.dying(node)
-                for k, alive in enumerate(coded):
-                    alive[node] = self._machine.value(node, alive, changed) + self._added(node)
-                    plain[k][node] = wanted[k]
+                for k, (one, other) in enumerate(zip(plain, coded, strict=True)):
+                    one[node], other[node] = wanted[k], found[k]
                     for dead in dying:
-                        alive.pop(dead, None)
-                        plain[k].pop(dead, None)
+                        one.pop(dead, None)
+                        other.pop(dead, None)
         return self.fitted
-
-    def _added(self, node: Node) -> Any:
-        """What a new bias adds, over the operation's own: a tensor to broadcast, or 0."""
-        new = self.fitted.biases.get(node.name)
-        if new is None:
-            return 0
-        return _along(new - self._bias(node, len(new)), node)
 
     def _bias(self, node: Node, channels: int) -> torch.Tensor:
         bias = node.args[2] if len(node.args) > 2 else None
         return constant_value(self._graph, bias).detach() if is_constant(bias) else torch.zeros(channels)
 
-    def _choose(
-        self, node: Node, plain: list[dict[Node, Any]], coded: list[dict[Node, Any]], wanted: list[torch.Tensor]
-    ) -> dict[Node, Rounding]:
-        """What stands between the operation and each of its quantized inputs."""
-        sites = self._sites[node]
+    def _coded(self, place: _Place) -> list[Any]:
+        """What a quantized operation gives for each batch, its thresholds, levels and bias chosen."""
+        sites = self._sites[place.node]
         changed: dict[Node, Rounding] = {}
-        weight: Site | None = None
+        weight = next((s for s in sites if s.axis is not None), None)
         for site in sites:
-            if site.axis is not None:
-                weight = site
-            else:
-                changed[site.producer] = _saturating(self._amax[site.group])
-        if weight is not None:
-            changed[weight.producer] = self._nearest(weight)
+            changed[site.producer] = self._nearest(site) if site is weight else _saturating(self._amax[site.group])
         if "thresholds" in self._which and any(s.rule == "Q1" for s in sites):
-            self._thresholds(node, coded, wanted, changed)
+            self._thresholds(place, changed)
+        # From here on the inputs stay as they are: each is quantized once.
+        inputs = {s.producer: changed[s.producer] for s in sites if s is not weight}
+        quantized = [{n: q(alive[n]) for n, q in inputs.items()} for alive in place.coded]
         if weight is not None and "rounding" in self._which:
-            self._rounding(node, weight, plain, coded, wanted, changed)
+            self._rounding(place, weight, quantized, changed)
+        found = [self._value(place, k, changed, quantized[k]) for k in range(len(self._batches))]
         if weight is not None and "bias" in self._which:
-            self._correct_bias(node, coded, wanted, changed)
-        return changed
+            found = self._correct_bias(place, found)
+        return found
+
+    def _value(
+        self, place: _Place, k: int, changed: Mapping[Node, Rounding], quantized: Mapping[Node, torch.Tensor]
+    ) -> Any:
+        """The operation on batch `k`; inputs that are in `quantized` need not be quantized again."""
+        ready = {n: _constant(x) for n, x in quantized.items()}
+        return self._machine.value(place.node, place.coded[k], {place.node: {**changed, **ready}})
 
     def _nearest(self, site: Site) -> Rounding:
         w = constant_value(self._graph, site.producer).detach()
@@ -149,73 +158,63 @@ class Sweep:
 
     def _error(
         self,
-        node: Node,
-        coded: list[dict[Node, Any]],
-        wanted: list[torch.Tensor],
+        place: _Place,
         changed: Mapping[Node, Rounding],
         which: Sequence[int],
+        quantized: Sequence[Mapping[Node, torch.Tensor]] | None = None,
     ) -> float:
+        """Squared distance of the operation's output from that in float, over some batches."""
         total = 0.0
         for k in which:
-            total += float((self._machine.value(node, coded[k], {node: changed}) - wanted[k]).double().square().sum())
+            got = self._value(place, k, changed, quantized[k] if quantized is not None else {})
+            total += float((got - place.wanted[k]).double().square().sum())
         return total
 
-    def _thresholds(
-        self, node: Node, coded: list[dict[Node, Any]], wanted: list[torch.Tensor], changed: dict[Node, Rounding]
-    ) -> None:
+    def _thresholds(self, place: _Place, changed: dict[Node, Rounding]) -> None:
         """The threshold of each input of least error at the output, where it is not another operation's already."""
-        size = max(1, len(wanted[0]) if wanted[0].dim() else 1)
-        few = list(self._fit)[: max(1, THRESHOLD_SAMPLES // size)]
-        for site in self._sites[node]:
+        few = list(self._fit)[: max(1, THRESHOLD_SAMPLES // max(1, len(self._batches[0][0])))]
+        for site in self._sites[place.node]:
             if site.axis is not None or site.group in self._settled:
                 continue
             self._settled.add(site.group)
             amax, most = self._amax[site.group], self._most[site.group]
             candidates = sorted({min(amax * f, most) for f in FACTORS} | {amax, most})
-            candidates = [c for c in candidates if c >= LEAST_AMAX]
             errors = {
-                c: self._error(node, coded, wanted, {**changed, site.producer: _saturating(c)}, few) for c in candidates
+                c: self._error(place, {**changed, site.producer: _saturating(c)}, few)
+                for c in candidates
+                if c >= LEAST_AMAX
             }
             best = min(errors, key=lambda c: (errors[c], -c))
-            if best != amax and errors[best] < 0.98 * errors[amax]:
-                trial = {**changed, site.producer: _saturating(best)}
-                if self._error(node, coded, wanted, trial, self._guard) < self._error(
-                    node, coded, wanted, changed, self._guard
-                ):
-                    changed[site.producer] = trial[site.producer]
-                    self._amax[site.group] = self.fitted.amax[site.group] = best
+            if best == amax or errors[best] >= LEAST_IMPROVEMENT * errors[amax]:
+                continue
+            trial = {**changed, site.producer: _saturating(best)}
+            if self._error(place, trial, self._guard) < self._error(place, changed, self._guard):
+                changed[site.producer] = trial[site.producer]
+                self._amax[site.group] = self.fitted.amax[site.group] = best
 
     def _rounding(
         self,
-        node: Node,
+        place: _Place,
         site: Site,
-        plain: list[dict[Node, Any]],
-        coded: list[dict[Node, Any]],
-        wanted: list[torch.Tensor],
+        quantized: Sequence[Mapping[Node, torch.Tensor]],
         changed: dict[Node, Rounding],
     ) -> None:
-        name, w = op_name(node), constant_value(self._graph, site.producer).detach()
-        if (
-            name not in ("conv2d", "linear")
-            or site.axis != 0
-            or isinstance(node.args[4] if len(node.args) > 4 else 0, str)
-        ):
+        """Levels of the weight by second-order rounding, where they are better than the nearest ones."""
+        node, w = place.node, constant_value(self._graph, site.producer).detach()
+        padding = node.args[4] if len(node.args) > 4 else 0
+        if op_name(node) not in ("conv2d", "linear") or isinstance(padding, str) or w[0].numel() > MOST_INPUTS:
             return
         groups = groups_of(node)
-        if w[0].numel() > MOST_INPUTS:
-            return
-        moments, lost = self._moments(node, plain, coded, changed, groups, w)
-        if moments is None or lost is None:
-            return
+        moments, lost = self._moments(place, quantized, groups, w)
         rows = w.flatten(1).reshape(groups, len(w) // groups, -1)
-        best = self._error(node, coded, wanted, changed, self._guard)
+        best = self._error(place, changed, self._guard, quantized)
         found = None
         for damping in REGRESSIONS:
             target = rows if damping is None else rounding.regressed(rows, moments, lost, damping)
             steps = rounding.weight_scales(target)
             one = rounding.second_order(target, steps, moments)
             trial = {**changed, site.producer: _constant((one * steps[..., None]).view_as(w))}
-            error = self._error(node, coded, wanted, trial, self._guard)
+            error = self._error(place, trial, self._guard, quantized)
             if error < best:
                 best, found = error, (one, steps.flatten(), trial)
         if found is not None:
@@ -224,55 +223,39 @@ class Sweep:
             self.fitted.levels[str(site.producer.target)] = (one.view_as(w).to(torch.int8), steps)
 
     def _moments(
-        self,
-        node: Node,
-        plain: list[dict[Node, Any]],
-        coded: list[dict[Node, Any]],
-        changed: Mapping[Node, Rounding],
-        groups: int,
-        w: torch.Tensor,
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        self, place: _Place, quantized: Sequence[Mapping[Node, torch.Tensor]], groups: int, w: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """E[q q^T] and E[(x - q) q^T] over the samples to fit: float32 [groups, K, K]."""
-        x: Node = node.args[0]  # type: ignore[assignment]
+        x: Node = place.node.args[0]  # type: ignore[assignment]
         inputs = w[0].numel()
-        rows = max(LEAST_ROWS, ROWS_PER_INPUT * inputs)
-        each = -(-rows // len(self._fit))
-        moments = lost = None
-        count = 0
+        each = -(-max(LEAST_ROWS, ROWS_PER_INPUT * inputs) // len(self._fit))
+        moments, lost, count = torch.zeros(groups, inputs, inputs), torch.zeros(groups, inputs, inputs), 0
         for k in self._fit:
-            q = _patches(node, changed[x](coded[k][x]), w, groups, each)
-            f = _patches(node, plain[k][x], w, groups, each)
-            second, cross = q @ q.mT, (f - q) @ q.mT
-            moments = second if moments is None else moments + second
-            lost = cross if lost is None else lost + cross
+            q = _patches(place.node, quantized[k][x], w, groups, each)
+            f = _patches(place.node, place.plain[k][x], w, groups, each)
+            moments += q @ q.mT
+            lost += (f - q) @ q.mT
             count += q.shape[-1]
-        if moments is None or lost is None:
-            return None, None
         return moments / count, lost / count
 
-    def _correct_bias(
-        self, node: Node, coded: list[dict[Node, Any]], wanted: list[torch.Tensor], changed: Mapping[Node, Rounding]
-    ) -> None:
-        """Add the mean of what is missing by channel: over samples, the largest and smallest left out."""
-        axis = wanted[0].dim() - 1 if op_name(node) == "linear" else 1
-        missing, before = [], 0.0
-        for k in (*self._fit, *self._guard):
-            lost = wanted[k] - self._machine.value(node, coded[k], {node: changed})
-            if k in self._guard:
-                before += float(lost.double().square().sum())
-                continue
-            sample = lost.movedim(axis, 1).flatten(2).mean(2) if lost.dim() > 2 else lost
-            missing.append(sample)
-        stacked = torch.cat(missing).sort(0).values
-        cut = int(len(stacked) * TRIM)
-        delta = stacked[cut : len(stacked) - cut].mean(0)
-        self.fitted.biases[node.name] = self._bias(node, len(delta)) + delta
-        added, after = _along(delta, node), 0.0
+    def _correct_bias(self, place: _Place, found: list[Any]) -> list[Any]:
+        """Add what is missing of each channel's mean: over samples, the largest and smallest left out."""
+        node = place.node
+        axis = found[0].dim() - 1 if op_name(node) == "linear" else 1
+        missing = [(place.wanted[k] - found[k]).movedim(axis, 1) for k in self._fit]
+        by_sample = torch.cat([x.flatten(2).mean(2) if x.dim() > 2 else x for x in missing]).sort(0).values
+        cut = int(len(by_sample) * TRIM)
+        delta = by_sample[cut : len(by_sample) - cut].mean(0)
+        added = delta if axis != 1 or found[0].dim() == 2 else delta.reshape(-1, *[1] * (found[0].dim() - 2))
+        before = after = 0.0
         for k in self._guard:
-            lost = wanted[k] - self._machine.value(node, coded[k], {node: changed}) - added
-            after += float(lost.double().square().sum())
+            lost = place.wanted[k] - found[k]
+            before += float(lost.double().square().sum())
+            after += float((lost - added).double().square().sum())
         if after >= before:
-            del self.fitted.biases[node.name]
+            return found
+        self.fitted.biases[node.name] = self._bias(node, len(delta)) + delta
+        return [x + added for x in found]
 
 
 def _saturating(amax: float) -> Rounding:
@@ -286,13 +269,6 @@ def _constant(value: torch.Tensor) -> Rounding:
 
 def _unrowed(rows: torch.Tensor, like: torch.Tensor, axis: int) -> torch.Tensor:
     return rows.reshape(like.movedim(axis, 0).shape).movedim(0, axis)
-
-
-def _along(delta: torch.Tensor, node: Node) -> torch.Tensor:
-    """[C] to broadcast over the operation's output."""
-    if op_name(node) == "linear":
-        return delta
-    return delta.reshape(-1, *[1] * (node.meta["val"].dim() - 2))
 
 
 def _patches(node: Node, x: torch.Tensor, w: torch.Tensor, groups: int, most: int) -> torch.Tensor:
