@@ -14,9 +14,10 @@ from trtpipe.bundle.golden import Golden
 from trtpipe.bundle.kit import bundle_contents, kit_contents, kit_graph
 from trtpipe.errors import InputError
 from trtpipe.evaluation.check import CheckData, check_engine
+from trtpipe.packages import versions
 from trtpipe.pipeline.assemble import describe, table_bytes
 from trtpipe.pipeline.build import Built, retuned
-from trtpipe.pipeline.cache.environment import BUILDERS, fingerprint, versions
+from trtpipe.pipeline.cache.environment import BUILDERS, fingerprint
 from trtpipe.pipeline.measure import explained
 from trtpipe.pipeline.stages import (
     Front,
@@ -24,7 +25,6 @@ from trtpipe.pipeline.stages import (
     calibrate,
     check_data,
     damaged,
-    open_runner,
     prepare,
     quantize,
 )
@@ -32,8 +32,7 @@ from trtpipe.quantization.diagnose import is_about_numbers
 from trtpipe.routes.onnx import to_onnx
 from trtpipe.runtime.compatibility import admit, require_fit
 from trtpipe.runtime.device import this_device
-from trtpipe.runtime.onnxruntime import OrtRunner
-from trtpipe.trt import driver
+from trtpipe.runtime.executor import graph_as_checked, not_executed_here, open_engine
 from trtpipe.trt.builder import build_engine
 from trtpipe.trt.isolated import build_isolated
 from trtpipe.values import CheckReport, Engine, OnnxModel, Quantized
@@ -70,8 +69,7 @@ def write_kit(job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = No
         quantized = quantize(job, front, table, stages)
         with stages("lower"):
             graph = to_onnx(quantized)
-        as_written = job.build.target != "onnxruntime"
-        with stages("check") as progress, OrtRunner(graph.data, as_written=as_written) as runner:
+        with stages("check") as progress, graph_as_checked(graph.data, job.build.target) as runner:
             report = check_engine(
                 runner,
                 "graph",
@@ -168,13 +166,13 @@ def _check(kit: Bundle, engine: Engine, progress: Progress) -> CheckReport | Non
         raise InputError(f"{kit.path}: a kit must hold the check of its graph (got none). Prepare it again.")
     if engine.target == "onnxruntime":
         return None
-    if not driver.probe().devices:
+    if not_executed_here(engine):
         if manifest.require == "graph":
             return None
         problem = "check.require is engine, and no GPU executed it here"
         return dataclasses.replace(recorded, passed=False, problems=(*recorded.problems, problem))
     golden = kit.golden()
-    runner, executed = open_runner(engine)
+    runner, executed = open_engine(engine)
     with runner:
         return check_engine(
             runner,

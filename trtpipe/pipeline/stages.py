@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,10 +23,8 @@ from trtpipe.model.capture import capture
 from trtpipe.model.data import open_calibration, open_check
 from trtpipe.model.load import load_model
 from trtpipe.routes.registry import route
-from trtpipe.runtime.hybrid import HybridRunner
+from trtpipe.runtime.executor import graph_notes, open_engine
 from trtpipe.runtime.onnxruntime import OrtRunner
-from trtpipe.trt import driver
-from trtpipe.trt.runtime import EngineRunner
 from trtpipe.values import Baseline, Captured, CheckReport, Engine, LoadedModel, OnnxModel, Quantized
 
 if TYPE_CHECKING:
@@ -206,9 +204,9 @@ def check(
 ) -> CheckReport:
     """The engine (or its graph, where no GPU can run it) against the baseline, with a control; `keep` gets answers."""
     with stages("check") as progress:
-        runner, executed = open_runner(engine)
+        runner, executed = open_engine(engine)
         with runner:
-            return check_engine(
+            report = check_engine(
                 runner,
                 executed,
                 check_data(job, front),
@@ -219,27 +217,7 @@ def check(
                 keep=keep,
                 progress=progress,
             )
-
-
-def open_runner(engine: Engine) -> tuple[Any, Any]:
-    """What executes the engine here, and whether that is the engine or its graph."""
-    if engine.target != "onnxruntime" and driver.probe().devices:
-        settings = engine_settings(engine)
-        if engine.fallback:
-            return HybridRunner(engine.data, version_compatible=settings["version_compatible"]), "engine"
-        return EngineRunner(engine.data, **settings), "engine"
-    if engine.graph is None:
-        raise InputError(
-            f"check: a {engine.target} engine of this route has no graph to execute (got no GPU either). "
-            "Build where its GPU is, or take build.route: onnx."
-        )
-    return OrtRunner(engine.graph.data, as_written=engine.target != "onnxruntime"), "graph"
-
-
-def engine_settings(engine: Engine) -> dict[str, Any]:
-    """What an `EngineRunner` has to know of the engine beside its bytes."""
-    stripped = engine.graph.data if engine.graph is not None and engine.options.get("strip_plan") else None
-    return {"version_compatible": bool(engine.options.get("version_compatible")), "refit": stripped}
+        return replace(report, notes=(*report.notes, *graph_notes(engine, executed)))
 
 
 def damaged(graph: OnnxModel | None) -> Damaged | None:

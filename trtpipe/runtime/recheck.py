@@ -13,7 +13,8 @@ from trtpipe.bundle.manifest import Manifest
 from trtpipe.evaluation.check import CheckData, Damaged, check_engine
 from trtpipe.job.sections import Limits
 from trtpipe.progress import Progress, Silent
-from trtpipe.runtime.session import Model, Runner
+from trtpipe.runtime.executor import Runner
+from trtpipe.runtime.session import Model
 from trtpipe.values import CheckReport
 
 Array = np.ndarray[Any, Any]

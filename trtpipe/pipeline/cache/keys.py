@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 from trtpipe.errors import InputError
 from trtpipe.job.importable import find_module
+from trtpipe.packages import versions
 from trtpipe.pipeline.cache.digests import Digests
-from trtpipe.pipeline.cache.environment import BUILDERS, DECIDING, OTHERS, versions
+from trtpipe.pipeline.cache.environment import BUILDERS, DECIDING, OTHERS
 from trtpipe.trt import driver as cuda
 
 if TYPE_CHECKING:
