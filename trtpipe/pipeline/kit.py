@@ -28,8 +28,9 @@ from trtpipe.pipeline.stages import (
     prepare,
     quantize,
 )
+from trtpipe.pipeline.validate import kit_refusals
 from trtpipe.quantization.diagnose import is_about_numbers
-from trtpipe.routes.onnx import to_onnx
+from trtpipe.routes.onnx import lowered_for, to_onnx
 from trtpipe.runtime.compatibility import admit, require_fit
 from trtpipe.runtime.device import this_device
 from trtpipe.runtime.executor import graph_as_checked, not_executed_here, open_engine
@@ -49,18 +50,10 @@ def write_kit(job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = No
     """Take `job` down the line as far as its graph, check that, and write the kit `out/<name>`.
 
     Raises:
-        TrtpipeError: with the exit code of what went wrong; nothing is then written. A route other than onnx has no
-            graph that could be taken elsewhere.
+        TrtpipeError: with the exit code of what went wrong; nothing is then written.
     """
-    if job.build.route != "onnx":
-        raise InputError(
-            f"build.route: must be onnx to prepare a kit (got {job.build.route}). Build it where its GPU is."
-        )
-    if (speedup := job.check.limits.speedup_over_fp16_min) is not None:
-        raise InputError(
-            f"check.limits.speedup_over_fp16_min: must be left out to prepare a kit (got {speedup}). "
-            "Build the job where its GPU is: both engines are timed there."
-        )
+    if refused := [f"{option}: {text}" for option, text in kit_refusals(job)]:
+        raise InputError("\n".join(refused))
     stages = Stages(reporter)
     front = prepare(job, stages)
     table = calibrate(job, front, stages)
@@ -68,7 +61,7 @@ def write_kit(job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = No
     def checked(job: Job, table: CalibrationTable | None) -> tuple[Quantized, OnnxModel, CheckReport]:
         quantized = quantize(job, front, table, stages)
         with stages("lower"):
-            graph = to_onnx(quantized)
+            graph = lowered_for(to_onnx(quantized), job.build.target)
         with stages("check") as progress, graph_as_checked(graph.data, job.build.target) as runner:
             report = check_engine(
                 runner,
