@@ -14,6 +14,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
+from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError, MissingError
 from trtpipe.job.importable import missing
 from trtpipe.job.json_schema import job_schema
@@ -69,9 +70,8 @@ def starter(folder: Path, source: str | None = None, images: Path | None = None)
     files[folder / "job.schema.json"] = (json.dumps(job_schema(), indent=2) + "\n").encode()
     files[job] = _job(name, network, calibrate_on, check_on, images is None).encode()
     for path, data in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            path.write_bytes(data)
+            write_whole(path, data)
     return tuple(files)
 
 
