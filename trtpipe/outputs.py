@@ -76,21 +76,28 @@ def require_writable_folder(path: Path) -> None:
 
 def _require_writable(path: Path, folder: Path) -> None:
     """Write a little, and remove it, in `folder` or in the nearest folder above it that there is."""
-    with naming(path):
-        absent: list[str] = [] if folder == path else [path.name]
-        place = folder.absolute()
-        while not os.path.lexists(place):
-            absent.append(place.name)
-            place = place.parent
-        if not place.is_dir():
-            os.listdir(place)  # says what stands in the way: a file, a link to nothing, a circle of links
-        longest = os.pathconf(place, "PC_NAME_MAX")
-        if any(len(os.fsencode(name)) + _SIBLING_BYTES > longest for name in absent):
-            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
-        probe = place / f".trtpipe-probe-{secrets.token_hex(8)}"
-        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            os.write(descriptor, bytes(_PROBE_BYTES))
-        finally:
-            os.close(descriptor)
-            os.unlink(probe)
+    try:
+        _probe(path, folder)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None  # and not the probe's, or a folder's above
+        raise
+
+
+def _probe(path: Path, folder: Path) -> None:
+    absent: list[str] = [] if folder == path else [path.name]
+    place = folder.absolute()
+    while not os.path.lexists(place):
+        absent.append(place.name)
+        place = place.parent
+    if not place.is_dir():
+        os.listdir(place)  # says what stands in the way: a file, a link to nothing, a circle of links
+    longest = os.pathconf(place, "PC_NAME_MAX")
+    if any(len(os.fsencode(name)) + _SIBLING_BYTES > longest for name in absent):
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+    probe = place / f".trtpipe-probe-{secrets.token_hex(8)}"
+    descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(descriptor, bytes(_PROBE_BYTES))
+    finally:
+        os.close(descriptor)
+        os.unlink(probe)
