@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from calib.user_code import user_code
 from trtpipe.batching import fitted
 from trtpipe.errors import InputError
 from trtpipe.model.export import example_inputs
@@ -55,7 +56,7 @@ def record_baseline(
     for batch in batches:
         for piece, count in fitted(batch.arrays, loaded.inputs):
             args = tuple(torch.from_numpy(piece[s.name]) for s in loaded.inputs)
-            with torch.inference_mode():
+            with torch.inference_mode(), user_code(f"the model, on {_named(batch.ids)}", InputError):
                 answers = _run(loaded, module, name, args)
                 eager = loaded.module(*args)
             for spec, answer, plain in zip(loaded.outputs, answers, eager, strict=True):
@@ -83,6 +84,10 @@ def record_baseline(
         tuple(ids),
         worst,
     )
+
+
+def _named(ids: tuple[str, ...]) -> str:
+    return f"sample {ids[0]}" if len(ids) == 1 else f"samples {ids[0]} to {ids[-1]}"
 
 
 def _script(
