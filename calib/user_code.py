@@ -20,9 +20,7 @@ MAX_TEXT = 2000
 _ROOT = Path(__file__).resolve().parent.parent
 _OURS = tuple(f"{_ROOT / package}/" for package in ("calib", "trtpipe"))
 _EXAMPLES = f"{_ROOT / 'trtpipe' / 'examples'}/"  # they are to be copied: users' code
-_INSTALLED = tuple(
-    dict.fromkeys(sysconfig.get_paths()[name] + "/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-)
+_STANDARD = tuple(dict.fromkeys(sysconfig.get_paths()[name] + "/" for name in ("stdlib", "platstdlib")))
 
 
 @contextmanager
@@ -56,11 +54,15 @@ def described(raised: BaseException) -> str:
     if len(text) > MAX_TEXT:
         text = f"{text[:MAX_TEXT]} ..."
     kind = type(raised).__name__
-    frames = [f for f in traceback.extract_tb(raised.__traceback__) if not _is_ours(f.filename)]
-    own = [f for f in frames if not f.filename.startswith((*_INSTALLED, "<frozen"))] or frames[-1:]
+    frames = _frames(raised)
+    if not frames and raised.__cause__ is not None:  # a StopIteration inside a generator
+        frames = _frames(raised.__cause__)
+    own = [f for f in frames if not _is_installed(f.filename)]
     lines = [f"{kind}: {text}" if text else kind]
     if isinstance(raised, SyntaxError) and raised.filename:
         lines.append(f"  File {raised.filename}, line {raised.lineno}")
+    elif not own:
+        own = frames[-1:]
     for frame in own[-MAX_FRAMES:]:
         lines.append(f"  File {frame.filename}, line {frame.lineno}, in {frame.name}")
         if frame.line:
@@ -105,5 +107,15 @@ def import_callable(reference: str, where: str, error: Callable[[str], Exception
     return result
 
 
+def _frames(raised: BaseException) -> list[traceback.FrameSummary]:
+    """Where it was raised, less the frames of trtpipe and of Python's import machinery."""
+    found = traceback.extract_tb(raised.__traceback__)
+    return [f for f in found if not f.filename.startswith("<frozen") and not _is_ours(f.filename)]
+
+
 def _is_ours(file: str) -> bool:
     return file.startswith(_OURS) and not file.startswith(_EXAMPLES)
+
+
+def _is_installed(file: str) -> bool:
+    return "/site-packages/" in file or "/dist-packages/" in file or file.startswith(_STANDARD)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
+from collections.abc import Sequence
 
 from calib.errors import CalibCancelled, CalibError
 
@@ -99,3 +101,15 @@ def _refused(error: OSError) -> InputError | None:
 def _system_text(error: OSError) -> str:
     text = error.strerror or os.strerror(error.errno or 0)
     return text[:1].lower() + text[1:]
+
+
+def did_you_mean(got: object, legal: Sequence[str], cutoff: float = 0.6) -> str:
+    """`Did you mean x?` for the nearest legal word, or nothing."""
+    lowered = {word.lower(): word for word in reversed(legal)}
+    near = difflib.get_close_matches(str(got).lower().replace("-", "_"), list(lowered), n=1, cutoff=cutoff)
+    return f"Did you mean {lowered[near[0]]}?" if near else ""
+
+
+def either(words: Sequence[str]) -> str:
+    """`a, b or c`."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"

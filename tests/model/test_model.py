@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from trtpipe.errors import BuildError, InputError, MissingError
+from trtpipe.errors import BuildError, InputError
 from trtpipe.job.job import Job
 from trtpipe.job.load import load_job
 from trtpipe.model.bindings import bind
@@ -145,9 +145,7 @@ def test_a_package_that_the_users_module_needs(job: Any, tmp_path: Path) -> None
 
 
 def test_a_factory_that_raises(job: Any, tmp_path: Path) -> None:
-    (tmp_path / "raising.py").write_text(
-        "import helper\ndef make(**args):\n    return helper.weights('absent.bin')\n"
-    )
+    (tmp_path / "raising.py").write_text("import helper\ndef make(**args):\n    return helper.weights('absent.bin')\n")
     (tmp_path / "helper.py").write_text("def weights(path):\n    return open(path)\n")
     with pytest.raises(InputError) as raised:
         load_model(job(factory="raising:make"), tmp_path)

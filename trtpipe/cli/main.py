@@ -21,8 +21,7 @@ import click
 from trtpipe import __version__
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import Settings
-from trtpipe.errors import user_error
-from trtpipe.job.problems import did_you_mean, either
+from trtpipe.errors import did_you_mean, either, user_error
 
 #: Every command and where it is; a command's module is imported when it is called (or listed).
 COMMANDS: Mapping[str, str] = {
