@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import random
 import re
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from PIL import Image, ImageDraw
 
 from trtpipe.atomic import write_whole
@@ -176,6 +178,8 @@ def _plain(value: Any) -> str:
     """A value as YAML: text without quotes where it reads back as it is."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z/.][A-Za-z0-9/._-]*", value) and scalar(value) == value:
         return value
+    if isinstance(value, str):
+        return yaml.safe_dump(value, default_style='"', allow_unicode=True, width=math.inf).strip()
     return json.dumps(value)
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 SAMPLES, BATCH = 32, 8
 #: How many modules a failed check names.
 NAMED = 3
+#: How the line of `blame` begins.
+BLAME = "worst modules in INT8"
 
 
 def diagnose(
@@ -74,7 +76,7 @@ def blame(sensitivity: Sensitivity, half: str | None) -> str:
     first = next((m.module for m in modules if m.module), None)
     step = "" if first is None else f" Keep the first in precision.keep.{half or 'fp32'}, or run `trtpipe tune`."
     return (
-        f"worst modules in INT8: {', then '.join(named)} at the outputs when it alone is quantized "
+        f"{BLAME}: {', then '.join(named)} at the outputs when it alone is quantized "
         f"(the median of {len(modules)}: {_db(median)}).{step}"
     )
 

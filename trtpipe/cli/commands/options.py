@@ -19,7 +19,8 @@ class OutputFile(click.Path):
     """A file to be written: that it can be is found out before any work begins."""
 
     def __init__(self) -> None:
-        super().__init__(path_type=Path, dir_okay=False)
+        super().__init__(path_type=Path)
+        self.name = "file"
 
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
@@ -35,7 +36,8 @@ class OutputFolder(click.Path):
     """A folder to be written into, made where it is not: that it can be is found out before any work begins."""
 
     def __init__(self) -> None:
-        super().__init__(path_type=Path, file_okay=False)
+        super().__init__(path_type=Path)
+        self.name = "directory"
 
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
