@@ -185,7 +185,7 @@ def test_what_it_writes_builds(tmp_path, capsys):
 @example(text="yes")
 @example(text="a: b # c")
 def test_any_text_is_read_back_from_the_job_as_it_was(text):
-    assert parse(f"k: {{a: {_plain(text)}}}").value == {"k": {"a": text}}
+    assert parse(f"k: {{a: {_plain(text)}}}").data == {"k": {"a": text}}
 
 
 def test_a_folder_with_letters_of_any_language_is_written_as_people_read_it(tmp_path, capsys, monkeypatch):
