@@ -17,7 +17,7 @@ INSTALL_BROWSER := apt-get install chromium
 DIGITS := data/digits/resnet.safetensors
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser quickstart test test-ci test-slow test-gpu fmt lint type bench bench-calibration bench-gpu schema clean
+.PHONY: help setup browser quickstart test test-ci test-slow test-gpu fmt lint type bench bench-calibration bench-gpu schema dist clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -85,6 +85,9 @@ schema: $(SETUP)  ## Write what is generated from the job file's models: its JSO
 	$(BIN)/python -m trtpipe schema > configs/job.schema.json
 	$(BIN)/python -m trtpipe schema --markdown > docs/job-file.md
 	$(BIN)/python -c "from trtpipe.trt.versions import document; print(document(), end='')" > docs/versions.md
+
+dist: $(SETUP)  ## Make the wheel and the sdist of this version in dist/.
+	$(BIN)/python -m hatchling build -d dist
 
 clean:  ## Remove what was built and made, but not .venv.
 	rm -rf $(OUT) build dist data/digits .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
