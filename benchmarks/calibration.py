@@ -75,8 +75,8 @@ def captured_model(name: str, batch: int) -> tuple[Any, Any]:
     import timm
     import torch
 
-    from trtpipe.bound import bind
-    from trtpipe.capture import capture
+    from trtpipe.model.bindings import bind
+    from trtpipe.model.capture import capture
     from trtpipe.values import DimRange, LoadedModel, TensorSpec
 
     torch.manual_seed(0)
@@ -95,7 +95,8 @@ def measure(row: str, args: argparse.Namespace) -> dict[str, Any]:
     """Time one row against the bare forward pass, alternating; in a process of its own."""
     import torch
 
-    from calib.data import InputSpec, Source
+    from calib.data import Source
+    from calib.samples import InputSpec
 
     tool, method = row.split(" ")
     if args.device != "cpu":
@@ -155,7 +156,7 @@ def observed_pass(captured: Any, batches: list[Any], args: argparse.Namespace) -
     import torch
 
     from calib.observers import HistogramObserver
-    from trtpipe.quantize import prepare
+    from trtpipe.quantization.quantize import prepare
 
     bare_graph, prepared = copy.deepcopy(captured.graph).to(args.device), prepare(captured)
     prepared.graph.to(args.device)
@@ -194,7 +195,8 @@ def in_one_launch(observer: Any) -> bool:
 
 def measure_memory(row: str, args: argparse.Namespace) -> dict[str, Any]:
     """Peak memory of one calibration on images that are not held in memory."""
-    from calib.data import InputSpec, Source
+    from calib.data import Source
+    from calib.samples import InputSpec
 
     _, captured = captured_model(args.model, args.batch)
     source = Source(

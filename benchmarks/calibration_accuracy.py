@@ -30,12 +30,12 @@ def answers(graph: Any, source: Any) -> np.ndarray[Any, Any]:
 def measure(path: Path) -> dict[str, Any]:
     """Accuracy by algorithm, and the largest relative difference of any amax between batch sizes."""
     from calib.algorithms import ALGORITHMS
-    from trtpipe.capture import capture
-    from trtpipe.data import open_calibration, open_check
-    from trtpipe.job import load_job
-    from trtpipe.model import load_model
+    from trtpipe.job.load import load_job
+    from trtpipe.model.capture import capture
+    from trtpipe.model.data import open_calibration, open_check
+    from trtpipe.model.load import load_model
     from trtpipe.progress import Silent
-    from trtpipe.quantize import calibrate, place_qdq, prepare
+    from trtpipe.quantization.quantize import calibrate, place_qdq, prepare
 
     job = load_job(path)
     captured = capture(load_model(job, path.parent))

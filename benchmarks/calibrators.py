@@ -12,7 +12,7 @@ def calib_runner(captured: Any, batch: int, algorithm: str, device: str) -> Call
     """A function that calibrates on a source as a job does, on a graph that was prepared before."""
     from calib.calibrate import calibrate
     from calib.observers import HistogramObserver
-    from trtpipe.quantize import prepare
+    from trtpipe.quantization.quantize import prepare
 
     prepared = prepare(captured)
     prepared.graph.to(device)

@@ -27,8 +27,8 @@ import gpu_page
 from photos import write_photos
 
 if TYPE_CHECKING:
-    from trtpipe.bench import Bench
-    from trtpipe.job import Job
+    from trtpipe.evaluation.bench import Bench
+    from trtpipe.job.job import Job
 
 ROOT = Path(__file__).resolve().parents[1]
 #: timm name -> side of the input in pixels
@@ -90,8 +90,8 @@ def arguments() -> argparse.Namespace:
 
 def in_own_process(name: str, args: argparse.Namespace) -> Bench:
     """The network's table. Should its process die, it is measured again without the engines, whose rows say so."""
-    from trtpipe.bench import WARM_UP, Bench
-    from trtpipe.bench_page import read_bench
+    from trtpipe.evaluation.bench import WARM_UP, Bench
+    from trtpipe.report.bench_page import read_bench
 
     why = ""
     with tempfile.TemporaryDirectory() as folder:
@@ -125,9 +125,9 @@ def run(command: list[str], limit_s: float) -> str:
 
 def measure(args: argparse.Namespace) -> None:
     """One network, in this process: a thin loop over `trtpipe bench`."""
-    from trtpipe.bench_line import bench_job
-    from trtpipe.bench_page import bench_text
-    from trtpipe.console import Console
+    from trtpipe.cli.console import Console
+    from trtpipe.pipeline.bench import bench_job
+    from trtpipe.report.bench_page import bench_text
 
     def left_out(mode: str) -> str:
         if mode.startswith("ONNX Runtime"):
@@ -155,7 +155,7 @@ def measure(args: argparse.Namespace) -> None:
 
 def job(name: str, batch: int, precision: dict[str, bool], folder: Path) -> Job:
     """The network's job in one precision, for the TensorRT that is installed and the GPU that is here."""
-    from trtpipe.job import load_job
+    from trtpipe.job.load import load_job
 
     size = {**MODELS, **TINY}[name]
     data = {
@@ -180,8 +180,8 @@ def job(name: str, batch: int, precision: dict[str, bool], folder: Path) -> Job:
 
 def target() -> dict[str, Any]:
     """TensorRT where it is installed, else TensorRT-RTX; for this GPU's compute capability where RTX names it."""
-    from trtpipe.platforms import RTX_COMPUTE_CAPABILITIES
     from trtpipe.trt import driver, flavour
+    from trtpipe.trt.platforms import RTX_COMPUTE_CAPABILITIES
 
     if "tensorrt" in flavour.installed():
         return {"target": "tensorrt"}

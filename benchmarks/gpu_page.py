@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trtpipe.bench import Bench, Row
+    from trtpipe.evaluation.bench import Bench, Row
 
 #: Column title, field of a row, format; `speed` is against eager FP32 in the same run.
 COLUMNS = (
@@ -70,7 +70,7 @@ def _driver() -> str:
 
 def _torch() -> dict[str, str]:
     """Versions of what takes part, read off packages: torch is not imported for it."""
-    from trtpipe.environment import versions
+    from trtpipe.pipeline.cache.environment import versions
 
     names = ("torch", "triton", "torchao", "onnx", "timm", "tensorrt", "tensorrt-rtx", "nvidia-cudnn-cu13")
     found = versions(names)
@@ -86,9 +86,9 @@ def keep(results: Path, name: str, about: Mapping[str, str], bench: Bench) -> tu
     """Put the bench beside those that are in today's files already; the paths of the page and of the JSON."""
     from pydantic import TypeAdapter
 
-    from trtpipe.bench import Bench
-    from trtpipe.plain_json import plain
-    from trtpipe.trials import write_whole
+    from trtpipe.atomic import write_whole
+    from trtpipe.evaluation.bench import Bench
+    from trtpipe.jsontext import plain
 
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     stem = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + f"-{today}"
@@ -104,7 +104,7 @@ def keep(results: Path, name: str, about: Mapping[str, str], bench: Bench) -> tu
 
 def nothing_measured(why: str) -> Row:
     """The row of a network none of whose modes were measured."""
-    from trtpipe.bench import Row
+    from trtpipe.evaluation.bench import Row
 
     return Row("every mode", "cuda", skipped=why)
 

@@ -60,7 +60,7 @@ def main() -> None:
         "packages_mb": {n: round(s, 1) for n, s in sizes.items()},
         "total_mb": round(sum(sizes.values()), 1),
         "import_cpu_s": round(import_cpu_s("import trtpipe"), 3),
-        "import_runner_cpu_s": round(import_cpu_s("import trtpipe.runner"), 3),
+        "import_runner_cpu_s": round(import_cpu_s("import trtpipe.runtime.session"), 3),
     }
     if "--json" in sys.argv[1:]:
         print(json.dumps(figures))
@@ -69,7 +69,7 @@ def main() -> None:
         print(f"{name:<24} {size:6.1f} MB")
     print(f"{'total':<24} {figures['total_mb']:6.1f} MB on disk")
     print(f"import trtpipe           {figures['import_cpu_s']:6.3f} s of processor time (limit 0.3)")
-    print(f"import trtpipe.runner    {figures['import_runner_cpu_s']:6.3f} s of processor time")
+    print(f"import trtpipe.runtime.session    {figures['import_runner_cpu_s']:6.3f} s of processor time")
 
 
 if __name__ == "__main__":

@@ -49,8 +49,8 @@ def job(name: str, size: int, precision: str, photos: Path) -> dict[str, Any]:
 
 def measure(name: str, precision: str, folder: Path) -> dict[str, Any]:
     """Build one job and describe its bundle."""
-    from trtpipe.job import load_job
-    from trtpipe.pipeline import build
+    from trtpipe.job.load import load_job
+    from trtpipe.pipeline.build import build
     from trtpipe.progress import Silent
 
     size = MODELS[name]

@@ -65,8 +65,8 @@ def main() -> None:
 
 def measure(path: Path) -> list[Row]:
     """Every route in every mode, from one prepared model and one calibration table."""
-    from trtpipe import pipeline
-    from trtpipe.job import load_job
+    from trtpipe.job.load import load_job
+    from trtpipe.pipeline import stages as pipeline
     from trtpipe.progress import Silent
     from trtpipe.trt import driver
 
@@ -87,9 +87,9 @@ def measure(path: Path) -> list[Row]:
 
 def one(path: Path, overrides: list[str], route: str, mode: str, front: Any, table: Any, data: Any, gpu: bool) -> Row:
     """One route in one mode; whatever keeps it from being built is the row's `why`."""
-    from trtpipe import pipeline
     from trtpipe.errors import TrtpipeError
-    from trtpipe.job import load_job
+    from trtpipe.job.load import load_job
+    from trtpipe.pipeline import stages as pipeline
     from trtpipe.progress import Silent
 
     stages = pipeline.Stages(Silent())

@@ -6,8 +6,8 @@ A convolution is built portable, in FP32 and in INT8, and for each compute capab
 plan is then given to TensorRT-RTX itself, past trtpipe's own checks, in a process of its own: is it valid, does it
 load, does it run, and how far are its answers from ONNX Runtime's on the same graph. Every message of TensorRT-RTX is
 kept. The answer goes to <results>/rtx-<GPU>-<date>.json; what it says of a GPU that TensorRT-RTX does not name belongs
-into RTX_SEEN of trtpipe/platforms.py, from where doctor, verify and the docs take it. An answer of the same day is not
-asked for again, but shown. Ends with 3 where no GPU is.
+into RTX_SEEN of trtpipe/trt/platforms.py, from where doctor, verify and the docs take it. An answer of the same day is
+not asked for again, but shown. Ends with 3 where no GPU is.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def tried() -> list[dict[str, Any]]:
     from gpu_graphs import conv_model, quantized_model
 
     from trtpipe.errors import TrtpipeError
-    from trtpipe.job import Build
-    from trtpipe.platforms import RTX_COMPUTE_CAPABILITIES
+    from trtpipe.job.sections import Build
     from trtpipe.progress import Silent
     from trtpipe.trt.isolated import build_isolated
+    from trtpipe.trt.platforms import RTX_COMPUTE_CAPABILITIES
 
     done = []
     with tempfile.TemporaryDirectory() as name:
@@ -122,8 +122,8 @@ def attempt(path: Path) -> dict[str, Any]:
     import tensorrt_rtx as trt
     from gpu_graphs import batch
 
-    from trtpipe.metrics import relative_l2
-    from trtpipe.ort import OrtRunner
+    from trtpipe.evaluation.metrics import relative_l2
+    from trtpipe.runtime.onnxruntime import OrtRunner
     from trtpipe.trt.memory import open_memory
 
     messages: list[str] = []

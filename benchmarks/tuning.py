@@ -68,13 +68,13 @@ def resnet50(size: int) -> Any:
 
 def main() -> int:
     """Measure, print, judge."""
-    from trtpipe.diagnose import diagnose, first_samples
-    from trtpipe.job import load_job
-    from trtpipe.partial import Partial
-    from trtpipe.pipeline import Stages, calibrate, prepare
+    from trtpipe.job.load import load_job
+    from trtpipe.pipeline.stages import Stages, calibrate, prepare
+    from trtpipe.pipeline.tune import tune_from
     from trtpipe.progress import Silent
-    from trtpipe.tune_line import tune_from
-    from trtpipe.tune_page import page
+    from trtpipe.quantization.diagnose import diagnose, first_samples
+    from trtpipe.quantization.partial import Partial
+    from trtpipe.report.tune_page import page
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--samples", type=int, default=32)

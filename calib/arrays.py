@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from calib.data import Array, InputSpec, Sample, fit
 from calib.errors import CalibError
+from calib.samples import Array, InputSpec, Sample, fit
 
 LABELS = "labels"
 

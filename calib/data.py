@@ -8,99 +8,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import numpy as np
 
+from calib.arrays import open_arrays
 from calib.errors import CalibError
-
-Array = np.ndarray[Any, np.dtype[Any]]
-Sample = dict[str, Array]
-
-
-@dataclass(frozen=True)
-class TransformSpec:
-    """torchvision's transforms on a PIL image, in this order: resize, center_crop, grayscale, to array, normalize.
-
-    Attributes:
-        resize: the shorter side in pixels, or (height, width).
-        center_crop: side in pixels, or (height, width).
-        grayscale: one channel (ITU-R 601 luma) instead of three.
-        interpolation: of resize; antialiased, as PIL does it.
-        normalize_mean, normalize_std: by channel, for values in [0, 1]; both or neither.
-        callable: "package.module:callable" taking the PIL image and giving the array [C, H, W], in place of all others.
-    """
-
-    resize: int | tuple[int, int] | None = None
-    center_crop: int | tuple[int, int] | None = None
-    grayscale: bool = False
-    interpolation: Literal["nearest", "bilinear", "bicubic"] = "bilinear"
-    normalize_mean: tuple[float, ...] | None = None
-    normalize_std: tuple[float, ...] | None = None
-    callable: str | None = None
-
-
-@dataclass(frozen=True)
-class DataSpec:
-    """Where samples come from and which are drawn. Exactly one of images, arrays and factory is set.
-
-    Attributes:
-        images: an ImageFolder: one folder a class.
-        arrays: .npy (one input), .npz or .safetensors holding [S, ...] by input name, and int `labels` [S] if known.
-        factory: "package.module:callable"; called without arguments it gives a sequence, or an iterable that gives
-            the same samples each time, of {input name: array}, of an array (one input), or of (either, int label). Of
-            an iterable the first `samples` are used, in its order.
-        transform: of images.
-        samples: how many to draw, stratified by class; all when None.
-        seed: which ones are drawn, and their order.
-        workers: processes that load ahead of the model; 0 loads between batches.
-        on_bad_sample: "error" stops at a sample that cannot be read or used, "skip" leaves it out and lists it.
-    """
-
-    images: str | None = None
-    arrays: str | None = None
-    factory: str | None = None
-    transform: TransformSpec | None = None
-    samples: int | None = None
-    seed: int = 0
-    workers: int = 0
-    on_bad_sample: Literal["error", "skip"] = "error"
-
-
-@dataclass(frozen=True)
-class InputSpec:
-    """One input of the model: NumPy dtype name, and shape without the batch dimension, None where it may vary."""
-
-    name: str
-    dtype: str
-    sample_shape: tuple[int | None, ...]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Some samples: arrays [B, ...] by input name in the binding dtype, int64 labels [B] if known, and their ids."""
-
-    arrays: dict[str, Array]
-    labels: np.ndarray[Any, np.dtype[np.int64]] | None
-    ids: tuple[str, ...]
-
-
-class Origin(Protocol):
-    """Samples by position, as `images`, `arrays` and `factories` hold them."""
-
-    ids: tuple[str, ...]
-    labels: tuple[int, ...] | None
-    classes: tuple[str, ...] | None
-    recipe: str  # what besides a sample's content decides its arrays: goes into the digest
-    sequential: bool  # whether going backwards is slow: such samples are used in the order they come
-
-    def load(self, at: int) -> Sample:
-        """The arrays of one sample in the binding dtypes; CalibError when it is bad."""
-
-    def content(self, at: int) -> str:
-        """sha256 hex of what is stored of one sample, before any transform."""
+from calib.factories import open_factory
+from calib.images import Images
+from calib.loading import in_workers
+from calib.samples import Array, Batch, DataSpec, InputSpec, Origin, TransformSpec, combine_digests
 
 
 class Source:
@@ -161,8 +79,6 @@ class Source:
         work = _Loading(self._origin, chunks)
         loaded: Iterator[Batch | CalibError] = map(work.__getitem__, range(len(chunks)))
         if self._workers:
-            from calib.loading import in_workers
-
             loaded = in_workers(work, self._workers)
         for batch in loaded:
             if isinstance(batch, CalibError):
@@ -174,8 +90,6 @@ class Source:
         singles = _Loading(self._origin, [(i,) for i in self._drawn])
         loaded: Iterator[Batch | CalibError] = map(singles.__getitem__, range(len(self._drawn)))
         if self._workers:
-            from calib.loading import in_workers
-
             loaded = in_workers(singles, self._workers)
         problems = {i: str(b) for i, b in zip(self._drawn, loaded, strict=True) if isinstance(b, CalibError)}
         kept = Source(self._origin, self._inputs, [i for i in self._drawn if i not in problems], self._workers)
@@ -291,62 +205,12 @@ def overlap(source_a: Source, source_b: Source) -> tuple[str, ...]:
     return tuple(i for i, d in zip(source_a.ids, source_a.sample_digests, strict=True) if d in other)
 
 
-def combine_digests(samples: dict[str, str], recipe: str) -> str:
-    """sha256 hex of {sample id: content digest} in sorted order and of the recipe."""
-    lines = [recipe, *(f"{name}\0{digest}" for name, digest in sorted(samples.items()))]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def fit(where: str, array: Array, spec: InputSpec) -> Array:
-    """`array` as the binding takes it: the shape checked, floats cast to a float dtype and integers to an integer one.
-
-    Raises:
-        CalibError: another rank or size, a dtype of another kind, a value that does not fit or is not finite.
-    """
-    shape = tuple(array.shape)
-    if len(shape) != len(spec.sample_shape) or any(
-        w not in (None, g) for w, g in zip(spec.sample_shape, shape, strict=True)
-    ):
-        wanted = ["any" if d is None else d for d in spec.sample_shape]
-        raise CalibError(
-            f"{where}: a sample of input {spec.name!r} must have shape {wanted} (got {list(shape)}). "
-            "Change the transform (resize, center_crop, grayscale) or the input's shape."
-        )
-    dtype = np.dtype(spec.dtype)
-    if array.dtype == dtype:
-        result = array
-    elif array.dtype.kind == "f" and dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            result = array.astype(dtype)
-    elif array.dtype.kind in "iub" and dtype.kind in "iub":
-        result = array.astype(dtype)
-        if not np.array_equal(result, array):
-            raise CalibError(
-                f"{where}: input {spec.name!r} is {dtype} and a value does not fit (got {array.dtype} data)."
-            )
-    else:
-        raise CalibError(
-            f"{where}: input {spec.name!r} must be given as {dtype} (got {array.dtype}). "
-            "Convert the data, or change the input's dtype in the job."
-        )
-    if dtype.kind == "f" and not np.isfinite(result).all():
-        bad = int(np.size(result) - np.isfinite(result).sum())
-        raise CalibError(f"{where}: every value of input {spec.name!r} must be finite (got {bad} NaN or infinite).")
-    return result
-
-
 def _origin(spec: DataSpec, inputs: Sequence[InputSpec]) -> Origin:
     if not inputs:
         raise CalibError("inputs: at least one is needed (got none).")
     if spec.images is not None:
-        from calib.images import Images
-
         return Images(spec.images, spec.transform or TransformSpec(), inputs)
     if spec.arrays is not None:
-        from calib.arrays import open_arrays
-
         return open_arrays(spec.arrays, inputs)
-    from calib.factories import open_factory
-
     assert spec.factory is not None
     return open_factory(spec.factory, inputs, spec.samples, spec.workers)

@@ -7,9 +7,9 @@ from itertools import islice
 from typing import Any
 
 from calib.arrays import array_digest
-from calib.data import Array, InputSpec, Sample, fit
 from calib.errors import CalibError
 from calib.images import import_callable, source_digest, to_array
+from calib.samples import Array, InputSpec, Sample, fit
 
 
 class Factory:

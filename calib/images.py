@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image
 
-from calib.data import Array, InputSpec, Sample, TransformSpec, fit
 from calib.errors import CalibError
+from calib.samples import Array, InputSpec, Sample, TransformSpec, fit
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -41,8 +42,6 @@ class Images:
 
     def load(self, at: int) -> Sample:
         """The decoded, transformed image, [C, H, W]."""
-        from PIL import Image
-
         path = self._paths[at]
         try:
             with path.open("rb") as stream, Image.open(stream) as image:

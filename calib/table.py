@@ -21,9 +21,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from calib.algorithms import Algorithm
 from calib.audit import DEAD_AMAX, LEAST_AMAX, Audit, Halves, choose, nine_digits, warnings_of
-from calib.data import combine_digests
 from calib.errors import CalibError
 from calib.histogram import BINS, Histogram
+from calib.samples import combine_digests
 
 FORMAT = "calib-table"
 VERSION = 1

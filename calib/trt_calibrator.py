@@ -15,8 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from calib.data import Array, Source
+from calib.data import Source
 from calib.errors import CalibError
+from calib.samples import Array
 from calib.table import write_whole
 from calib.trt_cache import read_cache
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trtpipe.bench import Bench, Row
+from trtpipe.evaluation.bench import Bench, Row
 from trtpipe.trt import driver
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from trtpipe.cli import COMMANDS
+from trtpipe.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("docs/bundle.md", "docs/security.md", "docker/README.md")
@@ -38,7 +38,7 @@ def test_every_page_shows_some() -> None:
 
 
 def test_every_manifest_key_is_on_its_page() -> None:
-    from trtpipe.manifest import EngineInfo, Manifest
+    from trtpipe.bundle.manifest import EngineInfo, Manifest
 
     page = (ROOT / "docs/bundle.md").read_text()
     documented = set(re.findall(r"`(\w+)`", page))

@@ -10,8 +10,7 @@ Importing this package loads none of its parts; `trtpipe.api` has the five funct
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,21 +24,8 @@ __all__ = ["__version__", "build", "calibrate", "check", "load", "load_job"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'trtpipe' has no attribute {name!r}")
-    from trtpipe import api
-
-    return getattr(api, name)
+    return getattr(importlib.import_module("trtpipe.api"), name)
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Package(ModuleType):
-    """`trtpipe.check` stays the function: importing the module of that name would put the module in its place."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in __all__ and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -2,6 +2,6 @@
 
 import sys
 
-from trtpipe.cli import main
+from trtpipe.cli.main import main
 
 sys.exit(main())

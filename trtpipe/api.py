@@ -9,14 +9,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtpipe.job import Job
+from trtpipe.errors import InputError
+from trtpipe.job.job import Job
+from trtpipe.notebook import watching
+from trtpipe.pipeline import stages as pipeline
+from trtpipe.pipeline.build import build as run
+from trtpipe.pipeline.validate import plan
+from trtpipe.runtime.recheck import recheck
+from trtpipe.runtime.session import load as open_bundle
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
-    from trtpipe.bundle import Sign
-    from trtpipe.pipeline import Built
+    from trtpipe.bundle.format import Sign
+    from trtpipe.pipeline.build import Built
     from trtpipe.progress import Reporter
-    from trtpipe.runner import Model
+    from trtpipe.runtime.session import Model
     from trtpipe.values import CheckReport
 
 
@@ -30,9 +37,6 @@ def load_job(path: str | Path, overrides: Iterable[str] = ()) -> Job:
     Raises:
         JobErrors: everything that is wrong with it, at once.
     """
-    from trtpipe.errors import InputError
-    from trtpipe.validate import plan
-
     jobs = plan(Path(path), tuple(overrides))
     if len(jobs) > 1:
         raise InputError(f"{path}: must be one job (got a matrix of {len(jobs)}). Give the file to `trtpipe build`.")
@@ -54,14 +58,11 @@ def build(
         job: a job, or the path of one.
         out: the folder that the bundle's folder is made in.
         progress: told of stages and steps; by default a bar in a notebook, and nothing elsewhere.
-        sign: signs the manifest, as `trtpipe.signing.signer` makes it, unless the check failed.
+        sign: signs the manifest, as `trtpipe.bundle.signing.signer` makes it, unless the check failed.
 
     Raises:
         TrtpipeError: what the command line would end with, with the same exit code; no bundle is then written.
     """
-    from trtpipe.notebook import watching
-    from trtpipe.pipeline import build as run
-
     with watching(progress) as reporter:
         return run(_job(job), Path(out), reporter, sign=sign)
 
@@ -77,10 +78,6 @@ def calibrate(job: Job | str | Path, *, progress: Reporter | None = None) -> Cal
         InputError: the job quantizes nothing.
         TrtpipeError: as `build`.
     """
-    from trtpipe import pipeline
-    from trtpipe.errors import InputError
-    from trtpipe.notebook import watching
-
     found = _job(job)
     with watching(progress) as reporter:
         stages = pipeline.Stages(reporter)
@@ -106,17 +103,12 @@ def check(bundle: str | Path, *, key: str | Path | None = None, graph: bool = Fa
         InputError: the bundle is damaged, unsigned where a key is asked for, or has nothing to run.
         MissingError: it does not fit this device, or its runtime is not installed.
     """
-    from trtpipe.recheck import recheck
-    from trtpipe.runner import load as open_bundle
-
     with open_bundle(bundle, key=key, graph=graph, as_written=True) as model:
         return recheck(model)
 
 
 def load(path: str | Path, *, key: str | Path | None = None, graph: bool = False) -> Model:
-    """The bundle at `path`, verified and ready to be run here, without torch: see `trtpipe.runner.load`."""
-    from trtpipe.runner import load as open_bundle
-
+    """The bundle at `path`, verified and ready to be run here, without torch: see `trtpipe.runtime.session.load`."""
     return open_bundle(path, key=key, graph=graph)
 
 

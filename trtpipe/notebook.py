@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trtpipe.progress import Reporter, Silent
-
-if TYPE_CHECKING:
-    from trtpipe.values import CheckReport
 
 #: Seconds between two drawings of a bar.
 EVERY_S = 0.2
@@ -35,8 +33,6 @@ def _display() -> Any | None:
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is None or getattr(shell, "kernel", None) is None:
         return None
-    import importlib
-
     return importlib.import_module("IPython.display")
 
 
@@ -96,20 +92,22 @@ class NotebookReporter:
         self._handle.update(self._html("<br>".join(parts)))
 
 
-def check_html(report: CheckReport) -> str:
-    """A check as a small table."""
-    word = "passed" if report.passed else "failed"
-    rows = "".join(
-        f"<tr><td>{escape(m.output)}</td><td>{escape(m.name)}</td><td>{m.value:.6g}</td>"
-        f"<td>{'' if m.limit is None else f'{m.limit:g}'}</td>"
-        f"<td>{'' if m.passed is None else 'met' if m.passed else 'missed'}</td></tr>"
-        for m in report.metrics
-    )
-    problems = "".join(f"<p>{escape(p)}</p>" for p in report.problems)
+def table_html(verdict: str, problems: Sequence[str], header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A line that begins with `verdict`, a paragraph for each problem, and a small table; all given as plain text.
+
+    Args:
+        verdict: "word: the rest"; the word is set in bold.
+        problems: one paragraph each.
+        header: the columns' titles.
+        rows: as many cells as the header has.
+    """
+    word, _, rest = verdict.partition(":")
+    titles = "".join(f"<th>{escape(title)}</th>" for title in header)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    said = "".join(f"<p>{escape(problem)}</p>" for problem in problems)
     return (
-        f"<p><strong>{word}</strong>: {report.executed} executed by {escape(report.runner)} on {report.samples} "
-        f"samples</p>{problems}<table><thead><tr><th>output</th><th>metric</th><th>value</th><th>limit</th><th></th>"
-        f"</tr></thead><tbody>{rows}</tbody></table>"
+        f"<p><strong>{escape(word)}</strong>:{escape(rest)}</p>{said}"
+        f"<table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>"
     )
 
 

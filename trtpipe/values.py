@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from trtpipe.notebook import table_html
+
 if TYPE_CHECKING:
     import numpy as np
     import torch
@@ -212,6 +214,16 @@ class CheckReport:
 
     def _repr_html_(self) -> str:
         """The figures as a table, for a notebook."""
-        from trtpipe.notebook import check_html
-
-        return check_html(self)
+        word = "passed" if self.passed else "failed"
+        verdict = f"{word}: {self.executed} executed by {self.runner} on {self.samples} samples"
+        rows = (
+            (
+                m.output,
+                m.name,
+                f"{m.value:.6g}",
+                "" if m.limit is None else f"{m.limit:g}",
+                "" if m.passed is None else "met" if m.passed else "missed",
+            )
+            for m in self.metrics
+        )
+        return table_html(verdict, self.problems, ("output", "metric", "value", "limit", ""), rows)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from calib.data import InputSpec
+from calib.samples import InputSpec
 
 IMAGE = InputSpec("image", "float32", (3, 16, 16))
 

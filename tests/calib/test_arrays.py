@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from calib.data import DataSpec, InputSpec, TransformSpec, open_source, overlap
+from calib.data import open_source, overlap
 from calib.errors import CalibError
+from calib.samples import DataSpec, InputSpec, TransformSpec
 
 X = InputSpec("x", "float32", (2, 3))
 MASK = InputSpec("mask", "int64", (None,))

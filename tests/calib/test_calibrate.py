@@ -8,10 +8,11 @@ import torch
 
 from calib.algorithms import ALGORITHMS
 from calib.calibrate import calibrate
-from calib.data import DataSpec, InputSpec, Source, open_source
+from calib.data import Source, open_source
 from calib.errors import CalibCancelled, CalibError
 from calib.histogram import Histogram
 from calib.observers import HistogramObserver
+from calib.samples import DataSpec, InputSpec
 from calib.table import CalibrationTable
 
 X = InputSpec("x", "float32", (3, 8, 8))

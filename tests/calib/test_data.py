@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from calib.data import DataSpec, InputSpec, TransformSpec, draw, fit, open_source, overlap
+from calib.data import draw, open_source, overlap
 from calib.errors import CalibError
+from calib.samples import DataSpec, InputSpec, TransformSpec, fit
 
 IMAGE = InputSpec("image", "float32", (3, 16, 16))
 MASK = InputSpec("mask", "float32", (1,))

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from calib.data import DataSpec, InputSpec, open_source
+from calib.data import open_source
 from calib.errors import CalibError
+from calib.samples import DataSpec, InputSpec
 
 X = InputSpec("x", "float32", (2,))
 Y = InputSpec("y", "uint8", (1,))

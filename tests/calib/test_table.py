@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from calib.algorithms import ALGORITHMS, threshold
-from calib.data import combine_digests
 from calib.errors import CalibError
 from calib.histogram import Histogram
+from calib.samples import combine_digests
 from calib.table import CalibrationTable, histograms_path, make_table
 
 RECIPE = "arrays\nx:float32[3]"

@@ -7,8 +7,9 @@ import weakref
 import numpy as np
 import pytest
 
-from calib.data import DataSpec, InputSpec, open_source
+from calib.data import open_source
 from calib.errors import CalibError
+from calib.samples import DataSpec, InputSpec
 from calib.trt_calibrator import BASES, make_calibrator
 
 TEXT = b"TRT-8601-EntropyCalibration2\nx: 3f800000\n"

@@ -12,7 +12,7 @@ from stubbed import engine_of, flag, logger_address, texts
 from world import LAYERS, LOG_SLOT, MODEL, PLAN, VERSION, build
 
 from trtpipe import errors
-from trtpipe.job import Precision
+from trtpipe.job.sections import Precision
 from trtpipe.progress import Silent
 from trtpipe.trt import driver, flavour
 from trtpipe.trt.builder import build_engine

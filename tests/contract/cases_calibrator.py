@@ -14,8 +14,9 @@ import tensorrt as trt
 import tensorrt_libs as stub
 from world import VERSION
 
-from calib.data import DataSpec, InputSpec, open_source
+from calib.data import open_source
 from calib.errors import CalibError
+from calib.samples import DataSpec, InputSpec
 from calib.trt_calibrator import BASES, make_calibrator
 
 #: From 10 on, IInt8Calibrator is a versioned interface: four slots come before its own.

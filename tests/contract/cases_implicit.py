@@ -10,9 +10,10 @@ import tensorrt as trt
 import tensorrt_libs as stub
 from world import GPU, LAYERS, MODEL, VERSION, World, build
 
-from calib.data import DataSpec, InputSpec, open_source
+from calib.data import open_source
+from calib.samples import DataSpec, InputSpec
 from trtpipe import errors
-from trtpipe.job import Keep, Precision
+from trtpipe.job.sections import Keep, Precision
 from trtpipe.progress import Silent
 from trtpipe.trt import driver, implicit
 from trtpipe.trt.builder import build_engine

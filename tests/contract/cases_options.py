@@ -8,8 +8,8 @@ from stubbed import engine_of, flag
 from world import MODEL, VERSION, build
 
 from trtpipe import errors
-from trtpipe.build_options import BuildOptions
-from trtpipe.job import Precision
+from trtpipe.job.build_options import BuildOptions
+from trtpipe.job.sections import Precision
 from trtpipe.progress import Silent
 from trtpipe.trt.builder import build_engine
 from trtpipe.trt.options import refusals

@@ -13,7 +13,7 @@ import tensorrt as trt
 import torch
 from world import VERSION
 
-from trtpipe.routes import torch2trt_qdq
+from trtpipe.routes.torch2trt import qdq as torch2trt_qdq
 
 pytestmark = pytest.mark.skipif(VERSION >= (11,), reason="torch2trt is for TensorRT 8.6 to 10")
 

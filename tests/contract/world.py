@@ -12,7 +12,7 @@ from typing import Any
 import tensorrt as trt
 import tensorrt_libs as stub
 
-from trtpipe.job import Build
+from trtpipe.job.sections import Build
 from trtpipe.trt.driver import Device, Driver
 from trtpipe.values import DimRange, OnnxModel, TensorSpec
 

@@ -11,8 +11,8 @@ import pages
 import pytest
 import yaml
 
-from trtpipe.cli import COMMANDS, group
-from trtpipe.sections import Job
+from trtpipe.cli.main import COMMANDS, group
+from trtpipe.job.job import Job
 
 #: What a job file may have beside its sections.
 _BESIDE = {"matrix"}

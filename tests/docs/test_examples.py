@@ -12,8 +12,8 @@ from pathlib import Path
 import pages
 import pytest
 
-from trtpipe.routes import ROUTES
-from trtpipe.validate import validate
+from trtpipe.pipeline.validate import validate
+from trtpipe.routes.registry import ROUTES
 
 CONFIGS = pages.ROOT / "configs"
 JOBS = sorted(CONFIGS.glob("*.yaml"))
@@ -33,7 +33,7 @@ def test_every_example_is_right_for_its_own_target(path: Path) -> None:
 
 
 def test_the_matrix_makes_six_right_jobs() -> None:
-    if importlib.util.find_spec("trtpipe.matrix") is None:
+    if importlib.util.find_spec("trtpipe.job.matrix") is None:
         pytest.skip("configs/nightly/digits.yaml: a matrix is not in this version")
     assert [str(p) for p in validate(CONFIGS / "nightly" / "digits.yaml", (), here=False, version=None)] == []
 

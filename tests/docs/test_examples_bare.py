@@ -40,7 +40,7 @@ def version(name):
 def find_spec(name, path=None, target=None):
     return None if name.partition(".")[0] in ABSENT else spec(name, path, target)
 importlib.metadata.version, PathFinder.find_spec = version, find_spec
-from trtpipe.cli import main
+from trtpipe.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
 

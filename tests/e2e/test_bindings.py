@@ -11,8 +11,8 @@ import onnx
 import pytest
 import tensorrt_rtx as trt
 
-from trtpipe.job import load_job
-from trtpipe.pipeline import Built, build
+from trtpipe.job.load import load_job
+from trtpipe.pipeline.build import Built, build
 from trtpipe.progress import Silent
 
 NET = """

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trtpipe.bundle import read_bundle
+from trtpipe.bundle.format import read_bundle
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trtpipe import signing
-from trtpipe.bundle import Bundle, read_bundle
-from trtpipe.cli import main
+from trtpipe.bundle import signing
+from trtpipe.bundle.format import Bundle, read_bundle
+from trtpipe.cli.main import main
 from trtpipe.trt.flavour import installed
 
 FACTORY = """
@@ -71,7 +71,7 @@ def without_torch(*arguments: str) -> None:
 import sys
 for name in ("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnxruntime", "numba", "matplotlib"):
     sys.modules[name] = None
-from trtpipe.cli import main
+from trtpipe.cli.main import main
 sys.exit(main({list(arguments)!r}))
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trtpipe.bundle import Bundle, read_bundle
+from trtpipe.bundle.format import Bundle, read_bundle
 from trtpipe.examples.digits import make
-from trtpipe.job import load_job
-from trtpipe.pipeline import Built, build
+from trtpipe.job.load import load_job
+from trtpipe.pipeline.build import Built, build
 from trtpipe.progress import Silent
 from trtpipe.trt.isolated import build_isolated
 from trtpipe.trt.plan import read_header
@@ -86,7 +86,7 @@ def test_the_bundle_holds_an_int8_engine(bundle: Bundle) -> None:
 def test_golden_answers_are_the_baselines(bundle: Bundle, place: Path) -> None:
     import torch
 
-    from trtpipe.model import load_model
+    from trtpipe.model.load import load_model
 
     golden = bundle.golden()
     loaded = load_model(load_job(place / "configs" / "quickstart.yaml"))

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from trtpipe.bundle import read_bundle
-from trtpipe.starter import starter
+from trtpipe.bundle.format import read_bundle
+from trtpipe.cli.starter import starter
 
 pytestmark = pytest.mark.slow
 

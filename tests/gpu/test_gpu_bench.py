@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from trtpipe.bench import Data, measure_modes
-from trtpipe.bound import bind
-from trtpipe.gpu_modes import gpu_modes
-from trtpipe.modes import Stand, torch_modes
+from trtpipe.evaluation.bench import Data, measure_modes
+from trtpipe.evaluation.gpu_modes import gpu_modes
+from trtpipe.evaluation.torch_modes import Stand, torch_modes
+from trtpipe.model.bindings import bind
 from trtpipe.progress import Silent
 from trtpipe.values import DimRange, LoadedModel, TensorSpec
 

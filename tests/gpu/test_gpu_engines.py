@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from gpu_graphs import batch, conv_model, quantized_model
 
-from trtpipe import doctor, errors
-from trtpipe.job import Build
-from trtpipe.ort import OrtRunner
-from trtpipe.platforms import rtx_support
+from trtpipe import errors
+from trtpipe.job.sections import Build
 from trtpipe.progress import Silent
+from trtpipe.runtime import doctor
+from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.trt.builder import build_engine
+from trtpipe.trt.platforms import rtx_support
 from trtpipe.trt.runtime import EngineRunner
 from trtpipe.values import DimRange
 
@@ -24,7 +25,7 @@ def relative_l2(got, wanted):
 def built(model, target, gpu, **options):
     """An engine for this GPU. TensorRT-RTX is asked for the GPU's own compute capability where it has that, else a
     portable engine."""
-    from trtpipe.platforms import RTX_COMPUTE_CAPABILITIES
+    from trtpipe.trt.platforms import RTX_COMPUTE_CAPABILITIES
 
     if target == "tensorrt_rtx" and gpu.compute_capability in RTX_COMPUTE_CAPABILITIES:
         options["compute_capability"] = (gpu.compute_capability,)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trtpipe import errors, metrics
+from trtpipe import errors
+from trtpipe.evaluation import metrics
 
 #: Precision to the job's section, and the largest relative L2 difference that rounding can explain. In INT8 a value
 #: between two levels may fall either way, and random weights carry that on: ONNX Runtime's own INT8 kernels are 0.06
@@ -43,10 +44,10 @@ def line(target, gpu, tmp_path_factory):
     pytest.importorskip("timm")
     from photos import write_photos
 
-    from trtpipe.job import load_job
-    from trtpipe.pipeline import Stages, calibrate, prepare
-    from trtpipe.platforms import RTX_COMPUTE_CAPABILITIES
+    from trtpipe.job.load import load_job
+    from trtpipe.pipeline.stages import Stages, calibrate, prepare
     from trtpipe.progress import Silent
+    from trtpipe.trt.platforms import RTX_COMPUTE_CAPABILITIES
 
     folder = tmp_path_factory.mktemp("line")
     write_photos(folder / "photos", 64, SIZE)
@@ -70,9 +71,9 @@ def line(target, gpu, tmp_path_factory):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_engine_answers_as_its_graph(line, target, gpu, precision, results, capsys):
-    from trtpipe.job import Precision
-    from trtpipe.ort import OrtRunner
-    from trtpipe.pipeline import compile_engine, quantize
+    from trtpipe.job.sections import Precision
+    from trtpipe.pipeline.stages import compile_engine, quantize
+    from trtpipe.runtime.onnxruntime import OrtRunner
     from trtpipe.trt.runtime import EngineRunner
 
     asked, most = PRECISIONS[precision]

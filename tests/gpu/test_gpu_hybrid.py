@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import trtpipe
-from trtpipe.job import load_job
-from trtpipe.pipeline import build
+from trtpipe.job.load import load_job
+from trtpipe.pipeline.build import build
 from trtpipe.progress import Silent
 from trtpipe.routes import options
 

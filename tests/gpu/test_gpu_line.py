@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="session")
 def quickstart(gpu, tmp_path_factory):
     """The quickstart built here with check.require: engine."""
-    from trtpipe import pipeline
-    from trtpipe.job import load_job
+    from trtpipe.job.load import load_job
+    from trtpipe.pipeline import build as pipeline
     from trtpipe.progress import Silent
     from trtpipe.trt import flavour
 
@@ -34,8 +34,8 @@ def test_the_quickstart_executes_its_engine(quickstart):
 
 def test_golden_inputs_give_golden_outputs(quickstart):
     import trtpipe
-    from trtpipe import golden
-    from trtpipe.manifest import GOLDEN
+    from trtpipe.bundle import golden
+    from trtpipe.bundle.manifest import GOLDEN
 
     bundle = quickstart.bundle
     manifest = bundle.manifest

@@ -8,9 +8,9 @@ import torch
 from calib.algorithms import threshold
 from calib.histogram import Histogram
 from calib.observers import HistogramObserver
-from trtpipe.bound import bind
-from trtpipe.capture import capture
-from trtpipe.quantize import prepare
+from trtpipe.model.bindings import bind
+from trtpipe.model.capture import capture
+from trtpipe.quantization.quantize import prepare
 from trtpipe.values import DimRange, LoadedModel, TensorSpec
 
 TENSORS = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trtpipe.nightly_report import Comparison, Drift, JobOutcome, NightlyReport
+from trtpipe.nightly.outcome import Comparison, Drift, JobOutcome, NightlyReport
 from trtpipe.values import Metric
 
 _METRICS = (

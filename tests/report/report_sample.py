@@ -11,9 +11,9 @@ from PIL import Image
 
 from calib.histogram import Histogram
 from calib.table import make_table
-from trtpipe.bench import Bench, Row
-from trtpipe.job import Build, Limits
-from trtpipe.manifest import EngineInfo, FileEntry, Manifest
+from trtpipe.bundle.manifest import EngineInfo, FileEntry, Manifest
+from trtpipe.evaluation.bench import Bench, Row
+from trtpipe.job.sections import Build, Limits
 from trtpipe.report.content import Answers, ReportContent
 from trtpipe.values import CheckReport, Control, DimRange, LayerPrecision, Metric, TensorSpec
 

@@ -11,7 +11,8 @@ import night_sample as nights
 import pytest
 import report_sample as samples
 
-from trtpipe.report import render, render_nightly
+from trtpipe.nightly.page import render as render_nightly
+from trtpipe.report.page import render
 
 _LAYOUT = Path(__file__).with_name("layout.js").read_text()
 _SECTIONS = {

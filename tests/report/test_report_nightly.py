@@ -6,9 +6,9 @@ import re
 import night_sample as nights
 import report_sample as samples
 
-from trtpipe.nightly_report import Comparison, NightlyReport
-from trtpipe.report import render_nightly
-from trtpipe.report.nightly import comparison_row, duration, standing
+from trtpipe.nightly.outcome import Comparison, NightlyReport
+from trtpipe.nightly.page import comparison_row, duration, standing
+from trtpipe.nightly.page import render as render_nightly
 
 
 def test_rows_are_in_the_order_of_need_and_a_regression_leads_the_page() -> None:

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import report_sample as samples
 
-from trtpipe.report import render
-from trtpipe.report.page import allowance, headline, metric_row, precision_shares
+from trtpipe.report.page import allowance, headline, metric_row, precision_shares, render
 from trtpipe.values import Control, LayerPrecision, Metric
 
 

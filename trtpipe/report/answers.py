@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from PIL import Image, ImageOps
 
-from trtpipe import metrics
+from trtpipe.evaluation import metrics
 from trtpipe.report.content import Answers, Array
 
 #: Classes that a confusion matrix shows; of more, those with the most errors are taken.
@@ -160,8 +161,6 @@ def image_uri(folder: Path | None, name: str) -> str | None:
     """The image `folder/name`, made small, as a data: URI; None when it cannot be read as an image."""
     if folder is None:
         return None
-    from PIL import Image, ImageOps
-
     try:
         with Image.open(folder / name) as opened:
             if opened.width * opened.height > MOST_PIXELS:

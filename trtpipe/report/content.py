@@ -11,8 +11,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
-    from trtpipe.bench import Bench
-    from trtpipe.manifest import Manifest
+    from trtpipe.bundle.manifest import Manifest
+    from trtpipe.evaluation.bench import Bench
 
 Array = np.ndarray[Any, Any]
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from calib.audit import CLIPPED, UNSTABLE
 from trtpipe.report import answers as compared
 from trtpipe.report import charts
 from trtpipe.report.content import ReportContent
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from calib.audit import TensorAudit
     from calib.table import CalibrationTable
-    from trtpipe.manifest import Manifest
+    from trtpipe.bundle.manifest import Manifest
     from trtpipe.values import CheckReport, LayerPrecision, Metric, TensorSpec
 
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -307,8 +308,6 @@ def _bar(value: float | None, most: float) -> float:
 
 def tensor_cards(table: CalibrationTable) -> list[TensorCard]:
     """The calibrated tensors, those to look at first: flagged, then by falling instability and clipping."""
-    from calib.audit import CLIPPED, UNSTABLE
-
     found = []
     for key, audit in table.audit.tensors.items():
         flags: list[str] = [] if audit.state == "live" else [audit.state]

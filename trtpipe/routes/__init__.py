@@ -1,21 +1,3 @@
-"""The ways from a quantized graph to an engine, by the names a job uses; nothing is loaded until one is taken."""
+"""Frontends that take a quantized graph to an engine: onnx, torch_tensorrt and torch2trt."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
-from importlib import import_module
-from typing import Any
-
-#: route -> module:function(job, loaded, quantized, progress) -> Engine
-ROUTES: Mapping[str, str] = {
-    "onnx": "trtpipe.routes.onnx:compile_engine",
-    "torch2trt": "trtpipe.routes.torch2trt:compile_engine",
-    "torch_tensorrt": "trtpipe.routes.torch_tensorrt:compile_engine",
-}
-
-
-def route(name: str) -> Callable[..., Any]:
-    """The function that takes a quantized graph to an engine on this route."""
-    module, _, function = ROUTES[name].partition(":")
-    found: Callable[..., Any] = getattr(import_module(module), function)
-    return found
+__all__ = ["onnx", "options", "registry"]

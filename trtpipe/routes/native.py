@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from trtpipe.errors import InputError
-from trtpipe.job import Job
+from trtpipe.job.job import Job
+from trtpipe.model.data import open_calibration
+from trtpipe.trt.implicit import Calibration
 
 if TYPE_CHECKING:
     from trtpipe.trt.implicit import Calibration
@@ -22,9 +24,6 @@ def native_calibration(job: Job, made_from: Mapping[str, str]) -> Calibration:
     Raises:
         InputError: the job has none, or names an algorithm that TensorRT does not have.
     """
-    from trtpipe.data import open_calibration
-    from trtpipe.trt.implicit import Calibration
-
     data = job.calibration
     if data is None or data.table is not None:
         raise InputError(

@@ -11,9 +11,15 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from trtpipe.errors import BuildError
-from trtpipe.job import Job
+from trtpipe.job.job import Job
+from trtpipe.model.export import example_inputs
 from trtpipe.progress import Progress
+from trtpipe.routes.native import native_calibration
+from trtpipe.trt.builder import build_engine
+from trtpipe.trt.isolated import build_isolated
 from trtpipe.values import Engine, LoadedModel, OnnxModel, Quantized
 
 #: Opset of the files: the first whose Q/DQ take FP16 is 19; 20 has Gelu.
@@ -32,15 +38,9 @@ def compile_graph(job: Job, model: OnnxModel, progress: Progress) -> Engine:
 
         return Engine(model.data, "onnxruntime", onnxruntime.__version__, (), model.inputs, model.outputs, model)
     if job.build.target == "tensorrt_rtx":
-        from trtpipe.trt.isolated import build_isolated
-
         return build_isolated(model, job.build, progress=progress, precision=job.precision)
-    from trtpipe.trt.builder import build_engine
-
     samples = None
     if job.build.quantization == "implicit":
-        from trtpipe.routes.native import native_calibration
-
         samples = native_calibration(job, {"graph": hashlib.sha256(model.data).hexdigest()})
     return build_engine(model, job.build, progress=progress, precision=job.precision, calibration=samples)
 
@@ -56,8 +56,6 @@ def to_onnx(quantized: Quantized, opset: int = OPSET) -> OnnxModel:
     """
     import onnx
     import torch
-
-    from trtpipe.export import example_inputs
 
     names_in, names_out = [s.name for s in quantized.inputs], [s.name for s in quantized.outputs]
     try:
@@ -111,7 +109,6 @@ def _quiet() -> Iterator[None]:
 
 def _translations() -> dict[Any, Any]:
     """Q/DQ whose scales have the dtype of the float side, as ONNX before opset 23 and TensorRT want them."""
-    import numpy as np
     import onnx_ir as ir
     import torch
     from onnxscript import opset20 as op
@@ -167,7 +164,7 @@ def _translations() -> dict[Any, Any]:
 
 def _rename(model: Any, quantized: Quantized) -> None:
     """Name every node `<module path>/<operator>`, with a number where several share it."""
-    from trtpipe.bound import INNER
+    from trtpipe.model.bindings import INNER
 
     def path_of(node: Any) -> str | None:
         found = re.findall(r"'([^']*)'", node.metadata_props.get("pkg.torch.onnx.name_scopes", ""))

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trtpipe.job import Build, Job, Precision
+from trtpipe.job.job import Job
+from trtpipe.job.sections import Build, Precision
 from trtpipe.trt.flavour import parse_version
 from trtpipe.trt.options import asked, shown, uses_dla
 from trtpipe.values import Route

@@ -1,1 +1,18 @@
-"""All that touches a TensorRT module. Importing this package loads none; `flavour.load` does, when asked."""
+"""TensorRT, its releases and the GPUs it runs on; the only room that imports a TensorRT."""
+
+__all__ = [
+    "builder",
+    "config",
+    "driver",
+    "flavour",
+    "implicit",
+    "isolated",
+    "memory",
+    "monitor",
+    "options",
+    "plan",
+    "platforms",
+    "runtime",
+    "timing",
+    "timing_cache",
+]

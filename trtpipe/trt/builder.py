@@ -7,12 +7,11 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from trtpipe import platforms
 from trtpipe.errors import BuildError, InputError
-from trtpipe.job import Build, Precision
+from trtpipe.job.sections import Build, Precision
 from trtpipe.progress import Progress
 from trtpipe.trt import config as configuration
-from trtpipe.trt import driver, flavour, implicit, lowering, network, plan, timing_cache
+from trtpipe.trt import driver, flavour, implicit, lowering, network, plan, platforms, timing_cache
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.implicit import Calibration
 from trtpipe.trt.monitor import PERCENT, Watch, interruptible, make_logger, make_monitor

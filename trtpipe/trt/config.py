@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trtpipe.errors import InputError
-from trtpipe.job import Build
+from trtpipe.job.sections import Build
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.options import asked
 from trtpipe.values import DimRange, TensorSpec

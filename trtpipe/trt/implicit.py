@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from calib import trt_calibrator
 from trtpipe.errors import BuildError, InputError
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.memory import open_memory
@@ -42,8 +43,6 @@ def make_calibrator(flavour: Flavour, calibration: Calibration | None) -> Any:
             "build.quantization: implicit must have ranges (got neither samples nor a calibration cache). "
             "Give the job a calibration section."
         )
-    from calib import trt_calibrator
-
     if calibration.cache is not None:
         base = getattr(flavour.module, trt_calibrator.BASES[calibration.algorithm])
         return _cached(base, calibration.cache, calibration.batch_size)

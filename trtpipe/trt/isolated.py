@@ -32,9 +32,11 @@ from typing import Any, BinaryIO
 
 from trtpipe import errors
 from trtpipe.errors import BuildError, Cancelled, TrtpipeError
-from trtpipe.job import Build, Precision
+from trtpipe.job.sections import Build, Precision
 from trtpipe.progress import Progress, Silent
-from trtpipe.values import Engine, OnnxModel
+from trtpipe.trt import flavour
+from trtpipe.trt.builder import build_engine
+from trtpipe.values import DimRange, Engine, OnnxModel, TensorSpec
 
 #: The child's first lines. Numbers are ADDR_NO_RANDOMIZE (linux/personality.h), PR_SET_PDEATHSIG with SIGKILL
 #: (linux/prctl.h) and M_MMAP_THRESHOLD (malloc.h): blocks up to 32 MiB then come from the thread's own heap.
@@ -201,10 +203,6 @@ class _Telling(Silent):
 
 def serve(descriptor: int, fixed: bool) -> None:
     """Read the request from stdin, build in a new thread, and answer."""
-    from trtpipe.trt import flavour
-    from trtpipe.trt.builder import build_engine
-    from trtpipe.values import DimRange, TensorSpec
-
     results = os.fdopen(descriptor, "wb")
     telling = _Telling(results)
     request = json.loads(sys.stdin.buffer.readline())

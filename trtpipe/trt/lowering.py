@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from trtpipe.job import Build, Precision
+from trtpipe.job.sections import Build, Precision
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.network import enum_name
 from trtpipe.trt.options import uses_dla

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from trtpipe import platforms
-from trtpipe.build_options import BuildOptions
-from trtpipe.job import Build, Precision
-from trtpipe.platforms import RTX_COMPUTE_CAPABILITIES, rtx_support
-from trtpipe.trt import flavour
+from trtpipe.job.build_options import BuildOptions
+from trtpipe.job.sections import Build, Precision
+from trtpipe.trt import flavour, platforms
 from trtpipe.trt.flavour import CAPABILITIES, Capability, expected, known, title
+from trtpipe.trt.platforms import RTX_COMPUTE_CAPABILITIES, rtx_support
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from trtpipe.build_options import BuildOptions
-from trtpipe.job import Build
-from trtpipe.platforms import BY_CAPABILITY, PLATFORMS, RTX_COMPUTE_CAPABILITIES, SOURCES, rtx_support
+from trtpipe.job.build_options import BuildOptions
+from trtpipe.job.sections import Build
 from trtpipe.trt.flavour import CAPABILITIES, Name, expected, title
 from trtpipe.trt.options import OPTIONS, refusals, where
+from trtpipe.trt.platforms import BY_CAPABILITY, PLATFORMS, RTX_COMPUTE_CAPABILITIES, SOURCES, rtx_support
 
 #: The releases that the contract tests drive, and the one of TensorRT-RTX.
 RELEASES: tuple[tuple[Name, str], ...] = (

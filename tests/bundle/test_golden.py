@@ -1,0 +1,70 @@
+"""Golden data: safetensors that PyTorch's world reads, held against the bindings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import shipping
+
+from trtpipe.bundle import golden
+from trtpipe.errors import InputError
+
+INPUTS, OUTPUTS = (shipping.INPUT,), (shipping.OUTPUT,)
+
+
+def test_round_trip_is_exact_and_stable() -> None:
+    data = golden.to_bytes(shipping.golden_data())
+    read = golden.from_bytes(data, INPUTS, OUTPUTS, "g")
+    np.testing.assert_array_equal(read.outputs["logits"], shipping.golden_data().outputs["logits"])
+    assert read.labels is not None
+    assert read.labels.tolist() == [0, 1, 2, 0]
+    assert read.samples == 4
+    assert golden.to_bytes(read) == data
+
+
+def test_a_slice_is_written_in_its_own_order() -> None:
+    images = np.arange(2 * 3 * 8 * 8, dtype=np.float32).reshape(8, 8, 3, 2).transpose(3, 2, 0, 1)
+    data = golden.to_bytes(golden.Golden({"image": images}, {"logits": np.zeros((2, 3), np.float32)}))
+    np.testing.assert_array_equal(golden.from_bytes(data, INPUTS, OUTPUTS, "g").inputs["image"], images)
+
+
+def tensors(**changes: Any) -> dict[str, Any]:
+    image, logits = np.zeros((2, 3, 8, 8), np.float32), np.zeros((2, 3), np.float32)
+    return {k: v for k, v in {"input:image": image, "output:logits": logits, **changes}.items() if v is not None}
+
+
+BAD = [
+    (
+        tensors(**{"input:image": None}),
+        "g: must hold each binding once and nothing else (got a difference at input:image)",
+    ),
+    (tensors(extra=np.zeros(2)), "(got a difference at extra)"),
+    (
+        tensors(**{"output:logits": np.zeros((3, 3), np.float32)}),
+        "must hold the same samples, one or more (got [2, 3])",
+    ),
+    (
+        tensors(**{"input:image": np.zeros((2, 3, 8, 8))}),
+        "g: input:image must be float32, as its binding (got float64)",
+    ),
+    (tensors(**{"output:logits": np.zeros((2, 4), np.float32)}), "g: output:logits must have the shape ('N', 3)"),
+    (tensors(labels=np.zeros(2, np.int32)), "g: labels must be int64 [S] (got int32 (2,))"),
+    (tensors(**{"input:image": np.zeros((0, 3, 8, 8), np.float32), "output:logits": np.zeros((0, 3))}), "(got [0])"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), BAD, ids=range(len(BAD)))
+def test_refused(content: dict[str, Any], message: str) -> None:
+    from safetensors.numpy import save
+
+    with pytest.raises(InputError) as caught:
+        golden.from_bytes(save(content), INPUTS, OUTPUTS, "g")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00" * 8, b"\xff" * 64, b"\x02\0\0\0\0\0\0\0{}garbage"])
+def test_not_safetensors(data: bytes) -> None:
+    with pytest.raises(InputError, match=r"g: must be a safetensors file|g: must hold each binding"):
+        golden.from_bytes(data, INPUTS, OUTPUTS, "g")

@@ -1,0 +1,125 @@
+"""Kits: written, verified, and finished by a real TensorRT-RTX into the engine that a direct build gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import shipping
+
+from trtpipe.bundle import golden
+from trtpipe.bundle.format import Bundle, read_bundle, write_bundle
+from trtpipe.bundle.kit import NOT_EXECUTED, bundle_contents, kit_contents, kit_graph
+from trtpipe.errors import InputError
+from trtpipe.job.sections import Build
+from trtpipe.progress import Silent
+from trtpipe.values import Engine, OnnxModel
+
+GRAPH = OnnxModel(shipping.graph(), 18, (shipping.INPUT,), (shipping.OUTPUT,))
+
+
+def many() -> golden.Golden:
+    images = np.random.default_rng(1).standard_normal((20, 3, 8, 8)).astype(np.float32)
+    return golden.Golden({"image": images}, {"logits": images.mean((2, 3))}, np.arange(20) % 3)
+
+
+def kit(path: Path, build: Build) -> Bundle:
+    made = kit_contents(
+        shipping.manifest(build=build, kind="kit", engine=None), GRAPH, many(), b"{}\n", {"report.html": b"r"}
+    )
+    return write_bundle(path, *made)
+
+
+def test_a_kit_is_read_as_a_bundle_is(tmp_path: Path) -> None:
+    made = kit(tmp_path / "k", Build(target="onnxruntime"))
+    read = read_bundle(tmp_path / "k")
+    assert read == made
+    assert (read.manifest.kind, read.manifest.engine, read.manifest.opset) == ("kit", None, 18)
+    assert sorted(read.manifest.files) == ["calibration.json", "golden.safetensors", "model.onnx", "report.html"]
+    assert read.golden().samples == 20
+    assert kit_graph(read) == GRAPH
+
+
+def test_a_bundle_is_no_kit(tmp_path: Path) -> None:
+    bundle = shipping.bundle(tmp_path / "c")
+    with pytest.raises(InputError, match=r"c: must be a kit to be built \(got a bundle\). It is finished: trtpipe run"):
+        kit_graph(bundle)
+
+
+def test_finishing_keeps_the_kits_check_where_nothing_executes(tmp_path: Path) -> None:
+    made = kit(tmp_path / "k", Build(target="onnxruntime"))
+    engine = Engine(GRAPH.data, "onnxruntime", "1.31.1", (), GRAPH.inputs, GRAPH.outputs, GRAPH, notes=("a note",))
+    contents = bundle_contents(made, engine, check=None, fingerprint="ab" * 32, environment={"onnxruntime": "1.31.1"})
+    bundle = write_bundle(tmp_path / "b", *contents)
+    manifest = bundle.manifest
+    assert manifest.check == made.manifest.check
+    assert manifest.notes == ("layer head kept in int8", "a note")
+    assert manifest.environment == {"onnx": "1.18", "onnxruntime": "1.31.1"}
+    assert manifest.fingerprint == "ab" * 32
+    assert bundle.golden().samples == golden.KEPT_SAMPLES
+    np.testing.assert_array_equal(bundle.golden().inputs["image"], many().inputs["image"][:8])
+
+
+def test_an_engine_that_nothing_executed_says_so(tmp_path: Path) -> None:
+    made = kit(tmp_path / "k", Build(target="tensorrt_rtx"))
+    engine = Engine(b"", "tensorrt_rtx", "1.7.1.116", (), GRAPH.inputs, GRAPH.outputs, GRAPH)
+    manifest, _ = bundle_contents(made, engine, check=None, fingerprint="", environment={})
+    assert manifest.notes[-1] == NOT_EXECUTED
+
+
+def test_a_kit_of_too_many_samples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("trtpipe.bundle.kit.MAX_GOLDEN_BYTES", many().inputs["image"].nbytes - 1)
+    with pytest.raises(
+        InputError, match=r"colour: a kit holds every check sample, in at most 0 MiB \(got 20 samples of more"
+    ):
+        kit(tmp_path / "k", Build(target="onnxruntime"))
+
+
+def test_finishing_with_a_check_of_the_engine(tmp_path: Path) -> None:
+    made = kit(tmp_path / "k", Build(target="onnxruntime"))
+    engine = Engine(GRAPH.data, "onnxruntime", "1.31.1", (), GRAPH.inputs, GRAPH.outputs, GRAPH)
+    check = shipping.manifest().check
+    assert check is not None
+    manifest, _ = bundle_contents(made, engine, check=check, fingerprint="", environment={})
+    assert manifest.check is check
+    assert NOT_EXECUTED not in manifest.notes
+
+
+def test_rtx_engine_of_a_kit_is_the_direct_one(tmp_path: Path) -> None:
+    """TensorRT-RTX compiles the kit's graph and the original to the same bytes, and the bundle's header agrees."""
+    from trtpipe.trt.builder import build_engine
+
+    build = Build.model_validate({"target": "tensorrt_rtx", "compute_capability": ("8.6",)})
+    direct = build_engine(GRAPH, build, progress=Silent())
+    made = kit(tmp_path / "k", build)
+    again = read_bundle(tmp_path / "k")
+    engine = build_engine(kit_graph(again), again.manifest.build, progress=Silent())
+    assert engine.data == direct.data
+    contents = bundle_contents(made, engine, check=None, fingerprint="", environment={})
+    bundle = write_bundle(tmp_path / "b", *contents)
+    assert bundle.read("model.engine") == direct.data
+    info = bundle.manifest.engine
+    assert info is not None
+    assert (info.target, info.compute_capabilities, info.version) == ("tensorrt_rtx", ("8.6",), direct.version)
+    assert info.os is not None
+
+    # The plan's own header is held against the manifest: each of its claims in turn.
+    lies: list[tuple[dict[str, Any], str]] = [
+        ({"version": "1.6.1.0"}, "must be of version 1.6.1.0, as the manifest says (got 1.7"),
+        ({"compute_capabilities": ("8.9",)}, "must be for 8.9, as the manifest says (got 8.6)"),
+        ({"compute_capabilities": ()}, "must be for portable, as the manifest says (got 8.6)"),
+    ]
+    manifest, files = contents
+    for lie, message in lies:
+        wrong = manifest.model_copy(update={"engine": info.model_copy(update=lie)})
+        with pytest.raises(InputError) as caught:
+            write_bundle(tmp_path / "b", wrong, files)
+        assert message in str(caught.value)
+    other = {"engine": info.model_copy(update={"target": "tensorrt"}), "build": Build(target="tensorrt")}
+    foreign = manifest.model_copy(update=other)
+    with pytest.raises(InputError, match="must be a plan of tensorrt, as the manifest says"):
+        write_bundle(tmp_path / "b", foreign, files)
+    with pytest.raises(InputError, match="a plan must begin with ftrt or vtrt"):
+        write_bundle(tmp_path / "b", manifest, {**files, "model.engine": b"#!/bin/sh"})

@@ -1,0 +1,89 @@
+"""`trtpipe calibrate` on a network of two convolutions."""
+
+import json
+
+import numpy as np
+import pytest
+
+from calib.table import CalibrationTable, histograms_path
+from trtpipe.cli.main import main
+
+NETWORK = """
+import torch
+
+def make():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 2, 3), torch.nn.Flatten())
+"""
+JOB = """
+name: small
+model: {factory: small_network_to_calibrate:make}
+inputs: {x: {shape: [N, 1, 8, 8], N: {min: 1, opt: 2, max: 8}}}
+outputs: {y: {}}
+precision: {int8_mode: true}
+calibration: {arrays: x.npy, batch_size: 4, algorithm: minmax}
+build: {target: onnxruntime}
+check: {arrays: other.npy}
+"""
+
+
+@pytest.fixture
+def job(tmp_path):
+    (tmp_path / "small_network_to_calibrate.py").write_text(NETWORK)
+    rng = np.random.default_rng(0)
+    for name in ("x.npy", "other.npy"):
+        np.save(tmp_path / name, rng.normal(size=(10, 1, 8, 8)).astype(np.float32))
+    (tmp_path / "job.yaml").write_text(JOB)
+    return tmp_path / "job.yaml"
+
+
+def test_the_table_is_written_and_its_audit_printed(job, capsys):
+    folder = job.parent / "tables"
+    assert main(["calibrate", str(job), "-o", str(folder)]) == 0
+    path = folder / "small.calibration.json"
+    table = CalibrationTable.load(path, histograms=True)
+    assert sorted(p.name for p in folder.iterdir()) == [histograms_path(path).name, path.name]
+    most = float(np.abs(np.load(job.parent / "x.npy")).max())
+    assert table.amax["0:input"] == most
+    assert set(table.digests) == {"weights", "graph", "data"}
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "10 samples in 3 batches of up to 4, minmax"
+    assert lines[1].split() == ["tensor", "amax", "seen", "up", "to", "clipped", "SQNR", "dB", "halves"]
+    assert lines[2].split()[:5] == ["0:input", f"{most:.4g}", f"{most:.4g}", "0.00", "%"]
+    assert lines[-1].startswith("small: ")
+
+
+def test_json(job, capsys):
+    assert main(["calibrate", str(job), "--json", "-o", str(job.parent)]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    table = CalibrationTable.load(job.parent / "small.calibration.json")
+    assert found["digest"] == table.digest
+    assert found["audit"]["tensors"].keys() == table.amax.keys()
+
+
+def test_the_table_fits_its_own_job(job):
+    from trtpipe.job.load import load_job
+    from trtpipe.pipeline.stages import Stages, calibrate, prepare
+    from trtpipe.progress import Silent
+
+    assert main(["calibrate", str(job), "-q", "-o", str(job.parent)]) == 0
+    job.write_text(JOB.replace("arrays: x.npy, batch_size: 4", "table: small.calibration.json"))
+    again = load_job(job)
+    stages = Stages(Silent())
+    table = calibrate(again, prepare(again, stages), stages)
+    assert table == CalibrationTable.load(job.parent / "small.calibration.json")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("arrays: x.npy, batch_size: 4", "table: t.json", "calibration.table: must be absent to calibrate (got "),
+        ("calibration: {arrays: x.npy, batch_size: 4, algorithm: minmax}\n", "", "calibration: must be given"),
+    ],
+)
+def test_jobs_that_cannot_be_calibrated(job, capsys, old, new, message):
+    text = JOB.replace(old, new).replace("precision: {int8_mode: true}", "precision: {int8_mode: false}")
+    (job.parent / "t.json").write_text("{}")
+    job.write_text(text)
+    assert main(["calibrate", str(job), "-o", str(job.parent)]) == 2
+    assert message in capsys.readouterr().err

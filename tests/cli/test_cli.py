@@ -1,0 +1,225 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import click
+import pytest
+
+import trtpipe
+from trtpipe.cli import main as cli
+from trtpipe.cli.main import COMMANDS, main
+from trtpipe.errors import BuildError, Cancelled, CheckFailed, InputError, MissingError
+
+ROOT = Path(trtpipe.__file__).resolve().parent.parent
+HEAVY = ("torch", "torchvision", "torchao", "onnx", "onnxruntime", "onnxscript", "tensorrt", "tensorrt_rtx", "numba",
+         "matplotlib", "scipy", "sklearn", "timm", "dask")  # fmt: skip
+
+
+def loaded_by(code):
+    """Which of HEAVY a fresh interpreter has loaded after `code`, and its other output lines."""
+    script = f"{code}\nimport sys\nprint('loaded:', *(m for m in {HEAVY} if m in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
+    *lines, last = done.stdout.splitlines()
+    return last.split()[1:], lines
+
+
+@pytest.mark.parametrize("module", ["trtpipe", "calib", "trtpipe.cli.main", "trtpipe.job.load", "trtpipe.cli.console"])
+def test_importing_loads_nothing_heavy(module):
+    assert loaded_by(f"import {module}")[0] == []
+
+
+def test_version_loads_nothing_heavy_and_no_pydantic():
+    code = "from trtpipe.cli.main import main; main(['--version']); import sys; assert 'pydantic' not in sys.modules"
+    heavy, lines = loaded_by(code)
+    assert heavy == []
+    assert lines == [f"trtpipe {trtpipe.__version__}"]
+
+
+def test_validating_the_quickstart_loads_nothing_heavy():
+    heavy, lines = loaded_by(
+        "from trtpipe.cli.main import main; main(['validate', '--job-only', 'configs/quickstart.yaml'])"
+    )
+    assert heavy == []
+    assert lines == ["configs/quickstart.yaml: ok"]
+
+
+def test_listing_the_commands_loads_nothing_heavy():
+    heavy, lines = loaded_by("from trtpipe.cli.main import main; main(['--help'])")
+    assert heavy == []
+    assert [line.split()[0] for line in lines[lines.index("Commands:") + 1 :]] == list(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_there_and_has_help(name, capsys):
+    assert main([name, "--help"]) == 0
+    assert f"Usage: trtpipe {name}" in capsys.readouterr().out
+
+
+def test_an_unknown_command_names_the_nearest(capsys):
+    assert main(["biuld"]) == 2
+    error = capsys.readouterr().err
+    assert "COMMAND must be " in error
+    assert "(got 'biuld'). Did you mean build?" in error
+
+
+def test_an_unknown_option_is_refused(capsys):
+    assert main(["validate", "x.yaml", "--sett", "a=b"]) == 2
+    assert "No such option" in capsys.readouterr().err
+
+
+def command_that_raises(monkeypatch, error):
+    @click.command("schema")
+    def command():
+        raise error
+
+    monkeypatch.setattr("trtpipe.cli.commands.schema.command", command)
+    return main(["schema"])
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (CheckFailed("a: must be b (got c)."), 1),
+        (InputError("a: must be b (got c)."), 2),
+        (MissingError("a: must be b (got c)."), 3),
+        (BuildError("a: must be b (got c)."), 4),
+        (Cancelled("a: must be b (got c)."), 130),
+    ],
+)
+def test_user_errors_are_their_message_and_their_exit_code(error, code, monkeypatch, capsys):
+    assert command_that_raises(monkeypatch, error) == code
+    printed = capsys.readouterr()
+    assert printed.err == "a: must be b (got c).\n"
+    assert printed.out == ""
+
+
+def test_a_bug_has_a_traceback_and_an_exit_code_of_its_own(monkeypatch, capsys):
+    assert command_that_raises(monkeypatch, ZeroDivisionError("oh")) == 70
+    error = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in error
+    assert "ZeroDivisionError: oh" in error
+    assert f"this is a bug in trtpipe {trtpipe.__version__}" in error
+
+
+def test_a_missing_optional_dependency_is_no_bug(monkeypatch, capsys):
+    assert command_that_raises(monkeypatch, ModuleNotFoundError("no", name="torch.nn")) == 3
+    expected = "torch.nn: must be installed (got nothing). Run: pip install 'trtpipe[build]'\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_a_module_that_is_no_dependency_is_a_bug(monkeypatch, capsys):
+    assert command_that_raises(monkeypatch, ModuleNotFoundError("no", name="trtpipe.nonsense")) == 70
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), click.Abort()])
+def test_an_interrupt_is_130(error, monkeypatch, capsys):
+    assert command_that_raises(monkeypatch, error) == 130
+    assert capsys.readouterr().err.strip() == "interrupted"
+
+
+def test_sigterm_ends_as_an_interrupt_does(monkeypatch, capsys):
+    @click.command("schema")
+    def command():
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        time.sleep(10)
+
+    monkeypatch.setattr("trtpipe.cli.commands.schema.command", command)
+    before = signal.getsignal(signal.SIGTERM)
+    assert main(["schema"]) == 130
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert capsys.readouterr().err == "\ninterrupted\n"
+
+
+def test_json_errors_are_json_on_stdout(tmp_path, capsys):
+    path = tmp_path / "job.yaml"
+    path.write_text("name: a b\n")
+    assert main(["build", "--json", str(path)]) == 2
+    printed = capsys.readouterr()
+    value = json.loads(printed.out)
+    assert value["exit_code"] == 2
+    assert value["error"].splitlines() == printed.err.splitlines()
+    assert value["problems"][0] == {
+        "file": str(path),
+        "line": 1,
+        "column": 1,
+        "path": "name",
+        "message": "name: must begin with a letter or digit "
+        "and hold only letters, digits, '.', '_' and '-' (got 'a b').",
+    }
+    assert {p["path"] for p in value["problems"]} == {"name", "model", "inputs", "outputs", "check"}
+
+
+def test_json_of_validate(tmp_path, capsys):
+    path = tmp_path / "job.yaml"
+    path.write_text("name: digits\ncheck: {limits: {}}\n")
+    assert main(["validate", "--json", str(path)]) == 2
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert (listed["job"], listed["ok"]) == (str(path), False)
+    assert {(p["line"], p["path"]) for p in listed["problems"]} >= {(1, "model"), (1, "inputs"), (2, "check.limits")}
+
+
+def test_a_folder_stands_for_its_job_files(tmp_path, capsys):
+    for name in ("b.yaml", "a.yml", "c.txt"):
+        (tmp_path / name).write_text("- not a job\n")
+    assert main(["validate", str(tmp_path)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(":1:")[0] for line in lines] == [str(tmp_path / "a.yml"), str(tmp_path / "b.yaml")]
+
+
+def test_a_folder_without_a_job_file_is_refused(tmp_path, capsys):
+    assert main(["validate", str(tmp_path)]) == 2
+    assert f"JOB: {tmp_path} must hold a .yaml file (got a folder without one)." in capsys.readouterr().err
+
+
+def test_a_closed_pipe_is_no_error():
+    script = f"{sys.executable} -m trtpipe schema | head -c 10; printf '\\n%s' ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[-1] == "0"
+
+
+def test_every_extra_that_is_named_exists():
+    declared = re.findall(r"^([a-z0-9-]+) = \[", (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
+    assert set(cli.EXTRAS.values()) <= set(declared)
+
+
+def test_calibs_own_errors_are_user_errors(monkeypatch, capsys):
+    from calib.errors import CalibCancelled, CalibError
+
+    assert command_that_raises(monkeypatch, CalibError("a: must be b (got c).")) == 2
+    assert command_that_raises(monkeypatch, CalibCancelled("stopped")) == 130
+    assert capsys.readouterr().err.splitlines() == ["a: must be b (got c).", "stopped"]
+
+
+def test_modules_of_the_current_folder_are_found_while_a_command_runs(monkeypatch, tmp_path):
+    seen = []
+
+    @click.command("schema")
+    def command():
+        seen.append(sys.path[-1])
+
+    monkeypatch.setattr("trtpipe.cli.commands.schema.command", command)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    monkeypatch.chdir(tmp_path)
+    assert main(["schema"]) == 0
+    assert seen == [str(tmp_path)]
+    assert str(tmp_path) not in sys.path
+
+
+def test_the_shell_completes_commands_and_options(monkeypatch, capsys):
+    monkeypatch.setenv("_TRTPIPE_COMPLETE", "bash_complete")
+    for words, position, expected in (
+        ("trtpipe val", "1", "plain,validate"),
+        ("trtpipe build --qu", "2", "plain,--quiet"),
+    ):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", position)
+        assert main([]) == 0
+        assert capsys.readouterr().out.split() == [expected]

@@ -1,0 +1,237 @@
+"""verify, check, run, pack, unpack, export and keygen, each as a user calls it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import shipping
+from PIL import Image
+
+from trtpipe.bundle import signing
+from trtpipe.bundle.format import read_bundle
+from trtpipe.cli.main import main
+from trtpipe.job.sections import Build, Limits
+
+COLOURS = {"red": (250, 10, 20), "green": (5, 200, 30), "blue": (0, 40, 180)}
+
+
+class Ran:
+    """What one command did."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def trtpipe(capsys: pytest.CaptureFixture[str]) -> Any:
+    def run(*arguments: object) -> Ran:
+        code = main([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        return Ran(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    for name, colour in COLOURS.items():
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(3):
+            # The third red one is green.
+            shown = COLOURS["green"] if (name, i) == ("red", 2) else colour
+            Image.new("RGB", (20, 16 + i), shown).save(tmp_path / "photos" / name / f"{i}.png")
+    return tmp_path / "photos"
+
+
+def test_keygen_sign_verify(tmp_path: Path, trtpipe: Any) -> None:
+    made = trtpipe("keygen", tmp_path / "key")
+    assert made.code == 0
+    assert made.out == ""
+    assert "PRIVATE" not in made.err
+    assert f"public key: {tmp_path / 'key.pub'}, id " in made.err
+    assert trtpipe("keygen", tmp_path / "key").code == 2
+    shipping.bundle(tmp_path / "c", sign=signing.signer(tmp_path / "key"))
+    good = trtpipe("verify", tmp_path / "c", "--key", tmp_path / "key.pub")
+    assert good.code == 0, good.err
+    lines = good.out.splitlines()
+    assert lines[0].startswith(f"{tmp_path / 'c'}: bundle colour, 3 files whole, signed by key ")
+    assert lines[1] == "fits this device"
+    assert lines[2].startswith("note: ONNX Runtime is ")
+    assert lines[3].startswith("passed: graph executed by onnxruntime ")
+    assert lines[3].endswith(" on 4 golden samples")
+    shipping.bundle(tmp_path / "u")
+    refused = trtpipe("verify", tmp_path / "u", "--key", tmp_path / "key.pub")
+    assert refused.code == 2
+    assert f"{tmp_path / 'u'}: must be signed by a key in" in refused.err
+
+
+def test_a_configured_key_is_used_by_every_command(
+    tmp_path: Path, trtpipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipping.bundle(tmp_path / "u")
+    assert trtpipe("pack", tmp_path / "u").code == 0
+    monkeypatch.setenv(signing.KEY_VARIABLE, str(signing.generate_key(tmp_path / "key")))
+    commands: list[tuple[object, ...]] = [
+        ("verify", tmp_path / "u"),
+        ("check", tmp_path / "u"),
+        ("run", tmp_path / "u", "--benchmark"),
+        ("export", tmp_path / "u", "--to", "triton", tmp_path / "r"),
+        ("unpack", tmp_path / "u.trtb", tmp_path / "made"),
+    ]
+    for command in commands:
+        ran = trtpipe(*command)
+        assert ran.code == 2, command
+        assert "must be signed by a key in" in ran.err
+    assert not (tmp_path / "made").exists()
+    assert not (tmp_path / "r").exists()
+
+
+def test_verify_says_each_mismatch_and_json(tmp_path: Path, trtpipe: Any) -> None:
+    shipping.bundle(tmp_path / "k", kind="kit", engine=None, build=Build(target="tensorrt"))
+    ran = trtpipe("verify", tmp_path / "k")
+    assert ran.code == 3
+    assert "mismatch: " in ran.out
+    assert "TensorRT" in ran.out
+    found = json.loads(trtpipe("verify", tmp_path / "k", "--json").out)
+    assert (found["kind"], found["signature"], found["exit_code"], found["check"]) == ("kit", "unsigned", 3, None)
+    assert len(found["mismatches"]) == 1
+
+
+def test_wrong_answers_are_exit_code_1(tmp_path: Path, trtpipe: Any) -> None:
+    import onnx
+    from onnx import numpy_helper
+
+    proto = onnx.load_from_string(shipping.graph())
+    proto.graph.initializer[0].CopyFrom(numpy_helper.from_array(shipping.weights()[:, ::-1].copy(), "w"))
+    shipping.bundle(tmp_path / "w", extra={"model.onnx": proto.SerializeToString()})
+    for command in ("verify", "check"):
+        ran = trtpipe(command, tmp_path / "w")
+        assert ran.code == 1
+        assert "FAILED: graph executed by onnxruntime" in ran.out
+    assert trtpipe("verify", tmp_path / "w", "--no-run").code == 0
+
+
+def test_check_json(tmp_path: Path, trtpipe: Any) -> None:
+    shipping.bundle(tmp_path / "c", limits=Limits(cosine_min=0.99, top1_agreement_min=0.9))
+    ran = trtpipe("check", tmp_path / "c", "--json")
+    assert ran.code == 0
+    report = json.loads(ran.out)
+    assert report["passed"] is True
+    assert report["samples"] == 4
+    text = trtpipe("check", tmp_path / "c").out
+    assert "note: top1_agreement_min is a share of samples, and was not judged on 4" in text
+
+
+def test_run_a_folder(tmp_path: Path, trtpipe: Any, photos: Path) -> None:
+    shipping.bundle(tmp_path / "c")
+    ran = trtpipe("run", tmp_path / "c", photos, "--batch-size", 2)
+    assert ran.code == 0, ran.err
+    rows = [json.loads(line) for line in ran.out.splitlines()]
+    assert [r["id"] for r in rows] == [f"{c}/{i}.png" for c in ("blue", "green", "red") for i in range(3)]
+    assert [r["label"] for r in rows] == ["blue"] * 3 + ["green"] * 3 + ["red"] * 2 + ["green"]
+    assert [r["truth"] for r in rows] == ["blue"] * 3 + ["green"] * 3 + ["red"] * 3
+    assert rows[0]["index"] == 2
+    assert rows[0]["score"] == pytest.approx((180 / 255 - 0.5) / 0.5, abs=1e-6)
+    assert "accuracy 0.8889: 8 of 9 labelled samples" in ran.err
+    assert trtpipe("run", tmp_path / "c", photos, "-q").err == ""
+
+
+def test_run_writes_csv_whole_or_not_at_all(tmp_path: Path, trtpipe: Any, photos: Path) -> None:
+    shipping.bundle(tmp_path / "c")
+    out = tmp_path / "out.csv"
+    ran = trtpipe("run", tmp_path / "c", photos, "--format", "csv", "--top", 2, "-o", out)
+    assert (ran.code, ran.out) == (0, "")
+    rows = list(csv.reader(out.read_text().splitlines()))
+    assert rows[0] == ["id", "truth", "index", "label", "score", "index_2", "label_2", "score_2"]
+    assert rows[1][:4] == ["blue/0.png", "blue", "2", "blue"]
+    assert rows[1][5:7] == ["1", "green"]
+    before = out.read_text()
+    (photos / "red" / "zz.png").write_bytes(b"no image")
+    ran = trtpipe("run", tmp_path / "c", photos, "--format", "csv", "-o", out)
+    assert ran.code == 2
+    assert "zz.png: must be an image that Pillow reads" in ran.err
+    assert out.read_text() == before
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_run_one_image_and_arrays(tmp_path: Path, trtpipe: Any, photos: Path) -> None:
+    shipping.bundle(tmp_path / "c")
+    one = json.loads(trtpipe("run", tmp_path / "c", photos / "red" / "0.png").out)
+    assert (one["id"], one["label"], "truth" in one) == ("0.png", "red", False)
+    golden = shipping.golden_data()
+    np.save(tmp_path / "x.npy", golden.inputs["image"])
+    ran = trtpipe("run", tmp_path / "c", tmp_path / "x.npy", "--raw")
+    rows = [json.loads(line) for line in ran.out.splitlines()]
+    assert [r["id"] for r in rows] == [f"x.npy[{i}]" for i in range(4)]
+    np.testing.assert_allclose([r["outputs"]["logits"] for r in rows], golden.outputs["logits"], atol=1e-6)
+
+
+def test_run_benchmark(tmp_path: Path, trtpipe: Any) -> None:
+    shipping.bundle(tmp_path / "c")
+    found = json.loads(trtpipe("run", tmp_path / "c", "--benchmark", "--iterations", 5, "--batch-size", 7).out)
+    assert (found["batch_size"], found["iterations"], found["executed"]) == (7, 5, "graph")
+    latency = found["latency_ms"]
+    assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"]
+    assert found["samples_per_s"] == pytest.approx(7 / latency["mean"] * 1e3)
+
+
+def test_run_needs_something_to_run(tmp_path: Path, trtpipe: Any) -> None:
+    shipping.bundle(tmp_path / "c")
+    ran = trtpipe("run", tmp_path / "c")
+    assert ran.code == 2
+    assert "INPUT must be given, unless --benchmark is." in ran.err
+    ran = trtpipe("run", tmp_path / "c", "x", "--raw", "--format", "csv")
+    assert "--raw must not be given with --format csv" in ran.err
+
+
+def test_pack_and_unpack(tmp_path: Path, trtpipe: Any) -> None:
+    shipping.bundle(tmp_path / "c")
+    packed = trtpipe("pack", tmp_path / "c")
+    assert (packed.code, packed.out) == (0, f"{tmp_path / 'c.trtb'}\n")
+    made = trtpipe("unpack", tmp_path / "c.trtb", tmp_path / "d")
+    assert (made.code, made.out) == (0, f"{tmp_path / 'd'}\n")
+    assert read_bundle(tmp_path / "d").manifest == read_bundle(tmp_path / "c").manifest
+    (tmp_path / "c.trtb").rename(tmp_path / "e.trtb")
+    assert trtpipe("unpack", tmp_path / "e.trtb").out == f"{tmp_path / 'e'}\n"
+    (tmp_path / "e.trtb").rename(tmp_path / "f")
+    ran = trtpipe("unpack", tmp_path / "f")
+    assert ran.code == 2
+    assert "f: must end in .trtb, or DESTINATION be given" in ran.err
+
+
+def test_export(tmp_path: Path, trtpipe: Any) -> None:
+    shipping.bundle(tmp_path / "c")
+    ran = trtpipe("export", tmp_path / "c", "--to", "triton", tmp_path / "r")
+    assert (ran.code, ran.out) == (0, f"{tmp_path / 'r' / 'colour'}\n")
+    assert (tmp_path / "r" / "colour" / "1" / "model.onnx").read_bytes() == shipping.graph()
+
+
+def test_no_command_for_a_bundle_loads_torch(tmp_path: Path) -> None:
+    """verify, run, pack and export with torch, onnx and torchvision out of reach."""
+    shipping.bundle(tmp_path / "c")
+    np.save(tmp_path / "x.npy", np.zeros((2, 3, 8, 8), np.float32))
+    c = str(tmp_path / "c")
+    commands = [
+        ["verify", c],
+        ["run", c, str(tmp_path / "x.npy")],
+        ["pack", c],
+        ["export", c, "--to", "triton", str(tmp_path / "r")],
+        ["keygen", str(tmp_path / "key")],
+    ]
+    code = f"""
+import sys
+for name in ("torch", "torchvision", "torchao", "onnx", "onnxscript", "tensorrt", "tensorrt_rtx", "numba"):
+    sys.modules[name] = None
+from trtpipe.cli.main import main
+for command in {commands!r}:
+    assert main(command) == 0, command
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr

@@ -1,0 +1,173 @@
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+from trtpipe.cli.main import main
+from trtpipe.job.json_schema import job_schema
+from trtpipe.job.load import load_job
+
+
+def made(folder, capsys, *options):
+    """What `trtpipe init` printed."""
+    assert main(["init", str(folder), *options]) == 0
+    return capsys.readouterr().out
+
+
+def test_it_validates_and_says_what_to_do_next(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = made(tmp_path / "first", capsys).splitlines()
+    assert lines == [
+        "wrote first/model.py",
+        "wrote first/job.schema.json",
+        "wrote first/job.yaml",
+        "wrote 48 made-up images in first/data; put your own there",
+        "next: trtpipe validate first/job.yaml && trtpipe build first/job.yaml",
+    ]
+    assert main(["validate", "first/job.yaml"]) == 0
+    job = load_job("first/job.yaml")
+    assert (job.name, job.model.factory, job.precision.int8_mode) == ("first", "model:build", True)
+    assert json.loads((tmp_path / "first/job.schema.json").read_text()) == job_schema()
+    assert (tmp_path / "first/job.yaml").read_text().startswith("# yaml-language-server: $schema=job.schema.json\n")
+
+
+def test_the_made_up_images_are_images_and_the_same_every_time(tmp_path, capsys):
+    for name in ("a", "b"):
+        made(tmp_path / name, capsys)
+    pictures = sorted((tmp_path / "a" / "data").rglob("*.png"))
+    assert len(pictures) == 48
+    for picture in pictures:
+        with Image.open(picture) as image:
+            assert image.size == (64, 64)
+        assert picture.read_bytes() == (tmp_path / "b" / picture.relative_to(tmp_path / "a")).read_bytes()
+    calib = {p.read_bytes() for p in pictures if "calib" in p.parts}
+    assert not calib & {p.read_bytes() for p in pictures if "val" in p.parts}
+
+
+def test_nothing_is_overwritten(tmp_path, capsys):
+    (tmp_path / "model.py").write_text("mine")
+    made(tmp_path, capsys)
+    assert (tmp_path / "model.py").read_text() == "mine"
+    assert main(["init", str(tmp_path)]) == 2
+    expected = f"{tmp_path / 'job.yaml'}: must not be there yet (got a file). Choose another folder.\n"
+    assert capsys.readouterr().err == expected
+    assert main(["init", str(tmp_path / "model.py")]) == 2
+    assert capsys.readouterr().err == f"{tmp_path / 'model.py'}: must be a folder (got a file).\n"
+
+
+def test_from_a_module_of_ones_own(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def build(): ...\n")
+    made(tmp_path / "job", capsys, "--from", "mine:build")
+    job = load_job(tmp_path / "job" / "job.yaml")
+    assert (job.model.factory, job.model.args) == ("mine:build", {})
+    assert main(["validate", "job/job.yaml"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("resnet50", "--from: must be timm:<model> or package.module:callable (got 'resnet50')."),
+        (
+            "no_such:build",
+            "--from: must name a module that can be found (got 'no_such'). Install it, or put it beside the job file.",
+        ),
+        (
+            "trtpipe.job.problems:sayd",
+            "--from: must name something that trtpipe.job.problems defines (got 'sayd'). Did you mean said?",
+        ),
+    ],
+)
+def test_a_source_that_is_none(source, message, tmp_path, capsys):
+    assert main(["init", str(tmp_path / "x"), "--from", source]) == 2
+    assert capsys.readouterr().err == f"{message}\n"
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.fixture
+def timm(monkeypatch):
+    """timm's own answers for one model, without the seconds that importing it takes."""
+    config = SimpleNamespace(input_size=(3, 380, 380), crop_pct=0.922, interpolation="bicubic",
+                             mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))  # fmt: skip
+    fake = SimpleNamespace(
+        is_model=lambda name: name == "tf_efficientnet_b4",
+        list_models=lambda: ["resnet50", "tf_efficientnet_b4"],
+        get_pretrained_cfg=lambda name: config,
+    )
+    monkeypatch.setitem(sys.modules, "timm", fake)
+
+
+def test_from_timm(timm, tmp_path, capsys):
+    made(tmp_path / "job", capsys, "--from", "timm:tf_efficientnet_b4")
+    job = load_job(tmp_path / "job" / "job.yaml")
+    assert job.name == "tf_efficientnet_b4"
+    assert job.model.args == {"model_name": "tf_efficientnet_b4", "pretrained": True}
+    assert job.inputs["image"].shape == ("N", 3, 380, 380)
+    transform = job.check_transform()
+    assert (transform.resize, transform.center_crop, transform.interpolation) == (412, (380, 380), "bicubic")
+    assert transform.normalize.std == (0.229, 0.224, 0.225)
+    assert not (tmp_path / "job" / "model.py").exists()
+
+
+def test_a_model_that_timm_has_not(timm, tmp_path, capsys):
+    assert main(["init", str(tmp_path / "x"), "--from", "timm:resnet5"]) == 2
+    expected = "--from: must be a model that timm has (got 'resnet5'). Did you mean resnet50?\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_timm_is_not_installed(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    assert main(["init", str(tmp_path / "x"), "--from", "timm:resnet50"]) == 3
+    expected = "--from: must have timm installed (got nothing). Run: pip install 'trtpipe[examples]'\n"
+    assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize(
+    ("parts", "calibrate_on", "check_on"),
+    [
+        (("train", "val"), "train", "val"),
+        (("calib", "train", "test"), "calib", "test"),
+        (("val",), "val", "val"),
+        (("cats", "dogs"), "", ""),
+    ],
+)
+def test_ones_own_images(parts, calibrate_on, check_on, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for part in parts:
+        (tmp_path / "pictures" / part / "x").mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "pictures" / part / "x" / "a.jpg")
+    assert "made-up" not in made(tmp_path / "job", capsys, "--images", "pictures")
+    job = load_job("job/job.yaml")
+    assert job.calibration.images == str(tmp_path / "pictures" / calibrate_on).rstrip("/")
+    assert job.check.images == str(tmp_path / "pictures" / check_on).rstrip("/")
+    assert "images: ../pictures" in (tmp_path / "job" / "job.yaml").read_text()
+    assert not (tmp_path / "job" / "data").exists()
+
+
+def test_images_that_are_none(tmp_path, capsys):
+    assert main(["init", str(tmp_path / "x"), "--images", str(tmp_path / "nowhere")]) == 2
+    expected = f"--images: must be a folder of images (got '{tmp_path / 'nowhere'}').\n"
+    assert capsys.readouterr().err == expected
+    assert main(["init", str(tmp_path / "x"), "--images", str(tmp_path)]) == 2
+    assert "--images: must hold images (.jpg, " in capsys.readouterr().err
+
+
+def test_json(tmp_path, capsys):
+    found = json.loads(made(tmp_path / "a", capsys, "--json"))
+    assert found["job"] == str(tmp_path / "a" / "job.yaml")
+    assert len(found["written"]) == 51
+
+
+def test_what_it_writes_builds(tmp_path, capsys):
+    made(tmp_path / "first", capsys)
+    done = subprocess.run(
+        [sys.executable, "-m", "trtpipe", "build", "first", "-o", "out", "--json"],
+        capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (result,) = json.loads(done.stdout)
+    assert result["check"]["passed"] is True
+    assert (tmp_path / "out" / "first" / "manifest.json").is_file()

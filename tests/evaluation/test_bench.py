@@ -1,0 +1,220 @@
+"""The bench: turns, percentiles, reasons, and figures against hand-worked numbers and torch."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trtpipe.cli.main import main
+from trtpipe.errors import Cancelled, InputError
+from trtpipe.evaluation.bench import Bench, Data, Mode, PeakMemory, Ready, Row, compare, cross_entropy, measure_modes
+from trtpipe.progress import Silent
+from trtpipe.report import bench_page
+
+ROOT = Path(__file__).resolve().parents[2]
+SCORES = np.array([[2.0, 0.0], [0.0, 1.0], [3.0, 1.0], [0.0, 4.0]], np.float32)
+LABELS = np.array([0, 1, 1, -1])
+
+
+def data(reference=SCORES):
+    return Data(lambda: ({"x": reference[k : k + 2]} for k in (0, 2)), {"y": reference}, LABELS)
+
+
+class Clock:
+    """A clock that modes move on by what they take."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.ran = []
+
+    def mode(self, name, takes, answer=lambda a: {"y": a["x"]}, **more):
+        def run():
+            self.ran.append(name)
+            self.now += (takes.pop(0) if isinstance(takes, list) else takes) / 1e3
+
+        return Mode(name, "cpu", lambda: Ready(run, answer, 10, **more))
+
+    def measure(self, modes, rounds=10, seconds=1e9, progress=None):
+        return measure_modes(
+            modes, data(), batch=2, rounds=rounds, seconds=seconds, progress=progress or Silent(),
+            clock=lambda: self.now, pause=lambda s: None,
+        )  # fmt: skip
+
+
+def test_modes_take_turns_after_warming_up_and_percentiles_are_of_the_timed_runs():
+    clock = Clock()
+    (slow, fast), rounds = clock.measure(
+        [clock.mode("slow", [500.0] * 5 + list(range(1, 11))), clock.mode("fast", 2.0)]
+    )
+    assert rounds == 10
+    assert clock.ran == ["slow"] * 5 + ["fast"] * 5 + ["slow", "fast"] * 10
+    assert slow.median_ms == pytest.approx(5.5)
+    assert slow.p90_ms == pytest.approx(9.1)
+    assert slow.p99_ms == pytest.approx(9.91)
+    assert slow.throughput == pytest.approx(2 / 5.5e-3)
+    assert fast.median_ms == pytest.approx(2.0)
+
+
+def test_rounds_end_after_the_seconds_but_not_before_ten():
+    clock = Clock()
+    assert clock.measure([clock.mode("a", 1000.0)], rounds=50, seconds=3.0)[1] == 10
+    assert clock.measure([clock.mode("a", 1000.0)], rounds=50, seconds=20.5)[1] == 21
+    with pytest.raises(InputError, match=r"^bench: at least one round is needed \(got 0\)\. Raise --rounds\."):
+        clock.measure([], rounds=0)
+
+
+def test_a_mode_that_cannot_run_says_why_and_the_others_run():
+    clock = Clock()
+
+    def broken():
+        raise RuntimeError("no kernel for this\nand more")
+
+    modes = [Mode("a", "cpu", broken), Mode("b", "cuda", broken, cannot="no GPU here"), clock.mode("c", 1.0)]
+    (a, b, c), _ = clock.measure(modes)
+    assert a.skipped == "RuntimeError: no kernel for this"
+    assert b.skipped == "no GPU here"
+    assert a.median_ms is None
+    assert c.skipped == ""
+    assert c.median_ms == pytest.approx(1.0)
+
+
+def test_a_device_counts_its_own_milliseconds_and_memory():
+    clock = Clock()
+    made = clock.mode("engine", 1000.0, ms=lambda: 0.25, peak_memory_bytes=lambda: 77, notes=("CUDA events",))
+    (row,), _ = clock.measure([made])
+    assert (row.median_ms, row.peak_memory_bytes, row.notes) == (0.25, 77, ("CUDA events",))
+
+
+def test_it_can_be_cancelled():
+    class Impatient(Silent):
+        def cancelled(self):
+            return True
+
+    clock = Clock()
+    with pytest.raises(Cancelled):
+        clock.measure([clock.mode("a", 1.0)], progress=Impatient())
+
+
+def test_figures_against_hand_worked_numbers_and_torch():
+    import torch
+
+    found = SCORES.copy()
+    found[3] = [5.0, 4.0]
+    figures = compare({"y": SCORES}, {"y": found}, LABELS)
+    assert figures["agreement"] == 0.75
+    assert figures["agreement_interval"] == pytest.approx((0.19412, 0.99369), abs=1e-5)  # Clopper-Pearson, 3 of 4
+    assert figures["accuracy"] == pytest.approx(2 / 3)
+    assert figures["max_abs"] == 5.0
+    assert figures["sqnr_db"] == pytest.approx(10 * math.log10((4 + 1 + 9 + 1 + 16) / 25))
+    expected = torch.nn.functional.cross_entropy(torch.tensor(found[:3]), torch.tensor(LABELS[:3]))
+    assert figures["loss"] == pytest.approx(float(expected))
+
+
+def test_half_outputs_are_widened_before_the_softmax():
+    scores = np.array([[60000.0, 59000.0, -60000.0]], np.float16)
+    assert cross_entropy(scores, np.array([1])) == pytest.approx(float(scores[0, 0]) - float(scores[0, 1]))
+    figures = compare({"y": scores.astype(np.float32)}, {"y": scores}, np.array([0]))
+    assert figures["loss"] == 0.0
+    assert figures["sqnr_db"] == math.inf
+
+
+def test_nan_is_neither_agreement_nor_accuracy():
+    found = SCORES.copy()
+    found[0, 0] = np.nan
+    figures = compare({"y": SCORES}, {"y": found}, LABELS)
+    assert figures["agreement"] == 0.75
+    assert figures["accuracy"] == pytest.approx(1 / 3)
+    assert figures["sqnr_db"] == -math.inf
+
+
+def test_a_missing_output_is_an_error():
+    with pytest.raises(InputError, match=r"outputs: must be y \(got z\)"):
+        compare({"y": SCORES}, {"z": SCORES}, None)
+
+
+def test_peak_memory_sees_what_was_held_and_let_go():
+    peak = PeakMemory()
+    if peak.bytes() is None:
+        pytest.skip("this system does not tell a process's peak memory")
+    block = np.ones(64 << 20, np.uint8)
+    del block
+    assert (60 << 20) < peak.bytes() < (120 << 20)
+    assert PeakMemory().bytes() < (32 << 20)
+
+
+# the page
+
+ROWS = (
+    Row("eager FP32", "cpu", "", 2.0, 2.5, 3.0, 4000.0, 0.1, 0.99, 1.0, (0.99, 1.0), math.inf, 0.0, 2_000_000, 1 << 20),
+    Row("half", "cpu", "", 1.0, 1.5, 2.0, 8000.0, None, None, None, None, 40.0, 0.5, 1_000_000, None, ("a note",)),
+    Row("engine", "cuda", "no GPU executes an engine here: none"),
+)
+BENCH = Bench("net", 8, 64, 100, 5, "eager FP32", 2, ROWS, {"python": "3.11", "torch": "2.14", "rich": "1"}, ("hm",))
+
+
+def test_the_page_is_the_table_and_the_reasons():
+    assert bench_page.markdown(BENCH) == (
+        "# Bench: net\n\n"
+        "Batch 8; 100 rounds after 5 warm-up runs, each of every mode in turn; 64 samples compared with eager FP32; "
+        "2 CPU cores; python 3.11, torch 2.14.\n\n"
+        "| mode | median ms | p90 ms | p99 ms | samples/s | loss | accuracy | agreement | SQNR dB | size MB "
+        "| peak memory MB |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+        "| eager FP32 | 2.000 | 2.500 | 3.000 | 4,000 | 0.1000 | 0.9900 | 1.0000 | inf | 2.000 | 1.0 |\n"
+        "| half | 1.000 | 1.500 | 2.000 | 8,000 |  |  |  | 40.0 | 1.000 |  |\n\n"
+        "- half: a note\n\n"
+        "Not run here:\n\n- engine: no GPU executes an engine here: none\n\n"
+        "Note: hm\n"
+    )
+
+
+def test_json_comes_back_as_it_was(tmp_path):
+    file = tmp_path / "b.json"
+    file.write_text(bench_page.bench_text(BENCH))
+    assert bench_page.read_bench(file) == BENCH
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[", '{"name": 1}', bench_page.bench_text(BENCH).replace("{\n", '{\n "extra": 1,\n', 1)]
+)
+def test_other_json_is_refused(tmp_path, text):
+    file = tmp_path / "b.json"
+    file.write_text(text)
+    with pytest.raises(InputError, match=r"b\.json: must be JSON of `trtpipe bench --save` \(got .*\)\. Measure"):
+        bench_page.read_bench(file)
+
+
+def test_csv_has_a_line_for_each_mode():
+    lines = bench_page.table_csv(BENCH).splitlines()
+    assert len(lines) == 4
+    assert lines[0].startswith("name,device,skipped,median_ms,p90_ms")
+    assert lines[1].startswith("eager FP32,cpu,,2.0,2.5,3.0,4000.0")
+    assert lines[1].endswith(",0.99,1.0,8,100")
+
+
+def test_the_plot_is_written_and_other_suffixes_refused(tmp_path):
+    bench_page.plot(BENCH, tmp_path / "b.svg")
+    assert "<svg" in (tmp_path / "b.svg").read_text()
+    with pytest.raises(InputError, match=r"b\.jpg: must end in \.png or \.svg \(got \.jpg\)\."):
+        bench_page.plot(BENCH, tmp_path / "b.jpg")
+
+
+def test_the_command_shows_a_saved_bench_again(tmp_path, capsys):
+    file = tmp_path / "b.json"
+    file.write_text(bench_page.bench_text(BENCH))
+    assert main(["bench", str(file), "--csv", str(tmp_path / "b.csv"), "--save", str(tmp_path / "c.json")]) == 0
+    assert capsys.readouterr().out == bench_page.markdown(BENCH)
+    assert (tmp_path / "b.csv").read_text() == bench_page.table_csv(BENCH)
+    assert (tmp_path / "c.json").read_text() == file.read_text()
+
+
+def test_a_target_that_is_nothing_is_refused(tmp_path, capsys):
+    assert main(["bench", str(tmp_path)]) == 2
+    assert "must be a job file or a bundle (got a folder)" in capsys.readouterr().err
+
+
+def test_the_docs_page_is_what_its_json_gives():
+    found = bench_page.read_bench(ROOT / "docs" / "bench.json")
+    assert (ROOT / "docs" / "bench.md").read_text() == bench_page.markdown(found)
+    assert sum(not r.skipped for r in found.rows) >= 8

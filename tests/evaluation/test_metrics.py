@@ -1,0 +1,51 @@
+"""Metrics against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from trtpipe.evaluation import metrics
+
+
+def test_cosine_by_sample() -> None:
+    a = np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0], [0.0, 0.0], [3.0, 4.0]])
+    b = np.array([[0.0, 2.0], [2.0, 2.0], [0.0, 0.0], [1.0, 0.0], [-3.0, -4.0]])
+    assert metrics.cosine(a, b) == pytest.approx([0.0, 1.0, 1.0, 0.0, -1.0])
+
+
+def test_differences() -> None:
+    a, b = np.array([[3.0, 4.0]]), np.array([[3.0, 4.5]])
+    assert metrics.max_abs(a, b) == 0.5
+    assert metrics.relative_l2(a, b) == pytest.approx(0.1)
+    assert metrics.sqnr_db(a, b) == pytest.approx(20.0)
+
+
+def test_equal_and_zero_references() -> None:
+    zero, one = np.zeros((1, 2)), np.ones((1, 2))
+    assert metrics.sqnr_db(one, one) == float("inf")
+    assert metrics.relative_l2(zero, zero) == 0.0
+    assert metrics.relative_l2(zero, one) == float("inf")
+    assert metrics.sqnr_db(zero, one) == float("-inf")
+
+
+def test_top1_and_accuracy() -> None:
+    a = np.array([[0.1, 0.9], [0.8, 0.2], [0.4, 0.6]])
+    b = np.array([[0.2, 0.8], [0.3, 0.7], [0.1, 0.9]])
+    assert metrics.top1_agreement(a, b) == pytest.approx(2 / 3)
+    assert metrics.accuracy(a, np.array([1, 0, -1])) == 1.0
+    assert metrics.accuracy(b, np.array([1, 0, 0])) == pytest.approx(1 / 3)
+
+
+def test_half_precision_is_widened_before_it_is_summed() -> None:
+    # 70000 ones: their sum of squares is far beyond FP16's 65504.
+    a = np.ones((1, 70000), np.float16)
+    assert metrics.cosine(a, a) == pytest.approx([1.0])
+    assert metrics.relative_l2(a, a * np.float16(1.5)) == pytest.approx(0.5)
+
+
+def test_only_scores_by_class_are_ranked() -> None:
+    assert metrics.ranks_classes(np.zeros((4, 2), np.float16))
+    assert not metrics.ranks_classes(np.zeros((4, 1), np.float32))
+    assert not metrics.ranks_classes(np.zeros((4, 2), np.int64))
+    assert not metrics.ranks_classes(np.zeros((4, 2, 2), np.float32))

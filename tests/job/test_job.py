@@ -1,0 +1,377 @@
+import pytest
+from jobs import GOOD
+
+from trtpipe.cli.main import main
+from trtpipe.job.job import Job
+from trtpipe.job.load import JobErrors, JobFile, load_job
+from trtpipe.job.sections import Build
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("calib", "val"):
+        (tmp_path / name / "0").mkdir(parents=True)
+        (tmp_path / name / "0" / "a.png").write_bytes(b"")
+    for name in ("w.safetensors", "w.pickle", "m.ts", "m.pt2", "x.npy", "x.npz", "t.json"):
+        (tmp_path / name).write_bytes(b"")
+    return tmp_path
+
+
+def write(folder, *edits):
+    text = GOOD
+    for old, new in edits:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    path = folder / "job.yaml"
+    path.write_text(text)
+    return path
+
+
+INPUT = "{dtype: float32, shape: [N, 1, 32, 32], N: {min: 1, opt: 8, max: 32}}"
+TRANSFORM = "{resize: [32, 32], grayscale: true, normalize: {mean: [0.5], std: [0.5]}}"
+FACTORY = "  factory: torch.nn:Identity\n  args: {}\n  weights: w.safetensors\n"
+
+#: (what is changed in GOOD, the whole of what is printed; {dir} is the folder of the job file).
+BROKEN = [
+    # the file
+    ([("name: digits", "name: digits\nname: other")],
+     ["job.yaml:2: name: must be given once (got again, first on line 1). Remove one."]),
+    ([("  int8_mode: true", "  int8_mode: true\n  int8_mode: false")],
+     ["job.yaml:13: precision.int8_mode: must be given once (got again, first on line 12). Remove one."]),
+    ([(GOOD, "")], ["job.yaml:1: must be a mapping (got nothing). Its keys are name, model, inputs, outputs, precision, "
+                    "calibration, build, check, worker; `trtpipe init` writes one to start from."]),
+    ([(GOOD, "- a\n- b\n")], ["job.yaml:1: must be a mapping (got ['a', 'b']). Its keys are name, model, inputs, outputs, "
+                    "precision, calibration, build, check, worker; `trtpipe init` writes one to start from."]),
+    ([("  args: {}", "  args: &a {}")], ["job.yaml:4: model.args: must not have an anchor (got &a). Write the value out."]),
+    ([("  args: {}", "  args: *a")], ["job.yaml:4: model.args: must not be an alias (got *a). Write the value out."]),
+    ([("  args: {}", "  args: {f: !!python/name:os.system x}")],
+     ["job.yaml:4: model.args.f: must not have a tag (got tag:yaml.org,2002:python/name:os.system). Write the plain value."]),
+    ([("  args: {}", "\targs: {}")],
+     ["job.yaml:4: must be valid YAML (got while scanning a plain scalar found a tab character that violates indentation)."]),
+    # keys
+    ([("  factory:", "  factroy:")],
+     ["job.yaml:3: model.factroy: must be one of the keys factory, args, weights, torchscript, program or baseline "
+      "(got factroy). Did you mean factory?"]),
+    ([("  int8_mode: true", "  int8: true")],
+     ["job.yaml:12: precision.int8: must be one of the keys fp16_mode, bf16_mode, int8_mode or keep (got int8). "
+      "Did you mean int8_mode?"]),
+    ([("check:\n", "chekc:\n")],
+     ["job.yaml:1: check: must be given (got nothing).",
+      "job.yaml:19: chekc: must be one of the keys name, model, inputs, outputs, precision, calibration, build, check or worker "
+      "(got chekc). Did you mean check?"]),
+    ([("  args: {}", "  args: {}\n  zzz: 1")],
+     ["job.yaml:5: model.zzz: must be one of the keys factory, args, weights, torchscript, program or baseline (got zzz)."]),
+    ([("cosine_min", "cosin_min")],
+     ["job.yaml:21: check.limits.cosin_min: must be one of the keys cosine_min, max_abs_max, relative_l2_max, sqnr_db_min, "
+      "top1_agreement_min, accuracy_drop_max or speedup_over_fp16_min (got cosin_min). Did you mean cosine_min?"]),
+    ([("name: digits\n", "")], ["job.yaml:1: name: must be given (got nothing)."]),
+    ([(INPUT, "{dtype: float32, N: {min: 1, opt: 8, max: 32}}")], ["job.yaml:7: inputs.image.shape: must be given (got nothing)."]),
+    # types and words
+    ([("name: digits", "name: ../digits")],
+     ["job.yaml:1: name: must begin with a letter or digit and hold only letters, digits, '.', '_' and '-' (got '../digits')."]),
+    ([("name: digits", "name: 5")], ["job.yaml:1: name: must be text (got 5)."]),
+    ([("  int8_mode: true", "  int8_mode: yes")],
+     ["job.yaml:12: precision.int8_mode: must be true or false (got 'yes'). Write true, without quotes."]),
+    ([("  fp16_mode: true", "  fp16_mode: 1")], ["job.yaml:11: precision.fp16_mode: must be true or false (got 1)."]),
+    ([("precision:\n  fp16_mode: true\n  int8_mode: true\n", "precision:\n")],
+     ["job.yaml:10: precision: must be a mapping (got nothing)."]),
+    ([("entropy_2", "entropy2")],
+     ["job.yaml:16: calibration.algorithm: must be entropy_2, entropy, minmax, percentile or mse (got 'entropy2'). "
+      "Did you mean entropy_2?"]),
+    ([("build:\n", "build:\n  target: tensorrt-rtx\n")],
+     ["job.yaml:18: build.target: must be tensorrt, tensorrt_rtx or onnxruntime (got 'tensorrt-rtx'). "
+      "Did you mean tensorrt_rtx?"]),
+    ([("  logits: {dtype: float32}", "  logits: {dtype: uint8}")],
+     ["job.yaml:9: outputs.logits.dtype: must be float32, float16, int32, int64 or bool (got 'uint8')."]),
+    ([("  logits: {dtype: float32}", "  {}")],
+     ["job.yaml:8: outputs: must have at least one entry (got an empty mapping)."]),
+    ([("[8.6, 12.0]", "[8.6, sm_86, 12]")],
+     ["job.yaml:18: build.compute_capability[1]: must be a compute capability like 8.6 (got 'sm_86').",
+      "job.yaml:18: build.compute_capability[2]: must be a compute capability like 8.6 (got 12)."]),
+    ([("  algorithm: entropy_2", "  batch_size: 0\n  samples: 2.5")],
+     ["job.yaml:16: calibration.batch_size: must be at least 1 (got 0).",
+      "job.yaml:17: calibration.samples: must be a whole number (got 2.5)."]),
+    ([("cosine_min: 0.99", "cosine_min: 99")], ["job.yaml:21: check.limits.cosine_min: must be at most 1 (got 99)."]),
+    ([("cosine_min: 0.99", "cosine_min: .nan")],
+     ["job.yaml:21: check.limits.cosine_min: must be a finite number (got nan)."]),
+    ([("[32, 32], gray", "[32, 32, 32], gray")],
+     ["job.yaml:15: calibration.transform.resize: must be a positive integer or [height, width] (got [32, 32, 32])."]),
+    ([("opt: 8", 'opt: "8"')], ["job.yaml:7: inputs.image.N.opt: must be a whole number (got '8')."]),
+    ([("min: 1", "min: 0")], ["job.yaml:7: inputs.image.N.min: must be at least 1 (got 0)."]),
+    ([("[N, 1, 32, 32]", "[N, 1, -1, 32]")],
+     ["job.yaml:7: inputs.image.shape[2]: must be a positive integer or the name of a dynamic dimension (got -1)."]),
+    ([("[N, 1, 32, 32]", "[]")],
+     ["job.yaml:7: inputs.image.shape: must have at least one entry (got an empty list)."]),
+    # model
+    ([("  factory: torch.nn:Identity\n  args: {}\n  weights: w.safetensors\n", "  baseline: trace\n")],
+     ["job.yaml:2: model: must have exactly one of factory and program (got none)."]),
+    ([("  args: {}", "  program: m.pt2")],
+     ["job.yaml:2: model: must have exactly one of factory and program (got factory and program)."]),
+    ([(FACTORY, "  torchscript: m.ts\n")],
+     ["job.yaml:2: model: must have exactly one of factory and program (got torchscript alone). "
+      "torch.export cannot take a TorchScript file; beside factory or program it is the baseline."]),
+    ([(FACTORY, "  program: m.pt2\n  weights: w.safetensors\n  torchscript: m.ts\n  baseline: script\n")],
+     ["job.yaml:4: model.weights: must be given only with factory (got weights with program). Remove weights.",
+      "job.yaml:6: model.baseline: must not be given when torchscript is the baseline (got script with torchscript). "
+      "Remove baseline."]),
+    ([(FACTORY, "  program: m.ts\n")], ["job.yaml:3: model.program: must end in .pt2 (got '{dir}/m.ts')."]),
+    ([("torch.nn:Identity", "torch.nn.Identity")],
+     ["job.yaml:3: model.factory: must be package.module:callable (got 'torch.nn.Identity'). "
+      "Did you mean torch.nn:Identity?"]),
+    ([("  weights: w.safetensors", "  weights: w.pickle")],
+     ["job.yaml:5: model.weights: must end in .safetensors or .pt or .pth (got '{dir}/w.pickle')."]),
+    ([("torch.nn:Identity", "no_such_package.models:build")],
+     ["job.yaml:3: model.factory: must name a module that can be found (got 'no_such_package.models'). "
+      "Install it, or put it beside the job file."]),
+    ([("torch.nn:Identity", "trtpipe.job.problems:did_you_meen")],
+     ["job.yaml:3: model.factory: must name something that trtpipe.job.problems defines (got 'did_you_meen'). "
+      "Did you mean did_you_mean?"]),
+    # inputs
+    ([("opt: 8", "opt: 64")], ["job.yaml:7: inputs.image.N: must have min <= opt <= max (got 1, 64, 32)."]),
+    ([(", N: {min: 1, opt: 8, max: 32}", "")],
+     ["job.yaml:7: inputs.image.shape: must have a range for N (got none). Add N: {min: 1, opt: 8, max: 32}."]),
+    ([("[N, 1, 32, 32]", "[8, 1, 32, 32]")],
+     ["job.yaml:7: inputs.image.N: must be a dimension named in shape (got shape [8, 1, 32, 32])."]),
+    ([("[N, 1, 32, 32]", "[N, 1, N, 32]")],
+     ["job.yaml:7: inputs.image.shape: must use the batch dimension once, first (got [N, 1, N, 32])."]),
+    ([("[N, 1, 32, 32]", "[N, 3, 32, 32]")],
+     ["job.yaml:7: inputs.image.shape: must have 1 channels for calibration.images (got [N, 3, 32, 32]). "
+      "calibration.transform.grayscale gives 1 channel, without it there are 3."]),
+    ([("[N, 1, 32, 32]", "[N, 1, 28, 28]")],
+     ["job.yaml:7: inputs.image.shape: must end in 32, 32, the size calibration.transform gives (got [N, 1, 28, 28])."]),
+    ([("dtype: float32, shape", "dtype: uint8, shape")],
+     ["job.yaml:15: calibration.transform.normalize: must not be given when inputs.image is uint8 (got normalize). "
+      "Move it to inputs.image.normalize, which the engine does itself."]),
+    ([("dtype: float32, shape", "dtype: int64, shape")],
+     ["job.yaml:7: inputs.image.dtype: must be float32, float16 or uint8 to take images (got int64)."]),
+    ([(INPUT, INPUT + "\n  mask: {shape: [N, 4], N: {min: 1, opt: 8, max: 16}}")],
+     ["job.yaml:8: inputs.mask.N: must have the same range as in inputs.image (got 1, 8, 16 and 1, 8, 32). "
+      "Or use another name.",
+      "job.yaml:15: calibration.images: must feed exactly one input (got image, mask). "
+      "Use calibration.arrays or calibration.factory.",
+      "job.yaml:21: check.images: must feed exactly one input (got image, mask). Use check.arrays or check.factory."]),
+    ([("  logits: {dtype: float32}", "  image: {dtype: float32}")],
+     ["job.yaml:9: outputs.image: must have a name that no input has (got 'image')."]),
+    # normalize
+    ([("std: [0.5]", "std: [0.5, 0.5]")],
+     ["job.yaml:15: calibration.transform.normalize: must have as many std as mean (got 1 mean, 2 std)."]),
+    ([("mean: [0.5], std: [0.5]", "mean: [1, 2, 3], std: [1, 1, 1]")],
+     ["job.yaml:15: calibration.transform.normalize: must have one mean and std, or 1 (one a channel) (got 3)."]),
+    ([("std: [0.5]", "std: [0]")],
+     ["job.yaml:15: calibration.transform.normalize.std[0]: must be greater than 0 (got 0.0)."]),
+    # precision, calibration, check
+    ([("  fp16_mode: true", "  fp16_mode: true\n  bf16_mode: true")],
+     ["job.yaml:12: precision.bf16_mode: must not be set with fp16_mode (got both true). Choose one."]),
+    ([("  fp16_mode: true", "  keep: {fp16: [head]}")],
+     ["job.yaml:11: precision.keep.fp16: must be empty unless fp16_mode and int8_mode are true (got [head])."]),
+    ([("calibration:\n  images: calib\n  transform: " + TRANSFORM + "\n  algorithm: entropy_2\n", ""),
+      ("[N, 1, 32, 32]", "[N, 3, 32, 32]")],
+     ["job.yaml:1: calibration: must be given when precision.int8_mode is true (got none). "
+      "Add calibration.images, or calibration.table."]),
+    ([("  algorithm: entropy_2", "  percentile: 99.9")],
+     ["job.yaml:16: calibration.percentile: must be given only with algorithm: percentile (got algorithm: entropy_2)."]),
+    ([("  algorithm: entropy_2", "  table: t.json")],
+     ["job.yaml:13: calibration: must have exactly one of images, arrays, factory and table (got images and table)."]),
+    ([("images: calib", "arrays: x.npy")],
+     ["job.yaml:15: calibration.transform: must be given only with images (got transform with arrays). Remove transform."]),
+    ([("images: calib", "images: clib")],
+     ["job.yaml:14: calibration.images: must be a folder that exists (got 'clib': nothing there). "
+      "It is {dir}/clib, from the folder of the job file."]),
+    ([("images: val", "images: x.npy")],
+     ["job.yaml:20: check.images: must be a folder that exists (got 'x.npy': not a folder). "
+      "It is {dir}/x.npy, from the folder of the job file."]),
+    ([("w.safetensors", "calib")],
+     ["job.yaml:5: model.weights: must be a file that exists (got 'calib': not a file). "
+      "It is {dir}/calib, from the folder of the job file.",
+      "job.yaml:5: model.weights: must end in .safetensors or .pt or .pth (got '{dir}/calib')."]),
+    ([("cosine_min: 0.99", "")],
+     ["job.yaml:21: check.limits: must set at least one limit (got none). "
+      "A check without a limit cannot fail; start with cosine_min: 0.99."]),
+    ([("cosine_min: 0.99", "cosine_min: 0.99, speedup_over_fp16_min: 1.2")],
+     ["job.yaml:21: check.limits.speedup_over_fp16_min: must be given only with check.require: engine "
+      "(got require: graph). Speed is measured on the engine itself."]),
+    ([("  images: val\n", "")],
+     ["job.yaml:19: check: must have exactly one of images, arrays and factory (got none)."]),
+    # build
+    ([("  compute_capability: [8.6, 12.0]", "  route: torch2trt\n  target: tensorrt_rtx")],
+     ["job.yaml:19: build.target: must be tensorrt for route torch2trt (got tensorrt_rtx)."]),
+    ([("  compute_capability: [8.6, 12.0]", "  route: torch_tensorrt\n  target: onnxruntime")],
+     ["job.yaml:19: build.target: must be tensorrt or tensorrt_rtx for route torch_tensorrt (got onnxruntime)."]),
+    ([("build:\n", "build:\n  target: onnxruntime\n")],
+     ["job.yaml:19: build.compute_capability: must be left out for target onnxruntime (got a value). It steers TensorRT."]),
+]  # fmt: skip
+
+
+def test_the_job_that_every_case_breaks_is_good(folder, capsys):
+    assert main(["validate", str(write(folder))]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("edits", "expected"), BROKEN, ids=[e[1][0].partition(" (got")[0][:70] for e in BROKEN])
+def test_broken_job(edits, expected, folder, capsys, monkeypatch):
+    write(folder, *edits)
+    monkeypatch.chdir(folder)
+    assert main(["validate", "job.yaml"]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.splitlines() == [line.replace("{dir}", str(folder)) for line in expected]
+    assert printed.out == ""
+
+
+def test_the_table_is_as_long_as_was_asked_for():
+    assert len(BROKEN) >= 40
+    assert len({str(e[1]) for e in BROKEN}) == len(BROKEN)
+
+
+def test_every_problem_at_once(folder):
+    path = write(folder, ("factory:", "factroy:"), ("entropy_2", "entropy3"), ("images: val", "images: vla"),
+                 ("  fp16_mode: true", "  fp16_mode: true\n  bf16_mode: true"))  # fmt: skip
+    with pytest.raises(JobErrors) as raised:
+        load_job(path)
+    assert [p.path for p in raised.value.problems] == [
+        "model.factroy",
+        "precision.bf16_mode",
+        "calibration.algorithm",
+        "check.images",
+    ]
+
+
+def test_build_prints_the_same_problems_and_builds_nothing(folder, capsys):
+    path = write(folder, ("entropy_2", "entropy3"))
+    assert main(["build", str(path), "-o", str(folder / "out")]) == 2
+    assert f"{path}:16: calibration.algorithm: must be" in capsys.readouterr().err
+    assert not (folder / "out").exists()
+
+
+def test_paths_are_from_the_folder_of_the_job_file(folder, monkeypatch):
+    path = write(folder)
+    monkeypatch.chdir(folder.parent)
+    job = load_job(f"{folder.name}/{path.name}")
+    assert job.model.weights == str(folder / "w.safetensors")
+    assert job.calibration is not None
+    assert job.calibration.images == str(folder / "calib")
+    assert job.check.images == str(folder / "val")
+    assert job.folder == folder
+
+
+def test_the_folder_is_no_part_of_the_job(folder):
+    job = load_job(write(folder))
+    assert not {"folder", "_folder"} & set(job.model_dump(mode="json"))
+    again = Job.model_validate(job.model_dump())
+    assert again.folder is None
+    assert (again.text, job.text) == ("", GOOD)
+    assert load_job(folder / "job.yaml", ["check.seed=1"]).text == GOOD + "# --set check.seed=1\n"
+    assert again.model_dump() == job.model_dump()
+    assert Job.model_validate_json(job.model_dump_json()).model_dump() == job.model_dump()
+
+
+def test_compute_capabilities_are_taken_as_written(folder, capsys):
+    job = load_job(write(folder, ("[8.6, 12.0]", "[8.6, 12.0, '7.5']")))
+    assert job.build.compute_capability == ("8.6", "12.0", "7.5")
+    path = write(folder, ("[8.6, 12.0]", "[12.10]"))
+    with pytest.raises(JobErrors, match=r"must be a compute capability like 8\.6 \(got '12\.10'\)"):
+        load_job(path)
+
+
+def test_builder_options_are_read_as_strictly_as_the_rest(folder):
+    lines = "build:\n  profiles: [{N: {min: 1, opt: 2, max: 4}}]\n  tensor_formats: {image: [linear]}\n"
+    job = load_job(write(folder, ("build:\n", lines)))
+    assert job.build.profiles[0]["N"].opt == 2
+    assert job.build.tensor_formats == {"image": ("linear",)}
+    with pytest.raises(
+        JobErrors, match=r"build\.tf32: must be true or false \(got 'yes'\)\. Write true, without quotes"
+    ):
+        load_job(write(folder, ("build:\n", "build:\n  tf32: yes\n")))
+    with pytest.raises(JobErrors, match=r"profiles\[0\]\.N: 1 <= min <= opt <= max must hold \(got 3, 2, 4\)"):
+        load_job(write(folder, ("build:\n", "build:\n  profiles: [{N: {min: 3, opt: 2, max: 4}}]\n")))
+    with pytest.raises(
+        JobErrors, match=r"profiles\[0\]\.N: must be {min, opt, max}, whole numbers \(got a mapping of min"
+    ):
+        load_job(write(folder, ("build:\n", "build:\n  profiles: [{N: {min: 3}}]\n")))
+
+
+def test_a_dimension_may_be_called_no(folder):
+    job = load_job(write(folder, (INPUT, "{shape: [no, 1, 32, 32], no: {min: 1, opt: 2, max: 4}}")))
+    (spec,) = job.input_specs()
+    assert spec.shape == ("no", 1, 32, 32)
+    assert (spec.at("min")[0], spec.at("opt")[0], spec.at("max")[0]) == (1, 2, 4)
+
+
+def test_batch_size_stays_within_the_batch_dimension(folder):
+    job = load_job(write(folder))
+    assert job.batch_size(job.check) == 32
+    assert job.batch_size(job.check.model_copy(update={"batch_size": 100})) == 32
+    static = load_job(write(folder, (INPUT, "{shape: [4, 1, 32, 32]}")))
+    assert static.batch_size(static.check) == 4
+
+
+def test_the_check_uses_calibrations_transform(folder):
+    job = load_job(write(folder))
+    assert job.check.transform is None
+    assert job.calibration is not None
+    assert job.check_transform() == job.calibration.transform
+
+
+def test_set_overrides_the_file(folder):
+    path = write(folder)
+    job = load_job(path, ("build.target=tensorrt", "precision.keep.fp32=[head.*]", "check.samples=3",
+                          "build.compute_capability=[8.9]", "model.args.depth=2"))  # fmt: skip
+    assert job.build.target == "tensorrt"
+    assert job.precision.keep.fp32 == ("head.*",)
+    assert job.check.samples == 3
+    assert job.build.compute_capability == ("8.9",)
+    assert job.model.args == {"depth": 2}
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("build.target=tensort",
+         "--set: build.target: must be tensorrt, tensorrt_rtx or onnxruntime (got 'tensort'). Did you mean tensorrt?"),
+        ("build.tarket=tensorrt",
+         f"--set: build.tarket: must be one of the {len(Build.model_fields)} keys that `trtpipe schema` lists here "
+         "(got tarket). Did you mean target?"),
+        ("name.x=1", "--set: name: must be a mapping (got 'digits')."),
+        ("check.images=nowhere",
+         "--set: check.images: must be a folder that exists (got 'nowhere': nothing there). "
+         "It is {dir}/nowhere, from the folder of the job file."),
+        ("precision.bf16_mode=true", "--set: precision.bf16_mode: must not be set with fp16_mode (got both true). Choose one."),
+        ("nonsense", "--set: must be SECTION.KEY=VALUE (got 'nonsense')."),
+        ("a..b=1", "--set: must be SECTION.KEY=VALUE (got 'a..b=1')."),
+        ("check.samples=*a", "--set: check.samples: must not be an alias (got *a). Write the value out."),
+    ],
+)  # fmt: skip
+def test_a_bad_override_is_reported_as_set(override, expected, folder, capsys):
+    assert main(["validate", str(write(folder)), "--set", override]) == 2
+    assert capsys.readouterr().err.splitlines() == [expected.replace("{dir}", str(folder))]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("jop.yaml", None, "jop.yaml: must be a job file (got no such file). Did you mean job.yaml?"),
+        ("bytes.yaml", b"name: \xff\n", "bytes.yaml: must be UTF-8 text (got byte 0xff at 6)."),
+    ],
+)
+def test_files_that_cannot_be_read(name, content, expected, folder, capsys, monkeypatch):
+    write(folder)
+    if content is not None:
+        (folder / name).write_bytes(content)
+    monkeypatch.chdir(folder)
+    assert main(["validate", name]) == 2
+    assert capsys.readouterr().err.splitlines() == [expected]
+
+
+def test_a_job_made_in_python_keeps_the_same_rules(folder):
+    good = load_job(write(folder)).model_dump()
+    with pytest.raises(ValueError, match=r"precision\.bf16_mode: must not be set with fp16_mode"):
+        Job.model_validate(good | {"precision": {"fp16_mode": True, "bf16_mode": True}})
+
+
+def test_job_only_ignores_what_this_machine_lacks(tmp_path, capsys):
+    path = tmp_path / "job.yaml"
+    path.write_text(GOOD.replace("torch.nn:Identity", "no_such_package:build"))
+    assert main(["validate", str(path)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 4
+    assert main(["validate", "--job-only", str(path)]) == 0
+    job = JobFile(path, paths_exist=False).read()
+    assert job is not None

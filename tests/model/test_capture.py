@@ -1,0 +1,84 @@
+"""The captured graph answers as the eager model does, at batch sizes it was not exported with."""
+
+from __future__ import annotations
+
+import nets
+import pytest
+import torch
+from torch import nn
+
+from trtpipe.errors import BuildError
+from trtpipe.model.capture import capture
+from trtpipe.model.nodes import calls, module_path, op_name, source_line
+from trtpipe.values import LoadedModel
+
+
+def names(net: str) -> list[str]:
+    return [op_name(n) for n in calls(nets.captured(net).graph.graph)]
+
+
+@pytest.mark.parametrize(("net", "shape"), [("residual", (3, 8, 8)), ("attention", (6, 8))])
+def test_answers_as_eager_at_every_batch(net: str, shape: tuple[int, ...]) -> None:
+    captured, loaded = nets.captured(net), getattr(nets, net)()
+    for batch in (1, 3, 8):
+        x = nets.images(batch, *shape, seed=batch)
+        with torch.inference_mode():
+            torch.testing.assert_close(captured.graph(x)[0], loaded.module(x)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_folds_batch_norm_into_the_convolution() -> None:
+    found = names("residual")
+    assert "conv2d" in found
+    assert not [n for n in found if "batch_norm" in n]
+
+
+def test_spells_attention_out() -> None:
+    found = names("attention")
+    assert "scaled_dot_product_attention" not in found
+    assert found.count("matmul") == 2
+    assert "softmax" in found
+
+
+def test_leaves_causal_attention_whole_and_says_so() -> None:
+    captured = capture(nets.attention(causal=True))
+    assert any("causal" in note and "not quantized" in note for note in captured.notes)
+    assert "scaled_dot_product_attention" in [op_name(n) for n in calls(captured.graph.graph)]
+
+
+def test_folds_weights_that_are_computed_from_constants() -> None:
+    class Standardized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(5, 3, 3, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            w = (self.weight - self.weight.mean((1, 2, 3), keepdim=True)) / self.weight.std((1, 2, 3), keepdim=True)
+            return torch.nn.functional.conv2d(x, w).mean((2, 3))
+
+    captured = capture(nets.loaded(Standardized().eval()))
+    convolution = next(n for n in calls(captured.graph.graph) if op_name(n) == "conv2d")
+    assert convolution.args[1].op == "get_attr"
+
+
+def test_every_node_knows_its_module_and_line() -> None:
+    captured = nets.captured("residual")
+    convolutions = [n for n in calls(captured.graph.graph) if op_name(n) == "conv2d"]
+    assert [module_path(n) for n in convolutions] == ["stem", "conv1", "conv2", "down"]
+    assert all(source_line(n).startswith("nets.py:") for n in convolutions)
+
+
+def test_digest_follows_the_graph_and_the_weights() -> None:
+    one = nets.captured("residual")
+    assert one.digest == capture(nets.residual()).digest
+    assert one.digest != nets.captured("concat").digest
+    other = nets.residual()
+    assert one.digest != capture(LoadedModel(other.module, other.inputs, other.outputs, "v" * 64, "test")).digest
+
+
+def test_a_model_that_cannot_be_exported_is_a_build_error_in_torchs_words() -> None:
+    class Branching(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(BuildError, match=r"capture: torch\.export must be able to capture the model \(got "):
+        capture(nets.loaded(Branching(), out_shape=("N", 3, 8, 8)))

@@ -1,0 +1,175 @@
+"""Loading a model: sources, weights, bindings, and the messages of what can be wrong with them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from trtpipe.errors import BuildError, InputError, MissingError
+from trtpipe.job.job import Job
+from trtpipe.job.load import load_job
+from trtpipe.model.bindings import bind
+from trtpipe.model.load import load_model
+from trtpipe.values import DimRange, TensorSpec
+
+MODULE = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, width)
+
+    def forward(self, x):
+        return self.fc(x)
+
+
+def make(width=3):
+    return Net(width)
+
+
+def two(width=3):
+    class Two(Net):
+        def forward(self, x):
+            return {"b": self.fc(x), "a": x.argmax(1), "c": x.to(torch.float16)}
+
+    return Two(width)
+
+
+def number():
+    return 3
+
+
+broken = 3
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Any:
+    """A function that makes a job whose model is in tmp_path/mynet.py; keywords replace parts of its model section."""
+    (tmp_path / "mynet.py").write_text(MODULE)
+
+    def make(outputs: tuple[str, ...] = ("y",), width: int = 4, **model: Any) -> Job:
+        raw = {
+            "name": "t",
+            "model": {k: v for k, v in ({"factory": "mynet:make"} | model).items() if v is not None},
+            "inputs": {"x": {"shape": ["N", width], "N": {"min": 1, "opt": 2, "max": 4}}},
+            "outputs": {n: {} for n in outputs},
+            "check": {"arrays": "x.npy", "limits": {"cosine_min": 0.9}},
+        }
+        (tmp_path / "job.yaml").write_text(json.dumps(raw))
+        return load_job(tmp_path / "job.yaml", paths_exist=False)
+
+    yield make
+    sys.modules.pop("mynet", None)
+
+
+def test_a_factory_beside_the_job(job: Any, tmp_path: Path) -> None:
+    loaded = load_model(job(args={"width": 6}), tmp_path)
+    assert loaded.outputs == (TensorSpec("y", "float32", ("N", 6), {"N": DimRange(1, 2, 4)}),)
+    assert not loaded.module.training
+    assert not any(p.requires_grad for p in loaded.module.parameters())
+
+
+def test_outputs_of_a_dict_are_taken_by_name(job: Any, tmp_path: Path) -> None:
+    loaded = load_model(job(("a", "b"), factory="mynet:two"), tmp_path)
+    a, b = loaded.module(torch.arange(8.0).reshape(2, 4))
+    assert a.tolist() == [3, 3]
+    assert b.shape == (2, 3)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_weights(job: Any, tmp_path: Path, suffix: str) -> None:
+    state = {"fc.weight": torch.ones(3, 4), "fc.bias": torch.tensor([0.0, 1.0, 2.0])}
+    path = tmp_path / f"w{suffix}"
+    save_file(state, str(path)) if suffix == ".safetensors" else torch.save({"state_dict": state}, path)
+    loaded = load_model(job(weights=str(path)), tmp_path)
+    assert loaded.module(torch.ones(1, 4))[0].tolist() == [[4.0, 5.0, 6.0]]
+
+
+def test_the_digest_follows_the_weights(job: Any, tmp_path: Path) -> None:
+    digests = set()
+    for value in (1.0, 2.0):
+        path = tmp_path / f"{value}.safetensors"
+        save_file({"fc.weight": torch.full((3, 4), value), "fc.bias": torch.zeros(3)}, str(path))
+        digests |= {load_model(job(weights=str(path)), tmp_path).weights_digest for _ in range(2)}
+    assert len(digests) == 2
+
+
+def test_a_pickle_that_is_more_than_tensors_is_refused(job: Any, tmp_path: Path) -> None:
+    path = tmp_path / "w.pt"
+    torch.save(torch.nn.Linear(4, 3), path)
+    with pytest.raises(InputError, match=r"model\.weights: must be a \.safetensors file or a \.pt file of tensors"):
+        load_model(job(weights=str(path)), tmp_path)
+
+
+def test_weights_of_another_shape(job: Any, tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    save_file({"fc.weight": torch.ones(5, 4), "fc.bias": torch.zeros(5)}, str(path))
+    with pytest.raises(InputError, match=r"model\.weights: must fit the model \(got w\.safetensors: (.|\n)*mismatch"):
+        load_model(job(weights=str(path)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "message"),
+    [
+        ({"factory": "no_such_module:make"}, InputError, "model.factory: must name a module that can be imported"),
+        ({"factory": "mynet:mkae"}, InputError, "model.factory: must be package.module:callable (got 'mynet:mkae'"),
+        ({"factory": "mynet:broken"}, InputError, "model.factory: must be package.module:callable (got 'mynet:br"),
+        ({"factory": "mynet:number"}, InputError, "model.factory: must return an nn.Module (got int from mynet:"),
+        ({"args": {"widht": 3}}, InputError, "model.args: must fit the factory mynet:make (got "),
+    ],
+)
+def test_messages(job: Any, tmp_path: Path, model: dict[str, Any], error: type, message: str) -> None:
+    with pytest.raises(error) as raised:
+        load_model(job(**model), tmp_path)
+    assert str(raised.value).startswith(message)
+
+
+def test_a_package_that_the_users_module_needs(job: Any, tmp_path: Path) -> None:
+    (tmp_path / "needy.py").write_text("import surely_not_installed\n")
+    with pytest.raises(MissingError, match="needy needs the package 'surely_not_installed', which is not installed"):
+        load_model(job(factory="needy:make"), tmp_path)
+
+
+def test_more_outputs_than_named(job: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"outputs: must be among what the model returns, \['b', 'a', 'c'\] \(got"):
+        load_model(job(("z",), factory="mynet:two"), tmp_path)
+    with pytest.raises(InputError, match=r"outputs: must name each tensor that the model returns"):
+        load_model(job(("y", "z")), tmp_path)
+
+
+def test_an_input_that_the_model_cannot_take(job: Any, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"model: must run on zeros of the declared input shapes \(got RuntimeError"):
+        load_model(job(width=5), tmp_path)
+
+
+def test_an_exported_program(job: Any, tmp_path: Path) -> None:
+    batch = torch.export.Dim("N", min=1, max=4)
+    network = torch.nn.Linear(4, 3)
+    torch.export.save(
+        torch.export.export(network, (torch.zeros(2, 4),), dynamic_shapes=({0: batch},)), tmp_path / "p.pt2"
+    )
+    loaded = load_model(job(factory=None, program=str(tmp_path / "p.pt2")), tmp_path)
+    x = torch.ones(3, 4)
+    torch.testing.assert_close(loaded.module(x)[0], network(x))
+
+
+def test_uint8_is_normalised_inside() -> None:
+    spec = (TensorSpec("x", "uint8", (1, 2, 1, 1)),)
+    module = bind(torch.nn.Identity(), spec, {"x": ((0.5, 0.25), (0.5, 1.0))}, ("y",))
+    x = torch.tensor([255, 51], dtype=torch.uint8).reshape(1, 2, 1, 1)
+    # (1 - 0.5) / 0.5 = 1 and (0.2 - 0.25) / 1 = -0.05
+    assert module(x)[0].flatten().tolist() == pytest.approx([1.0, -0.05], abs=1e-6)
+
+
+def test_uint8_without_normalisation_keeps_its_range() -> None:
+    spec = (TensorSpec("x", "uint8", (1, 1)),)
+    assert bind(torch.nn.Identity(), spec, {}, ("y",))(torch.tensor([[200]], dtype=torch.uint8))[0].item() == 200.0

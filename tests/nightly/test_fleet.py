@@ -1,0 +1,235 @@
+"""A real scheduler and real worker processes on this machine."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import nights
+import pytest
+from nights import fingerprints, night, outcomes
+
+from trtpipe.cli.main import main
+from trtpipe.job.load import load_job
+from trtpipe.nightly.fleet import needs, telling
+from trtpipe.nightly.fleet_worker import announced
+from trtpipe.runtime.device import Device
+
+
+def test_a_worker_announces_what_it_is():
+    orin = Device("linux", "aarch64", {"tensorrt": "10.3.0"}, "8.7", "Orin", True)
+    assert announced(orin, ("jetson-orin",), torch=False) == (
+        "cpu", "aarch64", "jetson-orin", "gpu", "sm87", "jetson", "tensorrt", "tensorrt=10", "tensorrt=10.3",
+        "tensorrt=10.3.0",
+    )  # fmt: skip
+    assert announced(Device("linux", "x86_64"), (), torch=True) == ("cpu", "x86_64", "torch")
+
+
+def test_what_follows_from_the_rest_is_not_shown():
+    words = frozenset({"cpu", "tensorrt", "tensorrt=10", "tensorrt=10.3", "tensorrt=10.3.0", "orin"})
+    assert telling(words) == ("cpu", "orin", "tensorrt=10.3.0")
+
+
+def test_what_a_job_needs(tmp_path):
+    jobs = nights.make_world(tmp_path)
+    job = load_job(nights.write_job(jobs, "a", "build: {target: tensorrt}\nworker: [sm87, tensorrt=10.3]\n"))
+    assert needs(job) == {"torch", "tensorrt", "sm87", "tensorrt=10.3"}
+    job = load_job(jobs / "a.yaml", ["check.require=engine"])
+    assert "gpu" in needs(job)
+
+
+def test_a_scheduler_that_is_not_there_is_said(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("trtpipe.nightly.fleet._CONNECT_S", 1.0)
+    nights.write_job(nights.make_world(tmp_path), "a")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        arguments = ["-o", str(tmp_path / "out"), "--cache", str(tmp_path / "cache"), "--scheduler", address]
+        assert main(["nightly", str(tmp_path / "a.yaml"), *arguments]) == 3
+    assert f"--scheduler: must be a Dask scheduler that answers (got {address}: " in capsys.readouterr().err
+
+
+class Fleet:
+    """A scheduler and workers as processes of their own."""
+
+    def __init__(self, folder):
+        self.folder, self.processes = folder, {}
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.address = f"tcp://127.0.0.1:{port}"
+        command = ["-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard"]
+        self._start("scheduler", command)
+        deadline = time.monotonic() + 60
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                return
+            assert time.monotonic() < deadline, self.log("scheduler")
+            time.sleep(0.1)
+
+    def worker(self, name, *tags, path=None):
+        options = [option for tag in tags for option in ("--tag", tag)]
+        cache = ["--cache", str(self.folder / f"cache-{name}"), "--threads", "1"]
+        self._start(name, ["-m", "trtpipe", "worker", self.address, "--name", name, *options, *cache], path)
+
+    def wait(self, count):
+        from distributed import Client
+
+        with Client(self.address, timeout=60) as client:
+            client.wait_for_workers(count, timeout=120)
+
+    def kill(self, name):
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait()
+
+    def building(self, name):
+        """Names of the jobs that a worker's process has begun."""
+        log = self.folder / f"cache-{name}" / f"{name}.log"
+        lines = log.read_text().splitlines() if log.exists() else []
+        return [line.removeprefix("== ") for line in lines if line.startswith("== ")]
+
+    def log(self, name):
+        return (self.folder / f"{name}.log").read_text()
+
+    def close(self):
+        for process in reversed(list(self.processes.values())):
+            process.send_signal(signal.SIGTERM)
+        for process in self.processes.values():
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _start(self, name, arguments, path=None):
+        environment = nights.environment()
+        if path is not None:
+            environment["PYTHONPATH"] += os.pathsep + str(path)
+        with (self.folder / f"{name}.log").open("w") as log:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, *arguments], stdout=log, stderr=log, env=environment, cwd=self.folder
+            )
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    found = Fleet(tmp_path)
+    yield found
+    found.close()
+
+
+def test_jobs_land_where_they_match_and_a_killed_workers_job_is_built_elsewhere(fleet, tmp_path):
+    """Three workers; one of the two that announce `orin` is killed with -9 while it builds."""
+    jobs = nights.make_world(tmp_path / "jobs", 5)
+    for k in range(3):
+        nights.write_job(jobs, f"orin{k}", "build: {target: onnxruntime}\nworker: [orin]\n", f"w{k}.safetensors")
+    for k in (3, 4):
+        nights.write_job(jobs, f"thor{k}", "build: {target: tensorrt_rtx}\nworker: [thor]\n", f"w{k}.safetensors")
+    nights.write_job(jobs, "xavier", "build: {target: onnxruntime}\nworker: [xavier]\n")
+    fleet.worker("a", "orin")
+    fleet.worker("b", "thor")
+    fleet.worker("c", "orin")
+    fleet.wait(3)
+    command = ("nightly", "jobs", "-o", "out", "--cache", "cache", "--json")
+    process = nights.start(*command, "--scheduler", fleet.address, cwd=tmp_path)
+    deadline = time.monotonic() + 240
+    while not fleet.building("a"):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    fleet.kill("a")
+    out, err = process.communicate()
+    assert process.returncode == 3, err  # xavier
+    report = json.loads(out)
+    names = {"orin0", "orin1", "orin2", "thor3", "thor4"}
+    assert outcomes(report) == dict.fromkeys(names, "built") | {"xavier": "error"}
+    by_name = {o["name"]: o for o in report["outcomes"]}
+    assert {by_name[n]["where"] for n in ("orin0", "orin1", "orin2")} == {"c"}
+    assert {by_name[n]["where"] for n in ("thor3", "thor4")} == {"b"}
+    lost = [n for n in names if by_name[n]["attempts"]]
+    assert lost == fleet.building("a")[:1]
+    assert by_name[lost[0]]["attempts"] == ["worker a was lost while it built this"]
+    error = by_name["xavier"]["error"]
+    assert error.startswith("xavier: a worker must announce onnxruntime, torch, xavier (got a: cpu, onnxruntime=1.")
+    for name in names:
+        nights.check_bundle(tmp_path / f"out/{name}")
+
+    # Alone, the same jobs give the same bundles; and what a worker built counts as built for the next night here.
+    (jobs / "xavier.yaml").unlink()
+    for name in names:
+        path = jobs / f"{name}.yaml"
+        path.write_text("".join(line for line in path.read_text().splitlines(True) if not line.startswith("worker")))
+    assert set(outcomes(night(tmp_path)).values()) == {"reused"}
+    (tmp_path / "alone").mkdir()
+    os.symlink(jobs, tmp_path / "alone/jobs")
+    alone = night(tmp_path / "alone", "--workers", "1", jobs=("jobs/orin0.yaml", "jobs/thor3.yaml"))
+    assert fingerprints(alone) == {n: by_name[n]["fingerprint"] for n in ("orin0", "thor3")}
+    for name in ("orin0", "thor3"):
+        one, other = (nights.check_bundle(tmp_path / w / name).manifest.files for w in ("out", "alone/out"))
+        for file in ("model.onnx", "golden.safetensors"):  # TensorRT-RTX's engines differ from build to build
+            assert one[file] == other[file]
+
+
+@pytest.mark.slow
+def test_interrupted_the_fleet_stops_too(fleet, tmp_path):
+    jobs = nights.make_world(tmp_path / "jobs", 1)
+    (jobs / "net.py").write_text("import time\n" + nights.NET.replace("def net():", "def net():\n    time.sleep(600)"))
+    nights.write_job(jobs, "slow")
+    fleet.worker("a")
+    fleet.wait(1)
+    process = nights.start(
+        "nightly", "jobs", "-o", "out", "--cache", "cache", "--scheduler", fleet.address, cwd=tmp_path
+    )
+    while not fleet.building("a"):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert out.startswith("INTERRUPTED with 1 of 1 jobs to do")
+    (jobs / "net.py").write_text(nights.NET)
+    assert outcomes(night(tmp_path, "--scheduler", fleet.address)) == {"slow": "built"}  # the worker is free again
+
+
+NO_TORCH = """
+import importlib.metadata as metadata, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "torchao", "torchvision", "onnx", "onnxscript"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+version = metadata.version
+
+def without(name):
+    if name.startswith(("torch", "onnx")) and name != "onnxruntime":
+        raise metadata.PackageNotFoundError(name)
+    return version(name)
+
+metadata.version = without
+"""
+
+
+def test_a_worker_without_torch_finishes_kits(fleet, tmp_path):
+    """The worker's interpreter cannot import torch or ONNX, and the job's files are gone when it begins."""
+    jobs = nights.make_world(tmp_path / "jobs", 1)
+    nights.write_job(jobs, "edge", "build: {target: tensorrt_rtx}\nworker: [jetson-orin]\n")
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare/sitecustomize.py").write_text(NO_TORCH)
+    fleet.worker("orin", "jetson-orin", path=tmp_path / "bare")
+    fleet.wait(1)
+    report = night(tmp_path, "--scheduler", fleet.address)
+    assert outcomes(report) == {"edge": "built"}
+    (edge,) = report["outcomes"]
+    assert edge["where"] == "orin"
+    assert set(edge["seconds"]) == {"verify", "compile", "check", "bundle"}
+    assert " torch" not in report["workers"][0]
+    manifest = nights.check_bundle(tmp_path / "out/edge").manifest
+    assert manifest.engine.target == "tensorrt_rtx"
+    assert outcomes(night(tmp_path, "--scheduler", fleet.address)) == {"edge": "reused"}

@@ -1,0 +1,215 @@
+import json
+import math
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+
+import nights
+import pytest
+
+from trtpipe.cli.main import main
+from trtpipe.errors import InputError
+from trtpipe.nightly.history import History
+from trtpipe.nightly.outcome import JobOutcome, NightlyReport, lines, to_json
+from trtpipe.nightly.regressions import LIMITS, compare, parse_limits
+from trtpipe.values import Metric
+
+
+def outcome(name="a", accuracy=0.9, sqnr=30.0, size=1_000_000, seconds=100.0, **changes):
+    metrics = (
+        Metric("accuracy_engine", "logits", accuracy),
+        Metric("sqnr_db", "logits", sqnr),
+        Metric("cosine", "logits", 0.99, 0.9, True),
+    )
+    values = {"outcome": "built", "metrics": metrics, "size_bytes": size, "seconds": {"compile": seconds}, "key": "k"}
+    return JobOutcome(**{"name": name, "file": f"{name}.yaml", **values, **changes})
+
+
+def record(history, *results, green=True):
+    run = history.begin({"jobs": []})
+    for each in results:
+        history.record(run, each, {"weights": "x"}, green=green)
+    history.end(run, "done")
+    return run
+
+
+def test_what_was_recorded_comes_back(tmp_path):
+    with History(tmp_path / "h.sqlite") as history:
+        odd = outcome(sqnr=math.inf, accuracy=math.nan)
+        run = record(history, odd, outcome("b"))
+        found = history.of_run(run)["a"]
+        assert found.parts == {"weights": "x"}
+        assert found.outcome.metrics[1].value == math.inf
+        assert math.isnan(found.outcome.metrics[0].value)
+        assert found.outcome.metrics[2] == Metric("cosine", "logits", 0.99, 0.9, True)
+        assert history.names() == ("a", "b")
+
+
+def test_greens_and_latest_are_of_earlier_runs(tmp_path):
+    with History(tmp_path / "h.sqlite") as history:
+        runs = [record(history, outcome(accuracy=0.1 * k)) for k in range(4)]
+        record(history, outcome(accuracy=0.0), green=False)
+        record(history, outcome("a", outcome="error", metrics=()), green=False)
+        greens = history.greens(99, 3)["a"]
+        assert [p.run for p in greens] == [4, 3, 2]
+        assert [p.run for p in history.greens(runs[2])["a"]] == [2, 1]
+        assert history.latest(99)["a"].run == 5  # the one that has a bundle
+        assert history.latest(1) == {}
+
+
+def test_a_run_that_was_not_ended_is_the_one_to_resume(tmp_path):
+    with History(tmp_path / "h.sqlite") as history:
+        assert history.unfinished() is None
+        record(history, outcome())
+        assert history.unfinished() is None
+        run = history.begin({"jobs": ["x"]})
+        assert history.unfinished() == (run, {"jobs": ["x"]})
+        history.end(run, "interrupted")
+        assert history.unfinished() == (run, {"jobs": ["x"]})
+        history.end(run, "done")
+        assert history.unfinished() is None
+
+
+def test_a_file_that_is_no_history_or_a_newer_one_is_refused(tmp_path):
+    path = tmp_path / "h.sqlite"
+    path.write_bytes(b"no database, but long enough to look at " * 10)
+    with pytest.raises(InputError, match=r"h.sqlite: must be a history of trtpipe \(got: file is not a database\)"):
+        History(path)
+    path.unlink()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version=2")
+    with pytest.raises(InputError, match=r"must be a history of version 1 \(got 2\). Update trtpipe."):
+        History(path)
+
+
+def test_a_killed_writer_loses_nothing_that_was_recorded(tmp_path):
+    script = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+from test_history import outcome
+from trtpipe.nightly.history import History
+history = History(Path({str(tmp_path / "h.sqlite")!r}))
+run = history.begin({{}})
+for k in range(100000):
+    history.record(run, outcome(f"j{{k}}"), {{}}, green=True)
+    print(k, flush=True)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=nights.environment()
+    )
+    for _ in range(200):
+        last = int(process.stdout.readline())
+    process.send_signal(signal.SIGKILL)
+    rest = process.communicate()[0].split()
+    last = int(rest[-1]) if rest else last
+    with History(tmp_path / "h.sqlite") as history:
+        assert history.unfinished() == (1, {})
+        assert {f"j{k}" for k in range(last + 1)} <= set(history.of_run(1))
+
+
+def test_nothing_is_compared_without_a_past():
+    assert compare(outcome(), (), LIMITS) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("now", "line"),
+    [
+        (outcome(accuracy=0.885),
+         "accuracy_engine of logits 0.9 -> 0.885, worse by 0.015 than the last green run (limit 0.01)"),
+        (outcome(sqnr=26.0), "sqnr_db of logits 30 -> 26, worse by 4 than the last green run (limit 3)"),
+        (outcome(sqnr=math.nan), "sqnr_db of logits 30 -> nan, worse by inf than the last green run (limit 3)"),
+        (outcome(size=1_100_000), "size_bytes 1e+06 -> 1.1e+06, worse by 10 % than the last green run (limit 5 %)"),
+        (outcome(seconds=250.0), "build_s 100 -> 250, worse by 150 % than the last green run (limit 100 %)"),
+        (outcome(exit_code=1), "passed its check and now fails it"),
+        (outcome(outcome="error", error="no\nmore", exit_code=4), "was green and now fails: no"),
+        (outcome(metrics=(Metric("sqnr_db", "logits", 30.0), Metric("cosine", "logits", 0.99))),
+         "accuracy_engine of logits was measured and no longer is"),
+    ],
+)  # fmt: skip
+def test_what_became_worse_than_it_may_is_a_line(now, line):
+    assert compare(now, [outcome()], LIMITS)[1] == (line,)
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        outcome(accuracy=0.895),
+        outcome(accuracy=1.0, sqnr=99.0, size=10, seconds=1.0),
+        outcome(size=1_004_000),
+        outcome(seconds=150.0),
+        outcome(seconds=1000.0, stages_reused=("graph",)),
+        outcome(outcome="reused", seconds={"compile": 1000.0}),
+        outcome(outcome="cancelled", metrics=()),
+    ],
+)
+def test_what_is_within_its_limit_is_none(now):
+    assert compare(now, [outcome()], LIMITS)[1] == ()
+
+
+def test_float32_noise_is_no_regression():
+    assert compare(outcome(sqnr=140.0), [outcome(sqnr=math.inf)], LIMITS)[1] == ()
+
+
+def test_a_slow_decline_is_caught_by_the_trend():
+    """Each step is within the limit of 0.01; against the median of the past it is not."""
+    past = [outcome(accuracy=a) for a in (0.885, 0.892, 0.9, 0.9, 0.9)]  # the latest first
+    found, line = compare(outcome(accuracy=0.878), past, LIMITS)
+    assert line == ("accuracy_engine of logits 0.9 -> 0.878, worse by 0.022 than the trend (limit 0.01)",)
+    assert (found[0].before, found[0].trend, found[0].regressed) == (0.885, 0.9, True)
+    assert compare(outcome(accuracy=0.878), past[:1], LIMITS)[1] == ()
+
+
+def test_limits_are_read():
+    limits = parse_limits(["accuracy_engine=0.05", "build_s=off"])
+    assert limits["accuracy_engine"].worse_by == 0.05
+    assert "build_s" not in limits
+    assert limits["cosine"] == LIMITS["cosine"]
+    with pytest.raises(
+        InputError, match=r"--limit: must name one of .* \(got 'acuracy_engine'\). Did you mean accuracy_engine\?"
+    ):
+        parse_limits(["acuracy_engine=1"])
+    with pytest.raises(InputError, match=r"--limit: cosine must be a number from 0 up, or off \(got '-1'\)\."):
+        parse_limits(["cosine=-1"])
+
+
+def test_the_report_says_the_worst_first_and_counts_the_rest():
+    bad = outcome("bad", regressions=("accuracy fell", "size rose"))
+    report = NightlyReport(
+        3, "2026-01-01T00:00:00Z", 2.0, (bad, outcome("error", outcome="error", exit_code=4), outcome("c"))
+    )
+    text = list(lines(report))
+    assert text[0] == "REGRESSION bad: accuracy fell (and 1 more)"
+    assert text[1] == "run 3 of 2026-01-01T00:00:00Z: 3 jobs, 2 built, 1 error, 2.00 s"
+    assert report.exit_code == 1
+    assert json.loads(to_json(report))["exit_code"] == 1
+
+
+def test_the_command_shows_a_jobs_past_and_draws_it(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    with History(tmp_path / "h.sqlite") as history:
+        record(history, outcome(reasons=("first build",)), outcome("other"))
+        record(history, outcome(accuracy=0.5, reasons=("weights changed",)), green=False)
+    where = ["--history", str(tmp_path / "h.sqlite")]
+    plot = tmp_path / "a.svg"
+    assert main(["history", "a", *where, "--plot", str(plot)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[1].split()[2:4] == ["built", "0.9"]
+    assert shown[1].endswith("first build")
+    assert shown[2].split()[2:5] == ["built", "!", "0.5"]
+    assert shown[2].endswith("weights changed")
+    text = plot.read_text()
+    assert text.startswith("<?xml")
+    assert "accuracy" in text
+    first = plot.read_bytes()
+    assert main(["history", "a", *where, "--plot", str(plot)]) == 0
+    assert plot.read_bytes() == first
+    capsys.readouterr()
+    assert main(["history", *where]) == 0
+    assert capsys.readouterr().out.split() == ["a", "other"]
+    assert main(["history", "othr", *where]) == 2
+    assert "NAME: must be a job with a past (got 'othr'). Did you mean other?" in capsys.readouterr().err
+    assert main(["history", "a", "--history", str(tmp_path / "no.sqlite")]) == 2
+    assert "no.sqlite: must be a history (got nothing there)." in capsys.readouterr().err

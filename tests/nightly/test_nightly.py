@@ -1,0 +1,318 @@
+"""Nights over a small world: what is built, what is reused and why, and what one bad job costs."""
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+
+import nights
+import pytest
+from nights import fingerprints, night, outcomes
+
+from trtpipe.cli.main import main
+
+MATRIX = """
+matrix:
+  weights: [./w0.safetensors, ./w1.safetensors]
+  precision: [fp32, int8]
+build: {target: onnxruntime}
+"""
+NAMES = ["m-w0-fp32", "m-w0-int8", "m-w1-fp32", "m-w1-int8", "rtx"]
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """A world after its first night: a matrix of four jobs and one for TensorRT-RTX."""
+    folder = tmp_path_factory.mktemp("first")
+    jobs = nights.make_world(folder / "jobs", 3)
+    nights.write_job(jobs, "m", MATRIX.replace("precision: [", "precision: ["), "none.safetensors")
+    nights.write_job(jobs, "rtx", "precision: {int8_mode: true}\nbuild: {target: tensorrt_rtx}\n", "w2.safetensors")
+    report = night(folder)
+    assert outcomes(report) == dict.fromkeys(NAMES, "built"), report
+    return folder
+
+
+@pytest.fixture
+def world(first, tmp_path, monkeypatch):
+    """A copy of that world, which is the current folder; times are kept, as a copy of a disk would."""
+    shutil.copytree(first, tmp_path / "world", symlinks=True)
+    monkeypatch.chdir(tmp_path / "world")
+    return tmp_path / "world"
+
+
+@pytest.fixture
+def here(world, capsys):
+    """`trtpipe nightly` in this process, where torch need not be imported again; its report."""
+
+    def run(*arguments, jobs=("jobs",), expect=0):
+        capsys.readouterr()
+        code = main(["nightly", *jobs, "-o", "out", "--cache", "cache", "--workers", "0", "--json", *arguments])
+        shown = capsys.readouterr()
+        assert code == expect, shown.err + shown.out
+        return json.loads(shown.out)
+
+    return run
+
+
+def result(report, name):
+    return next(o for o in report["outcomes"] if o["name"] == name)
+
+
+def last_first_night(folder):
+    return json.loads((folder / "out/nightly.json").read_text())
+
+
+def test_the_first_night_builds_and_says_so(first):
+    report = last_first_night(first)
+    assert report["exit_code"] == 0
+    assert report["headline"] == "all 5 jobs are green"
+    assert {o["reasons"][0] for o in report["outcomes"]} == {"first build"}
+    assert (first / "out/nightly.txt").read_text().splitlines()[0] == "all 5 jobs are green"
+    for name in NAMES:
+        metrics = {m["name"]: m["value"] for m in result(report, name)["metrics"]}
+        assert metrics["accuracy_engine"] == 1.0, name
+
+
+def test_jobs_of_one_model_share_its_baseline(first):
+    report = last_first_night(first)
+    for weight in ("w0", "w1"):
+        reused = [set(result(report, f"m-{weight}-{p}")["stages_reused"]) for p in ("fp32", "int8")]
+        assert "baseline" in reused[0] | reused[1]
+
+
+def test_a_night_without_changes_reuses_everything_and_loads_no_torch(world):
+    script = (
+        "import sys; from trtpipe.cli.main import main\n"
+        "code = main(['nightly', 'jobs', '-o', 'out', '--cache', 'cache', '--json'])\n"
+        "heavy = [m for m in ('torch', 'onnx', 'onnxruntime', 'tensorrt_rtx', 'torchvision') if m in sys.modules]\n"
+        "print(code, heavy, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=world, env=nights.environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stderr.splitlines()[-1] == "0 []"
+    report = json.loads(done.stdout)
+    assert outcomes(report) == dict.fromkeys(NAMES, "reused")
+    assert fingerprints(report) == fingerprints(last_first_night(world))
+
+
+def test_a_touched_file_is_no_change_and_a_changed_one_is_with_its_reason(world, here):
+    os.utime(world / "jobs/w1.safetensors")
+    assert set(outcomes(here()).values()) == {"reused"}
+    nights.write_weights(world / "jobs/w2.safetensors", scale=1.1)
+    report = here()
+    assert outcomes(report) == dict.fromkeys(NAMES, "reused") | {"rtx": "built"}
+    assert result(report, "rtx")["reasons"] == ["weights changed"]
+    assert result(report, "rtx")["stages_reused"] == []
+
+
+def test_new_check_images_neither_calibrate_nor_export_nor_compile(world, here):
+    nights.data(world / "jobs/val.npz", 3)
+    report = here()
+    assert set(outcomes(report).values()) == {"built"}
+    assert result(report, "rtx")["reasons"] == ["check data changed"]
+    assert result(report, "rtx")["stages_reused"] == ["engine"]
+    assert set(result(report, "rtx")["seconds"]) == {"model", "baseline", "check", "bundle"}
+    before = result(last_first_night_of(world), "rtx")
+    assert result(report, "rtx")["engine_sha256"] == before["engine_sha256"]
+
+
+def last_first_night_of(folder):
+    """What the history says of the first run."""
+    with sqlite3.connect(folder / "out/history.sqlite") as db:
+        rows = db.execute("SELECT data FROM results WHERE run = 1").fetchall()
+    return {"outcomes": [json.loads(row[0]) for row in rows]}
+
+
+def test_another_limit_checks_again_and_builds_nothing(world, here):
+    job = world / "jobs/rtx.yaml"
+    job.write_text(job.read_text().replace("cosine_min: 0.9", "cosine_min: 0.95"))
+    report = here()
+    assert result(report, "rtx")["reasons"] == ["check.limits.cosine_min 0.9 -> 0.95"]
+    assert set(result(report, "rtx")["stages_reused"]) == {"engine", "baseline"}
+    assert set(result(report, "rtx")["seconds"]) == {"check", "bundle"}
+
+
+def test_a_damaged_or_missing_bundle_is_put_back_from_the_cache(world, here):
+    engine = world / "out/rtx/model.engine"
+    data = bytearray(engine.read_bytes())
+    data[len(data) // 2] ^= 1
+    engine.write_bytes(data)
+    shutil.rmtree(world / "out/m-w0-fp32")
+    (world / "out/m-w0-int8/extra").touch()
+    assert set(outcomes(here()).values()) == {"reused"}
+    for name in ("rtx", "m-w0-fp32", "m-w0-int8"):
+        nights.check_bundle(world / f"out/{name}")
+
+
+def test_a_damaged_cache_is_noticed_and_made_again(world, here):
+    for path in (world / "cache").rglob("model.*"):
+        path.write_bytes(b"x" * path.stat().st_size)
+    shutil.rmtree(world / "out/rtx")
+    report = here()
+    assert outcomes(report)["rtx"] == "built"
+    assert result(report, "rtx")["reasons"] == ["its bundle is no longer in the cache"]
+    assert result(report, "rtx")["stages_reused"] == ["calibration", "baseline"]
+    assert fingerprints(report) == fingerprints(last_first_night_of(world))
+
+
+def test_explain_says_what_would_be_built_and_builds_nothing(world):
+    nights.write_weights(world / "jobs/w0.safetensors", scale=1.1)
+    (world / "jobs/net.py").write_text(nights.NET + "\n# another line\n")
+    out = nights.run("nightly", "jobs", "-o", "out", "--cache", "cache", "--explain", cwd=world)
+    assert out.splitlines() == [
+        "m-w0-fp32: build: weights changed; source of net changed",
+        "m-w0-int8: build: weights changed; source of net changed",
+        "m-w1-fp32: build: source of net changed",
+        "m-w1-int8: build: source of net changed",
+        "rtx: build: source of net changed",
+    ]
+    (world / "jobs/net.py").write_text(nights.NET)
+    assert "rtx: reuse" in nights.run("nightly", "jobs", "-o", "out", "--cache", "cache", "--explain", cwd=world)
+
+
+def test_a_regression_is_the_first_line_and_exit_code_1_until_it_is_repaired_or_accepted(world, here):
+    nights.write_weights(world / "jobs/w2.safetensors", broken=True)
+    report = here(expect=1)
+    line = "rtx: accuracy_engine of logits 1 -> 0.333333, worse by 0.6667 than the last green run (limit 0.01)"
+    assert report["headline"].startswith(f"REGRESSION {line}")
+    assert (world / "out/nightly.txt").read_text().startswith(f"REGRESSION {line}")
+    assert report["outcomes"][0]["name"] == "rtx"
+    again = here(expect=1)  # reused, and no better for it
+    assert again["headline"].startswith(f"REGRESSION {line}")
+    assert outcomes(again)["rtx"] == "reused"
+    accepted = here("--accept", "rt*")
+    assert "accepted: accuracy_engine" in " ".join(result(accepted, "rtx")["notes"])
+    assert here()["exit_code"] == 0  # the new normal
+
+
+def test_one_bad_job_costs_only_itself(world, here):
+    (world / "jobs/bad.yaml").write_text("name: bad\nmodel: [\n")
+    (world / "jobs/twin.yaml").write_text((world / "jobs/rtx.yaml").read_text())
+    report = here(expect=2)
+    assert outcomes(report) == dict.fromkeys(NAMES, "reused") | {"bad.yaml": "error", "rtx (twin.yaml)": "error"}
+    assert result(report, "bad.yaml")["error"].startswith("jobs/bad.yaml:3: must be valid YAML")
+    assert "twin.yaml: name: must be another than that of" in result(report, "rtx (twin.yaml)")["error"]
+    assert report["headline"] == "ERROR bad.yaml, rtx (twin.yaml)"
+
+
+def test_what_validate_refuses_is_not_started(world, here):
+    job = world / "jobs/rtx.yaml"
+    job.write_text(job.read_text().replace("net:net", "net:nat"))
+    report = here(expect=1)
+    error = result(report, "rtx")["error"]
+    assert error.startswith("jobs/rtx.yaml:3: model.factory: must name something that net defines (got 'nat').")
+    assert report["headline"].startswith("REGRESSION rtx: was green and now fails: jobs/rtx.yaml:3")
+
+
+def test_a_worker_that_dies_is_replaced_and_the_job_tried_again(world):
+    """The net's module ends its process the first time it is imported."""
+    jobs = world / "jobs"
+    marker = jobs / "died"
+    (jobs / "net.py").write_text(
+        f"import os, pathlib, signal\nmarker = pathlib.Path({str(marker)!r})\n"
+        "if not marker.exists():\n    marker.touch()\n    os.kill(os.getpid(), signal.SIGKILL)\n" + nights.NET
+    )
+    report = night(world, "--workers", "1", jobs=("jobs/rtx.yaml",))
+    assert outcomes(report) == {"rtx": "built"}
+    assert result(report, "rtx")["attempts"] == ["worker cpu0 died with signal 9 (SIGKILL)"]
+    (jobs / "net.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n" + nights.NET)
+    report = night(world, "--workers", "1", expect=1, jobs=("jobs/rtx.yaml",))
+    assert "worker cpu0 died with signal 9 (SIGKILL), 2 times." in result(report, "rtx")["error"]
+
+
+def test_interrupted_it_stops_and_resume_goes_on(world):
+    for k in range(3):
+        nights.write_weights(world / f"jobs/w{k}.safetensors", scale=3.0 + k)
+    before = (world / "out/rtx/manifest.json").read_bytes()
+    process = nights.start("nightly", "jobs", "-o", "out", "--cache", "cache", "--workers", "1", cwd=world)
+    wait_for_job(world, process)
+    process.send_signal(2)
+    out, err = process.communicate()
+    assert process.returncode == 130, err
+    assert out.startswith("INTERRUPTED with ")
+    assert (world / "out/rtx/manifest.json").read_bytes() == before or "rtx: built" in err
+    assert not list((world / "out").glob(".*trtpipe-new*"))
+    wrong = nights.start("nightly", "jobs/m.yaml", "-o", "out", "--cache", "cache", "--resume", cwd=world)
+    assert "--resume: jobs and --set must be those of the run that was stopped" in wrong.communicate()[1]
+    report = json.loads(nights.run("nightly", "-o", "out", "--cache", "cache", "--resume", "--json", cwd=world))
+    assert report["resumed"]
+    assert report["run"] == 2
+    assert outcomes(report) == dict.fromkeys(NAMES, "built")
+    assert night(world)["run"] == 3
+
+
+def wait_for_job(world, process):
+    """Until a worker has begun a job of this night."""
+    logs = list((world / "out/.nightly").glob("*.log"))
+    before = sum(log.read_text().count("== ") for log in logs)
+    while sum(log.read_text().count("== ") for log in (world / "out/.nightly").glob("*.log")) == before:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+
+
+def test_killed_it_resumes_to_what_an_undisturbed_night_gives(world, tmp_path):
+    nights.write_weights(world / "jobs/w0.safetensors", scale=1.3)
+    calm = tmp_path / "calm"
+    shutil.copytree(world, calm)
+    process = nights.start("nightly", "jobs", "-o", "out", "--cache", "cache", "--workers", "1", cwd=world)
+    wait_for_job(world, process)
+    time.sleep(0.5)
+    process.kill()
+    process.communicate()
+    resumed = night(world, "--resume", "--workers", "1")
+    undisturbed = night(calm, "--workers", "1")
+    assert fingerprints(resumed) == fingerprints(undisturbed)
+    assert resumed["run"] == undisturbed["run"] == 2
+    assert outcomes(resumed) == outcomes(undisturbed)
+
+
+def test_repeat_compares_engines_and_outputs(world, here):
+    job = nights.write_job(world / "jobs", "again")
+    report = here("--repeat", "2", jobs=(str(job),))
+    drift = result(report, "again")["drift"]
+    assert len(drift["engines"]) == 2
+    assert len(set(drift["engines"])) == 1
+    assert drift["max_abs"] == 0.0
+    assert "drift: 2 builds, one engine; outputs differ by at most 0" in (world / "out/nightly.txt").read_text()
+
+
+def test_repeat_finds_a_model_that_is_another_each_time(world, here):
+    jobs = world / "jobs"
+    another = """
+    import pathlib
+    loads = pathlib.Path(__file__).with_name("loads")
+    loads.write_text((loads.read_text() if loads.exists() else "") + "x")
+    made = original()
+    made[-1].bias.data += 0.25 * len(loads.read_text())
+    return made
+"""
+    (jobs / "net.py").write_text(nights.NET.replace("def net()", "def original()") + "\ndef net():" + another)
+    job = nights.write_job(jobs, "dice")
+    job.write_text(job.read_text().replace(", weights: w0.safetensors", "").replace(", top1_agreement_min: 0.9", ""))
+    report = here("--repeat", "2", "--set", "check.limits={max_abs_max: 0.01}", jobs=(str(job),), expect=1)
+    drift = result(report, "dice")["drift"]
+    assert len(set(drift["engines"])) == 2
+    assert drift["max_abs"] >= 0.25
+    assert report["headline"] == "DRIFT dice"
+
+
+def test_a_store_spares_the_next_machine_the_build(world, here):
+    job = nights.write_job(world / "jobs", "shared")
+    store = f"file://{world}/store"
+    assert outcomes(here("--store", store, jobs=(str(job),))) == {"shared": "built"}
+    elsewhere = ("--cache", "cache-elsewhere", "-o", "out-elsewhere", "--store", store)
+    assert outcomes(here(*elsewhere, jobs=(str(job),))) == {"shared": "reused"}
+    one, other = (nights.check_bundle(world / out / "shared") for out in ("out", "out-elsewhere"))
+    assert one.manifest_bytes == other.manifest_bytes
+
+
+def test_two_processes_build_each_job_once(tmp_path):
+    jobs = nights.make_world(tmp_path / "jobs", 3)
+    for k in range(3):
+        nights.write_job(jobs, f"j{k}", weight=f"w{k}.safetensors")
+    reports = nights.two_at_once(tmp_path, [f"j{k}" for k in range(3)])
+    assert fingerprints(reports[0]) == fingerprints(reports[1])

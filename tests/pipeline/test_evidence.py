@@ -1,0 +1,172 @@
+"""What a build measures beside its check, in the bundle's report, in a build and in a night alike."""
+
+from types import SimpleNamespace
+
+import nights
+import numpy as np
+import pytest
+
+import trtpipe
+from trtpipe.cli.main import main
+from trtpipe.errors import InputError
+from trtpipe.evaluation.bench import Bench, Row
+from trtpipe.pipeline import bench as bench_line
+from trtpipe.pipeline import measure as evidence
+from trtpipe.pipeline.stages import Stages
+from trtpipe.progress import Silent
+from trtpipe.values import CheckReport, Control, Engine, Fallback, Metric, TensorSpec
+
+INT8 = "precision: {int8_mode: true}\nbuild: {target: onnxruntime}\n"
+EXECUTED = CheckReport(
+    "engine", "RTX on a card", 1, (Metric("cosine", "y", 1.0, 0.9, True),), Control("t", "scale x 127", True, 1), True
+)
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    nights.make_world(tmp_path / "jobs")
+    return tmp_path
+
+
+def with_check(path, more):
+    path.write_text(path.read_text().replace("check: {", f"check: {{{more}, "))
+    return path
+
+
+def page_of(bundle):
+    return (bundle / "report.html").read_text()
+
+
+def test_sensitivity_is_in_the_report_of_a_job_that_asks_for_it(world):
+    job = nights.write_job(world / "jobs", "m", INT8)
+    assert "Alone in INT8" not in page_of(trtpipe.build(job, "out").bundle.path)
+    built = trtpipe.build(with_check(job, "sensitivity: true"), "out")
+    assert built.report.passed
+    assert "Alone in INT8" in page_of(built.bundle.path)
+
+
+@pytest.mark.parametrize("command", [("build",), ("nightly", "--cache", "cache", "--workers", "0")])
+def test_a_failed_check_names_modules_whichever_command_finds_it(world, capsys, command):
+    job = nights.write_job(world / "jobs", "m", INT8)
+    job.write_text(job.read_text().replace("cosine_min: 0.9,", "max_abs_max: 0.0,"))
+    assert main([command[0], str(job), *command[1:], "-o", "out", "--json"]) == 1
+    assert "worst modules in INT8: " in capsys.readouterr().out
+    assert "Alone in INT8" in page_of(world / "out" / "m")
+
+
+def test_the_table_of_modes_is_in_the_report_of_a_job_that_asks_for_it(world, monkeypatch):
+    asked = []
+
+    def bench_front(job, front, table, plans, stages):
+        asked.append(plans["engine"]().data)
+        return Bench("m", 4, 24, 10, 5, "eager FP32", 1, (Row("a mode", "cpu", "", 1.25), Row("b", "cuda", "no GPU")))
+
+    monkeypatch.setattr(bench_line, "bench_front", bench_front)
+    job = nights.write_job(world / "jobs", "m", INT8)
+    assert 'id="speed"' not in page_of(trtpipe.build(job, "out").bundle.path)
+    built = trtpipe.build(with_check(job, "bench: true"), "out")
+    page = page_of(built.bundle.path)
+    assert "a mode" in page
+    assert "not measured: no GPU" in page
+    assert asked == [built.bundle.read(built.bundle.manifest.engine_file)]
+
+
+def test_a_kit_says_that_it_has_no_report_to_measure_for(world):
+    from trtpipe.pipeline import kit as kit_line
+
+    job = with_check(nights.write_job(world / "jobs", "m", INT8), "sensitivity: true, bench: true")
+    kit = kit_line.write_kit(trtpipe.load_job(job), world / "kits", Silent())
+    assert "diagnose" not in kit.seconds
+    note = "a kit has no report: check.sensitivity and check.bench measured nothing"
+    assert note in kit.report.notes
+    assert note in kit.bundle.manifest.notes
+
+
+class Timed:
+    """`trt.timing.TimedEngine` with known times: 0.5 ms more at each execution."""
+
+    def __init__(self):
+        self.log = []
+
+    def run(self, inputs):
+        self.log.append("run")
+
+    def milliseconds(self, inputs, *, transfers):
+        assert not transfers
+        self.log.append("timed")
+        return 0.5 * self.log.count("timed")
+
+
+def test_an_executed_engine_is_timed(monkeypatch):
+    from trtpipe.trt import timing
+
+    runner, opened = Timed(), []
+
+    def open_timed(engine, *, cuda_graph, version_compatible=False, refit=None):
+        opened.append((engine, cuda_graph, version_compatible, refit))
+        return runner
+
+    monkeypatch.setattr(timing, "open_timed", open_timed)
+    monkeypatch.setattr(bench_line, "first_batch", lambda front: {"x": np.zeros(1)})
+    spec = TensorSpec("y", "float32", (1,), {})
+    front = SimpleNamespace(loaded=SimpleNamespace(outputs=(spec,)))
+    engine = Engine(b"plan", "tensorrt_rtx", "1.7", (), (spec,), (spec,), None, {"version_compatible": True}, ())
+    report, found = evidence.timed(front, engine, EXECUTED, Stages(Silent()))
+    assert opened == [(b"plan", False, True, None)]
+    assert runner.log == ["run"] * 10 + ["timed"] * 200
+    assert found == tuple(0.5 * k for k in range(1, 201))
+    assert report.metrics[-1] == Metric("latency_ms", "y", 50.25)
+    assert report.passed
+
+
+def test_what_was_not_executed_has_no_latency():
+    from dataclasses import replace
+
+    graph = replace(EXECUTED, executed="graph")
+    assert evidence.timed(None, None, graph, Stages(Silent())) == (graph, ())
+
+
+def test_a_hybrid_engine_is_not_timed_and_that_is_said():
+    kept = (Fallback("odd", "aten.erfc.default", "no converter"),)
+    spec = TensorSpec("y", "float32", (1,), {})
+    engine = Engine(b"hybrid", "tensorrt_rtx", "1.7", (), (spec,), (spec,), None, {}, (), kept)
+    report, found = evidence.timed(None, engine, EXECUTED, Stages(Silent()))
+    assert found == ()
+    assert report.metrics == EXECUTED.metrics
+    assert report.notes[-1] == (
+        "latency_ms: not measured: PyTorch runs between the engines of a hybrid module, which cannot be timed as one"
+    )
+
+
+def test_the_modes_of_a_hybrid_engine_say_why_they_are_not_measured(monkeypatch):
+    from trtpipe.trt import driver
+
+    monkeypatch.setattr(driver, "probe", lambda: SimpleNamespace(devices=("a card",), problem=""))
+    modes = bench_line._engine_modes(lambda: bench_line.Plan(b"", {}, hybrid=True), "tensorrt_rtx", {})
+    assert [m.name for m in modes] == ["engine", "engine, CUDA graph", "engine, with transfers"]
+    for mode in modes:
+        assert not mode.cannot
+        with pytest.raises(InputError, match="PyTorch runs between the engines of a hybrid module"):
+            mode.prepare()
+
+
+def test_an_engine_is_timed_with_its_own_settings(monkeypatch):
+    from trtpipe.trt import driver, timing
+
+    made, opened = [], []
+
+    def plan():
+        made.append(1)
+        return bench_line.Plan(b"plan", {"version_compatible": True, "refit": b"graph"})
+
+    def open_timed(engine, *, cuda_graph, version_compatible=False, refit=None):
+        opened.append((engine, cuda_graph, version_compatible, refit))
+        return SimpleNamespace(name="RTX", notes=(), run=None)
+
+    monkeypatch.setattr(driver, "probe", lambda: SimpleNamespace(devices=("a card",), problem=""))
+    monkeypatch.setattr(timing, "open_timed", open_timed)
+    for mode in bench_line._engine_modes(plan, "tensorrt_rtx", {}):
+        assert mode.prepare().size_bytes == len(b"plan")
+    assert opened == [(b"plan", graph, True, b"graph") for graph in (False, True, False)]
+    assert made == [1]

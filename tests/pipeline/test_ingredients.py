@@ -1,0 +1,153 @@
+import dataclasses
+import subprocess
+import sys
+
+import nights
+import pytest
+
+from trtpipe.job.load import load_job
+from trtpipe.pipeline.cache.digests import Digests
+from trtpipe.pipeline.cache.keys import Machine, Survey, stage_keys
+
+MACHINE = Machine(
+    versions={"trtpipe": "1", "torch": "2.14.1", "tensorrt_rtx": "1.6", "tensorrt-rtx": "1.6", "onnx": "1.2",
+              "onnxruntime": "1.31", "numpy": "2.0", "pillow": "12"},
+    python="3.11.7", system="Linux x86_64", source="s", cuda="12.6", gpu="RTX 4090 8.9",
+)  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return nights.make_world(tmp_path / "jobs", 2)
+
+
+def look(folder, extra="precision: {int8_mode: true}\n", machine=MACHINE, weight="w0.safetensors", name="a"):
+    job = load_job(nights.write_job(folder, name, extra, weight))
+    found = Survey(Digests(), machine).ingredients(job)
+    return found, stage_keys(job, found)
+
+
+def changed(before, after):
+    """Names of the stages whose key differs."""
+    pairs = dataclasses.asdict(before), dataclasses.asdict(after)
+    return {name for name in pairs[0] if pairs[0][name] != pairs[1][name]}
+
+
+def machine(**versions):
+    return dataclasses.replace(MACHINE, versions={**MACHINE.versions, **versions})
+
+
+def test_nothing_changed_nothing_changes(folder):
+    (first, keys), (again, same) = look(folder), look(folder)
+    assert first.key == again.key
+    assert changed(keys, same) == set()
+    assert again.changes(first.parts) == ()
+
+
+ALL = {"model", "baseline", "calibration", "graph", "engine"}
+
+
+@pytest.mark.parametrize(
+    ("extra", "on", "stages", "reason"),
+    [
+        ("precision: {int8_mode: true}\n", machine(tensorrt_rtx="1.7"), {"engine"}, "tensorrt_rtx 1.6 -> 1.7"),
+        ("precision: {int8_mode: true}\n", dataclasses.replace(MACHINE, gpu="RTX 5090 12.0"), {"engine"},
+         "gpu RTX 4090 8.9 -> RTX 5090 12.0"),
+        ("precision: {int8_mode: true}\n", dataclasses.replace(MACHINE, cuda="13.0"), {"engine"},
+         "cuda driver 12.6 -> 13.0"),
+        ("precision: {int8_mode: true}\n", machine(onnx="1.3"), {"graph", "engine"}, "onnx 1.2 -> 1.3"),
+        ("precision: {int8_mode: true}\n", machine(torch="2.15"), ALL, "torch 2.14.1 -> 2.15"),
+        ("precision: {int8_mode: true}\n", machine(onnxruntime="1.32"), set(), "onnxruntime 1.31 -> 1.32"),
+        ("precision: {int8_mode: true, keep: {fp32: ['6']}}\n", MACHINE, {"graph", "engine"},
+         'precision.keep.fp32 added (["6"])'),
+        ("precision: {}\n", MACHINE, {"calibration", "graph", "engine"}, "precision.int8_mode removed (true)"),
+        ("precision: {int8_mode: true}\nbuild: {optimization_level: 5}\n", MACHINE, {"engine"},
+         "build.optimization_level added (5)"),
+        ("precision: {int8_mode: true}\nbuild: {log_level: info}\nworker: [orin]\n", MACHINE, set(), None),
+    ],
+)  # fmt: skip
+def test_a_change_reaches_the_stages_that_depend_on_it_and_is_named(folder, extra, on, stages, reason):
+    before, keys = look(folder)
+    after, others = look(folder, extra, on)
+    assert changed(keys, others) == stages
+    assert reason is None or reason in after.changes(before.parts)
+    assert (after.key == before.key) == (reason is None)
+
+
+@pytest.mark.parametrize(
+    ("change", "stages", "reason"),
+    [
+        (lambda f: nights.data(f / "val.npz", 9), {"baseline"}, "check data changed"),
+        (lambda f: nights.data(f / "calib.npz", 9), {"calibration", "graph", "engine"}, "calibration data changed"),
+        (lambda f: nights.write_weights(f / "w0.safetensors", scale=2), ALL, "weights changed"),
+        (lambda f: (f / "net.py").write_text(nights.NET + "#"), ALL, "source of net changed"),
+        (lambda f: (f / "w0.safetensors").touch(), set(), None),
+    ],
+)
+def test_a_changed_file_reaches_the_stages_that_depend_on_it(folder, change, stages, reason):
+    before, keys = look(folder)
+    change(folder)
+    after, others = look(folder)
+    assert changed(keys, others) == stages
+    assert after.changes(before.parts) == ((reason,) if reason else ())
+
+
+def test_fp16_without_calibration_takes_its_ranges_from_the_check_data(folder):
+    job = folder / "a.yaml"
+
+    def keys():
+        nights.write_job(folder, "a", "precision: {fp16_mode: true}\n")
+        lines = job.read_text().splitlines(keepends=True)
+        job.write_text("".join(line for line in lines if not line.startswith("calibration")))
+        read = load_job(job)
+        return stage_keys(read, Survey(Digests(), MACHINE).ingredients(read))
+
+    before = keys()
+    nights.data(folder / "val.npz", 9)
+    assert changed(before, keys()) == {"baseline", "graph", "engine"}
+
+
+def test_a_job_elsewhere_is_the_same_job(folder, tmp_path):
+    before, _ = look(folder)
+    folder.rename(tmp_path / "elsewhere")
+    assert look(tmp_path / "elsewhere")[0].key == before.key
+
+
+def test_another_name_is_another_bundle_of_the_same_stages(folder):
+    (first, keys), (second, others) = look(folder), look(folder, name="b")
+    assert first.key != second.key
+    assert changed(keys, others) == set()
+
+
+def test_what_the_model_imports_of_the_users_own_is_watched(folder):
+    (folder / "parts").mkdir()
+    (folder / "parts/__init__.py").write_text("from .layers import block\n")
+    (folder / "parts/layers.py").write_text("import os, torch\nfrom trtpipe import values\nblock = 1\n")
+    (folder / "net.py").write_text("def net():\n    from parts import block\n" + nights.NET)
+    found, _ = look(folder)
+    assert {n for n in found.parts if n.startswith("source ")} == {"source net", "source parts", "source parts.layers"}
+    (folder / "parts/layers.py").write_text("block = 2\n")
+    assert look(folder)[0].changes(found.parts) == ("source of parts.layers changed",)
+
+
+def test_what_a_factory_reads_is_not_seen_and_that_is_said(folder):
+    (folder / "samples.py").write_text("def few():\n    return []\n")
+    path = nights.write_job(folder, "a")
+    path.write_text(path.read_text().replace("check: {arrays: val.npz", 'check: {factory: "samples:few"'))
+    found = Survey(Digests(), MACHINE).ingredients(load_job(path))
+    assert "check source samples" in found.parts
+    assert found.notes == ("check.factory: its source is watched, not what it reads; use --force when that changes",)
+
+
+def test_looking_imports_no_torch(folder):
+    path = nights.write_job(folder, "a")
+    script = f"""
+import sys
+from trtpipe.pipeline.cache.digests import Digests
+from trtpipe.pipeline.cache.keys import Survey, this_machine
+from trtpipe.job.load import load_job
+digests = Digests()
+assert Survey(digests, this_machine(digests)).ingredients(load_job({str(path)!r})).parts["source net"]
+assert not {{"torch", "net", "onnx", "tensorrt_rtx"}} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, env=nights.environment())

@@ -1,0 +1,247 @@
+"""Tuning a real network that INT8 cannot hold: what is named, what is kept, and that the written job does the same."""
+
+import json
+from types import SimpleNamespace
+
+import hard
+import hard_jobs
+import numpy as np
+import pytest
+
+from trtpipe.cli.main import main
+from trtpipe.errors import InputError
+from trtpipe.job.dump import job_text
+from trtpipe.job.load import load_job
+from trtpipe.pipeline.build import build
+from trtpipe.pipeline.kit import write_kit
+from trtpipe.pipeline.tune import chosen, tune_from
+from trtpipe.progress import Silent
+from trtpipe.quantization.ranking import ModuleSensitivity, Sensitivity
+from trtpipe.quantization.search import Candidate, Trial
+from trtpipe.quantization.trials import Trials
+from trtpipe.values import Metric
+
+BUDGET = "{sqnr_db_min: 30}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("hard")
+
+
+@pytest.fixture(scope="module")
+def path(folder):
+    return hard_jobs.write(folder, limits=BUDGET, fp16="true")
+
+
+@pytest.fixture(scope="module")
+def tuned(folder, path):
+    """Exit code of `trtpipe tune`."""
+    return main(["tune", str(path), "-o", str(folder / "out"), "-q"])
+
+
+def value(report, name):
+    return next(m.value for m in report.metrics if m.name == name)
+
+
+def test_a_failed_build_names_the_worst_module_with_its_line(path, tmp_path, capsys):
+    assert main(["build", str(path), "-o", str(tmp_path), "-q"]) == 1
+    said = capsys.readouterr().out
+    assert "hard: FAILED" in said
+    assert f"problem: worst modules in INT8: {hard.WORST} (hard.py:" in said
+    assert "Keep the first in precision.keep.fp16, or run `trtpipe tune`." in said
+
+
+def test_tune_keeps_only_the_worst_module_and_meets_the_budget(folder, tuned, path):
+    assert tuned == 0
+    job = load_job(path.with_name("job.tuned.yaml"))
+    assert job.precision.keep.fp16 == (hard.WORST,)
+    assert job.precision.keep.fp32 == ()
+    file = json.loads((folder / "out" / "hard.trials.json").read_text())
+    assert len(file["trials"]) <= 10
+    assert [t["passed"] for t in file["trials"]] == [False, True]
+    assert "budget met: `layer2.0.conv2` in half" in (folder / "out" / "hard.trials.md").read_text()
+
+
+def test_the_written_job_gives_the_same_result(folder, tuned, path, tmp_path):
+    built = build(load_job(path.with_name("job.tuned.yaml")), tmp_path, Silent())
+    file = json.loads((folder / "out" / "hard.trials.json").read_text())
+    found = {m["name"]: m["value"] for m in file["trials"][-1]["metrics"]}
+    assert built.report.passed
+    assert value(built.report, "sqnr_db") == pytest.approx(found["sqnr_db"], rel=1e-6)
+    kept = [la for la in built.bundle.manifest.layers if la.module == hard.WORST]
+    assert [la.precision for la in kept] == ["fp16"]
+    assert (built.bundle.path / "model.onnx").stat().st_size == file["trials"][-1]["size_bytes"]
+
+
+def test_a_second_run_takes_up_the_trials_and_evaluates_nothing(folder, tuned, path, monkeypatch, capsys):
+    import trtpipe.pipeline.tune
+
+    def refuse(*_):
+        raise AssertionError("evaluated again")
+
+    monkeypatch.setattr(trtpipe.pipeline.tune._Bench, "evaluate", refuse)
+    monkeypatch.setattr(trtpipe.pipeline.tune._Bench, "rank", refuse)
+    before = (folder / "out" / "hard.trials.json").read_bytes()
+    assert main(["tune", str(path), "-o", str(folder / "out")]) == 0
+    assert "hard.trials.json: 2 trials of an earlier run were taken up" in capsys.readouterr().err
+    assert (folder / "out" / "hard.trials.json").read_bytes() == before
+
+
+def test_build_with_on_fail_tune_does_it_in_one_go(folder, tuned, path):
+    job = load_job(path, ["check.on_fail=tune"])
+    built = build(job, folder / "out", Silent())
+    assert built.report.passed
+    assert built.bundle.manifest.precision.keep.fp16 == (hard.WORST,)
+    assert any(n.startswith("check.on_fail: tune: budget met: `layer2.0.conv2` in half") for n in built.report.notes)
+
+
+def test_prepare_with_on_fail_tune_gives_a_kit_that_is_tuned(folder, tuned, path, tmp_path):
+    (tmp_path / "hard.trials.json").write_bytes((folder / "out" / "hard.trials.json").read_bytes())
+    kit = write_kit(load_job(path, ["check.on_fail=tune"]), tmp_path, Silent())
+    assert kit.report.passed
+    assert kit.bundle.manifest.kind == "kit"
+    assert kit.bundle.manifest.precision.keep.fp16 == (hard.WORST,)
+    assert any(n.startswith("check.on_fail: tune: budget met: `layer2.0.conv2` in half") for n in kit.report.notes)
+
+
+def test_the_modes_of_a_bundle_are_timed_on_its_golden_data(folder, tuned, path, capsys):
+    """Without torch and without the job: its graph in ONNX Runtime."""
+    bundle = build(load_job(path.with_name("job.tuned.yaml")), folder / "benched", Silent()).bundle.path
+    capsys.readouterr()
+    assert main(["bench", str(bundle), "--rounds", "10", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    by_name = {r["name"]: r for r in found["rows"]}
+    graph = by_name["ONNX Runtime, the bundle's graph"]
+    assert graph["median_ms"] > 0
+    assert graph["size_bytes"] == (bundle / "model.onnx").stat().st_size
+    assert 30 < graph["sqnr_db"] < 80  # held against the baseline's outputs, which are FP32
+    assert by_name["engine"]["skipped"] == "the target is onnxruntime: there is no engine"
+    assert main(["bench", str(bundle), "--set", "name=x"]) == 2
+
+
+def test_a_trial_has_the_engines_latency_where_a_gpu_executes_it(path, monkeypatch):
+    """The GPU and its clock are doubles; that one is asked for only with a target that has engines."""
+    from trtpipe.pipeline import measure as evidence
+    from trtpipe.pipeline import tune as tune_line
+    from trtpipe.pipeline.stages import Stages
+    from trtpipe.trt import driver
+
+    compiled, whole = [], SimpleNamespace(fallback=())
+    monkeypatch.setattr(driver, "probe", lambda: SimpleNamespace(devices=("a GPU",), problem=""))
+    monkeypatch.setattr(tune_line, "compile_engine", lambda job, *_: compiled.append(job.build.target) or whole)
+    monkeypatch.setattr(evidence, "latencies", lambda front, engine: (3.0, 1.0, 2.0))
+    for target, expected in (("onnxruntime", None), ("tensorrt_rtx", 2.0)):
+        job = load_job(path, [f"build.target={target}"])
+        front, table = SimpleNamespace(loaded=None), SimpleNamespace(algorithm="minmax", histograms=None)
+        bench = tune_line._Bench(job, front, table, Stages(Silent()))
+        assert bench.latency_ms(job, None) == expected
+    assert compiled == ["tensorrt_rtx"]
+
+
+def test_a_budget_out_of_reach_exits_with_1_and_still_writes_the_closest(folder, path, tmp_path, capsys):
+    target = tmp_path / "closest.yaml"
+    options = ["-q", "--evaluations", "2", "--set", "check.limits={sqnr_db_min: 200}"]
+    code = main(["tune", str(path), "-o", str(tmp_path), "--write", str(target), *options])
+    said = capsys.readouterr().out
+    assert code == 1
+    assert "budget NOT met; closest: " in said
+    assert "(limit 200)" in said
+    assert "the search ended at its 2 evaluations" in said
+    assert (tmp_path / "hard.trials.md").is_file()
+    assert hard.WORST in load_job(target, paths_exist=True).precision.keep.fp16
+
+
+def test_tune_needs_int8_and_a_limit(path):
+    job = load_job(path)
+    with pytest.raises(InputError, match=r"^tune: the job must quantize \(got int8_mode: false\)\. Set precision"):
+        tune_from(job, None, None, path.parent, None)
+    none = job.model_copy(
+        update={
+            "check": job.check.model_copy(update={"limits": job.check.limits.model_copy(update={"sqnr_db_min": None})})
+        }
+    )
+    with pytest.raises(InputError, match=r"^tune: check\.limits must set the budget \(got none\)\. Add one, like"):
+        tune_from(none, None, object(), path.parent, None)
+
+
+def test_a_candidate_adds_to_what_the_job_keeps_and_bf16_has_its_own_list(path):
+    job = load_job(path, ["precision.keep={fp32: [head]}"])
+    found = chosen(job, Candidate("mse", ("a",), ("b",)))
+    assert found.precision.keep.fp32 == ("head", "b")
+    assert found.precision.keep.fp16 == ("a",)
+    assert found.calibration.algorithm == "mse"
+    job = load_job(path, ["precision={bf16_mode: true, int8_mode: true}"])
+    assert chosen(job, Candidate("minmax", ("a",))).precision.keep.bf16 == ("a",)
+
+
+def test_a_percentile_is_dropped_with_its_algorithm(path):
+    job = load_job(path, ["calibration.algorithm=percentile", "calibration.percentile=99.0"])
+    assert chosen(job, Candidate("percentile")).calibration.percentile == 99.0
+    again = load_with_text(job_text(chosen(job, Candidate("mse")), path.parent), path)
+    assert again.calibration.algorithm == "mse"
+
+
+def load_with_text(text, path):
+    target = path.with_name("again.yaml")
+    target.write_text(text)
+    return load_job(target)
+
+
+def test_a_job_written_elsewhere_reads_back_as_the_same_job(path, tmp_path):
+    job = load_job(path, ["build={target: tensorrt_rtx, compute_capability: ['8.6', '12.0']}"])
+    target = tmp_path / "deep" / "er" / "x.yaml"
+    target.parent.mkdir(parents=True)
+    target.write_text(job_text(job, target.parent))
+    assert load_job(target).model_dump() == job.model_dump()
+    assert str(path.parent) not in target.read_text()
+
+
+# the file of trials
+
+METRIC = Metric("sqnr_db", "y", float("inf"), 30.0, True)
+TRIAL = Trial(Candidate("mse", ("a",)), True, -0.5, (METRIC,), (), 0.5, 10)
+RANKING = Sensitivity((ModuleSensitivity("a", "n.py:1", "conv2d", -float("inf"), 3.0, None, 4),), 32, 4, 1.0, 1.0, 0.1)
+
+
+def test_trials_come_back_as_they_were(tmp_path):
+    file = tmp_path / "t.json"
+    first = Trials.open(file, {"graph": "1"})
+    assert first.trial(TRIAL.candidate, lambda _: TRIAL) is TRIAL
+    assert first.ranking("mse", lambda _: RANKING) is RANKING
+    again = Trials.open(file, {"graph": "1"})
+    assert again.trials == [TRIAL]
+    assert again.rankings == {"mse": RANKING}
+    assert again.notes == ["t.json: 1 trials of an earlier run were taken up"]
+    assert again.trial(TRIAL.candidate, lambda _: None) == TRIAL
+    assert [p.name for p in tmp_path.iterdir()] == ["t.json"]
+
+
+def test_trials_of_another_graph_are_not_taken(tmp_path):
+    file = tmp_path / "t.json"
+    Trials.open(file, {"graph": "1", "limits": "x"}).trial(TRIAL.candidate, lambda _: TRIAL)
+    other = Trials.open(file, {"graph": "2", "limits": "x"})
+    assert other.trials == []
+    assert other.notes == ["t.json: 1 trials were of another graph; started afresh"]
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"format": "trtpipe-trials", "version": 2}', "[1"])
+def test_a_damaged_file_of_trials_is_refused(tmp_path, text):
+    file = tmp_path / "t.json"
+    file.write_text(text)
+    with pytest.raises(InputError, match=r"t\.json: must be a file of trials \(got .*\)\. Remove it to start afresh\."):
+        Trials.open(file, {"graph": "1"})
+
+
+def test_an_interrupted_search_has_kept_what_it_found(tmp_path):
+    file = tmp_path / "t.json"
+    first = Trials.open(file, {"graph": "1"})
+    first.trial(TRIAL.candidate, lambda _: TRIAL)
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        first.trial(Candidate("minmax"), interrupted)
+    assert Trials.open(file, {"graph": "1"}).trials == [TRIAL]
+    assert np.isinf(Trials.open(file, {"graph": "1"}).trials[0].metrics[0].value)

@@ -1,0 +1,156 @@
+import shutil
+import sys
+from importlib import metadata
+
+import pytest
+from test_job import GOOD
+
+from trtpipe.cli.main import main
+from trtpipe.errors import InputError
+from trtpipe.job.importable import find_module, missing
+from trtpipe.pipeline.validate import validate
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("calib", "val"):
+        (tmp_path / name / "0").mkdir(parents=True)
+        (tmp_path / name / "0" / "a.png").write_bytes(b"")
+    (tmp_path / "w.safetensors").write_bytes(b"")
+    return tmp_path
+
+
+def write(folder, *edits):
+    text = GOOD
+    for old, new in edits:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    path = folder / "job.yaml"
+    path.write_text(text)
+    return path
+
+
+def messages(path, **options):
+    return [problem.message for problem in validate(path, **options)]
+
+
+def test_a_good_job_has_no_problem(folder):
+    assert messages(write(folder)) == []
+
+
+def test_a_module_beside_the_job_file_is_found_and_not_executed(folder):
+    (folder / "mymodel.py").write_text("raise SystemError\ntry:\n    import torch\nexcept ImportError:\n    pass\n"
+                                       "if 1:\n    def build():\n        inner = 1\n")  # fmt: skip
+    assert messages(write(folder, ("torch.nn:Identity", "mymodel:build"))) == []
+    assert messages(write(folder, ("torch.nn:Identity", "mymodel:torch"))) == []
+    assert messages(write(folder, ("torch.nn:Identity", "mymodel:biuld"))) == [
+        "model.factory: must name something that mymodel defines (got 'biuld'). Did you mean build?"
+    ]
+    assert messages(write(folder, ("torch.nn:Identity", "mymodel:inner"))) == [
+        "model.factory: must name something that mymodel defines (got 'inner')."
+    ]
+
+
+def test_a_module_that_cannot_be_parsed(folder):
+    (folder / "mymodel.py").write_text("def build(:\n")
+    (message,) = messages(write(folder, ("torch.nn:Identity", "mymodel:build")))
+    assert message.startswith(f"model.factory: must name a module that can be parsed (got {folder}/mymodel.py:1:")
+
+
+def test_finding_a_module_imports_nothing():
+    before = set(sys.modules)
+    assert find_module("idlelib.idle_test.htest") is not None
+    assert find_module("idlelib.no_such") is None
+    assert missing("antigravity:fly") is not None
+    assert set(sys.modules) == before
+
+
+def test_a_module_that_fills_itself_is_believed(folder):
+    (folder / "star.py").write_text("from os.path import *\n")
+    (folder / "lazy.py").write_text("def __getattr__(name): ...\n")
+    assert missing("star:anything", [folder]) is None
+    assert missing("lazy:anything", [folder]) is None
+
+
+def test_a_folder_without_images(folder):
+    shutil.rmtree(folder / "val" / "0")
+    (folder / "val" / "notes.txt").write_text("")
+    (message,) = messages(write(folder))
+    assert message == (
+        "check.images: must hold images (.jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff, .webp) (got none). "
+        "One folder for each class."
+    )
+
+
+def test_packages_that_are_not_installed(folder, monkeypatch):
+    real = metadata.version
+
+    def version(name):
+        if name in ("torchao", "onnxscript") or name.startswith("tensorrt"):
+            raise metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert messages(write(folder)) == [
+        "model: must have onnxscript installed (got nothing). Run: pip install 'trtpipe[build]'",
+        "precision.int8_mode: must have torchao installed (got nothing). Run: pip install 'trtpipe[build]'",
+        "build.target: must have tensorrt_rtx installed (got nothing). Run: pip install 'trtpipe[rtx]'",
+    ]
+    assert messages(folder / "job.yaml", here=False) == []
+    assert main(["validate", str(folder / "job.yaml")]) == 3
+    assert main(["build", str(folder / "job.yaml")]) == 3
+    assert main(["validate", str(folder / "job.yaml"), "--set", "check.seed=x"]) == 2
+
+
+def test_what_a_release_cannot_honour(folder):
+    lines = "  target: tensorrt\n  compute_capability: [8.6]\n  strip_plan: true"
+    path = write(folder, ("  compute_capability: [8.6, 12.0]", lines), ("  fp16_mode: true", "  bf16_mode: true"))
+    assert (
+        messages(path, here=False, version="8.6.1")
+        == [
+            "precision.bf16_mode: TensorRT 8.6.1 must have BF16 (got True). Use precision.fp16_mode.",
+            "build.compute_capability: TensorRT 8.6.1 must have engines for compute capabilities (got 8.6). "
+            "TensorRT proper builds for the GPU at hand: leave it out, or use build.hardware_compatibility.",
+            "build.strip_plan: TensorRT 8.6.1 must have plans without weights (got True). "
+            "Use TensorRT 10.0 or later or TensorRT-RTX, or leave it out.",
+        ]
+        or len(messages(path, here=False, version="8.6.1")) == 3
+    )
+    assert [m.partition(":")[0] for m in messages(path, here=False, version="10.3.0")] == ["build.compute_capability"]
+
+
+def test_compute_capabilities_that_rtx_has_not(folder):
+    (message,) = messages(write(folder, ("[8.6, 12.0]", "[8.7]")))
+    assert message.startswith("build.compute_capability: must be among 7.5, 8.0, 8.6, 8.9, 12.0, 12.1 (got 8.7).")
+
+
+def test_the_version_must_be_one(folder, capsys):
+    with pytest.raises(InputError, match=r"--for: must be a version like 10\.3\.0 \(got 'new'\)"):
+        validate(write(folder), version="new")
+    assert main(["validate", str(folder / "job.yaml"), "--for", "1.7.1"]) == 0
+    assert capsys.readouterr().out == f"{folder / 'job.yaml'}: ok\n"
+
+
+def test_int8_on_a_jetson_nano_is_refused_whatever_is_installed(folder, monkeypatch):
+    from trtpipe.trt import flavour
+
+    nano = ("build.target=tensorrt", "build.platform=jetson_nano", "build.compute_capability=[]")
+    monkeypatch.setattr(flavour, "installed", dict)
+    found = messages(write(folder), overrides=nano, here=False)
+    assert found == [
+        "precision.int8_mode: Jetson Nano (compute capability 5.3) must compute in INT8 (got a platform with FP32, "
+        "FP16). Use precision.fp16_mode.",
+        "build.platform: Jetson Nano must have TensorRT 8.6 or later (got JetPack 4.6 as its last, with TensorRT 8.2). "
+        "Use a Jetson Orin or Thor.",
+    ]
+
+
+def test_int8_on_the_gpu_here(folder, monkeypatch):
+    from trtpipe.trt import driver
+
+    nano = driver.Driver("10.2", (driver.Device(0, "NVIDIA Tegra X1", "5.3", 4 << 30),))
+    monkeypatch.setattr(driver, "probe", lambda: nano)
+    overrides = ("build.target=tensorrt", "build.compute_capability=[]")
+    told = "precision.int8_mode: NVIDIA Tegra X1 (compute capability 5.3) must compute in INT8"
+    assert any(m.startswith(told) for m in messages(write(folder), overrides=overrides))
+    assert not any(m.startswith(told) for m in messages(write(folder), overrides=overrides, version="10.3.0"))

@@ -1,0 +1,133 @@
+"""Where Q/DQ pairs go, against placements worked out by hand from NVIDIA's rules."""
+
+from __future__ import annotations
+
+import nets
+import torch
+from torch import nn
+
+from trtpipe.model.capture import capture
+from trtpipe.model.nodes import module_path
+from trtpipe.quantization.placement import find_sites, kept_sites
+from trtpipe.values import LoadedModel
+
+
+def placed(loaded: LoadedModel | str) -> dict[str, tuple[str, str]]:
+    sites, _ = find_sites((nets.captured(loaded) if isinstance(loaded, str) else capture(loaded)).graph)
+    return {s.key: (s.group, s.rule) for s in sites}
+
+
+def test_residual_network() -> None:
+    assert placed("residual") == {
+        "stem:input": ("stem:input", "Q1"),
+        "stem:weight": ("stem:weight", "Q2"),
+        # The pool's input and output, which two convolutions read, share one scale.
+        "pool:max_pool2d.input": ("pool:max_pool2d.input", "Q5"),
+        "conv1:input": ("pool:max_pool2d.input", "Q1"),
+        "conv1:weight": ("conv1:weight", "Q2"),
+        "conv2:input": ("conv2:input", "Q1"),
+        "conv2:weight": ("conv2:weight", "Q2"),
+        "down:input": ("pool:max_pool2d.input", "Q1"),
+        "down:weight": ("down:weight", "Q2"),
+        # conv2 is the longer branch and is fused with the add; the output of `down` is the skip branch.
+        ":add.input_1": (":add.input_1", "Q4"),
+        "head:input": ("head:input", "Q1"),
+        "head:weight": ("head:weight", "Q2"),
+    }
+
+
+def test_attention_quantizes_both_matmuls_and_not_the_norm_or_the_softmax() -> None:
+    found = placed("attention")
+    assert set(found) == {
+        *("qkv:input", "qkv:weight", "proj:input", "proj:weight"),
+        *(f":matmul.input_{i}" for i in (0, 1)),
+        *(f":matmul_1.input_{i}" for i in (0, 1)),
+    }
+
+
+def test_concat_inputs_share_the_scale_of_what_reads_them() -> None:
+    found = placed("concat")
+    shared = {found[k][0] for k in (":cat.input_0", ":cat.input_1", "c:input")}
+    assert shared == {":cat.input_0"}
+
+
+def test_a_concat_that_nobody_reads_in_int8_stays_in_float() -> None:
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Conv2d(3, 5, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([self.a(x), x], 1).mean((2, 3))
+
+    assert set(placed(nets.loaded(Plain().eval(), out_shape=("N", 8)))) == {"a:input", "a:weight"}
+
+
+def test_identity_skip_shares_the_observer_of_the_next_convolution() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(3, 3, 1)
+            self.conv = nn.Conv2d(3, 3, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = torch.relu(self.first(x))
+            return (self.conv(x) + x).mean((2, 3))
+
+    found = placed(nets.loaded(Block().eval(), out_shape=("N", 3)))
+    assert found[":add.input_1"] == ("conv:input", "Q4")
+
+
+def test_an_add_without_a_convolution_is_left_in_float() -> None:
+    class Mlp(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(x) + x
+
+    assert set(placed(nets.loaded(Mlp().eval(), ("N", 8), out_shape=("N", 8)))) == {"fc:input", "fc:weight"}
+
+
+def test_weights_computed_at_run_time_are_skipped_with_the_reason() -> None:
+    class Hyper(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.linear(x, x[:1].reshape(1, 8))
+
+    captured = capture(nets.loaded(Hyper(), ("N", 8), out_shape=("N", 1)))
+    sites, skipped = find_sites(captured.graph)
+    assert not sites
+    assert [s.reason for s in skipped] == ["its weight is computed at run time"]
+
+
+def test_keeping_the_reader_out_of_int8_takes_pool_and_skip_with_it() -> None:
+    sites, _ = find_sites(nets.captured("residual").graph)
+    kept = {s.key for s in kept_sites(sites, lambda n: module_path(n) in ("conv1", "down"))}
+    # Nobody reads the pool in INT8 any more; `down` runs in float, so its output is no INT8 skip branch.
+    assert kept == {"stem:input", "stem:weight", "conv2:input", "conv2:weight", "head:input", "head:weight"}
+
+
+def test_keys_do_not_depend_on_what_is_kept() -> None:
+    sites, _ = find_sites(nets.captured("residual").graph)
+    whole = {s.key: s.group for s in sites}
+    for path in ("stem", "conv1", "conv2", "down", "head"):
+        for site in kept_sites(sites, lambda n, path=path: module_path(n) == path):
+            assert whole[site.key] == site.group
+
+
+def test_transposed_convolutions_keep_their_output_axis() -> None:
+    class Up(nn.Module):
+        def __init__(self, groups: int) -> None:
+            super().__init__()
+            self.up = nn.ConvTranspose2d(4, 4, 2, 2, groups=groups)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.up(x)
+
+    for groups, axis in ((1, 1), (4, None)):
+        loaded = nets.loaded(Up(groups).eval(), ("N", 4, 4, 4), out_shape=("N", 4, 8, 8))
+        sites, skipped = find_sites(capture(loaded).graph)
+        axes = {s.axis for s in sites if s.rule == "Q2"}
+        assert axes == ({axis} if axis is not None else set())
+        assert len(skipped) == (0 if axis is not None else 1)

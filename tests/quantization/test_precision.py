@@ -1,0 +1,148 @@
+"""Which operation computes in what: read from the program's own types."""
+
+from __future__ import annotations
+
+import nets
+import numpy as np
+import pytest
+import torch
+
+from trtpipe.model.nodes import module_path, op_name
+from trtpipe.quantization.placement import find_sites
+from trtpipe.quantization.precision import FP16_MAX, Keep, observe_ranges
+from trtpipe.quantization.quantize import quantize
+from trtpipe.values import Captured, Quantized, TensorSpec
+
+
+def made(net: str, *, half: torch.dtype | None = torch.float16, int8: bool = False, **more: object) -> Quantized:
+    captured = nets.captured(net)
+    sites, _ = find_sites(captured.graph)
+    amax = {s.group: 2.0 for s in sites if s.axis is None}
+    options = {"keep": Keep(), "ranges": {}} | more
+    return quantize(captured, int8=int8, half=half, amax=amax, **options)
+
+
+def types(found: Quantized) -> dict[str, set[torch.dtype]]:
+    result: dict[str, set[torch.dtype]] = {}
+    for node in found.program.graph.nodes:
+        if node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor):
+            result.setdefault(op_name(node), set()).add(node.meta["val"].dtype)
+    return result
+
+
+def test_attention_in_fp16_keeps_softmax_norm_and_reduction_in_fp32() -> None:
+    found = types(made("attention"))
+    assert found["linear"] == found["matmul"] == {torch.float16}
+    assert found["softmax"] == found["layer_norm"] == found["mean"] == {torch.float32}
+
+
+def test_the_reason_is_in_the_layers() -> None:
+    reasons = {layer.op: layer.reason for layer in made("attention").layers}
+    assert reasons["softmax"] == "softmax stays in FP32"
+    assert reasons["layer_norm"] == "norms stay in FP32"
+    assert reasons["mean"] == "reductions stay in FP32"
+    assert reasons["linear"] == ""
+
+
+def test_what_fp16_cannot_hold_stays_in_fp32() -> None:
+    captured = nets.captured("residual")
+    convolution = next(n for n in captured.graph.graph.nodes if op_name(n) == "conv2d" and module_path(n) == "conv2")
+    for amax, dtype in ((FP16_MAX * 0.49, "fp16"), (FP16_MAX * 0.51, "fp32")):
+        layers = made("residual", ranges={convolution.name: amax}).layers
+        layer = next(one for one in layers if one.module == "conv2")
+        assert layer.precision == dtype
+        if dtype == "fp32":
+            assert layer.reason == f"observed amax {amax:.4g} nears FP16's largest number 65504"
+
+
+@pytest.mark.parametrize(
+    ("amax", "precision", "reason"),
+    [
+        (6.2e-5, "fp16", ""),
+        (6.1e-5, "fp32", "observed amax 6.1e-05 is below FP16's smallest normal number 6.104e-05"),
+        (3e-9, "fp32", "observed amax 3e-09 is below FP16's smallest normal number 6.104e-05"),
+        (0.0, "fp16", ""),
+    ],
+)
+def test_what_would_vanish_in_fp16_stays_in_fp32(amax: float, precision: str, reason: str) -> None:
+    captured = nets.captured("residual")
+    convolution = next(n for n in captured.graph.graph.nodes if op_name(n) == "conv2d" and module_path(n) == "conv2")
+    layer = next(one for one in made("residual", ranges={convolution.name: amax}).layers if one.module == "conv2")
+    assert (layer.precision, layer.reason) == (precision, reason)
+
+
+def test_bf16_holds_everything_fp32_does() -> None:
+    captured = nets.captured("residual")
+    ranges = {n.name: 1e6 for n in captured.graph.graph.nodes}
+    found = made("residual", half=torch.bfloat16, ranges=ranges)
+    assert types(found)["conv2d"] == {torch.bfloat16}
+
+
+def test_keep_reaches_into_containers_and_wins() -> None:
+    layers = {layer.module: layer for layer in made("residual", keep=Keep(fp32=("conv*", "head"))).layers}
+    assert layers["conv1"].precision == "fp32"
+    assert layers["conv1"].reason == "precision.keep.fp32: conv*"
+    assert layers["stem"].precision == "fp16"
+
+
+def test_keep_fp16_is_out_of_int8_alone() -> None:
+    layers = {layer.module: layer for layer in made("residual", int8=True, keep=Keep(fp16=("head",))).layers}
+    assert layers["head"].precision == "fp16"
+    assert layers["head"].reason == "precision.keep.fp16: head"
+    assert layers["conv1"].precision == "int8"
+
+
+def test_dequantized_values_are_fp16_where_fp16_reads_them() -> None:
+    found = types(made("residual", int8=True))
+    assert found["dequantize_per_tensor"] == {torch.float16}
+    assert found["dequantize_per_channel"] == {torch.float16}
+    assert found["quantize_per_tensor"] == {torch.int8}
+
+
+def test_no_cast_follows_a_cast() -> None:
+    for net in ("residual", "attention"):
+        for node in made(net).program.graph.nodes:
+            if node.op == "call_function" and op_name(node) == "_to_copy":
+                assert op_name(node.args[0]) != "_to_copy"
+
+
+def test_without_half_nothing_is_cast() -> None:
+    found = made("attention", half=None)
+    assert "_to_copy" not in types(found)
+
+
+def test_output_bindings_get_their_dtype() -> None:
+    captured = nets.captured("residual")
+    for name in ("float32", "float16"):
+        outputs = tuple(TensorSpec(s.name, name, s.shape, s.dims) for s in captured.outputs)
+        bound = Captured(captured.graph, captured.inputs, outputs, captured.digest)
+        for half in (None, torch.float16):
+            found = quantize(bound, int8=False, half=half, keep=Keep(), amax={}, ranges={})
+            output = next(n for n in found.program.graph.nodes if n.op == "output").args[0][0]
+            assert output.meta["val"].dtype == getattr(torch, name)
+
+
+def test_fp16_answers_are_near_fp32() -> None:
+    x = nets.images(4, 6, 8)
+    found = made("attention")
+    with torch.inference_mode():
+        near, exact = found.program.module()(x)[0], nets.attention().module(x)[0]
+    assert float((near - exact).abs().max()) < 5e-3 * float(exact.abs().max())
+    assert float((near - exact).abs().max()) > 0
+
+
+def test_ranges_are_the_largest_magnitudes_seen() -> None:
+    captured = nets.captured("residual")
+    x, y = nets.images(2, 3, 8, 8), 3 * nets.images(2, 3, 8, 8, seed=1)
+    ranges = observe_ranges(captured, [(x,), (y,)])
+    placeholder = next(n for n in captured.graph.graph.nodes if n.op == "placeholder")
+    assert ranges[placeholder.name] == np.float32(max(x.abs().max(), y.abs().max()))
+
+
+def test_nan_counts_as_beyond_every_range() -> None:
+    captured = nets.captured("residual")
+    x = nets.images(2, 3, 8, 8)
+    x[0, 0, 0, 0] = float("nan")
+    ranges = observe_ranges(captured, [(x,)])
+    placeholder = next(n for n in captured.graph.graph.nodes if n.op == "placeholder")
+    assert ranges[placeholder.name] == float("inf")

@@ -1,0 +1,219 @@
+"""The search, on networks whose noise is known: each module in INT8 adds its own power to the output's."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trtpipe.job.sections import Limits
+from trtpipe.quantization.ranking import ModuleSensitivity, Sensitivity
+from trtpipe.quantization.search import (
+    Candidate,
+    Laboratory,
+    Preview,
+    Trial,
+    best_of,
+    keeping,
+    left,
+    pareto,
+    search,
+    shortfall,
+)
+from trtpipe.report.tune_page import page, table, verdict
+from trtpipe.values import Metric
+
+LIMITS = Limits(sqnr_db_min=30.0)
+
+
+class Network:
+    """Modules m0, m1, ... with a noise power each, relative to a signal of 1; algorithms scale all of it.
+
+    `misled` multiplies what the preview sees of the noise.
+    """
+
+    def __init__(self, noise, algorithms=("entropy_2",), factor=None, misled=1.0, half_db=60.0):
+        self.noise = {f"m{i}": p for i, p in enumerate(noise)}
+        self.algorithms, self.factor, self.misled = algorithms, factor or {}, misled
+        self.half_db = half_db
+        self.evaluated = []
+
+    def sqnr(self, candidate):
+        power = sum(p for m, p in self.noise.items() if m not in candidate.kept)
+        power *= self.factor.get(candidate.algorithm, 1.0)
+        return math.inf if power == 0 else -10 * math.log10(power)
+
+    def evaluate(self, candidate):
+        self.evaluated.append(candidate)
+        db = self.sqnr(candidate)
+        metrics = (Metric("sqnr_db", "y", db, 30.0, db >= 30),)
+        share = 1 - len(candidate.kept) / len(self.noise)
+        return Trial(candidate, db >= 30, shortfall(metrics, LIMITS), metrics, (), share, 1000)
+
+    def preview(self, candidate):
+        db = self.sqnr(candidate) - 10 * math.log10(self.misled)
+        return Preview((30 - db) / 10, db)
+
+    def rank(self, algorithm):
+        def figures(m, p):
+            own = -10 * math.log10(p)
+            return ModuleSensitivity(m, "net.py:1", "conv2d", own, own, self.half_db, 100)
+
+        ranked = sorted((figures(m, p) for m, p in self.noise.items()), key=lambda m: m.sqnr_db)
+        return Sensitivity(tuple(ranked), 32, 100 * len(self.noise), 1.0, 1.0, 0.1)
+
+    def search(self, allowance=10):
+        return search(Laboratory(self.evaluate, self.preview, self.rank, self.algorithms), allowance)
+
+
+def test_a_job_that_passes_is_left_alone_after_one_evaluation():
+    network = Network([1e-6] * 5)
+    tuned = network.search()
+    assert tuned.met
+    assert network.evaluated == [Candidate("entropy_2")]
+    assert tuned.sensitivity is None
+
+
+def test_only_the_one_bad_module_is_kept():
+    network = Network([1e-6] * 30 + [1e-1] + [1e-6] * 23)
+    tuned = network.search()
+    assert tuned.met
+    assert tuned.best.candidate == Candidate("entropy_2", half=("m30",))
+    assert len(network.evaluated) == 2
+
+
+def test_another_algorithm_alone_may_be_enough():
+    network = Network([1e-3] * 10, ("entropy_2", "minmax", "mse"), {"minmax": 5.0, "mse": 0.05})
+    tuned = network.search()
+    assert tuned.met
+    assert tuned.best.candidate == Candidate("mse")
+    assert len(network.evaluated) == 2
+
+
+def test_the_algorithm_under_which_fewest_are_kept_is_taken():
+    noise = [1e-2, 2e-3, 1e-3, 5e-4, 1e-4, 1e-4]
+    assert len(Network(noise).search().best.candidate.kept) == 3
+    network = Network(noise, ("entropy_2", "minmax"), {"minmax": 0.4})
+    tuned = network.search()
+    assert tuned.met
+    assert tuned.best.candidate == Candidate("minmax", half=("m0", "m1"))
+
+
+@given(st.lists(st.floats(1e-7, 1e-2), min_size=54, max_size=54), st.sampled_from([0.01, 0.3, 1.0, 3.0, 100.0]))
+@settings(deadline=None, max_examples=100)
+def test_54_modules_take_at_most_ten_evaluations_and_no_module_too_many(noise, misled):
+    network = Network(noise, misled=misled)
+    tuned = network.search()
+    assert len(network.evaluated) <= 10
+    assert len(set(network.evaluated)) == len(network.evaluated)
+    ranked = sorted(noise, reverse=True)
+    needed = next(k for k in range(55) if sum(ranked[k:]) <= 1e-3)
+    assert tuned.met
+    if misled == 1.0:
+        assert len(tuned.best.candidate.kept) <= needed
+    if len(network.evaluated) < 10:
+        assert len(tuned.best.candidate.kept) <= needed
+
+
+def test_a_module_that_need_not_be_kept_goes_back_to_int8():
+    class Entangled(Network):
+        """m1 is the second worst alone, and yet it is m0 and m2 that have to be kept."""
+
+        def sqnr(self, candidate):
+            return 40.0 if {"m0", "m2"} <= candidate.kept else 20.0
+
+    network = Entangled([1e-2, 5e-3, 1e-3, 1e-4, 1e-4])
+    tuned = network.search()
+    assert tuned.met
+    assert tuned.best.candidate.kept == {"m0", "m2"}
+    assert len(network.evaluated) == 4  # nothing, three, two, and three less m1
+
+
+def test_a_budget_that_cannot_be_met_gives_the_closest_and_tries_fp32():
+    class Hopeless(Network):
+        def sqnr(self, candidate):
+            return min(super().sqnr(candidate), 20.0 + len(candidate.kept) + 0.5 * len(candidate.fp32))
+
+    network = Hopeless([1e-9] * 4, half_db=200.0)
+    tuned = network.search()
+    assert not tuned.met
+    assert tuned.best.candidate == Candidate("entropy_2", fp32=("m0", "m1", "m2"))
+    assert "m3" not in tuned.best.candidate.kept  # something is left to quantize
+    assert verdict(tuned, LIMITS) == (
+        "budget NOT met; closest: `m0`, `m1`, `m2` in FP32, entropy_2; 25.0% of the MACs in INT8, "
+        "with sqnr_db 24.5 (limit 30) (3 evaluations)"
+    )
+
+
+def test_the_allowance_is_kept_and_its_end_is_said():
+    network = Network([1e-3] * 54, misled=1e-9)
+    tuned = network.search(3)
+    assert len(network.evaluated) == 3
+    assert tuned.notes == ("the search ended at its 3 evaluations; a longer one might keep less",)
+
+
+def test_a_module_is_kept_in_fp32_where_half_precision_is_no_better():
+    def one(half, own):
+        return ModuleSensitivity("a", "", "conv2d", 1.0, own, half, 1)
+
+    base = Candidate("minmax")
+    assert keeping(base, [one(70.0, 30.0)]) == Candidate("minmax", half=("a",))
+    assert keeping(base, [one(35.9, 30.0)]) == Candidate("minmax", fp32=("a",))
+    assert keeping(base, [one(-math.inf, 30.0)]) == Candidate("minmax", fp32=("a",))
+    assert keeping(base, [one(None, 30.0)]) == Candidate("minmax", fp32=("a",))
+
+
+def test_what_is_inside_a_kept_module_is_kept_too():
+    def named(path):
+        return ModuleSensitivity(path, "", "linear", 1.0, 1.0, None, 1)
+
+    modules = [named(p) for p in ("attn", "attn.qkv", "attn2", "mlp")]
+    assert [m.module for m in left(modules, ["attn"])] == ["attn2", "mlp"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "values", "expected"),
+    [
+        ({"sqnr_db_min": 30}, {"sqnr_db": 25}, 0.5),
+        ({"cosine_min": 0.99}, {"cosine": 0.97}, 2.0),
+        ({"accuracy_drop_max": 0.01}, {"accuracy_drop": 0.03}, 2.0),
+        ({"max_abs_max": 0.5}, {"max_abs": 0.25}, -0.5),
+        ({"cosine_min": 0.99, "max_abs_max": 0.5}, {"cosine": 0.995, "max_abs": 0.75}, 0.5),
+        ({"top1_agreement_min": 0.9}, {}, math.inf),
+        ({"cosine_min": 0.9}, {"cosine": math.nan}, math.inf),
+        ({}, {"cosine": 0.1}, 0.0),
+    ],
+)
+def test_the_shortfall_is_that_of_the_worst_limit_in_units_of_what_it_allows(limits, values, expected):
+    metrics = [Metric(n, "y", v) for n, v in values.items()]
+    assert shortfall(metrics, Limits(**limits)) == pytest.approx(expected)
+
+
+def trial(share, size, db, passed=True, kept=()):
+    return Trial(Candidate("mse", half=kept), passed, 0.0, (Metric("sqnr_db", "y", db, 30.0, passed),), (), share, size)
+
+
+def test_the_pareto_front_holds_what_nothing_beats():
+    a, b, c, d = trial(1.0, 10, 20), trial(0.9, 11, 30), trial(0.8, 12, 25), trial(0.9, 11, 30, kept=("x",))
+    assert pareto([a, b, c, d]) == (a, b, d)
+    assert pareto([trial(1.0, 1, math.nan)]) == ()
+
+
+def test_the_best_trial_passes_and_has_most_in_int8():
+    failed, good, better = trial(1.0, 1, 1, passed=False), trial(0.5, 1, 50), trial(0.9, 1, 31)
+    assert best_of([failed, good, better]) is better
+
+
+def test_the_page_holds_verdict_trials_and_ranking():
+    network = Network([1e-6] * 3 + [1e-1])
+    tuned = network.search()
+    text = page("net", tuned, LIMITS)
+    assert "# net: tuning\n\nbudget met: `m3` in half, entropy_2; 75.0% of the MACs in INT8 (2 evaluations).\n" in text
+    assert "Budget: sqnr_db_min 30." in text
+    assert "| * | entropy_2 | `m3` in half | 75.0% | 0.001 | 55.23 | met |" in text
+    assert "|  | entropy_2 | nothing kept | 100.0% |" in text or "| * | entropy_2 | nothing kept | 100.0% |" in text
+    assert "| `m3` | net.py:1 | 10 | 10 | 60 |" in text
+    assert (
+        table(tuned.trials).splitlines()[0]
+        == "|  | calibration | kept out of INT8 | INT8 MACs | size MB | SQNR dB | budget |"
+    )

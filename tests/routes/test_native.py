@@ -1,0 +1,75 @@
+"""What TensorRT's own calibrators are given, on the onnx route and on torch2trt's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from models import job, line, tiny
+
+from trtpipe.errors import InputError
+from trtpipe.pipeline import stages as pipeline
+from trtpipe.progress import Silent
+from trtpipe.routes import onnx
+from trtpipe.routes.native import native_calibration
+from trtpipe.trt import builder
+
+
+@pytest.fixture
+def samples(tmp_path):
+    np.save(tmp_path / "calibration.npy", np.random.default_rng(0).random((20, 3, 16, 16), dtype=np.float32))
+    return str(tmp_path / "calibration.npy")
+
+
+def implicit(**calibration):
+    return job(
+        "onnx",
+        "tensorrt",
+        build={"quantization": "implicit"},
+        precision={"int8_mode": True, "fp16_mode": True},
+        calibration=calibration,
+    )
+
+
+def test_the_jobs_samples_algorithm_and_batch_size(samples):
+    found = native_calibration(
+        implicit(arrays=samples, batch_size=64, algorithm="percentile", percentile=99.0), {"graph": "1"}
+    )
+    assert (found.file, found.made_from) == (None, {"graph": "1"})
+    assert (found.source.sample_count, found.algorithm, found.percentile) == (20, "percentile", 99.0)
+    assert found.batch_size == 32  # within the range of the inputs' batch
+
+
+def test_what_tensorrt_cannot_calibrate_with(samples):
+    with pytest.raises(InputError) as caught:
+        native_calibration(implicit(arrays=samples, algorithm="mse"), {})
+    assert str(caught.value) == (
+        "calibration.algorithm: must be entropy_2, entropy, minmax or percentile for build.quantization implicit "
+        "(got mse). Use explicit, where trtpipe calibrates."
+    )
+    with pytest.raises(InputError) as caught:
+        native_calibration(implicit(table="/nowhere/calibration.json"), {})
+    assert str(caught.value) == (
+        "calibration: must give samples for build.quantization implicit (got a table). Add calibration.images, or use "
+        "explicit."
+    )
+    with pytest.raises(InputError, match=r"implicit \(got none\)"):
+        native_calibration(job("onnx", "tensorrt"), {})
+
+
+def test_with_implicit_quantization_the_line_places_no_qdq(samples):
+    explicit = job("onnx", "tensorrt", precision={"int8_mode": True}, calibration={"arrays": samples})
+    assert pipeline.quantizes(explicit)
+    assert not pipeline.quantizes(implicit(arrays=samples))
+
+
+def test_the_onnx_route_hands_them_to_the_builder(samples, monkeypatch):
+    given = {}
+    monkeypatch.setattr(builder, "build_engine", lambda model, build, **more: given.update(more) or "engine")
+    model = line(tiny(), 16, 5)
+    wanted = implicit(arrays=samples, batch_size=8)
+    assert onnx.compile_engine(wanted, model.loaded, model.quantized(), Silent()) == "engine"
+    assert given["precision"] is wanted.precision
+    assert given["calibration"].batch_size == 8
+    given.clear()
+    onnx.compile_engine(job("onnx", "tensorrt"), model.loaded, model.quantized(), Silent())
+    assert given["calibration"] is None

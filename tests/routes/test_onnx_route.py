@@ -1,0 +1,155 @@
+"""The ONNX files: types, Q/DQ, names, bytes; and that ONNX Runtime answers as the program does."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import nets
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+
+from trtpipe.errors import BuildError, InputError
+from trtpipe.evaluation.control import damaged_copy
+from trtpipe.quantization.placement import find_sites
+from trtpipe.quantization.precision import Keep
+from trtpipe.quantization.quantize import quantize
+from trtpipe.routes.onnx import to_onnx
+from trtpipe.runtime.onnxruntime import OrtRunner
+from trtpipe.values import OnnxModel, Quantized
+
+
+@cache
+def lowered(net: str, half: torch.dtype | None = None, int8: bool = True) -> tuple[Quantized, OnnxModel]:
+    captured = nets.captured(net)
+    sites, _ = find_sites(captured.graph)
+    amax = {s.group: 2.0 for s in sites if s.axis is None}
+    found = quantize(captured, int8=int8, half=half, keep=Keep(), amax=amax, ranges={})
+    return found, to_onnx(found)
+
+
+def nodes(model: OnnxModel, *types: str) -> list[Any]:
+    return [n for n in onnx.load_from_string(model.data).graph.node if n.op_type in types]
+
+
+@pytest.mark.parametrize("half", [None, torch.float16])
+@pytest.mark.parametrize(("net", "shape"), [("residual", (3, 8, 8)), ("attention", (6, 8))])
+def test_onnxruntime_answers_as_the_program(net: str, shape: tuple[int, ...], half: torch.dtype | None) -> None:
+    program, model = lowered(net, half)
+    x = nets.images(3, *shape)
+    with torch.inference_mode():
+        expected = program.program.module()(x)[0].numpy()
+    with OrtRunner(model.data, as_written=True) as runner:
+        found = runner.run({"x": x.numpy()})["logits"]
+    # One rounding of a value between two INT8 levels may fall either way.
+    assert np.abs(found - expected).max() <= (1e-5 if half is None else 0.03) * np.abs(expected).max()
+
+
+def test_a_graph_that_onnxruntimes_optimizer_refuses_runs_as_written_and_says_so() -> None:
+    """INT8, FP16 and a concat: optimized, ONNX Runtime 1.31 would need a QLinearConcat of FP16."""
+    _, model = lowered("concat", torch.float16)
+    x = {"x": nets.images(3, 3, 8, 8).numpy()}
+    fast, exact = OrtRunner(model.data), OrtRunner(model.data, as_written=True)
+    assert fast.name.startswith(exact.name)
+    if fast.name == exact.name:
+        pytest.skip("this ONNX Runtime optimizes the graph")
+    assert fast.name == f"{exact.name}, not optimized: its optimizer refuses the graph"
+    # They differ in what is rounded to FP16 between operations.
+    np.testing.assert_allclose(fast.run(x)["logits"], exact.run(x)["logits"], atol=1e-3)
+    with pytest.raises(BuildError, match="onnxruntime: must accept the graph"):
+        OrtRunner(b"no graph")
+
+
+def test_names_begin_with_the_module_path() -> None:
+    _, model = lowered("residual")
+    assert [n.name for n in nodes(model, "Conv")] == ["stem/Conv", "conv1/Conv", "conv2/Conv", "down/Conv"]
+    assert all("/" in n.name for n in nodes(model, "QuantizeLinear") if n.name.startswith("conv"))
+    names = [n.name for n in onnx.load_from_string(model.data).graph.node]
+    assert len(set(names)) == len(names)
+
+
+def test_scales_have_the_float_type_of_their_side() -> None:
+    for half, kind in ((None, np.float32), (torch.float16, np.float16)):
+        _, model = lowered("residual", half)
+        constants = {i.name: numpy_helper.to_array(i) for i in onnx.load_from_string(model.data).graph.initializer}
+        assert {constants[n.input[1]].dtype for n in nodes(model, "DequantizeLinear")} == {np.dtype(kind)}
+
+
+def test_scales_are_the_tables() -> None:
+    program, model = lowered("residual")
+    constants = {i.name: numpy_helper.to_array(i) for i in onnx.load_from_string(model.data).graph.initializer}
+    found = {float(constants[n.input[1]]) for n in nodes(model, "QuantizeLinear")}
+    assert found == set(program.scales.values()) == {float(np.float32(2.0) / np.float32(127))}
+
+
+def test_weights_are_int8_in_the_file() -> None:
+    _, model = lowered("residual")
+    proto = onnx.load_from_string(model.data)
+    constants = {i.name: i for i in proto.graph.initializer}
+    weights = [n for n in proto.graph.node if n.op_type == "DequantizeLinear" and n.input[0] in constants]
+    assert len(weights) == 5
+    assert {constants[n.input[0]].data_type for n in weights} == {onnx.TensorProto.INT8}
+
+
+def test_the_same_program_gives_the_same_bytes_and_no_path_of_this_machine() -> None:
+    program, model = lowered("residual")
+    assert to_onnx(program).data == model.data
+    assert b"site-packages" not in model.data
+    assert b"nets.py" not in model.data
+
+
+def test_dynamic_dimensions_keep_the_jobs_names() -> None:
+    _, model = lowered("residual")
+    graph = onnx.load_from_string(model.data).graph
+    for value in (*graph.input, *graph.output):
+        assert value.type.tensor_type.shape.dim[0].dim_param == "N"
+
+
+def test_the_damaged_copy_differs_in_one_scale() -> None:
+    _, model = lowered("residual")
+    data, name, how = damaged_copy(model)
+    assert (name.rpartition("/")[2], how) == ("QuantizeLinear", "scale x 127")
+    x = {"x": nets.images(3, 3, 8, 8).numpy()}
+    good = OrtRunner(model.data, as_written=True).run(x)["logits"]
+    bad = OrtRunner(data, as_written=True).run(x)["logits"]
+    assert np.abs(good - bad).max() > 0.1 * np.abs(good).max()
+
+
+def test_a_float_graph_is_damaged_in_a_weight() -> None:
+    _, model = lowered("residual", int8=False)
+    data, name, how = damaged_copy(model)
+    assert (name, how) == ("head/Gemm", "weight set to zero")
+    x = {"x": nets.images(3, 3, 8, 8).numpy()}
+    found = OrtRunner(data, as_written=True).run(x)["logits"]
+    bias = nets.residual().module.network.head.bias
+    assert np.allclose(found, bias.detach().numpy(), atol=1e-6)
+
+
+def test_the_runner_wants_exactly_its_inputs() -> None:
+    _, model = lowered("residual")
+    with OrtRunner(model.data) as runner, pytest.raises(InputError, match=r"inputs: must be x \(got y\)"):
+        runner.run({"y": np.zeros((1, 3, 8, 8), np.float32)})
+
+
+def test_onnxruntimes_pad_fusion_is_kept_off() -> None:
+    """ONNX Runtime folds a zero Pad into MaxPool, whose own padding is -inf: all-negative inputs show it."""
+    helper = onnx.helper
+    graph = helper.make_graph(
+        [
+            helper.make_node("Pad", ["x", "pads"], ["p"]),
+            helper.make_node("MaxPool", ["p"], ["y"], kernel_shape=[3, 3], strides=[2, 2]),
+        ],
+        "padded",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 1, 4, 4])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
+        [helper.make_tensor("pads", onnx.TensorProto.INT64, [8], [0, 0, 1, 1, 0, 0, 1, 1])],
+    )
+    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9).SerializeToString()
+    x = {"x": np.full((1, 1, 4, 4), -1.0, np.float32)}
+    # By hand: with a border of zeros the windows at the top and left see a 0; the one inside sees only -1.
+    expected = np.array([[[[0.0, 0.0], [0.0, -1.0]]]], np.float32)
+    for as_written in (True, False):
+        assert np.array_equal(OrtRunner(data, as_written=as_written).run(x)["y"], expected)

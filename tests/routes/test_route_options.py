@@ -1,0 +1,304 @@
+"""Every option of the job schema on the routes torch_tensorrt and torch2trt: honoured, or refused at plan time."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import pytest
+import yaml
+
+from trtpipe.cli.main import main
+from trtpipe.job.build_options import BuildOptions
+from trtpipe.job.job import Job
+from trtpipe.job.sections import Build
+from trtpipe.pipeline.validate import validate
+from trtpipe.routes import options
+from trtpipe.routes.registry import ROUTES
+
+#: Field: (value, other fields it needs, what torch_tensorrt says, what torch2trt says); "" is honoured.
+LEAVE = "Leave it out, or use build.route onnx."
+TABLE = {
+    "compute_capability": (["8.6"], {}, "Leave it out for an engine portable from Ampere on, or use build.route onnx.",
+                           LEAVE),
+    "platform": ("jetson_orin_nano", {}, "", ""),
+    "quantization": ("implicit", {}, "use explicit.", ""),
+    "calibration_cache": ("int8.cache", {"quantization": "implicit"}, "Torch-TensorRT has no calibrators.", ""),
+    "profiles": ([{"N": {"min": 1, "opt": 2, "max": 4}}], {}, "", "Give one range under inputs"),
+    "workspace": (1 << 20, {}, "", ""),
+    "memory_pools": ({"tactic_dram": 1}, {}, "Leave tactic_dram out, or use build.route onnx.", LEAVE),
+    "optimization_level": (2, {}, "", LEAVE),
+    "tiling_optimization_level": ("fast", {}, "", LEAVE),
+    "l2_limit_for_tiling": (1, {"tiling_optimization_level": "fast"}, "", LEAVE),
+    "max_num_tactics": (4, {}, LEAVE, LEAVE),
+    "avg_timing_iterations": (3, {}, "", ""),
+    "max_aux_streams": (2, {}, "", LEAVE),
+    "tactic_sources": (["jit_convolutions"], {}, LEAVE, LEAVE),
+    "timing_cache": ("caches", {}, "", LEAVE),
+    "editable_timing_cache": (True, {"timing_cache": "caches"}, LEAVE, LEAVE),
+    "error_on_timing_cache_miss": (True, {"timing_cache": "caches"}, LEAVE, LEAVE),
+    "profiling_verbosity": ("none", {}, "Use layer_names_only", "Use layer_names_only"),
+    "log_level": ("info", {}, "", ""),
+    "tf32": (False, {}, "", LEAVE),
+    "sparse_weights": (True, {}, "", LEAVE),
+    "strict_nans": (True, {}, LEAVE, LEAVE),
+    "direct_io": (True, {}, LEAVE, LEAVE),
+    "tensor_formats": ({"image": ["linear"]}, {}, LEAVE, LEAVE),
+    "hardware_compatibility": ("same_compute_capability", {}, "Use ampere_plus, or build.route onnx.", LEAVE),
+    "version_compatible": (True, {}, "Set both", LEAVE),
+    "exclude_lean_runtime": (True, {"version_compatible": True}, "", LEAVE),
+    "runtime_platform": ("windows_amd64", {}, LEAVE, LEAVE),
+    "strip_plan": (True, {}, "Set build.refit", LEAVE),
+    "refit": ("individual", {}, "Use identical, or build.route onnx.", LEAVE),
+    "weight_streaming": (True, {}, "", LEAVE),
+    "default_device_type": ("dla", {}, "", ""),
+    "dla_core": (1, {"default_device_type": "dla"}, "", ""),
+    "gpu_fallback": (True, {"default_device_type": "dla"}, "", ""),
+    "device_types": ({"body*": "gpu"}, {}, "Use build.default_device_type, or build.route onnx.", ""),
+}  # fmt: skip
+
+
+def build(route, **fields):
+    return Build.model_validate({"route": route, "target": "tensorrt", **fields})
+
+
+def test_the_tables_have_a_row_for_every_option():
+    assert set(TABLE) == set(BuildOptions.model_fields)
+    assert [s.field for s in options.OPTIONS] == sorted(
+        BuildOptions.model_fields, key=list(BuildOptions.model_fields).index
+    )
+    assert set(options.KEYWORDS) <= set(BuildOptions.model_fields)
+
+
+@pytest.mark.parametrize("route", ["torch_tensorrt", "torch2trt"])
+@pytest.mark.parametrize("field", TABLE)
+def test_an_option_is_honoured_or_refused_with_the_nearest_legal_one(route, field):
+    value, others, torch_tensorrt, torch2trt = TABLE[field]
+    expected = torch_tensorrt if route == "torch_tensorrt" else torch2trt
+    section = build(route, **{field: value}, **others)
+    found = dict(options.refusals(section, None, route))
+    if not expected:
+        assert f"build.{field}" not in found
+        return
+    message = found[f"build.{field}"]
+    assert message.startswith(f"build.{field}: must ")
+    assert f"on route {route} (got " in message
+    assert expected in message
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"memory_pools": {"dla_managed_sram": 1}}, "build.memory_pools"),
+        ({"dla_core": 0, "device_types": {"*": "dla"}}, "build.dla_core"),
+    ],
+)
+def test_dla_options_need_dla_as_the_default(fields, path):
+    found = dict(options.refusals(build("torch_tensorrt", **fields), None, "torch_tensorrt"))
+    assert "build.default_device_type dla" in found[path]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"hardware_compatibility": "ampere_plus"},
+        {"version_compatible": True, "exclude_lean_runtime": True},
+        {"strip_plan": True, "refit": "identical"},
+        {"refit": "all"},
+        {"profiling_verbosity": "layer_names_only"},
+        {"memory_pools": {"dla_managed_sram": 1}, "default_device_type": "dla"},
+    ],
+)
+def test_the_legal_values_of_half_honoured_options(fields):
+    assert options.refusals(build("torch_tensorrt", **fields), None, "torch_tensorrt") == ()
+
+
+def test_another_version_of_torch_tensorrt_is_refused():
+    section = build("torch_tensorrt")
+    assert options.refusals(section, None, "torch_tensorrt", frontend="2.14.1") == ()
+    assert options.refusals(section, None, "torch_tensorrt", frontend="2.12.0") == (
+        (
+            "build.route",
+            "build.route: torch_tensorrt must be version 2.14, whose arguments are known (got 2.12.0). "
+            "Run: pip install 'torch-tensorrt==2.14.*'",
+        ),
+    )
+
+
+def job_text(folder, route, **sections):
+    """A job file that has nothing wrong with it but what `sections` put there."""
+    (folder / "check.npy").write_bytes(b"")
+    (folder / "tiny.py").write_text("def make(): ...\n")
+    raw = {
+        "name": "tiny",
+        "model": {"factory": "tiny:make"},
+        "inputs": {"image": {"shape": ["N", 3, 16, 16], "N": {"min": 1, "opt": 8, "max": 32}}},
+        "outputs": {"logits": {}},
+        "build": {"route": route, "target": "tensorrt"},
+        "check": {"arrays": "check.npy"},
+    }
+    for name, section in sections.items():
+        raw[name] = raw.get(name, {}) | section
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    return path
+
+
+HALVES = {"mean": [0.5], "std": [0.5]}
+CALIBRATED = {"arrays": "check.npy", "batch_size": 8}
+IMPLICIT = {"build": {"quantization": "implicit"}, "precision": {"int8_mode": True}}
+
+
+@pytest.mark.parametrize(
+    ("sections", "release", "path", "text"),
+    [
+        ({}, "11.4", "build.route", "torch2trt must have TensorRT 8.6 to 10, whose weak typing and calibrators it uses "
+         "(got 11.4). Use build.route onnx."),
+        ({"build": {"workspace": 1024}}, "10.3", "build.workspace",
+         "must not be set on route torch2trt with TensorRT 10, where it ignores it (got 1024). Leave it out, or use "
+         "build.route onnx."),
+        ({"inputs": {"image": {"dtype": "uint8", "shape": [8, 3, 16, 16]}}}, "10.3", "inputs.image.dtype",
+         "must be float32 or float16 on route torch2trt, which drops others (got uint8). Use build.route onnx."),
+        ({"outputs": {"logits": {"dtype": "int64"}}}, "10.3", "outputs.logits.dtype",
+         "must be float32 or float16 on route torch2trt, which drops others (got int64). Use build.route onnx."),
+        ({"outputs": {"logits": {"dtype": "float16"}}}, "10.3", "outputs.logits.dtype",
+         "must be float32 as the other bindings are on route torch2trt, which converts no casts (got float16). "
+         "Use build.route onnx."),
+        ({"inputs": {"image": {"dtype": "float16", "shape": [8, 3, 16, 16], "normalize": HALVES}},
+          "outputs": {"logits": {"dtype": "float16"}}}, "10.3", "inputs.image.normalize",
+         "must be given only for float32 on route torch2trt (got float16). Normalize in the transform."),
+        ({"precision": {"fp16_mode": True, "keep": {"fp32": ["head"]}}}, "10.3", "precision.keep.fp32",
+         "must be empty on route torch2trt (got head): TensorRT chooses what runs in a lower precision there. "
+         "Use build.route onnx."),
+        ({"precision": {"fp16_mode": True, "int8_mode": True, "keep": {"fp32": ["head"]}}, "calibration": CALIBRATED},
+         "10.3", "precision.keep.fp32", "must be empty on route torch2trt (got head): TensorRT chooses what runs"),
+        ({"precision": {"int8_mode": True}, "calibration": CALIBRATED, "build": {"use_onnx": True}}, "10.3",
+         "build.use_onnx",
+         "must be false for explicit INT8 on route torch2trt, whose Q/DQ go through its converters (got True). Leave "
+         "it out, or use build.quantization implicit."),
+        ({"precision": {"int8_mode": True}, "calibration": CALIBRATED, "build": {"device_types": {"*": "dla"}}}, "10.3",
+         "build.quantization", "must be implicit for INT8 on a DLA on route torch2trt (got explicit). Set it."),
+        ({**IMPLICIT, "calibration": {**CALIBRATED, "batch_size": 32}}, "10.3", "calibration.batch_size",
+         "must be 8, the opt batch of the inputs, for implicit INT8 on route torch2trt, which calibrates with the "
+         "engine's own profile (got 32). Set it to 8."),
+        ({**IMPLICIT, "calibration": {**CALIBRATED, "algorithm": "mse"}}, "10.3", "calibration.algorithm",
+         "must be entropy_2, entropy, minmax or percentile, which TensorRT has (got mse). Use build.quantization "
+         "explicit."),
+        ({**IMPLICIT, "calibration": {"table": "c.json", "batch_size": 8}}, "10.3", "calibration.table",
+         "must be samples with build.quantization implicit, where TensorRT calibrates by itself (got "),
+        ({"build": {"default_device_type": "dla"}, "precision": {"fp16_mode": True}}, "10.3",
+         "build.default_device_type",
+         "must be gpu for dynamic shapes on route torch2trt (got dla). Declare numbers in inputs.*.shape."),
+    ],
+)  # fmt: skip
+def test_what_torch2trt_cannot_do_is_said_at_plan_time(tmp_path, sections, release, path, text):
+    problems = validate(job_text(tmp_path, "torch2trt", **sections), here=False, version=release)
+    assert any(p.path == path and p.text.startswith(text) for p in problems), problems
+
+
+def test_jobs_that_are_right_have_no_problem(tmp_path):
+    for route, release, sections in (
+        ("torch2trt", "10.3", {**IMPLICIT, "calibration": CALIBRATED}),
+        ("torch2trt", "10.3", {"precision": {"int8_mode": True, "keep": {"fp32": ["head"]}},
+                               "calibration": {**CALIBRATED, "algorithm": "mse", "batch_size": 5}}),
+        ("torch2trt", "10.3", {"precision": {"int8_mode": True, "fp16_mode": True, "keep": {"fp16": ["head"]}},
+                               "calibration": CALIBRATED}),
+        ("torch2trt", "8.6.1", {"build": {"workspace": 1024}, "precision": {"fp16_mode": True}}),
+        ("torch_tensorrt", "11.4", {"precision": {"int8_mode": True}, "calibration": CALIBRATED}),
+    ):  # fmt: skip
+        assert validate(job_text(tmp_path, route, **sections), here=False, version=release) == ()
+
+
+@pytest.mark.parametrize("route", ["torch_tensorrt", "torch2trt"])
+@pytest.mark.parametrize("field", [f for f in Build.model_fields if f not in ("route", "target")])
+def test_a_misspelt_option_exits_2_with_the_nearest_one(tmp_path, capsys, route, field):
+    wrong = field[:-1] + "x" + field[-1]
+    assert main(["validate", str(job_text(tmp_path, route, build={wrong: 1}))]) == 2
+    assert f"Did you mean {field}?" in " ".join("".join(capsys.readouterr()).split())
+
+
+@pytest.mark.parametrize("route", ["torch_tensorrt", "torch2trt"])
+def test_an_unsupported_option_exits_2(tmp_path, capsys, route):
+    path = job_text(tmp_path, route, build={"strict_nans": True})
+    assert main(["build", str(path), "-o", str(tmp_path / "out")]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"build.strict_nans: must not be set on route {route} (got True). {LEAVE}" in said
+
+
+def test_use_onnx_is_torch2trts_alone(tmp_path):
+    path = job_text(tmp_path, "torch_tensorrt", build={"use_onnx": True})
+    (problem,) = validate(path, here=False, version="11.4")
+    assert problem.path == "build.use_onnx"
+    assert problem.text.startswith("must be given only for route torch2trt (got torch_tensorrt).")
+
+
+@pytest.mark.parametrize(("route", "target"), [("onnx", "tensorrt"), ("torch2trt", "tensorrt")])
+def test_allow_torch_fallback_is_torch_tensorrts_alone(tmp_path, capsys, route, target):
+    path = job_text(tmp_path, route, build={"allow_torch_fallback": True, "target": target})
+    assert main(["validate", str(path)]) == 2
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert (
+        f"build.allow_torch_fallback: must be given only for route torch_tensorrt (got {route}). Remove it: other "
+        "routes make a whole engine or none. Or use route torch_tensorrt."
+    ) in said
+
+
+@pytest.mark.parametrize(
+    ("fields", "path", "reason"),
+    [
+        ({"strip_plan": True, "refit": "all"}, "strip_plan", "the weights of a hybrid module are in several engines, "
+         "and no graph gives them back"),
+        ({"refit": "identical"}, "refit", "the weights of a hybrid module are in several engines, under names that "
+         "Torch-TensorRT makes up"),
+        ({"default_device_type": "dla"}, "default_device_type", "PyTorch runs on the GPU, and DLA engines between its "
+         "operations are untried"),
+    ],
+)  # fmt: skip
+def test_what_a_hybrid_cannot_do_is_said_at_plan_time(tmp_path, fields, path, reason):
+    job = job_text(tmp_path, "torch_tensorrt", build={"allow_torch_fallback": True, **fields})
+    found = [p.text for p in validate(job, here=False, version="10.3") if p.path == f"build.{path}"]
+    assert (
+        f"must be left out with build.allow_torch_fallback (got {fields[path]}): {reason}. Remove one of the two."
+    ) in found
+    alone = job_text(tmp_path, "torch_tensorrt", build=fields)
+    assert not any("allow_torch_fallback" in p.text for p in validate(alone, here=False, version="10.3"))
+
+
+def test_a_hybrid_is_not_timed_against_an_engine(tmp_path):
+    limits = {"cosine_min": 0.9, "speedup_over_fp16_min": 1.2}
+    job = job_text(
+        tmp_path, "torch_tensorrt", build={"allow_torch_fallback": True}, check={"limits": limits, "require": "engine"}
+    )
+    found = {p.path: p.text for p in validate(job, here=False, version="11.4")}
+    assert found["check.limits.speedup_over_fp16_min"] == (
+        "must be left out with build.allow_torch_fallback (got 1.2). It times whole engines: remove one of the two."
+    )
+
+
+def test_fallback_alone_is_all_right(tmp_path):
+    job = job_text(tmp_path, "torch_tensorrt", build={"allow_torch_fallback": True, "optimization_level": 2})
+    assert validate(job, here=False, version="11.4") == ()
+
+
+@pytest.mark.parametrize(
+    ("route", "name", "step"),
+    [
+        ("torch_tensorrt", "torch-tensorrt", "pip install 'torch-tensorrt==2.14.*'; or use route onnx."),
+        ("torch2trt", "torch2trt", "pip install git+https://github.com/NVIDIA-AI-IOT/torch2trt; or use route onnx."),
+    ],
+)
+def test_a_missing_frontend_is_said_with_how_to_get_it(tmp_path, monkeypatch, route, name, step):
+    real = importlib.metadata.version
+
+    def version(package):
+        if package == name:
+            raise importlib.metadata.PackageNotFoundError(package)
+        return real(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    problems = validate(job_text(tmp_path, route), version="10.3")
+    assert any(p.path == "build.route" and f"must have {name} installed" in p.text and step in p.text for p in problems)
+
+
+def test_every_route_of_the_schema_can_be_taken():
+    assert set(ROUTES) == set(Build.model_json_schema()["properties"]["route"]["enum"])
+    assert Job.model_fields["build"].annotation is Build

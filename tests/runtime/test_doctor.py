@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from trtpipe.cli import main as cli
+from trtpipe.runtime import doctor
+from trtpipe.trt import driver, flavour, platforms
+from trtpipe.trt.driver import Device, Driver
+
+NO_GPU = Driver(problem="libcuda.so.1, the NVIDIA driver's library, is not on this machine")
+L4 = Driver("12.6", (Device(0, "NVIDIA L4", "8.9", 24 << 30),))
+H100 = Driver("12.6", (Device(0, "NVIDIA H100", "9.0", 80 << 30),))
+ORIN = Driver("12.6", (Device(0, "Orin", "8.7", 8 << 30),))
+ALL = {name: "1.0" for name, _ in doctor.PACKAGES}
+RTX, TEN, ELEVEN = ("tensorrt-rtx", "1.7.1.116"), ("tensorrt", "10.3.0"), ("tensorrt-cu13", "11.4.0.106")
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A function that describes a machine and returns its diagnosis."""
+
+    def examine(gpu=NO_GPU, tensorrts=None, packages=ALL, *, jetson=False, processor="x86_64"):
+        monkeypatch.setattr(driver, "probe", lambda: gpu)
+        monkeypatch.setattr(flavour, "installed", lambda: tensorrts or {})
+        monkeypatch.setattr(doctor, "is_jetson", lambda: jetson)
+        monkeypatch.setattr(doctor.platform, "machine", lambda: processor)
+        by_distribution = {d: packages.get(name) for name, names in doctor.PACKAGES for d in names}
+        monkeypatch.setattr(doctor, "_version", lambda *names: by_distribution[names[0]])
+        return doctor.examine()
+
+    return examine
+
+
+def can(found):
+    return {a.what: a.possible for a in found.abilities}
+
+
+def why(found, what):
+    return next(a.reason for a in found.abilities if what in a.what)
+
+
+def test_no_gpu_and_tensorrt_rtx(machine):
+    found = machine(tensorrts={"tensorrt_rtx": RTX})
+    assert can(found) == {
+        "capture, calibrate and export a model": True,
+        "run a graph (target onnxruntime)": True,
+        "build an engine (target tensorrt_rtx)": True,
+        "run an engine (target tensorrt_rtx)": False,
+        "build and run an engine (target tensorrt)": False,
+        "build by route torch_tensorrt": True,
+        "build by route torch2trt": False,
+    }
+    assert why(found, "run an engine (target tensorrt_rtx)") == NO_GPU.problem
+    assert found.gpus == ()
+    assert any("executed: graph" in note for note in found.notes)
+    assert found.commands == ()  # no package puts a GPU into the machine
+
+
+def test_nothing_is_installed(machine):
+    found = machine(packages={})
+    assert not any(can(found).values())
+    assert found.commands == (
+        "pip install 'trtpipe[build]'",
+        "pip install onnxruntime",
+        "pip install 'trtpipe[rtx]'",
+        "pip install 'trtpipe[torch-tensorrt]'",
+    )
+
+
+def test_a_gpu_with_everything(machine):
+    found = machine(L4, {"tensorrt": TEN, "tensorrt_rtx": RTX})
+    assert all(can(found).values())
+    assert found.commands == ()
+    (gpu,) = found.gpus
+    assert (gpu.name, gpu.compute_capability, gpu.precisions) == (
+        "NVIDIA L4", "8.9", ("fp32", "fp16", "bf16", "int8", "fp8"),
+    )  # fmt: skip
+    assert "gpu          NVIDIA L4, compute capability 8.9, 24.0 GiB, FP32, FP16, BF16, INT8, FP8" in doctor.lines(
+        found
+    )
+
+
+def test_a_gpu_without_tensorrt(machine):
+    found = machine(L4, packages=ALL | {"torch2trt": None})
+    assert "pip install 'trtpipe[trt11]' (or [trt10]; on a Jetson: apt install python3-libnvinfer)" in found.commands
+    assert "pip install git+https://github.com/NVIDIA-AI-IOT/torch2trt" in found.commands
+
+
+def test_torch2trt_and_tensorrt_11(machine):
+    found = machine(L4, {"tensorrt": ELEVEN})
+    assert not can(found)["build by route torch2trt"]
+    assert why(found, "torch2trt") == "torch2trt needs TensorRT 8 to 10, and 11.4.0.106 is here"
+
+
+def test_nobody_gives_device_memory(machine):
+    found = machine(L4, {"tensorrt": TEN}, {})
+    assert not can(found)["build and run an engine (target tensorrt)"]
+    assert "pip install 'trtpipe[edge]'" in found.commands
+
+
+def test_an_rtx_engine_on_hopper_is_not_promised(machine):
+    found = machine(H100, {"tensorrt_rtx": RTX})
+    assert not can(found)["run an engine (target tensorrt_rtx)"]
+    unknown = "TensorRT-RTX does not name compute capability 9.0; whether a portable engine runs there is not known"
+    assert why(found, "run an engine (target tensorrt_rtx)") == f"NVIDIA H100: {unknown}"
+
+
+def test_a_jetson(machine):
+    bindings = ("tensorrt-bindings", "8.6.1")
+    found = machine(ORIN, {"tensorrt": bindings}, jetson=True, processor="aarch64")
+    assert found.system == "linux aarch64"
+    assert "JetPack 6 has TensorRT 8.6 or 10.3" in found.notes
+    assert any("they must come from the system" in note for note in found.notes)
+    assert why(found, "build an engine (target tensorrt_rtx)").startswith("TensorRT-RTX is made for x86-64")
+    assert doctor.lines(found)[0].endswith("linux aarch64, a Jetson")
+
+
+def test_releases_too_old(machine):
+    found = machine(L4, {"tensorrt": ("tensorrt", "8.5.2"), "tensorrt_rtx": ("tensorrt-rtx", "1.6.1.1")})
+    assert why(found, "target tensorrt)") == "TensorRT 8.5.2 is older than 8.6"
+    assert "pip install --upgrade 'tensorrt-rtx>=1.7.1'" in found.commands
+
+
+def test_the_command_in_text_and_json(machine, capsys):
+    machine(tensorrts={"tensorrt_rtx": RTX})
+    assert cli.main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert "driver       libcuda.so.1, the NVIDIA driver's library, is not on this machine\n" in text
+    assert "yes  build an engine (target tensorrt_rtx): TensorRT-RTX 1.7.1.116, for any GPU: 7.5, 8.0, 8.6, " in text
+    assert "no   run an engine (target tensorrt_rtx): libcuda.so.1" in text
+    assert cli.main(["doctor", "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert value["tensorrts"] == {"tensorrt_rtx": "tensorrt-rtx 1.7.1.116"}
+    assert [a["possible"] for a in value["abilities"]] == [True, True, True, False, False, True, False]
+    assert value["commands"] == []
+
+
+def test_nothing_heavy_is_imported():
+    code = (
+        "import sys; from trtpipe import doctor; doctor.examine()\n"
+        "print(sorted({'torch', 'onnx', 'tensorrt', 'tensorrt_rtx', 'cuda', 'onnxruntime'} & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_doctor_says_of_hopper_what_was_seen_there(machine, monkeypatch, runs):
+    monkeypatch.setattr(platforms, "RTX_SEEN", {"9.0": (runs, "its words")})
+    found = machine(H100, {"tensorrt_rtx": RTX})
+    assert can(found)["run an engine (target tensorrt_rtx)"] is runs
+    verb = "runs" if runs else "does not run"
+    said = f"TensorRT-RTX does not name compute capability 9.0; a portable engine {verb} there (its words)"
+    where = "TensorRT-RTX 1.7.1.116 on NVIDIA H100" if runs else "NVIDIA H100"
+    assert why(found, "run an engine (target tensorrt_rtx)") == f"{where}: {said}"

@@ -1,0 +1,67 @@
+"""What a bundle or a finished build hands to the engine's runner besides the plan."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import shipping
+
+from trtpipe.bundle.manifest import GRAPH, EngineInfo
+from trtpipe.pipeline import stages as pipeline
+from trtpipe.runtime import compatibility as verify
+from trtpipe.runtime.session import open_model
+from trtpipe.trt import driver, runtime
+from trtpipe.values import Engine, OnnxModel
+
+
+class Recorder:
+    """Stands for EngineRunner: keeps what it is made with."""
+
+    made: ClassVar[list[tuple[bytes, dict[str, object]]]] = []
+
+    def __init__(self, engine, **options):
+        Recorder.made.append((engine, options))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+
+def _opened(monkeypatch, tmp_path, **fields):
+    monkeypatch.setattr(runtime, "EngineRunner", Recorder)
+    monkeypatch.setattr(verify, "require_fit", lambda manifest, device: None)
+    monkeypatch.setattr(Recorder, "made", [])
+    bundle = shipping.bundle(tmp_path / "b")
+    engine = EngineInfo(file="model.onnx", target="tensorrt", version="10.3.0.26", os=None, machine=None, **fields)
+    manifest = bundle.manifest.model_copy(update={"engine": engine})
+    open_model(type(bundle)(bundle.path, manifest, bundle.manifest_bytes, None))
+    ((_, options),) = Recorder.made
+    return options
+
+
+def test_a_plain_engine_gets_nothing_more(monkeypatch, tmp_path):
+    assert _opened(monkeypatch, tmp_path) == {"version_compatible": False, "refit": None}
+
+
+def test_a_version_compatible_engine_may_run_its_own_code(monkeypatch, tmp_path):
+    assert _opened(monkeypatch, tmp_path, version_compatible=True)["version_compatible"] is True
+
+
+def test_a_stripped_plan_gets_the_bundles_graph(monkeypatch, tmp_path):
+    options = _opened(monkeypatch, tmp_path, options={"strip_plan": True})
+    assert options["refit"] == shipping.graph()
+    assert GRAPH == "model.onnx"
+
+
+def test_a_build_is_checked_with_its_weights(monkeypatch):
+    gpu = driver.Driver("12.6", (driver.Device(0, "NVIDIA L4", "8.9", 1),))
+    monkeypatch.setattr(driver, "probe", lambda: gpu)
+    monkeypatch.setattr(runtime, "EngineRunner", Recorder)
+    monkeypatch.setattr(Recorder, "made", [])
+    graph = OnnxModel(b"onnx", 20, (), ())
+    options = {"strip_plan": True, "version_compatible": True}
+    _, executed = pipeline.open_runner(Engine(b"plan", "tensorrt", "10.3.0", ("8.9",), (), (), graph, options))
+    assert executed == "engine"
+    assert Recorder.made == [(b"plan", {"version_compatible": True, "refit": b"onnx"})]

@@ -1,0 +1,140 @@
+"""ONNX Runtime as the check runs it: half precision is rounded where the file says so."""
+
+from __future__ import annotations
+
+import sys
+
+import nets
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from trtpipe.errors import BuildError
+from trtpipe.runtime.half_rounding import Unrounded, rounded
+from trtpipe.runtime.onnxruntime import OrtRunner
+
+
+def model_of(nodes: list[onnx.NodeProto], constants: dict[str, np.ndarray], kind: int = TensorProto.FLOAT) -> bytes:
+    """x [3] to y [3], both of one type."""
+    ends = [helper.make_tensor_value_info(name, kind, [3]) for name in "xy"]
+    held = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    graph = helper.make_graph(nodes, "graph", ends[:1], ends[1:], held)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.checker.check_model(made)
+    data: bytes = made.SerializeToString()
+    return data
+
+
+def product_of_three(kind: int = TensorProto.FLOAT16) -> bytes:
+    """x * 1e-4 * 1e-4 * 1e4 in half precision."""
+    dtype = np.float16
+    constants = {"tiny": np.array([1e-4], dtype), "huge": np.array([1e4], dtype)}
+    nodes = [
+        helper.make_node("Cast", ["x"], ["half"], to=kind),
+        helper.make_node("Mul", ["half", "tiny"], ["a"]),
+        helper.make_node("Mul", ["a", "tiny"], ["b"]),  # 1e-8: zero in FP16
+        helper.make_node("Mul", ["b", "huge"], ["c"]),
+        helper.make_node("Cast", ["c"], ["y"], to=TensorProto.FLOAT),
+    ]
+    return model_of(nodes, constants)
+
+
+def test_what_vanishes_in_fp16_vanishes() -> None:
+    x = {"x": np.ones(3, np.float32)}
+    assert np.float16(1e-4) * np.float16(1e-4) * np.float16(1e4) == 0
+    np.testing.assert_array_equal(OrtRunner(product_of_three(), as_written=True).run(x)["y"], 0)
+
+
+def test_onnxruntime_alone_does_not_round() -> None:
+    """Why the graph is rewritten. Where this fails, ONNX Runtime has changed, and `halves` may go."""
+    x = {"x": np.ones(3, np.float32)}
+    np.testing.assert_allclose(OrtRunner(product_of_three()).run(x)["y"], 1e-4, rtol=1e-2)
+
+
+def test_each_operation_is_rounded_once_and_bindings_keep_their_type() -> None:
+    rng = np.random.default_rng(0)
+    x, w, b = (rng.normal(0, 100, 3).astype(np.float16) for _ in range(3))
+    nodes = [
+        helper.make_node("Mul", ["x", "w"], ["a"]),
+        helper.make_node("Relu", ["a"], ["r"]),
+        helper.make_node("Add", ["r", "b"], ["s"]),
+        helper.make_node("Tanh", ["s"], ["q"]),
+        helper.make_node("Exp", ["q"], ["e"]),
+        helper.make_node("Add", ["s", "e"], ["y"]),
+    ]
+    model = model_of(nodes, {"w": w, "b": b}, TensorProto.FLOAT16)
+    found = OrtRunner(model, as_written=True).run({"x": x})["y"]
+    with np.errstate(over="ignore"):
+        wide = np.float32
+        s = np.maximum((x.astype(wide) * w).astype(np.float16), 0)
+        s = (s.astype(wide) + b).astype(np.float16)
+        e = np.exp(np.tanh(s.astype(wide)).astype(np.float16).astype(wide)).astype(np.float16)
+        expected = (s.astype(wide) + e).astype(np.float16)
+    assert found.dtype == np.float16
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_what_overflows_in_fp16_is_infinite() -> None:
+    nodes = [helper.make_node("Mul", ["x", "x"], ["a"]), helper.make_node("Div", ["a", "x"], ["y"])]
+    x = np.array([300, 1, 2], np.float16)
+    found = OrtRunner(model_of(nodes, {}, TensorProto.FLOAT16), as_written=True).run({"x": x})["y"]
+    np.testing.assert_array_equal(found, np.array([np.inf, 1, 2], np.float16))
+
+
+@pytest.mark.parametrize("net", ["residual", "attention", "concat"])
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_networks_fp16_graph_comes_closer_to_the_program(net: str, int8: bool) -> None:
+    """The program itself, executed by PyTorch in FP16, rounds after each operation as well."""
+    from trtpipe.quantization.placement import find_sites
+    from trtpipe.quantization.precision import Keep
+    from trtpipe.quantization.quantize import quantize
+    from trtpipe.routes.onnx import to_onnx
+
+    captured = nets.captured(net)
+    amax = {s.group: 2.0 for s in find_sites(captured.graph)[0] if s.axis is None}
+    program = quantize(captured, int8=int8, half=torch.float16, keep=Keep(), amax=amax, ranges={})
+    x = nets.images(3, *((6, 8) if net == "attention" else (3, 8, 8)))
+    with torch.inference_mode():
+        expected = program.program.module()(x)[0].numpy()
+    found = OrtRunner(to_onnx(program).data, as_written=True).run({"x": x.numpy()})["logits"]
+    assert np.abs(found - expected).max() <= (0.03 if int8 else 0.002) * np.abs(expected).max()
+
+
+def test_a_graph_without_half_precision_stays_as_it_is() -> None:
+    assert rounded(model_of([helper.make_node("Exp", ["x"], ["y"])], {})) is None
+
+
+def test_without_onnx_the_name_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = product_of_three()
+    monkeypatch.delitem(sys.modules, "trtpipe.runtime.half_rounding")
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    runner = OrtRunner(data, as_written=True)
+    assert runner.name.endswith(", which does not round FP16 (install onnx)")
+    np.testing.assert_allclose(runner.run({"x": np.ones(3, np.float32)})["y"], 1e-4, rtol=1e-2)
+
+
+def with_a_branch() -> bytes:
+    """x in FP16, doubled in the taken branch of an If."""
+    spec = helper.make_tensor_value_info("d", TensorProto.FLOAT16, [3])
+    branch = helper.make_graph([helper.make_node("Add", ["x", "x"], ["d"])], "branch", [], [spec])
+    other = helper.make_graph([helper.make_node("Mul", ["x", "x"], ["d"])], "other", [], [spec])
+    node = helper.make_node("If", ["yes"], ["y"], then_branch=branch, else_branch=other)
+    return model_of([node], {"yes": np.array(True)}, TensorProto.FLOAT16)
+
+
+def test_a_graph_that_cannot_be_rewritten_runs_and_the_name_says_so() -> None:
+    with pytest.raises(Unrounded, match="the graph has subgraphs"):
+        rounded(with_a_branch())
+    runner = OrtRunner(with_a_branch(), as_written=True)
+    assert runner.name.endswith(", which does not round FP16: the graph has subgraphs")
+    x = np.array([1, 2, 3], np.float16)
+    np.testing.assert_array_equal(runner.run({"x": x})["y"], 2 * x)
+
+
+def test_what_is_no_onnx_file_is_refused_by_onnxruntime() -> None:
+    with pytest.raises(Unrounded, match="its types cannot be read"):
+        rounded(b"garbage")
+    with pytest.raises(BuildError, match="onnxruntime: must accept the graph"):
+        OrtRunner(b"garbage", as_written=True)

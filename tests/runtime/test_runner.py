@@ -1,0 +1,296 @@
+"""A bundle run by real ONNX Runtime: images in, classes out, without torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import shipping
+from PIL import Image
+
+import trtpipe
+from trtpipe.bundle import signing
+from trtpipe.bundle.manifest import EngineInfo
+from trtpipe.errors import InputError, MissingError
+from trtpipe.job.sections import Build, Limits
+from trtpipe.runtime import session as runner_module
+from trtpipe.runtime.device import Device
+from trtpipe.runtime.inputs import open_feed
+from trtpipe.runtime.recheck import golden_limits, recheck
+from trtpipe.runtime.session import Model, open_model
+from trtpipe.values import DimRange
+
+COLOURS = {"red": (250, 10, 20), "green": (5, 200, 30), "blue": (0, 40, 180)}
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """An ImageFolder of plain colours, two of each; the second blue one lies: it is green."""
+    for name, colour in COLOURS.items():
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        Image.new("RGB", (20, 16), colour).save(tmp_path / "photos" / name / "a.png")
+        Image.new("RGB", (9, 30), COLOURS["green"] if name == "blue" else colour).save(
+            tmp_path / "photos" / name / "b.jpg", quality=95
+        )
+    return tmp_path / "photos"
+
+
+def test_load_and_classify(tmp_path: Path, photos: Path) -> None:
+    shipping.bundle(tmp_path / "c")
+    with trtpipe.load(tmp_path / "c") as model:
+        found = model.classify(
+            [photos / "red" / "a.png", str(photos / "blue" / "a.png"), Image.new("L", (8, 8), 255)], top=3
+        )
+        assert [p.label for p in found] == ["red", "blue", "red"]
+        assert found[0].index == 0
+        # A plain colour is its own mean: (250 / 255 - 0.5) / 0.5.
+        assert found[0].scores == pytest.approx([(v / 255 - 0.5) / 0.5 for v in (250, 20, 10)], abs=1e-6)
+        assert found[0].labels == ("red", "blue", "green")
+        assert model.executed == "graph"
+        outputs = model(np.zeros((11, 3, 8, 8), np.float32))
+        assert outputs["logits"].shape == (11, 3)
+    with pytest.raises(InputError, match=r"c: must be open to be run \(it was closed\). Load it again."):
+        model(np.zeros((1, 3, 8, 8), np.float32))
+
+
+class Recorder:
+    """Stands in for an engine: remembers the batches it was given, answers with the mean of each channel."""
+
+    name = "recorder"
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.batches.append(-1)
+
+    def run(self, inputs: Mapping[str, Any], /) -> dict[str, Any]:
+        image = inputs["image"]
+        self.batches.append(len(image))
+        return {"logits": image.mean((2, 3))}
+
+
+def test_batches_fit_the_engine(tmp_path: Path) -> None:
+    batch = {"N": DimRange(3, 4, 5)}
+    bundle = shipping.bundle(
+        tmp_path / "c",
+        inputs=(shipping.replaced(shipping.INPUT, dims=batch),),
+        outputs=(shipping.replaced(shipping.OUTPUT, dims=batch),),
+    )
+    recorder = Recorder()
+    images = np.random.default_rng(0).standard_normal((11, 3, 8, 8)).astype(np.float32)
+    with Model(bundle, recorder, "engine") as model:
+        found = model(images)["logits"]
+    np.testing.assert_array_equal(found, images.mean((2, 3)))
+    assert recorder.batches == [5, 5, 3, -1]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"photo": np.zeros((1, 3, 8, 8), np.float32)}, "must be given the inputs image (got photo). Name them so."),
+        ({"image": np.zeros((1, 3, 8, 8))}, "input image must be float32 (got float64). Convert it."),
+        (
+            {"image": np.zeros((1, 3, 8, 9), np.float32)},
+            "input image must have the shape ('N', 3, 8, 8) (got (1, 3, 8, 9))",
+        ),
+        (
+            {"image": np.zeros((0, 3, 8, 8), np.float32)},
+            "every input must hold the same samples, one or more (got [0])",
+        ),
+    ],
+)
+def test_arrays_that_do_not_fit(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+    shipping.bundle(tmp_path / "c")
+    with trtpipe.load(tmp_path / "c") as model, pytest.raises(InputError) as caught:
+        model(arrays)
+    assert message in str(caught.value)
+
+
+def test_a_bundle_checked_on_arrays_takes_no_images(tmp_path: Path) -> None:
+    shipping.bundle(tmp_path / "c", preprocessing=None)
+    with trtpipe.load(tmp_path / "c") as model:
+        assert model(np.ones((1, 3, 8, 8), np.float32))["logits"].shape == (1, 3)
+        with pytest.raises(
+            InputError, match=r"must say how an image becomes input image \(it does not: it was checked on arr"
+        ):
+            model([Image.new("RGB", (8, 8))])
+
+
+def test_no_images_at_all(tmp_path: Path) -> None:
+    shipping.bundle(tmp_path / "c")
+    with (
+        trtpipe.load(tmp_path / "c") as model,
+        pytest.raises(InputError, match=r"at least one image must be given \(got none"),
+    ):
+        model([])
+
+
+def test_nothing_is_loaded_before_signature_and_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine is code: an unsigned one, or one for another GPU, is refused before any runner sees a byte of it."""
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("deserialized")
+
+    monkeypatch.setattr("trtpipe.runtime.onnxruntime.OrtRunner.__init__", never)
+    public = signing.generate_key(tmp_path / "key")
+    shipping.bundle(tmp_path / "c")
+    with pytest.raises(InputError, match="must be signed"):
+        trtpipe.load(tmp_path / "c", key=public)
+    monkeypatch.setenv(signing.KEY_VARIABLE, str(public))
+    with pytest.raises(InputError, match="must be signed"):
+        trtpipe.load(tmp_path / "c")
+
+    engine = EngineInfo(file="model.engine", target="tensorrt", version="10.3.0.26", os="linux", machine="x86_64")
+    bundle = shipping.bundle(tmp_path / "d")
+    other = bundle.manifest.model_copy(update={"engine": engine, "build": Build(target="tensorrt")})
+    bundle = type(bundle)(bundle.path, other, bundle.manifest_bytes, None)
+    monkeypatch.setattr(runner_module, "this_device", lambda: Device("linux", "x86_64", {"tensorrt": "11.0.0"}, "8.9"))
+    monkeypatch.setattr(type(bundle), "read", never)
+    with pytest.raises(
+        MissingError, match=r"version: TensorRT must be 10.3.0.26, as the engine is not version compatible"
+    ):
+        open_model(bundle)
+
+
+def test_a_kit_is_not_run(tmp_path: Path) -> None:
+    shipping.bundle(tmp_path / "k", kind="kit", engine=None)
+    with pytest.raises(InputError, match=r"k: must be a bundle to be run \(got a kit\). Finish it here: trtpipe build"):
+        trtpipe.load(tmp_path / "k")
+    with trtpipe.load(tmp_path / "k", graph=True) as model:
+        assert model.classify([Image.new("RGB", (8, 8), COLOURS["blue"])])[0].label == "blue"
+
+
+def test_feed_of_a_folder(tmp_path: Path, photos: Path) -> None:
+    shipping.bundle(tmp_path / "c")
+    (photos / "notes.txt").write_text("no image")
+    (photos / "elsewhere").mkdir()
+    Image.new("RGB", (8, 8)).save(photos / "elsewhere" / "x.png")
+    with trtpipe.load(tmp_path / "c") as model:
+        feed = open_feed(photos, model)
+        assert feed.ids == (
+            "blue/a.png",
+            "blue/b.jpg",
+            "elsewhere/x.png",
+            "green/a.png",
+            "green/b.jpg",
+            "red/a.png",
+            "red/b.jpg",
+        )
+        assert feed.truths == ("blue", "blue", None, "green", "green", "red", "red")
+        assert [len(b["image"]) for b in feed.batches(model, 3)] == [3, 3, 1]
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz", "safetensors"])
+def test_feed_of_arrays(tmp_path: Path, suffix: str) -> None:
+    from safetensors.numpy import save_file
+
+    shipping.bundle(tmp_path / "c")
+    images = shipping.golden_data().inputs["image"]
+    path = tmp_path / f"x.{suffix}"
+    if suffix == "npy":
+        np.save(path, images)
+    elif suffix == "npz":
+        np.savez(path, image=images)
+    else:
+        save_file({"image": images}, path)
+    with trtpipe.load(tmp_path / "c") as model:
+        feed = open_feed(path, model)
+        assert feed.ids == tuple(f"x.{suffix}[{i}]" for i in range(4))
+        np.testing.assert_array_equal(np.concatenate([b["image"] for b in feed.batches(model, 3)]), images)
+
+
+def test_feeds_that_are_none(tmp_path: Path) -> None:
+    shipping.bundle(tmp_path / "c")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.mp4").touch()
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object))
+    np.save(tmp_path / "scalar.npy", np.float32(1))
+    expected = {
+        "gone": "must be an image, a folder of images or an array file (got nothing there)",
+        "empty": "must hold images (.jpg, ",
+        "a.mp4": "must be one of .jpg, ",
+        "objects.npy": "must be a readable array file without objects (got: ",
+        "scalar.npy": "every array must hold the same samples, one or more (got [0])",
+    }
+    with trtpipe.load(tmp_path / "c") as model:
+        for name, message in expected.items():
+            with pytest.raises(InputError) as caught:
+                open_feed(tmp_path / name, model)
+            assert message in str(caught.value)
+            assert str(tmp_path / name) in str(caught.value)
+
+
+def test_recheck_passes_and_can_fail(tmp_path: Path) -> None:
+    shipping.bundle(tmp_path / "c", limits=Limits(cosine_min=0.99, top1_agreement_min=0.98))
+    with runner_module.load(tmp_path / "c", as_written=True) as model:
+        report = recheck(model)
+    assert report.passed, report.problems
+    assert (report.samples, report.executed) == (4, "graph")
+    assert report.runner.startswith("onnxruntime ")
+    assert report.notes == ("top1_agreement_min is a share of samples, and was not judged on 4",)
+    cosine = next(m for m in report.metrics if m.name == "cosine")
+    assert cosine.limit == 0.99
+    assert cosine.value == pytest.approx(1, abs=1e-6)
+
+    # The same golden data against a model whose weights were swapped: red is blue.
+    import onnx
+    from onnx import numpy_helper
+
+    proto = onnx.load_from_string(shipping.graph())
+    proto.graph.initializer[0].CopyFrom(numpy_helper.from_array(shipping.weights()[:, ::-1].copy(), "w"))
+    shipping.bundle(tmp_path / "wrong", extra={"model.onnx": proto.SerializeToString()})
+    with trtpipe.load(tmp_path / "wrong") as model:
+        assert not recheck(model).passed
+
+
+def test_recheck_without_a_recorded_control_makes_its_own(tmp_path: Path) -> None:
+    shipping.bundle(tmp_path / "c", check=None)
+    with trtpipe.load(tmp_path / "c") as model:
+        report = recheck(model)
+    assert report.passed
+    assert (report.control.damaged, report.control.failed) == ("every answer", True)
+    shipping.bundle(tmp_path / "blunt", check=None, limits=Limits(cosine_min=-1))
+    with trtpipe.load(tmp_path / "blunt") as model:
+        report = recheck(model)
+    assert not report.passed
+    assert "the check cannot fail" in report.problems[0]
+
+
+def test_golden_limits_where_the_job_has_only_shares() -> None:
+    from trtpipe.values import CheckReport, Control, Metric
+
+    check = CheckReport("graph", "r", 360, (Metric("cosine_worst", "logits", 0.97),), Control("a", "b", True, 64), True)
+    manifest = shipping.manifest(limits=Limits(accuracy_drop_max=0.01), check=check)
+    limits, notes = golden_limits(manifest, 8)
+    assert limits == Limits(cosine_min=0.96)
+    assert notes == (
+        "accuracy_drop_max is a share of samples, and was not judged on 8",
+        "no limit of the job can be judged on 8: held to the build's worst cosine, 0.96",
+    )
+    assert golden_limits(manifest, 100) == (Limits(accuracy_drop_max=0.01), ())
+
+
+def test_loading_and_running_imports_no_torch(tmp_path: Path) -> None:
+    """In a fresh interpreter where torch, onnx and torchvision cannot be imported at all."""
+    shipping.bundle(tmp_path / "c")
+    code = f"""
+import sys
+for name in ("torch", "torchvision", "torchao", "onnx", "onnxscript", "tensorrt", "tensorrt_rtx", "yaml", "matplotlib"):
+    sys.modules[name] = None
+import trtpipe, numpy
+with trtpipe.load({str(tmp_path / "c")!r}) as model:
+    assert model(numpy.ones((2, 3, 8, 8), numpy.float32))["logits"].shape == (2, 3)
+    from trtpipe.runtime.recheck import recheck
+    assert recheck(model).passed
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr

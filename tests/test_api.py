@@ -1,0 +1,142 @@
+"""The five names, and what a notebook sees. They are used for real in tests/docs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import trtpipe
+from trtpipe.errors import InputError
+from trtpipe.job.load import JobErrors
+from trtpipe.notebook import NotebookReporter, page_html, watching
+from trtpipe.progress import Silent
+from trtpipe.values import CheckReport, Control, Metric
+
+JOB = """
+name: tiny
+model: {factory: net:build}
+inputs: {x: {shape: [2, 3]}}
+outputs: {y: {}}
+build: {target: onnxruntime}
+check: {arrays: x.npy, limits: {cosine_min: 0.9}}
+"""
+
+REPORT = CheckReport(
+    "graph",
+    "onnxruntime <1>",
+    8,
+    (Metric("cosine", "y", 0.5, 0.9, False),),
+    Control("w", "zero", True, 8),
+    False,
+    ("<b>",),
+)
+
+
+def test_importing_the_package_loads_none_of_its_parts() -> None:
+    code = (
+        "import sys, trtpipe; "
+        "print([m for m in sys.modules if m.startswith(('trtpipe.', 'calib', 'numpy', 'pydantic', 'torch'))], "
+        "sorted(trtpipe.__all__), set(trtpipe.__all__) <= set(dir(trtpipe)))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[] ['__version__', 'build', 'calibrate', 'check', 'load', 'load_job'] True"
+
+
+def test_check_is_the_function_whatever_was_imported() -> None:
+    import trtpipe.evaluation.check  # the module of the same name
+
+    assert callable(trtpipe.evaluation.check)
+    assert sys.modules["trtpipe.evaluation.check"].check_engine is not None
+    from trtpipe.evaluation.check import LIMITS
+
+    assert "cosine_min" in LIMITS
+
+
+def test_another_name_is_an_error() -> None:
+    with pytest.raises(AttributeError, match="module 'trtpipe' has no attribute 'bild'"):
+        trtpipe.bild  # noqa: B018
+
+
+def test_load_job_says_all_that_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB.replace("target", "targit").replace("x.npy", "missing.npy"))
+    with pytest.raises(JobErrors) as caught:
+        trtpipe.load_job(path)
+    assert "targit" in str(caught.value)
+    assert "missing.npy" in str(caught.value)
+
+
+def test_calibrate_refuses_a_job_that_quantizes_nothing(tmp_path: Path) -> None:
+    import numpy as np
+
+    np.save(tmp_path / "x.npy", np.zeros((2, 3), np.float32))
+    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "net.py").write_text("def build():\n    import torch\n    return torch.nn.Linear(3, 4)\n")
+    with pytest.raises(InputError) as caught:
+        trtpipe.calibrate(tmp_path / "job.yaml")
+    assert str(caught.value) == (
+        "calibrate: precision.int8_mode must be true and calibration be given (got a job that quantizes nothing). "
+        "Set precision.int8_mode=true."
+    )
+
+
+class _Display:
+    """What IPython.display is to us."""
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+
+    def HTML(self, text: str) -> str:
+        return text
+
+    def display(self, value: str, display_id: bool) -> Any:
+        assert display_id
+        return SimpleNamespace(update=self.shown.append)
+
+
+def test_a_notebook_shows_stages_bars_and_notes() -> None:
+    display = _Display()
+    reporter = NotebookReporter(display)
+    with reporter.stage("calibrate"):
+        reporter.step(8, 8, "images")
+        assert 'calibrate <progress value="8" max="8"></progress> 8 of 8 images' in display.shown[-1]
+        reporter.note("<3 samples")
+    assert display.shown[-1].startswith("calibrate 0.0")
+    assert display.shown[-1].endswith("<br><em>&lt;3 samples</em>")
+    with pytest.raises(ValueError, match="no"), reporter.stage("compile"):
+        raise ValueError("no")
+    assert "compile failed" in display.shown[-1]
+
+
+def test_progress_goes_to_a_notebook_only_where_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    display = _Display()
+    with watching(None) as reporter:
+        assert isinstance(reporter, Silent)
+    shell = SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "IPython.display", display)  # type: ignore[arg-type]
+    with watching(None) as reporter:
+        assert isinstance(reporter, NotebookReporter)
+    mine = Silent()
+    with watching(mine) as reporter:
+        assert reporter is mine
+    shell.kernel = None  # a terminal's IPython has no front end
+    with watching(None) as reporter:
+        assert isinstance(reporter, Silent)
+
+
+def test_a_check_is_a_table_in_a_notebook() -> None:
+    html = REPORT._repr_html_()
+    assert "<strong>failed</strong>: graph executed by onnxruntime &lt;1&gt; on 8 samples</p><p>&lt;b&gt;</p>" in html
+    assert "<td>y</td><td>cosine</td><td>0.5</td><td>0.9</td><td>missed</td>" in html
+
+
+def test_a_page_within_a_page_is_shut_in() -> None:
+    html = page_html('<p title="x">')
+    assert 'srcdoc="&lt;p title=&quot;x&quot;&gt;"' in html
+    assert 'sandbox="allow-scripts"' in html

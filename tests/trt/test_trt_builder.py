@@ -1,0 +1,347 @@
+"""build_engine with the real TensorRT-RTX, which needs no GPU."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+from dataclasses import replace
+
+import pytest
+from trt_graphs import BATCH, cast_model, conv_model
+
+from trtpipe import errors
+from trtpipe.job.build_options import BuildOptions
+from trtpipe.job.sections import Build
+from trtpipe.progress import Silent
+from trtpipe.trt import config, driver, flavour, network, plan
+from trtpipe.trt.builder import build_engine
+from trtpipe.trt.monitor import Watch, make_logger
+from trtpipe.trt.options import refusals
+from trtpipe.values import DimRange, TensorSpec
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed")
+
+
+class Recorder(Silent):
+    """Keeps what it is told; cancels once `cancel_at` percent are built."""
+
+    def __init__(self, cancel_at: int = 101) -> None:
+        self.cancel_at, self.steps, self.notes = cancel_at, [], []
+
+    def step(self, done, total, unit):
+        self.steps.append((done, total, unit))
+
+    def note(self, message):
+        self.notes.append(message)
+
+    def cancelled(self):
+        return bool(self.steps) and self.steps[-1][0] >= self.cancel_at
+
+
+@pytest.fixture(scope="module")
+def model():
+    return conv_model()
+
+
+@pytest.fixture(scope="module")
+def engine(model):
+    return build_engine(model, Build(), progress=Silent())
+
+
+def test_the_engine_is_what_its_header_says(model, engine):
+    assert engine.target == "tensorrt_rtx"
+    assert engine.version.startswith("1.7.1")
+    assert engine.compute_capabilities == ()
+    assert engine.inputs == model.inputs
+    assert engine.graph is model
+    header = plan.read_header(engine.data)
+    assert header.portable
+    assert engine.version == header.version
+    assert header.length == len(engine.data)
+
+
+def test_the_same_graph_gives_the_same_bytes(model, engine):
+    assert build_engine(model, Build(), progress=Silent()).data == engine.data
+
+
+def test_two_profiles_progress_and_compute_capabilities(model, engine):
+    recorder = Recorder()
+    build = Build(compute_capability=("8.9", "8.6"), profiles=({"N": DimRange(1, 1, 1)}, {"N": DimRange(2, 4, 8)}))
+    built = build_engine(model, build, progress=recorder)
+    assert built.compute_capabilities == ("8.6", "8.9")
+    assert plan.read_header(built.data).compute_capabilities == ("8.6", "8.9")
+    assert len(built.data) > 1.5 * len(engine.data)  # a profile each
+    percents = [done for done, _, _ in recorder.steps]
+    assert percents == sorted(set(percents))
+    assert len(percents) > 10
+    assert recorder.steps[-1] == (100, 100, "%")
+    assert built.options == {
+        "compute_capability": ["8.9", "8.6"],
+        "profiles": [{"N": {"min": 1, "opt": 1, "max": 1}}, {"N": {"min": 2, "opt": 4, "max": 8}}],
+    }
+
+
+def test_cancel_in_the_middle(model):
+    recorder = Recorder(cancel_at=30)
+    with pytest.raises(errors.Cancelled, match=r"build: cancelled while TensorRT was building; nothing was written\."):
+        build_engine(model, Build(), progress=recorder)
+    assert recorder.steps[-1][0] < 60
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, ZeroDivisionError])
+@pytest.mark.parametrize("callback", ["step", "note"])
+def test_what_a_callback_raises_is_not_lost(model, raised, callback):
+    class Raising(Silent):
+        pass
+
+    def fail(self, *arguments):
+        raise raised
+
+    setattr(Raising, callback, fail)
+    wanted = errors.Cancelled if raised is KeyboardInterrupt else raised
+    with pytest.raises(wanted):
+        build_engine(model, Build(log_level="verbose"), progress=Raising())
+
+
+def test_ctrl_c_during_the_build(model):
+    class Pressed(Silent):
+        def step(self, done, total, unit):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(errors.Cancelled):
+        build_engine(model, Build(), progress=Pressed())
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_failed_build_leaves_no_tensorrt_object_behind(model):
+    # TensorRT keeps one logger a process: had the failed build kept its own, this one's notes would go there
+    with pytest.raises(errors.Cancelled) as kept:
+        build_engine(model, Build(), progress=Recorder(cancel_at=0))
+    recorder = Recorder()
+    build_engine(model, Build(log_level="info"), progress=recorder)
+    assert any("Detected 1 inputs and 1 output network tensors" in n for n in recorder.notes)
+    assert kept.value is not None
+
+
+def test_messages_are_collected_and_not_printed(model, capfd):
+    recorder = Recorder()
+    build_engine(model, Build(), progress=recorder)
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+    assert recorder.notes == []
+    build_engine(model, Build(log_level="verbose"), progress=recorder)
+    assert any(n.startswith("TensorRT verbose: Parsing node: layer3.1.conv2 [Conv]") for n in recorder.notes)
+
+
+def test_a_node_that_tensorrt_refuses_is_named():
+    with pytest.raises(errors.BuildError) as raised:
+        build_engine(conv_model(op="Frobnicate"), Build(), progress=Silent())
+    message = str(raised.value)
+    assert message.startswith("onnx: TensorRT-RTX 1.7.1")
+    assert "must accept every node (got layer3.1.act [Frobnicate]: INVALID_NODE, " in message
+    assert message.endswith("Change the model there, or try build.route torch_tensorrt.")
+
+
+def test_a_file_that_is_no_onnx(model):
+    with pytest.raises(errors.BuildError, match=r"got the file: MODEL_DESERIALIZE_FAILED, "):
+        build_engine(replace(model, data=b"garbage"), Build(), progress=Silent())
+
+
+FLOAT, UINT8, INT64, FLOAT16, BFLOAT16 = 1, 2, 7, 10, 16
+
+
+@pytest.mark.parametrize(
+    ("types", "dtypes"),
+    [((FLOAT16, FLOAT), ("float16", "float32")), ((UINT8, FLOAT16), ("uint8", "float16")),
+     ((INT64, FLOAT), ("int64", "float32"))],
+)  # fmt: skip
+def test_bindings_in_their_own_dtypes(types, dtypes):
+    engine = build_engine(cast_model(*types, *dtypes), Build(), progress=Silent())
+    assert (engine.inputs[0].dtype, engine.outputs[0].dtype) == dtypes
+
+
+@pytest.mark.parametrize(
+    ("types", "dtypes", "problem"),
+    [((FLOAT, FLOAT16), ("float16", "float16"), "inputs.x is float32, not float16"),
+     ((FLOAT, FLOAT16), ("float32", "float32"), "outputs.y is float16, not float32"),
+     ((FLOAT, BFLOAT16), ("float32", "float16"), "outputs.y is bfloat16, not float16")],
+)  # fmt: skip
+def test_a_binding_of_another_dtype_is_an_error(types, dtypes, problem):
+    with pytest.raises(errors.BuildError) as raised:
+        build_engine(cast_model(*types, *dtypes), Build(), progress=Silent())
+    assert f"must be those of the job (got {problem})" in str(raised.value)
+
+
+def test_names_and_shapes_of_bindings_are_checked(model):
+    other = replace(
+        model,
+        inputs=(TensorSpec("picture", "float32", ("N", 3, 16, 16), {"N": BATCH}),),
+        outputs=(TensorSpec("map", "float32", ("N", 9, 16, 16), {"N": BATCH}),),
+    )
+    with pytest.raises(errors.BuildError) as raised:
+        build_engine(other, Build(), progress=Silent())
+    for problem in (
+        "inputs.image is not in the job",
+        "inputs.picture is not in the network",
+        "outputs.map has shape (-1, 8, 16, 16), not ('N', 9, 16, 16)",
+    ):
+        assert problem in str(raised.value)
+
+
+def test_a_profile_outside_the_inputs_range_is_an_error(model):
+    wide = Build(profiles=({"N": DimRange(1, 4, 64)},))
+    with pytest.raises(errors.InputError, match=r"build\.profiles\[0\]\.N: must lie within the input's range 1 to 8"):
+        build_engine(model, wide, progress=Silent())
+    unknown = Build(profiles=({"M": DimRange(1, 1, 1)},))
+    with pytest.raises(
+        errors.InputError, match=r"build\.profiles\[0\]\.M: must be a dynamic dimension of the inputs, N"
+    ):
+        build_engine(model, unknown, progress=Silent())
+    static = cast_model(FLOAT, FLOAT16, "float32", "float16")
+    with pytest.raises(errors.InputError, match=r"build\.profiles: the inputs must have dynamic dimensions"):
+        build_engine(static, Build(profiles=({"N": BATCH},)), progress=Silent())
+
+
+def test_what_tensorrt_objects_to_is_an_error(model):
+    with pytest.raises(errors.BuildError, match=r"must compile the graph \(got .*unsupported by tensor's allowed"):
+        build_engine(model, Build(tensor_formats={"image": ("hwc8",)}), progress=Silent())
+
+
+def test_tensorrt_that_is_not_installed(model, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    with pytest.raises(errors.MissingError) as raised:
+        build_engine(model, Build(target="tensorrt"), progress=Silent())
+    assert str(raised.value).startswith("build.target: tensorrt must be importable here (got: ")
+    assert raised.value.exit_code == 3
+
+
+def test_what_needs_a_gpu_says_so(model, monkeypatch):
+    monkeypatch.setattr(driver, "probe", lambda: driver.Driver(problem="libcuda.so.1 is not here"))
+    for build, option in ((Build(refit="all"), "build.refit"), (Build(strip_plan=True), "build.strip_plan")):
+        with pytest.raises(errors.MissingError) as raised:
+            build_engine(model, build, progress=Silent())
+        assert str(raised.value).startswith(f"{option} with TensorRT-RTX 1.7.1")
+        assert "an NVIDIA GPU and its driver must be here (got: libcuda.so.1 is not here)" in str(raised.value)
+
+
+def test_a_plan_of_another_version_is_an_error(model, monkeypatch):
+    genuine = plan.read_header
+    monkeypatch.setattr(plan, "read_header", lambda data: replace(genuine(data), version="1.6.0.1"))
+    with pytest.raises(errors.BuildError, match=r"must say TensorRT-RTX 1\.7\.1.* \(got TensorRT-RTX 1\.6\.0"):
+        build_engine(model, Build(), progress=Silent())
+
+
+def test_the_module_paths_are_the_layers_names(model):
+    found = flavour.load("tensorrt_rtx")
+    watch = Watch(Silent(), "error")
+    logger = make_logger(found, watch)
+    builder = found.module.Builder(logger)
+    graph = network.create_network(found, builder, weakly_typed=False)
+    parser = network.parse(found, graph, logger, model, watch)
+    names = [config.module_path(graph.get_layer(i).name) for i in range(graph.num_layers)]
+    assert "layer3.1.conv2" in names
+    del parser, graph, builder, logger
+    gc.collect()
+
+
+def _flag(name):
+    return lambda config, trt, network: config.get_flag(getattr(trt.BuilderFlag, name))
+
+
+def _attribute(name, value, enum=""):
+    def shown(config, trt, network):
+        return getattr(config, name) == (getattr(getattr(trt, enum), value) if enum else value)
+
+    return shown
+
+
+def _pool(name, size):
+    return lambda config, trt, network: config.get_memory_pool_limit(getattr(trt.MemoryPoolType, name)) == size
+
+
+#: Field: (value, other fields, how the builder's own getters show it; None where it must be refused).
+OPTIONS = {
+    "compute_capability": (("8.6",), {}, lambda c, t, n: c.get_compute_capability(0) == t.ComputeCapability.SM86),
+    "platform": ("rtx_40", {}, "test_platforms_of_rtx in test_trt_options"),
+    "quantization": ("implicit", {}, None),
+    "calibration_cache": ("file", {"quantization": "implicit"}, None),
+    "profiles": (({"N": BATCH}, {"N": DimRange(1, 1, 1)}), {}, lambda c, t, n: c.num_optimization_profiles == 2),
+    "workspace": (1 << 22, {}, _pool("WORKSPACE", 1 << 22)),
+    "memory_pools": ({"tactic_shared_memory": 1 << 16}, {}, _pool("TACTIC_SHARED_MEMORY", 1 << 16)),
+    "optimization_level": (5, {}, _attribute("builder_optimization_level", 5)),
+    "tiling_optimization_level": (
+        "fast", {}, _attribute("tiling_optimization_level", "FAST", "TilingOptimizationLevel"),
+    ),
+    "l2_limit_for_tiling": (4096, {"tiling_optimization_level": "full"}, _attribute("l2_limit_for_tiling", 4096)),
+    "max_num_tactics": (3, {}, _attribute("max_num_tactics", 3)),
+    "avg_timing_iterations": (4, {}, _attribute("avg_timing_iterations", 4)),
+    "max_aux_streams": (2, {}, _attribute("max_aux_streams", 2)),
+    "tactic_sources": (
+        ("jit_convolutions",), {},
+        lambda c, t, n: c.get_tactic_sources() == 1 << int(t.TacticSource.JIT_CONVOLUTIONS),
+    ),
+    "timing_cache": ("folder", {}, None),
+    "editable_timing_cache": (True, {"timing_cache": "folder"}, None),
+    "error_on_timing_cache_miss": (True, {"timing_cache": "folder"}, None),
+    "profiling_verbosity": ("none", {}, _attribute("profiling_verbosity", "NONE", "ProfilingVerbosity")),
+    "log_level": ("verbose", {}, "test_messages_are_collected_and_not_printed"),
+    "tf32": (False, {}, lambda c, t, n: not c.get_flag(t.BuilderFlag.TF32)),
+    "sparse_weights": (True, {}, _flag("SPARSE_WEIGHTS")),
+    "strict_nans": (True, {}, _flag("STRICT_NANS")),
+    "direct_io": (True, {}, _flag("DIRECT_IO")),
+    "tensor_formats": (
+        {"image": ("hwc",)}, {}, lambda c, t, n: n.get_input(0).allowed_formats == 1 << int(t.TensorFormat.HWC),
+    ),
+    "hardware_compatibility": ("ampere_plus", {}, None),
+    "version_compatible": (True, {"exclude_lean_runtime": True}, _flag("VERSION_COMPATIBLE")),
+    "exclude_lean_runtime": (True, {"version_compatible": True}, _flag("EXCLUDE_LEAN_RUNTIME")),
+    "runtime_platform": ("windows_amd64", {}, None),
+    "strip_plan": (True, {}, _flag("STRIP_PLAN")),
+    "refit": ("individual", {}, _flag("REFIT_INDIVIDUAL")),
+    "weight_streaming": (True, {}, _flag("WEIGHT_STREAMING")),
+    "default_device_type": ("dla", {}, None),
+    "dla_core": (0, {"default_device_type": "dla"}, None),
+    "gpu_fallback": (True, {"default_device_type": "dla"}, None),
+    "device_types": ({"layer3.*": "gpu"}, {}, lambda c, t, n: c.is_device_type_set(n.get_layer(0))),
+}  # fmt: skip
+
+
+def test_every_option_has_its_row():
+    assert set(OPTIONS) == set(BuildOptions.model_fields)
+
+
+@pytest.mark.parametrize("option", [n for n, row in OPTIONS.items() if not isinstance(row[2], str)])
+def test_an_option_is_honoured_or_refused(model, option):
+    value, others, shown = OPTIONS[option]
+    build = Build(**{option: value}, **others)
+    found = flavour.load("tensorrt_rtx")
+    refused = dict(refusals(build, None, found.name, found.version, found.capabilities))
+    if shown is None:
+        assert refused[f"build.{option}"].startswith(f"build.{option}: TensorRT-RTX 1.7.1")
+        with pytest.raises(errors.InputError):
+            build_engine(model, build, progress=Silent())
+        return
+    assert refused == {}
+    watch = Watch(Silent(), "error")
+    logger = make_logger(found, watch)
+    builder = found.module.Builder(logger)
+    graph = network.create_network(found, builder, weakly_typed=False)
+    parser = network.parse(found, graph, logger, model, watch)
+    settings = builder.create_builder_config()
+    config.apply(found, settings, graph, build)
+    profiles = config.add_profiles(found, builder, settings, model.inputs, build)
+    assert shown(settings, found.module, graph)
+    assert watch.errors == ()
+    del profiles, settings, parser, graph, builder, logger
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"workspace": 1 << 28, "profiling_verbosity": "none"}, {"tf32": False, "refit": "individual"},
+     {"version_compatible": True, "exclude_lean_runtime": True}, {"tensor_formats": {"image": ("hwc",)}}],
+    ids=lambda o: "-".join(o),
+)  # fmt: skip
+def test_options_change_the_engine(model, engine, options):
+    assert build_engine(model, Build(**options), progress=Silent()).data != engine.data

@@ -1,0 +1,101 @@
+"""The builder's own process: the same bytes from anywhere, errors and cancelling as in this process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from trtpipe.errors import BuildError, Cancelled
+from trtpipe.job.sections import Build
+from trtpipe.progress import Silent
+from trtpipe.trt import isolated
+from trtpipe.trt.isolated import build_isolated
+from trtpipe.values import DimRange, OnnxModel, TensorSpec
+
+ROOT = Path(__file__).parents[2]
+BUILD = Build.model_validate_json("{}")
+
+
+def network() -> OnnxModel:
+    """Four quantized convolutions with residual adds and a dynamic batch: plans of such differ from build to build."""
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    constants, nodes, x = [], [], "x"
+
+    def constant(name: str, value: object) -> str:
+        constants.append(numpy_helper.from_array(np.asarray(value), name))
+        return name
+
+    zero = constant("zero", np.int8(0))
+    for k in range(4):
+        scale = constant(f"scale{k}", np.float32(0.05))
+        weight = constant(f"w{k}", random.integers(-127, 128, (8, 8, 3, 3)).astype(np.int8))
+        nodes += [
+            helper.make_node("QuantizeLinear", [x, scale, zero], [f"q{k}"]),
+            helper.make_node("DequantizeLinear", [f"q{k}", scale, zero], [f"d{k}"]),
+            helper.make_node("DequantizeLinear", [weight, constant(f"ws{k}", np.float32(0.01))], [f"dw{k}"]),
+            helper.make_node("Conv", [f"d{k}", f"dw{k}"], [f"c{k}"], pads=[1, 1, 1, 1]),
+            helper.make_node("Add", [f"c{k}", f"d{k}"], [f"a{k}"]),
+            helper.make_node("Relu", [f"a{k}"], ["y" if k == 3 else f"r{k}"]),
+        ]
+        x = f"r{k}"
+    value = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", 8, 16, 16]) for n in ("x", "y")]
+    graph = helper.make_graph(nodes, "g", value[:1], value[1:], constants)
+    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9).SerializeToString()
+    onnx.checker.check_model(data)
+    dims = {"N": DimRange(1, 8, 32)}
+    spec = [TensorSpec(n, "float32", ("N", 8, 16, 16), dims) for n in ("x", "y")]
+    return OnnxModel(data, 20, (spec[0],), (spec[1],))
+
+
+def test_the_same_bytes_every_time_and_from_anywhere(tmp_path: Path) -> None:
+    engines = {build_isolated(network(), BUILD, progress=Silent()).data for _ in range(3)}
+    assert len(engines) == 1
+    program = (
+        "import sys; sys.path[:0] = sys.argv[1:]\n"
+        "from test_trt_isolated import BUILD, Silent, build_isolated, network\n"
+        "sys.stdout.buffer.write(build_isolated(network(), BUILD, progress=Silent()).data)"
+    )
+    elsewhere = tmp_path / ("a" * 200)
+    elsewhere.mkdir()
+    command = [sys.executable, "-c", program, str(ROOT), str(Path(__file__).parent)]
+    environment = {**os.environ, "FILLER": "x" * 20000}
+    found = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, check=True).stdout
+    assert found == engines.pop()
+
+
+def test_errors_of_the_builder_are_raised_here() -> None:
+    model = network()
+    broken = OnnxModel(b"nothing", model.opset, model.inputs, model.outputs)
+    with pytest.raises(BuildError):
+        build_isolated(broken, BUILD, progress=Silent())
+
+
+def test_a_builder_that_dies_is_a_build_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolated, "_BOOTSTRAP", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    with pytest.raises(BuildError, match=r"must end with an engine \(got SIGSEGV\)"):
+        build_isolated(network(), BUILD, progress=Silent())
+
+
+def test_cancelling_ends_the_builder() -> None:
+    class Impatient(Silent):
+        def cancelled(self) -> bool:
+            return True
+
+    with pytest.raises(Cancelled, match="build: cancelled by the user; nothing was written"):
+        build_isolated(network(), BUILD, progress=Impatient())
+
+
+def test_a_sandbox_that_forbids_fixed_addresses_is_in_the_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    forbidden = isolated._BOOTSTRAP.replace(
+        "libc = ctypes.CDLL(None)", "libc = ctypes.CDLL(None); real = libc"
+    ).replace("now = libc.personality(0xFFFFFFFF)", "now = -1")
+    monkeypatch.setattr(isolated, "_BOOTSTRAP", forbidden)
+    assert isolated.RANDOMIZED in build_isolated(network(), BUILD, progress=Silent()).notes

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from trtpipe.job.build_options import BuildOptions
+from trtpipe.job.sections import Build, Keep, Precision
+from trtpipe.trt.flavour import CAPABILITIES
+from trtpipe.trt.options import OPTIONS, asked, needs_driver, refusals
+from trtpipe.values import DimRange
+
+FP16 = Precision(fp16_mode=True)
+INT8 = Precision(int8_mode=True)
+RTX, OLD, TEN, NEW = (
+    ("tensorrt_rtx", "1.7.1.116"),
+    ("tensorrt", "8.6.1"),
+    ("tensorrt", "10.3.0"),
+    ("tensorrt", "11.4.0.106"),
+)
+SINCE_10 = "Use TensorRT 10.0 or later or TensorRT-RTX, or leave it out."
+
+
+def test_every_field_has_one_row():
+    assert sorted(o.field for o in OPTIONS) == sorted(BuildOptions.model_fields)
+
+
+def test_an_empty_build_asks_for_nothing():
+    assert asked(Build()) == {}
+    for release in (RTX, OLD, TEN, NEW):
+        assert refusals(Build(), FP16, *release) == ()
+
+
+#: (options, precision, release, the messages it gets).
+REFUSED = [
+    ({"strip_plan": True}, FP16, OLD,
+     [f"build.strip_plan: TensorRT 8.6.1 must have STRIP_PLAN (got True). {SINCE_10}"]),
+    ({"refit": "identical"}, FP16, OLD,
+     [f"build.refit: TensorRT 8.6.1 must have REFIT_IDENTICAL (got identical). {SINCE_10}"]),
+    ({"tiling_optimization_level": "fast"}, FP16, TEN,
+     ["build.tiling_optimization_level: TensorRT 10.3.0 must have tiling optimization level (got fast). "
+      "Use TensorRT 10.8 or later or TensorRT-RTX, or leave it out."]),
+    ({"hardware_compatibility": "same_compute_capability"}, FP16, TEN,
+     ["build.hardware_compatibility: TensorRT 10.3.0 must have hardware compatibility SAME_COMPUTE_CAPABILITY "
+      "(got same_compute_capability). On TensorRT-RTX use build.compute_capability instead."]),
+    ({"compute_capability": ("8.6", "8.9")}, FP16, TEN,
+     ["build.compute_capability: TensorRT 10.3.0 must have choice of compute capabilities (got 8.6, 8.9). TensorRT "
+      "proper builds for the GPU at hand: leave it out, or use build.hardware_compatibility."]),
+    ({"compute_capability": ("9.0",)}, FP16, RTX,
+     ["build.compute_capability: must be among 7.5, 8.0, 8.6, 8.9, 12.0, 12.1 (got 9.0). Leave it out for an engine "
+      "portable from Ampere on."]),
+    ({"timing_cache": "x"}, FP16, RTX,
+     ["build.timing_cache: TensorRT-RTX 1.7.1.116 must have timing cache (got x). It times no tactic while building: "
+      "leave it out."]),
+    ({"quantization": "implicit"}, INT8, NEW,
+     ["build.quantization: TensorRT 11.4.0.106 must have calibrators and implicit quantization (got implicit). Use "
+      "explicit: Q/DQ in the graph."]),
+    ({"quantization": "implicit", "weight_streaming": True}, INT8, TEN,
+     ["build.weight_streaming: must be built strongly typed (got build.quantization implicit). Use explicit, or leave "
+      "it out."]),
+    ({"quantization": "implicit", "profiles": ({"N": DimRange(1, 1, 1)}, {"N": DimRange(2, 2, 2)})}, INT8, TEN,
+     ["build.profiles: at most one profile can be calibrated (got 2). Use quantization explicit."]),
+    ({"quantization": "implicit"}, Precision(int8_mode=True, keep=Keep(fp16=("a", "b"))), TEN,
+     ["precision.keep: must be empty with build.quantization implicit (got a, b). Use explicit, or keep nothing."]),
+    ({"quantization": "implicit"}, Precision(int8_mode=True, bf16_mode=True), TEN,
+     ["build.quantization: implicit must go with FP16 or FP32 (got precision.bf16_mode). Use explicit."]),
+    ({"quantization": "implicit", "route": "torch_tensorrt"}, INT8, TEN,
+     ["build.quantization: must be explicit with build.route torch_tensorrt (got implicit). Use build.route onnx."]),
+    ({}, Precision(bf16_mode=True), OLD,
+     ["precision.bf16_mode: TensorRT 8.6.1 must have BF16 (got True). Use precision.fp16_mode."]),
+    ({"exclude_lean_runtime": True}, FP16, TEN,
+     ["build.exclude_lean_runtime: build.version_compatible must be set too (got True). Set it, or leave this out."]),
+    ({"error_on_timing_cache_miss": True}, FP16, TEN,
+     ["build.error_on_timing_cache_miss: build.timing_cache must be set too (got True). Set it, or leave this out."]),
+    ({"version_compatible": True}, FP16, RTX,
+     ["build.version_compatible: the lean runtime must be left out on TensorRT-RTX, whose package has none (got True). "
+      "Set build.exclude_lean_runtime too."]),
+    ({"default_device_type": "dla"}, Precision(), TEN,
+     ["build.default_device_type: DLA must compute in FP16 or INT8 (got FP32). Turn on precision.fp16_mode."]),
+    ({"device_types": {"stem.*": "dla"}}, INT8, TEN,
+     ["build.quantization: DLA must get INT8 by implicit quantization on TensorRT 10.3.0 (got explicit). "
+      "Use implicit."]),
+    ({"default_device_type": "dla"}, FP16, ("tensorrt", "11.2.0"),
+     ["build.default_device_type: TensorRT 11.2.0 must have DLA (got dla). Use TensorRT before 11 or TensorRT 11.4 or "
+      "later, or leave it out."]),
+    ({"memory_pools": {"dla_local_dram": 1 << 30}}, FP16, RTX,
+     ["build.memory_pools: TensorRT-RTX 1.7.1.116 must have DLA (got dla_local_dram: 1073741824). Use TensorRT before "
+      "11 or TensorRT 11.4 or later, or leave it out."]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "precision", "release", "messages"), REFUSED)
+def test_refused_with_its_message(options, precision, release, messages):
+    found = refusals(Build(**options), precision, *release)
+    assert [message for _, message in found] == messages
+    assert all(message.startswith(f"{path}: ") for path, message in found)
+
+
+def test_platforms_of_rtx():
+    def refused(**options):
+        return dict(refusals(Build(**options), FP16, *RTX))
+
+    assert refused(platform="rtx_40") == {}
+    assert refused(platform="rtx_40", compute_capability=("8.6", "8.9")) == {}
+    assert refused(platform="rtx_40", compute_capability=("8.6",))["build.platform"] == (
+        "build.platform: build.compute_capability must hold that of GeForce RTX 40, 8.9 (got 8.6). Add it."
+    )
+    assert refused(platform="t4")["build.platform"] == (
+        "build.platform: build.compute_capability must hold that of T4, 7.5 (got a portable engine, which is for 8.0 "
+        "and later). Add it."
+    )
+    assert refused(platform="jetson_agx_orin")["build.platform"] == (
+        "build.platform: Jetson AGX Orin must be of a compute capability that TensorRT-RTX builds for, 7.5, 8.0, 8.6, "
+        "8.9, 12.0, 12.1 (got 8.7). Use build.target tensorrt on the device."
+    )
+
+
+def test_int8_on_a_jetson_nano_is_refused_at_plan_time():
+    found = dict(refusals(Build(target="tensorrt", platform="jetson_nano"), INT8, *OLD))
+    assert found == {
+        "precision.int8_mode": "precision.int8_mode: Jetson Nano (compute capability 5.3) must compute in INT8 (got a "
+        "platform with FP32, FP16). Use precision.fp16_mode.",
+        "build.platform": "build.platform: Jetson Nano must have TensorRT 8.6 or later (got JetPack 4.6 as its last, "
+        "with TensorRT 8.2). Use a Jetson Orin or Thor.",
+    }
+
+
+def test_several_problems_come_at_once():
+    found = refusals(Build(strip_plan=True, weight_streaming=True, runtime_platform="windows_amd64"), FP16, *OLD)
+    assert [path for path, _ in found] == ["build.runtime_platform", "build.strip_plan", "build.weight_streaming"]
+
+
+def test_what_was_found_by_looking_goes_before_the_record():
+    everything = frozenset(c.name for c in CAPABILITIES)
+    assert refusals(Build(strip_plan=True), FP16, *OLD, capabilities=everything) == ()
+
+
+def test_what_needs_a_gpu():
+    assert needs_driver(Build(), "tensorrt") == ("build.target",)
+    assert needs_driver(Build(), "tensorrt_rtx") == ()
+    assert needs_driver(Build(refit="all", strip_plan=True), "tensorrt_rtx") == ("build.refit", "build.strip_plan")
+    assert needs_driver(Build(refit="individual"), "tensorrt_rtx") == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"optimization_level": 6}, "optimization_level"), ({"workspace": 0}, "workspace"),
+        ({"compute_capability": ("86",)}, "compute_capability"), ({"refit": "some"}, "refit"),
+        ({"tactic_sources": ("cuda",)}, "tactic_sources"), ({"memory_pools": {"workspace": 1}}, "memory_pools"),
+        ({"tensor_formats": {"x": ("nchw",)}}, "tensor_formats"), ({"dla_core": -1}, "dla_core"),
+        ({"avg_timing_iterations": 0}, "avg_timing_iterations"), ({"fp16": True}, "fp16"),
+        ({"log_level": "debug"}, "log_level"), ({"max_aux_streams": -1}, "max_aux_streams"),
+    ],
+)  # fmt: skip
+def test_illegal_values_do_not_validate(options, field):
+    with pytest.raises(ValidationError, match=field):
+        Build(**options)
+
+
+def test_a_profile_is_a_range():
+    with pytest.raises(ValidationError, match=r"profiles\[1\]\.N: 1 <= min <= opt <= max must hold \(got 4, 2, 8\)"):
+        Build(profiles=({"N": DimRange(1, 1, 1)}, {"N": DimRange(4, 2, 8)}))

@@ -1,0 +1,109 @@
+"""A kit: all of a bundle but the engine, for a device to finish with NumPy and its own TensorRT.
+
+A kit is a bundle of kind "kit": the quantized graph as ONNX, the golden data it is to be checked on (all of them, where
+a bundle keeps a few), the calibration table, and a manifest with the builder's options. It is read, verified and
+packed as a bundle is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trtpipe.bundle import golden as golden_data
+from trtpipe.bundle.format import Bundle
+from trtpipe.bundle.golden import Golden
+from trtpipe.bundle.manifest import CALIBRATION, ENGINE, GOLDEN, GRAPH, Manifest, describe_engine
+from trtpipe.errors import InputError
+from trtpipe.values import CheckReport, Engine, OnnxModel
+
+#: Inputs of all the samples in a kit.
+MAX_GOLDEN_BYTES = 512 << 20
+
+#: Said in a bundle whose engine nobody could execute where it was built.
+NOT_EXECUTED = (
+    "The engine was built from a kit where no GPU could execute it: the check is the one of the kit's graph. "
+    "Run `trtpipe check` on the bundle where its GPU is."
+)
+
+
+def kit_contents(
+    manifest: Manifest,
+    graph: OnnxModel,
+    golden: Golden,
+    calibration: bytes | None,
+    extra: Mapping[str, bytes] | None = None,
+) -> tuple[Manifest, dict[str, bytes]]:
+    """Manifest and files of a kit, for `write_bundle`.
+
+    Args:
+        manifest: of the bundle that the device is to finish; its engine is dropped.
+        graph: what TensorRT is to compile.
+        golden: every sample the device is to check on.
+        calibration: the calibration table's JSON, if there is one.
+        extra: further files, such as the report.
+
+    Raises:
+        InputError: the golden data are too large.
+    """
+    files = {GRAPH: graph.data, GOLDEN: golden_data.to_bytes(golden), **(extra or {})}
+    if calibration is not None:
+        files[CALIBRATION] = calibration
+    if sum(a.nbytes for a in golden.inputs.values()) > MAX_GOLDEN_BYTES:
+        raise InputError(
+            f"{manifest.name}: a kit holds every check sample, in at most {MAX_GOLDEN_BYTES >> 20} MiB "
+            f"(got {golden.samples} samples of more). Set check.samples to fewer."
+        )
+    return manifest.model_copy(update={"kind": "kit", "engine": None, "opset": graph.opset}), files
+
+
+def kit_graph(kit: Bundle) -> OnnxModel:
+    """What a kit gives the compiler.
+
+    Raises:
+        InputError: it is a bundle, whose engine is built already.
+    """
+    manifest = kit.manifest
+    if manifest.kind != "kit":
+        raise InputError(
+            f"{kit.path}: must be a kit to be built (got a bundle). It is finished: trtpipe run {kit.path}."
+        )
+    return OnnxModel(kit.read(GRAPH), manifest.opset or 0, manifest.inputs, manifest.outputs)
+
+
+def bundle_contents(
+    kit: Bundle,
+    engine: Engine,
+    *,
+    check: CheckReport | None,
+    fingerprint: str,
+    environment: Mapping[str, str],
+    device_memory_bytes: int | None = None,
+) -> tuple[Manifest, dict[str, bytes]]:
+    """Manifest and files of the bundle that `engine` makes of `kit`, for `write_bundle`.
+
+    Args:
+        kit: as it was read.
+        engine: compiled from `kit_graph(kit)` with the manifest's build options.
+        check: of the engine, executed on `kit.golden()`; None where nothing could execute it: then the kit's own check,
+            which executed its graph, stays, and for an engine a note says so.
+        fingerprint: of all that decides the engine, this machine's TensorRT included.
+        environment: versions of what built the engine, added to those that made the kit.
+        device_memory_bytes: activation memory of one context, where known.
+    """
+    manifest = kit.manifest
+    files = {name: kit.read(name) for name in manifest.files}
+    files[GOLDEN] = golden_data.to_bytes(golden_data.first(kit.golden()))
+    if engine.target != "onnxruntime":
+        files[ENGINE] = engine.data
+    unexecuted = check is None and engine.target != "onnxruntime"
+    notes = [*manifest.notes, *engine.notes, *([NOT_EXECUTED] if unexecuted else [])]
+    changes: dict[str, Any] = {
+        "kind": "bundle",
+        "engine": describe_engine(engine, manifest.build, device_memory_bytes=device_memory_bytes),
+        "check": check if check is not None else manifest.check,
+        "fingerprint": fingerprint,
+        "environment": {**manifest.environment, **environment},
+        "notes": tuple(dict.fromkeys(notes)),
+    }
+    return manifest.model_copy(update=changes), files

@@ -1,0 +1,326 @@
+"""What a bundle or kit says about itself: `manifest.json`, one pydantic model, canonical JSON.
+
+The same values give the same bytes: keys sorted, no timestamps, no paths of the machine that wrote it. Reading refuses
+what it does not know, so a manifest never means more than this version understands. Loads no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import re
+import sys
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
+
+from trtpipe.errors import InputError
+from trtpipe.job.sections import Build, Limits, Precision, Transform
+from trtpipe.trt import driver
+from trtpipe.trt.platforms import machine_name
+from trtpipe.values import (
+    BINDING_DTYPES,
+    CheckReport,
+    DimRange,
+    Engine,
+    Executed,
+    Fallback,
+    LayerPrecision,
+    Target,
+    TensorSpec,
+)
+
+#: Raised by one whenever an old reader would misunderstand a new manifest. New optional keys do not raise it: an old
+#: reader refuses a key that it does not know.
+SCHEMA_VERSION: Literal[1] = 1
+
+#: A manifest larger than this is refused before it is parsed.
+MAX_MANIFEST_BYTES = 64 << 20
+
+MANIFEST = "manifest.json"
+SIGNATURE = "manifest.sig"
+ENGINE: Literal["model.engine"] = "model.engine"
+GRAPH: Literal["model.onnx"] = "model.onnx"
+HYBRID: Literal["model.hybrid"] = "model.hybrid"
+GOLDEN = "golden.safetensors"
+CALIBRATION = "calibration.json"
+REPORT = "report.html"
+
+#: Names of files in a bundle: flat, portable, never hidden, so that none can lead out of it.
+FILE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+_HEX = r"^[0-9a-f]{64}$"
+_VERSION = r"^[0-9]+(\.[0-9]+){0,3}([a-z+.-][A-Za-z0-9.+-]*)?$"
+
+HardwareCompatibility = Literal["none", "ampere_plus", "same_compute_capability"]
+
+
+class Part(BaseModel):
+    """A part of a manifest: unknown keys are errors, values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _strict_build(raw: Any) -> Any:
+    """`raw` with tuples for lists and `DimRange` for ranges: the job's models are strict and take nothing else."""
+    if isinstance(raw, list | tuple):
+        return tuple(_strict_build(v) for v in raw)
+    if not isinstance(raw, dict):
+        return raw
+    if set(raw) == {"min", "opt", "max"} and all(type(v) is int for v in raw.values()):
+        return DimRange(**raw)
+    return {k: _strict_build(v) for k, v in raw.items()}
+
+
+class FileEntry(Part):
+    """One file beside the manifest."""
+
+    size: int = Field(ge=0, description="bytes")
+    sha256: str = Field(pattern=_HEX)
+
+
+class EngineInfo(Part):
+    """What the engine file is and where it may run."""
+
+    file: Literal["model.engine", "model.onnx", "model.hybrid"]
+    target: Target
+    version: str = Field(pattern=_VERSION, description="of the TensorRT (or ONNX Runtime) that wrote it")
+    compute_capabilities: tuple[Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]$")], ...] = Field(
+        default=(), description='like "8.6"; empty for a portable engine'
+    )
+    hardware_compatibility: HardwareCompatibility = "none"
+    version_compatible: bool = False
+    os: str | None = Field(description='like "linux"; None runs on any')
+    machine: str | None = Field(description='like "x86_64" or "aarch64"; None runs on any')
+    device_memory_bytes: int | None = Field(default=None, ge=0, description="activation memory of one context")
+    options: dict[str, JsonValue] = Field(default_factory=dict, description="the builder options as they were honoured")
+    fallback: tuple[Fallback, ...] = Field(
+        default=(), description="operations that stayed in PyTorch, which has to be there to run model.hybrid"
+    )
+
+
+class Manifest(Part):
+    """Everything a device has to know about a bundle, or a kit, before it touches the engine."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    kind: Literal["bundle", "kit"] = "bundle"
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    engine: EngineInfo | None = Field(description="None in a kit: a device has still to build it")
+    inputs: tuple[TensorSpec, ...] = Field(min_length=1)
+    outputs: tuple[TensorSpec, ...] = Field(min_length=1)
+    build: Annotated[Build, BeforeValidator(_strict_build)] = Field(
+        description="what the engine was, or is to be, compiled with"
+    )
+    opset: int | None = Field(default=None, ge=1, description="of model.onnx")
+    precision: Precision = Field(default=Precision(), description="as the job asked")
+    layers: tuple[LayerPrecision, ...] = Field(default=(), description="precision by operation, and why")
+    preprocessing: Transform | None = Field(default=None, description="image to input; None: inputs are arrays")
+    class_names: tuple[str, ...] | None = None
+    calibration_digest: str | None = Field(default=None, pattern=_HEX)
+    weights_digest: str | None = Field(default=None, pattern=_HEX)
+    check: CheckReport | None = Field(default=None, description="what was compared with the baseline, how far off")
+    limits: Limits = Limits()
+    require: Executed = Field(default="graph", description="engine: the check fails where only the graph was executed")
+    job: str = Field(default="", description="the job file's text")
+    environment: dict[str, str] = Field(default_factory=dict, description="versions of what built it")
+    fingerprint: str = Field(default="", pattern=r"^([0-9a-f]{64})?$", description="of all that decides the engine")
+    notes: tuple[str, ...] = Field(default=(), description="fallbacks, skipped samples, layers kept: nothing silent")
+    files: dict[Annotated[str, Field(pattern=FILE_NAME)], FileEntry] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Manifest:
+        """Refuse what is well formed and contradicts itself."""
+        if self.kind == "kit" and self.engine is not None:
+            raise ValueError("engine: a kit has none")
+        if self.kind == "bundle" and self.engine is None:
+            raise ValueError("engine: a bundle has one")
+        if self.engine is not None:
+            if self.engine.target != self.build.target:
+                raise ValueError(f"engine.target: must be build.target (got {self.engine.target}, {self.build.target})")
+            plan = HYBRID if self.engine.fallback else ENGINE
+            if self.engine.file != (GRAPH if self.engine.target == "onnxruntime" else plan):
+                raise ValueError(
+                    f"engine.file: is not what a {self.engine.target} engine is kept in ({self.engine.file})"
+                )
+        for reserved in (MANIFEST, SIGNATURE):
+            if reserved in self.files:
+                raise ValueError(f"files: must not list {reserved}")
+        lowered = [name.lower() for name in self.files]
+        if len(set(lowered)) != len(lowered):
+            raise ValueError("files: two names differ only in case")
+        for side, specs in (("inputs", self.inputs), ("outputs", self.outputs)):
+            _check_specs(side, specs)
+        return self
+
+    @property
+    def engine_file(self) -> str:
+        """The file that holds the engine, or in a kit the graph to compile."""
+        return self.engine.file if self.engine is not None else GRAPH
+
+    @property
+    def failed(self) -> bool:
+        """Whether it was found too far off its baseline where it was made: such a one is never signed."""
+        return self.check is not None and not self.check.passed
+
+    @property
+    def required_files(self) -> tuple[str, ...]:
+        """Files that a bundle or kit like this one cannot be without."""
+        return (self.engine_file, GOLDEN, *((CALIBRATION,) if self.calibration_digest else ()))
+
+
+def _check_specs(side: str, specs: tuple[TensorSpec, ...]) -> None:
+    """Refuse bindings that no engine can have."""
+    names = [s.name for s in specs]
+    if len(set(names)) != len(names):
+        raise ValueError(f"{side}: two bindings have one name")
+    for spec in specs:
+        where = f"{side}.{spec.name}"
+        if not spec.name:
+            raise ValueError(f"{side}: a binding has no name")
+        if spec.dtype not in BINDING_DTYPES:
+            raise ValueError(f"{where}.dtype: must be one of {', '.join(BINDING_DTYPES)} (got {spec.dtype})")
+        if any(isinstance(d, int) and d < 0 for d in spec.shape):
+            raise ValueError(f"{where}.shape: a dimension is negative")
+        if set(spec.dynamic) != set(spec.dims):
+            raise ValueError(f"{where}.dims: must give the range of each named dimension and no other")
+        for name, dim in spec.dims.items():
+            if not 1 <= dim.min <= dim.opt <= dim.max:
+                raise ValueError(f"{where}.dims.{name}: must have 1 <= min <= opt <= max")
+
+
+def describe_engine(
+    engine: Engine,
+    build: Build,
+    *,
+    device_memory_bytes: int | None = None,
+    os: str | None = None,
+    machine: str | None = None,
+) -> EngineInfo:
+    """The manifest's account of `engine`.
+
+    Args:
+        engine: its version, capabilities and honoured options are taken as they are.
+        build: says what compatibility was asked for.
+        device_memory_bytes: of one execution context, where it is known.
+        os: like `sys.platform`; this machine's, or Windows where the build asked for it; None for an ONNX graph.
+        machine: likewise, like "x86_64".
+    """
+    capabilities = engine.compute_capabilities
+    if engine.target == "tensorrt" and not capabilities:
+        # Its plans do not name the GPU that they were built on.
+        capabilities = tuple(d.compute_capability for d in driver.probe().devices[:1])
+    portable = engine.target == "onnxruntime"
+    windows = build.runtime_platform == "windows_amd64"
+    os = os or ("win32" if windows else sys.platform)
+    machine = machine or ("x86_64" if windows else machine_name(platform.machine()))
+    return EngineInfo(
+        file=GRAPH if portable else HYBRID if engine.fallback else ENGINE,
+        target=engine.target,
+        version=engine.version,
+        compute_capabilities=capabilities,
+        hardware_compatibility="none" if portable else build.hardware_compatibility,
+        version_compatible=not portable and build.version_compatible,
+        os=None if portable else os,
+        machine=None if portable else machine,
+        device_memory_bytes=device_memory_bytes,
+        options=_plain(dict(engine.options)),
+        fallback=engine.fallback,
+    )
+
+
+def to_json(manifest: Manifest) -> bytes:
+    """The canonical bytes: sorted keys, two spaces, UTF-8, non-finite floats as "NaN", "Infinity", "-Infinity"."""
+    return _canonical(_plain(manifest.model_dump()))
+
+
+def _canonical(raw: Any) -> bytes:
+    """The one spelling of a JSON value."""
+    return (json.dumps(raw, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def from_json(data: bytes, where: str) -> Manifest:
+    """The manifest in `data`, which messages call `where`.
+
+    Raises:
+        InputError: not JSON, another schema version, an unknown or ill-typed key, a contradiction.
+    """
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise InputError(
+            f"{where}: must be at most {MAX_MANIFEST_BYTES} bytes (got {len(data)}). It is not a manifest."
+        )
+    try:
+        raw = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        canonical = _canonical(raw) == data
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: must be JSON (got: {error}). Fetch the bundle again.") from None
+    if not isinstance(raw, dict):
+        raise InputError(f"{where}: must be a JSON object (got {type(raw).__name__}). Fetch the bundle again.")
+    version = raw.get("schema_version")
+    if version != SCHEMA_VERSION or isinstance(version, bool):
+        newer = isinstance(version, int) and version > SCHEMA_VERSION
+        step = "Update trtpipe on this machine." if newer else "Build the bundle again with this trtpipe."
+        raise InputError(f"{where}: schema_version must be {SCHEMA_VERSION} (got {json.dumps(version)[:40]}). {step}")
+    if not canonical:
+        raise InputError(f"{where}: must be in canonical form (it was edited or reformatted). Fetch the bundle again.")
+    try:
+        manifest = Manifest.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        dotted = ".".join(str(part) for part in first["loc"])
+        message = re.sub(r"^Value error, ", "", first["msg"])
+        problem = f"{dotted}: {message}" if dotted else message
+        raise InputError(
+            f"{where}: must follow the manifest's schema (got {problem}). Fetch the bundle again."
+        ) from None
+    foreign = _foreign("", raw, _plain(manifest.model_dump()))
+    if foreign is not None:
+        raise InputError(f"{where}: must hold only what schema {SCHEMA_VERSION} knows (got {foreign}). Update trtpipe.")
+    return manifest
+
+
+def _plain(value: Any) -> Any:
+    """`value` in JSON's own types; floats that JSON lacks become strings that pydantic reads back."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if value is None or isinstance(value, str | bool):
+        return value
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, int | float):
+        return value
+    raise TypeError(f"a manifest cannot hold a {type(value).__name__}")
+
+
+def _foreign(where: str, raw: Any, known: Any) -> str | None:
+    """The first thing of `raw` that reading it did not keep as it stands, or None."""
+    if isinstance(raw, dict) and isinstance(known, dict):
+        for key, value in raw.items():
+            path = f"{where}.{key}" if where else str(key)
+            found = f"unknown key {path}" if key not in known else _foreign(path, value, known[key])
+            if found:
+                return found
+        return None
+    if isinstance(raw, list) and isinstance(known, list) and len(raw) == len(known):
+        return next(
+            (f for i, (r, k) in enumerate(zip(raw, known, strict=True)) if (f := _foreign(f"{where}.{i}", r, k))), None
+        )
+    same = raw == known and isinstance(raw, bool) == isinstance(known, bool)
+    return None if same else f"{json.dumps(raw)[:60]} at {where}, read as {json.dumps(known)[:60]}"
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys are all different."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key appears twice")
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    """NaN and Infinity are no JSON."""
+    raise ValueError(f"{name} is not JSON")

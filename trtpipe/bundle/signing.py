@@ -1,0 +1,157 @@
+"""Ed25519 signatures of a bundle's manifest, and the policy of a device that has a key.
+
+The manifest holds the SHA-256 of every other file, so signing its bytes signs the bundle. `manifest.sig` is the raw 64
+bytes of RFC 8032; keys are PEM (PKCS #8 and SubjectPublicKeyInfo), so that `openssl pkeyutl -verify -rawin` agrees.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+
+from trtpipe.errors import InputError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+#: Where a device keeps the public keys it trusts, unless this variable names another file.
+KEY_VARIABLE = "TRTPIPE_PUBLIC_KEY"
+DEVICE_KEYS = Path("/etc/trtpipe/trusted.pub")
+
+_PEM_BLOCK = re.compile(rb"-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----\s*", re.DOTALL)
+
+
+def generate_key(path: Path) -> Path:
+    """Write a new private key to `path`, mode 0600, and its public key to `<path>.pub`; return the latter.
+
+    Raises:
+        InputError: either file exists already: a key is never overwritten.
+    """
+    public_path = path.with_name(path.name + ".pub")
+    for taken in (path, public_path):
+        if os.path.lexists(taken):
+            raise InputError(f"{taken}: must not exist yet (it does). Choose another name; keys are never overwritten.")
+    key = Ed25519PrivateKey.generate()
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for target, mode, content in ((path, 0o600, private), (public_path, 0o644, public)):
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+    return public_path
+
+
+def signer(path: Path) -> Callable[[bytes], bytes]:
+    """A function from a manifest's bytes to their signature by the private key in `path`.
+
+    Raises:
+        InputError: unreadable, or no unencrypted Ed25519 key.
+    """
+    try:
+        key = load_pem_private_key(_read(path), password=None)
+    except (ValueError, TypeError):
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise InputError(
+            f"{path}: must be an unencrypted Ed25519 private key in PEM (got something else). Make one: trtpipe keygen."
+        )
+    return _signing(key)
+
+
+def _signing(key: Ed25519PrivateKey) -> Callable[[bytes], bytes]:
+    """`key.sign`, out of reach of a `repr`."""
+    return lambda data: key.sign(data)
+
+
+def key_id(key: Ed25519PublicKey) -> str:
+    """The first 16 hex digits of the SHA-256 of the raw public key: what messages call it."""
+    return hashlib.sha256(key.public_bytes_raw()).hexdigest()[:16]
+
+
+def load_public_keys(path: Path) -> tuple[Ed25519PublicKey, ...]:
+    """Every public key in the PEM file `path`, one or more.
+
+    Raises:
+        InputError: unreadable, no key in it, or one that is not Ed25519.
+    """
+    data = _read(path)
+    blocks = _PEM_BLOCK.findall(data)
+    keys = []
+    for block in blocks:
+        try:
+            key = load_pem_public_key(block)
+        except ValueError:
+            key = None
+        if not isinstance(key, Ed25519PublicKey):
+            raise InputError(
+                f"{path}: must hold Ed25519 public keys (got another). Give the .pub file of trtpipe keygen."
+            )
+        keys.append(key)
+    if not keys:
+        raise InputError(f"{path}: must hold a public key in PEM (got none). Give the .pub file of trtpipe keygen.")
+    return tuple(keys)
+
+
+def configured_key(environment: Mapping[str, str] | None = None) -> Path | None:
+    """The file of trusted keys on this device: $TRTPIPE_PUBLIC_KEY, else /etc/trtpipe/trusted.pub if it exists."""
+    named = (os.environ if environment is None else environment).get(KEY_VARIABLE)
+    if named:
+        return Path(named)
+    return DEVICE_KEYS if os.path.lexists(DEVICE_KEYS) else None
+
+
+def check_signature(where: Path, manifest: bytes, signature: bytes | None, key: Path | None) -> str:
+    """One line about a bundle's signature, which is by a key in `key` if that is given.
+
+    Args:
+        where: the bundle, for messages.
+        manifest: the bytes of its manifest.json.
+        signature: the bytes of its manifest.sig, or None.
+        key: file of trusted public keys, or None.
+
+    Raises:
+        InputError: a key is given and the bundle is unsigned or its signature is by none of them.
+    """
+    if key is None:
+        return "signed, not checked: this device has no key" if signature else "unsigned"
+    trusted = load_public_keys(key)
+    names = ", ".join(key_id(k) for k in trusted)
+    if signature is None:
+        raise InputError(
+            f"{where}: must be signed by a key in {key} (got no manifest.sig). "
+            "Build it with --sign, or get it from its publisher."
+        )
+    for public in trusted:
+        try:
+            public.verify(signature, manifest)
+        except InvalidSignature:
+            continue
+        return f"signed by key {key_id(public)}"
+    raise InputError(
+        f"{where}: must be signed by key {names} (its signature does not fit). Do not use it: it was changed, or comes "
+        "from someone else."
+    )
+
+
+def checking(where: Path, key: Path | None) -> Callable[[bytes, bytes | None], str]:
+    """`check_signature` for the bundle `where` and `key`, as `read_bundle` calls it."""
+    return lambda manifest, signature: check_signature(where, manifest, signature, key)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: must be a readable key file (got: {error.strerror}). Give its path.") from None

@@ -1,0 +1,163 @@
+"""A bundle as a model of a Triton Inference Server model repository.
+
+Layout and fields are those of Triton's documentation ("Model Repository", "Model Configuration") and of its
+`model_config.proto`: `<repository>/<name>/config.pbtxt` and `<repository>/<name>/1/model.plan` or `model.onnx`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtpipe.bundle.format import Bundle
+from trtpipe.bundle.manifest import GRAPH, Manifest
+from trtpipe.errors import InputError
+from trtpipe.values import TensorSpec
+
+_TYPES = {
+    "bool": "TYPE_BOOL",
+    "uint8": "TYPE_UINT8",
+    "int8": "TYPE_INT8",
+    "int32": "TYPE_INT32",
+    "int64": "TYPE_INT64",
+    "float16": "TYPE_FP16",
+    "float32": "TYPE_FP32",
+}
+_LABELS = "labels.txt"
+
+
+@dataclass(frozen=True)
+class TritonModel:
+    """One model of a repository: what goes into `config.pbtxt`, and its files by path below the model's folder."""
+
+    config: str
+    files: dict[str, bytes]
+    notes: tuple[str, ...] = ()
+
+
+def triton_model(bundle: Bundle, *, graph: bool = False) -> TritonModel:
+    """The bundle for Triton: by its tensorrt backend, or its onnxruntime backend where the engine is an ONNX graph.
+
+    Args:
+        bundle: read and admitted.
+        graph: export the ONNX graph instead of the engine.
+
+    Raises:
+        InputError: a kit, a TensorRT-RTX engine (Triton has no backend for it), or no graph in the bundle.
+    """
+    manifest = bundle.manifest
+    engine = manifest.engine
+    if engine is None:
+        raise InputError(f"{bundle.path}: must be a bundle (got a kit). Finish it first: trtpipe build {bundle.path}.")
+    graph = graph or engine.target == "onnxruntime"
+    if not graph and engine.target != "tensorrt":
+        raise InputError(
+            f"{bundle.path}: must be an engine of TensorRT, which Triton runs (got {engine.target}, for which it has "
+            "no backend). Add --graph to serve the ONNX graph, or build with target tensorrt."
+        )
+    if not graph and engine.fallback:
+        raise InputError(
+            f"{bundle.path}: must be a whole engine, which Triton runs (got a hybrid one, which needs "
+            "PyTorch). Add --graph to serve the ONNX graph, or build without build.allow_torch_fallback."
+        )
+    if graph and GRAPH not in manifest.files:
+        raise InputError(f"{bundle.path}: must hold {GRAPH} to serve it (it does not). Export the engine instead.")
+    source, target = (GRAPH, "model.onnx") if graph else (engine.file, "model.plan")
+    files = {f"1/{target}": bundle.read(source)}
+    labelled = _labelled(manifest)
+    if labelled:
+        files[_LABELS] = "".join(f"{name}\n" for name in manifest.class_names or ()).encode()
+    batch = _batch(manifest)
+    notes = (
+        ()
+        if batch
+        else ("The batch is fixed or differs between bindings: Triton does no batching (max_batch_size 0).",)
+    )
+    return TritonModel(_config(manifest, graph=graph, batch=batch, labelled=labelled), files, notes)
+
+
+def export_triton(bundle: Bundle, repository: Path, *, graph: bool = False) -> tuple[Path, TritonModel]:
+    """Write `triton_model` to `<repository>/<name>`, whole or not at all, and return that folder and the model.
+
+    Raises:
+        InputError: as `triton_model`, or the folder exists already.
+    """
+    model = triton_model(bundle, graph=graph)
+    folder = repository / bundle.manifest.name
+    if os.path.lexists(folder):
+        raise InputError(f"{folder}: must not exist yet (it does). Remove it, or choose another repository.")
+    repository.mkdir(parents=True, exist_ok=True)
+    temporary = repository / f".{folder.name}.{secrets.token_hex(8)}"
+    try:
+        for name, data in {"config.pbtxt": model.config.encode(), **model.files}.items():
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            (temporary / name).write_bytes(data)
+        os.rename(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder, model
+
+
+def _batch(manifest: Manifest) -> tuple[int, int] | None:
+    """(best, largest) batch if Triton may batch: one named dimension leads every binding and its range begins at 1."""
+    specs = (*manifest.inputs, *manifest.outputs)
+    leading = {s.shape[0] if s.shape else None for s in specs}
+    name = next(iter(leading))
+    if len(leading) != 1 or not isinstance(name, str) or any(name in s.shape[1:] for s in specs):
+        return None
+    ranges = [s.dims[name] for s in specs]
+    if any(r.min != 1 for r in ranges):
+        return None
+    return min(r.opt for r in ranges), min(r.max for r in ranges)
+
+
+def _labelled(manifest: Manifest) -> str | None:
+    """The output whose classes the labels name."""
+    classes = len(manifest.class_names or ())
+    return next((s.name for s in manifest.outputs if classes and len(s.shape) == 2 and s.shape[1] == classes), None)
+
+
+def _config(manifest: Manifest, *, graph: bool, batch: tuple[int, int] | None, labelled: str | None) -> str:
+    backend, platform = ("onnxruntime", "onnxruntime_onnx") if graph else ("tensorrt", "tensorrt_plan")
+    lines = [
+        f"name: {_quoted(manifest.name)}",
+        f"platform: {_quoted(platform)}",
+        f"backend: {_quoted(backend)}",
+        f"max_batch_size: {batch[1] if batch else 0}",
+    ]
+    for side, specs in (("input", manifest.inputs), ("output", manifest.outputs)):
+        for spec in specs:
+            lines += _tensor(side, spec, batched=batch is not None, labels=spec.name == labelled and side == "output")
+    if batch and batch[1] > 1:
+        lines += ["dynamic_batching {", f"  preferred_batch_size: [ {batch[0]} ]", "}"]
+    kind = "KIND_CPU" if graph else "KIND_GPU"
+    lines += ["instance_group [", "  {", "    count: 1", f"    kind: {kind}", "  }", "]"]
+    return "\n".join(lines) + "\n"
+
+
+def _tensor(side: str, spec: TensorSpec, *, batched: bool, labels: bool) -> list[str]:
+    dims = [d if isinstance(d, int) else -1 for d in (spec.shape[1:] if batched else spec.shape)]
+    lines = [f"{side} [", "  {", f"    name: {_quoted(spec.name)}", f"    data_type: {_TYPES[spec.dtype]}"]
+    if dims:
+        lines.append(f"    dims: [ {', '.join(map(str, dims))} ]")
+    else:
+        # Triton has no tensors without dimensions: it says one, and reshapes.
+        lines += ["    dims: [ 1 ]", "    reshape { shape: [ ] }"]
+    if labels:
+        lines.append(f"    label_filename: {_quoted(_LABELS)}")
+    return [*lines, "  }", "]"]
+
+
+def _quoted(text: str) -> str:
+    """A string of protobuf's text format."""
+    escaped = "".join(
+        c
+        if re.fullmatch(r'[^"\\\x00-\x1f\x7f-\uffff\U00010000-\U0010ffff]', c)
+        else "".join(f"\\{b:03o}" for b in c.encode())
+        for c in text
+    )
+    return f'"{escaped}"'

@@ -1,0 +1,3 @@
+"""The command line; the only room that prints."""
+
+__all__ = ["main"]

@@ -1,0 +1,82 @@
+"""trtpipe bench."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from trtpipe.atomic import write_whole
+from trtpipe.bundle.format import read_bundle
+from trtpipe.cli import console
+from trtpipe.cli.commands.options import json_option, set_option
+from trtpipe.job.load import load_job
+from trtpipe.pipeline import bench as bench_line
+from trtpipe.report import bench_page
+
+if TYPE_CHECKING:
+    from trtpipe.evaluation.bench import Bench
+
+
+@click.command("bench", short_help="Latency, throughput and loss of every mode side by side.")
+@click.argument("target", type=click.Path(path_type=Path))
+@click.option("--rounds", default=100, show_default=True, type=click.IntRange(1), help="Timed runs of each mode.")
+@click.option(
+    "--seconds", default=30.0, show_default=True, help="Stop timing after this long, but not before 10 rounds."
+)
+@click.option(
+    "--samples", default=256, show_default=True, type=click.IntRange(1), help="Check samples each mode answers."
+)
+@click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Write the result as JSON here.")
+@click.option("--csv", "csv_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the table as CSV here.")
+@click.option(
+    "--plot", "plot_path", type=click.Path(path_type=Path, dir_okay=False), help="Draw it to this .png or .svg."
+)
+@set_option
+@json_option
+@click.option("-q", "--quiet", is_flag=True, help="Show only the table.")
+def command(
+    target: Path,
+    rounds: int,
+    seconds: float,
+    samples: int,
+    save: Path | None,
+    csv_path: Path | None,
+    plot_path: Path | None,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Time every mode that TARGET can run in here, in turns, and compare what each one answers.
+
+    TARGET is a job file, a bundle, or a .json of --save, which is shown again without measuring.
+    """
+    if target.suffix == ".json" and target.is_file():
+        found = bench_page.read_bench(target)
+    else:
+        found = _measure(target, rounds, seconds, samples, overrides, quiet or as_json)
+    if save is not None:
+        write_whole(save, bench_page.bench_text(found))
+    if csv_path is not None:
+        write_whole(csv_path, bench_page.table_csv(found))
+    if plot_path is not None:
+        bench_page.plot(found, plot_path)
+    if as_json:
+        console.out_json(found)
+    else:
+        console.out(bench_page.markdown(found).rstrip())
+    return 0
+
+
+def _measure(target: Path, rounds: int, seconds: float, samples: int, overrides: tuple[str, ...], quiet: bool) -> Bench:
+    kind = bench_line.require_target(target)
+    if kind == "bundle" and overrides:
+        raise click.UsageError("--set must not be given with a bundle: its job is settled.")
+    with console.Console(quiet=quiet).watching() as reporter:
+        if kind == "bundle":
+            return bench_line.bench_bundle(
+                read_bundle(target), reporter, rounds=rounds, seconds=seconds, samples=samples
+            )
+        job = load_job(target, overrides)
+        return bench_line.bench_job(job, reporter, rounds=rounds, seconds=seconds, samples=samples)

@@ -1,0 +1,170 @@
+"""trtpipe build."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtpipe.bundle.signing import signer
+from trtpipe.cli import console
+from trtpipe.cli.commands.bundles import key_option, sign_option, trusted
+from trtpipe.cli.commands.options import job_files, jobs_argument, json_option, loudness_options, out_option, set_option
+from trtpipe.errors import Cancelled, InputError, TrtpipeError
+from trtpipe.job.load import JobErrors
+from trtpipe.job.problems import Problem
+from trtpipe.pipeline.build import build
+from trtpipe.pipeline.kit import finish_kit
+from trtpipe.pipeline.validate import plan
+
+if TYPE_CHECKING:
+    from trtpipe.job.job import Job
+    from trtpipe.pipeline.build import Built
+    from trtpipe.progress import Reporter
+    from trtpipe.values import CheckReport
+
+    Task = tuple[Path, Callable[[Reporter], Built]]
+
+
+@click.command("build", short_help="Build jobs, check each engine, write bundles.")
+@jobs_argument
+@out_option("out", "Folder the bundles go to, each under the name of its job.")
+@set_option
+@json_option
+@sign_option
+@key_option
+@loudness_options
+def command(
+    jobs: tuple[Path, ...],
+    out: Path,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    sign: Path | None,
+    key: Path | None,
+    verbose: int,
+    quiet: bool,
+) -> int:
+    """Build each JOB (files or folders), check the engine against its baseline, and write a bundle.
+
+    A JOB may also be a kit of `trtpipe prepare`, whose engine is then built for this machine.
+    """
+    kits = tuple(p for p in jobs if (p / "manifest.json").is_file())
+    if kits and overrides:
+        raise click.UsageError("--set must not be given with a kit: its job is settled.")
+    loaded = load_jobs(tuple(p for p in jobs if p not in kits), overrides, verbose)
+
+    signing = None if sign is None else signer(sign)
+    tasks: list[Task] = [(path, partial(build, job, out, sign=signing)) for path, job in loaded]
+    if kits:
+        tasks += [(path, partial(finish_kit, path, out, key=trusted(key), sign=signing)) for path in kits]
+    return run_tasks(tasks, as_json=as_json, verbose=verbose, quiet=quiet, signs=sign is not None)
+
+
+def load_jobs(
+    paths: tuple[Path, ...], overrides: tuple[str, ...], verbose: int, *, compiles: bool = True
+) -> list[tuple[Path, Job]]:
+    """Every job in `paths` with its file, found fit to be built here (or, without `compiles`, to be prepared).
+
+    One of several in a file has the name `file#name`.
+
+    Raises:
+        JobErrors: the problems of all of them at once.
+        InputError: two jobs have one name.
+    """
+    loaded: list[tuple[Path, Job]] = []
+    problems: list[Problem] = []
+    for path in job_files(paths):
+        try:
+            jobs = plan(path, overrides, compiles=compiles)
+        except JobErrors as error:
+            problems.extend(error.problems)
+            continue
+        several = len(jobs) > 1
+        loaded += [(Path(f"{path}#{job.name}") if several else path, _logged(job, verbose)) for job in jobs]
+    if problems:
+        raise JobErrors(problems)
+    _distinct_names(loaded)
+    return loaded
+
+
+def run_tasks(tasks: Sequence[Task], *, as_json: bool, verbose: int, quiet: bool, signs: bool = False) -> int:
+    """Do one task after the other, print each verdict, and return the worst exit code.
+
+    With several, one that fails is said and the others still run.
+    """
+    if verbose and quiet:
+        raise click.UsageError("--verbose must not be given with --quiet.")
+    codes: list[int] = []
+    results: list[dict[str, Any]] = []
+    with console.Console(quiet=quiet or as_json, verbose=verbose > 0).watching() as reporter:
+        for path, task in tasks:
+            try:
+                built = task(reporter)
+            except Cancelled:
+                raise
+            except TrtpipeError as error:
+                if len(tasks) == 1:
+                    raise
+                console.err(f"{path}: {error}")
+                codes.append(error.exit_code)
+                results.append({"job": str(path), "error": str(error), "exit_code": error.exit_code})
+                continue
+            codes.append(0 if built.report.passed else 1)
+            results.append(
+                {
+                    "job": str(path),
+                    "bundle": str(built.bundle.path),
+                    "exit_code": codes[-1],
+                    "check": built.report,
+                    "signed": built.bundle.signature is not None,
+                }
+            )
+            if not as_json:
+                console.out("\n".join(verdict(built.bundle.path.name, built.bundle.path, built.report)))
+                if signs and built.bundle.signature is None:
+                    console.out("  not signed, as the check failed")
+    if as_json:
+        console.out_json(results)
+    return max(codes)
+
+
+def _logged(job: Job, verbose: int) -> Job:
+    """The job with TensorRT's log level as -v and -vv ask; without them it is the job's own."""
+    if not verbose:
+        return job
+    build = job.build.model_copy(update={"log_level": "info" if verbose == 1 else "verbose"})
+    return job.model_copy(update={"build": build})
+
+
+def _distinct_names(loaded: list[tuple[Path, Job]]) -> None:
+    """Two jobs of one name would write the same bundle."""
+    seen: dict[str, Path] = {}
+    for path, job in loaded:
+        first = seen.setdefault(job.name, path)
+        if first != path:
+            raise InputError(f"{path}: name: must be another than that of {first} (got {job.name!r}). Rename one job.")
+
+
+def verdict(name: str, bundle: Path, report: CheckReport) -> list[str]:
+    """The result of a build in a few lines: what was executed, each figure beside its limit, where the bundle is."""
+    word = "passed" if report.passed else "FAILED"
+    lines = [f"{name}: {word}, {report.executed} executed by {report.runner} on {report.samples} samples"]
+    several = len({m.output for m in report.metrics}) > 1
+    for metric in report.metrics:
+        label = f"{metric.output}.{metric.name}" if several else metric.name
+        mark = "" if metric.passed is None else "ok" if metric.passed else "FAILED"
+        limit = "" if metric.limit is None else f"limit {metric.limit:g}"
+        spread = "" if metric.interval is None else f"95 % {metric.interval[0]:.4g} to {metric.interval[1]:.4g}"
+        lines.append(f"  {label:<28} {metric.value:<12.6g} {limit:<14} {mark:<7} {spread}".rstrip())
+    lines += [f"  problem: {problem}" for problem in report.problems]
+    lines += [f"  note: {note}" for note in report.notes]
+    engine = next((bundle / f for f in ("model.engine", "model.hybrid", "model.onnx") if (bundle / f).is_file()), None)
+    if engine is not None:
+        lines.append(f"  {engine.name}: {console.size(engine.stat().st_size)}")
+    if report.executed == "graph" and engine is not None and engine.name != "model.onnx":
+        lines.append("  The graph was executed, not the engine: run `trtpipe check` on the bundle where its GPU is.")
+    lines.append(f"  bundle: {console.relative(bundle)}")
+    return lines

@@ -1,0 +1,62 @@
+"""What the commands that take a bundle share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from trtpipe.bundle.signing import configured_key
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def bundle_argument(function: F) -> F:
+    """`BUNDLE`: a bundle's directory."""
+    return click.argument("bundle", type=click.Path(path_type=Path))(function)
+
+
+def key_option(function: F) -> F:
+    """`--key`: public keys, one of which must have signed."""
+    return click.option(
+        "--key",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Refuse the bundle unless one of the public keys in this file signed it. "
+        "[default: $TRTPIPE_PUBLIC_KEY, /etc/trtpipe/trusted.pub]",
+    )(function)
+
+
+def sign_option(function: F) -> F:
+    """`--sign`: the private key to sign with."""
+    return click.option(
+        "--sign",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="KEY",
+        help="Sign what passed its check with this private key (see keygen).",
+    )(function)
+
+
+def graph_option(function: F) -> F:
+    """`--graph`: the ONNX graph on the CPU in the engine's place."""
+    return click.option("--graph", is_flag=True, help="Use the ONNX graph, on the CPU, instead of the engine.")(
+        function
+    )
+
+
+def trusted(key: Path | None) -> Path | None:
+    """The key file given, or the one this device is configured with."""
+    return key if key is not None else configured_key()
+
+
+def report_lines(report: Any) -> list[str]:
+    """A check's figures, each beside its limit."""
+    word = "passed" if report.passed else "FAILED"
+    lines = [f"{word}: {report.executed} executed by {report.runner} on {report.samples} golden samples"]
+    for metric in report.metrics:
+        mark = "" if metric.passed is None else "ok" if metric.passed else "FAILED"
+        limit = "" if metric.limit is None else f"limit {metric.limit:g}"
+        lines.append(f"  {metric.output + '.' + metric.name:<28} {metric.value:<12.6g} {limit:<14} {mark}".rstrip())
+    lines += [f"  problem: {problem}" for problem in report.problems]
+    return lines + [f"  note: {note}" for note in report.notes]

@@ -1,0 +1,77 @@
+"""trtpipe calibrate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from trtpipe.cli import console
+from trtpipe.cli.commands.build import load_jobs
+from trtpipe.cli.commands.options import jobs_argument, json_option, set_option
+from trtpipe.pipeline.calibrate import make_table
+
+if TYPE_CHECKING:
+    from calib.table import CalibrationTable
+
+
+@click.command("calibrate", short_help="The calibration table of a job and its audit.")
+@jobs_argument
+@click.option(
+    "-o",
+    "--out",
+    default=Path("."),
+    show_default=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder the tables go to, each as <name of its job>.calibration.json.",
+)
+@set_option
+@json_option
+@click.option("-v", "--verbose", count=True, help="Show what the stages log; -vv all of it.")
+@click.option("-q", "--quiet", is_flag=True, help="Show only where the table is.")
+def command(
+    jobs: tuple[Path, ...], out: Path, overrides: tuple[str, ...], as_json: bool, verbose: int, quiet: bool
+) -> int:
+    """Calibrate each JOB (files or folders) and write its table, which `calibration.table` of a job can name.
+
+    Beside the table its histograms are written, from which tables are merged and other algorithms computed.
+    """
+    if verbose and quiet:
+        raise click.UsageError("--verbose must not be given with --quiet.")
+    loaded = load_jobs(jobs, overrides, verbose)
+
+    out.mkdir(parents=True, exist_ok=True)
+    results = []
+    with console.Console(quiet=quiet or as_json, verbose=verbose > 0).watching() as reporter:
+        for _, job in loaded:
+            table = make_table(job, reporter)
+            path = out / f"{job.name}.calibration.json"
+            table.save(path)
+            results.append(
+                {"job": job.name, "table": str(path), "digest": table.digest, "audit": table.audit.model_dump()}
+            )
+            if not as_json:
+                lines = [] if quiet else audit_lines(table)
+                console.out("\n".join([*lines, f"{job.name}: {console.relative(path)}"]))
+    if as_json:
+        console.out_json(results)
+    return 0
+
+
+def audit_lines(table: CalibrationTable) -> list[str]:
+    """The audit as a table of one line a tensor, then the warnings."""
+    audit = table.audit
+    width = max(len(key) for key in table.amax)
+    lines = [
+        f"{len(table.samples)} samples in {audit.batches} batches of up to {audit.batch_size}, {table.algorithm}",
+        f"{'tensor':<{width}} {'amax':>10} {'seen up to':>10} {'clipped':>8} {'SQNR dB':>8} {'halves':>7}",
+    ]
+    for key, seen in audit.tensors.items():
+        most = max(abs(seen.low), abs(seen.high))
+        sqnr = "" if seen.sqnr_db is None else f"{seen.sqnr_db:.1f}"
+        halves = "" if seen.stability is None else f"{100 * seen.stability:.1f} %"
+        state = "" if seen.state == "live" else f" {seen.state}"
+        figures = f"{table.amax[key]:>10.4g} {most:>10.4g} {100 * seen.clipped:>6.2f} % {sqnr:>8} {halves:>7}"
+        lines.append(f"{key:<{width}} {figures}{state}")
+    return [*lines, *(f"warning: {w}" for w in audit.warnings)]

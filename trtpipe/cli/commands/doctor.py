@@ -1,0 +1,21 @@
+"""trtpipe doctor."""
+
+from __future__ import annotations
+
+import click
+
+from trtpipe.cli import console
+from trtpipe.cli.commands.options import json_option
+from trtpipe.runtime import doctor
+
+
+@click.command("doctor", short_help="Say what this machine can build and run.")
+@json_option
+def command(as_json: bool) -> int:
+    """Say what this machine can build and run, what it lacks, and the commands that would add it."""
+    found = doctor.examine()
+    if as_json:
+        console.out_json(console.jsonable(found) | {"commands": list(found.commands)})
+    else:
+        console.out("\n".join(doctor.lines(found)))
+    return 0

@@ -1,0 +1,59 @@
+"""trtpipe history."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from trtpipe.cli import console
+from trtpipe.cli.commands.options import json_option
+from trtpipe.errors import InputError
+from trtpipe.job.problems import did_you_mean
+from trtpipe.nightly.history import History
+from trtpipe.nightly.history_plot import rows, svg
+
+
+@click.command("history", short_help="Show the past of a job.")
+@click.argument("name", required=False)
+@click.option(
+    "--history",
+    "file",
+    default=Path("out/history.sqlite"),
+    show_default=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The SQLite file that `trtpipe nightly` writes.",
+)
+@click.option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Also write the figures over time as SVG."
+)
+@json_option
+def command(name: str | None, file: Path, plot: Path | None, as_json: bool) -> int:
+    """Show every night of the job NAME, the earliest first; without NAME, which jobs have a past."""
+    if not file.is_file():
+        raise InputError(f"{file}: must be a history (got nothing there). Run `trtpipe nightly`, or give --history.")
+    with History(file) as history:
+        names = history.names()
+        if name is None:
+            if plot is not None:
+                raise click.UsageError("NAME must be given with --plot.")
+            if as_json:
+                console.out_json(names)
+            else:
+                for each in names:
+                    console.out(each)
+            return 0
+        past = history.of_job(name)
+    if not past:
+        hint = did_you_mean(name, names)
+        raise InputError(f"NAME: must be a job with a past (got {name!r}). {hint or 'Without NAME they are listed.'}")
+    if as_json:
+        console.out_json([{"run": p.run, "recorded": p.recorded, "green": p.green, "result": p.outcome} for p in past])
+    else:
+        for line in rows(past):
+            console.out(line)
+    if plot is not None:
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        plot.write_bytes(svg(name, past))
+        console.err(f"plot: {console.relative(plot)}")
+    return 0

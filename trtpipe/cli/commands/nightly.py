@@ -1,0 +1,135 @@
+"""trtpipe nightly."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trtpipe.bundle.signing import signer
+from trtpipe.cli import console
+from trtpipe.cli.commands.bundles import sign_option
+from trtpipe.cli.commands.options import job_files, json_option, out_option, set_option
+from trtpipe.nightly.history import History
+from trtpipe.nightly.history_plot import series
+from trtpipe.nightly.options import Options
+from trtpipe.nightly.outcome import lines, to_json
+from trtpipe.nightly.page import render
+from trtpipe.nightly.regressions import parse_limits
+from trtpipe.nightly.run import explain, nightly
+from trtpipe.pipeline.cache.store import default_root, parse_bytes
+
+
+@click.command("nightly", short_help="Rebuild what changed of many jobs; one report.")
+@click.argument("jobs", nargs=-1, type=click.Path(path_type=Path))
+@out_option("out", "Folder of the bundles, the report and the history.")
+@set_option
+@click.option("--workers", type=click.IntRange(min=0), help="Processes for jobs without a GPU; 0: this one alone.")
+@click.option("--memory", metavar="SIZE", help="What all jobs together may take, like 16GB; what is free when absent.")
+@click.option("--scheduler", metavar="ADDRESS", default="", help="Dask scheduler of a fleet, like tcp://host:8786.")
+@click.option("--cache", type=click.Path(path_type=Path, file_okay=False), help="Folder of the build cache.")
+@click.option("--cache-size", metavar="SIZE", default="20GB", show_default=True, help="What the cache may take.")
+@click.option("--store", metavar="URL", default="", help="Share the cache: file://, s3:// or gs:// (fsspec).")
+@click.option(
+    "--history", "history_file", type=click.Path(path_type=Path), help="SQLite file; OUT/history.sqlite when absent."
+)
+@click.option("--force", is_flag=True, help="Build everything, whatever the cache has.")
+@click.option("--explain", "explains", is_flag=True, help="Say what would be built and why, and build nothing.")
+@click.option("--resume", is_flag=True, help="Go on with the run that was stopped.")
+@click.option(
+    "--repeat", type=click.IntRange(min=2), help="Build each job N times without a cache; report differences."
+)
+@click.option(
+    "--limit", "limits", multiple=True, metavar="FIGURE=VALUE", help="How much worse a figure may become, or off."
+)
+@click.option("--accept", multiple=True, metavar="GLOB", help="Regressions of these jobs are the new normal.")
+@sign_option
+@json_option
+@click.option("-q", "--quiet", is_flag=True, help="Show only the report.")
+def command(jobs: tuple[Path, ...], as_json: bool, quiet: bool, explains: bool, **given: Any) -> int:
+    """Build each JOB (files or folders) whose inputs changed, hold the results against the past, write one report.
+
+    Exit code 1 for a regression, a failed check or drift; else the highest code of a job that could not be built.
+    """
+    options = _options(jobs, **given)
+    if explains:
+        found = explain(options)
+        if as_json:
+            console.out_json([{"name": name, "build": bool(why), "reasons": why} for name, why in found])
+        else:
+            for name, why in found:
+                console.out(f"{name}: {'build: ' + '; '.join(why) if why else 'reuse'}")
+        return 0
+    with console.Jobs(quiet=quiet or as_json).watching() as watcher:
+        report = nightly(options, watcher)
+    pages = _write(report, options)
+    if as_json:
+        console.out(to_json(report).rstrip())
+    else:
+        for line in lines(report):
+            console.out(line)
+        console.out(f"report: {console.relative(pages[-1])}")
+    return report.exit_code
+
+
+def _options(jobs: tuple[Path, ...], **given: Any) -> Any:
+    if not jobs and not given["resume"]:
+        raise click.UsageError("JOB... must be given, or --resume.")
+    if given["force"] and given["resume"]:
+        raise click.UsageError("--force must not be given with --resume: it would build again what is done.")
+    if given["repeat"] and given["scheduler"]:
+        raise click.UsageError("--repeat must not be given with --scheduler.")
+    if given["repeat"] and given["sign"]:
+        raise click.UsageError("--repeat must not be given with --sign: it looks for differences, and is no release.")
+    out = given["out"]
+    return Options(
+        jobs=job_files(jobs),
+        out=out,
+        cache=given["cache"] or default_root(),
+        history=given["history_file"] or out / "history.sqlite",
+        store=given["store"],
+        overrides=given["overrides"],
+        workers=given["workers"],
+        scheduler=given["scheduler"],
+        memory_bytes=parse_bytes(given["memory"], "--memory") if given["memory"] else None,
+        cache_limit_bytes=parse_bytes(given["cache_size"], "--cache-size"),
+        force=given["force"],
+        resume=given["resume"],
+        repeat=given["repeat"] or 0,
+        accept=given["accept"],
+        limits=parse_limits(given["limits"]),
+        sign=signer(given["sign"]) if given["sign"] else None,
+    )
+
+
+def _write(report: Any, options: Any) -> list[Path]:
+    """The report's files, each whole or not at all; the page last."""
+    out: Path = options.out
+    out.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, text in {
+        "nightly.json": to_json(report),
+        "nightly.txt": "\n".join(lines(report)) + "\n",
+        **_page(report, options),
+    }.items():
+        path = out / name
+        temporary = path.with_name(f".{name}.{os.getpid()}.tmp")
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+        written.append(path)
+    return written
+
+
+def _page(report: Any, options: Any) -> dict[str, str]:
+    """The HTML page; none where jinja2 is not installed, as on a device."""
+    try:
+        with History(options.history) as history:
+            past = {name: series(results) for name, results in history.recent(report.run).items()}
+        links = {o.name: f"{o.name}/report.html" for o in report.outcomes if Path(o.bundle, "report.html").is_file()}
+        return {"nightly.html": render(report, past, links)}
+    except ModuleNotFoundError as error:
+        if error.name in ("jinja2", "trtpipe.report"):
+            return {}
+        raise

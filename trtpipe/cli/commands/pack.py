@@ -1,0 +1,23 @@
+"""trtpipe pack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from trtpipe.bundle.archive import pack
+from trtpipe.cli import console
+from trtpipe.cli.commands.bundles import bundle_argument
+
+
+@click.command("pack", short_help="Write a bundle as one .trtb file.")
+@bundle_argument
+@click.argument("archive", required=False, type=click.Path(path_type=Path))
+def command(bundle: Path, archive: Path | None) -> None:
+    """Write BUNDLE, or a kit, as one file: ARCHIVE, or the bundle's name with .trtb beside it."""
+    # Of "." and "..", too, the directory's own name.
+    place = bundle if bundle.name not in ("", "..") else bundle.resolve()
+    target = archive or place.with_name(place.name + ".trtb")
+    pack(bundle, target)
+    console.out(str(target))

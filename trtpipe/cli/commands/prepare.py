@@ -1,0 +1,45 @@
+"""trtpipe prepare."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from trtpipe.bundle.signing import signer
+from trtpipe.cli.commands.build import load_jobs, run_tasks
+from trtpipe.cli.commands.bundles import sign_option
+from trtpipe.cli.commands.options import jobs_argument, json_option, loudness_options, out_option, set_option
+from trtpipe.pipeline.kit import write_kit
+
+if TYPE_CHECKING:
+    from trtpipe.cli.commands.build import Task
+
+
+@click.command("prepare", short_help="All but the engine: a kit to build on a device.")
+@jobs_argument
+@out_option("kits", "Folder the kits go to, each under the name of its job.")
+@set_option
+@json_option
+@sign_option
+@loudness_options
+def command(
+    jobs: tuple[Path, ...],
+    out: Path,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    sign: Path | None,
+    verbose: int,
+    quiet: bool,
+) -> int:
+    """Do all of each JOB but the engine, check its graph, and write a kit.
+
+    `trtpipe build KIT` finishes it on a device that has NumPy and its TensorRT, but neither torch nor the data.
+    """
+    loaded = load_jobs(jobs, overrides, verbose, compiles=False)
+
+    signing = None if sign is None else signer(sign)
+    tasks: list[Task] = [(path, partial(write_kit, job, out, sign=signing)) for path, job in loaded]
+    return run_tasks(tasks, as_json=as_json, verbose=verbose, quiet=quiet, signs=sign is not None)

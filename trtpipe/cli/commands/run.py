@@ -1,0 +1,169 @@
+"""trtpipe run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+import numpy as np
+
+from trtpipe.cli import console
+from trtpipe.cli.commands.bundles import bundle_argument, graph_option, key_option, trusted
+from trtpipe.cli.console import jsonable
+from trtpipe.errors import InputError
+from trtpipe.runtime.inputs import open_feed
+from trtpipe.runtime.session import load
+
+if TYPE_CHECKING:
+    from trtpipe.runtime.inputs import Feed
+    from trtpipe.runtime.session import Model
+
+
+@click.command("run", short_help="Run a bundle on images or arrays.")
+@bundle_argument
+@click.argument("source", metavar="INPUT", required=False, type=click.Path(path_type=Path))
+@key_option
+@graph_option
+@click.option("--format", "form", type=click.Choice(["jsonl", "csv"]), default="jsonl", show_default=True)
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file, not stdout.")
+@click.option("--batch-size", type=click.IntRange(min=1), help="Samples at a time. [default: the engine's best]")
+@click.option("--top", type=click.IntRange(min=1), default=1, show_default=True, help="Classes given for each sample.")
+@click.option("--raw", is_flag=True, help="Give the outputs themselves instead of classes (jsonl).")
+@click.option("--benchmark", is_flag=True, help="Measure latency and throughput; INPUT may then be left out.")
+@click.option("--iterations", type=click.IntRange(min=1), default=50, show_default=True, help="Of --benchmark.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress and no summary.")
+def command(
+    bundle: Path,
+    source: Path | None,
+    key: Path | None,
+    graph: bool,
+    form: str,
+    output: Path | None,
+    batch_size: int | None,
+    top: int,
+    raw: bool,
+    benchmark: bool,
+    iterations: int,
+    quiet: bool,
+) -> None:
+    """Run BUNDLE on INPUT (an image, a folder of them, .npy, .npz, .safetensors): one JSON or CSV line a sample."""
+    if source is None and not benchmark:
+        raise click.UsageError("INPUT must be given, unless --benchmark is.")
+    if raw and form == "csv":
+        raise click.UsageError("--raw must not be given with --format csv: outputs are no columns.")
+    with load(bundle, key=trusted(key), graph=graph) as model:
+        feed = None if source is None else open_feed(source, model)
+        if benchmark:
+            console.out_json(_measured(model, feed, batch_size, iterations))
+            return
+        assert feed is not None
+        _refuse_raw_only(model, raw)
+        with console.Console(quiet=quiet).watching() as reporter, _destination(output) as stream:
+            right = labelled = 0
+            write = _csv_writer(stream, top) if form == "csv" else _json_writer(stream)
+            with reporter.stage("run"):
+                for done, row in enumerate(_rows(model, feed, batch_size or model.batch[1], top, raw), start=1):
+                    write(row)
+                    reporter.step(done, len(feed.ids), "samples")
+                    if row.get("truth") is not None and not raw:
+                        labelled += 1
+                        right += row["label"] == row["truth"]
+    if labelled and not quiet:
+        console.err(f"accuracy {right / labelled:.4f}: {right} of {labelled} labelled samples")
+
+
+def _refuse_raw_only(model: Model, raw: bool) -> None:
+    """Say now, and not after the first batch, that nothing here can be classified."""
+    if not raw and not any(len(s.shape) == 2 for s in model.manifest.outputs):
+        raise InputError(f"{model.bundle.path}: must have an output [N, C] to classify (it has none). Add --raw.")
+
+
+def _rows(model: Model, feed: Feed, size: int, top: int, raw: bool) -> Iterator[dict[str, Any]]:
+    """One row for each sample, in order."""
+    at = 0
+    for arrays in feed.batches(model, size):
+        outputs = model.run_arrays(arrays)
+        count = len(next(iter(outputs.values())))
+        predictions = [] if raw else model.predictions(outputs, top)
+        for i in range(count):
+            row: dict[str, Any] = {"id": feed.ids[at + i]}
+            if feed.truths[at + i] is not None:
+                row["truth"] = feed.truths[at + i]
+            if raw:
+                row["outputs"] = {name: values[i] for name, values in outputs.items()}
+            else:
+                best = predictions[i]
+                row |= {"index": best.index, "label": best.label, "score": best.score}
+                if top > 1:
+                    ranked = zip(best.indices, best.labels, best.scores, strict=True)
+                    row["top"] = [{"index": n, "label": label, "score": score} for n, label, score in ranked]
+            yield row
+        at += count
+
+
+def _json_writer(stream: TextIO) -> Any:
+    def write(row: dict[str, Any]) -> None:
+        stream.write(json.dumps(jsonable(row), ensure_ascii=False, allow_nan=False) + "\n")
+
+    return write
+
+
+def _csv_writer(stream: TextIO, top: int) -> Any:
+    """Columns id, truth, index, label, score, and index_2, label_2, score_2 ... for more classes."""
+    keys = ("index", "label", "score")
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["id", "truth", *keys, *(f"{k}_{n}" for n in range(2, top + 1) for k in keys)])
+
+    def write(row: dict[str, Any]) -> None:
+        ranked = row.get("top") or [row]
+        writer.writerow([row["id"], row.get("truth"), *(entry[k] for entry in ranked for k in keys)])
+
+    return write
+
+
+@contextmanager
+def _destination(output: Path | None) -> Iterator[TextIO]:
+    """stdout, or a file that is there when it is whole."""
+    if output is None:
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    temporary = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        with open(temporary, "x", encoding="utf-8", newline="") as stream:
+            yield stream
+        os.replace(temporary, output)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _measured(model: Model, feed: Feed | None, batch_size: int | None, iterations: int) -> dict[str, Any]:
+    """Latency of one batch in ms and samples a second, after as much warming up as a tenth of the iterations."""
+    size = batch_size or model.batch[1]
+    arrays = model.bundle.golden().inputs if feed is None else next(feed.batches(model, size))
+    # As many as asked for, by repeating what there is.
+    batch = {n: np.resize(a, (size, *a.shape[1:])) for n, a in arrays.items()}
+    for _ in range(max(1, iterations // 10)):
+        model.run_arrays(batch)
+    times_ms = np.empty(iterations)
+    for i in range(iterations):
+        began = time.perf_counter()
+        model.run_arrays(batch)
+        times_ms[i] = (time.perf_counter() - began) * 1e3
+    p50, p90, p99 = np.percentile(times_ms, (50, 90, 99))
+    return {
+        "executed": model.executed,
+        "runner": model.runner.name,
+        "batch_size": size,
+        "iterations": iterations,
+        "latency_ms": {"mean": times_ms.mean(), "p50": p50, "p90": p90, "p99": p99},
+        "samples_per_s": size / times_ms.mean() * 1e3,
+    }

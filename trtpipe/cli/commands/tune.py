@@ -1,0 +1,74 @@
+"""trtpipe tune."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from trtpipe.atomic import write_whole
+from trtpipe.cli import console
+from trtpipe.cli.commands.options import json_option, out_option, set_option
+from trtpipe.job.dump import write_job
+from trtpipe.job.load import load_job
+from trtpipe.pipeline.tune import tune
+from trtpipe.report import tune_page
+
+
+@click.command("tune", short_help="Meet the accuracy budget with most in INT8.")
+@click.argument("job", type=click.Path(path_type=Path))
+@out_option("out", "Folder for the trials (resumed from there) and their table.")
+@click.option(
+    "--write",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The tuned job file. [default: JOB with .tuned before its suffix, beside it]",
+)
+@click.option(
+    "--evaluations", default=10, show_default=True, type=click.IntRange(1), help="At most this many full trials."
+)
+@set_option
+@json_option
+@click.option("-v", "--verbose", count=True, help="Show what the stages log.")
+@click.option("-q", "--quiet", is_flag=True, help="Show only the result.")
+def command(
+    job: Path,
+    out: Path,
+    write: Path | None,
+    evaluations: int,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    verbose: int,
+    quiet: bool,
+) -> int:
+    """Meet check.limits of JOB with as little as possible out of INT8; write the job that does.
+
+    Exits with 1 when no trial meets the limits; the job that came closest is written all the same.
+    """
+    loaded = load_job(job, overrides)
+    with console.Console(quiet=quiet or as_json, verbose=verbose > 0).watching() as reporter:
+        found = tune(loaded, out, reporter, evaluations=evaluations)
+    limits = loaded.check.limits
+    line = tune_page.verdict(found.tuned, limits)
+    target = write or job.with_name(f"{job.stem}.tuned{job.suffix}")
+    write_job(found.job, target, f"Written by `trtpipe tune {job.name}`.\n{line}")
+    page = out / f"{loaded.name}.trials.md"
+    write_whole(page, tune_page.page(loaded.name, found.tuned, limits))
+    if as_json:
+        console.out_json(
+            {
+                "met": found.tuned.met,
+                "job": str(target),
+                "trials_file": str(found.trials),
+                "best": found.tuned.best,
+                "trials": found.tuned.trials,
+                "sensitivity": found.tuned.sensitivity,
+                "notes": found.tuned.notes,
+            }
+        )
+    else:
+        console.out(f"{loaded.name}: {line}")
+        console.out(tune_page.table(found.tuned.trials))
+        for note in found.tuned.notes:
+            console.out(f"note: {note}")
+        console.out(f"job: {console.relative(target)}\ntrials: {console.relative(page)}")
+    return 0 if found.tuned.met else 1

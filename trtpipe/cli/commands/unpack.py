@@ -1,0 +1,26 @@
+"""trtpipe unpack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from trtpipe.bundle.archive import unpack
+from trtpipe.bundle.signing import checking
+from trtpipe.cli import console
+from trtpipe.cli.commands.bundles import key_option, trusted
+from trtpipe.errors import InputError
+
+
+@click.command("unpack", short_help="Make a bundle of a .trtb file.")
+@click.argument("archive", type=click.Path(path_type=Path))
+@click.argument("destination", required=False, type=click.Path(path_type=Path))
+@key_option
+def command(archive: Path, destination: Path | None, key: Path | None) -> None:
+    """Make the bundle in ARCHIVE at DESTINATION, or beside the archive under its name without .trtb."""
+    if destination is None and archive.suffix != ".trtb":
+        raise InputError(f"{archive}: must end in .trtb, or DESTINATION be given (got neither). Say where it goes.")
+    target = destination or archive.with_suffix("")
+    unpack(archive, target, checking(archive, trusted(key)))
+    console.out(str(target))

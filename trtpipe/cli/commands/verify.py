@@ -1,0 +1,53 @@
+"""trtpipe verify."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from trtpipe.cli import console
+from trtpipe.cli.commands.bundles import bundle_argument, key_option, report_lines, trusted
+from trtpipe.cli.commands.options import json_option
+from trtpipe.runtime.compatibility import admit, failure, problems, remarks
+from trtpipe.runtime.device import this_device
+from trtpipe.runtime.recheck import recheck
+from trtpipe.runtime.session import open_model
+
+
+@click.command("verify", short_help="Say whether a bundle is whole, signed and fit for this device.")
+@bundle_argument
+@key_option
+@click.option("--no-run", is_flag=True, help="Do not execute the golden inputs, only compare what is written.")
+@json_option
+def command(bundle: Path, key: Path | None, no_run: bool, as_json: bool) -> int:
+    """Say whether BUNDLE (or a kit) is whole, signed and fit for this device, and answers as its baseline did.
+
+    Exit code 0: yes; 2: it is damaged or not signed; 3: it does not fit this device; 1: its answers are too far off, or
+    were where it was made.
+    """
+    found, signature = admit(bundle, trusted(key))
+    manifest, device = found.manifest, this_device()
+    mismatches, notes = problems(manifest, device), remarks(manifest, device)
+    report = None
+    if manifest.kind == "bundle" and not mismatches and not no_run:
+        with open_model(found, as_written=True) as model:
+            report = recheck(model)
+    failed = failure(manifest)
+    code = 3 if mismatches else 1 if failed or (report is not None and not report.passed) else 0
+    if as_json:
+        result = {"bundle": str(bundle), "kind": manifest.kind, "signature": signature, "mismatches": mismatches}
+        console.out_json({**result, "notes": notes, "failure": failed, "check": report, "exit_code": code})
+        return code
+    console.out(f"{bundle}: {manifest.kind} {manifest.name}, {len(manifest.files)} files whole, {signature}")
+    for line in mismatches:
+        console.out(f"mismatch: {line}")
+    if not mismatches:
+        console.out("fits this device")
+    for line in notes:
+        console.out(f"note: {line}")
+    if failed:
+        console.out(f"FAILED: {failed}")
+    if report is not None:
+        console.out("\n".join(report_lines(report)))
+    return code

@@ -1,0 +1,29 @@
+"""trtpipe worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from trtpipe.cli import console
+from trtpipe.nightly.fleet_worker import serve
+from trtpipe.pipeline.cache.store import default_root
+
+
+@click.command("worker", short_help="Build jobs for a fleet's scheduler.")
+@click.argument("scheduler", metavar="ADDRESS")
+@click.option("--tag", "tags", multiple=True, metavar="WORD", help="Announce this too, like jetson-orin.")
+@click.option("--name", default="", help="What reports call this worker; host and process when absent.")
+@click.option("--cache", type=click.Path(path_type=Path, file_okay=False), help="Folder of the build cache.")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads of a job; all cores when absent.")
+@click.option("--gpu", type=click.IntRange(min=0), help="CUDA index of the GPU it uses; start one worker for each.")
+def command(
+    scheduler: str, tags: tuple[str, ...], name: str, cache: Path | None, threads: int | None, gpu: int | None
+) -> None:
+    """Build jobs that `trtpipe nightly --scheduler` sends by the Dask scheduler at ADDRESS, like tcp://host:8786.
+
+    The worker announces its GPU (sm87), its TensorRT (tensorrt=10.3), its processor and its tags.
+    """
+    console.err(f"worker of {scheduler}; stop it with Ctrl-C")
+    serve(scheduler, tags=tags, name=name, cache=cache or default_root(), threads=threads, gpu=gpu)

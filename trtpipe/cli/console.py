@@ -1,0 +1,367 @@
+"""What a person sees: results on stdout, everything else on stderr, bars only on a terminal.
+
+In a log file a stage is one line, written when it ends. rich is imported only where a bar is drawn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rich.console import Console as RichConsole
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from trtpipe.errors import Cancelled
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
+
+_BAR_EVERY_S = 0.05
+
+
+def out(text: str) -> None:
+    """One result, on stdout."""
+    print(text, flush=True)
+
+
+def out_json(value: Any) -> None:
+    """One result as JSON, on stdout: UTF-8, two spaces, a newline at the end."""
+    print(json.dumps(jsonable(value), indent=2, ensure_ascii=False, allow_nan=False), flush=True)
+
+
+def err(text: str) -> None:
+    """One line for the reader, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def jsonable(value: Any) -> Any:
+    """`value` as JSON's types: dataclasses and pydantic models as objects, NaN and infinities as text."""
+    if hasattr(value, "model_dump"):
+        return jsonable(value.model_dump())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict) or hasattr(value, "items"):
+        return {str(k): jsonable(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [jsonable(v) for v in value]
+    if hasattr(value, "tolist"):
+        return jsonable(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+def size(count: int) -> str:
+    """Bytes as people read them: `29.6 MB`, with 1 MB = 1,000,000 bytes."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def duration(seconds: float) -> str:
+    """`0.42 s`, `12.3 s` or `3 min 07 s`."""
+    if seconds >= 60:
+        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
+    return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
+
+
+class Console:
+    """A `progress.Reporter` for a terminal or a log.
+
+    A stage that polls `cancelled` (a TensorRT build, which runs in native code) is left to stop by itself on the
+    first interrupt; any other is interrupted where it is. A second interrupt always interrupts.
+    """
+
+    def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
+        self._quiet = quiet
+        self._verbose = verbose
+        terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._draw = terminal and not quiet and not verbose
+        self._stages: list[_Stage] = []
+        self._bars: Bars | None = None
+        self._task: TaskID | None = None
+        self._drawn_at = 0.0
+        self._cancelled = False
+        self._polled = False
+
+    @contextmanager
+    def watching(self) -> Iterator[Console]:
+        """Handle interrupts, draw bars and, when verbose, show what is logged, until the end of the block."""
+        with self._interrupts(), self._logging(), self._drawing():
+            yield self
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Show one stage: its bar while it runs, its time when it ends."""
+        stage = _Stage(name, time.monotonic())
+        self._stages.append(stage)
+        self._polled = False
+        self._task = None if self._bars is None else self._bars.add_task(name, total=None, unit="", rate="")
+        outcome = "failed after "
+        try:
+            yield
+            if self._cancelled:
+                raise Cancelled("interrupted")
+            outcome = ""
+        except (KeyboardInterrupt, Cancelled):
+            self._cancelled = True
+            raise
+        except (BrokenPipeError, SystemExit):  # whoever reads the output has had enough, and that is no failure
+            outcome = "ended early after "
+            raise
+        finally:
+            self._polled = False
+            self._stages.pop()
+            outcome = "interrupted after " if outcome and self._cancelled else outcome
+            if self._bars is not None and self._task is not None:
+                self._bars.remove_task(self._task)
+            self._task = None
+            spent = time.monotonic() - stage.began
+            self._line(f"{'  ' * len(self._stages)}{name:<24} {outcome}{duration(spent)}{stage.counted(spent)}")
+
+    def step(self, done: int, total: int | None, unit: str) -> None:
+        """`done` of `total` `unit`s of the current stage are finished."""
+        if not self._stages:
+            return
+        stage = self._stages[-1]
+        stage.done, stage.unit = done, unit
+        now = time.monotonic()
+        if self._bars is None or self._task is None or (now - self._drawn_at < _BAR_EVERY_S and done != total):
+            return
+        self._drawn_at = now
+        spent = now - stage.began
+        rate = f"{done / spent:.0f} {unit}/s" if spent > 0.5 and unit and not unit.startswith("%") else ""
+        self._bars.update(self._task, completed=done, total=total, unit=unit, rate=rate)
+
+    def note(self, message: str) -> None:
+        """Show something a reader of the log should know now."""
+        self._line(f"{'  ' * len(self._stages)}note: {message}")
+
+    def cancelled(self) -> bool:
+        """Whether the user has asked to stop."""
+        self._polled = True
+        return self._cancelled
+
+    def _line(self, text: str) -> None:
+        if self._quiet:
+            return
+        if self._bars is not None:
+            self._bars.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        else:
+            err(text)
+
+    @contextmanager
+    def _drawing(self) -> Iterator[None]:
+        if not self._draw:
+            yield
+            return
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description:<22}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[unit]} {task.fields[rate]}", markup=False),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=RichConsole(stderr=True), transient=True) as self._bars:
+            try:
+                yield
+            finally:
+                self._bars = None
+
+    @contextmanager
+    def _logging(self) -> Iterator[None]:
+        """With -v, what trtpipe, calib and TensorRT log goes to stderr; without, only warnings."""
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        handler.setLevel(logging.DEBUG if self._verbose else logging.ERROR if self._quiet else logging.WARNING)
+        before = {}
+        for name in ("trtpipe", "calib"):
+            logger = logging.getLogger(name)
+            before[logger] = (logger.level, logger.propagate)
+            logger.addHandler(handler)
+            logger.propagate = False
+            if self._verbose:
+                logger.setLevel(logging.DEBUG)
+        try:
+            yield
+        finally:
+            for logger, (level, propagate) in before.items():
+                logger.removeHandler(handler)
+                logger.setLevel(level)
+                logger.propagate = propagate
+
+    @contextmanager
+    def _interrupts(self) -> Iterator[None]:
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            first, self._cancelled = not self._cancelled, True
+            if not (first and self._polled):
+                raise KeyboardInterrupt
+
+        with _interrupted_by(interrupt):
+            yield
+
+
+@dataclasses.dataclass
+class _Stage:
+    """A stage while it runs."""
+
+    name: str
+    began: float
+    done: int = 0
+    unit: str = ""
+
+    def counted(self, seconds: float) -> str:
+        """`  512 images, 160/s`, or nothing for a stage that took no steps."""
+        if not self.done or not self.unit or self.unit.startswith("%"):
+            return ""
+        rate = f", {self.done / seconds:.0f}/s" if seconds > 0 else ""
+        return f"  {self.done} {self.unit}{rate}"
+
+
+def relative(path: Path) -> str:
+    """`path` from the current folder when it is inside it, else as it is."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+class Jobs:
+    """Shows many jobs at once: a live table on a terminal, a line for each that ends in a log.
+
+    The first interrupt asks running jobs to stop; the second ends them.
+    """
+
+    #: States that end a job, and how a terminal colours them.
+    COLOURS: ClassVar[dict[str, str]] = {
+        "built": "green",
+        "reused": "dim",
+        "failed": "red",
+        "error": "red",
+        "REGRESSION": "bold red",
+        "cancelled": "yellow",
+    }
+    #: Rows of the table; more jobs than fit are counted.
+    ROWS = 20
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._draw = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not quiet
+        self._states: dict[str, tuple[str, str]] = {}
+        self._began: dict[str, float] = {}
+        self._live: Any = None
+        self._cancelled = False
+
+    @contextmanager
+    def watching(self) -> Iterator[Jobs]:
+        """Handle interrupts and draw, until the end of the block."""
+        with self._interrupts(), self._drawing():
+            yield self
+
+    def planned(self, names: Sequence[str]) -> None:
+        """These jobs are shown."""
+        self._states = dict.fromkeys(names, ("", ""))
+
+    def state(self, name: str, state: str, detail: str = "") -> None:
+        """A job's state now: waiting, running, or one that ends it."""
+        if state == "running":
+            self._began.setdefault(name, time.monotonic())
+        self._states[name] = (state, detail)
+        if self._live is not None:
+            self._live.update(self._table())
+        elif not self._quiet and (state in self.COLOURS and state != "reused"):
+            spent = f" in {duration(time.monotonic() - self._began[name])}" if name in self._began else ""
+            done = sum(s in self.COLOURS for s, _ in self._states.values())
+            err(f"[{done}/{len(self._states)}] {name}: {state}{spent}{': ' + detail if detail else ''}")
+
+    def note(self, message: str) -> None:
+        """Show something a reader of the log should know now."""
+        if self._live is not None:
+            self._live.console.print(f"note: {message}", highlight=False, markup=False)
+        elif not self._quiet:
+            err(f"note: {message}")
+
+    def cancelled(self) -> bool:
+        """Whether the user has asked to stop."""
+        return self._cancelled
+
+    def _table(self) -> Any:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for title in ("job", "state", "time", ""):
+            table.add_column(title, no_wrap=True)
+        order = ("running", "REGRESSION", "failed", "error", "waiting", "built", "cancelled", "reused", "")
+        rows = sorted(self._states.items(), key=lambda item: order.index(item[1][0]) if item[1][0] in order else 0)
+        for name, (state, detail) in rows[: self.ROWS]:
+            spent = duration(time.monotonic() - self._began[name]) if state == "running" else ""
+            table.add_row(Text(name), Text(state, self.COLOURS.get(state, "")), spent, Text(detail, "dim"))
+        done = sum(s in self.COLOURS for s, _ in self._states.values())
+        hidden = f", {len(rows) - self.ROWS} not shown" if len(rows) > self.ROWS else ""
+        table.caption = f"{done} of {len(rows)} done{hidden}"
+        return table
+
+    @contextmanager
+    def _drawing(self) -> Iterator[None]:
+        if not self._draw:
+            yield
+            return
+        with Live(console=RichConsole(stderr=True), refresh_per_second=4, transient=True) as self._live:
+            try:
+                yield
+            finally:
+                self._live = None
+
+    @contextmanager
+    def _interrupts(self) -> Iterator[None]:
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            again, self._cancelled = self._cancelled, True
+            if again:
+                raise KeyboardInterrupt
+            self.note("stopping; running jobs end at their next step. Once more ends them now.")
+
+        with _interrupted_by(interrupt):
+            yield
+
+
+@contextmanager
+def _interrupted_by(interrupt: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Call `interrupt` on SIGINT and SIGTERM until the end of the block; a signal that is ignored stays so."""
+    hook = sys.unraisablehook
+
+    def unraisable(found: Any) -> None:
+        # An interrupt inside a destructor cannot be raised: Python would print it. The flag ends the stage.
+        if not isinstance(found.exc_value, KeyboardInterrupt):
+            hook(found)
+
+    sys.unraisablehook = unraisable
+    before: dict[signal.Signals, Any] = {}
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup, or a shell's `&`, wants it
+                before[number] = signal.signal(number, interrupt)
+    except ValueError:  # not in the main thread: whoever runs us there owns the signals
+        before.clear()
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
+        for number, handler in before.items():
+            signal.signal(number, handler)

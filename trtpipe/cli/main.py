@@ -1,0 +1,184 @@
+"""The command line: which command is where, and how each way to end becomes an exit code.
+
+0 ok, 1 a check failed, 2 the job or the input is bad, 3 a dependency or device is missing, 4 the build failed,
+70 a bug in trtpipe (with its traceback), 130 interrupted
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import click
+
+from trtpipe import __version__
+from trtpipe.cli import console
+from trtpipe.cli.commands.options import Settings
+from trtpipe.errors import TrtpipeError
+from trtpipe.job.problems import did_you_mean, either
+
+#: Every command and where it is; a command's module is imported when it is called (or listed).
+COMMANDS: Mapping[str, str] = {
+    "build": "trtpipe.cli.commands.build:command",
+    "validate": "trtpipe.cli.commands.validate:command",
+    "calibrate": "trtpipe.cli.commands.calibrate:command",
+    "prepare": "trtpipe.cli.commands.prepare:command",
+    "check": "trtpipe.cli.commands.check:command",
+    "tune": "trtpipe.cli.commands.tune:command",
+    "bench": "trtpipe.cli.commands.bench:command",
+    "verify": "trtpipe.cli.commands.verify:command",
+    "run": "trtpipe.cli.commands.run:command",
+    "pack": "trtpipe.cli.commands.pack:command",
+    "unpack": "trtpipe.cli.commands.unpack:command",
+    "export": "trtpipe.cli.commands.export:command",
+    "keygen": "trtpipe.cli.commands.keygen:command",
+    "inspect": "trtpipe.cli.commands.inspect:command",
+    "init": "trtpipe.cli.commands.init:command",
+    "nightly": "trtpipe.cli.commands.nightly:command",
+    "history": "trtpipe.cli.commands.history:command",
+    "worker": "trtpipe.cli.commands.worker:command",
+    "doctor": "trtpipe.cli.commands.doctor:command",
+    "schema": "trtpipe.cli.commands.schema:command",
+}
+
+#: Modules that come with an optional part of trtpipe, and which one.
+EXTRAS: Mapping[str, str] = {
+    **dict.fromkeys(("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnxruntime"), "build"),
+    **dict.fromkeys(("safetensors", "jinja2", "matplotlib", "numba"), "build"),
+    "tensorrt_rtx": "rtx",
+    "tensorrt": "trt10",
+    "torch_tensorrt": "torch-tensorrt",
+    "cuda": "edge",
+    "dask": "fleet",
+    "distributed": "fleet",
+    "fsspec": "fleet",
+    "sklearn": "examples",
+    "timm": "examples",
+}
+
+
+class _Commands(click.Group):
+    """A group whose commands are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The commands in the order they are usually needed."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported; None when there is none of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with the nearest command in the message."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            hint = did_you_mean(args[0], tuple(COMMANDS))
+            ctx.fail(" ".join(filter(None, (f"COMMAND must be {either(tuple(COMMANDS))} (got {args[0]!r}).", hint))))
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="trtpipe", message="%(prog)s %(version)s")
+def group() -> None:
+    """A PyTorch model, images and a target in; a TensorRT engine with its proof out.
+
+    Completion in bash: eval "$(_TRTPIPE_COMPLETE=bash_source trtpipe)"; zsh_source and fish_source are for those.
+    """
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: the arguments after the program's name; those of this process when None.
+
+    Returns:
+        The exit code.
+    """
+    settings = Settings()
+    try:
+        with _signals(), _modules_here():
+            result = group.main(
+                args=None if argv is None else list(argv), prog_name="trtpipe", obj=settings, standalone_mode=False
+            )
+        return result if isinstance(result, int) else 0
+    except click.exceptions.Exit as end:
+        return int(end.exit_code)
+    except click.ClickException as error:
+        error.show(file=sys.stderr)
+        return 2
+    except (KeyboardInterrupt, click.Abort):
+        return _failed(settings, "interrupted", 130)
+    except TrtpipeError as error:
+        return _failed(settings, str(error), error.exit_code, getattr(error, "problems", ()))
+    except SystemExit:  # click ends a completion so, and a command whose reader has had enough
+        return 0
+    except BrokenPipeError:  # the same, seen outside of click
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # or Python complains again when it flushes at the end
+        return 0
+    except Exception as error:  # noqa: BLE001  # the one place where a bug becomes output
+        return _unexpected(settings, error)
+
+
+def _unexpected(settings: Settings, error: Exception) -> int:
+    """A missing optional dependency and calib's own user errors have a message; anything else is a bug."""
+    if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get((error.name or "").partition(".")[0])):
+        what = f"{error.name}: must be installed (got nothing). Run: pip install 'trtpipe[{extra}]'"
+        return _failed(settings, what, 3)
+    calib = {c.__name__ for c in type(error).__mro__ if c.__module__ == "calib.errors"}
+    if calib:
+        return _failed(settings, str(error), 130 if "CalibCancelled" in calib else 2)
+    traceback.print_exception(error)
+    return _failed(settings, f"this is a bug in trtpipe {__version__}; please report it with the lines above", 70)
+
+
+def _failed(settings: Settings, message: str, code: int, problems: Sequence[Any] = ()) -> int:
+    if settings.json:
+        listed = {"problems": [p.as_dict() for p in problems]} if problems else {}
+        console.out_json({"error": message, "exit_code": code, **listed})
+    console.err(message)
+    return code
+
+
+@contextmanager
+def _modules_here() -> Iterator[None]:
+    """Find the callables of a job in the current folder too, as `python -m` does; installed ones come first."""
+    here = os.getcwd()
+    if here in sys.path or "" in sys.path:
+        yield
+        return
+    sys.path.append(here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """SIGTERM is treated as Ctrl-C is."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not in the main thread: whoever runs us there owns the signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

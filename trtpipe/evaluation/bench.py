@@ -1,0 +1,268 @@
+"""Many ways to run one model, timed in turns and held against one reference. No torch."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from trtpipe.errors import Cancelled, InputError
+from trtpipe.evaluation import intervals as statistics
+from trtpipe.evaluation import metrics
+from trtpipe.progress import Progress
+
+Array = np.ndarray[Any, Any]
+
+#: Runs of each mode that are thrown away, and the fewest that a percentile is read off.
+WARM_UP, FEWEST = 5, 10
+#: Between two modes the threads of the first come to rest: ONNX Runtime's spin for a while.
+PAUSE_S = 0.002
+#: Characters of a reason why a mode cannot run: TensorRT's messages are said whole, Inductor's are not.
+LONGEST_REASON = 800
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A mode that can run.
+
+    run: one batch, already where it has to be, to the end. answer: outputs by name for inputs by name, [B, ...] each.
+    ms: the milliseconds of one `run` as the device itself counts them (CUDA events); the host's clock where None.
+    size_bytes: of the weights, or of the file that is deployed; peak_memory_bytes: what a device counted, if it did.
+    """
+
+    run: Callable[[], object]
+    answer: Callable[[Mapping[str, Array]], Mapping[str, Array]]
+    size_bytes: int
+    notes: tuple[str, ...] = ()
+    ms: Callable[[], float] | None = None
+    peak_memory_bytes: Callable[[], int | None] | None = None
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One way to run the model. `prepare` makes it ready, or raises what stands in the way.
+
+    `cannot` is the reason why it is not even tried here; empty when it is.
+    """
+
+    name: str
+    device: str
+    prepare: Callable[[], Ready]
+    cannot: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured of one mode, or why it was not.
+
+    Latencies are of one batch, in milliseconds; throughput is samples a second at the median. `loss` is the mean
+    cross-entropy in nats and `accuracy` the share of right answers on labelled samples; `agreement` the share of
+    samples with the reference's class, with its 95 % interval; `sqnr_db` and `max_abs` are against the reference's
+    outputs. `peak_memory_bytes` is the most that the process held above what it held before the mode was made.
+    """
+
+    name: str
+    device: str
+    skipped: str = ""
+    median_ms: float | None = None
+    p90_ms: float | None = None
+    p99_ms: float | None = None
+    throughput: float | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    agreement: float | None = None
+    agreement_interval: tuple[float, float] | None = None
+    sqnr_db: float | None = None
+    max_abs: float | None = None
+    size_bytes: int | None = None
+    peak_memory_bytes: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One table, measured in one run. `reference` names what every mode is compared with."""
+
+    name: str
+    batch: int
+    samples: int
+    rounds: int
+    warm_up: int
+    reference: str
+    threads: int
+    rows: tuple[Row, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Data:
+    """What modes are compared on: batches of inputs (read again each time), the reference's outputs, labels or None."""
+
+    batches: Callable[[], Iterable[Mapping[str, Array]]]
+    reference: Mapping[str, Array]
+    labels: Array | None
+
+
+def measure_modes(
+    modes: Sequence[Mode],
+    data: Data,
+    *,
+    batch: int,
+    rounds: int,
+    seconds: float,
+    progress: Progress,
+    clock: Callable[[], float] = time.perf_counter,
+    pause: Callable[[float], None] = time.sleep,
+) -> tuple[tuple[Row, ...], int]:
+    """One row for each mode, and how many rounds were timed.
+
+    Every mode is made ready, answers all samples and warms up; then rounds follow, each of which runs every mode once,
+    so that whatever else the machine does falls on all of them alike. Rounds end early after `seconds`, but not before
+    there are 10.
+
+    Raises:
+        InputError: fewer than one round is asked for.
+        Cancelled: progress asked to stop.
+    """
+    if rounds < 1:
+        raise InputError(f"bench: at least one round is needed (got {rounds}). Raise --rounds.")
+    ready: dict[int, Ready] = {}
+    rows = []
+    for k, mode in enumerate(modes):
+        _listen(progress)
+        row = Row(mode.name, mode.device, skipped=mode.cannot)
+        if not mode.cannot:
+            row, made = _made(mode, data)
+            if made is not None:
+                ready[k] = made
+        rows.append(row)
+        progress.step(k + 1, len(modes), "modes")
+    times: dict[int, list[float]] = {k: [] for k in ready}
+    began, done = clock(), 0
+    while ready and done < rounds and (done < FEWEST or clock() - began < seconds):
+        _listen(progress)
+        for k, made in ready.items():
+            pause(PAUSE_S)
+            times[k].append(_timed(made, clock))
+        done += 1
+        progress.step(done, rounds, "rounds")
+    return tuple(_with_times(row, times.get(k), batch) for k, row in enumerate(rows)), done
+
+
+def _listen(progress: Progress) -> None:
+    if progress.cancelled():
+        raise Cancelled("interrupted")
+
+
+def _made(mode: Mode, data: Data) -> tuple[Row, Ready | None]:
+    """The mode ready to be timed, and its row so far; or the row that says why not."""
+    peak = PeakMemory()
+    try:
+        made = mode.prepare()
+        outputs: dict[str, list[Array]] = {}
+        for inputs in data.batches():
+            for name, value in made.answer(inputs).items():
+                outputs.setdefault(name, []).append(np.asarray(value))
+        for _ in range(WARM_UP):
+            made.run()
+    except Cancelled:
+        raise
+    except Exception as error:  # noqa: BLE001  # whatever keeps a mode from running here is its row's text
+        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return Row(mode.name, mode.device, skipped=f"{type(error).__name__}: {text[:LONGEST_REASON]}"), None
+    used = peak.bytes() if made.peak_memory_bytes is None else made.peak_memory_bytes()
+    found = {n: np.concatenate(parts) for n, parts in outputs.items()}
+    figures = compare(data.reference, found, data.labels)
+    return Row(
+        mode.name, mode.device, size_bytes=made.size_bytes, peak_memory_bytes=used, notes=made.notes, **figures
+    ), made
+
+
+def _timed(made: Ready, clock: Callable[[], float]) -> float:
+    if made.ms is not None:
+        return made.ms()
+    began = clock()
+    made.run()
+    return (clock() - began) * 1e3
+
+
+def _with_times(row: Row, times: Sequence[float] | None, batch: int) -> Row:
+    if not times:
+        return row
+    median, p90, p99 = (float(q) for q in np.percentile(times, (50, 90, 99)))
+    return replace(row, median_ms=median, p90_ms=p90, p99_ms=p99, throughput=1e3 * batch / median)
+
+
+def compare(reference: Mapping[str, Array], found: Mapping[str, Array], labels: Array | None) -> dict[str, Any]:
+    """The figures of a Row that are about what a mode answers.
+
+    Half-precision outputs are widened first, so that no softmax is computed in half. NaN or infinity in an output is
+    an SQNR of minus infinity and never an agreement.
+    """
+    missing = [n for n in reference if n not in found]
+    if missing:
+        raise InputError(f"outputs: must be {', '.join(reference)} (got {', '.join(found)}).")
+    wide = {n: np.asarray(a).astype(np.float64) for n, a in found.items()}
+    ratios, worst = [], 0.0
+    figures: dict[str, Any] = {}
+    for name, wanted in reference.items():
+        got = wide[name]
+        finite = bool(np.isfinite(got).all())
+        ratios.append(metrics.sqnr_db(wanted, got) if finite else -math.inf)
+        worst = max(worst, metrics.max_abs(wanted, got) if finite else math.inf)
+        if "agreement" in figures or not metrics.ranks_classes(wanted):
+            continue
+        valid = np.isfinite(got).all(axis=1)
+        same = int(((got.argmax(1) == np.asarray(wanted).argmax(1)) & valid).sum())
+        figures["agreement"] = same / len(got)
+        figures["agreement_interval"] = statistics.binomial_interval(same, len(got))
+        if labels is not None and (labels >= 0).any():
+            known = labels >= 0
+            figures["accuracy"] = float(((got.argmax(1) == labels) & valid)[known].mean())
+            figures["loss"] = cross_entropy(got[known], labels[known])
+    return {"sqnr_db": min(ratios), "max_abs": worst, **figures}
+
+
+def cross_entropy(scores: Array, labels: Array) -> float:
+    """Mean of -log softmax(scores)[label], nats, in float64; scores [S, C], labels int [S]."""
+    wide = np.asarray(scores, np.float64)
+    shifted = wide - wide.max(axis=1, keepdims=True)
+    logs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return float(-logs[np.arange(len(labels)), labels].mean())
+
+
+class PeakMemory:
+    """The most resident memory of this process since it was made, above what there was then; Linux alone can tell."""
+
+    def __init__(self) -> None:
+        self._known = self._reset()
+        self._before = self._read("VmRSS")
+
+    def bytes(self) -> int | None:
+        """The rise so far, None where the system does not say."""
+        peak = self._read("VmHWM")
+        return None if not self._known or peak is None or self._before is None else max(0, peak - self._before)
+
+    @staticmethod
+    def _reset() -> bool:
+        """Set the kernel's high-water mark to what is resident now (see proc(5), clear_refs)."""
+        try:
+            with open("/proc/self/clear_refs", "w") as file:
+                file.write("5")
+        except OSError:
+            return False
+        return True
+
+    @staticmethod
+    def _read(name: str) -> int | None:
+        try:
+            with open("/proc/self/status") as file:
+                lines = [line.split() for line in file]
+        except OSError:
+            return None
+        return next((int(words[1]) * 1024 for words in lines if words and words[0] == f"{name}:"), None)

@@ -1,0 +1,303 @@
+"""The ways to run a model with PyTorch: eager, autocast, TorchScript, torch.compile, INT8 on the CPU."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import platform
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from trtpipe.batching import fitted
+from trtpipe.errors import MissingError
+from trtpipe.evaluation.bench import Mode, Ready
+from trtpipe.values import LoadedModel
+
+Array = np.ndarray[Any, Any]
+Tensors = tuple[torch.Tensor, ...]
+
+#: Batches of calibration data that PyTorch's own INT8 observes.
+CALIBRATION_BATCHES = 8
+
+
+class InHalf(torch.nn.Module):
+    """The network in a half precision behind float32 bindings: inputs are cast to it, outputs back to float32."""
+
+    def __init__(self, bound: Any, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.bound = bound
+        self.network = copy.deepcopy(bound.network).to(dtype)
+        self.dtype = dtype
+
+    def forward(self, *inputs: torch.Tensor) -> Tensors:
+        """The outputs of `inputs` in their binding dtypes."""
+        ready = [x.to(self.dtype) if x.is_floating_point() else x for x in self.bound.prepared(inputs)]
+        outputs: Tensors = self.bound.outputs(self.network(*ready))
+        return outputs
+
+
+@dataclass(frozen=True)
+class Stand:
+    """What every mode of PyTorch needs: the model, the batch that is timed, and where it runs ("cpu" or "cuda")."""
+
+    loaded: LoadedModel
+    batch: Mapping[str, Array]
+    device: str
+    calibration: Callable[[], Iterator[Mapping[str, Array]]]
+
+
+def torch_modes(stand: Stand, script: Any) -> tuple[Mode, ...]:
+    """Every mode, the reference (eager FP32) first. `script` is the baseline's TorchScript module.
+
+    On a GPU times are CUDA events around the launches, inputs already on the device, and FP32 is FP32: TF32, which
+    PyTorch allows in convolutions by itself, is off (`gpu_modes` has it as a mode of its own).
+    """
+    module, device = stand.loaded.module, stand.device
+    half, bfloat = torch.float16, torch.bfloat16
+
+    def mode(name: str, make: Callable[[], Callable[..., Any]], cannot: str = "", within: Any = nullcontext) -> Mode:
+        return Mode(name, device, lambda: ready(stand, make, within), cannot)
+
+    def moved(one: torch.nn.Module) -> torch.nn.Module:
+        return copy.deepcopy(one).to(device).eval()
+
+    def autocast(dtype: torch.dtype) -> Callable[[], AbstractContextManager[Any]]:
+        return lambda: torch.autocast(device, dtype=dtype)
+
+    compiler = "" if device == "cuda" or shutil.which("g++") or shutil.which("clang++") else _NO_COMPILER
+    cpu_only = "" if device == "cpu" else "PyTorch's INT8 kernels are for CPUs"
+    return (
+        mode("eager FP32", lambda: moved(module)),
+        mode("eager FP16", lambda: moved(InHalf(module, half))),
+        mode("eager BF16", lambda: moved(InHalf(module, bfloat))),
+        mode("autocast FP16", lambda: moved(module), within=autocast(half)),
+        mode("autocast BF16", lambda: moved(module), within=autocast(bfloat)),
+        mode("TorchScript FP32", lambda: _as_script(script, stand)),
+        mode("TorchScript FP16", lambda: _traced(moved(InHalf(module, half)), stand)),
+        mode("TorchScript BF16", lambda: _traced(moved(InHalf(module, bfloat)), stand)),
+        mode("torch.compile FP32", lambda: compiled(moved(module)), compiler),
+        mode("torch.compile BF16", lambda: compiled(moved(InHalf(module, bfloat))), compiler),
+        mode(f"PyTorch INT8 ({_int8_backend()})", lambda: _pt2e(stand), cpu_only),
+    )
+
+
+_NO_COMPILER = "Inductor needs a C++ compiler; none of g++ and clang++ is on PATH"
+
+
+def tensors(stand: Stand, arrays: Mapping[str, Array]) -> Tensors:
+    """The inputs in order, on the device."""
+    return tuple(torch.from_numpy(np.ascontiguousarray(arrays[s.name])).to(stand.device) for s in stand.loaded.inputs)
+
+
+def ready(
+    stand: Stand,
+    make: Callable[[], Callable[..., Any]],
+    within: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    *,
+    tf32: bool = False,
+    notes: tuple[str, ...] = (),
+) -> Ready:
+    """What `make` makes, ready to run inside `within`; `tf32` is whether a GPU may compute float32 in TF32."""
+    before = _allocated(stand.device)
+    call = make()
+    inputs = tensors(stand, stand.batch)
+    names = [s.name for s in stand.loaded.outputs]
+    weights = call if isinstance(call, torch.nn.Module) else getattr(call, "weights", None)
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        with torch.inference_mode(), tf32_allowed(stand.device, tf32), within():
+            yield
+
+    def run() -> Any:
+        with around():
+            return call(*inputs)
+
+    def ms() -> float:
+        """Milliseconds between two events on the stream around one run."""
+        cuda: Any = torch.cuda
+        begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
+        with around():
+            begin.record()
+            call(*inputs)
+            end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end))
+
+    def answer(arrays: Mapping[str, Array]) -> dict[str, Array]:
+        with around():
+            outputs = call(*tensors(stand, arrays))
+        wide = [o.float() if o.is_floating_point() else o for o in outputs]
+        return {n: o.cpu().numpy() for n, o in zip(names, wide, strict=True)}
+
+    if stand.device == "cpu":
+        return Ready(run, answer, _bytes(weights), notes)
+    return Ready(
+        run,
+        answer,
+        _bytes(weights),
+        notes=("CUDA events; inputs on the GPU before, outputs left there", *notes),
+        ms=ms,
+        peak_memory_bytes=lambda: max(0, torch.cuda.max_memory_allocated() - before),
+    )
+
+
+def _allocated(device: str) -> int:
+    """Bytes of the GPU that torch holds before a mode is made; its peak is counted from here on."""
+    if device == "cpu":
+        return 0
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return int(torch.cuda.memory_allocated())
+
+
+@contextmanager
+def tf32_allowed(device: str, allowed: bool) -> Iterator[None]:
+    """Whether matmuls and convolutions of float32 may be computed in TF32; as it was afterwards."""
+    if device == "cpu":
+        yield
+        return
+    places: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    with warnings.catch_warnings():  # torch announces newer switches, which do not tell the older ones
+        warnings.simplefilter("ignore")
+        before = [p.allow_tf32 for p in places]
+        for place in places:
+            place.allow_tf32 = allowed
+        try:
+            yield
+        finally:
+            for place, was in zip(places, before, strict=True):
+                place.allow_tf32 = was
+
+
+def _bytes(module: Any) -> int:
+    """Parameters and buffers, each storage once."""
+    if module is None:
+        return 0
+    seen = _sizes(module)
+    inner = getattr(module, "network", None)
+    bound = getattr(module, "bound", None)
+    if bound is not None and inner is not None:  # the wrapper of a half network holds the FP32 one too
+        seen = _sizes(inner)
+    return sum(seen.values())
+
+
+def _sizes(module: torch.nn.Module) -> dict[int, int]:
+    """Bytes by storage; oneDNN's packed weights have none and are told apart as objects."""
+    held = (*module.parameters(), *module.buffers())
+    return {id(t) if t.is_mkldnn else t.data_ptr(): t.numel() * t.element_size() for t in held}
+
+
+def _as_script(script: Any, stand: Stand) -> Callable[..., Any]:
+    """The baseline's module; a scripted one or a file is the network alone and gets its bindings back."""
+    buffer, jit = io.BytesIO(), _jit()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        jit.save(script, buffer)
+        buffer.seek(0)
+        fresh = jit.load(buffer, map_location=stand.device).eval()
+    bound: Any = stand.loaded.module
+
+    def whole(*inputs: torch.Tensor) -> Tensors:
+        outputs: Tensors = bound.outputs(fresh(*bound.prepared(inputs)))
+        return outputs
+
+    with torch.inference_mode():
+        alone = not isinstance(fresh(*tensors(stand, stand.batch)), tuple)
+    call: Any = whole if alone else fresh
+    if alone:
+        call.weights = fresh
+    return call  # type: ignore[no-any-return]
+
+
+def _jit() -> Any:
+    """torch.jit, whose functions have no types."""
+    return torch.jit
+
+
+def _traced(module: torch.nn.Module, stand: Stand) -> Callable[..., Any]:
+    with warnings.catch_warnings(), torch.inference_mode():
+        warnings.simplefilter("ignore")
+        traced: Any = _jit().trace(module, tensors(stand, stand.batch), check_trace=False)
+
+    def call(*inputs: torch.Tensor) -> Any:
+        return traced(*inputs)
+
+    call.weights = module  # type: ignore[attr-defined]
+    return call
+
+
+def compiled(module: torch.nn.Module, *, freezing: bool = False, cuda_graphs: bool = False) -> Callable[..., Any]:
+    """Compiled for the one batch size that is used; `freezing` folds weights, which Inductor's INT8 kernels need."""
+    options: dict[str, Any] = {"freezing": freezing, "triton.cudagraphs": cuda_graphs}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made: Any = torch.compile(module, dynamic=False, options=options)
+
+    def call(*inputs: torch.Tensor) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return made(*inputs)
+
+    call.weights = module  # type: ignore[attr-defined]
+    return call
+
+
+def _int8_backend() -> str:
+    return "Arm, PT2E" if platform.machine() in ("aarch64", "arm64") else "x86, PT2E"
+
+
+def _pt2e(stand: Stand) -> Callable[..., Any]:
+    """PyTorch's own INT8: its quantizer for this processor, its observers, and oneDNN's kernels."""
+    from torchao.quantization.pt2e.lowering import lower_pt2e_quantized_to_x86
+    from torchao.quantization.pt2e.quantizer import arm_inductor_quantizer as arm
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+    from trtpipe.model.pt2e import convert_pt2e, prepare_pt2e
+
+    if torch.backends.quantized.engine not in ("x86", "fbgemm", "onednn", "qnnpack"):
+        raise MissingError("PyTorch has no quantized kernels for this processor")
+    on_arm = _int8_backend().startswith("Arm")
+    if on_arm:
+        quantizer: Any = arm.ArmInductorQuantizer().set_global(arm.get_default_arm_inductor_quantization_config())
+    else:
+        quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
+    example = tensors(stand, stand.batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graph = torch.export.export(stand.loaded.module, example).module(check_guards=False)
+        _tell_relus_apart(graph)
+        observed = prepare_pt2e(graph, quantizer)
+        with torch.inference_mode():
+            for _, arrays in zip(range(CALIBRATION_BATCHES), stand.calibration(), strict=False):
+                observed(*tensors(stand, arrays))
+        converted: torch.nn.Module = convert_pt2e(observed)
+        if on_arm:
+            return compiled(converted, freezing=True)
+        with torch.no_grad():  # torch 2.14's Inductor refuses oneDNN's packed weights; torchao's own lowering does not
+            lowered: torch.nn.Module = lower_pt2e_quantized_to_x86(converted, example)
+    return lowered
+
+
+def _tell_relus_apart(graph: Any) -> None:
+    """Give each ReLU a name of its own: torchao 0.18's quantizer cannot take one ReLU module that is called twice."""
+    for node in graph.graph.nodes:
+        if node.target in (torch.ops.aten.relu.default, torch.ops.aten.relu_.default):
+            node.meta["source_fn_stack"] = [(node.name, torch.nn.functional.relu)]
+
+
+def pieces(batches: Iterator[Mapping[str, Array]], loaded: LoadedModel) -> Iterator[Mapping[str, Array]]:
+    """Batches cut to what the bindings allow; the padding stays, since only ranges are read off them."""
+    for arrays in batches:
+        for piece, _ in fitted(arrays, loaded.inputs):
+            yield piece

@@ -1,0 +1,3 @@
+"""The job file: YAML to frozen models, with every problem named at once."""
+
+__all__ = ["build_options", "dump", "importable", "job", "json_schema", "load", "problems", "sections", "yamlfile"]

@@ -1,0 +1,118 @@
+"""The builder options of a job, by TensorRT's own names; `trt` honours each or refuses it at plan time."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from trtpipe.values import DimRange
+
+Pool = Literal["dla_managed_sram", "dla_local_dram", "dla_global_dram", "tactic_dram", "tactic_shared_memory"]
+TacticSource = Literal["cublas", "cublas_lt", "cudnn", "edge_mask_convolutions", "jit_convolutions"]
+TensorFormat = Literal[
+    "linear", "chw2", "chw4", "chw16", "chw32", "hwc", "hwc8", "hwc16", "dhwc", "dhwc8", "cdhw32", "dla_linear",
+    "dla_hwc4",
+]  # fmt: skip
+DeviceType = Literal["gpu", "dla"]
+Bytes = Annotated[int, Field(ge=1, description="bytes")]
+
+
+PlatformName = Literal[
+    "jetson_nano", "jetson_tx2", "jetson_xavier_nx", "jetson_agx_xavier", "jetson_orin_nano", "jetson_orin_nx",
+    "jetson_agx_orin", "jetson_thor", "t4", "a10", "a100", "l4", "h100", "h200", "b200", "rtx_20", "rtx_30", "rtx_40",
+    "rtx_50",
+]  # fmt: skip
+
+
+class BuildOptions(BaseModel):
+    """Everything that steers the TensorRT builder and is not the model's precision."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    compute_capability: tuple[Annotated[str, Field(pattern=r"^\d+\.\d$")], ...] = Field(
+        default=(), description='GPUs an RTX engine is for, like "8.6"; none: portable across Ampere and later'
+    )
+    platform: PlatformName | None = Field(
+        default=None, description="the device the engine is for; the job is held against what it can do"
+    )
+    quantization: Literal["explicit", "implicit"] = Field(
+        default="explicit", description="explicit: Q/DQ in the graph; implicit: TensorRT 8.6-10 with a calibrator"
+    )
+    calibration_cache: str | None = Field(
+        default=None,
+        description="quantization implicit: file that keeps what TensorRT's calibrator found; refused for another "
+        "model, data, algorithm, batch size or TensorRT",
+    )
+    profiles: tuple[dict[str, DimRange], ...] = Field(
+        default=(),
+        description="several optimization profiles, each {dimension: {min, opt, max}}; else one, as inputs says",
+    )
+    workspace: Bytes | None = Field(default=None, description="workspace memory pool, bytes")
+    memory_pools: dict[Pool, Bytes] = Field(default_factory=dict, description="limits of the other memory pools, bytes")
+    optimization_level: int | None = Field(
+        default=None, ge=0, le=5, description="how long TensorRT searches for tactics; its own default when absent"
+    )
+    tiling_optimization_level: Literal["none", "fast", "moderate", "full"] | None = Field(
+        default=None, description="how long TensorRT searches for tilings"
+    )
+    l2_limit_for_tiling: Bytes | None = Field(default=None, description="L2 cache a tiled kernel may use, bytes")
+    max_num_tactics: int | None = Field(default=None, ge=1, description="tactics tried a layer")
+    avg_timing_iterations: int | None = Field(default=None, ge=1, description="runs a tactic's time is averaged over")
+    max_aux_streams: int | None = Field(default=None, ge=0, description="streams beside the main one")
+    tactic_sources: tuple[TacticSource, ...] | None = Field(default=None, description="exactly these are used")
+    timing_cache: str | None = Field(
+        default=None, description="folder of timing caches, one for each TensorRT, GPU and driver"
+    )
+    editable_timing_cache: bool = Field(default=False, description="a cache whose tactics can be changed")
+    error_on_timing_cache_miss: bool = Field(
+        default=False, description="fail instead of timing what the cache does not hold"
+    )
+    profiling_verbosity: Literal["none", "layer_names_only", "detailed"] = Field(
+        default="detailed", description="what the engine can tell of its layers"
+    )
+    log_level: Literal["error", "warning", "info", "verbose"] = Field(
+        default="error",
+        description="TensorRT's own messages shown while building; warnings are kept in the report in any case",
+    )
+    tf32: bool = Field(default=True, description="FP32 matmuls and convolutions may use TF32")
+    sparse_weights: bool = Field(default=False, description="use 2:4 sparse kernels where the weights allow")
+    strict_nans: bool = Field(
+        default=False, description="keep NaN and Inf as IEEE 754 has them, also under sparse_weights"
+    )
+    direct_io: bool = Field(default=False, description="no reformatting at the bindings: fail instead")
+    tensor_formats: dict[str, tuple[TensorFormat, ...]] = Field(
+        default_factory=dict, description="memory formats allowed at a binding, by its name"
+    )
+    hardware_compatibility: Literal["none", "ampere_plus", "same_compute_capability"] = Field(
+        default="none", description="other GPUs that a TensorRT engine runs on too"
+    )
+    version_compatible: bool = Field(default=False, description="runs on later releases of its major version")
+    exclude_lean_runtime: bool = Field(
+        default=False, description="with version_compatible: the runtime is shipped apart"
+    )
+    runtime_platform: Literal["same_as_build", "windows_amd64"] = Field(
+        default="same_as_build", description="operating system that the engine is for"
+    )
+    strip_plan: bool = Field(default=False, description="leave the weights out of the plan; they are refitted at load")
+    refit: Literal["none", "all", "identical", "individual"] = Field(
+        default="none", description="weights that can be changed in the built engine"
+    )
+    weight_streaming: bool = Field(default=False, description="weights may stay in host memory at run time")
+    default_device_type: DeviceType = Field(
+        default="gpu", description="what runs a layer that device_types does not name"
+    )
+    dla_core: int | None = Field(default=None, ge=0, description="which DLA core runs what is on DLA")
+    gpu_fallback: bool = Field(default=False, description="layers that DLA cannot run go to the GPU")
+    device_types: dict[str, DeviceType] = Field(
+        default_factory=dict, description="device by glob over module paths; the last glob that fits decides"
+    )
+
+    @model_validator(mode="after")
+    def _profiles_are_ranges(self) -> BuildOptions:
+        for index, profile in enumerate(self.profiles):
+            for name, dim in profile.items():
+                if not 1 <= dim.min <= dim.opt <= dim.max:
+                    got = f"{dim.min}, {dim.opt}, {dim.max}"
+                    raise ValueError(f"profiles[{index}].{name}: 1 <= min <= opt <= max must hold (got {got})")
+        return self

@@ -1,0 +1,86 @@
+"""Whether a `package.module:callable` can be imported, found out without importing it (which may load torch)."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from trtpipe.job.problems import did_you_mean
+
+
+@contextmanager
+def on_path(base: Path | None) -> Iterator[None]:
+    """Look up modules in `base` first and in the current folder last, while the block runs: where `missing` looks."""
+    first, last = ([] if base is None else [str(base)]), [str(Path.cwd())]
+    sys.path[:0] = first
+    sys.path += last
+    try:
+        yield
+    finally:
+        for folder in first:
+            sys.path.remove(folder)
+        for folder in last:  # what was added, and not where the path may have had it before
+            del sys.path[len(sys.path) - 1 - sys.path[::-1].index(folder)]
+
+
+def find_module(name: str, folders: Iterable[Path] = ()) -> ModuleSpec | None:
+    """The spec of a module, searched in `folders` and then where Python would; nothing is imported or executed."""
+    where: list[str] | None = [*map(str, folders), *(p or "." for p in sys.path)]
+    spec: ModuleSpec | None = None
+    parts = name.split(".")
+    for i in range(len(parts)):
+        spec = PathFinder.find_spec(".".join(parts[: i + 1]), where)
+        if spec is None:
+            return None
+        where = list(spec.submodule_search_locations or ())
+    return spec
+
+
+def missing(target: str, folders: Iterable[Path] = ()) -> tuple[str, str, str] | None:
+    """What keeps `module:callable` from being imported, as (what must hold, what was got, next step); None if nothing.
+
+    The callable is looked for in the module's source. A module without Python source, or one that fills itself
+    (`from x import *`, `__getattr__`), is believed.
+    """
+    module, _, name = target.partition(":")
+    spec = find_module(module, folders)
+    if spec is None:
+        top = module.partition(".")[0]
+        hint = "Install it, or put it beside the job file." if find_module(top, folders) is None else ""
+        return "name a module that can be found", repr(module), hint
+    if spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    try:
+        names = _names(Path(spec.origin).read_bytes())
+    except SyntaxError as error:
+        return "name a module that can be parsed", f"{spec.origin}:{error.lineno}: {error.msg}", ""
+    except OSError:
+        return None
+    first = name.partition(".")[0]
+    if names is None or first in names or (spec.submodule_search_locations and find_module(f"{module}.{first}")):
+        return None
+    public = sorted(n for n in names if not n.startswith("_"))
+    return f"name something that {module} defines", repr(name), did_you_mean(name, public)
+
+
+def _names(source: bytes) -> set[str] | None:
+    """The names a module binds at its top level, inside `if` and `try` too; None when that cannot be told."""
+    found: set[str] = set()
+    todo: list[ast.AST] = [ast.parse(source)]
+    while todo:
+        for node in ast.iter_child_nodes(todo.pop()):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                found.add(node.name)
+            elif isinstance(node, (ast.Import, ast.ImportFrom)):
+                if any(alias.name == "*" for alias in node.names):
+                    return None
+                found.update(alias.asname or alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+            elif not isinstance(node, ast.Lambda):
+                todo.append(node)
+    return None if "__getattr__" in found else found

@@ -1,0 +1,73 @@
+"""The job: every section of a job file, and what its stages derive from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from trtpipe.job.rules import BrokenRules, broken
+from trtpipe.job.sections import Build, Calibration, Check, Data, Input, Model, Output, Precision, Section, Transform
+from trtpipe.values import DimRange, TensorSpec
+
+
+class Job(Section):
+    """One engine to build."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="also the name of the bundle's folder")
+    model: Model
+    inputs: dict[str, Input] = Field(min_length=1, description="the input bindings by name, in the model's order")
+    outputs: dict[str, Output] = Field(min_length=1, description="the output bindings by name, in the model's order")
+    precision: Precision = Precision()
+    calibration: Calibration | None = None
+    build: Build = Build()
+    check: Check
+    worker: tuple[str, ...] = Field(
+        default=(), description="what a fleet's worker must announce to build this, like sm87 or tensorrt=10.3"
+    )
+    _folder: Path | None = PrivateAttr(default=None)
+    _text: str = PrivateAttr(default="")
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder the job file is in, where its modules are looked up too; None for a job made in Python."""
+        return self._folder
+
+    @property
+    def text(self) -> str:
+        """The job file as it was written, with every override as a comment below; empty for a job made in Python."""
+        return self._text
+
+    def read_from(self, folder: Path, text: str) -> Job:
+        """The same job, as read from `text` in a file in `folder`."""
+        job = self.model_copy()
+        job._folder, job._text = folder, text
+        return job
+
+    @model_validator(mode="after")
+    def _between_fields(self) -> Job:
+        problems = tuple(broken({name: getattr(self, name) for name in type(self).model_fields}))
+        if problems:
+            raise BrokenRules(problems)
+        return self
+
+    def input_specs(self) -> tuple[TensorSpec, ...]:
+        """The input bindings in the order of the file."""
+        return tuple(
+            TensorSpec(name, i.dtype, i.shape, {d: DimRange(r.min, r.opt, r.max) for d, r in i.dims.items()})
+            for name, i in self.inputs.items()
+        )
+
+    def check_transform(self) -> Transform | None:
+        """The transform of the check's images: its own, or calibration's."""
+        if self.check.transform is None and self.check.images is not None and self.calibration is not None:
+            return self.calibration.transform
+        return self.check.transform
+
+    def batch_size(self, data: Data) -> int:
+        """`data.batch_size`, within what the batch dimension of the inputs takes."""
+        first = next(iter(self.inputs.values()))
+        batch = first.shape[0]
+        if isinstance(batch, int):
+            return batch
+        return max(first.dims[batch].min, min(data.batch_size, first.dims[batch].max))

@@ -1,0 +1,301 @@
+"""The job file: `load_job` reads one, with everything that is wrong with it said at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from os import fspath
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from trtpipe.errors import InputError
+from trtpipe.job import matrix, yamlfile
+from trtpipe.job.job import Job
+from trtpipe.job.problems import Problem, did_you_mean, dotted, explain, legal_keys, said, shown
+from trtpipe.job.rules import BrokenRules, broken
+
+#: Every key that names a file or a folder: what must be there. `output` need not exist yet.
+PATHS: Mapping[tuple[str, ...], str] = {
+    ("model", "weights"): "file",
+    ("model", "torchscript"): "file",
+    ("model", "program"): "file",
+    ("calibration", "images"): "folder",
+    ("calibration", "arrays"): "file",
+    ("calibration", "table"): "file",
+    ("check", "images"): "folder",
+    ("check", "arrays"): "file",
+    ("build", "timing_cache"): "output",
+    ("build", "calibration_cache"): "output",
+}
+
+
+class JobErrors(InputError):
+    """Everything that is wrong with a job file, one line each. Exit code 3: the job is good, this machine lacks."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        self.exit_code = min((p.exit_code for p in self.problems), default=InputError.exit_code)
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+def load_job(path: str | Path, overrides: Iterable[str] = (), *, paths_exist: bool = True) -> Job:
+    """The job in a file, its relative paths resolved against the folder the file is in.
+
+    Args:
+        path: the YAML file.
+        overrides: `section.key=value` each, laid over the file; the value is YAML.
+        paths_exist: whether every file and folder the job names has to be there.
+
+    Raises:
+        JobErrors: with all problems found, in the order of the file.
+    """
+    file = JobFile(Path(path), paths_exist=paths_exist)
+    job = file.read(overrides)
+    if file.problems or job is None:
+        raise JobErrors(file.problems)
+    return job
+
+
+def load_jobs(path: str | Path, overrides: Iterable[str] = (), *, paths_exist: bool = True) -> tuple[Job, ...]:
+    """The jobs in a file: one, or one for each combination of its `matrix`.
+
+    Raises:
+        JobErrors: with all problems found; one that several jobs share is said once.
+    """
+    files = job_files(path, paths_exist=paths_exist)
+    jobs = [file.read(overrides) for file in files]
+    problems = tuple(dict.fromkeys(p for file in files for p in file.problems))
+    if problems:
+        raise JobErrors(problems)
+    return tuple(job for job in jobs if job is not None)
+
+
+def job_files(path: str | Path, *, paths_exist: bool = True) -> tuple[JobFile, ...]:
+    """The file ready to be read, once for each job in it; a broken one is given as it is, and reading it says why."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        document = yamlfile.parse(text)
+    except (OSError, UnicodeDecodeError, yamlfile.YamlProblem):
+        return (JobFile(path, paths_exist=paths_exist),)
+    if isinstance(document.data, dict) and not matrix.has_matrix(document):
+        return (JobFile(path, paths_exist=paths_exist, parsed=(document, text)),)
+    cells = matrix.expand(document)[0] if matrix.has_matrix(document) else ()
+    if not cells:
+        return (JobFile(path, paths_exist=paths_exist),)
+    return tuple(
+        JobFile(path, paths_exist=paths_exist, parsed=(cell.document, f"{text.rstrip()}\n# matrix {cell}\n"))
+        for cell in cells
+    )
+
+
+class JobFile:
+    """One job file while it is read; it knows the place of everything in it."""
+
+    def __init__(
+        self, path: Path, *, paths_exist: bool = True, parsed: tuple[yamlfile.Document, str] | None = None
+    ) -> None:
+        self._path = path
+        self._paths_exist = paths_exist
+        self._parsed = parsed
+        self._document = yamlfile.Document(None, {}, {}, {})
+        self._text = ""
+        self._set: list[yamlfile.Path] = []
+        self._problems: list[Problem] = []
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What was found so far, in the order of the file; what came with --set last."""
+        return tuple(sorted(self._problems, key=lambda p: (p.file is None, p.line or 0, p.column or 0)))
+
+    def read(self, overrides: Iterable[str] = ()) -> Job | None:
+        """The job, or None when it is not one; a job that names missing files is still returned."""
+        data = self._load()
+        if data is None:
+            return None
+        for override in overrides:
+            self._override(data, override)
+        _capabilities_as_written(data, self._document.texts, self._set)
+        self._absolute(data)
+        return self._validate(data)
+
+    def add(self, path: yamlfile.Path, text: str, *, missing: bool = False) -> None:
+        """Report `text` (what `said` makes) at `path`: as --set if the value came from there, else where it stands."""
+        if any(path[: len(s)] == s for s in self._set):
+            self._problems.append(Problem(None, None, None, dotted(path), text, missing))
+            return
+        place = self._document.place(path)
+        self._problems.append(Problem(fspath(self._path), place.line, place.column, dotted(path), text, missing))
+
+    def _load(self) -> dict[str, Any] | None:
+        if self._parsed is not None:
+            self._document, self._text = self._parsed
+            return dict(self._document.data)
+        name = fspath(self._path)
+        try:
+            text = self._path.read_text(encoding="utf-8")
+            self._document = yamlfile.parse(text)
+            self._text = text
+        except yamlfile.YamlProblem as p:
+            text = said(p.must, p.got, p.hint)
+            self._problems.append(Problem(name, p.place.line, p.place.column, dotted(p.path), text))
+            return None
+        except FileNotFoundError:
+            text = said("be a job file", "no such file", _beside(self._path))
+            self._problems.append(Problem(name, None, None, "", text))
+            return None
+        except IsADirectoryError:
+            self._problems.append(Problem(name, None, None, "", said("be a job file", "a folder")))
+            return None
+        except UnicodeDecodeError as error:
+            got = f"byte {error.object[error.start]:#04x} at {error.start}"
+            self._problems.append(Problem(name, None, None, "", said("be UTF-8 text", got)))
+            return None
+        except OSError as error:
+            text = said("be readable", error.strerror or str(error))
+            self._problems.append(Problem(name, None, None, "", text))
+            return None
+        if not isinstance(self._document.data, dict):
+            got = shown(self._document.data)
+            hint = f"Its keys are {', '.join(Job.model_fields)}; `trtpipe init` writes one to start from."
+            self._problems.append(Problem(name, 1, 1, "", said("be a mapping", got, hint)))
+            return None
+        if matrix.has_matrix(self._document):
+            _, problems = matrix.expand(self._document)
+            hint = "Give it to `trtpipe build`, `validate` or `nightly`."
+            for at, said_of_it in problems or (
+                ((matrix.KEY,), said("not be in the file of one job", "several jobs", hint)),
+            ):
+                self.add(at, said_of_it)
+            return None
+        return dict(self._document.data)
+
+    def _override(self, data: dict[str, Any], override: str) -> None:
+        key, equals, text = override.partition("=")
+        path = tuple(key.strip().split("."))
+        if not equals or not all(path):
+            self._problems.append(Problem(None, None, None, "", said("be SECTION.KEY=VALUE", shown(override))))
+            return
+        try:
+            value = yamlfile.parse(text).data
+        except yamlfile.YamlProblem as p:
+            self._problems.append(Problem(None, None, None, key, said(p.must, p.got, p.hint)))
+            return
+        inner = data
+        for i, part in enumerate(path[:-1]):
+            inner[part] = below = dict(inner[part]) if isinstance(inner.get(part), dict) else inner.get(part, {})
+            if below is None:
+                inner[part] = below = {}
+            if not isinstance(below, dict):
+                text = said("be a mapping", shown(below))
+                self._problems.append(Problem(None, None, None, dotted(path[: i + 1]), text))
+                return
+            inner = below
+        inner[path[-1]] = value
+        self._set.append(path)
+        self._text = f"{self._text.rstrip()}\n# --set {override}\n"
+
+    def _absolute(self, data: dict[str, Any]) -> None:
+        """Make every path of the job absolute, and miss those that are not there."""
+        folder = self._path.resolve().parent
+        for (section, key), kind in PATHS.items():
+            given = data.get(section)
+            if not isinstance(given, dict) or not isinstance(given.get(key), str):
+                continue
+            path = folder / Path(given[key]).expanduser()
+            data[section] = given | {key: str(_normal(path))}
+            if self._paths_exist and kind != "output":
+                there = path.is_dir() if kind == "folder" else path.is_file()
+                if not there:
+                    got = f"{given[key]!r}: {'not a ' + kind if path.exists() else 'nothing there'}"
+                    hint = f"It is {_normal(path)}, from the folder of the job file."
+                    self.add((section, key), said(f"be a {kind} that exists", got, hint))
+
+    def _validate(self, data: dict[str, Any]) -> Job | None:
+        try:
+            return Job.model_validate(data).read_from(self._path.resolve().parent, self._text)
+        except ValidationError as error:
+            structural = [e for e in error.errors() if not isinstance(e.get("ctx", {}).get("error"), BrokenRules)]
+        for e in structural:
+            loc = _in_file(e["loc"], data)
+            text = explain(e, _beside_shape(legal_keys(Job, e["loc"]), loc))
+            self.add(loc, text)
+        at = {_in_file(e["loc"], data) for e in structural}
+        for b in broken(_readable(data, at)):
+            if not any(path[: len(b.path)] == b.path or path == b.path[: len(path)] for path in at):
+                self.add(b.path, said(b.must, b.got, b.hint))
+        return None
+
+
+def _normal(path: Path) -> Path:
+    """Without `..` and `.`; symbolic links are left, since the user named them."""
+    return Path(os.path.normpath(path))
+
+
+def _beside(path: Path) -> str:
+    """The YAML file in the same folder whose name is nearest."""
+    if not path.parent.is_dir():
+        return ""
+    names = sorted(p.name for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml"))
+    return did_you_mean(path.name, names)
+
+
+def _capabilities_as_written(
+    data: dict[str, Any], texts: Mapping[yamlfile.Path, str], overridden: list[yamlfile.Path]
+) -> None:
+    """Compute capabilities are versions: 12.10 must not pass for 12.1, so they are taken as they were written."""
+    build = data.get("build")
+    path: yamlfile.Path = ("build", "compute_capability")
+    if not isinstance(build, dict) or path in overridden or path[:1] in overridden:
+        return
+    values = build.get(path[1])
+    if isinstance(values, list):
+        kept = [texts.get((*path, i), v) if isinstance(v, float) else v for i, v in enumerate(values)]
+        data["build"] = build | {path[1]: kept}
+
+
+def _in_file(loc: tuple[int | str, ...], data: Mapping[str, Any]) -> yamlfile.Path:
+    """Pydantic's location as the path in the file: ranges stand beside `shape`, not under `dims`."""
+    if len(loc) >= 4 and loc[0] == "inputs" and loc[2] == "dims":
+        spec = data["inputs"][loc[1]]
+        if loc[3] not in (spec.get("dims") or {}):
+            return (*loc[:2], *loc[3:])
+    return loc
+
+
+def _beside_shape(keys: tuple[str, ...], loc: yamlfile.Path) -> tuple[str, ...]:
+    """The legal keys as a writer of job files knows them: `dims` is for Python callers."""
+    return tuple(k for k in keys if k != "dims") if loc[:1] == ("inputs",) else keys
+
+
+def _readable(data: Mapping[str, Any], wrong: Iterable[yamlfile.Path]) -> dict[str, Any]:
+    """The sections that can be read once every wrong value is left out; the rules are run on those."""
+    pruned: Any = _copied(data)
+    for loc in sorted(wrong, key=len, reverse=True):
+        inner = pruned
+        for part in loc[:-1]:
+            inner = inner.get(part) if isinstance(inner, dict) else None
+        if isinstance(inner, dict):
+            inner.pop(loc[-1], None)
+    return dict(_sections(pruned))
+
+
+def _copied(value: Any) -> Any:
+    return {k: _copied(v) for k, v in value.items()} if isinstance(value, Mapping) else value
+
+
+def _sections(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, field in Job.model_fields.items():
+        if name not in data:
+            if not field.is_required():
+                yield name, field.get_default()
+            continue
+        try:
+            kind: Any = field.annotation
+            value = TypeAdapter[Any](kind).validate_python(data[name])
+        except ValidationError:
+            continue
+        if value or value is None:  # no binding is left of inputs or outputs whose only ones could not be read
+            yield name, value

@@ -1,0 +1,218 @@
+"""`matrix:` at the top of a job file: one named job for each combination of its axes.
+
+    name: digits-{precision}-{target}
+    matrix:
+      precision: [fp16, int8]
+      target: [tensorrt_rtx, onnxruntime]
+      model.weights: {small: small.safetensors, large: large.safetensors}
+
+An axis is the dotted path of a key (or one of `SHORT`). Its values are a list, or a mapping from a label to a value. A
+value that is a mapping is laid over what the file says there; any other value replaces it. `{axis}` in `name` stands
+for the label; labels of axes that the name leaves out are appended to it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trtpipe.job.job import Job
+from trtpipe.job.problems import did_you_mean, said, shown
+from trtpipe.job.yamlfile import Document, Path, Place
+
+KEY = "matrix"
+#: Axes that are known by their last word.
+SHORT: Mapping[str, tuple[str, ...]] = {
+    "target": ("build", "target"),
+    "route": ("build", "route"),
+    "algorithm": ("calibration", "algorithm"),
+    "weights": ("model", "weights"),
+}
+_MODES = ("fp16_mode", "bf16_mode", "int8_mode")
+#: What the axis `precision` may be written as.
+PRECISIONS: Mapping[str, Mapping[str, bool]] = {
+    label: {mode: mode in on for mode in _MODES}
+    for label, on in {
+        "fp32": (),
+        "fp16": ("fp16_mode",),
+        "bf16": ("bf16_mode",),
+        "int8": ("int8_mode",),
+        "int8_fp16": ("int8_mode", "fp16_mode"),
+        "int8_bf16": ("int8_mode", "bf16_mode"),
+    }.items()
+}
+#: More jobs than this in one file are a mistake.
+MOST_CELLS = 10_000
+
+_LABEL = re.compile(r"[A-Za-z0-9._-]+")
+_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination: `labels` by axis, and the document of its job, in which every value keeps its place."""
+
+    labels: Mapping[str, str]
+    document: Document
+
+    def __str__(self) -> str:
+        return _say(self.labels)
+
+
+@dataclass(frozen=True)
+class _Value:
+    label: str
+    value: Any
+    at: Path  # of the value in the file
+
+
+class _Problems(list[tuple[Path, str]]):
+    """(path, what `said` makes) of everything that is wrong with a matrix."""
+
+
+def has_matrix(document: Document) -> bool:
+    """Whether the file describes several jobs."""
+    return isinstance(document.data, dict) and KEY in document.data
+
+
+def expand(document: Document) -> tuple[tuple[Cell, ...], tuple[tuple[Path, str], ...]]:
+    """Every job of a file with a matrix, or what is wrong with the matrix: (path in the file, what must hold)."""
+    problems = _Problems()
+    raw = document.data[KEY]
+    if not isinstance(raw, dict) or not raw:
+        problems.append(((KEY,), said("be a mapping of axes to values", shown(raw), "Like {target: [tensorrt_rtx]}.")))
+        return (), tuple(problems)
+    axes = {name: _axis(name, values, document, problems) for name, values in raw.items()}
+    if not problems and (count := math.prod(len(v) for v in axes.values())) > MOST_CELLS:
+        problems.append(((KEY,), said(f"make at most {MOST_CELLS} jobs", str(count), "Split the file.")))
+    _check_name(document.data.get("name"), axes, problems)
+    if problems:
+        return (), tuple(problems)
+    cells = [_cell(document, dict(zip(axes, chosen, strict=True))) for chosen in itertools.product(*axes.values())]
+    seen: dict[str, Mapping[str, str]] = {}
+    for cell in cells:
+        name = str(cell.document.data.get("name"))
+        if name in seen:
+            got = f"{name!r} for {_say(seen[name])} and for {cell}"
+            problems.append((("name",), said("give each job a name of its own", got, "Name every axis in it.")))
+            return (), tuple(problems)
+        seen[name] = cell.labels
+    return tuple(cells), ()
+
+
+def path_of(axis: str) -> tuple[str, ...]:
+    """The path in a job that an axis sets."""
+    return SHORT.get(axis) or tuple(axis.split("."))
+
+
+def _axis(name: str, values: Any, document: Document, problems: _Problems) -> tuple[_Value, ...]:
+    where: Path = (KEY, name)
+    sections = tuple(f for f in Job.model_fields if f != "name")
+    first = path_of(name)[0]
+    if first not in sections:
+        near = did_you_mean(name, (*sections, *SHORT))
+        must = f"be the path of a key, like build.target, or one of {', '.join(SHORT)}"
+        problems.append((where, said(must, name, near)))
+        return ()
+    if not isinstance(values, (list, dict)) or not values:
+        problems.append((where, said("be a list of values, or a mapping of labels to values", shown(values))))
+        return ()
+    found = []
+    for key, value in values.items() if isinstance(values, dict) else enumerate(values):
+        at = (*where, key)
+        if isinstance(values, list) and isinstance(value, (dict, list)):
+            hint = f"Write {name} as a mapping: {{label: value}}."
+            problems.append((at, said("have a label when it is not plain text or a number", shown(value), hint)))
+            continue
+        written = document.texts.get(at, str(value)) if isinstance(values, list) else key
+        label = str(written) if isinstance(values, dict) else _label(str(written))
+        if not _LABEL.fullmatch(label):
+            problems.append((at, said("be labelled with letters, digits, '.', '_' and '-'", shown(label))))
+        if name == "precision" and isinstance(value, str):
+            if value not in PRECISIONS:
+                must = f"be one of {', '.join(PRECISIONS)}, or a mapping"
+                problems.append((at, said(must, shown(value), did_you_mean(value, tuple(PRECISIONS)))))
+                continue
+            value = dict(PRECISIONS[value])
+        found.append(_Value(label, value, at))
+    labels = [v.label for v in found]
+    for value in found:
+        if labels.count(value.label) > 1:
+            problems.append((value.at, said("have a label of its own", f"{value.label!r} again")))
+            break
+    return tuple(found)
+
+
+def _label(text: str) -> str:
+    """A list's value as its own label: of a path its last part without the suffix, and no character a name lacks."""
+    stem = re.sub(r"\.[A-Za-z][A-Za-z0-9]*$", "", text.rsplit("/", 1)[-1]) if "/" in text else text
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem)
+
+
+def _check_name(name: Any, axes: Mapping[str, Any], problems: _Problems) -> None:
+    if not isinstance(name, str):
+        return  # reading the job says so
+    for word in _PLACEHOLDER.findall(name):
+        if word not in axes:
+            must = f"hold placeholders of axes alone: {', '.join(axes)}"
+            problems.append((("name",), said(must, "{" + word + "}", did_you_mean(word, tuple(axes)))))
+
+
+def _cell(document: Document, chosen: Mapping[str, _Value]) -> Cell:
+    labels = {axis: value.label for axis, value in chosen.items()}
+    data = {k: v for k, v in document.data.items() if k != KEY}
+    keys, values, texts = dict(document.keys), dict(document.values), dict(document.texts)
+    for axis, value in chosen.items():
+        path = path_of(axis)
+        _lay(data, path, value.value)
+        for places in (keys, values, texts):
+            _move(places, value.at, path)
+        for written in _paths(value.value, path):  # a word like int8 stands for several keys
+            keys.setdefault(written, keys.get(path, Place(1, 1)))
+    if isinstance(data.get("name"), str):
+        data["name"] = _named(data["name"], labels)
+    return Cell(labels, Document(data, keys, values, texts))
+
+
+def _lay(data: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    """Put `value` at `path`, mappings along the way copied; a mapping is laid over a mapping."""
+    inner = data
+    for part in path[:-1]:
+        below = inner.get(part)
+        inner[part] = dict(below) if isinstance(below, dict) else {}
+        inner = inner[part]
+    inner[path[-1]] = _over(inner.get(path[-1]), value)
+
+
+def _over(below: Any, above: Any) -> Any:
+    if not isinstance(above, dict) or not isinstance(below, dict):
+        return above
+    return below | {k: _over(below.get(k), v) for k, v in above.items()}
+
+
+def _move(places: dict[Path, Any], source: Path, target: Path) -> None:
+    """Let what stands at `source` also stand at `target`."""
+    for path, place in list(places.items()):
+        if path[: len(source)] == source:
+            places[target + path[len(source) :]] = place
+
+
+def _paths(value: Any, at: Path) -> Iterator[Path]:
+    yield at
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _paths(inner, (*at, key))
+
+
+def _named(name: str, labels: Mapping[str, str]) -> str:
+    used = set(_PLACEHOLDER.findall(name))
+    text = _PLACEHOLDER.sub(lambda found: labels[found.group(1)], name)
+    return "-".join([text, *(label for axis, label in labels.items() if axis not in used)])
+
+
+def _say(labels: Mapping[str, str]) -> str:
+    return ", ".join(f"{axis}={label}" for axis, label in labels.items())

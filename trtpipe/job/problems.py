@@ -1,0 +1,192 @@
+"""One problem of a job file as one line, and pydantic's errors as such problems.
+
+The form, written down once:
+
+    <file>:<line>: <dotted.path>: must <what must hold> (got <value>). <next step>
+
+`<file>:<line>` is `--set` for a value that came from the command line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+from trtpipe.errors import InputError, MissingError
+
+Path = tuple[str | int, ...]
+
+#: More legal keys than this do not help in one line.
+_MOST_LISTED = 12
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong, and where.
+
+    `file` is None for a value given with --set; `line` and `column` count from 1. `missing`: the job is good, and this
+    machine lacks something it needs.
+    """
+
+    file: str | None
+    line: int | None
+    column: int | None
+    path: str
+    text: str
+    missing: bool = False
+
+    @property
+    def message(self) -> str:
+        """The problem without its place in the file."""
+        return f"{self.path}: {self.text}" if self.path else self.text
+
+    def as_dict(self) -> dict[str, str | int | None]:
+        """For JSON: file, line, column, path and message."""
+        return {
+            "file": self.file,
+            "line": self.line,
+            "column": self.column,
+            "path": self.path,
+            "message": self.message,
+        }
+
+    @property
+    def exit_code(self) -> int:
+        """That of the errors for bad input and for what is missing."""
+        return MissingError.exit_code if self.missing else InputError.exit_code
+
+    def __str__(self) -> str:
+        where = "--set" if self.file is None else self.file if self.line is None else f"{self.file}:{self.line}"
+        return f"{where}: {self.message}"
+
+
+def said(must: str, got: str, hint: str = "") -> str:
+    """`must <what must hold> (got <value>). <next step>`."""
+    return f"must {must} (got {got}). {hint}".rstrip()
+
+
+def dotted(path: Path) -> str:
+    """`("a", "b", 0)` as `a.b[0]`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def shown(value: Any, limit: int = 60) -> str:
+    """A value as it looks in YAML, cut when long."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return f"a mapping of {', '.join(map(str, value))}"[:limit] if value else "an empty mapping"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(shown(v, 20) for v in value)}]"[:limit] if value else "an empty list"
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def did_you_mean(got: Any, legal: Sequence[str], cutoff: float = 0.6) -> str:
+    """`Did you mean x?` for the nearest legal word, or nothing."""
+    lowered = {word.lower(): word for word in reversed(legal)}
+    near = difflib.get_close_matches(str(got).lower().replace("-", "_"), list(lowered), n=1, cutoff=cutoff)
+    return f"Did you mean {lowered[near[0]]}?" if near else ""
+
+
+def either(words: Sequence[str]) -> str:
+    """`a, b or c`."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def explain(error: ErrorDetails, legal_keys: Sequence[str]) -> str:
+    """One of pydantic's errors as `said` puts it.
+
+    Args:
+        error: one of `ValidationError.errors()`.
+        legal_keys: the keys that are legal where the error is; used for a key that is not.
+    """
+    kind, value, context = error["type"], error["input"], error.get("ctx", {})
+    key = str(error["loc"][-1]) if error["loc"] else ""
+    if kind == "extra_forbidden":
+        near = did_you_mean(key, legal_keys)
+        if len(legal_keys) > _MOST_LISTED:
+            return said(f"be one of the {len(legal_keys)} keys that `trtpipe schema` lists here", key, near)
+        return said(f"be one of the keys {either(legal_keys)}", key, near)
+    if kind == "missing":
+        return said("be given", "nothing")
+    if kind == "literal_error":
+        words = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
+        return said(f"be {either(words)}", shown(value), did_you_mean(value, words, 0.75))
+    if kind == "must":
+        return said(error["msg"], shown(value))
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "string_pattern_mismatch" and error["loc"] == ("name",):
+        return said("begin with a letter or digit and hold only letters, digits, '.', '_' and '-'", shown(value))
+    if kind == "too_short" and context["min_length"] == 1:
+        return said("have at least one entry", shown(value))
+    limits = {"ge": "at least", "gt": "greater than", "le": "at most", "lt": "less than"}
+    for name, words_ in limits.items():
+        if name in context:
+            return said(f"be {words_} {context[name]:g}", shown(value))
+    if kind == "bool_type" and isinstance(value, str):
+        return said("be true or false", shown(value), _boolean_hint(value))
+    kinds = {
+        "int_type": "a whole number",
+        "int_from_float": "a whole number",
+        "float_type": "a number",
+        "finite_number": "a finite number",
+        "bool_type": "true or false",
+        "string_type": "text",
+        "tuple_type": "a list",
+        "dict_type": "a mapping",
+        "model_type": "a mapping",
+        "dataclass_exact_type": "{min, opt, max}, whole numbers",
+        "model_attributes_type": "a mapping",
+    }
+    if kind in kinds:
+        return said(f"be {kinds[kind]}", shown(value))
+    return said(re.sub(r"^\w+ should ", "", error["msg"]), shown(value))
+
+
+def _boolean_hint(text: str) -> str:
+    if text.lower() in ("yes", "on", "y", "1", "true"):
+        return "Write true, without quotes."
+    if text.lower() in ("no", "off", "n", "0", "false"):
+        return "Write false, without quotes."
+    return ""
+
+
+def legal_keys(model: type[BaseModel], path: Path) -> tuple[str, ...]:
+    """The keys that are legal beside the last part of `path`, in a file that `model` describes."""
+    section: Any = model
+    for part in path[:-1]:
+        section = _inside(section, part)
+        if section is None:
+            return ()
+    return tuple(section.model_fields) if isinstance(section, type) and issubclass(section, BaseModel) else ()
+
+
+def _inside(section: Any, part: str | int) -> Any:
+    """The type one step further down: a model's field, or the value type of a mapping of models."""
+    if isinstance(section, type) and issubclass(section, BaseModel):
+        field = section.model_fields.get(str(part))
+        if field is None:
+            return None
+        kind: Any = field.annotation
+    elif typing.get_origin(section) is dict:
+        kind = typing.get_args(section)[1]
+    else:
+        return None
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        kind = next(a for a in typing.get_args(kind) if a is not type(None))
+    return kind

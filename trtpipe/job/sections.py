@@ -1,0 +1,263 @@
+"""The sections of a job file, each a pydantic model. What must hold between their fields is in `rules`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from trtpipe.job.build_options import BuildOptions
+from trtpipe.values import DimRange, Route, Target
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+class Section(BaseModel):
+    """A part of a job: unknown keys are errors, nothing is converted (`"1"` is no integer), values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists_are_tuples(cls, raw: Any) -> Any:
+        """A YAML list is what a tuple field is written as."""
+        return {k: _tuples(v) for k, v in raw.items()} if isinstance(raw, dict) else raw
+
+
+def _range(value: Any) -> Any:
+    """{min, opt, max} of whole numbers as a DimRange; anything else as it is, for pydantic to refuse."""
+    if isinstance(value, dict) and set(value) == {"min", "opt", "max"} and all(type(v) is int for v in value.values()):
+        return DimRange(**value)
+    return value
+
+
+def _size(value: Any) -> int | tuple[int, int]:
+    """A positive integer, or height and width."""
+    sizes = (value,) if isinstance(value, int) else value
+    if isinstance(sizes, tuple) and all(type(s) is int and s >= 1 for s in sizes):
+        if isinstance(value, int):
+            return value
+        if len(sizes) == 2:
+            return (sizes[0], sizes[1])
+    raise PydanticCustomError("must", "be a positive integer or [height, width]")
+
+
+def _dimension(value: Any) -> int | str:
+    if type(value) is int and value >= 1:
+        return value
+    if isinstance(value, str) and value.isidentifier():
+        return value
+    raise PydanticCustomError("must", "be a positive integer or the name of a dynamic dimension")
+
+
+def _capability(value: Any) -> str:
+    text = str(value) if isinstance(value, (str, float)) else ""
+    major, dot, minor = text.partition(".")
+    if dot and major.isdecimal() and minor.isdecimal() and len(minor) == 1:
+        return text
+    raise PydanticCustomError("must", "be a compute capability like 8.6")
+
+
+Size = Annotated[
+    int | tuple[int, int],
+    BeforeValidator(_size),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1},
+                {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 2, "maxItems": 2},
+            ]
+        }
+    ),
+]
+Dimension = Annotated[
+    int | str,
+    BeforeValidator(_dimension),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]}),
+]
+ComputeCapability = Annotated[
+    str,
+    BeforeValidator(_capability),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^\d+\.\d$"}]}),
+]
+
+
+class Model(Section):
+    """Where the network comes from: factory or program. A torchscript file is the baseline it is compared with."""
+
+    factory: str | None = Field(default=None, description="package.module:callable returning an nn.Module")
+    args: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the factory")
+    weights: str | None = Field(default=None, description="state dict: .safetensors, or .pt read with weights_only")
+    torchscript: str | None = Field(
+        default=None, description="a TorchScript file to compare with, instead of recording a baseline"
+    )
+    program: str | None = Field(default=None, description="a .pt2 file written by torch.export.save")
+    baseline: Literal["trace", "script"] = Field(
+        default="trace", description="how the TorchScript baseline is recorded"
+    )
+
+
+class Normalize(Section):
+    """(x - mean) / std by channel, x in [0, 1]."""
+
+    mean: tuple[float, ...] = Field(description="one number a channel")
+    std: tuple[float, ...] = Field(description="one number a channel, each greater than 0")
+
+
+class Transform(Section):
+    """torchvision's transforms in this order: resize, center_crop, grayscale, to tensor, normalize."""
+
+    resize: Size | None = Field(default=None, description="the shorter side in pixels, or [height, width]")
+    center_crop: Size | None = Field(default=None, description="pixels, or [height, width]")
+    grayscale: bool = Field(default=False, description="one channel instead of three")
+    interpolation: Literal["nearest", "bilinear", "bicubic"] = Field(default="bilinear", description="used by resize")
+    normalize: Normalize | None = Field(default=None, description="done by the host; the engine then takes floats")
+    callable: str | None = Field(default=None, description="package.module:callable(PIL image) -> tensor, instead")
+
+
+class Data(Section):
+    """Samples: exactly one of images (an ImageFolder), arrays (.npy/.npz/.safetensors) and factory (a callable)."""
+
+    images: str | None = Field(default=None, description="a folder with one folder of images for each class")
+    arrays: str | None = Field(default=None, description="a .npy, .npz or .safetensors file, named like the inputs")
+    factory: str | None = Field(default=None, description="package.module:callable returning an iterable of samples")
+    transform: Transform | None = Field(default=None, description="what is done to each image")
+    samples: int | None = Field(default=None, ge=1, description="how many; all when absent")
+    batch_size: int = Field(default=32, ge=1, description="samples run at a time")
+    seed: int = Field(default=0, description="which samples are drawn, when not all are")
+    workers: int = Field(default=0, ge=0, description="processes that read and transform images")
+    on_bad_sample: Literal["error", "skip"] = Field(
+        default="error", description="skip counts, names and reports what could not be read"
+    )
+
+
+class Calibration(Data):
+    """What INT8 ranges are observed on, and by which algorithm."""
+
+    algorithm: Literal["entropy_2", "entropy", "minmax", "percentile", "mse"] = Field(
+        default="entropy_2", description="how the threshold is chosen from a histogram"
+    )
+    percentile: float = Field(default=99.99, gt=0, le=100, description="of algorithm: percentile")
+    table: str | None = Field(default=None, description="a calibration.json to use instead of calibrating")
+
+
+class Limits(Section):
+    """What the check must meet; each is optional, and at least one must be set for the check to be able to fail."""
+
+    cosine_min: float | None = Field(default=None, ge=-1, le=1, description="cosine similarity with the baseline")
+    max_abs_max: float | None = Field(default=None, ge=0, description="largest absolute difference")
+    relative_l2_max: float | None = Field(default=None, ge=0, description="|engine - baseline| / |baseline|")
+    sqnr_db_min: float | None = Field(default=None, description="signal to quantization noise ratio, dB")
+    top1_agreement_min: float | None = Field(default=None, ge=0, le=1, description="share of equal argmax")
+    accuracy_drop_max: float | None = Field(
+        default=None, ge=0, le=1, description="top-1 accuracy lost against the labels, 0.01 is one point"
+    )
+    speedup_over_fp16_min: float | None = Field(default=None, gt=0, description="needs require: engine")
+
+
+class Check(Data):
+    """What the result is compared with its baseline on. `transform` is calibration's when absent."""
+
+    limits: Limits = Field(default=Limits(cosine_min=0.99), description="what must hold for the build to pass")
+    require: Literal["graph", "engine"] = Field(
+        default="graph", description="engine: fail where the engine itself cannot run"
+    )
+    sensitivity: bool = Field(
+        default=False, description="measure what INT8 costs by module even where the check passes, for the report"
+    )
+    bench: bool = Field(default=False, description="time every mode, as `trtpipe bench` does, for the report")
+    on_fail: Literal["error", "tune"] = Field(default="error", description="tune: keep layers in FP16 or FP32 instead")
+
+
+class Keep(Section):
+    """Globs over source module paths that stay out of a lower precision."""
+
+    fp32: tuple[str, ...] = Field(default=(), description="stay in FP32")
+    fp16: tuple[str, ...] = Field(default=(), description="stay in FP16 instead of INT8")
+    bf16: tuple[str, ...] = Field(default=(), description="stay in BF16 instead of INT8")
+
+
+class Precision(Section):
+    """What the engine computes in; torch2trt's own words."""
+
+    fp16_mode: bool = Field(default=False, description="compute in FP16 where that is safe")
+    bf16_mode: bool = Field(default=False, description="compute in BF16 where that is safe")
+    int8_mode: bool = Field(default=False, description="quantize convolutions, linears and matmuls to INT8")
+    keep: Keep = Field(default=Keep(), description="what stays out")
+
+
+class Range(Section):
+    """The range of one dynamic dimension: 1 <= min <= opt <= max."""
+
+    min: int = Field(ge=1, description="smallest size the engine takes")
+    opt: int = Field(ge=1, description="the size TensorRT tunes for")
+    max: int = Field(ge=1, description="largest size the engine takes")
+
+
+class Input(Section):
+    """One input binding. Every name in `shape` needs its range, given under that name beside it."""
+
+    dtype: Literal["float32", "float16", "uint8", "int8", "int32", "int64", "bool"] = Field(
+        default="float32", description="of the binding, whatever the precision inside"
+    )
+    shape: tuple[Dimension, ...] = Field(min_length=1, description="sizes and names of dimensions, the batch first")
+    normalize: Normalize | None = Field(default=None, description="done inside the engine, on x/255 for uint8")
+    dims: dict[str, Range] = Field(default_factory=dict, description="ranges; in a job file they stand beside shape")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _ranges_beside_shape(cls, raw: Any) -> Any:
+        """`N: {min, opt, max}` stands beside `shape`; move it into `dims`, and with it any range nobody named."""
+        if not isinstance(raw, dict) or not isinstance(raw.get("dims", {}), dict):
+            return raw
+        shape = raw.get("shape", ())
+        names = {d for d in shape if isinstance(d, str)} if isinstance(shape, (list, tuple)) else set()
+        extra = {
+            k for k, v in raw.items() if k not in cls.model_fields and isinstance(v, dict) and {"min", "max"} & set(v)
+        }
+        moved = (names | extra) - set(cls.model_fields)
+        dims = dict(raw.get("dims", {})) | {k: v for k, v in raw.items() if k in moved}
+        return {k: v for k, v in raw.items() if k not in moved} | {"dims": dims}
+
+
+class Output(Section):
+    """One output binding."""
+
+    dtype: Literal["float32", "float16", "int32", "int64", "bool"] = Field(
+        default="float32", description="of the binding, whatever the precision inside"
+    )
+
+
+class Build(BuildOptions, Section):
+    """The route, the target and the builder's own options."""
+
+    model_config = Section.model_config
+
+    @model_validator(mode="before")
+    @classmethod
+    def _inner_values(cls, raw: Any) -> Any:
+        """Lists within mappings are tuples too, as in `tensor_formats`, and the mappings in `profiles` are ranges."""
+        if not isinstance(raw, dict):
+            return raw
+        inner = {k: {i: _tuples(v) for i, v in d.items()} if isinstance(d, dict) else d for k, d in raw.items()}
+        if isinstance(profiles := inner.get("profiles"), (list, tuple)):
+            inner["profiles"] = tuple(
+                {d: _range(r) for d, r in p.items()} if isinstance(p, dict) else p for p in profiles
+            )
+        return inner
+
+    route: Route = Field(default="onnx", description="the frontend that lowers the model")
+    target: Target = Field(default="tensorrt_rtx", description="what compiles it")
+    use_onnx: bool = Field(
+        default=False, description="route torch2trt: convert through its own ONNX export, not its converters"
+    )
+    allow_torch_fallback: bool = Field(
+        default=False,
+        description="route torch_tensorrt: what has no converter stays in PyTorch, and the bundle then needs PyTorch",
+    )
+    compute_capability: tuple[ComputeCapability, ...] = Field(
+        default=(), description="GPUs an RTX engine is for, like 8.6; none: portable across Ampere and later"
+    )

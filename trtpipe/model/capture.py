@@ -1,0 +1,104 @@
+"""Capture: the model as one functional ATen graph, with conv+bn and constants folded and attention spelt out."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from trtpipe.model.export import export
+from trtpipe.values import Captured, LoadedModel
+
+if TYPE_CHECKING:
+    import torch
+
+
+def capture(loaded: LoadedModel) -> Captured:
+    """The graph that every precision, route and target starts from.
+
+    torch.export, made functional, conv+bn folded (torchao's own pass), subgraphs of constants folded (the standardised
+    weights of BiT, say), and scaled_dot_product_attention spelt out as matmul, softmax, matmul so that its matmuls can
+    be quantized and its softmax kept in FP32.
+
+    Raises:
+        BuildError: torch.export cannot capture the model, or the declared dynamic dimensions do not hold.
+    """
+    import torch
+
+    from trtpipe.model.pt2e import constant_fold, fuse_conv_bn
+
+    notes: list[str] = []
+    program = export(loaded.module, loaded.inputs)
+    with warnings.catch_warnings():  # torch 2.11 announces a deprecation of its own
+        warnings.simplefilter("ignore")
+        graph = program.run_decompositions({}).module(check_guards=False)
+    assert isinstance(graph, torch.fx.GraphModule)
+    fuse_conv_bn(graph)
+    constant_fold(graph)
+    notes += _spell_out_attention(graph)
+    _tidy(graph)
+    graph.recompile()
+    graph = export(graph, loaded.inputs).module(check_guards=False)
+    assert isinstance(graph, torch.fx.GraphModule)
+    return Captured(graph, loaded.inputs, loaded.outputs, _digest(graph, loaded.weights_digest), tuple(notes))
+
+
+def _digest(graph: torch.fx.GraphModule, weights: str) -> str:
+    lines = [f"{n.op} {n.target} {n.args} {n.kwargs}" for n in graph.graph.nodes]
+    return hashlib.sha256("\n".join([weights, *lines]).encode()).hexdigest()
+
+
+def _tidy(graph: torch.fx.GraphModule) -> None:
+    """Drop export's assertions, and let views copy where a changed producer changed the strides."""
+    import torch
+
+    for node in list(graph.graph.nodes):
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            graph.graph.erase_node(node)
+        elif node.target is torch.ops.aten.view.default:
+            node.target = torch.ops.aten.reshape.default
+    graph.graph.eliminate_dead_code()
+
+
+def _spell_out_attention(graph: torch.fx.GraphModule) -> list[str]:
+    """Replace scaled_dot_product_attention by matmul(q*scale, k^T) + mask, softmax, matmul(., v).
+
+    The scale is 1/sqrt(E) unless given (Vaswani et al. 2017, equation 1), applied to q so that FP16 holds the product.
+    """
+    import torch
+
+    from trtpipe.model.nodes import calls, module_path
+
+    aten = torch.ops.aten
+    notes = []
+    for node in [n for n in calls(graph.graph) if n.target is aten.scaled_dot_product_attention.default]:
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+        given = dict(zip(names, node.args, strict=False)) | node.kwargs
+        q, k, v, mask = (given.get(n) for n in names[:4])
+        assert isinstance(q, torch.fx.Node)
+        assert isinstance(k, torch.fx.Node)
+        assert isinstance(v, torch.fx.Node)
+        boolean = isinstance(mask, torch.fx.Node) and mask.meta["val"].dtype == torch.bool
+        if given.get("is_causal") or given.get("enable_gqa") or boolean:
+            notes.append(
+                f"{module_path(node) or 'the model'}: causal, grouped or boolean-masked attention is left whole, "
+                "in FP32 and not quantized"
+            )
+            continue
+        scale = given.get("scale") or 1.0 / math.sqrt(q.meta["val"].shape[-1])
+        new: list[torch.fx.Node] = []
+
+        def add(target: Any, *args: Any, new: list[torch.fx.Node] = new, node: torch.fx.Node = node) -> torch.fx.Node:
+            made = graph.graph.call_function(target, args)
+            made.meta = {key: m for key, m in node.meta.items() if key in ("nn_module_stack", "stack_trace")}
+            new.append(made)
+            return made
+
+        with graph.graph.inserting_before(node):
+            scores = add(aten.matmul.default, add(aten.mul.Tensor, q, scale), add(aten.transpose.int, k, -2, -1))
+            if mask is not None:
+                scores = add(aten.add.Tensor, scores, mask)
+            node.replace_all_uses_with(add(aten.matmul.default, add(aten.softmax.int, scores, -1), v))
+        graph.graph.erase_node(node)
+    return notes

@@ -1,0 +1,196 @@
+"""Load the user's network behind its declared bindings."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtpipe.errors import BuildError, InputError, MissingError
+from trtpipe.job.importable import on_path
+from trtpipe.values import LoadedModel, TensorSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from trtpipe.job.job import Job
+
+
+def load_model(job: Job, base: Path | None = None) -> LoadedModel:
+    """The job's network in eval mode behind its bindings, with the shapes of its outputs found by running it once.
+
+    Args:
+        job: the validated job; its paths are absolute.
+        base: folder of the job file; a factory's module is looked up there too.
+
+    Raises:
+        InputError: the factory, the weights or the outputs are not what the job says.
+        MissingError: a package that the factory's module imports is not installed.
+        BuildError: the model cannot be run on zeros of the declared input shapes.
+    """
+    from trtpipe.model.bindings import bind
+
+    network, source = _network(job, base)
+    inputs = job.input_specs()
+    normalize = {
+        name: (tuple(i.normalize.mean), tuple(i.normalize.std)) for name, i in job.inputs.items() if i.normalize
+    }
+    module = bind(network, inputs, normalize, tuple(job.outputs))
+    digest = _weights_digest(network)
+    outputs = _output_specs(module, inputs, {n: o.dtype for n, o in job.outputs.items()})
+    return LoadedModel(module, inputs, outputs, digest, source)
+
+
+def import_callable(reference: str, where: str, base: Path | None = None) -> Any:
+    """The object `package.module:name`, looked up on sys.path and, first, in `base`.
+
+    Raises:
+        InputError: `reference` is misspelt or names nothing callable.
+        MissingError: importing the module needs a package that is not installed.
+    """
+    module_name, _, attribute = reference.partition(":")
+    with on_path(base):
+        try:
+            found: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
+                raise InputError(
+                    f"{where}: must name a module that can be imported (got {reference!r}). "
+                    f"Put {module_name.split('.')[0]}.py beside the job file, or install its package."
+                ) from None
+            raise MissingError(
+                f"{where}: {module_name} needs the package {error.name!r}, which is not installed. "
+                f"Install it in this environment."
+            ) from None
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise InputError(
+            f"{where}: must be package.module:callable (got {reference!r}). Check the name after the colon."
+        )
+    return found
+
+
+def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
+    import torch
+
+    model = job.model
+    if model.program is not None:
+        return _program(model.program), f"program {Path(model.program).name}"
+    if model.factory is None:
+        raise InputError(
+            "model: torch.export cannot take a TorchScript file (got only model.torchscript). Give model.factory or "
+            "model.program to build from; model.torchscript then stays the baseline it is compared with."
+        )
+    factory = import_callable(model.factory, "model.factory", base)
+    try:
+        network = factory(**model.args)
+    except TypeError as error:
+        raise InputError(
+            f"model.args: must fit the factory {model.factory} (got {error}). Correct the names."
+        ) from error
+    if not isinstance(network, torch.nn.Module):
+        raise InputError(
+            f"model.factory: must return an nn.Module (got {type(network).__name__} from {model.factory}). "
+            "Return the model itself."
+        )
+    if model.weights is not None:
+        _load_weights(network, Path(model.weights))
+    return network.eval().requires_grad_(False), f"factory {model.factory}"
+
+
+def _program(path: str) -> torch.nn.Module:
+    import torch
+
+    try:
+        with warnings.catch_warnings():  # torch 2.11 warns of the buffers it reads into
+            warnings.simplefilter("ignore")
+            program = torch.export.load(path)
+    except Exception as error:
+        raise InputError(
+            f"model.program: must be a file of torch.export.save (got {Path(path).name}: {error})."
+        ) from error
+    network: torch.nn.Module = program.module(check_guards=False)
+    # It refuses train() and eval(): what it does in either was settled when it was exported.
+    network.train = network.eval = lambda mode=True: network  # type: ignore[method-assign, misc]
+    return network
+
+
+def _load_weights(network: torch.nn.Module, path: Path) -> None:
+    import torch
+
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            state: Mapping[str, Any] = load_file(str(path))
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise InputError(f"model.weights: must be a file that can be read (got {path}).") from None
+    except Exception as error:
+        raise InputError(
+            f"model.weights: must be a .safetensors file or a .pt file of tensors (got {path.name}: {error}). "
+            "Save the state_dict, not the module."
+        ) from error
+    for wrapper in ("state_dict", "model"):
+        if isinstance(state.get(wrapper), dict):
+            state = state[wrapper]
+    try:
+        network.load_state_dict(state, strict=True)
+    except RuntimeError as error:
+        raise InputError(f"model.weights: must fit the model (got {path.name}: {error}). Check model.args.") from None
+
+
+def _weights_digest(network: torch.nn.Module) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes of all parameters and buffers, in the order of their names."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, tensor in sorted({**dict(network.named_parameters()), **dict(network.named_buffers())}.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _output_specs(
+    module: torch.nn.Module, inputs: tuple[TensorSpec, ...], dtypes: Mapping[str, str]
+) -> tuple[TensorSpec, ...]:
+    """Run at two sizes of each dynamic dimension; an output extent that moves with one carries its name."""
+    import torch
+
+    def run(sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
+        args = []
+        for spec in inputs:
+            shape = [d if isinstance(d, int) else sizes[d] for d in spec.shape]
+            args.append(torch.zeros(shape, dtype=getattr(torch, spec.dtype)))
+        with torch.inference_mode():
+            return [tuple(t.shape) for t in module(*args)]
+
+    dims = {n: r for s in inputs for n, r in s.dims.items()}
+    small = {n: min(max(2, r.min), r.max) if n == inputs[0].shape[0] else r.opt for n, r in dims.items()}
+    try:
+        shapes = [list(s) for s in run(small)]
+        named: list[list[int | str]] = [list(s) for s in shapes]
+        for name, r in dims.items():
+            other = small[name] + 1 if small[name] < r.max else max(r.min, small[name] - 1)
+            if other == small[name]:
+                continue
+            for k, shape in enumerate(run({**small, name: other})):
+                for axis, extent in enumerate(shape):
+                    if extent != shapes[k][axis]:
+                        named[k][axis] = name
+    except InputError:
+        raise
+    except Exception as error:
+        raise BuildError(
+            f"model: must run on zeros of the declared input shapes (got {type(error).__name__}: {error}). "
+            "Check inputs.*.shape and dtype."
+        ) from error
+    return tuple(
+        TensorSpec(n, dtypes[n], tuple(shape), {d: dims[d] for d in shape if isinstance(d, str)})
+        for n, shape in zip(dtypes, named, strict=True)
+    )

@@ -1,0 +1,101 @@
+"""Reading an exported ATen graph: which module and line a node comes from, and what kind of operation it is."""
+
+from __future__ import annotations
+
+import copy
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any, TypeGuard
+
+import torch
+
+from trtpipe.model.bindings import INNER
+
+_CALL_SUFFIX = re.compile(r"@\d+$")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def copied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A deep copy; torch 2.11 announces a deprecation of its own while it is copied."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return copy.deepcopy(graph)
+
+
+def module_path(node: torch.fx.Node) -> str:
+    """Path of the module whose forward made the node, as `layer1.0.conv1`; "" is the network itself."""
+    stack = node.meta.get("nn_module_stack") or {}
+    if not stack:
+        return ""
+    path = _CALL_SUFFIX.sub("", str(list(stack.values())[-1][0]))
+    if path == INNER:
+        return ""
+    return path.removeprefix(INNER + ".")
+
+
+def source_line(node: torch.fx.Node) -> str:
+    """`package/file.py:line` of the innermost frame outside torch.nn, "" when the export kept none."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    for path, line in reversed(frames):
+        if "/torch/" in path or "/trtpipe/model/bindings.py" in path:
+            continue
+        parts = path.split("/")
+        if "site-packages" in parts:
+            return "/".join(parts[parts.index("site-packages") + 1 :]) + f":{line}"
+        return f"{parts[-1]}:{line}"
+    return ""
+
+
+def op_name(node: torch.fx.Node) -> str:
+    """The operator without namespace and overload: `conv2d` for aten.conv2d.default."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target._schema.name).rpartition("::")[2]
+    return getattr(target, "__name__", str(target))
+
+
+def calls(graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:
+    """The call_function nodes in execution order."""
+    return (n for n in graph.nodes if n.op == "call_function")
+
+
+def is_float(node: object) -> TypeGuard[torch.fx.Node]:
+    """Whether the node's value is one floating-point tensor."""
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def is_constant(node: object) -> TypeGuard[torch.fx.Node]:
+    """Whether the node is a parameter, a buffer or a folded constant."""
+    return isinstance(node, torch.fx.Node) and node.op == "get_attr"
+
+
+def constant_value(graph: torch.fx.GraphModule, node: torch.fx.Node) -> torch.Tensor:
+    """The tensor of a get_attr node."""
+    owner: Any = graph
+    for part in str(node.target).split("."):
+        owner = getattr(owner, part)
+    if not isinstance(owner, torch.Tensor):
+        raise TypeError(f"{node.target} is no tensor")
+    return owner
+
+
+def add_constant(graph: torch.fx.GraphModule, name: str, value: torch.Tensor, like: torch.fx.Node) -> torch.fx.Node:
+    """A new get_attr node, before `like`, for a buffer holding `value`; `name` is made unique."""
+    unique, k = name, 0
+    while hasattr(graph, unique):
+        k += 1
+        unique = f"{name}_{k}"
+    graph.register_buffer(unique, value)
+    with graph.graph.inserting_before(like):
+        node = graph.graph.create_node("get_attr", unique, (), {}, name=unique)
+    node.meta["val"] = value
+    return node
+
+
+def source_of(node: torch.fx.Node, names: tuple[str, ...]) -> torch.fx.Node:
+    """Walk up first arguments through operations called one of `names`."""
+    while node.op == "call_function" and op_name(node) in names and isinstance(node.args[0], torch.fx.Node):
+        node = node.args[0]
+    return node

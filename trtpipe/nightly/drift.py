@@ -1,0 +1,74 @@
+"""One job built several times without any cache: whether the engines, and what they answer, are the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtpipe.bundle.format import place
+from trtpipe.errors import TrtpipeError
+from trtpipe.nightly.outcome import Drift, JobOutcome
+from trtpipe.nightly.task import Task, of_bundle
+from trtpipe.pipeline.build import build
+from trtpipe.runtime.session import open_model
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trtpipe.bundle.format import Bundle
+    from trtpipe.job.job import Job
+    from trtpipe.progress import Reporter
+
+
+def repeat(task: Task, job: Job, reporter: Reporter) -> JobOutcome:
+    """Build `task.repeat` times; the last bundle goes where the job's belongs.
+
+    Raises:
+        TrtpipeError: as `pipeline.build`.
+    """
+    engines, answers, notes = [], [], []
+    for number in range(task.repeat):
+        reporter.note(f"build {number + 1} of {task.repeat}")
+        with tempfile.TemporaryDirectory(prefix="trtpipe-repeat-") as scratch:
+            built = build(job, Path(scratch), reporter)
+            manifest = built.bundle.manifest
+            assert manifest.engine is not None
+            engines.append(manifest.files[manifest.engine.file].sha256)
+            answers.append(_answers(built.bundle))
+            if number + 1 == task.repeat:
+                bundle = place(Path(task.out, task.name), built.bundle.contents(), where=built.bundle.path)
+                seconds = dict(built.seconds)
+    executed = [a for a in answers if a is not None]
+    if built.report.executed == "graph" and job.build.target != "onnxruntime":
+        notes.append("drift: no GPU executed the engines here; the outputs are those of their graphs")
+    if len(executed) < len(answers):
+        notes.append("drift: outputs were not compared, nothing here can execute the engine or its graph")
+    largest = _largest_difference(executed) if len(executed) == len(answers) else None
+    drift = Drift(tuple(engines), largest, tuple(notes))
+    return dataclasses.replace(of_bundle(task, bundle), seconds=seconds, drift=drift)
+
+
+def _answers(bundle: Bundle) -> dict[str, np.ndarray[Any, Any]] | None:
+    """What a bundle answers on its golden inputs; None where nothing can execute it."""
+    for graph in (False, True):
+        try:
+            with open_model(bundle, graph=graph, as_written=True) as model:
+                return dict(model.run_arrays(bundle.golden().inputs))
+        except TrtpipeError:
+            continue
+    return None
+
+
+def _largest_difference(answers: list[dict[str, np.ndarray[Any, Any]]]) -> float:
+    """The largest |difference| between what any build answers and what the first does, NaN counting as infinite."""
+    first: Mapping[str, np.ndarray[Any, Any]] = answers[0]
+    worst = 0.0
+    for other in answers[1:]:
+        for name, value in first.items():
+            difference = np.abs(value.astype(np.float64) - other[name].astype(np.float64))
+            worst = max(worst, float("inf") if np.isnan(difference).any() else float(difference.max(initial=0.0)))
+    return worst

@@ -1,0 +1,321 @@
+"""A fleet of machines, by Dask distributed: who can build a job, and the jobs sent there.
+
+Each worker (`trtpipe worker`) announces what it is as resources: `sm87`, `gpu`, `tensorrt=10.3`, a tag of its own.
+A job goes to a worker that has all it needs. Where those have no torch (a Jetson), all but the engine is made here, and
+the kit is sent. The bundle comes back whole, is checked against its digests and put into place as any bundle is. A
+worker that dies costs its job an attempt; the job goes to another worker that matches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtpipe.bundle.format import place, read_bundle
+from trtpipe.errors import Cancelled, MissingError, TrtpipeError
+from trtpipe.nightly.execute import keep
+from trtpipe.nightly.fleet_worker import TOPIC, introduce, run_task, stop
+from trtpipe.nightly.local import Local
+from trtpipe.nightly.task import Task, failure, from_plain
+from trtpipe.pipeline.cache.digests import Digests
+from trtpipe.pipeline.cache.environment import BUILDERS
+from trtpipe.pipeline.cache.keys import Machine, this_machine
+from trtpipe.trt import driver
+
+if TYPE_CHECKING:
+    from trtpipe.job.job import Job
+    from trtpipe.nightly.options import Watcher
+    from trtpipe.pipeline.cache.store import Cache
+
+#: Times a job is begun before its workers' deaths are taken to be its own doing.
+MOST_STARTS = 4
+#: A job that no worker matches any more waits so long for one to come back.
+GRACE_S = 30.0
+_LOOK_S = 1.0
+_CONNECT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Member:
+    """One worker: its address, the name it goes by, what it announces, and what it is."""
+
+    address: str
+    name: str
+    announces: frozenset[str]
+    machine: Machine
+
+
+@dataclass
+class _Sent:
+    """A job that is with the fleet. `starts` are the workers that began it."""
+
+    task: Task
+    future: Any
+    needs: frozenset[str]
+    starts: list[str] = field(default_factory=list)
+    lost_at: float | None = None
+
+
+def needs(job: Job) -> frozenset[str]:
+    """What a worker must announce to build a job."""
+    wanted = {"torch", job.build.target, *job.worker}
+    if job.check.require == "engine":
+        wanted.add("gpu")
+    return frozenset(wanted)
+
+
+def _both(here: Machine, there: Machine) -> Machine:
+    """Where a graph is made here and compiled there."""
+    compilers = {n for names in BUILDERS.values() for n in names}
+    versions = {n: v for n, v in here.versions.items() if n not in compilers}
+    versions |= {n: v for n, v in there.versions.items() if n in compilers}
+    source = here.source if here.source == there.source else f"{here.source} {there.source}"
+    return Machine(versions, here.python, f"{here.system} for {there.system}", source, there.cuda, there.gpu)
+
+
+def telling(announces: frozenset[str]) -> tuple[str, ...]:
+    """What is announced less what follows from it: of a package only its whole version."""
+    return tuple(w for w in sorted(announces) if not any(o.startswith((f"{w}=", f"{w}.")) for o in announces))
+
+
+class Fleet:
+    """The workers of one scheduler.
+
+    Args:
+        address: like tcp://host:8786.
+        cache: of this machine; bundles that come back are kept in it.
+
+    Raises:
+        MissingError: distributed is not installed, the scheduler does not answer, or it has no worker of trtpipe.
+    """
+
+    def __init__(self, address: str, cache: Cache) -> None:
+        try:
+            from distributed import Client
+        except ImportError:
+            raise MissingError(
+                "--scheduler: needs dask distributed (it is not installed). Run: pip install 'trtpipe[fleet]'"
+            ) from None
+        self.address, self._cache = address, cache
+        try:
+            self._client = Client(address, timeout=_CONNECT_S, name="trtpipe-nightly")
+        except (OSError, ValueError) as error:
+            what = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise MissingError(
+                f"--scheduler: must be a Dask scheduler that answers (got {address}: {what}). Run: dask scheduler"
+            ) from error
+        self.members = self._members()
+        self._by_kit: set[str] = set()
+        if not self.members:
+            self._client.close()
+            raise MissingError(
+                f"--scheduler: {address} must have workers (got none of trtpipe). "
+                f"Run on each machine: trtpipe worker {address}"
+            )
+        self._said: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
+        self._client.subscribe_topic(TOPIC, lambda event: self._said.put(event[1]))
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Each worker's name and what it announces."""
+        return tuple(f"{m.name}: {', '.join(telling(m.announces))}" for m in self.members)
+
+    def machine_for(self, job: Job) -> Machine:
+        """The kind of machine that builds a job: of those that match, the kind that most workers are.
+
+        Raises:
+            MissingError: no worker matches.
+        """
+        wanted = needs(job)
+        kinds = [m.machine for m in self.members if wanted <= m.announces]
+        if kinds:
+            return max(kinds, key=kinds.count)
+        kinds = [m.machine for m in self.members if wanted - {"torch"} <= m.announces]
+        if not kinds or job.build.route != "onnx":
+            raise MissingError(self._unmatched(job.name, wanted))
+        self._by_kit.add(job.name)
+        return _both(self._here, max(kinds, key=kinds.count))
+
+    @cached_property
+    def _here(self) -> Machine:
+        with Digests(self._cache.digests_path) as digests:
+            return this_machine(digests)
+
+    def run(self, tasks: Sequence[Task], watcher: Watcher, finished: Callable[[Task, Mapping[str, Any]], None]) -> None:
+        """Send every task to a worker that matches, and take back what comes of it.
+
+        Raises:
+            Cancelled: the user stopped it.
+        """
+        whole = [task for task in tasks if task.name not in self._by_kit]
+        sent = {task.name: self._send(task, needs(task.load())) for task in whole}
+        self._make_kits([task for task in tasks if task.name in self._by_kit], sent, watcher, finished)
+        looked = time.monotonic()
+        try:
+            while sent:
+                if watcher.cancelled():
+                    raise KeyboardInterrupt
+                self._listen(sent, watcher, finished)
+                for name in [n for n, s in sent.items() if s.future.done()]:
+                    self._take(sent.pop(name), finished)
+                if time.monotonic() - looked > _LOOK_S:
+                    looked = time.monotonic()
+                    self._look(sent, finished)
+                time.sleep(0.05)
+        except KeyboardInterrupt:
+            self._stop(sent)
+            raise Cancelled("interrupted") from None
+
+    def close(self) -> None:
+        """Leave the scheduler; workers go on."""
+        self._client.close()
+
+    def _members(self) -> tuple[Member, ...]:
+        described = self._client.run(introduce, on_error="ignore")
+        found = []
+        for address, raw in described.items():
+            if raw is not None:
+                found.append(Member(address, raw["name"], frozenset(raw["announces"]), Machine(**raw["machine"])))
+        return tuple(sorted(found, key=lambda m: m.name))
+
+    def _make_kits(
+        self, tasks: Sequence[Task], sent: dict[str, _Sent], watcher: Watcher, finished: Callable[..., None]
+    ) -> None:
+        """All but the engine of jobs whose workers have no torch, made here and sent on as each is ready."""
+        if not tasks:
+            return
+        by_name = {task.name: task for task in tasks}
+
+        def send(made: Task, raw: Mapping[str, Any]) -> None:
+            task = by_name[made.name]
+            if raw["outcome"] != "built":
+                finished(task, raw)
+                return
+            files = read_bundle(Path(raw["bundle"])).contents()
+            finishing = dataclasses.replace(task, kit="finish", job={})
+            sent[task.name] = self._send(finishing, needs(task.load()) - {"torch"}, files)
+
+        with tempfile.TemporaryDirectory(prefix="trtpipe-kits-") as scratch:
+            making = [dataclasses.replace(task, kit="make", out=scratch) for task in tasks]
+            logs = Path(tasks[0].out) / ".nightly"
+            try:
+                Local(None, None, driver.probe(), logs).run(making, watcher, send)
+            except Cancelled:
+                self._stop(sent)
+                raise
+
+    def _send(self, task: Task, wanted: frozenset[str], kit: Mapping[str, bytes] | None = None) -> _Sent:
+        raw = dataclasses.asdict(dataclasses.replace(task, wait=True))
+        future = self._client.submit(
+            run_task,
+            raw,
+            dict(kit or {}),
+            key=f"trtpipe-{task.name}-{secrets.token_hex(4)}",
+            resources=dict.fromkeys(sorted(wanted), 1),
+            pure=False,
+            retries=0,
+        )
+        return _Sent(task, future, wanted)
+
+    def _listen(self, sent: Mapping[str, _Sent], watcher: Watcher, finished: Callable[..., None]) -> None:
+        """What workers have said since the last time."""
+        while not self._said.empty():
+            event = self._said.get()
+            known = sent.get(str(event.get("name")))
+            if known is None or event.get("key") != known.task.key:
+                continue
+            where = str(event["member"])
+            if event["kind"] == "start":
+                if known.starts:
+                    watcher.note(f"{known.task.name}: worker {known.starts[-1]} was lost; {where} tries again")
+                known.starts.append(where)
+                watcher.state(known.task.name, "running", where)
+            elif event["kind"] == "stage":
+                watcher.state(known.task.name, "running", f"{where}: {event['value']}")
+            else:
+                watcher.note(f"{known.task.name}: {event['value']}")
+
+    def _take(self, done: _Sent, finished: Callable[[Task, Mapping[str, Any]], None]) -> None:
+        """One job's end."""
+        tried = tuple(f"worker {name} was lost while it built this" for name in done.starts[:-1])
+        task = dataclasses.replace(done.task, attempts=tried)
+        if done.future.status != "finished":
+            error = done.future.exception() if done.future.status == "error" else None
+            what = f"{type(error).__name__}: {error}" if error is not None else "it was cancelled"
+            if type(error).__name__ == "KilledWorker":
+                lost = ", ".join(done.starts) or "its workers"
+                what = f"each worker that began it died: {lost}"
+                task = dataclasses.replace(task, attempts=tuple(f"worker {n} died" for n in done.starts))
+            finished(task, failure(task, f"{task.name}: must be built by a worker (got: {what}).", 4))
+            return
+        answer = done.future.result()
+        done.future.release()
+        raw = dict(answer["outcome"])
+        raw |= {
+            "where": answer["worker"],
+            "attempts": [*tried, *raw.get("attempts", ())],
+            "reasons": list(task.reasons),
+        }
+        if raw["outcome"] in ("built", "reused"):
+            try:
+                raw["bundle"] = str(self._place(task, answer["files"]))
+            except TrtpipeError as error:
+                finished(task, failure(task, str(error), error.exit_code) | {"attempts": raw["attempts"]})
+                return
+            keep(self._cache, task.key, from_plain(raw), answer["files"])
+        finished(task, raw)
+
+    def _place(self, task: Task, files: Mapping[str, bytes]) -> Path:
+        """The bundle put where it belongs; every file is checked against the manifest's digests first."""
+        return place(Path(task.out, task.name), files, where=Path(f"bundle of {task.name} from its worker")).path
+
+    def _look(self, sent: dict[str, _Sent], finished: Callable[[Task, Mapping[str, Any]], None]) -> None:
+        """Give up jobs that no worker matches any more, and those that take their workers down with them."""
+        alive = [frozenset(w.get("resources", {})) for w in self._alive().values()]
+        for name, job in list(sent.items()):
+            if any(job.needs <= announced for announced in alive):
+                job.lost_at = None
+            else:
+                job.lost_at = job.lost_at or time.monotonic()
+            message = ""
+            if job.lost_at is not None and time.monotonic() - job.lost_at > GRACE_S:
+                message = self._unmatched(name, job.needs)
+            elif len(job.starts) > MOST_STARTS:
+                message = (
+                    f"{name}: must not take its worker down (got {len(job.starts)} lost: {', '.join(job.starts)})."
+                )
+            if message:
+                self._client.cancel([job.future], force=True)
+                del sent[name]
+                tried = tuple(f"worker {n} was lost while it built this" for n in job.starts)
+                task = dataclasses.replace(job.task, attempts=tried)
+                finished(task, failure(task, message, 3))
+
+    def _alive(self) -> dict[str, Any]:
+        """The scheduler's own list of workers."""
+        try:
+            info = self._client.scheduler_info(n_workers=-1)
+        except TypeError:  # before 2025.4 it lists all of them
+            info = self._client.scheduler_info()
+        workers: dict[str, Any] = info["workers"]
+        return workers
+
+    def _unmatched(self, name: str, wanted: frozenset[str]) -> str:
+        have = "; ".join(self.workers)
+        return (
+            f"{name}: a worker must announce {', '.join(sorted(wanted))} (got {have}). "
+            f"Start one: trtpipe worker {self.address}"
+        )
+
+    def _stop(self, sent: Mapping[str, _Sent]) -> None:
+        """Take back what has not begun, and ask what runs to stop."""
+        self._client.cancel([s.future for s in sent.values()], force=True)
+        self._client.run(stop, [s.task.key for s in sent.values()], on_error="ignore")

@@ -1,0 +1,195 @@
+"""A worker of a fleet: a Dask worker that announces what it is and runs one job at a time in a process of its own.
+
+The job's process is not the one that talks to the scheduler: a crash in native code costs an attempt and not the
+worker, and a long native call does not make the worker look dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import socket
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trtpipe.bundle.format import place, read_bundle
+from trtpipe.errors import InputError, MissingError
+from trtpipe.nightly.pool import Pool, Slot, visible
+from trtpipe.nightly.task import Task, failure
+from trtpipe.pipeline.cache.digests import Digests
+from trtpipe.pipeline.cache.environment import versions
+from trtpipe.pipeline.cache.keys import Machine, this_machine
+from trtpipe.pipeline.cache.store import Cache
+from trtpipe.runtime.device import Device, this_device
+
+#: The Dask topic on which workers report the progress of their jobs.
+TOPIC = "trtpipe"
+#: Times a job whose process died is tried again by the same worker.
+_RETRIES = 1
+
+
+def announced(device: Device, tags: Sequence[str], torch: bool) -> tuple[str, ...]:
+    """What a worker says it is: GPU, TensorRT by every prefix of its version, processor, tags."""
+    found = ["cpu", device.machine, *tags]
+    if torch:
+        found.append("torch")
+    if device.compute_capability is not None:
+        found += ["gpu", "sm" + device.compute_capability.replace(".", "")]
+    if device.jetson:
+        found.append("jetson")
+    for name, version in device.versions.items():
+        parts = version.split(".")
+        found += [name, *(f"{name}={'.'.join(parts[: i + 1])}" for i in range(len(parts)))]
+    return tuple(dict.fromkeys(found))
+
+
+class Jobs:
+    """What a worker is and has, beside Dask's own: set as `trtpipe_jobs` on its Worker."""
+
+    def __init__(self, name: str, announces: Sequence[str], cache: Path, threads: int) -> None:
+        self.name, self.announces, self.cache = name, tuple(announces), cache
+        with Digests(cache / "digests.sqlite") as digests:
+            self.machine: Machine = this_machine(digests)
+        self._slot = Slot("job", threads, None, cache / f"{name}.log")
+        self._pool = Pool([self._slot])
+        self._stopped: set[str] = set()
+        self._running = ""
+
+    def run(self, task: Task, kit: Mapping[str, bytes], say: Any) -> dict[str, Any]:
+        """One job, or the kit of one to finish; `say(kind, value)` is told what it does.
+
+        Returns:
+            Its outcome, this worker's name, and the files of the bundle.
+        """
+        with tempfile.TemporaryDirectory(prefix="trtpipe-", dir=self.cache / "scratch") as scratch:
+            local = dataclasses.replace(task, out=str(Path(scratch, "out")), cache=str(self.cache))
+            if kit:
+                place(Path(scratch, "kits", task.name), kit, where=Path(f"kit of {task.name}"))
+                local = dataclasses.replace(local, folder=str(Path(scratch, "kits")))
+            self._running = task.key
+            outcome = self._watched(local, say)
+            files: dict[str, bytes] = {}
+            if outcome["outcome"] in ("built", "reused"):
+                files = read_bundle(Path(scratch, "out", task.name)).contents()
+            return {"outcome": outcome, "worker": self.name, "files": files}
+
+    def _watched(self, task: Task, say: Any) -> dict[str, Any]:
+        tried = task.attempts
+        self._pool.start(self._slot, task)
+        while True:
+            for event in self._pool.events(0.2):
+                if event.kind == "done":
+                    return dict(event.value)
+                if event.kind == "cancelled":
+                    return failure(task, f"{task.name}: was stopped by the user", 130)
+                if event.kind == "died":
+                    tried = (*tried, f"the process of worker {self.name} died with {event.value}")
+                    task = dataclasses.replace(task, attempts=tried)
+                    if len(tried) > _RETRIES:
+                        return failure(task, f"{task.name}: {tried[-1]}, {len(tried)} times", 4)
+                    self._pool.start(self._slot, task)
+                else:
+                    say(event.kind, event.value)
+            if task.key in self._stopped:
+                self._stopped.discard(task.key)
+                self._pool.kill()
+                self._pool = Pool([self._slot])
+                return failure(task, f"{task.name}: was stopped by the user", 130)
+
+    def stop(self, keys: Sequence[str]) -> None:
+        """End the running job if it is one of these."""
+        if self._running in keys:
+            self._stopped.add(self._running)
+
+    def close(self) -> None:
+        """End the job's process."""
+        self._pool.kill()
+
+
+def serve(
+    scheduler: str,
+    *,
+    tags: Sequence[str] = (),
+    name: str = "",
+    cache: Path,
+    threads: int | None = None,
+    gpu: int | None = None,
+) -> None:
+    """Be a worker of `scheduler` until it closes or the process is stopped.
+
+    Raises:
+        MissingError: distributed is not installed, or the scheduler does not answer.
+        InputError: the cache cannot be written.
+    """
+    try:
+        from distributed import Worker
+    except ImportError:
+        raise MissingError(
+            "worker: needs dask distributed (it is not installed). Run: pip install 'trtpipe[fleet]'"
+        ) from None
+    if gpu is not None:  # before anything asks the driver
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible(gpu)
+    Cache(cache)  # makes its folders, or says why it cannot
+    (cache / "scratch").mkdir(exist_ok=True)
+    name = name or f"{socket.gethostname()}-{os.getpid()}"
+    words = announced(this_device(), tags, versions(("torch",)) != {})
+    for word in tags:
+        if not word or any(c.isspace() or c == "," for c in word):
+            raise InputError(f"--tag: must be one word without commas (got {word!r}).")
+    jobs = Jobs(name, words, cache, threads or max(1, os.cpu_count() or 1))
+
+    async def live() -> None:
+        worker = Worker(
+            scheduler,
+            nthreads=1,
+            name=name,
+            resources=dict.fromkeys(words, 1),
+            local_directory=str(cache / "scratch"),
+            heartbeat_interval="1s",
+        )
+        worker.trtpipe_jobs = jobs
+        async with worker:
+            await worker.finished()
+
+    try:
+        asyncio.run(live())
+    except (OSError, TimeoutError) as error:
+        raise MissingError(
+            f"worker: {scheduler} must be a Dask scheduler that answers (got {error}). Run: dask scheduler"
+        ) from error
+    finally:
+        jobs.close()
+
+
+def introduce(dask_worker: Any) -> dict[str, Any] | None:
+    """Run on every worker of a scheduler: what it is; None of a worker that is not trtpipe's."""
+    jobs = getattr(dask_worker, "trtpipe_jobs", None)
+    if jobs is None:
+        return None
+    return {"name": jobs.name, "announces": list(jobs.announces), "machine": dataclasses.asdict(jobs.machine)}
+
+
+def stop(keys: Sequence[str], dask_worker: Any) -> None:
+    """Run on every worker: end the job that is running if it is one of these."""
+    jobs = getattr(dask_worker, "trtpipe_jobs", None)
+    if jobs is not None:
+        jobs.stop(keys)
+
+
+def run_task(raw: Mapping[str, Any], kit: Mapping[str, bytes]) -> dict[str, Any]:
+    """Run on the worker that Dask chose: one job; with the files of a kit, that kit is finished."""
+    from distributed import get_worker
+
+    worker = get_worker()
+    task = Task(**raw)
+
+    def say(kind: str, value: Any = None) -> None:
+        event = {"kind": kind, "name": task.name, "key": task.key, "member": worker.trtpipe_jobs.name, "value": value}
+        worker.log_event(TOPIC, event)
+
+    say("start")
+    answer: dict[str, Any] = worker.trtpipe_jobs.run(task, kit, say)
+    return answer

@@ -1,0 +1,175 @@
+"""Every night in one SQLite file: what was built, from what, how good and how fast.
+
+Write-ahead logging and one transaction for each result: a killed process loses at most the job that it was building.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from trtpipe.errors import InputError
+from trtpipe.nightly.outcome import JobOutcome
+from trtpipe.nightly.task import from_plain, plain
+
+#: Raised when the tables change; an older trtpipe then refuses the file instead of damaging it.
+SCHEMA_VERSION = 1
+_TABLES = """
+CREATE TABLE IF NOT EXISTS runs (
+    id INTEGER PRIMARY KEY, began TEXT NOT NULL, ended TEXT, state TEXT NOT NULL, arguments TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS results (
+    run INTEGER NOT NULL REFERENCES runs(id), name TEXT NOT NULL, recorded TEXT NOT NULL, outcome TEXT NOT NULL,
+    green INTEGER NOT NULL, key TEXT NOT NULL, fingerprint TEXT NOT NULL, parts TEXT NOT NULL, data TEXT NOT NULL,
+    PRIMARY KEY (run, name)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS results_by_name ON results (name, run);
+"""
+
+
+@dataclass(frozen=True)
+class Past:
+    """One job in one earlier run. `parts` are its ingredients."""
+
+    run: int
+    recorded: str
+    green: bool
+    parts: Mapping[str, str]
+    outcome: JobOutcome
+
+
+class History:
+    """The file at `path`; it is made when it is not there.
+
+    Raises:
+        InputError: it is not a history, or one of a newer trtpipe.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(path, timeout=60, isolation_level=None)
+            version = self._db.execute("PRAGMA user_version").fetchone()[0]
+            if version > SCHEMA_VERSION:
+                raise InputError(
+                    f"{path}: must be a history of version {SCHEMA_VERSION} (got {version}). Update trtpipe."
+                )
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            if version < SCHEMA_VERSION:
+                self._db.executescript(_TABLES)
+                self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        except (sqlite3.Error, OSError) as error:
+            raise InputError(
+                f"{path}: must be a history of trtpipe (got: {error}). Choose another --history."
+            ) from error
+
+    def __enter__(self) -> History:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._db.close()
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Everything recorded in here is one transaction."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def begin(self, arguments: Mapping[str, Any]) -> int:
+        """A new run's number."""
+        row = self._db.execute(
+            "INSERT INTO runs (began, state, arguments) VALUES (?, 'running', ?)", (now(), json.dumps(dict(arguments)))
+        )
+        assert row.lastrowid is not None
+        return row.lastrowid
+
+    def unfinished(self) -> tuple[int, dict[str, Any]] | None:
+        """The latest run and its arguments, when it did not come to its end."""
+        row = self._db.execute("SELECT id, state, arguments FROM runs ORDER BY id DESC LIMIT 1").fetchone()
+        return None if row is None or row[1] == "done" else (row[0], json.loads(row[2]))
+
+    def reopen(self, run: int) -> None:
+        """Go on with a run."""
+        self._db.execute("UPDATE runs SET state = 'running', ended = NULL WHERE id = ?", (run,))
+
+    def end(self, run: int, state: str) -> None:
+        """A run came to its end: `done`, or `interrupted`."""
+        self._db.execute("UPDATE runs SET state = ?, ended = ? WHERE id = ?", (state, now(), run))
+
+    def began(self, run: int) -> str:
+        """When a run began, UTC."""
+        return str(self._db.execute("SELECT began FROM runs WHERE id = ?", (run,)).fetchone()[0])
+
+    def record(self, run: int, outcome: JobOutcome, parts: Mapping[str, str], *, green: bool) -> None:
+        """One job's result in a run; recording it again replaces it."""
+        values = (run, outcome.name, now(), outcome.outcome, int(green), outcome.key, outcome.fingerprint)
+        self._db.execute(
+            "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*values, json.dumps(dict(parts)), json.dumps(plain(outcome))),
+        )
+
+    def of_run(self, run: int) -> dict[str, Past]:
+        """Every result of a run by job name."""
+        return {p.outcome.name: p for p in self._select("run = ? ORDER BY name", (run,))}
+
+    def latest(self, before_run: int) -> dict[str, Past]:
+        """The latest result with a bundle of every job, before a run."""
+        where = (
+            "outcome IN ('built', 'reused') AND run = (SELECT max(run) FROM results AS r "
+            "WHERE r.name = results.name AND r.run < ? AND r.outcome IN ('built', 'reused'))"
+        )
+        return {p.outcome.name: p for p in self._select(where, (before_run,))}
+
+    def greens(self, before_run: int, count: int = 10) -> dict[str, tuple[Past, ...]]:
+        """The latest `count` green results of every job before a run, the latest first."""
+        return self._ranked("green = 1 AND run < ?", before_run, count)
+
+    def recent(self, last_run: int, count: int = 30) -> dict[str, tuple[Past, ...]]:
+        """The latest `count` results of every job up to a run, the earliest first."""
+        return {name: rows[::-1] for name, rows in self._ranked("run <= ?", last_run, count).items()}
+
+    def _ranked(self, where: str, run: int, count: int) -> dict[str, tuple[Past, ...]]:
+        query = (
+            f"SELECT {_COLUMNS} FROM (SELECT *, row_number() OVER (PARTITION BY name ORDER BY run DESC) AS place "
+            f"FROM results WHERE {where}) WHERE place <= ? ORDER BY name, run DESC"
+        )
+        found: dict[str, list[Past]] = {}
+        for row in self._db.execute(query, (run, count)):
+            past = _past(row)
+            found.setdefault(past.outcome.name, []).append(past)
+        return {name: tuple(rows) for name, rows in found.items()}
+
+    def of_job(self, name: str) -> tuple[Past, ...]:
+        """Every result of a job, the earliest first."""
+        return tuple(self._select("name = ? ORDER BY run", (name,)))
+
+    def names(self) -> tuple[str, ...]:
+        """Every job that has a past."""
+        return tuple(row[0] for row in self._db.execute("SELECT DISTINCT name FROM results ORDER BY name"))
+
+    def _select(self, where: str, values: Sequence[Any]) -> Iterator[Past]:
+        for row in self._db.execute(f"SELECT {_COLUMNS} FROM results WHERE {where}", tuple(values)):
+            yield _past(row)
+
+
+_COLUMNS = "run, recorded, green, parts, data"
+
+
+def _past(row: Sequence[Any]) -> Past:
+    return Past(row[0], row[1], bool(row[2]), json.loads(row[3]), from_plain(json.loads(row[4])))
+
+
+def now() -> str:
+    """UTC, ISO 8601, to the second."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,83 @@
+"""A job's past as lines of text and as an SVG."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trtpipe.nightly.history import Past
+
+#: What is shown, in this order, where a job has it: name, title, factor.
+FIGURES = (
+    ("accuracy_engine", "accuracy", 1.0),
+    ("top1_agreement", "top-1 agreement", 1.0),
+    ("cosine", "cosine", 1.0),
+    ("sqnr_db", "SQNR, dB", 1.0),
+    ("size_bytes", "engine, MB", 1e-6),
+    ("build_s", "build, s", 1.0),
+)
+
+
+def figures(past: Past) -> dict[str, float]:
+    """The figures of one night by name; of several outputs the worst one."""
+    outcome, found = past.outcome, dict[str, float]()
+    for metric in outcome.metrics:
+        found[metric.name] = min(found.get(metric.name, metric.value), metric.value)
+    if outcome.size_bytes is not None:
+        found["size_bytes"] = float(outcome.size_bytes)
+    if outcome.outcome == "built":
+        found["build_s"] = outcome.total_seconds
+    return found
+
+
+def series(past: Sequence[Past]) -> dict[str, list[float | None]]:
+    """Every figure over the nights, the earliest first; None where a night lacks it."""
+    nights = [figures(p) for p in past]
+    names = dict.fromkeys(name for night in nights for name in night)
+    return {"seconds" if n == "build_s" else n: [night.get(n) for night in nights] for n in names}
+
+
+def rows(past: Sequence[Past]) -> Iterator[str]:
+    """A line a night: when, how it ended, the figures, and why it was built."""
+    shown = [(n, t, f) for n, t, f in FIGURES if any(n in figures(p) for p in past)]
+    yield f"{'run':>5}  {'UTC':<20}  {'outcome':<9}  " + "  ".join(f"{t:>15}" for _, t, _ in shown)
+    for p in past:
+        found = figures(p)
+        values = [f"{found[n] * f:>15.6g}" if n in found else f"{'':>15}" for n, _, f in shown]
+        why = "; ".join(p.outcome.reasons) if p.outcome.outcome == "built" else ""
+        if p.outcome.outcome == "error":
+            why = p.outcome.error.splitlines()[0]
+        word = p.outcome.outcome if p.green or p.outcome.outcome == "error" else f"{p.outcome.outcome} !"
+        yield f"{p.run:>5}  {p.recorded:<20}  {word:<9}  {'  '.join(values)}  {why}".rstrip()
+    if any(not p.green for p in past):
+        yield "! not green: a failed check or a regression"
+
+
+def svg(name: str, past: Sequence[Past]) -> bytes:
+    """Each figure over the nights, green nights filled, others crossed. The same past gives the same bytes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    shown = [(n, t, f) for n, t, f in FIGURES if any(n in figures(p) for p in past)]
+    with rc_context({"svg.hashsalt": "trtpipe", "svg.fonttype": "none"}):
+        drawing = Figure(figsize=(8, 1.6 * max(1, len(shown)) + 0.6), layout="constrained")
+        axes = drawing.subplots(max(1, len(shown)), 1, sharex=True, squeeze=False)[:, 0]
+        for axis, (figure, title, factor) in zip(axes, shown, strict=False):
+            points = [(p.run, figures(p)[figure] * factor, p.green) for p in past if figure in figures(p)]
+            axis.plot([x for x, _, _ in points], [y for _, y, _ in points], color="#4477aa", linewidth=1)
+            for green, marker, color in ((True, "o", "#228833"), (False, "X", "#cc3311")):
+                chosen = [(x, y) for x, y, g in points if g == green]
+                axis.plot([x for x, _ in chosen], [y for _, y in chosen], marker, color=color, markersize=5)
+            axis.set_ylabel(title)
+            axis.grid(True, color="#dddddd", linewidth=0.5)
+        axes[-1].set_xlabel("run")
+        axes[-1].xaxis.get_major_locator().set_params(integer=True)
+        drawing.suptitle(name)
+        stream = io.BytesIO()
+        drawing.savefig(stream, format="svg", metadata={"Date": None})
+    return stream.getvalue()

@@ -1,0 +1,233 @@
+"""Tasks on this machine: worker processes, one for each GPU and some for the CPU, within memory; or in this process."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtpipe.errors import Cancelled
+from trtpipe.nightly.execute import BUSY, execute
+from trtpipe.nightly.pool import Event, Pool, Slot
+from trtpipe.nightly.task import Task, failure
+from trtpipe.pipeline.cached import Memory
+
+if TYPE_CHECKING:
+    from trtpipe.nightly.options import Watcher
+    from trtpipe.trt.driver import Driver
+
+#: Times that a job whose worker died is tried again.
+RETRIES = 1
+#: What a process with torch and TensorRT takes before it has a model, bytes; and a model by each byte of its weights.
+PROCESS_BYTES, PER_WEIGHT_BYTE = 1_500_000_000, 8
+_WAIT_S = 0.2
+
+Finished = Callable[[Task, Mapping[str, Any]], None]
+
+
+class Local:
+    """Runs tasks here.
+
+    Args:
+        workers: processes for jobs without a GPU; None: one for each core, as far as memory goes; 0: this process.
+        memory_bytes: what all jobs together may take; None: what is available now.
+        driver: which GPUs there are; each has a queue of its own.
+        logs: folder for what workers print.
+    """
+
+    def __init__(self, workers: int | None, memory_bytes: int | None, driver: Driver, logs: Path) -> None:
+        self.in_process = workers == 0
+        self.memory_bytes = memory_bytes if memory_bytes is not None else available_bytes()
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        count = workers or max(1, min(cores, (self.memory_bytes or 0) // PROCESS_BYTES or cores))
+        first = driver.devices[:1]
+        gpus = [
+            d.index
+            for d in driver.devices
+            if (d.name, d.compute_capability) == (first[0].name, first[0].compute_capability)
+        ]
+        #: Engines are for one kind of GPU: the first one's. Others stay idle, and that is said.
+        self.unused = tuple(f"GPU {d.index} ({d.name})" for d in driver.devices if d.index not in gpus)
+        threads = max(1, cores // max(1, count))
+        self.slots = tuple(
+            [Slot(f"gpu{i}", threads, i, logs / f"worker-gpu{i}.log") for i in gpus]
+            + [Slot(f"cpu{i}", threads, None, logs / f"worker-cpu{i}.log") for i in range(count)]
+        )
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The names of the slots."""
+        return ("this process",) if self.in_process else tuple(s.name for s in self.slots)
+
+    def run(self, tasks: Sequence[Task], watcher: Watcher, finished: Finished) -> None:
+        """Run every task; one that another process is building is left to the last, and then waited for.
+
+        Raises:
+            Cancelled: the user stopped it.
+        """
+        if self.in_process:
+            self._run_here(tasks, watcher, finished)
+            return
+        if self.unused:
+            watcher.note(f"not used, as not of the first GPU's kind: {', '.join(self.unused)}")
+        slots = self.slots[: max(len(tasks), 1)] if not any(s.gpu is not None for s in self.slots) else self.slots
+        with Pool(slots) as pool:
+            queue = _Queue(tasks, self.memory_bytes, any(s.gpu is not None for s in slots))
+            try:
+                self._serve(pool, queue, watcher, finished)
+            except KeyboardInterrupt:
+                pool.kill()
+                raise Cancelled("interrupted") from None
+
+    def _serve(self, pool: Pool, queue: _Queue, watcher: Watcher, finished: Finished) -> None:
+        while queue.waiting or queue.running:
+            if watcher.cancelled():
+                pool.cancel()
+                if not queue.running:
+                    raise Cancelled("interrupted")
+            for slot in () if watcher.cancelled() else pool.idle:
+                task = queue.take(slot)
+                if task is not None:
+                    pool.start(slot, task)
+                    watcher.state(task.name, "running", slot.name)
+            for event in pool.events(_WAIT_S):
+                self._handle(event, queue, watcher, finished)
+
+    def _handle(self, event: Event, queue: _Queue, watcher: Watcher, finished: Finished) -> None:
+        task = event.task
+        if event.kind == "stage":
+            watcher.state(task.name, "running", f"{event.where}: {event.value}")
+        elif event.kind == "note":
+            watcher.note(f"{task.name}: {event.value}")
+        elif event.kind == "done" and event.value["outcome"] == BUSY:
+            queue.later(task)
+            watcher.state(task.name, "waiting", "another process is building it")
+        elif event.kind == "cancelled":
+            queue.ended(task)
+        elif event.kind == "done":
+            queue.ended(task)
+            finished(task, dict(event.value) | {"where": event.where})
+        elif event.kind == "died":
+            said = f"worker {event.where} died with {event.value}"
+            tried = (*task.attempts, said)
+            if len(tried) > RETRIES:
+                queue.ended(task)
+                message = f"{task.name}: {said}, {len(tried)} times. Its log is in .nightly/ of the output folder."
+                finished(task, failure(dataclasses.replace(task, attempts=tried), message, 4))
+            else:
+                watcher.note(f"{task.name}: {said}; it is tried again")
+                queue.again(task, dataclasses.replace(task, attempts=tried))
+
+    def _run_here(self, tasks: Sequence[Task], watcher: Watcher, finished: Finished) -> None:
+        memory = Memory()
+        for task in tasks:
+            if watcher.cancelled():
+                raise Cancelled("interrupted")
+            watcher.state(task.name, "running", "this process")
+            try:
+                finished(task, execute(dataclasses.replace(task, wait=True), _Here(task, watcher), memory))
+            except KeyboardInterrupt:
+                raise Cancelled("interrupted") from None
+
+
+class _Here:
+    """A Reporter that shows one task to the watcher."""
+
+    def __init__(self, task: Task, watcher: Watcher) -> None:
+        self._task, self._watcher = task, watcher
+
+    def step(self, done: int, total: int | None, unit: str) -> None:
+        """Only stages are shown."""
+
+    def note(self, message: str) -> None:
+        """Pass it on."""
+        self._watcher.note(f"{self._task.name}: {message}")
+
+    def cancelled(self) -> bool:
+        """Whether the user has asked to stop."""
+        return self._watcher.cancelled()
+
+    def stage(self, name: str) -> AbstractContextManager[object]:
+        """Show it."""
+        self._watcher.state(self._task.name, "running", f"this process: {name}")
+        return nullcontext()
+
+
+class _Queue:
+    """Tasks that wait, and what the running ones are expected to take."""
+
+    def __init__(self, tasks: Sequence[Task], memory_bytes: int | None, gpus: bool) -> None:
+        self.waiting = list(tasks)
+        self.running: dict[str, int] = {}
+        self._memory_bytes, self._gpus = memory_bytes, gpus
+        self._models: dict[str, str] = {}
+
+    def take(self, slot: Slot) -> Task | None:
+        """The next task for this slot that memory is left for; one always runs.
+
+        A worker keeps its latest model and graph, so jobs of one model follow each other in one worker where they can.
+        """
+        fit = [task for task in self.waiting if self._fits(task, slot)]
+        if not fit:
+            return None
+        elsewhere = {model for name, model in self._models.items() if name != slot.name}
+        task = min(fit, key=lambda t: (t.wait, _model(t) != self._models.get(slot.name), _model(t) in elsewhere))
+        self._models[slot.name] = _model(task)
+        self.waiting.remove(task)
+        self.running[task.name] = expected_bytes(task)
+        return task
+
+    def _fits(self, task: Task, slot: Slot) -> bool:
+        if self._gpus and uses_gpu(task) != (slot.gpu is not None):
+            return False
+        used = sum(self.running.values())
+        return not (self.running and self._memory_bytes and used + expected_bytes(task) > self._memory_bytes)
+
+    def ended(self, task: Task) -> None:
+        """It runs no longer."""
+        self.running.pop(task.name, None)
+
+    def later(self, task: Task) -> None:
+        """Another process builds it: behind all others, and then to be waited for."""
+        self.ended(task)
+        self.waiting.append(dataclasses.replace(task, wait=True))
+
+    def again(self, task: Task, changed: Task) -> None:
+        """It is to be tried once more, first of all."""
+        self.ended(task)
+        self.waiting.insert(0, changed)
+
+
+def _model(task: Task) -> str:
+    """Jobs with the same text here share model and graph."""
+    return json.dumps([dict(task.job).get("model"), task.folder], sort_keys=True)
+
+
+def uses_gpu(task: Task) -> bool:
+    """Whether a GPU, where there is one, builds or checks it."""
+    return bool(dict(task.job).get("build", {}).get("target", "tensorrt_rtx") != "onnxruntime")
+
+
+def expected_bytes(task: Task) -> int:
+    """A rough guess of what it takes at its peak."""
+    model = dict(task.job).get("model", {})
+    sizes = [
+        os.path.getsize(model[k])
+        for k in ("weights", "program", "torchscript")
+        if model.get(k) and os.path.exists(model[k])
+    ]
+    return PROCESS_BYTES + PER_WEIGHT_BYTE * sum(sizes)
+
+
+def available_bytes() -> int | None:
+    """Memory that can be used without swapping; None where nobody tells."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    found = next((line.split() for line in lines if line.startswith("MemAvailable:")), None)
+    return int(found[1]) * 1024 if found else None

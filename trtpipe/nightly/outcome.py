@@ -1,0 +1,218 @@
+"""What a night came to, as one value; its lines for a terminal or a log, and its JSON. Its page is `report`'s."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from trtpipe.jsontext import plain
+from trtpipe.values import Metric
+
+#: built: made tonight; reused: nothing had changed; error: no bundle; cancelled: the night was stopped before it.
+Outcome = Literal["built", "reused", "error", "cancelled"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One figure of tonight beside the past.
+
+    `before` is that of the last green run, `trend` the median of the latest green runs (None: there is none). `limit`
+    is how much worse it may be than either: a share of it when `relative`, else in the figure's own unit. `worse_by` is
+    in the same terms, and negative when tonight is better.
+    """
+
+    metric: str
+    output: str
+    before: float | None
+    trend: float | None
+    now: float
+    worse_by: float
+    limit: float | None
+    relative: bool
+    regressed: bool
+
+
+@dataclass(frozen=True)
+class Drift:
+    """What building one job several times without any cache showed.
+
+    `engines` is the SHA-256 of each build's engine. `max_abs` is the largest difference between outputs of two builds
+    on the golden inputs; None where nothing could execute them.
+    """
+
+    engines: tuple[str, ...]
+    max_abs: float | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def distinct(self) -> int:
+        """How many different engines came out; 1 is no drift."""
+        return len(set(self.engines))
+
+    @property
+    def outputs_differ(self) -> bool:
+        """Whether two builds answered differently. Engines may differ and answer alike: TensorRT-RTX's often do."""
+        return self.max_abs is not None and self.max_abs != 0
+
+
+@dataclass(frozen=True)
+class JobOutcome:
+    """One job's night.
+
+    Attributes:
+        name, file: of the job; for a file that is no job, `name` is the file's.
+        outcome, exit_code, error: how it ended; the exit code is that of `trtpipe build`, 0 when the check passed.
+        reasons: why it was built ("weights changed"); empty when it was reused.
+        key: digest of everything that goes in; the same key means nothing to do.
+        fingerprint: the manifest's.
+        bundle: path of the bundle; empty when there is none.
+        engine_sha256, size_bytes: of the engine file.
+        executed, runner, samples, metrics, problems: of the check, as in `values.CheckReport`.
+        seconds: by stage; of the night it was built in, when it was reused.
+        stages_reused: stages whose result was taken from the cache.
+        where: the worker that built it; `attempts` says what went wrong on others before.
+        regressions: one line each; empty is good. `comparisons` are the figures behind them.
+        changed_versions: like `tensorrt_rtx 1.6.1 -> 1.7.1`, since the last green run.
+    """
+
+    name: str
+    file: str
+    outcome: Outcome
+    exit_code: int = 0
+    error: str = ""
+    reasons: tuple[str, ...] = ()
+    key: str = ""
+    fingerprint: str = ""
+    bundle: str = ""
+    engine_sha256: str = ""
+    size_bytes: int | None = None
+    target: str = ""
+    executed: str = ""
+    runner: str = ""
+    samples: int = 0
+    metrics: tuple[Metric, ...] = ()
+    problems: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    stages_reused: tuple[str, ...] = ()
+    where: str = ""
+    attempts: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+    regressions: tuple[str, ...] = ()
+    drift: Drift | None = None
+
+    @property
+    def green(self) -> bool:
+        """Whether it has a bundle that passed its check, and nothing became worse than it may."""
+        return self.outcome in ("built", "reused") and self.exit_code == 0 and not self.regressions
+
+    @property
+    def total_seconds(self) -> float:
+        """Of all stages."""
+        return sum(self.seconds.values())
+
+
+@dataclass(frozen=True)
+class NightlyReport:
+    """One run over many jobs. `began` is UTC, ISO 8601; `seconds` is wall time of this process."""
+
+    run: int
+    began: str
+    seconds: float
+    outcomes: tuple[JobOutcome, ...]
+    resumed: bool = False
+    interrupted: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    workers: tuple[str, ...] = ()
+    cache_bytes: int = 0
+    cache_entries: int = 0
+    evicted: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """130 interrupted; 1 a regression, a failed check or outputs that drift; else the errors' highest; 0 green."""
+        if self.interrupted:
+            return 130
+        if any(o.regressions or o.exit_code == 1 or (o.drift and o.drift.outputs_differ) for o in self.outcomes):
+            return 1
+        return max((o.exit_code for o in self.outcomes), default=0)
+
+    def count(self, outcome: Outcome) -> int:
+        """How many jobs ended so."""
+        return sum(o.outcome == outcome for o in self.outcomes)
+
+    @property
+    def headline(self) -> str:
+        """The one line to read: the worst regression, else failed checks, else errors, else that all is well."""
+        worst = [f"{o.name}: {r}" for o in self.outcomes for r in o.regressions]
+        if worst:
+            more = f" (and {len(worst) - 1} more)" if len(worst) > 1 else ""
+            return f"REGRESSION {worst[0]}{more}"
+        failed = [o.name for o in self.outcomes if o.exit_code == 1]
+        if failed:
+            return f"FAILED CHECK {_some(failed)}"
+        errors = [o.name for o in self.outcomes if o.outcome == "error"]
+        if errors:
+            return f"ERROR {_some(errors)}"
+        drifting = [o.name for o in self.outcomes if o.drift and o.drift.outputs_differ]
+        if drifting:
+            return f"DRIFT {_some(drifting)}"
+        if self.interrupted:
+            return f"INTERRUPTED with {self.count('cancelled')} of {len(self.outcomes)} jobs to do: go on with --resume"
+        return f"all {len(self.outcomes)} jobs are green"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def lines(report: NightlyReport) -> Iterator[str]:
+    """The report as text, the headline first; what needs no attention is counted and not listed."""
+    yield report.headline
+    counts = ", ".join(f"{report.count(o)} {o}" for o in ("built", "reused", "error", "cancelled") if report.count(o))
+    yield f"run {report.run} of {report.began}: {len(report.outcomes)} jobs, {counts or 'none'}, {report.seconds:.2f} s"
+    for outcome in report.outcomes:
+        shown = list(_of(outcome))
+        if shown:
+            yield f"{outcome.name}:"
+            yield from (f"  {line}" for line in shown)
+    yield from (f"note: {note}" for note in report.notes)
+    if report.evicted:
+        yield f"cache: {len(report.evicted)} entries evicted, least recently used first"
+
+
+def _of(o: JobOutcome) -> Iterator[str]:
+    yield from (f"REGRESSION {r}" for r in o.regressions)
+    if o.error:
+        yield from o.error.splitlines()
+    if o.exit_code == 1 and not o.error:
+        failed = [str(m) for m in o.metrics if m.passed is False]
+        yield "check failed: " + "; ".join([*failed, *o.problems])
+    if o.reasons:
+        yield "built: " + "; ".join(o.reasons)
+    if o.stages_reused:
+        yield "from the cache: " + ", ".join(o.stages_reused)
+    yield from o.attempts
+    if o.drift is not None:
+        yield drift_line(o.drift)
+
+
+def drift_line(drift: Drift) -> str:
+    """Whether engines and outputs differed between builds."""
+    count = len(drift.engines)
+    same = (
+        f"{count} builds, one engine" if drift.distinct == 1 else f"{count} builds, {drift.distinct} different engines"
+    )
+    if drift.max_abs is None:
+        return f"drift: {same}; outputs were not compared"
+    return f"drift: {same}; outputs differ by at most {drift.max_abs:.3g}"
+
+
+def to_json(report: NightlyReport) -> str:
+    """The report as JSON; NaN and infinities are text."""
+    raw = plain(report)
+    raw |= {"exit_code": report.exit_code, "headline": report.headline}
+    return json.dumps(raw, indent=1, ensure_ascii=False, allow_nan=False) + "\n"

@@ -1,0 +1,185 @@
+"""The page of a night's builds: one row a job, those that need attention first; a click opens the rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from trtpipe.nightly.outcome import Comparison, JobOutcome, NightlyReport, drift_line
+from trtpipe.report import charts
+from trtpipe.report.figures import compact, percent, size
+from trtpipe.report.page import METRICS, MetricRow, metric_row, page
+
+#: The figure of a job's row, and what it is called there: the first of these that it has.
+FIRST: Mapping[str, str] = {
+    "accuracy_engine": "accuracy",
+    "top1_agreement": "agreement",
+    "cosine": "cosine",
+    "sqnr_db": "SQNR, dB",
+}
+#: Rows are in this order, and of those that are bad the first few are open.
+ORDER = ("regression", "failed check", "error", "drift", "built", "reused", "cancelled")
+OPEN_ROWS = 5
+
+#: What `history` holds beside metrics, and how it is called.
+OTHERS: Mapping[str, str] = {
+    "size_bytes": "Engine size",
+    "seconds": "Build time, s",
+    "latency_ms": "Latency, ms",
+}
+
+History = Mapping[str, Mapping[str, Sequence[float | None]]]
+
+
+@dataclass(frozen=True)
+class Series:
+    """The past of one figure, drawn."""
+
+    title: str
+    picture: str
+    first: str
+    last: str
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One figure of tonight beside the past, as text."""
+
+    title: str
+    before: str
+    trend: str
+    now: str
+    worse_by: str
+    limit: str
+    regressed: bool
+
+
+@dataclass(frozen=True)
+class JobRow:
+    """One job as it is shown; `state` is one of good, bad, warn and plain."""
+
+    job: JobOutcome
+    state: str
+    word: str
+    remark: str
+    figure: str
+    figure_title: str
+    spark: str
+    size: str
+    seconds: str
+    metrics: tuple[MetricRow, ...]
+    comparisons: tuple[ComparisonRow, ...]
+    series: tuple[Series, ...]
+    stages: tuple[tuple[str, str, float], ...]
+    drift: str
+    link: str
+
+
+def render(report: NightlyReport, history: History | None = None, links: Mapping[str, str] | None = None) -> str:
+    """The page.
+
+    Args:
+        report: the night.
+        history: by job and figure (a metric's name, `size_bytes`, `seconds`, `latency_ms`), its values of past runs and
+            tonight, oldest first; None where a run has none.
+        links: by job, the path of its report.html relative to this page.
+    """
+    rows = [job_row(o, (history or {}).get(o.name, {}), (links or {}).get(o.name, "")) for o in report.outcomes]
+    rows.sort(key=lambda r: (ORDER.index(r.word), r.job.name))
+    counts = [(word, sum(r.job.outcome == word for r in rows)) for word in ("built", "reused", "error", "cancelled")]
+    return page(
+        "nightly.html",
+        report=report,
+        rows=rows,
+        failed=report.exit_code != 0,
+        open_rows=OPEN_ROWS,
+        attention=sum(r.state in ("bad", "warn") for r in rows),
+        counts=[(word, n) for word, n in counts if n or word in ("built", "reused")],
+        duration=duration(report.seconds),
+    )
+
+
+def job_row(o: JobOutcome, past: Mapping[str, Sequence[float | None]], link: str) -> JobRow:
+    """One job's row and detail."""
+    state, word, remark = standing(o)
+    by_name = {m.name: m for m in reversed(o.metrics)}
+    first = next((n for n in FIRST if n in by_name), None)
+    total = o.total_seconds
+    return JobRow(
+        job=o,
+        state=state,
+        word=word,
+        remark=remark,
+        figure="" if first is None else figure(first, by_name[first].value),
+        figure_title="" if first is None else FIRST[first],
+        spark=charts.sparkline(past.get(first, ()), f"{title(first)} of past runs") if first else "",
+        size="" if o.size_bytes is None else size(o.size_bytes),
+        seconds=duration(total) if o.seconds else "",
+        metrics=tuple(metric_row(m) for m in o.metrics),
+        comparisons=tuple(comparison_row(c) for c in o.comparisons),
+        series=tuple(_series(name, values) for name, values in past.items() if any(v is not None for v in values)),
+        stages=tuple((n, duration(s), 100 * s / total if total else 0.0) for n, s in o.seconds.items()),
+        drift="" if o.drift is None else drift_line(o.drift),
+        link=quote(link),
+    )
+
+
+def standing(o: JobOutcome) -> tuple[str, str, str]:
+    """(state, word, remark) of one job: what its row says at a glance."""
+    if o.regressions:
+        return "bad", "regression", o.regressions[0]
+    if o.exit_code == 1:
+        missed = [f"{title(m.name)} missed its limit" for m in o.metrics if m.passed is False]
+        return "bad", "failed check", "; ".join([*missed, *o.problems]) or o.error.partition("\n")[0]
+    if o.outcome == "error":
+        return "bad", "error", o.error.partition("\n")[0]
+    if o.drift is not None and o.drift.distinct > 1:
+        return "warn", "drift", drift_line(o.drift)
+    if o.outcome == "cancelled":
+        return "plain", "cancelled", "not begun, or stopped"
+    if o.outcome == "reused":
+        return "good", "reused", "nothing changed"
+    return "good", "built", "; ".join(o.reasons)
+
+
+def comparison_row(c: Comparison) -> ComparisonRow:
+    """One comparison as text."""
+
+    def shown(x: float | None) -> str:
+        return "–" if x is None else figure(c.metric, x)
+
+    def distance(x: float | None) -> str:
+        return "–" if x is None else percent(x, 1) if c.relative else figure(c.metric, x)
+
+    name = f"{title(c.metric)} ({c.output})" if c.output else title(c.metric)
+    worse = "better" if c.worse_by < 0 else "same" if c.worse_by == 0 else distance(c.worse_by)
+    return ComparisonRow(name, shown(c.before), shown(c.trend), shown(c.now), worse, distance(c.limit), c.regressed)
+
+
+def _series(name: str, values: Sequence[float | None]) -> Series:
+    known = [v for v in values if v is not None]
+    picture = charts.sparkline(values, f"{title(name)} of past runs")
+    return Series(title(name), picture, figure(name, known[0]), figure(name, known[-1]))
+
+
+def title(name: str) -> str:
+    """A figure's name for people."""
+    return METRICS[name][0] if name in METRICS else OTHERS.get(name, name.replace("_", " "))
+
+
+def figure(name: str, value: float) -> str:
+    """A figure's value for people."""
+    if name == "size_bytes" and math.isfinite(value):
+        return size(int(value))
+    return percent(value) if name in METRICS and METRICS[name][3] else compact(value)
+
+
+def duration(seconds: float) -> str:
+    """`0.42 s`, `12.3 s`, `3 min 07 s` or `2 h 05 min`."""
+    if seconds >= 3600:
+        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
+    if seconds >= 60:
+        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
+    return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"

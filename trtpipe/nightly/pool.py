@@ -1,0 +1,243 @@
+"""Worker processes on this machine: each imports torch once and runs many jobs, one at a time.
+
+A worker that dies (a crash in native code, no memory left) costs the job that it was running one attempt, and is
+replaced. When the process that made the pool dies, its workers end themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+from trtpipe.errors import Cancelled
+from trtpipe.nightly.execute import execute
+from trtpipe.nightly.task import Task, failure
+from trtpipe.pipeline.cached import Memory
+
+#: A worker that is told to stop and does not is ended after this long.
+GRACE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Room for one job at a time. `gpu` is the CUDA index it alone uses, `threads` are torch's, `log` its output."""
+
+    name: str
+    threads: int
+    gpu: int | None = None
+    log: Path | None = None
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something a running job said: `stage` and `note` are text, `done` is the plain outcome, `died` how it ended."""
+
+    kind: str
+    task: Task
+    where: str
+    value: Any
+
+
+class Reports:
+    """A Reporter that sends what it is told down a pipe."""
+
+    def __init__(self, send: Any, cancelled: Any) -> None:
+        self._send, self._cancelled = send, cancelled
+
+    def step(self, done: int, total: int | None, unit: str) -> None:
+        """Stop here when the user has asked to."""
+        self._check()
+
+    def note(self, message: str) -> None:
+        """Pass it on."""
+        self._send(("note", message))
+
+    def cancelled(self) -> bool:
+        """Whether the user has asked to stop."""
+        return bool(self._cancelled())
+
+    def stage(self, name: str) -> AbstractContextManager[object]:
+        """Pass the stage's name on."""
+        self._check()
+        self._send(("stage", name))
+        return contextlib.nullcontext()
+
+    def _check(self) -> None:
+        if self.cancelled():
+            raise Cancelled("interrupted")
+
+
+class Pool:
+    """Worker processes, one for each slot; each is started when it gets its first job."""
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self._context = multiprocessing.get_context("spawn")
+        self._cancel = self._context.Event()
+        self._workers = [_Worker(slot, self._context, self._cancel) for slot in slots]
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def idle(self) -> tuple[Slot, ...]:
+        """Slots without a job."""
+        return tuple(w.slot for w in self._workers if w.task is None)
+
+    def start(self, slot: Slot, task: Task) -> None:
+        """Give a job to an idle slot."""
+        next(w for w in self._workers if w.slot == slot).start(task)
+
+    def events(self, timeout_s: float) -> Iterator[Event]:
+        """What running jobs have said, waiting at most so long for the first."""
+        busy = [w for w in self._workers if w.task is not None]
+        ready = connection.wait([w.pipe for w in busy if w.pipe is not None], timeout_s)
+        for worker in busy:
+            if worker.pipe in ready:
+                yield from worker.receive()
+
+    def cancel(self) -> None:
+        """Ask every job to stop at the next chance it has."""
+        self._cancel.set()
+
+    def kill(self) -> None:
+        """End every worker now."""
+        for worker in self._workers:
+            worker.end(0.0)
+
+    def close(self) -> None:
+        """End every worker; one that is running a job is given a moment."""
+        self._cancel.set()
+        deadline = time.monotonic() + GRACE_S
+        for worker in self._workers:
+            worker.end(deadline)
+
+
+class _Worker:
+    """One slot and its process."""
+
+    def __init__(self, slot: Slot, context: Any, cancel: Any) -> None:
+        self.slot, self._context, self._cancel = slot, context, cancel
+        self.task: Task | None = None
+        self.pipe: Any = None
+        self._process: Any = None
+
+    def start(self, task: Task) -> None:
+        if self._process is None or not self._process.is_alive():
+            self.pipe, theirs = self._context.Pipe()
+            arguments = (theirs, self._cancel, self.slot.threads, self.slot.gpu, self.slot.log)
+            self._process = self._context.Process(
+                target=_serve, args=arguments, name=f"trtpipe-{self.slot.name}", daemon=True
+            )
+            self._process.start()
+            theirs.close()
+        self.task = task
+        with contextlib.suppress(OSError):  # it died just now: `receive` says so
+            self.pipe.send(dataclasses.asdict(task))
+
+    def receive(self) -> Iterator[Event]:
+        task = self.task
+        assert task is not None
+        try:
+            while self.pipe.poll():
+                kind, value = self.pipe.recv()
+                if kind in ("done", "cancelled"):
+                    self.task = None
+                yield Event(kind, task, self.slot.name, value)
+                if self.task is None:
+                    return
+        except (EOFError, OSError):
+            self._process.join()
+            code = self._process.exitcode
+            how = f"signal {-code} ({signal.Signals(-code).name})" if code and code < 0 else f"exit code {code}"
+            self.pipe.close()
+            self.task = self.pipe = self._process = None
+            yield Event("died", task, self.slot.name, how)
+
+    def end(self, deadline: float) -> None:
+        if self._process is None:
+            return
+        if self.task is None:
+            with contextlib.suppress(OSError):
+                self.pipe.send(None)
+        self._process.join(
+            max(0.0, deadline - time.monotonic())
+        )  # bundles and entries are whole or absent: kill at will
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+def _serve(pipe: Any, cancel: Any, threads: int, gpu: int | None, log: Path | None) -> None:
+    """A worker's life: take a job, run it, say what came of it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who made the pool decides
+    _end_with_parent()
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible(gpu)
+    if log is not None:
+        _write_to(log)
+    memory = Memory()
+    while (raw := pipe.recv()) is not None:
+        task = Task(**raw)
+        os.write(1, f"== {task.name}\n".encode())
+        try:
+            _set_threads(threads)
+            done = execute(task, Reports(pipe.send, cancel.is_set), memory)
+        except Cancelled:
+            pipe.send(("cancelled", None))
+            continue
+        except MemoryError:
+            done = failure(task, f"{task.name}: there must be memory for it (got none). Use fewer --workers.", 4)
+        pipe.send(("done", done))
+
+
+def visible(gpu: int) -> str:
+    """`CUDA_VISIBLE_DEVICES` for one GPU of those that are visible now."""
+    listed = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return listed[gpu] if gpu < len(listed) else str(gpu)
+
+
+def _set_threads(count: int) -> None:
+    """As many as the slot has: results of float sums depend on it, so it must not depend on the load."""
+    with contextlib.suppress(ImportError):
+        import torch
+
+        torch.set_num_threads(count)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _write_to(log: Path) -> None:
+    """What the worker and the libraries in it print goes to its log, native code's output too."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)

@@ -1,0 +1,152 @@
+"""Tonight's figures against the last green run and against the trend."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from trtpipe.errors import InputError
+from trtpipe.job.problems import did_you_mean
+from trtpipe.nightly.outcome import Comparison, JobOutcome
+
+EXACT_DB = 100.0
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How much worse a figure may be: a share of the earlier one when `relative`, else in its own unit.
+
+    `least` is the absolute difference under which a relative one does not count.
+    """
+
+    larger_is_better: bool
+    worse_by: float
+    relative: bool = False
+    least: float = 0.0
+
+
+#: By the name of a metric of the check, or `size_bytes`, `latency_ms` and `build_s`.
+LIMITS: Mapping[str, Limit] = {
+    "accuracy_engine": Limit(True, 0.01),
+    "accuracy_baseline": Limit(True, 0.01),
+    "top1_agreement": Limit(True, 0.01),
+    "cosine": Limit(True, 0.005),
+    "sqnr_db": Limit(True, 3.0),
+    "size_bytes": Limit(False, 0.05, relative=True, least=4096),
+    "latency_ms": Limit(False, 0.10, relative=True, least=0.05),
+    "build_s": Limit(False, 1.0, relative=True, least=60.0),
+}
+
+
+def parse_limits(given: Sequence[str]) -> dict[str, Limit]:
+    """`NAME=VALUE` each laid over `LIMITS`; a value of `off` judges no more.
+
+    Raises:
+        InputError: an unknown name, or no number.
+    """
+    limits = dict(LIMITS)
+    for text in given:
+        name, _, value = text.partition("=")
+        if name not in LIMITS:
+            hint = did_you_mean(name, tuple(LIMITS))
+            raise InputError(f"--limit: must name one of {', '.join(LIMITS)} (got {name!r}). {hint}".rstrip())
+        if value == "off":
+            limits.pop(name, None)
+            continue
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not number >= 0:
+            raise InputError(f"--limit: {name} must be a number from 0 up, or off (got {value!r}).")
+        known = LIMITS[name]
+        limits[name] = Limit(known.larger_is_better, number, known.relative, known.least)
+    return limits
+
+
+def compare(
+    outcome: JobOutcome, greens: Sequence[JobOutcome], limits: Mapping[str, Limit]
+) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
+    """Every figure beside its past, and a line for each one that became worse than it may.
+
+    Args:
+        outcome: tonight's.
+        greens: the latest green ones, the latest first.
+        limits: by figure.
+    """
+    if not greens or outcome.outcome == "cancelled":
+        return (), ()
+    if outcome.outcome == "error":
+        return (), (f"was green and now fails: {outcome.error.splitlines()[0]}",)
+    lines = []
+    if outcome.exit_code == 1:
+        lines.append("passed its check and now fails it")
+    past = [_figures(g) for g in greens]
+    found = []
+    for (name, output), now in _figures(outcome).items():
+        earlier = [p[name, output] for p in past if (name, output) in p]
+        before = earlier[0] if earlier else None
+        trend = statistics.median(earlier) if len(earlier) >= 3 else None
+        limit = limits.get(name)
+        if limit is None or before is None:
+            if before is not None:
+                found.append(Comparison(name, output, before, trend, now, 0.0, None, False, False))
+            continue
+        worse, against = max(
+            (_worse(limit, earlier_one, now), what)
+            for earlier_one, what in ((before, "the last green run"), (trend, "the trend"))
+            if earlier_one is not None
+        )
+        bad = not worse <= limit.worse_by
+        found.append(Comparison(name, output, before, trend, now, worse, limit.worse_by, limit.relative, bad))
+        if bad:
+            reference = before if against == "the last green run" else trend
+            lines.append(_line(name, output, float(reference or 0.0), now, worse, limit, against))
+    missing = {k for k in past[0] if k[0] in limits and k[0] not in ("build_s", "latency_ms")} - set(_figures(outcome))
+    lines += [f"{name} of {output or 'the engine'} was measured and no longer is" for name, output in sorted(missing)]
+    return tuple(found), tuple(sorted(lines, key=_importance))
+
+
+def _figures(outcome: JobOutcome) -> dict[tuple[str, str], float]:
+    """Everything that can be compared, by name and output."""
+    return dict(_pairs(outcome))
+
+
+def _pairs(outcome: JobOutcome) -> Iterator[tuple[tuple[str, str], float]]:
+    for metric in outcome.metrics:
+        # Above this SQNR, differences are those of float32 sums in another order.
+        value = min(metric.value, EXACT_DB) if metric.name == "sqnr_db" else metric.value
+        yield (metric.name, metric.output), value
+    if outcome.size_bytes is not None:
+        yield ("size_bytes", ""), float(outcome.size_bytes)
+    if outcome.outcome == "built" and outcome.seconds and not outcome.stages_reused:
+        yield ("build_s", ""), outcome.total_seconds
+
+
+def _worse(limit: Limit, before: float, now: float) -> float:
+    """By how much; NaN is the worst there is."""
+    if math.isnan(now):
+        return math.inf
+    if before == now:
+        return 0.0
+    difference = before - now if limit.larger_is_better else now - before
+    if not limit.relative:
+        return difference
+    if abs(difference) < limit.least:
+        return 0.0
+    return difference / abs(before) if before else math.inf
+
+
+def _line(name: str, output: str, before: float, now: float, worse: float, limit: Limit, against: str) -> str:
+    of = f" of {output}" if output else ""
+    allowed = f"{limit.worse_by:.3g}" if not limit.relative else f"{100 * limit.worse_by:.3g} %"
+    by = f"{worse:.4g}" if not limit.relative else f"{100 * worse:.3g} %"
+    return f"{name}{of} {before:.6g} -> {now:.6g}, worse by {by} than {against} (limit {allowed})"
+
+
+def _importance(line: str) -> tuple[int, str]:
+    """Accuracy before size, size before time."""
+    order = ("passed its check", "accuracy_engine", "accuracy_baseline", "top1", "cosine", "sqnr", "size", "latency")
+    return next((i for i, word in enumerate(order) if line.startswith(word)), len(order)), line

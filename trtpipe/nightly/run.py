@@ -1,0 +1,332 @@
+"""A night: many jobs, rebuilt where something changed, each result recorded and held against the past.
+
+Planning looks at files, versions and devices and imports no torch, so a night without changes is over in a moment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtpipe.bundle.format import place
+from trtpipe.errors import Cancelled, InputError, TrtpipeError
+from trtpipe.job.job import Job
+from trtpipe.job.load import JobErrors, load_jobs
+from trtpipe.nightly.fleet import Fleet
+from trtpipe.nightly.history import History
+from trtpipe.nightly.local import Local
+from trtpipe.nightly.options import Executor, Options, Planned, Unwatched, Watcher
+from trtpipe.nightly.outcome import JobOutcome, NightlyReport
+from trtpipe.nightly.regressions import compare
+from trtpipe.nightly.signing import sign_green
+from trtpipe.nightly.task import Task, from_plain, recorded
+from trtpipe.pipeline.cache.digests import Digests
+from trtpipe.pipeline.cache.environment import environment
+from trtpipe.pipeline.cache.keys import Ingredients, Machine, Survey, this_machine
+from trtpipe.pipeline.cache.remote import Store
+from trtpipe.pipeline.cache.store import Cache, DamagedEntry
+from trtpipe.pipeline.validate import judge
+from trtpipe.trt import driver
+
+if TYPE_CHECKING:
+    from trtpipe.pipeline.cache.remote import Store
+
+FIRST, FORCED, GONE = "first build", "--force", "its bundle is no longer in the cache"
+DAMAGED = "its bundle was damaged, and is no longer in the cache"
+
+
+def nightly(options: Options, watcher: Watcher) -> NightlyReport:
+    """One night.
+
+    Raises:
+        InputError: nothing can be started: no job, a bad history or cache, a scheduler that is not there.
+    """
+    began = time.perf_counter()
+    cache = Cache(options.cache, _store(options), force=options.force)
+    with History(options.history) as history:
+        run, resumed, options = _begin(history, options, watcher)
+        with Digests(cache.digests_path) as digests, _Night(options, watcher, cache, history, run, digests) as night:
+            interrupted = night.over(resumed)
+        signed = () if options.sign is None else sign_green(night.outcomes, options.sign)
+        history.end(run, "interrupted" if interrupted else "done")
+        evicted = cache.trim(options.cache_limit_bytes)
+        entries = cache.entries()
+        return NightlyReport(
+            run=run,
+            began=history.began(run),
+            seconds=time.perf_counter() - began,
+            outcomes=tuple(sorted(night.outcomes.values(), key=_worst_first)),
+            resumed=resumed,
+            interrupted=interrupted,
+            environment=environment(),
+            workers=night.workers,
+            cache_bytes=sum(size for _, size, _ in entries),
+            cache_entries=len(entries),
+            evicted=evicted,
+            notes=(*night.notes, *signed),
+        )
+
+
+def explain(options: Options) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Every job's name with what would be built and why; empty reasons where the bundle would be reused.
+
+    Raises:
+        JobErrors: a job cannot be read.
+        InputError: a file a job names cannot be read.
+    """
+    cache = Cache(options.cache, _store(options), force=options.force)
+    with (
+        History(options.history) as history,
+        Digests(cache.digests_path) as digests,
+        _Night(options, Unwatched(), cache, history, 1 << 62, digests) as night,
+    ):
+        planned = night.plan()
+        for outcome in night.outcomes.values():
+            raise InputError(outcome.error)
+        return tuple((p.name, () if night.standing(p, put_back=False) else p.reasons) for p in planned)
+
+
+class _Night:
+    """The state of one run."""
+
+    def __init__(
+        self, options: Options, watcher: Watcher, cache: Cache, history: History, run: int, digests: Digests
+    ) -> None:
+        self.options, self.watcher, self.cache, self.history, self.run = options, watcher, cache, history, run
+        self.digests = digests
+        self._fleet = Fleet(options.scheduler, cache) if options.scheduler else None
+        self._here = Survey(digests, this_machine(digests)) if self._fleet is None else None
+        self.outcomes: dict[str, JobOutcome] = {}
+        self.notes: list[str] = []
+        self.workers: tuple[str, ...] = ()
+        self._latest = history.latest(run)
+        self._greens = history.greens(run)
+        self._parts: dict[str, Mapping[str, str]] = {}
+        self._surveys: list[tuple[Machine, Survey]] = []
+
+    def __enter__(self) -> _Night:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._fleet is not None:
+            self._fleet.close()
+
+    def over(self, resumed: bool) -> bool:
+        """Do everything; whether the user stopped it."""
+        planned = self.plan()
+        names = [*self.outcomes, *(p.name for p in planned)]
+        if not names:
+            raise InputError("JOB: at least one job must be given (got none).")
+        self.watcher.planned(names)
+        earlier = self.history.of_run(self.run) if resumed else {}
+        todo: list[Planned] = []
+        ended = list(self.outcomes.values())
+        for p in planned:
+            self._parts[p.name] = p.ingredients.parts
+            outcome = None if self.options.repeat else self.standing(p)
+            if outcome is None:
+                todo.append(p)
+                continue
+            before = earlier.get(p.name)
+            if before is not None and before.outcome.key == p.ingredients.key and before.outcome.outcome == "built":
+                outcome = before.outcome
+            ended.append(outcome)
+        with self.history.together():
+            for outcome in ended:
+                self._record(outcome)
+        if not todo:
+            return False
+        return self._build(todo)
+
+    def plan(self) -> list[Planned]:
+        """Every job that can be read; the others already have an outcome."""
+        found: dict[str, Planned] = {}
+        for file in self.options.jobs:
+            try:
+                jobs = load_jobs(file, self.options.overrides)
+            except TrtpipeError as error:
+                self._broken(file.name, file, error)
+                continue
+            for job in jobs:
+                if job.name in found:
+                    first = found[job.name].file
+                    twice = InputError(
+                        f"{file}: name: must be another than that of {first} (got {job.name!r}). Rename one job."
+                    )
+                    self._broken(f"{job.name} ({file.name})", file, twice)
+                    continue
+                try:
+                    ingredients = self._survey(job).ingredients(job)
+                except TrtpipeError as error:
+                    self._broken(job.name, file, error)
+                    continue
+                found[job.name] = Planned(job, file, ingredients, self._reasons(job.name, ingredients))
+        return list(found.values())
+
+    def _survey(self, job: Job) -> Survey:
+        """The machine that is to build a job.
+
+        Raises:
+            MissingError: no worker of the fleet matches.
+        """
+        if self._here is not None:
+            return self._here
+        assert self._fleet is not None
+        machine = self._fleet.machine_for(job)
+        for known, survey in self._surveys:
+            if known == machine:
+                return survey
+        survey = Survey(self.digests, machine)
+        self._surveys.append((machine, survey))
+        return survey
+
+    def standing(self, planned: Planned, *, put_back: bool = True) -> JobOutcome | None:
+        """The outcome of a job that needs no build: its bundle is whole where it belongs, or is put there."""
+        key = planned.ingredients.key
+        record = self.cache.get("built", key)
+        if record is None:
+            return None
+        target = self.options.out / planned.name
+        task = Task(
+            planned.name, str(planned.file), {}, "", "", key, {}, str(self.options.out), str(self.options.cache)
+        )
+        if _whole(target, str(record.facts.get("manifest_sha256")), self.digests):
+            return recorded(record.facts, task)
+        entry = self.cache.get("bundle", key)
+        if entry is None:
+            return None
+        if not put_back:
+            return recorded(record.facts, task)
+        try:
+            place(target, {n: entry.read(n) for n in entry.files}, where=entry.path)
+        except (DamagedEntry, TrtpipeError):
+            self.cache.discard("bundle", key)
+            return None
+        return recorded(record.facts, task)
+
+    def _reasons(self, name: str, ingredients: Ingredients) -> tuple[str, ...]:
+        past = self._latest.get(name)
+        if self.options.force:
+            return (FORCED,)
+        if self.options.repeat:
+            return (f"--repeat {self.options.repeat}",)
+        if past is None:
+            return (FIRST,)
+        return ingredients.changes(past.parts) or (GONE,)
+
+    def _broken(self, name: str, file: Path, error: TrtpipeError) -> None:
+        self.outcomes[name] = JobOutcome(name, str(file), "error", error.exit_code, str(error))
+
+    def _build(self, todo: Sequence[Planned]) -> bool:
+        todo = self._buildable(todo)
+        tasks = [p.task(self.options) for p in todo]
+        for task in tasks:
+            self.watcher.state(task.name, "waiting", "; ".join(task.reasons))
+        if not tasks:
+            return False
+        executor = self._fleet or _local(self.options)
+        self.workers = executor.workers
+        try:
+            executor.run(tasks, self.watcher, lambda task, raw: self._record(from_plain(raw)))
+            return False
+        except Cancelled:
+            for task in tasks:
+                if task.name not in self.outcomes:
+                    self._record(JobOutcome(task.name, task.file, "cancelled", 130, key=task.key, reasons=task.reasons))
+            return True
+
+    def _buildable(self, todo: Sequence[Planned]) -> list[Planned]:
+        """Those that `validate` has nothing against on this machine; a fleet's workers judge for themselves."""
+        if self.options.scheduler:
+            return list(todo)
+        found = []
+        judged = {
+            job.name: problems
+            for file in dict.fromkeys(p.file for p in todo)
+            for job, problems in judge(file, self.options.overrides)
+            if job is not None
+        }
+        for p in todo:
+            if problems := judged.get(p.name, ()):
+                error = JobErrors(problems)
+                self._broken(p.name, p.file, error)
+                self._record(self.outcomes[p.name])
+            else:
+                found.append(p)
+        return found
+
+    def _record(self, outcome: JobOutcome) -> None:
+        greens = [p.outcome for p in self._greens.get(outcome.name, ())]
+        if not self.options.repeat:
+            comparisons, lines = compare(outcome, greens, self.options.limits)
+            if (
+                lines
+                and outcome.outcome != "error"
+                and any(fnmatch.fnmatch(outcome.name, g) for g in self.options.accept)
+            ):
+                notes = tuple(f"accepted: {line}" for line in lines)
+                outcome, lines = dataclasses.replace(outcome, notes=(*outcome.notes, *notes)), ()
+            outcome = dataclasses.replace(outcome, comparisons=comparisons, regressions=lines)
+        self.outcomes[outcome.name] = outcome
+        if outcome.outcome != "cancelled":
+            parts = self._parts.get(outcome.name, {})
+            self.history.record(self.run, outcome, parts, green=outcome.green and not self.options.repeat)
+        word = "failed" if outcome.exit_code == 1 and outcome.outcome != "error" else outcome.outcome
+        detail = [*outcome.regressions, *outcome.error.splitlines()[:1]] or list(outcome.reasons)
+        self.watcher.state(outcome.name, "REGRESSION" if outcome.regressions else word, "; ".join(detail))
+
+
+def _begin(history: History, options: Options, watcher: Watcher) -> tuple[int, bool, Options]:
+    """The run's number, whether it goes on with one, and the options it then has."""
+    unfinished = history.unfinished() if options.resume else None
+    if unfinished is None:
+        if options.resume:
+            watcher.note("--resume: the last run came to its end; this is a new one")
+        return history.begin(options.arguments()), False, options
+    run, arguments = unfinished
+    if options.jobs and arguments != options.arguments():
+        raise InputError(
+            "--resume: jobs and --set must be those of the run that was stopped "
+            f"(got others than {', '.join(arguments['jobs'][:3])}). Give no JOB, or leave --resume out."
+        )
+    history.reopen(run)
+    jobs = tuple(Path(p) for p in arguments["jobs"])
+    return run, True, dataclasses.replace(options, jobs=jobs, overrides=tuple(arguments["overrides"]))
+
+
+def _whole(bundle: Path, manifest_sha256: str, digests: Digests) -> bool:
+    """Whether a bundle is, to the byte, the one recorded; files that `stat` says are unchanged are not read."""
+    try:
+        if digests.file(bundle / "manifest.json") != manifest_sha256:
+            return False
+        listed = json.loads((bundle / "manifest.json").read_bytes())["files"]
+        present = set(os.listdir(bundle)) - {"manifest.json", "manifest.sig"}
+        return present == set(listed) and all(digests.file(bundle / n) == f["sha256"] for n, f in listed.items())
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _local(options: Options) -> Executor:
+    return Local(options.workers, options.memory_bytes, driver.probe(), options.out / ".nightly")
+
+
+def _store(options: Options) -> Store | None:
+    if not options.store:
+        return None
+    return Store(options.store)
+
+
+def _worst_first(outcome: JobOutcome) -> tuple[int, str]:
+    order = (
+        bool(outcome.regressions),
+        outcome.exit_code == 1,
+        outcome.outcome == "error",
+        outcome.outcome == "cancelled",
+    )
+    return next((i for i, yes in enumerate(order) if yes), len(order)), outcome.name

@@ -1,0 +1,288 @@
+"""`trtpipe bench`: every mode that a job, or a bundle, can run in on this machine."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtpipe.bundle.manifest import GRAPH
+from trtpipe.errors import InputError
+from trtpipe.evaluation.bench import WARM_UP, Bench, Data, Mode, Ready, measure_modes
+from trtpipe.evaluation.speedup import HYBRID
+from trtpipe.model.data import open_calibration, open_check
+from trtpipe.pipeline.cache.environment import environment
+from trtpipe.pipeline.measure import Plan, batched, check_samples, plan_of
+from trtpipe.pipeline.stages import Front, Stages, calibrate, compile_engine, prepare, quantize
+from trtpipe.routes.onnx import to_onnx
+from trtpipe.runtime.onnxruntime import OrtRunner
+from trtpipe.runtime.session import runner_settings
+from trtpipe.trt import driver
+from trtpipe.trt.timing import open_timed
+
+if TYPE_CHECKING:
+    from calib.table import CalibrationTable
+    from trtpipe.bundle.format import Bundle
+    from trtpipe.job.job import Job
+    from trtpipe.progress import Reporter
+    from trtpipe.values import LoadedModel
+
+Array = np.ndarray[Any, Any]
+
+ROUNDS, SECONDS, SAMPLES = 100, 30.0, 256
+
+
+def bench_job(
+    job: Job,
+    reporter: Reporter,
+    *,
+    rounds: int = ROUNDS,
+    seconds: float = SECONDS,
+    samples: int = SAMPLES,
+    engines: Mapping[str, Job] | None = None,
+    left_out: Callable[[str], str] = lambda name: "",
+) -> Bench:
+    """Every mode of a job: PyTorch's, ONNX Runtime's and the engine's, compared with eager FP32.
+
+    Args:
+        job: the job; its batch size is the `opt` of the batch dimension.
+        reporter: is told the stages.
+        rounds, seconds: each round runs every mode once; they end at whichever comes first.
+        samples: at most this many check samples are answered by each mode.
+        engines: by the name of its rows, the job in another precision whose engine is timed; the job's own when None.
+        left_out: why a mode of this name is not even tried; empty when it is.
+
+    Raises:
+        TrtpipeError: what the modes are made of cannot be made; a mode that cannot run is a row that says why.
+    """
+    stages = Stages(reporter)
+    front = prepare(job, stages)
+    table = calibrate(job, front, stages)
+    wanted = {"engine": job} if engines is None else engines
+    plans = {name: _build_engine(variant, front, table, stages) for name, variant in wanted.items()}
+    return bench_front(
+        job, front, table, plans, stages, rounds=rounds, seconds=seconds, samples=samples, left_out=left_out
+    )
+
+
+def bench_front(
+    job: Job,
+    front: Front,
+    table: CalibrationTable | None,
+    plans: Mapping[str, Callable[[], Plan]],
+    stages: Stages,
+    *,
+    rounds: int = ROUNDS,
+    seconds: float = SECONDS,
+    samples: int = SAMPLES,
+    left_out: Callable[[str], str] = lambda name: "",
+) -> Bench:
+    """The same from the parts of a build; `plans`, by the names of rows, are asked for where a GPU can execute them."""
+    from trtpipe.evaluation.gpu_modes import gpu_modes
+    from trtpipe.evaluation.torch_modes import Stand, pieces, torch_modes
+
+    arrays, labels = check_samples(front, samples)
+    data, batch = batched(arrays, labels, front.loaded.inputs[0])
+    device = _device()
+    first = next(iter(data.batches()))
+    stand = Stand(front.loaded, first, device, lambda: _whole(pieces(_batches(job), front.loaded), batch))
+    modes = [
+        *torch_modes(stand, front.baseline.module),
+        *gpu_modes(stand),
+        *_ort_modes(job, front, None if table is None else table.amax, first),
+    ]
+    for name, plan in plans.items():
+        modes += _engine_modes(plan, job.build.target, first, name)
+    modes = [replace(m, cannot=m.cannot or left_out(m.name)) for m in modes]
+    data = Data(data.batches, _reference(front.loaded, data), data.labels)
+    return _measured(job.name, modes, data, batch, rounds, seconds, stages, "eager FP32")
+
+
+def bench_bundle(
+    bundle: Bundle, reporter: Reporter, *, rounds: int = ROUNDS, seconds: float = SECONDS, samples: int = SAMPLES
+) -> Bench:
+    """The modes of a bundle, which needs no PyTorch: its graph in ONNX Runtime and its engine, on its golden data."""
+    stages, manifest, golden = Stages(reporter), bundle.manifest, bundle.golden()
+    data, batch = batched(
+        {n: a[:samples] for n, a in golden.inputs.items()},
+        None if golden.labels is None else golden.labels[:samples],
+        manifest.inputs[0],
+    )
+    count = sum(len(next(iter(b.values()))) for b in data.batches())
+    data = Data(data.batches, {n: a[:count] for n, a in golden.outputs.items()}, data.labels)
+    first = next(iter(data.batches()))
+    modes: list[Mode] = []
+    if GRAPH in manifest.files:
+        graph = bundle.read(GRAPH)
+        modes.append(_ort_mode("ONNX Runtime, the bundle's graph", lambda: graph, first, OrtRunner))
+    if manifest.engine is not None:
+        fallback = bool(manifest.engine.fallback)
+        modes += _engine_modes(
+            lambda: Plan(bundle.read(manifest.engine_file), runner_settings(bundle), fallback),
+            manifest.engine.target,
+            first,
+        )
+    return _measured(manifest.name, modes, data, batch, rounds, seconds, stages, "the bundle's baseline")
+
+
+def _measured(
+    name: str,
+    modes: list[Mode],
+    data: Data,
+    batch: int,
+    rounds: int,
+    seconds: float,
+    stages: Stages,
+    reference: str,
+) -> Bench:
+    notes = busy(_load(), _cores())
+    with stages("bench") as progress:
+        rows, done = measure_modes(modes, data, batch=batch, rounds=rounds, seconds=seconds, progress=progress)
+    samples = len(next(iter(data.reference.values())))
+    notes = tuple(dict.fromkeys((*notes, *busy(_load(), _cores()))))[:1]
+    return Bench(name, batch, samples, done, WARM_UP, reference, _cores(), rows, environment(), notes)
+
+
+def busy(load: float | None, cores: int) -> tuple[str, ...]:
+    """A warning when more threads wanted to run in the last minute than there are cores: latencies then say little."""
+    if load is None or load <= cores + 1:
+        return ()
+    return (
+        f"the machine was busy: {load:.1f} threads wanted its {cores} cores in the minute before. "
+        "Compare sizes and answers, not latencies",
+    )
+
+
+def _load() -> float | None:
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _reference(loaded: LoadedModel, data: Data) -> dict[str, Array]:
+    """What the eager FP32 model answers on the CPU."""
+    import torch
+
+    parts: dict[str, list[Array]] = {s.name: [] for s in loaded.outputs}
+    for arrays in data.batches():
+        with torch.inference_mode():
+            outputs = loaded.module(*(torch.from_numpy(arrays[s.name]) for s in loaded.inputs))
+        for spec, value in zip(loaded.outputs, outputs, strict=True):
+            parts[spec.name].append(value.numpy().copy())
+    return {n: np.concatenate(a) for n, a in parts.items()}
+
+
+def _whole(batches: Iterator[Mapping[str, Array]], size: int) -> Iterator[Mapping[str, Array]]:
+    """The batches cut to `size` samples each; what does not fill one is left out."""
+    for arrays in batches:
+        there = len(next(iter(arrays.values())))
+        yield from ({n: a[k : k + size] for n, a in arrays.items()} for k in range(0, there - size + 1, size))
+
+
+def _batches(job: Job) -> Iterator[Mapping[str, Array]]:
+    """Calibration's batches, or the check's where the job has none of its own."""
+    data = job.calibration
+    own = data is not None and (data.images or data.arrays or data.factory)
+    source = open_calibration(job) if own else open_check(job)
+    return (b.arrays for b in source.batches(job.batch_size(job.check)))
+
+
+def _ort_modes(job: Job, front: Front, amax: Mapping[str, float] | None, first: Mapping[str, Array]) -> list[Mode]:
+    """ONNX Runtime on the CPU, optimized for speed: the float graph, and the Q/DQ graph with all else in FP32."""
+    from trtpipe.quantization.precision import keep_of
+    from trtpipe.quantization.quantize import quantize as quantize_graph
+
+    def graph(int8: bool) -> Callable[[], bytes]:
+        def make() -> bytes:
+            made = quantize_graph(
+                front.captured, int8=int8, half=None, keep=keep_of(job.precision), amax=amax or {}, ranges={}
+            )
+            return to_onnx(made).data
+
+        return make
+
+    cannot = "" if amax is not None else "the job has no INT8 mode"
+    return [
+        _ort_mode("ONNX Runtime FP32", graph(False), first, OrtRunner),
+        _ort_mode("ONNX Runtime Q/DQ INT8", graph(True), first, OrtRunner, cannot),
+    ]
+
+
+def _ort_mode(name: str, graph: Callable[[], bytes], first: Mapping[str, Array], runner: Any, cannot: str = "") -> Mode:
+    def prepare() -> Ready:
+        data = graph()
+        made = runner(data)
+        return Ready(lambda: made.run(first), made.run, len(data), (made.name,))
+
+    return Mode(name, "cpu", prepare, cannot)
+
+
+def _build_engine(job: Job, front: Front, table: Any, stages: Stages) -> Callable[[], Plan]:
+    """The engine of the job itself, compiled when it is asked for."""
+
+    def make() -> Plan:
+        return plan_of(compile_engine(job, front.loaded, quantize(job, front, table, stages), stages))
+
+    return make
+
+
+def _engine_modes(
+    plan: Callable[[], Plan], target: str, first: Mapping[str, Array], named: str = "engine"
+) -> list[Mode]:
+    """The engine by CUDA events, launched by TensorRT and as a CUDA graph; where no GPU is, rows that say so."""
+    once = functools.cache(plan)
+    if target == "onnxruntime":
+        cannot = "the target is onnxruntime: there is no engine"
+    else:
+        found = driver.probe()
+        cannot = "" if found.devices else f"no GPU executes an engine here: {found.problem}"
+
+    def mode(name: str, cuda_graph: bool, transfers: bool) -> Mode:
+        def prepare() -> Ready:
+            made = once()
+            if made.hybrid:
+                raise InputError(HYBRID)
+            runner = open_timed(made.data, cuda_graph=cuda_graph, **made.settings)
+            where = "copies from and to pageable memory included" if transfers else "data on the GPU, no copies"
+            return Ready(
+                lambda: runner.run(first),
+                runner.run,
+                len(made.data),
+                (f"CUDA events; {where}; memory: plan, activations and bindings", runner.name, *runner.notes),
+                ms=lambda: runner.milliseconds(first, transfers=transfers),
+                peak_memory_bytes=lambda: len(made.data) + runner.device_memory_bytes + runner.bindings_bytes,
+            )
+
+        return Mode(name, "cuda", prepare, cannot)
+
+    return [
+        mode(named, False, False),
+        mode(f"{named}, CUDA graph", True, False),
+        mode(f"{named}, with transfers", False, True),
+    ]
+
+
+def require_target(path: Path) -> str:
+    """Whether `path` is a job file or a bundle: "job" or "bundle".
+
+    Raises:
+        InputError: it is neither.
+    """
+    if (path / "manifest.json").is_file():
+        return "bundle"
+    if path.is_dir() or not path.exists():
+        raise InputError(f"{path}: must be a job file or a bundle (got {'a folder' if path.is_dir() else 'nothing'}).")
+    return "job"

@@ -1,0 +1,90 @@
+"""What a result was made with: versions, and the fingerprint over everything that can change an engine. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtpipe.trt import driver
+
+if TYPE_CHECKING:
+    from trtpipe.job.job import Job
+
+#: Distributions whose versions go into a manifest; those that can change an engine also go into the fingerprint.
+DECIDING = ("trtpipe", "torch", "torchao", "torchvision", "onnx", "onnxscript", "onnx-ir", "numpy", "pillow")
+OTHERS = ("onnxruntime", "numba", "safetensors")
+BUILDERS: Mapping[str, tuple[str, ...]] = {
+    "tensorrt": ("tensorrt",),
+    "tensorrt_rtx": ("tensorrt-rtx", "tensorrt_rtx"),
+    "onnxruntime": ("onnxruntime",),
+}
+
+
+def versions(names: tuple[str, ...]) -> dict[str, str]:
+    """Version of each distribution that is installed."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def environment() -> dict[str, str]:
+    """Versions of Python, of the system and of every package that takes part."""
+    builders = tuple(n for names in BUILDERS.values() for n in names)
+    found = {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
+    return found | versions(DECIDING + OTHERS + builders)
+
+
+def portable_job(job: Job) -> str:
+    """The job as JSON with its paths relative to its own folder: the same job anywhere gives the same text."""
+    folder = str(job.folder or Path.cwd())
+
+    def relative(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: relative(v) for k, v in value.items()}
+        if isinstance(value, list):
+            return [relative(v) for v in value]
+        if isinstance(value, str) and os.path.isabs(value):
+            return os.path.relpath(value, folder)
+        return value
+
+    return json.dumps(
+        relative(job.model_dump(mode="json", exclude_defaults=True, exclude={"build": {"log_level"}, "worker": True})),
+        sort_keys=True,
+        indent=1,
+    )
+
+
+def source_fingerprint(job: Job, parts: Mapping[str, str | None]) -> str:
+    """SHA-256 over all that decides the graph given to the compiler, and how it is asked to compile it.
+
+    That is the job's sections, the versions of what makes the graph, and `parts` (digests of weights, graph, data).
+    A kit carries it, as its device knows no more of where it came from.
+    """
+    sections = {
+        "name": job.name,
+        "precision": job.precision.model_dump(mode="json"),
+        "build": job.build.model_dump(mode="json", exclude={"timing_cache", "calibration_cache", "log_level"}),
+        "outputs": {n: o.model_dump(mode="json") for n, o in job.outputs.items()},
+        "versions": versions(DECIDING),
+        "parts": dict(parts),
+    }
+    return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()
+
+
+def fingerprint(source: str, target: str) -> str:
+    """SHA-256 over everything that can change an engine: its source's fingerprint and the compiler on this machine."""
+    sections: dict[str, Any] = {"source": source, "versions": versions(BUILDERS[target])}
+    if target == "tensorrt":  # it times its kernels on the GPU that is here
+        found = driver.probe()
+        sections["device"] = [found.cuda, *(f"{d.name} {d.compute_capability}" for d in found.devices[:1])]
+    return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()

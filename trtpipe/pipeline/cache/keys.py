@@ -1,0 +1,366 @@
+"""Everything that goes into a job's bundle, found without importing torch or the model, and the cache keys it makes.
+
+Each part has a name that a report can say ("weights", "version tensorrt_rtx") and a value: a content digest, a version
+or a setting. A key is the SHA-256 of the parts that its stage depends on, so a new TensorRT changes the engine's key
+and not the graph's, and new check images neither the calibration's nor the engine's.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import platform
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtpipe.errors import InputError
+from trtpipe.job.importable import find_module
+from trtpipe.pipeline.cache.digests import Digests
+from trtpipe.pipeline.cache.environment import BUILDERS, DECIDING, OTHERS, versions
+from trtpipe.trt import driver as cuda
+
+if TYPE_CHECKING:
+    from trtpipe.job.job import Job
+    from trtpipe.job.sections import Data
+    from trtpipe.trt.driver import Driver
+
+#: Job keys that change nothing in the result: how fast it comes, what is shown.
+WITHOUT_EFFECT = frozenset(
+    {
+        "build.log_level",
+        "build.timing_cache",
+        "build.calibration_cache",
+        "calibration.workers",
+        "check.workers",
+        "worker",
+        "name",
+    }
+)
+#: Job keys that name a file or folder; its content counts, under this name.
+CONTENTS: Mapping[str, str] = {
+    "model.weights": "weights",
+    "model.torchscript": "torchscript",
+    "model.program": "program",
+    "calibration.images": "calibration data",
+    "calibration.arrays": "calibration data",
+    "calibration.table": "calibration table",
+    "check.images": "check data",
+    "check.arrays": "check data",
+}
+ROUTE_PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "onnx": (),
+    "torch_tensorrt": ("torch-tensorrt", "torch-tensorrt-rtx"),
+    "torch2trt": ("torch2trt",),
+}
+_CAPTURE_VERSIONS = ("python", "trtpipe", "torch", "torchao", "torchvision", "numpy")
+_EXPORT_VERSIONS = ("onnx", "onnxscript", "onnx-ir")
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """The parts of one job by name, and notes on what could not be seen."""
+
+    parts: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def key(self) -> str:
+        """SHA-256 hex over all of it: the same key, the same bundle."""
+        return _digest(self.parts)
+
+    def changes(self, before: Mapping[str, str]) -> tuple[str, ...]:
+        """What differs from `before`, as a report says it; digests are not shown, settings and versions are."""
+        names = sorted({*self.parts, *before}, key=lambda n: (_rank(n), n))
+        return tuple(_change(n, before.get(n), self.parts.get(n)) for n in names if before.get(n) != self.parts.get(n))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What of a machine can change a result. `versions` are of the distributions that take part."""
+
+    versions: Mapping[str, str]
+    python: str
+    system: str
+    source: str
+    cuda: str
+    gpu: str
+
+
+def this_machine(digests: Digests, driver: Driver | None = None) -> Machine:
+    """The machine that this runs on; the CUDA driver is asked when it is not given."""
+    if driver is None:
+        driver = cuda.probe()
+    names = (*DECIDING, *OTHERS, *(n for names in (*BUILDERS.values(), *ROUTE_PACKAGES.values()) for n in names))
+    gpu = driver.devices[0] if driver.devices else None
+    return Machine(
+        versions=versions(tuple(dict.fromkeys(names))),
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.machine()}",
+        source=_own_source(digests),
+        cuda=driver.cuda or "none",
+        gpu="none" if gpu is None else f"{gpu.name} {gpu.compute_capability}",
+    )
+
+
+def _own_source(digests: Digests) -> str:
+    """Digest of the code of trtpipe and calib themselves: a version number does not move while one develops."""
+    found = hashlib.sha256()
+    for package in ("trtpipe", "calib"):
+        spec = find_module(package)
+        if spec is None or not spec.origin:
+            continue
+        root = Path(spec.origin).parent
+        for path in sorted(root.rglob("*.py")):
+            found.update(f"{package}/{path.relative_to(root).as_posix()} {digests.file(path)}\n".encode())
+    return found.hexdigest()
+
+
+@dataclass(frozen=True)
+class StageKeys:
+    """The cache key of each stage's result. `calibration` is None when nothing is calibrated."""
+
+    model: str
+    baseline: str
+    calibration: str | None
+    graph: str
+    engine: str
+
+
+class Survey:
+    """One look at the files that jobs name; each is looked at once, however many jobs ask.
+
+    Args:
+        digests: content digests.
+        machine: where the jobs are to be built.
+    """
+
+    def __init__(self, digests: Digests, machine: Machine) -> None:
+        self.digests, self.machine = digests, machine
+        self._versions: dict[str, str | None] = {}
+        self._sources: dict[tuple[str, str], dict[str, str]] = {}
+
+    def ingredients(self, job: Job) -> Ingredients:
+        """Everything that goes into the job's bundle.
+
+        Raises:
+            InputError: a file it names cannot be read.
+        """
+        parts: dict[str, str] = {"name": job.name}
+        notes: list[str] = []
+        flat = dict(_flat(job.model_dump(mode="json", exclude_defaults=True)))
+        folder = job.folder or Path.cwd()
+        for key, value in flat.items():
+            if key in CONTENTS:
+                parts[CONTENTS[key]] = self._content(key, value)
+                parts[f"path {key}"] = os.path.relpath(value, folder)
+            elif key not in WITHOUT_EFFECT:
+                parts[f"job {key}"] = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+        for target, prefix in _callables(job):
+            for module, digest in self.sources(target.partition(":")[0], folder).items():
+                parts[f"{prefix}source {module}"] = digest
+        for name, data in (("calibration", job.calibration), ("check", job.check)):
+            if data is not None and data.factory is not None:
+                notes.append(f"{name}.factory: its source is watched, not what it reads; use --force when that changes")
+        machine = self.machine
+        builders = BUILDERS[job.build.target] + ROUTE_PACKAGES[job.build.route]
+        for name in dict.fromkeys((*DECIDING, *builders, "onnxruntime")):
+            if name in machine.versions:
+                parts[f"version {_one_spelling(name)}"] = machine.versions[name]
+        parts["version python"] = machine.python
+        parts["system"] = machine.system
+        parts["trtpipe source"] = machine.source
+        if job.build.target != "onnxruntime":
+            parts["cuda driver"] = machine.cuda
+            parts["gpu"] = machine.gpu
+        parts["timing cache"] = "used" if job.build.timing_cache else "none"
+        return Ingredients(parts, tuple(notes))
+
+    def version(self, distribution: str) -> str | None:
+        """Its version, None when it is not installed."""
+        if distribution not in self._versions:
+            try:
+                self._versions[distribution] = metadata.version(distribution)
+            except metadata.PackageNotFoundError:
+                self._versions[distribution] = None
+        return self._versions[distribution]
+
+    def sources(self, module: str, folder: Path) -> dict[str, str]:
+        """Digest by module name of a module's source and of what it imports, as far as that is the user's own.
+
+        Of an installed package the module itself and the package's version count; trtpipe and the standard library do
+        not, they are parts of their own. Nothing is imported.
+        """
+        known = (module, str(folder))
+        if known not in self._sources:
+            found: dict[str, str] = {}
+            todo = [module]
+            while todo:
+                name = todo.pop()
+                if name in found or name.partition(".")[0] in _OWN:
+                    continue
+                spec = find_module(name, (folder, Path.cwd()))
+                if spec is None or spec.origin is None or not os.path.isfile(spec.origin):
+                    continue
+                found[name] = self._file(spec.origin)
+                top = name.partition(".")[0]
+                if is_installed(spec.origin):
+                    if (version := self.version(top)) is not None:
+                        found[top] = version
+                elif spec.origin.endswith(".py"):
+                    todo += _imported(Path(spec.origin).read_bytes(), name, bool(spec.submodule_search_locations))
+            self._sources[known] = found
+        return self._sources[known]
+
+    def _content(self, key: str, path: str) -> str:
+        try:
+            return self.digests.folder(path) if os.path.isdir(path) else self.digests.file(path)
+        except OSError as error:
+            raise InputError(f"{key}: must be readable (got {error.strerror or error}: {path}).") from error
+
+    def _file(self, path: str) -> str:
+        try:
+            return self.digests.file(path)
+        except OSError as error:
+            raise InputError(f"{path}: must be readable (got {error.strerror or error}).") from error
+
+
+def stage_keys(job: Job, found: Ingredients) -> StageKeys:
+    """The key of each stage's result."""
+    parts = found.parts
+
+    def chosen(*prefixes: str) -> dict[str, str]:
+        return {
+            n: v
+            for n, v in parts.items()
+            if any(n == p or n.startswith(p + " ") or n.startswith(p + ".") for p in prefixes)
+        }
+
+    model = chosen("job model", "job inputs", "job outputs", "weights", "program", "source", "system", "trtpipe source")
+    model |= {n: v for n, v in parts.items() if n in {f"version {v}" for v in _CAPTURE_VERSIONS}}
+    script = model.pop("job model.baseline", "trace")
+    data = {n: parts[n] for n in ("version pillow",) if n in parts}
+    transform = chosen("job calibration.transform") | chosen("calibration source")
+    checked = {
+        n: v
+        for n, v in chosen("job check").items()
+        if not n.startswith(("job check.limits", "job check.require", "job check.on_fail"))
+    }
+    checked |= chosen("check data", "check source") | transform | data
+    baseline = {**model, **checked, "baseline": script, **chosen("torchscript")}
+    calibrated = {
+        **model,
+        **data,
+        **chosen("job calibration", "calibration data", "calibration table", "calibration source"),
+    }
+    graph = {**model, **chosen("job precision")}
+    if job.precision.int8_mode:
+        graph |= calibrated
+    if job.precision.fp16_mode:  # its ranges are observed on data
+        graph |= calibrated if job.calibration is not None else checked
+        graph |= checked if job.calibration is not None and job.calibration.table is not None else {}
+    graph |= {n: v for n, v in parts.items() if n in {f"version {v}" for v in _EXPORT_VERSIONS}}
+    builders = {_one_spelling(n) for n in BUILDERS[job.build.target]} | {
+        _one_spelling(n) for n in ROUTE_PACKAGES[job.build.route]
+    }
+    engine = {**graph, **chosen("job build", "cuda driver", "gpu", "timing cache")}
+    engine |= {n: v for n, v in parts.items() if n.removeprefix("version ") in builders}
+    return StageKeys(
+        model=_digest({"stage": "model", **model}),
+        baseline=_digest({"stage": "baseline", **baseline}),
+        calibration=_digest({"stage": "calibration", **calibrated}) if job.precision.int8_mode else None,
+        graph=_digest({"stage": "graph", **graph}),
+        engine=_digest({"stage": "engine", **engine}),
+    )
+
+
+_OWN = frozenset({"trtpipe", "calib", *DECIDING, *sys.stdlib_module_names})
+
+
+def _one_spelling(distribution: str) -> str:
+    """The wheel of TensorRT-RTX is found under two names."""
+    return distribution.replace("tensorrt-rtx", "tensorrt_rtx")
+
+
+def _digest(parts: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(dict(parts), sort_keys=True).encode()).hexdigest()
+
+
+def _flat(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and value of everything in nested mappings."""
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _flat(inner, f"{at}.{key}" if at else str(key))
+    else:
+        yield at, value
+
+
+def _callables(job: Job) -> Iterator[tuple[str, str]]:
+    """Every package.module:callable of a job, and what its parts' names begin with."""
+    if job.model.factory is not None:
+        yield job.model.factory, ""
+    sections: Iterable[tuple[str, Data | None]] = (("calibration ", job.calibration), ("check ", job.check))
+    for prefix, data in sections:
+        if data is None:
+            continue
+        if data.factory is not None:
+            yield data.factory, prefix
+        if data.transform is not None and data.transform.callable is not None:
+            yield data.transform.callable, prefix
+
+
+def is_installed(origin: str) -> bool:
+    """Whether a module's file belongs to an installed package or to Python itself."""
+    folders = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}
+    return any(origin.startswith(folder + os.sep) for folder in folders) or "site-packages" in origin
+
+
+def _imported(source: bytes, name: str, package: bool) -> list[str]:
+    """Absolute names of the modules that a source imports, anywhere in it; `from a import b` may mean a.b."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return []
+    found: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            parent = name.split(".")[: len(name.split(".")) - node.level + (1 if package else 0)] if node.level else []
+            stem = ".".join([*parent, *([node.module] if node.module else [])])
+            if stem:
+                found += [stem, *(f"{stem}.{alias.name}" for alias in node.names)]
+    return list(dict.fromkeys(found))
+
+
+def _rank(name: str) -> int:
+    """The order in which a reader wants to hear of changes."""
+    order = ("weights", "program", "torchscript", "source", "job", "calibration", "check", "version", "gpu", "cuda")
+    return next((i for i, word in enumerate(order) if name.startswith(word)), len(order))
+
+
+def _change(name: str, before: str | None, now: str | None) -> str:
+    short, shown = (
+        name,
+        name.startswith(("job ", "version ", "path "))
+        or name in ("gpu", "cuda driver", "system", "timing cache", "name"),
+    )
+    for prefix in ("job ", "version "):
+        short = short.removeprefix(prefix)
+    if " source " in f" {name}" and name != "trtpipe source":
+        short = f"source of {name.rpartition(' ')[2]}"
+    if before is None or now is None:
+        what = "added" if before is None else "removed"
+        return f"{short} {what}" + (f" ({before or now})" if shown else "")
+    return f"{short} {_cut(before)} -> {_cut(now)}" if shown else f"{short} changed"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 40 else text[:37] + "..."

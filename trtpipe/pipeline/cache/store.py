@@ -1,0 +1,281 @@
+"""The build cache: results of stages by key, on disk, for any number of processes at once.
+
+    <root>/<kind>/<first two of key>/<key>/   entry.json (facts, sizes and digests) and the files
+    <root>/locks/                             one lock file a key, held while its result is made
+    <root>/new/                               entries being written
+    <root>/digests.sqlite                     see `digests`
+
+An entry is written aside and renamed, so it is whole or absent; every file is checked against its digest when it is
+read, and a damaged entry is removed and counts as absent. `limit_bytes` is held by evicting what was used longest ago.
+With a store (any fsspec address) an entry that is missing here is looked for there, and a new one goes there too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from trtpipe.errors import Cancelled, InputError
+
+if TYPE_CHECKING:
+    from trtpipe.pipeline.cache.remote import Store
+
+ENTRY = "entry.json"
+SCHEMA = 1
+DEFAULT_LIMIT_BYTES = 20_000_000_000
+#: Kinds that only say what was; they are small and never evicted for size.
+RECORDS = ("built",)
+#: What a killed writer left is removed when it is older.
+_STALE_S = 3600.0
+_POLL_S = 0.05
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One result: `facts` is its JSON, `files` maps name to (bytes, SHA-256)."""
+
+    path: Path
+    facts: Mapping[str, Any]
+    files: Mapping[str, tuple[int, str]]
+
+    def read(self, name: str) -> bytes:
+        """The content of a file, checked.
+
+        Raises:
+            DamagedEntry: it is not what was put.
+        """
+        size, sha256 = self.files[name]
+        try:
+            data = (self.path / name).read_bytes()
+        except OSError as error:
+            raise DamagedEntry(self.path) from error
+        if len(data) != size or hashlib.sha256(data).hexdigest() != sha256:
+            raise DamagedEntry(self.path)
+        return data
+
+
+class DamagedEntry(Exception):
+    """An entry is not what was put; `Cache.discard` removes it, and its result is made again."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self.path = path
+
+
+class Busy(Exception):
+    """Another process is making this very result."""
+
+
+class Cache:
+    """A folder of entries.
+
+    Args:
+        root: the folder; it is made.
+        store: where entries are shared beyond this machine.
+        cancelled: asked while waiting for another process.
+        force: find nothing and replace what is there.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        store: Store | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+        *,
+        force: bool = False,
+    ) -> None:
+        self.root, self._store, self._cancelled, self._force = root, store, cancelled, force
+        try:
+            for folder in (root / "locks", root / "new"):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"--cache: must be a folder that can be written (got {root}: {error.strerror}). Choose another."
+            ) from error
+
+    @property
+    def digests_path(self) -> Path:
+        """The table of `digests.Digests`."""
+        return self.root / "digests.sqlite"
+
+    def get(self, kind: str, key: str) -> Entry | None:
+        """The entry, here or in the store; None when there is none. It counts as used now."""
+        if self._force:
+            return None
+        path = self._path(kind, key)
+        found = _read(path, kind, key)
+        if found is None and self._store is not None:
+            fetched = self._store.get(f"{kind}/{key[:2]}/{key}")
+            if fetched is not None:
+                self._write(path, fetched)
+                found = _read(path, kind, key)
+        if found is not None:
+            with contextlib.suppress(OSError):
+                os.utime(path / ENTRY)
+        return found
+
+    def put(self, kind: str, key: str, facts: Mapping[str, Any], files: Mapping[str, bytes]) -> Entry:
+        """Keep a result. Where another process was first, its entry stays."""
+        entries = {n: (len(d), hashlib.sha256(d).hexdigest()) for n, d in files.items()}
+        head = {"schema": SCHEMA, "kind": kind, "key": key, "facts": dict(facts), "files": entries}
+        content = {**files, ENTRY: json.dumps(head, sort_keys=True, indent=1).encode()}
+        path = self._path(kind, key)
+        if self._force:
+            self.discard(kind, key)
+        self._write(path, content)
+        if self._store is not None:
+            self._store.put(f"{kind}/{key[:2]}/{key}", content, last=ENTRY)
+        return Entry(path, facts, entries)
+
+    def discard(self, kind: str, key: str) -> None:
+        """Remove an entry here; one that is not there is no error."""
+        _remove(self._path(kind, key), self.root / "new")
+
+    @contextlib.contextmanager
+    def lock(
+        self, kind: str, key: str, waiting: Callable[[], None] = lambda: None, *, wait: bool = True
+    ) -> Iterator[None]:
+        """Only one process at a time is in here for this key; a killed one lets go.
+
+        Raises:
+            Cancelled: the user gave up while another process held it.
+            Busy: another process holds it, and `wait` is false.
+        """
+        lock = FileLock(self.root / "locks" / f"{kind}-{key}.lock")
+        told = False
+        while True:
+            try:
+                lock.acquire(timeout=_POLL_S, poll_interval=_POLL_S / 2)
+                break
+            except Timeout:
+                if not wait:
+                    raise Busy(key) from None
+                if self._cancelled():
+                    raise Cancelled("interrupted while another process builds the same") from None
+                if not told:
+                    waiting()
+                told = True
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def entries(self) -> list[tuple[float, int, Path]]:
+        """(last used, bytes, path) of every entry, the one used longest ago first."""
+        found = []
+        for kind in self.root.iterdir():
+            if kind.name in ("locks", "new") or not kind.is_dir():
+                continue
+            for head in kind.glob(f"*/*/{ENTRY}"):
+                with contextlib.suppress(OSError):
+                    sizes = sum(f.stat().st_size for f in head.parent.iterdir())
+                    found.append((head.stat().st_mtime, sizes, head.parent))
+        return sorted(found)
+
+    def trim(self, limit_bytes: int) -> tuple[str, ...]:
+        """Evict what was used longest ago until the rest is within the limit; `kind/key` of what went.
+
+        An entry that a process is making or about to read under its lock stays, and so do records.
+        """
+        self._clean()
+        entries = self.entries()
+        total = sum(size for _, size, _ in entries)
+        evicted = []
+        for _, size, path in entries:
+            kind, key = path.parent.parent.name, path.name
+            if total <= limit_bytes:
+                break
+            if kind in RECORDS:
+                continue
+            lock = FileLock(self.root / "locks" / f"{kind}-{key}.lock")
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                continue
+            try:
+                _remove(path, self.root / "new")
+                total -= size
+                evicted.append(f"{kind}/{key}")
+            finally:
+                lock.release()
+        return tuple(evicted)
+
+    def _path(self, kind: str, key: str) -> Path:
+        return self.root / kind / key[:2] / key
+
+    def _write(self, path: Path, content: Mapping[str, bytes]) -> None:
+        temporary = self.root / "new" / f"{os.getpid()}-{secrets.token_hex(8)}"
+        temporary.mkdir()
+        try:
+            for name, data in content.items():
+                if not _NAME.fullmatch(name):
+                    raise InputError(f"cache: a file's name must be plain (got {name!r}).")
+                (temporary / name).write_bytes(data)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.rename(temporary, path)
+            except OSError:
+                if _read(path, path.parent.parent.name, path.name) is None:  # half an entry of an older trtpipe
+                    _remove(path, self.root / "new")
+                    os.rename(temporary, path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+    def _clean(self) -> None:
+        """Remove what killed writers left."""
+        for leftover in (self.root / "new").iterdir():
+            with contextlib.suppress(OSError):
+                if time.time() - leftover.stat().st_mtime > _STALE_S:
+                    shutil.rmtree(leftover, ignore_errors=True)
+
+
+def default_root() -> Path:
+    """`$XDG_CACHE_HOME/trtpipe`, or `~/.cache/trtpipe`."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "trtpipe"
+
+
+def parse_bytes(text: str, where: str) -> int:
+    """`20GB`, `500 MB` or a plain number of bytes; 1 kB is 1,000 bytes.
+
+    Raises:
+        InputError: it is none of these.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)B?\s*", text, re.IGNORECASE)
+    if match is None:
+        raise InputError(f"{where}: must be a size like 20GB (got {text!r}).")
+    return int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
+
+
+def _read(path: Path, kind: str, key: str) -> Entry | None:
+    try:
+        head = json.loads((path / ENTRY).read_bytes())
+        if (head["schema"], head["kind"], head["key"]) != (SCHEMA, kind, key):
+            return None
+        files = {str(n): (int(size), str(sha256)) for n, (size, sha256) in head["files"].items()}
+        if any((path / name).stat().st_size != size for name, (size, _) in files.items()):
+            return None
+        return Entry(path, dict(head["facts"]), files)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _remove(path: Path, aside: Path) -> None:
+    """Take an entry away in one step, then its files."""
+    gone = aside / f"gone-{secrets.token_hex(8)}"
+    with contextlib.suppress(OSError):
+        os.rename(path, gone)
+    shutil.rmtree(gone, ignore_errors=True)

@@ -1,0 +1,196 @@
+"""The line, cut before the engine: a job to a kit, where torch is; a kit to a bundle, where only its TensorRT is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtpipe.bundle.format import write_bundle
+from trtpipe.bundle.golden import Golden
+from trtpipe.bundle.kit import bundle_contents, kit_contents, kit_graph
+from trtpipe.errors import InputError
+from trtpipe.evaluation.check import CheckData, check_engine
+from trtpipe.pipeline.assemble import describe, table_bytes
+from trtpipe.pipeline.build import Built, retuned
+from trtpipe.pipeline.cache.environment import BUILDERS, fingerprint, versions
+from trtpipe.pipeline.measure import explained
+from trtpipe.pipeline.stages import (
+    Front,
+    Stages,
+    calibrate,
+    check_data,
+    damaged,
+    open_runner,
+    prepare,
+    quantize,
+)
+from trtpipe.quantization.diagnose import is_about_numbers
+from trtpipe.routes.onnx import to_onnx
+from trtpipe.runtime.compatibility import admit, require_fit
+from trtpipe.runtime.device import this_device
+from trtpipe.runtime.onnxruntime import OrtRunner
+from trtpipe.trt import driver
+from trtpipe.trt.builder import build_engine
+from trtpipe.trt.isolated import build_isolated
+from trtpipe.values import CheckReport, Engine, OnnxModel, Quantized
+
+if TYPE_CHECKING:
+    from calib.table import CalibrationTable
+    from trtpipe.bundle.format import Bundle, Sign
+    from trtpipe.job.job import Job
+    from trtpipe.job.sections import Build, Precision
+    from trtpipe.progress import Progress, Reporter
+
+
+def write_kit(job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = None) -> Built:
+    """Take `job` down the line as far as its graph, check that, and write the kit `out/<name>`.
+
+    Raises:
+        TrtpipeError: with the exit code of what went wrong; nothing is then written. A route other than onnx has no
+            graph that could be taken elsewhere.
+    """
+    if job.build.route != "onnx":
+        raise InputError(
+            f"build.route: must be onnx to prepare a kit (got {job.build.route}). Build it where its GPU is."
+        )
+    if (speedup := job.check.limits.speedup_over_fp16_min) is not None:
+        raise InputError(
+            f"check.limits.speedup_over_fp16_min: must be left out to prepare a kit (got {speedup}). "
+            "Build the job where its GPU is: both engines are timed there."
+        )
+    stages = Stages(reporter)
+    front = prepare(job, stages)
+    table = calibrate(job, front, stages)
+
+    def checked(job: Job, table: CalibrationTable | None) -> tuple[Quantized, OnnxModel, CheckReport]:
+        quantized = quantize(job, front, table, stages)
+        with stages("lower"):
+            graph = to_onnx(quantized)
+        as_written = job.build.target != "onnxruntime"
+        with stages("check") as progress, OrtRunner(graph.data, as_written=as_written) as runner:
+            report = check_engine(
+                runner,
+                "graph",
+                check_data(job, front),
+                front.loaded.inputs,
+                job.check.limits,
+                damaged=damaged(graph),
+                progress=progress,
+            )
+        return quantized, graph, report
+
+    quantized, graph, report = checked(job, table)
+    if table is not None and is_about_numbers(report) and job.check.on_fail == "tune":
+        job, table, how = retuned(job, front, table, out, stages)
+        quantized, graph, report = checked(job, table)
+        report = dataclasses.replace(report, notes=(*report.notes, how))
+    asked = [key for key in ("sensitivity", "bench") if getattr(job.check, key)]
+    if asked:  # both are for the report.html of a build, which a kit has not
+        note = f"a kit has no report: {' and '.join(f'check.{key}' for key in asked)} measured nothing"
+        report = dataclasses.replace(report, notes=(*report.notes, note))
+    check = job.check.model_copy(update={"sensitivity": False})
+    report, _ = explained(job.model_copy(update={"check": check}), front, table, report, stages)
+    with stages("kit"):
+        manifest = describe(job, front, table, quantized, report, None, graph)
+        calibration = None if table is None else table_bytes(table)
+        kit = write_bundle(
+            out / job.name, *kit_contents(manifest, graph, _all_golden(job, front), calibration), sign=sign
+        )
+    return Built(kit, report, stages.seconds)
+
+
+def finish_kit(
+    path: Path, out: Path, reporter: Reporter, *, key: Path | None = None, sign: Sign | None = None
+) -> Built:
+    """Verify the kit at `path`, build its engine here, check it where a GPU can execute it, and write `out/<name>`.
+
+    Args:
+        path: the kit's directory.
+        out: the folder that the bundle goes to; not the one the kit is in.
+        reporter: is told the stages.
+        key: file of trusted public keys, or None.
+        sign: signs the bundle's manifest, unless the check failed.
+
+    Raises:
+        TrtpipeError: with the exit code of what went wrong; nothing is then written.
+    """
+    stages = Stages(reporter)
+    with stages("verify"):
+        kit, _ = admit(path, key)
+        graph = kit_graph(kit)
+        manifest = kit.manifest
+        if (out / manifest.name).resolve() == path.resolve():
+            raise InputError(
+                f"{path}: the bundle must not replace its kit (got the same place). Give another folder: --out."
+            )
+        require_fit(manifest, this_device())
+    with stages("compile") as progress:
+        engine = _compile(graph, manifest.build, manifest.precision, progress)
+    with stages("check") as progress:
+        report = _check(kit, engine, progress)
+    with stages("bundle"):
+        target = manifest.build.target
+        finished, files = bundle_contents(
+            kit,
+            engine,
+            check=report,
+            fingerprint=fingerprint(manifest.fingerprint, target),
+            environment=versions(BUILDERS[target]),
+        )
+        bundle = write_bundle(out / manifest.name, finished, files, sign=sign)
+    assert bundle.manifest.check is not None
+    return Built(bundle, bundle.manifest.check, stages.seconds)
+
+
+def _compile(graph: OnnxModel, build: Build, precision: Precision, progress: Progress) -> Engine:
+    """The engine of a kit's graph; for onnxruntime that graph itself."""
+    if build.target == "onnxruntime":
+        version = versions(("onnxruntime",)).get("onnxruntime", "0")
+        return Engine(graph.data, "onnxruntime", version, (), graph.inputs, graph.outputs, graph)
+    if build.target == "tensorrt_rtx":
+        return build_isolated(graph, build, progress=progress, precision=precision)
+    return build_engine(graph, build, progress=progress, precision=precision)
+
+
+def _check(kit: Bundle, engine: Engine, progress: Progress) -> CheckReport | None:
+    """The engine on every sample of the kit, with the kit's control; None where nothing can execute it here.
+
+    Raises:
+        InputError: the kit was never checked.
+    """
+    manifest = kit.manifest
+    recorded = manifest.check
+    if recorded is None:
+        raise InputError(f"{kit.path}: a kit must hold the check of its graph (got none). Prepare it again.")
+    if engine.target == "onnxruntime":
+        return None
+    if not driver.probe().devices:
+        if manifest.require == "graph":
+            return None
+        problem = "check.require is engine, and no GPU executed it here"
+        return dataclasses.replace(recorded, passed=False, problems=(*recorded.problems, problem))
+    golden = kit.golden()
+    runner, executed = open_runner(engine)
+    with runner:
+        return check_engine(
+            runner,
+            executed,
+            CheckData(lambda: [golden.inputs], golden.outputs, golden.labels),
+            manifest.inputs,
+            manifest.limits,
+            damaged=None,
+            require=manifest.require,
+            control=recorded.control,
+            progress=progress,
+        )
+
+
+def _all_golden(job: Job, front: Front) -> Golden:
+    """Every check sample with the baseline's answer."""
+    batches: list[Mapping[str, Any]] = [b.arrays for b in front.check_source.batches(job.check.batch_size)]
+    inputs = {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}
+    return Golden(inputs, dict(front.baseline.outputs), front.baseline.labels)

@@ -1,0 +1,142 @@
+"""What a build measures beside its check: which modules INT8 costs most, and how fast the engine is."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtpipe.evaluation.bench import Bench, Data
+from trtpipe.evaluation.speedup import HYBRID, judge_speedup, measure_speedup
+from trtpipe.pipeline.stages import Front, Stages, compile_engine, engine_settings, quantize
+from trtpipe.quantization.diagnose import blame, diagnose, is_about_numbers
+from trtpipe.quantization.ranking import Sensitivity
+from trtpipe.trt.timing import open_timed
+from trtpipe.values import CheckReport, Engine, Metric, TensorSpec
+
+if TYPE_CHECKING:
+    from calib.table import CalibrationTable
+    from trtpipe.job.job import Job
+
+Array = np.ndarray[Any, Any]
+
+#: Executions of the engine that are timed, after as many that are not.
+ROUNDS, WARM_UP = 200, 10
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was measured; what was not is None or empty.
+
+    `latencies_ms` are of the engine alone, one batch of the `opt` shapes each, by the GPU's clock, data on the GPU.
+    """
+
+    sensitivity: Sensitivity | None = None
+    latencies_ms: tuple[float, ...] = ()
+    bench: Bench | None = None
+
+
+def explained(
+    job: Job, front: Front, table: CalibrationTable | None, report: CheckReport, stages: Stages
+) -> tuple[CheckReport, Sensitivity | None]:
+    """The sensitivity of an INT8 job; a failed report has one problem more, the worst modules with their lines."""
+    failed = not report.passed and is_about_numbers(report)
+    if table is None or not (failed or job.check.sensitivity):
+        return report, None
+    with stages("diagnose") as progress:
+        found = diagnose(job, front.captured, front.check_source, table.amax, progress)
+    if failed:
+        half = "fp16" if job.precision.fp16_mode else None
+        report = replace(report, problems=(*report.problems, blame(found, half)))
+    return report, found
+
+
+def timed(front: Front, engine: Engine, report: CheckReport, stages: Stages) -> tuple[CheckReport, tuple[float, ...]]:
+    """The latency of an engine that was executed, its median among the report's figures as `latency_ms`."""
+    if report.executed != "engine":
+        return report, ()
+    if engine.fallback:
+        return replace(report, notes=(*report.notes, f"latency_ms: not measured: {HYBRID}")), ()
+    with stages("speed"):
+        found = latencies(front, engine)
+    metric = Metric("latency_ms", front.loaded.outputs[0].name, statistics.median(found))
+    return replace(report, metrics=(*report.metrics, metric)), found
+
+
+def latencies(front: Front, engine: Engine) -> tuple[float, ...]:
+    """Milliseconds of `ROUNDS` executions of the engine on one batch of check samples; a GPU must be here."""
+    inputs = first_batch(front)
+    runner: Any = open_timed(engine.data, cuda_graph=False, **engine_settings(engine))
+    for _ in range(WARM_UP):
+        runner.run(inputs)
+    return tuple(runner.milliseconds(inputs, transfers=False) for _ in range(ROUNDS))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A serialized engine, what its runner has to know of it, and whether it is a hybrid module."""
+
+    data: bytes
+    settings: Mapping[str, Any]
+    hybrid: bool = False
+
+
+def plan_of(engine: Engine) -> Plan:
+    """The same of a build's engine."""
+    return Plan(engine.data, engine_settings(engine), bool(engine.fallback))
+
+
+def first_batch(front: Front) -> Mapping[str, Array]:
+    """The first check samples, as one batch of the `opt` size."""
+    arrays, labels = check_samples(front, front.loaded.inputs[0].at("opt")[0])
+    data, _ = batched(arrays, labels, front.loaded.inputs[0])
+    return next(iter(data.batches()))
+
+
+def check_samples(front: Front, most: int) -> tuple[dict[str, Array], Array | None]:
+    """The first check samples, whole, and their labels."""
+    parts: dict[str, list[Array]] = {}
+    for batch in itertools.islice(front.check_source.batches(32), -(-most // 32)):
+        for name, array in batch.arrays.items():
+            parts.setdefault(name, []).append(array)
+    arrays = {n: np.concatenate(a)[:most] for n, a in parts.items()}
+    labels = front.baseline.labels
+    return arrays, None if labels is None else labels[: len(next(iter(arrays.values())))]
+
+
+def batched(arrays: Mapping[str, Array], labels: Array | None, first: TensorSpec) -> tuple[Data, int]:
+    """Batches of one size alone, so that nothing is compiled twice; what does not fill a batch is left out.
+
+    Fewer samples than the smallest batch are repeated.
+    """
+    there = len(next(iter(arrays.values())))
+    low, opt = first.at("min")[0], first.at("opt")[0]
+    batch = max(low, min(opt, there))
+    order = np.arange(there // batch * batch) if there >= batch else np.resize(np.arange(there), batch)
+    chosen = {n: np.ascontiguousarray(a[order]) for n, a in arrays.items()}
+
+    def batches() -> Iterator[dict[str, Array]]:
+        return ({n: a[k : k + batch] for n, a in chosen.items()} for k in range(0, len(order), batch))
+
+    return Data(batches, {}, None if labels is None else labels[order]), batch
+
+
+def judged_speed(job: Job, front: Front, engine: Engine, report: CheckReport, stages: Stages) -> CheckReport:
+    """`report` with `check.limits.speedup_over_fp16_min` judged: the FP16 engine is built too, and both are timed."""
+    limit = job.check.limits.speedup_over_fp16_min
+    if limit is None:
+        return report
+    if report.executed != "engine":
+        return judge_speedup(report, None, limit)
+    keep = job.precision.keep.model_copy(update={"fp16": (), "bf16": ()})
+    update = {"int8_mode": False, "fp16_mode": True, "bf16_mode": False, "keep": keep}
+    plain = job.model_copy(update={"precision": job.precision.model_copy(update=update)})
+    other = compile_engine(plain, front.loaded, quantize(plain, front, None, stages), stages)
+    with stages("speed"):
+        int8, fp16 = (open_timed(e.data, cuda_graph=False, **engine_settings(e)) for e in (engine, other))
+        found = measure_speedup(int8, fp16, first_batch(front))
+    return judge_speedup(report, found, limit)

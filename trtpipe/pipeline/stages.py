@@ -1,0 +1,259 @@
+"""The stages of a job, from its model to the check of its engine."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from calib.data import overlap
+from calib.errors import CalibCancelled, CalibError
+from calib.table import CalibrationTable
+from trtpipe.batching import fitted
+from trtpipe.errors import Cancelled, InputError
+from trtpipe.evaluation.check import CheckData, Damaged, check_engine
+from trtpipe.evaluation.control import damaged_copy
+from trtpipe.model.baseline import record_baseline
+from trtpipe.model.capture import capture
+from trtpipe.model.data import open_calibration, open_check
+from trtpipe.model.load import load_model
+from trtpipe.routes.registry import route
+from trtpipe.runtime.hybrid import HybridRunner
+from trtpipe.runtime.onnxruntime import OrtRunner
+from trtpipe.trt import driver
+from trtpipe.trt.runtime import EngineRunner
+from trtpipe.values import Baseline, Captured, CheckReport, Engine, LoadedModel, OnnxModel, Quantized
+
+if TYPE_CHECKING:
+    from calib.data import Source
+    from calib.table import CalibrationTable
+    from trtpipe.evaluation.check import CheckData, Damaged
+    from trtpipe.job.job import Job
+    from trtpipe.progress import Progress, Reporter
+
+#: Samples whose ranges decide what FP16 can hold.
+RANGE_SAMPLES = 64
+
+
+@dataclass(frozen=True)
+class Front:
+    """What every precision of a job shares: the model, its baseline on the check data, and the captured graph."""
+
+    loaded: LoadedModel
+    check_source: Source
+    baseline: Baseline
+    captured: Captured
+
+
+class Stages:
+    """Names the stages of one build to a Reporter and keeps how long each took, in seconds."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[Progress]:
+        """One stage; calib's errors become the user's."""
+        began = time.perf_counter()
+        with self._reporter.stage(name):
+            try:
+                yield self._reporter
+            except CalibCancelled as error:
+                raise Cancelled(str(error)) from error
+            except CalibError as error:
+                raise InputError(f"{name}: {error}") from error
+        self.seconds[name] = time.perf_counter() - began
+
+    def note_of(self, message: str) -> Callable[[], None]:
+        """What says `message` to the reader of the log when it is called."""
+        return lambda: self._reporter.note(message)
+
+
+def prepare(job: Job, stages: Stages) -> Front:
+    """The model, its baseline and its graph."""
+    with stages("model"):
+        loaded = load_model(job, job.folder)
+    source, baseline = record(job, loaded, stages)
+    with stages("capture"):
+        captured = capture(loaded)
+    return Front(loaded, source, baseline, captured)
+
+
+def record(job: Job, loaded: LoadedModel, stages: Stages) -> tuple[Source, Baseline]:
+    """The check samples, and what the model answers on them as TorchScript."""
+    with stages("baseline") as progress:
+        source = open_check(job)
+        baseline = record_baseline(
+            loaded,
+            source.batches(job.check.batch_size),
+            source.sample_count,
+            kind=job.model.baseline,
+            torchscript=job.model.torchscript,
+            progress=progress,
+        )
+    return source, baseline
+
+
+def quantizes(job: Job) -> bool:
+    """Whether Q/DQ are placed: with implicit quantization TensorRT calibrates and quantizes by itself."""
+    return job.precision.int8_mode and job.build.quantization == "explicit"
+
+
+def calibrate(job: Job, front: Front, stages: Stages) -> CalibrationTable | None:
+    """The job's calibration table, made now or read from `calibration.table`; None when nothing is quantized, or
+    TensorRT is to calibrate by itself (build.quantization: implicit)."""
+    if not job.precision.int8_mode or job.calibration is None:
+        return None
+    if job.build.quantization == "implicit":
+        if job.calibration.table is not None:
+            raise InputError(
+                "calibration.table: must be left out with build.quantization implicit, where TensorRT names tensors "
+                f"(got {job.calibration.table}). Give samples, or use explicit."
+            )
+        return None
+    from trtpipe.quantization import quantize as stage
+
+    digests = {"weights": front.loaded.weights_digest, "graph": front.captured.digest}
+    with stages("calibrate") as progress:
+        if job.calibration.table is not None:
+            table = CalibrationTable.load(job.calibration.table)
+            table.require(job.calibration.table, digests, job.calibration.algorithm, job.calibration.percentile)
+            return table
+        source = open_calibration(job)
+        for note in overlap_notes(source, front.check_source):
+            progress.note(note)
+        return stage.calibrate(
+            front.captured,
+            source,
+            batch_size=job.batch_size(job.calibration),
+            algorithm=job.calibration.algorithm,
+            percentile=job.calibration.percentile,
+            digests=digests,
+            progress=progress,
+        )
+
+
+def overlap_notes(calibration: Source, check: Source) -> tuple[str, ...]:
+    """A warning when samples stand in both sets: the check then flatters the engine."""
+    both = overlap(calibration, check)
+    if not both:
+        return ()
+    return (
+        f"{len(both)} of {check.sample_count} check samples were calibrated on too (first: {both[0]}); "
+        "the check is the weaker for it",
+    )
+
+
+def quantize(job: Job, front: Front, table: CalibrationTable | None, stages: Stages) -> Quantized:
+    """The captured graph in the job's precisions."""
+    from trtpipe.quantization import quantize as stage
+    from trtpipe.quantization.precision import half_dtype, keep_of
+
+    precision = job.precision
+    with stages("quantize"):
+        ranges = observe_ranges(job, front) if precision.fp16_mode else {}
+        return stage.quantize(
+            front.captured,
+            int8=quantizes(job),
+            half=half_dtype(precision.fp16_mode, precision.bf16_mode),
+            keep=keep_of(precision),
+            amax={} if table is None else table.amax,
+            ranges=ranges,
+        )
+
+
+def observe_ranges(job: Job, front: Front) -> dict[str, float]:
+    """Largest |x| of every tensor over the first calibration samples, or check samples where there are none."""
+    import torch
+
+    from trtpipe.quantization import precision
+
+    data = job.calibration
+    calibrates = data is not None and (data.images or data.arrays or data.factory)
+    source = open_calibration(job) if calibrates else front.check_source
+    size = data.batch_size if data is not None and calibrates else job.check.batch_size
+    batches = itertools.islice(_pieces(source, front, size), max(1, RANGE_SAMPLES // size))
+    names = [s.name for s in front.loaded.inputs]
+    return precision.observe_ranges(front.captured, ([torch.from_numpy(b[n]) for n in names] for b in batches))
+
+
+def _pieces(source: Source, front: Front, size: int) -> Iterator[Mapping[str, Any]]:
+    for batch in source.batches(size):
+        for piece, _ in fitted(batch.arrays, front.loaded.inputs):
+            yield piece
+
+
+def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, stages: Stages) -> Engine:
+    """The engine, by the job's route."""
+    with stages("compile") as progress:
+        engine: Engine = route(job.build.route)(job, loaded, quantized, progress)
+    return engine
+
+
+def check(
+    job: Job,
+    front: Front,
+    engine: Engine,
+    stages: Stages,
+    *,
+    keep: Callable[[Mapping[str, np.ndarray[Any, Any]]], None] | None = None,
+) -> CheckReport:
+    """The engine (or its graph, where no GPU can run it) against the baseline, with a control; `keep` gets answers."""
+    with stages("check") as progress:
+        runner, executed = open_runner(engine)
+        with runner:
+            return check_engine(
+                runner,
+                executed,
+                check_data(job, front),
+                front.loaded.inputs,
+                job.check.limits,
+                damaged=damaged(engine.graph),
+                require=job.check.require,
+                keep=keep,
+                progress=progress,
+            )
+
+
+def open_runner(engine: Engine) -> tuple[Any, Any]:
+    """What executes the engine here, and whether that is the engine or its graph."""
+    if engine.target != "onnxruntime" and driver.probe().devices:
+        settings = engine_settings(engine)
+        if engine.fallback:
+            return HybridRunner(engine.data, version_compatible=settings["version_compatible"]), "engine"
+        return EngineRunner(engine.data, **settings), "engine"
+    if engine.graph is None:
+        raise InputError(
+            f"check: a {engine.target} engine of this route has no graph to execute (got no GPU either). "
+            "Build where its GPU is, or take build.route: onnx."
+        )
+    return OrtRunner(engine.graph.data, as_written=engine.target != "onnxruntime"), "graph"
+
+
+def engine_settings(engine: Engine) -> dict[str, Any]:
+    """What an `EngineRunner` has to know of the engine beside its bytes."""
+    stripped = engine.graph.data if engine.graph is not None and engine.options.get("strip_plan") else None
+    return {"version_compatible": bool(engine.options.get("version_compatible")), "refit": stripped}
+
+
+def damaged(graph: OnnxModel | None) -> Damaged | None:
+    """The control's copy of the graph, ready to run."""
+    if graph is None:
+        return None
+    data, tensor, how = damaged_copy(graph)
+    return Damaged(OrtRunner(data, as_written=True), tensor, how)
+
+
+def check_data(job: Job, front: Front) -> CheckData:
+    """The check samples with the baseline's answers."""
+
+    def batches() -> Iterator[Mapping[str, np.ndarray[Any, Any]]]:
+        return (b.arrays for b in front.check_source.batches(job.check.batch_size))
+
+    return CheckData(batches, front.baseline.outputs, front.baseline.labels)

@@ -1,0 +1,259 @@
+"""The line, taken many times from its calibration table on: `trtpipe tune`."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtpipe.errors import InputError
+from trtpipe.evaluation.check import check_engine, measure
+from trtpipe.evaluation.speedup import HYBRID
+from trtpipe.job.dump import job_text
+from trtpipe.pipeline.measure import latencies
+from trtpipe.pipeline.stages import (
+    Front,
+    Stages,
+    calibrate,
+    check_data,
+    compile_engine,
+    damaged,
+    observe_ranges,
+    prepare,
+)
+from trtpipe.quantization.diagnose import diagnose, first_samples
+from trtpipe.quantization.search import EVALUATIONS, Candidate, Laboratory, Preview, Trial, Tuned, search, shortfall
+from trtpipe.quantization.trials import Trials
+from trtpipe.routes.onnx import to_onnx
+from trtpipe.runtime.onnxruntime import OrtRunner
+from trtpipe.trt import driver
+
+if TYPE_CHECKING:
+    from calib.table import CalibrationTable
+    from trtpipe.job.job import Job
+    from trtpipe.progress import Reporter
+    from trtpipe.quantization.precision import Keep
+    from trtpipe.quantization.ranking import Sensitivity
+    from trtpipe.values import Quantized
+
+#: Every algorithm, for a table that still has its histograms.
+ALGORITHMS = ("entropy_2", "entropy", "minmax", "percentile", "mse")
+
+
+@dataclass(frozen=True)
+class TunedJob:
+    """The best job found, how it was found, and where the trials are."""
+
+    job: Job
+    tuned: Tuned
+    trials: Path
+    seconds: Mapping[str, float]
+
+
+def tune(job: Job, out: Path, reporter: Reporter, *, evaluations: int = EVALUATIONS) -> TunedJob:
+    """The job with as little as possible out of INT8 that meets its limits, or comes closest.
+
+    Every trial is in `out/<name>.trials.json` as soon as it is done; another run over the same job and data takes them
+    up. Trials run the Q/DQ graph that the engine is compiled from in ONNX Runtime, on all check samples.
+
+    Raises:
+        InputError: the job quantizes nothing, or sets no limit.
+    """
+    stages = Stages(reporter)
+    front = prepare(job, stages)
+    table = calibrate(job, front, stages)
+    return tune_from(job, front, table, out, stages, evaluations=evaluations)
+
+
+def tune_from(
+    job: Job,
+    front: Front,
+    table: CalibrationTable | None,
+    out: Path,
+    stages: Stages,
+    *,
+    evaluations: int = EVALUATIONS,
+) -> TunedJob:
+    """`tune` with what a build has already made."""
+    if table is None:
+        raise InputError("tune: the job must quantize (got int8_mode: false). Set precision.int8_mode.")
+    if not any(value is not None for value in job.check.limits.model_dump().values()):
+        raise InputError("tune: check.limits must set the budget (got none). Add one, like accuracy_drop_max: 0.01.")
+    bench = _Bench(job, front, table, stages)
+    trials = Trials.open(out / f"{job.name}.trials.json", bench.key())
+    with stages("tune") as progress:
+        for note in trials.notes:
+            progress.note(note)
+        found = search(
+            Laboratory(
+                lambda c: trials.trial(c, bench.evaluate),
+                bench.preview,
+                lambda algorithm: trials.ranking(algorithm, bench.rank),
+                bench.algorithms,
+            ),
+            evaluations,
+        )
+    return TunedJob(chosen(job, found.best.candidate), found, trials.path, stages.seconds)
+
+
+def chosen(job: Job, candidate: Candidate) -> Job:
+    """The job with a candidate's modules kept and its calibration algorithm."""
+    keep, half = job.precision.keep, "bf16" if job.precision.bf16_mode else "fp16"
+    update = {"fp32": keep.fp32 + candidate.fp32, half: getattr(keep, half) + candidate.half}
+    precision = job.precision.model_copy(update={"keep": keep.model_copy(update=update)})
+    calibration = job.calibration
+    if calibration is not None and candidate.algorithm != calibration.algorithm:
+        defaults = {"percentile": type(calibration).model_fields["percentile"].default}
+        calibration = calibration.model_copy(update={"algorithm": candidate.algorithm, **defaults})
+    changed = job.model_copy(update={"precision": precision, "calibration": calibration})
+    return changed if job.folder is None else changed.read_from(job.folder, job_text(changed, job.folder))
+
+
+class _Bench:
+    """What the search asks for, made of the line's own stages; it only adds to what it has computed."""
+
+    def __init__(self, job: Job, front: Front, table: CalibrationTable, stages: Stages) -> None:
+        self.job, self.front, self.stages = job, front, stages
+        self.first = table.algorithm
+        self.tables: dict[str, CalibrationTable] = {table.algorithm: table}
+        counted = table.histograms is not None and (job.calibration is None or job.calibration.table is None)
+        others = [a for a in ALGORITHMS if a != self.first] if counted else []
+        self.algorithms = (self.first, *others)
+        self._ranges: dict[str, float] | None = None
+        self._macs: dict[str, int] = {}
+
+    def table(self, algorithm: str) -> CalibrationTable:
+        """The table under one algorithm, recomputed from the histograms of the first."""
+        if algorithm not in self.tables:
+            self.tables[algorithm] = self.tables[self.first].recomputed(algorithm)
+        return self.tables[algorithm]
+
+    def key(self) -> dict[str, str]:
+        """Digests of all that a trial depends on."""
+        job, table = self.job, self.tables[self.first]
+        outputs = hashlib.sha256()
+        for name, array in sorted(self.front.baseline.outputs.items()):
+            outputs.update(f"{name} {array.shape}".encode() + array.tobytes())
+        return {
+            "graph": self.front.captured.digest,
+            "calibration": table.digest,
+            "check data": self.front.check_source.digest,
+            "baseline": outputs.hexdigest(),
+            "precision": job.precision.model_dump_json(),
+            "limits": job.check.limits.model_dump_json(),
+            "target": job.build.target,
+            "devices": ", ".join(d.name for d in driver.probe().devices),  # latencies are of these
+        }
+
+    def ranges(self) -> dict[str, float]:
+        """Largest values of all tensors, for FP16; observed once."""
+        if self._ranges is None:
+            self._ranges = observe_ranges(self.job, self.front) if self.job.precision.fp16_mode else {}
+        return self._ranges
+
+    def rank(self, algorithm: str) -> Sensitivity:
+        """Sensitivities over the first check samples."""
+        with self.stages("sensitivity") as progress:
+            return diagnose(
+                self.job, self.front.captured, self.front.check_source, self.table(algorithm).amax, progress
+            )
+
+    def evaluate(self, candidate: Candidate) -> Trial:
+        """One candidate down the line to its Q/DQ graph, and that against all check samples, with the control."""
+        from trtpipe.quantization import quantize as stage
+        from trtpipe.quantization.precision import half_dtype, keep_of
+
+        job, front = chosen(self.job, candidate), self.front
+        precision = job.precision
+        with self.stages(f"trial: {described(candidate)}") as progress:
+            quantized = stage.quantize(
+                front.captured,
+                int8=True,
+                half=half_dtype(precision.fp16_mode, precision.bf16_mode),
+                keep=keep_of(job.precision),
+                amax=self.table(candidate.algorithm).amax,
+                ranges=self.ranges(),
+            )
+            model = to_onnx(quantized)
+            report = check_engine(
+                OrtRunner(model.data, as_written=job.build.target != "onnxruntime"),
+                "graph",
+                check_data(job, front),
+                front.loaded.inputs,
+                job.check.limits,
+                damaged=damaged(model),
+                progress=progress,
+            )
+        missed = shortfall(report.metrics, job.check.limits)
+        share = self.int8_share(keep_of(job.precision))
+        size, latency = len(model.data), self.latency_ms(job, quantized)
+        return Trial(candidate, report.passed, missed, report.metrics, report.problems, share, size, latency)
+
+    def latency_ms(self, job: Job, quantized: Quantized) -> float | None:
+        """Median of the engine's executions; None for a hybrid, and where no GPU can execute one, which is then not
+        built either."""
+        if job.build.target == "onnxruntime" or not driver.probe().devices:
+            return None
+        engine = compile_engine(job, self.front.loaded, quantized, self.stages)
+        if engine.fallback:
+            self.stages.note_of(f"latency_ms: not measured: {HYBRID}")()
+            return None
+        return statistics.median(latencies(self.front, engine))
+
+    def int8_share(self, keep: Keep) -> float:
+        """Share of the network's multiply-accumulates that stay in INT8 under `keep`."""
+        from trtpipe.quantization.partial import Partial
+        from trtpipe.quantization.placement import find_sites, kept_sites
+        from trtpipe.quantization.units import find_units
+
+        graph = self.front.captured.graph
+        if not self._macs:
+            sample = next(first_samples(self.front.check_source, self.front.captured.inputs, 1))
+            machine = Partial(graph)
+            machine.finish(0, machine.inputs(sample.inputs), {})
+            self._macs.update({node.name: count for node, count in machine.macs_of.items()})
+        units = find_units(kept_sites(find_sites(graph)[0], keep.out_of_int8))
+        inside = sum(self._macs[n.name] for u in units for n in u.nodes)
+        return inside / max(1, sum(self._macs.values()))
+
+    def preview(self, candidate: Candidate) -> Preview:
+        """The first samples through the graph with the candidate's tensors rounded to INT8; FP16 is not imitated."""
+        from trtpipe.quantization.partial import Partial, roundings
+        from trtpipe.quantization.placement import find_sites, kept_sites
+        from trtpipe.quantization.precision import half_dtype, keep_of
+
+        job, front = chosen(self.job, candidate), self.front
+        graph, precision = front.captured.graph, job.precision
+        sites = kept_sites(find_sites(graph)[0], keep_of(job.precision).out_of_int8)
+        half = half_dtype(precision.fp16_mode, precision.bf16_mode)
+        changed = roundings(graph, sites, self.table(candidate.algorithm).amax, half)
+        machine, parts = Partial(graph), []
+        for sample in first_samples(front.check_source, front.captured.inputs):
+            outputs, _ = machine.finish(0, machine.inputs(sample.inputs), changed)
+            parts.append([o[: sample.count].numpy() for o in outputs])
+        found = {
+            s.name: np.concatenate(o) for s, o in zip(front.captured.outputs, zip(*parts, strict=True), strict=True)
+        }
+        count = len(next(iter(found.values())))
+        labels = front.baseline.labels
+        metrics, problems = measure(
+            {n: a[:count] for n, a in front.baseline.outputs.items()},
+            found,
+            None if labels is None else labels[:count],
+            job.check.limits,
+        )
+        ratios = [m.value for m in metrics if m.name == "sqnr_db"]
+        return Preview(
+            float("inf") if problems else shortfall(metrics, job.check.limits), min(ratios, default=-float("inf"))
+        )
+
+
+def described(candidate: Candidate) -> str:
+    """A candidate in a few words."""
+    kept = len(candidate.kept)
+    return f"{candidate.algorithm}, {kept or 'nothing'} kept"

@@ -1,0 +1,83 @@
+"""Which modules make an INT8 network miss its limits: named with their source lines, and what to do about them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from trtpipe.batching import fitted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from calib.data import Source
+    from trtpipe.job.job import Job
+    from trtpipe.progress import Progress
+    from trtpipe.quantization.ranking import Sensitivity
+    from trtpipe.quantization.sensitivity import Sample
+    from trtpipe.values import Captured, CheckReport, TensorSpec
+
+#: Samples that sensitivities are measured on, and how many are run at a time: memory is what limits the second.
+SAMPLES, BATCH = 32, 8
+#: How many modules a failed check names.
+NAMED = 3
+
+
+def diagnose(
+    job: Job, captured: Captured, source: Source, amax: Mapping[str, float], progress: Progress
+) -> Sensitivity:
+    """The sensitivity of every module that the job quantizes, over the first samples of `source`."""
+    from trtpipe.quantization.precision import half_dtype, keep_of
+    from trtpipe.quantization.sensitivity import measure_sensitivity
+
+    precision = job.precision
+    return measure_sensitivity(
+        captured,
+        amax,
+        first_samples(source, captured.inputs),
+        half=half_dtype(precision.fp16_mode, precision.bf16_mode),
+        keep=keep_of(precision),
+        progress=progress,
+    )
+
+
+def first_samples(source: Source, inputs: tuple[TensorSpec, ...], count: int = SAMPLES) -> Iterator[Sample]:
+    """The first `count` samples as tensors, in batches that the bindings allow."""
+    import torch
+
+    from trtpipe.quantization.sensitivity import Sample
+
+    left = count
+    for batch in source.batches(min(BATCH, count)):
+        labels = batch.labels
+        for piece, real in fitted(batch.arrays, inputs):
+            real = min(real, left)
+            some = None if labels is None else torch.from_numpy(labels[:real])
+            labels = None if labels is None else labels[real:]
+            yield Sample(tuple(torch.from_numpy(piece[s.name]) for s in inputs), real, some)
+            left -= real
+            if left <= 0:
+                return
+
+
+def is_about_numbers(report: CheckReport) -> bool:
+    """Whether the check failed because the outputs are too far off, and not for want of an engine or of a control."""
+    return any(m.passed is False for m in report.metrics) or any("NaN" in p for p in report.problems)
+
+
+def blame(sensitivity: Sensitivity, half: str | None) -> str:
+    """One line that names the worst modules; `half` is "fp16" where the job may keep a module in it, else None."""
+    modules = sensitivity.modules
+    named = [f"{m.module or 'the model itself'} ({m.source or m.op}) {_db(m.sqnr_db)}" for m in modules[:NAMED]]
+    median = statistics.median(m.sqnr_db for m in modules)
+    first = next((m.module for m in modules if m.module), None)
+    step = "" if first is None else f" Keep the first in precision.keep.{half or 'fp32'}, or run `trtpipe tune`."
+    return (
+        f"worst modules in INT8: {', then '.join(named)} at the outputs when it alone is quantized "
+        f"(the median of {len(modules)}: {_db(median)}).{step}"
+    )
+
+
+def _db(value: float) -> str:
+    return f"{value:.1f} dB"

@@ -1,0 +1,133 @@
+"""Running a captured graph in pieces, with some inputs of some operations rounded to INT8 on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+
+from trtpipe.model.nodes import constant_value, is_constant, op_name
+from trtpipe.quantization.macs import macs
+from trtpipe.quantization.placement import Site
+from trtpipe.quantization.quantize import ACTIVATION_RANGE, SMALLEST_SCALE, WEIGHT_RANGE, rounded_up
+
+#: What is read by an operation instead of its input.
+Rounding = Callable[[torch.Tensor], torch.Tensor]
+Roundings = Mapping[Node, Mapping[Node, Rounding]]
+
+
+@dataclass
+class Spent:
+    """Work done so far: multiply-accumulates, and operations executed."""
+
+    macs: int = 0
+    nodes: int = 0
+
+
+def roundings(
+    graph: GraphModule, sites: Sequence[Site], amax: Mapping[str, float], half: torch.dtype | None
+) -> dict[Node, dict[Node, Rounding]]:
+    """For each consumer, what stands between it and each of its quantized inputs: Q and DQ, in float32.
+
+    The scales are those of `quantize`: amax / 127, rounded up to `half` where there is one.
+    """
+    found: dict[Node, dict[Node, Rounding]] = {}
+    for site in sites:
+        if site.axis is None:
+            one: Rounding = _per_tensor(amax[site.group], half)
+        else:
+            one = _per_channel(site.axis, half)
+        found.setdefault(site.consumer, {})[site.producer] = one
+    return found
+
+
+def _per_tensor(amax: float, half: torch.dtype | None) -> Rounding:
+    exact = (torch.tensor([amax], dtype=torch.float32) / 127).clamp_min(SMALLEST_SCALE)
+    scale = float(rounded_up(exact, half)[0])
+    low, high = ACTIVATION_RANGE
+    return lambda x: torch.fake_quantize_per_tensor_affine(x, scale, 0, low, high)
+
+
+def _per_channel(axis: int, half: torch.dtype | None) -> Rounding:
+    low, high = WEIGHT_RANGE
+
+    def one(w: torch.Tensor) -> torch.Tensor:
+        amax = w.abs().amax(dim=[d for d in range(w.dim()) if d != axis])
+        scales = rounded_up((amax / high).clamp_min(SMALLEST_SCALE), half)
+        return torch.fake_quantize_per_channel_affine(
+            w, scales, torch.zeros_like(scales, dtype=torch.int32), axis, low, high
+        )
+
+    return one
+
+
+@dataclass
+class Partial:
+    """Executes a graph from any of its operations on, given the values alive there; counts what it does.
+
+    `alive` maps node to value; constants are read when needed and never kept. `macs_of` is of the last execution.
+    """
+
+    graph: GraphModule
+    spent: Spent = field(default_factory=Spent)
+
+    def __post_init__(self) -> None:
+        self.nodes = list(self.graph.graph.nodes)
+        self._interpreter = Interpreter(self.graph, garbage_collect_values=False)
+        self._dying: dict[Node, list[Node]] = {}
+        seen: set[Node] = set()
+        for node in reversed(self.nodes):
+            for read in node.all_input_nodes:
+                if read not in seen:
+                    seen.add(read)
+                    self._dying.setdefault(node, []).append(read)
+        self.macs_of: dict[Node, int] = {}
+
+    def inputs(self, arrays: Sequence[torch.Tensor]) -> dict[Node, Any]:
+        """The values alive before the first operation: the graph's inputs, in order."""
+        holders = [n for n in self.nodes if n.op == "placeholder"]
+        return dict(zip(holders, arrays, strict=True))
+
+    def value(self, node: Node, alive: Mapping[Node, Any], changed: Roundings) -> Any:
+        """What one operation gives (for the output node: the outputs), with its changed inputs."""
+        rounding = changed.get(node, {})
+
+        def read(n: Node) -> Any:
+            x = constant_value(self.graph, n) if is_constant(n) else alive[n]
+            return rounding[n](x) if n in rounding else x
+
+        args = torch.fx.map_arg(node.args, read)
+        if node.op == "output":
+            return args[0]
+        kwargs = torch.fx.map_arg(node.kwargs, read)
+        result = getattr(self._interpreter, node.op)(node.target, args, kwargs)
+        self.spent.nodes += 1
+        self.macs_of[node] = macs(op_name(node), args, result)
+        self.spent.macs += self.macs_of[node]
+        return result
+
+    def step(self, node: Node, alive: dict[Node, Any], changed: Roundings) -> Any:
+        """Execute one node, add its value to `alive` and take out what nobody reads after it."""
+        if node.op in ("placeholder", "get_attr"):
+            return None
+        result = self.value(node, alive, changed)
+        alive[node] = result
+        for dead in self._dying.get(node, ()):
+            alive.pop(dead, None)
+        return result
+
+    def finish(
+        self, at: int, alive: Mapping[Node, Any], changed: Roundings, watched: Sequence[Node] = ()
+    ) -> tuple[tuple[torch.Tensor, ...], dict[Node, Any]]:
+        """Execute from position `at` to the end: the outputs, and the values of the `watched` nodes."""
+        mine, seen = dict(alive), {}
+        result: Any = ()
+        with torch.inference_mode():
+            for node in self.nodes[at:]:
+                result = self.step(node, mine, changed)
+                if node in watched:
+                    seen[node] = result
+        return tuple(result), seen

@@ -1,0 +1,233 @@
+"""Where Q/DQ pairs go: what TensorRT fuses, and nothing else.
+
+Rules, from NVIDIA's TensorRT developer guide, "Working with Quantized Types", section "Q/DQ Layer-Placement
+Recommendations", with the numbers used in reports:
+
+    Q1  quantize the inputs of convolutions, transposed convolutions, linears and matmuls, attention's included
+    Q2  activations per tensor, weights per output channel (axis 0; axis 1 of a transposed convolution), symmetric
+    Q3  do not quantize the outputs of these operations: what follows (bias, ReLU, add) is fused with them
+    Q4  quantize the skip branch of a residual add whose other branch is a quantized convolution, where that branch is
+        INT8 anyway: it feeds another quantized operation, or is itself a quantized convolution's output
+    Q5  tensors around concat and max-pool share one scale, so that Q and DQ move across them
+    Q6  biases stay in float (TensorRT-RTX refuses INT32 biases)
+    Q7  an operation that is kept in float has none of its inputs quantized, unless another one needs them so
+
+The functions here only read the graph. Sites do not depend on what a job keeps out of INT8, so one calibration table
+serves every choice of `precision.keep`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trtpipe.model.nodes import calls, is_constant, is_float, module_path, op_name
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule, Node
+
+#: Operations with a weight: name -> axis of the output channel in it.
+WEIGHTED = {"conv1d": 0, "conv2d": 0, "conv3d": 0, "linear": 0, "conv_transpose2d": 1, "conv_transpose1d": 1}
+MATMULS = ("matmul", "bmm")
+ADDS = ("add",)
+SHARED = ("cat", "max_pool2d")
+
+
+@dataclass(frozen=True)
+class Site:
+    """One input of one operation that gets a Q/DQ pair.
+
+    `key` is `<module path>:<role>`; `group` the key whose scale this tensor shares (its own where it shares none).
+    `axis` is the kept axis of a weight, None for an activation. `rule` is one of Q1 to Q5.
+    """
+
+    consumer: Node
+    producer: Node
+    key: str
+    group: str
+    axis: int | None
+    rule: str
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """An operation that INT8 would want but cannot have, and why."""
+
+    node: Node
+    reason: str
+
+
+def find_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...]]:
+    """Every input that TensorRT would want quantized, in execution order, and the operations left out, with why."""
+    found: list[tuple[Node, Node, str, int | None, str]] = []
+    skipped: list[Skipped] = []
+    ordinals: Counter[tuple[str, str]] = Counter()
+    role = {}
+    quantized: set[Node] = set()
+    for node in calls(graph.graph):
+        name = op_name(node)
+        if name not in WEIGHTED and name not in MATMULS + ADDS + SHARED:
+            continue
+        path = module_path(node)
+        k = ordinals[path, name]
+        ordinals[path, name] += 1
+        role[node] = f"{path}:" + (name if k == 0 else f"{name}_{k}")
+        if name in WEIGHTED:
+            x, weight = node.args[:2]
+            if not is_float(x) or not isinstance(weight, torch.fx.Node):
+                continue
+            if not is_constant(weight):
+                skipped.append(Skipped(node, "its weight is computed at run time"))
+                continue
+            axis = _axis(node, name)
+            if axis is None:
+                skipped.append(Skipped(node, "the weight of a grouped transposed convolution has no axis of outputs"))
+                continue
+            first = f"{path}:input" if k == 0 else f"{path}:input_{k}"
+            found.append((node, x, first, None, "Q1"))
+            found.append((node, weight, first.replace(":input", ":weight"), axis, "Q2"))
+            quantized.add(node)
+        elif name in MATMULS:
+            pair = [x for x in node.args[:2] if is_float(x)]
+            if len(pair) != 2:
+                continue
+            found += [(node, x, f"{role[node]}.input_{i}", None, "Q1") for i, x in enumerate(pair)]
+            quantized.add(node)
+    fed = {x for _, x, _, _, _ in found}
+    found += _residual(graph, role, quantized, fed)
+    groups = _Groups()
+    shared_keys = _shared(graph, role, fed, found, groups)
+    found += shared_keys
+    order = {n: i for i, n in enumerate(graph.graph.nodes)}
+    found.sort(key=lambda f: (order[f[0]], f[2]))
+    first_key: dict[Node, str] = {}
+    for _, x, key, axis, _ in found:
+        if axis is None:
+            first_key.setdefault(groups.root(x), key)
+    return (
+        tuple(
+            Site(c, x, key, first_key[groups.root(x)] if axis is None else key, axis, rule)
+            for c, x, key, axis, rule in found
+        ),
+        tuple(skipped),
+    )
+
+
+def kept_sites(sites: Collection[Site], keep: Callable[[Node], bool]) -> tuple[Site, ...]:
+    """The sites that remain when operations for which `keep` holds stay in float: rules Q4, Q5 and Q7 once more."""
+    alive = [s for s in sites if not keep(s.consumer)]
+    compute = {s.consumer for s in alive if s.rule in ("Q1", "Q2")}
+    wanted = {s.producer for s in alive if s.rule == "Q1"}
+
+    def stays(site: Site) -> bool:
+        if site.rule == "Q4":
+            others = [a for a in site.consumer.args[:2] if a is not site.producer]
+            return any(a in compute for a in others) and (site.producer in wanted or site.producer in compute)
+        if site.rule == "Q5":
+            return _feeds(site.consumer, wanted)
+        return True
+
+    return tuple(s for s in alive if stays(s))
+
+
+def _axis(node: Node, name: str) -> int | None:
+    """The axis of output channels of the weight; a transposed convolution's is [C_in, C_out / groups, ...]."""
+    grouped = name.startswith("conv_transpose") and len(node.args) > 6 and node.args[6] != 1
+    return None if grouped else WEIGHTED[name]
+
+
+def _feeds(node: Node, wanted: Collection[Node]) -> bool:
+    """Whether the node's value, perhaps through further concats and max-pools, is a quantized input."""
+    return node in wanted or any(op_name(u) in SHARED and _feeds(u, wanted) for u in node.users)
+
+
+def _residual(
+    graph: GraphModule, role: Mapping[Node, str], quantized: Collection[Node], fed: Collection[Node]
+) -> list[tuple[Node, Node, str, int | None, str]]:
+    found: list[tuple[Node, Node, str, int | None, str]] = []
+    order = {n: i for i, n in enumerate(graph.graph.nodes)}
+
+    def is_convolution(node: object) -> bool:
+        return node in quantized and op_name(node).startswith("conv")  # type: ignore[arg-type]
+
+    for node in calls(graph.graph):
+        if op_name(node) not in ADDS or node.target is not torch.ops.aten.add.Tensor:
+            continue
+        a, b = node.args[:2]
+        if not is_float(a) or not is_float(b) or is_constant(a) or is_constant(b):
+            continue
+        if a.meta["val"].shape != b.meta["val"].shape:
+            continue
+        main = [x for x in (a, b) if is_convolution(x) and len(x.users) == 1]
+        if not main:
+            continue
+        # Two convolutions meet: the one that runs last is fused with the add, the other one is the skip branch.
+        longer = _longer(a, b) if len(main) == 2 else None
+        last = longer or max(main, key=lambda x: order[x])
+        skip = b if last is a else a
+        if skip in fed or is_convolution(skip):
+            index = 1 if skip is b else 0
+            found.append((node, skip, f"{role[node]}.input_{index}", None, "Q4"))
+    return found
+
+
+def _longer(a: Node, b: Node) -> Node | None:
+    """Of two branches, the one with more operations since they parted; None when equally long."""
+
+    def ancestors(node: Node) -> set[Node]:
+        seen, todo = {node}, [node]
+        while todo:
+            for parent in todo.pop().all_input_nodes:
+                if parent.op == "call_function" and parent not in seen:
+                    seen.add(parent)
+                    todo.append(parent)
+        return seen
+
+    left, right = ancestors(a), ancestors(b)
+    only_left, only_right = len(left - right), len(right - left)
+    if only_left == only_right:
+        return None
+    return a if only_left > only_right else b
+
+
+class _Groups:
+    """Union of tensors that must share one scale."""
+
+    def __init__(self) -> None:
+        self._parent: dict[Node, Node] = {}
+
+    def root(self, node: Node) -> Node:
+        while node in self._parent:
+            node = self._parent[node]
+        return node
+
+    def join(self, a: Node, b: Node) -> None:
+        ra, rb = self.root(a), self.root(b)
+        if ra is not rb:
+            self._parent[rb] = ra
+
+
+def _shared(
+    graph: GraphModule,
+    role: Mapping[Node, str],
+    fed: Collection[Node],
+    found: list[tuple[Node, Node, str, int | None, str]],
+    groups: _Groups,
+) -> list[tuple[Node, Node, str, int | None, str]]:
+    extra: list[tuple[Node, Node, str, int | None, str]] = []
+    for node in calls(graph.graph):
+        if op_name(node) not in SHARED or not is_float(node) or not _feeds(node, fed):
+            continue
+        given: Any = node.args[0] if op_name(node) == "cat" else [node.args[0]]
+        parts = [x for x in given if is_float(x) and not is_constant(x)]
+        if len(parts) != len(given):
+            continue
+        for i, x in enumerate(parts):
+            key = role[node] + (f".input_{i}" if op_name(node) == "cat" else ".input")
+            extra.append((node, x, key, None, "Q5"))
+            groups.join(node, x)
+    return extra

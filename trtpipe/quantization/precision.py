@@ -1,0 +1,313 @@
+"""Which operation computes in what, and the casts that make the graph say so: strong typing without a builder flag."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+
+from trtpipe.errors import InputError
+from trtpipe.job.sections import Precision
+from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, module_path, op_name, source_line
+from trtpipe.values import Captured, LayerPrecision, TensorSpec
+
+#: Largest finite FP16 (IEEE 754 binary16). An activation observed above half of it stays in FP32: other data go higher.
+FP16_MAX = 65504.0
+FP16_MARGIN = 0.5
+#: Smallest normal FP16. A tensor that never reaches it would lose bits or become zero, whatever it is scaled to later.
+FP16_TINY = 2.0**-14
+
+SOFTMAX = ("softmax", "_softmax", "log_softmax", "_log_softmax")
+NORMS = (
+    "layer_norm", "native_layer_norm", "group_norm", "native_group_norm", "batch_norm", "instance_norm", "rms_norm",
+    "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "native_batch_norm", "linalg_vector_norm",
+)  # fmt: skip
+REDUCTIONS = (
+    "mean", "sum", "var", "std", "var_mean", "prod", "cumsum", "logsumexp", "exp", "pow", "log",
+    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d", "adaptive_avg_pool3d", "avg_pool1d",
+    "avg_pool2d", "avg_pool3d",
+)  # fmt: skip
+#: Operations that move or select values: they run in whatever their input has.
+PASSIVE = (
+    "view", "reshape", "permute", "transpose", "flatten", "squeeze", "unsqueeze", "expand", "slice", "select",
+    "getitem", "split", "split_with_sizes", "chunk", "unbind", "cat", "stack", "clone", "contiguous", "alias",
+    "detach", "dropout", "relu", "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d", "pad",
+    "constant_pad_nd", "repeat", "index_select", "roll", "flip", "pixel_shuffle", "pixel_unshuffle", "t", "numpy_T",
+    "maximum", "minimum", "upsample_nearest2d", "neg", "abs", "hardtanh", "clamp", "movedim", "unflatten", "gather",
+    "index",
+)  # fmt: skip
+_CASTS = ("_to_copy", "to", "type_as")
+#: Operations that read a tensor's shape and not its values.
+_SHAPES = ("sym_size", "size", "sym_numel")
+QUANTIZE, DEQUANTIZE = (
+    ("quantize_per_tensor", "quantize_per_channel"),
+    ("dequantize_per_tensor", "dequantize_per_channel"),
+)
+
+
+@dataclass(frozen=True)
+class Keep:
+    """The job's globs over module paths; a glob that names a container holds for all inside it."""
+
+    fp32: tuple[str, ...] = ()
+    fp16: tuple[str, ...] = ()
+    bf16: tuple[str, ...] = ()
+
+    def fp32_glob(self, node: Node) -> str | None:
+        """The first glob that keeps the node in FP32."""
+        return _matching(self.fp32, module_path(node))
+
+    def out_of_int8(self, node: Node) -> bool:
+        """Whether the node must not compute in INT8."""
+        return _matching(self.fp32 + self.fp16 + self.bf16, module_path(node)) is not None
+
+    def reason(self, node: Node) -> str | None:
+        """Which entry of the job keeps the node out of INT8."""
+        for name, globs in (("fp32", self.fp32), ("fp16", self.fp16), ("bf16", self.bf16)):
+            glob = _matching(globs, module_path(node))
+            if glob:
+                return f"precision.keep.{name}: {glob}"
+        return None
+
+
+def keep_of(precision: Precision) -> Keep:
+    """The job's `precision.keep` as globs over module paths."""
+    keep = precision.keep
+    return Keep(keep.fp32, keep.fp16, keep.bf16)
+
+
+def _matching(globs: Iterable[str], path: str) -> str | None:
+    parts = path.split(".")
+    ancestors = [".".join(parts[: k + 1]) for k in range(len(parts))]
+    return next((g for g in globs if any(fnmatch.fnmatchcase(a, g) for a in ancestors)), None)
+
+
+def checked_keep(keep: Keep, graph: GraphModule) -> Keep:
+    """`keep`, after every glob was found to match some module of the graph.
+
+    Raises:
+        InputError: a glob matches nothing; the message names the nearest paths.
+    """
+    paths = sorted({module_path(n) for n in calls(graph.graph)} - {""})
+    for name, globs in (("fp32", keep.fp32), ("fp16", keep.fp16), ("bf16", keep.bf16)):
+        for glob in globs:
+            if not any(_matching((glob,), p) for p in paths):
+                near = difflib.get_close_matches(glob.replace("*", ""), paths, n=3, cutoff=0.0)
+                raise InputError(
+                    f"precision.keep.{name}: each glob must match a module (got {glob!r}, which matches none). "
+                    f"Nearest paths: {', '.join(near)}."
+                )
+    return keep
+
+
+class _RangeInterpreter(Interpreter):
+    """Runs the graph and keeps the largest |x| of every float tensor, in float32."""
+
+    def __init__(self, graph: GraphModule, amax: dict[str, float]) -> None:
+        super().__init__(graph)
+        self.amax = amax
+
+    def run_node(self, n: Node) -> Any:
+        """The node's value, after its maximum was taken."""
+        value = super().run_node(n)
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and n.op != "output" and value.numel():
+            seen = float(torch.linalg.vector_norm(value, math.inf))
+            self.amax[n.name] = max(self.amax.get(n.name, 0.0), seen) if not math.isnan(seen) else math.inf
+        return value
+
+
+def observe_ranges(captured: Captured, batches: Iterable[Sequence[torch.Tensor]]) -> dict[str, float]:
+    """Largest |x| of every float tensor of the graph over the batches, by node name; NaN counts as infinite."""
+    amax: dict[str, float] = {}
+    interpreter = _RangeInterpreter(captured.graph, amax)
+    with torch.inference_mode():
+        for batch in batches:
+            interpreter.run(*batch)
+    return amax
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What `place_casts` did: the precision of each computing operation, in execution order."""
+
+    layers: tuple[LayerPrecision, ...]
+
+
+def place_casts(
+    graph: GraphModule,
+    *,
+    half: torch.dtype | None,
+    keep: Keep,
+    ranges: Mapping[str, float],
+    outputs: Sequence[TensorSpec],
+    unquantized: Mapping[str, str],
+) -> Assignment:
+    """Insert casts so that each operation computes in what it is assigned; changes `graph` in place.
+
+    An operation runs in `half` (float16, bfloat16 or None: everything stays float32) unless it is a softmax, a norm or
+    a reduction, is kept by the job, or touches a tensor that FP16 cannot hold. Operations that only move values follow
+    their input.
+
+    Args:
+        graph: ATen graph, with Q/DQ or without.
+        half: the low precision, None for none.
+        keep: the job's globs.
+        ranges: largest |x| by node name; used for float16 alone.
+        outputs: the output bindings, whose dtypes get a last cast.
+        unquantized: node name -> why an operation that INT8 wants stays in float.
+    """
+    placer = _Placer(graph, half)
+    layers = []
+    for node in list(graph.graph.nodes):
+        name = op_name(node) if node.op == "call_function" else ""
+        if node.op == "output":
+            placer.finish(node, [getattr(torch, s.dtype) for s in outputs])
+        elif node.op != "call_function" or name in QUANTIZE + DEQUANTIZE + _CASTS:
+            continue
+        elif name in PASSIVE:
+            kept = half is not None and keep.fp32_glob(node) is not None
+            placer.follow(node, force_fp32=kept)
+        elif placer.float_inputs(node) and name not in _SHAPES:
+            why = "" if half is None else _why_fp32(node, name, half, keep, ranges)
+            dtype = torch.float32 if half is None or why else half
+            placer.compute(node, dtype)
+            if placer.now(node) is not None:
+                layers.append(_layer(node, name, dtype, why, keep, unquantized))
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return Assignment(tuple(layers))
+
+
+def _layer(
+    node: Node, name: str, dtype: torch.dtype, why: str, keep: Keep, unquantized: Mapping[str, str]
+) -> LayerPrecision:
+    floats = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+    precision: Any = floats[dtype]
+    quantized = name != "add" and any(_is(a, DEQUANTIZE) for a in node.all_input_nodes)
+    if quantized:
+        precision, why = "int8", ""
+    elif not why:
+        why = unquantized.get(node.name) or keep.reason(node) or ""
+    return LayerPrecision(module_path(node), name, precision, why, source_line(node))
+
+
+def _why_fp32(node: Node, name: str, half: torch.dtype, keep: Keep, ranges: Mapping[str, float]) -> str:
+    glob = keep.fp32_glob(node)
+    if glob:
+        return f"precision.keep.fp32: {glob}"
+    for names, what in ((SOFTMAX, "softmax stays"), (NORMS, "norms stay"), (REDUCTIONS, "reductions stay")):
+        if name in names:
+            return f"{what} in FP32"
+    if half is torch.float16:
+        touched = [node, *(n for n in node.all_input_nodes if not is_constant(n))]
+        seen = [amax for n in touched if (amax := ranges.get(n.name, 0.0))]  # zero is a number FP16 has
+        if seen and max(seen) > FP16_MAX * FP16_MARGIN:
+            return f"observed amax {max(seen):.4g} nears FP16's largest number {FP16_MAX:.0f}"
+        if seen and min(seen) < FP16_TINY:
+            return f"observed amax {min(seen):.4g} is below FP16's smallest normal number {FP16_TINY:.4g}"
+    return ""
+
+
+def _is(node: object, names: tuple[str, ...]) -> bool:
+    return isinstance(node, Node) and node.op == "call_function" and op_name(node) in names
+
+
+class _Placer:
+    """Keeps what dtype each float node has now, and inserts each cast once."""
+
+    def __init__(self, graph: GraphModule, half: torch.dtype | None) -> None:
+        self.graph = graph
+        self.half = half
+        self.dtype: dict[Node, torch.dtype] = {}
+        self.made: dict[tuple[Node, torch.dtype], Node] = {}
+
+    def now(self, node: Node) -> torch.dtype | None:
+        """The float dtype of the node's value (or of its parts), None when it is not floating point."""
+        if node in self.dtype:
+            return self.dtype[node]
+        if is_constant(node):
+            found = constant_value(self.graph, node).dtype
+            return found if found.is_floating_point else None
+        if _is(node, DEQUANTIZE):
+            return torch.float32
+        value = node.meta.get("val")
+        if isinstance(value, (list, tuple)):
+            value = value[0] if value else None
+        return value.dtype if isinstance(value, torch.Tensor) and value.is_floating_point() else None
+
+    def float_inputs(self, node: Node) -> list[Node]:
+        return [n for n in node.all_input_nodes if self.now(n) is not None]
+
+    def compute(self, node: Node, dtype: torch.dtype) -> None:
+        self._feed(node, dtype)
+        if self.now(node) is not None and not isinstance(node.kwargs.get("dtype"), torch.dtype):
+            self.dtype[node] = dtype
+
+    def follow(self, node: Node, force_fp32: bool) -> None:
+        inputs = self.float_inputs(node)
+        if not inputs:
+            return
+        moving = [n for n in inputs if not is_constant(n)] or inputs
+        have = {self.now(n) for n in moving if not _is(n, DEQUANTIZE)} or {self.half or torch.float32}
+        dtype = self.half if self.half is not None and have == {self.half} and not force_fp32 else torch.float32
+        self.compute(node, dtype)
+
+    def finish(self, output: Node, dtypes: Sequence[torch.dtype]) -> None:
+        values = output.args[0]
+        assert isinstance(values, (list, tuple))
+        output.args = (
+            tuple(
+                self._as(v, d, output) if isinstance(v, Node) and self.now(v) is not None and d.is_floating_point else v
+                for v, d in zip(values, dtypes, strict=True)
+            ),
+        )
+
+    def _feed(self, node: Node, dtype: torch.dtype) -> None:
+        def cast(n: Node) -> Node:
+            return self._as(n, dtype, node) if self.now(n) is not None else n
+
+        node.args = torch.fx.map_arg(node.args, cast)
+        node.kwargs = torch.fx.map_arg(node.kwargs, cast)
+
+    def _as(self, node: Node, dtype: torch.dtype, user: Node) -> Node:
+        """`node` in `dtype`: itself, a constant or a DQ of that dtype, what it was widened from, or a cast."""
+        if self.now(node) is dtype:
+            return node
+        if (node, dtype) in self.made:
+            return self.made[node, dtype]
+        if _is(node, _CASTS) and isinstance(node.args[0], Node) and self.now(node.args[0]) is dtype:
+            return node.args[0]
+        new = self._make(node, dtype, user)
+        self.made[node, dtype] = new
+        self.dtype[new] = dtype
+        return new
+
+    def _make(self, node: Node, dtype: torch.dtype, user: Node) -> Node:
+        if is_constant(node):
+            value = constant_value(self.graph, node).to(dtype)
+            return add_constant(self.graph, f"{str(node.target).replace('.', '_')}_{str(dtype)[6:]}", value, node)
+        with self.graph.graph.inserting_after(node):
+            if _is(node, DEQUANTIZE):
+                new = self.graph.graph.call_function(node.target, node.args, {**node.kwargs, "out_dtype": dtype})  # type: ignore[arg-type]
+                stack = node
+            else:
+                new = self.graph.graph.call_function(torch.ops.aten._to_copy.default, (node,), {"dtype": dtype})
+                stack = user
+        new.meta = {k: v for k, v in stack.meta.items() if k in ("nn_module_stack", "stack_trace")}
+        return new
+
+
+def half_dtype(fp16_mode: bool, bf16_mode: bool) -> torch.dtype | None:
+    """The low float precision of a job, None when it asks for none."""
+    return torch.float16 if fp16_mode else torch.bfloat16 if bf16_mode else None
+
+
+def keep_predicate(keep: Keep) -> Callable[[Node], bool]:
+    """For `quantize.prepare`: whether a node stays out of INT8."""
+    return keep.out_of_int8

@@ -1,0 +1,315 @@
+"""Observers, calibration and Q/DQ on the captured graph: a `TensorRTQuantizer` on torchao's PT2E."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from calib.calibrate import calibrate as run_calibration
+from calib.observers import HistogramObserver
+from trtpipe.errors import InputError
+from trtpipe.model.export import export
+from trtpipe.model.nodes import constant_value, copied, module_path
+from trtpipe.model.pt2e import (
+    QuantizationAnnotation,
+    QuantizationSpec,
+    Quantizer,
+    SharedQuantizationSpec,
+    UniformQuantizationObserverBase,
+    convert_pt2e,
+    prepare_pt2e,
+)
+from trtpipe.quantization.placement import Site, Skipped, find_sites, kept_sites
+from trtpipe.quantization.precision import Keep, checked_keep, place_casts
+from trtpipe.values import Captured, Quantized, TensorSpec
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule, Node
+
+    from calib.algorithms import Algorithm
+    from calib.data import Source
+    from calib.table import CalibrationTable
+    from trtpipe.progress import Progress
+
+#: Symmetric INT8. A weight's amax is its exact maximum, so its levels are [-127, 127]; activations saturate at -128.
+ACTIVATION_RANGE, WEIGHT_RANGE = (-128, 127), (-127, 127)
+#: A tensor that is zero on all samples still needs a positive scale.
+SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
+
+
+class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
+    """Observes into a histogram while calibrating, and answers with the table's amax when converting.
+
+    `forward` takes any float tensor of any shape and returns it unchanged.
+    """
+
+    def __init__(self, dtype: torch.dtype = torch.int8, **_: Any) -> None:
+        low, high = ACTIVATION_RANGE
+        super().__init__(dtype=dtype, qscheme=torch.per_tensor_symmetric, quant_min=low, quant_max=high)
+        self.histogram: HistogramObserver | None = None
+        self.scale = 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`x`, after it was observed."""
+        if self.histogram is not None:
+            self.histogram.observe(x)
+        return x
+
+    def calculate_qparams(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """float32 scale [1] and int64 zero point [1] (always 0)."""
+        return torch.tensor([self.scale], dtype=torch.float32), torch.zeros(1, dtype=torch.int64)
+
+
+class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
+    """The exact maximum of |w| by output channel; scale = amax / 127 (NVIDIA, 8-bit Inference with TensorRT, 2017)."""
+
+    def __init__(self, dtype: torch.dtype = torch.int8, ch_axis: int = 0, half: torch.dtype | None = None, **_: Any):
+        low, high = WEIGHT_RANGE
+        super().__init__(dtype=dtype, qscheme=torch.per_channel_symmetric, quant_min=low, quant_max=high)
+        self.ch_axis = ch_axis
+        self.half = half
+        self.amax = torch.zeros(0)
+
+    def forward(self, w: torch.Tensor) -> torch.Tensor:
+        """`w` [..., C at ch_axis, ...], after its maxima were taken: once, since it is a constant of the graph."""
+        if not self.amax.numel():
+            self.amax = w.detach().abs().amax(dim=[d for d in range(w.dim()) if d != self.ch_axis])
+        return w
+
+    def calculate_qparams(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """float32 scales [C] and int64 zero points [C] (all 0)."""
+        scales = rounded_up((self.amax / WEIGHT_RANGE[1]).clamp_min(SMALLEST_SCALE), self.half)
+        return scales, torch.zeros_like(scales, dtype=torch.int64)
+
+
+def rounded_up(scales: torch.Tensor, half: torch.dtype | None) -> torch.Tensor:
+    """The float32 scales, or the smallest numbers of `half` that are not below them, as float32.
+
+    An FP16 engine holds its scales in FP16; quantizing with the very same numbers leaves no mismatch between Q and DQ.
+    """
+    if half is None:
+        return scales
+    near = scales.to(half)
+    up = torch.nextafter(near, torch.full_like(near, float("inf")))
+    return torch.where(near.to(torch.float32) < scales, up, near).to(torch.float32)
+
+
+class TensorRTQuantizer(Quantizer):  # type: ignore[misc]
+    """Annotates the given sites; where they are is `placement`'s business."""
+
+    def __init__(self, sites: Sequence[Site], half: torch.dtype | None) -> None:
+        self.sites = sites
+        self.half = half
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        """Write each consumer's input specs; sites of one group share the first one's observer."""
+        first: dict[str, tuple[Node, Node]] = {}
+        by_name = {n.name: n for n in model.graph.nodes}
+        inputs: dict[Node, dict[Node, Any]] = {}
+        for site in self.sites:
+            producer, consumer = by_name[site.producer.name], by_name[site.consumer.name]
+            spec: Any
+            if site.axis is not None:
+                spec = self._weight(site.axis)
+            elif site.group in first:
+                spec = SharedQuantizationSpec(first[site.group])
+            else:
+                first[site.group] = (producer, consumer)
+                spec = _ACTIVATION
+            inputs.setdefault(consumer, {})[producer] = spec
+        for consumer, spec_map in inputs.items():
+            consumer.meta["quantization_annotation"] = QuantizationAnnotation(input_qspec_map=spec_map, _annotated=True)
+        return model
+
+    def validate(self, model: GraphModule) -> None:
+        """Nothing to refuse: the sites come from this very graph."""
+
+    def _weight(self, axis: int) -> QuantizationSpec:
+        low, high = WEIGHT_RANGE
+        return QuantizationSpec(
+            dtype=torch.int8,
+            quant_min=low,
+            quant_max=high,
+            qscheme=torch.per_channel_symmetric,
+            ch_axis=axis,
+            is_dynamic=False,
+            observer_or_fake_quant_ctr=PerChannelWeightObserver.with_args(half=self.half),
+        )
+
+
+_ACTIVATION = QuantizationSpec(
+    dtype=torch.int8,
+    quant_min=ACTIVATION_RANGE[0],
+    quant_max=ACTIVATION_RANGE[1],
+    qscheme=torch.per_tensor_symmetric,
+    is_dynamic=False,
+    observer_or_fake_quant_ctr=ActivationObserver,
+)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The captured graph with observers: `observers` maps the key of each shared scale to its observer."""
+
+    graph: GraphModule
+    observers: Mapping[str, ActivationObserver]
+    sites: tuple[Site, ...]
+    skipped: tuple[Skipped, ...]
+
+
+def prepare(
+    captured: Captured, keep: Callable[[Node], bool] = lambda node: False, half: torch.dtype | None = None
+) -> Prepared:
+    """A copy of the captured graph with an observer on every site that `keep` does not hold out of INT8."""
+    sites, skipped = find_sites(captured.graph)
+    sites = kept_sites(sites, keep)
+    graph = copied(captured.graph)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graph = prepare_pt2e(graph, TensorRTQuantizer(sites, half))
+    by_name = {n.name: n for n in graph.graph.nodes}
+    observers: dict[str, ActivationObserver] = {}
+    for site in sites:
+        if site.axis is None and site.group not in observers:
+            observers[site.group] = _observer_on(graph, by_name[site.consumer.name], site.producer.name)
+    return Prepared(graph, observers, sites, skipped)
+
+
+def calibrate(
+    captured: Captured,
+    source: Source,
+    *,
+    batch_size: int,
+    algorithm: Algorithm,
+    percentile: float,
+    digests: Mapping[str, str],
+    progress: Progress,
+) -> CalibrationTable:
+    """One amax for every activation that INT8 could want, whatever the job keeps out of it later.
+
+    Args:
+        captured: the hub graph.
+        source: the calibration samples.
+        batch_size: samples per forward pass.
+        algorithm: one of calib.algorithms.
+        percentile: for that algorithm, in (0, 100].
+        digests: what the table is valid for, by name.
+        progress: is told the samples done.
+
+    Raises:
+        calib.CalibError: the data is bad.
+    """
+    prepared = prepare(captured)
+    for observer in prepared.observers.values():
+        observer.histogram = HistogramObserver()
+    histograms = {key: o.histogram for key, o in prepared.observers.items() if o.histogram is not None}
+    return run_calibration(
+        lambda inputs: prepared.graph(*(_padded(x, spec) for x, spec in zip(inputs, captured.inputs, strict=True))),
+        histograms,
+        source,
+        batch_size=batch_size,
+        algorithm=algorithm,
+        percentile=percentile,
+        digests=digests,
+        progress=progress,
+    )
+
+
+def _padded(x: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """`x` [B, ...] repeated up to the smallest batch that the binding takes: the last batch may be smaller."""
+    low = spec.at("min")[0]
+    return x if len(x) >= low else x[torch.arange(low) % len(x)]
+
+
+def place_qdq(
+    prepared: Prepared, amax: Mapping[str, float], half: torch.dtype | None = None
+) -> tuple[GraphModule, dict[str, float]]:
+    """The prepared graph converted to Q/DQ, weights stored as INT8; and the float32 scale used for each key.
+
+    Raises:
+        InputError: the table lacks a tensor, or holds no finite positive number for it.
+    """
+    scales = {}
+    missing = [k for k in prepared.observers if k not in amax]
+    if missing:
+        raise InputError(
+            f"calibration: the table must hold every quantized tensor (got none for {', '.join(missing[:5])}). "
+            "Calibrate again: run `trtpipe calibrate`."
+        )
+    for key, observer in prepared.observers.items():
+        scale = torch.tensor([np.float32(amax[key]) / np.float32(127)], dtype=torch.float32).clamp_min(SMALLEST_SCALE)
+        observer.scale = scales[key] = float(rounded_up(scale, half)[0])
+    for site in prepared.sites:
+        if site.axis is not None:
+            _observe_weight(prepared.graph, site)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return convert_pt2e(prepared.graph), scales
+
+
+def _observe_weight(graph: GraphModule, site: Site) -> None:
+    consumer = next(n for n in graph.graph.nodes if n.name == site.consumer.name)
+    for node in consumer.all_input_nodes:
+        if node.op == "call_module" and node.args[0].name == site.producer.name:
+            observer = graph.get_submodule(str(node.target))
+            observer(constant_value(graph, node.args[0]))
+
+
+def _observer_on(graph: GraphModule, consumer: Node, producer: str) -> ActivationObserver:
+    """The observer between a tensor and its consumer."""
+    for node in consumer.all_input_nodes:
+        if node.op == "call_module" and any(p.name == producer for p in node.all_input_nodes):
+            observer = graph.get_submodule(str(node.target))
+            if isinstance(observer, ActivationObserver):
+                return observer
+    raise AssertionError(f"no observer between {producer} and {consumer.name}")
+
+
+def quantize(
+    captured: Captured,
+    *,
+    int8: bool,
+    half: torch.dtype | None,
+    keep: Keep,
+    amax: Mapping[str, float],
+    ranges: Mapping[str, float],
+) -> Quantized:
+    """The captured graph made strongly typed: Q/DQ where `int8`, casts where `half`, output bindings in their dtypes.
+
+    Args:
+        captured: the hub graph; it is not changed.
+        int8: place Q/DQ pairs.
+        half: torch.float16, torch.bfloat16 or None.
+        keep: globs over module paths that stay in a higher precision.
+        amax: float amax by table key, for `int8`.
+        ranges: largest |x| by node name, for float16.
+
+    Raises:
+        InputError: a glob matches nothing, or the table lacks a tensor.
+    """
+    keep = checked_keep(keep, captured.graph)
+    notes: list[str] = list(captured.notes)
+    scales: dict[str, float] = {}
+    unquantized: dict[str, str] = {}
+    if int8:
+        prepared = prepare(captured, keep.out_of_int8, half)
+        unquantized = {s.node.name: s.reason for s in prepared.skipped}
+        notes += [f"{module_path(s.node)}: not quantized, {s.reason}" for s in prepared.skipped]
+        if not prepared.sites:
+            raise InputError(
+                "precision.int8_mode: something must be left to quantize (got none). "
+                "Narrow precision.keep, or turn int8_mode off."
+            )
+        graph, scales = place_qdq(prepared, amax, half)
+    else:
+        graph = copied(captured.graph)
+    layers = place_casts(
+        graph, half=half, keep=keep, ranges=ranges, outputs=captured.outputs, unquantized=unquantized
+    ).layers
+    program = export(graph, captured.inputs)
+    return Quantized(program, captured.inputs, captured.outputs, layers, scales, tuple(notes))

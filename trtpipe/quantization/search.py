@@ -1,0 +1,287 @@
+"""The search for the fewest modules to keep out of INT8 so that the limits are met. It knows no torch and no stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from trtpipe.evaluation.check import LIMITS
+from trtpipe.job.sections import Limits
+from trtpipe.quantization.ranking import ModuleSensitivity, Sensitivity
+from trtpipe.values import Metric
+
+#: Full evaluations, each over all check samples, that one search may take.
+EVALUATIONS = 10
+#: FP16 or BF16 must be at least this much better than INT8 at a module's own output to be worth keeping it in.
+HALF_MARGIN_DB = 6.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a trial keeps out of INT8 beyond what the job itself keeps, and how scales are chosen."""
+
+    algorithm: str
+    half: tuple[str, ...] = ()
+    fp32: tuple[str, ...] = ()
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """All modules kept."""
+        return frozenset(self.half + self.fp32)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One candidate, evaluated on all check samples.
+
+    Attributes:
+        passed: whether the check passed; `problems` says what else than a limit stood in the way.
+        shortfall: by how much the worst limit is missed (see `shortfall`); 0 or less: none is.
+        int8_share: share of the network's multiply-accumulates that compute in INT8, in [0, 1].
+        size_bytes: of the quantized graph as ONNX, INT8 weights stored as such.
+        latency_ms: of the engine, at the optimal batch; None where no GPU could execute one.
+    """
+
+    candidate: Candidate
+    passed: bool
+    shortfall: float
+    metrics: tuple[Metric, ...]
+    problems: tuple[str, ...]
+    int8_share: float
+    size_bytes: int
+    latency_ms: float | None = None
+
+    def value(self, name: str) -> float | None:
+        """The figure of that name, the first output's that has one."""
+        return next((m.value for m in self.metrics if m.name == name), None)
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a few samples through the fake-quantized graph promise of a candidate: a guess, never a verdict."""
+
+    shortfall: float
+    sqnr_db: float
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The best trial, all of them, and the ranking they came from (None where none was needed)."""
+
+    best: Trial
+    trials: tuple[Trial, ...]
+    sensitivity: Sensitivity | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def met(self) -> bool:
+        """Whether the limits are met."""
+        return self.best.passed
+
+
+@dataclass(frozen=True)
+class Laboratory:
+    """What the search can ask for.
+
+    evaluate: a full trial on all check samples. preview: a few samples, cheaply. rank: sensitivities under one
+    calibration algorithm. algorithms: those that can be tried, the job's own first.
+    """
+
+    evaluate: Callable[[Candidate], Trial]
+    preview: Callable[[Candidate], Preview]
+    rank: Callable[[str], Sensitivity]
+    algorithms: Sequence[str]
+
+
+class _Spent(Exception):
+    """No evaluation is left."""
+
+
+def search(laboratory: Laboratory, allowance: int = EVALUATIONS) -> Tuned:
+    """The candidate that meets the limits with the fewest modules out of INT8, within `allowance` full evaluations.
+
+    1. The job as it is; if it passes, that is the answer.
+    2. The calibration algorithm of the best preview, if that promises to pass with nothing kept.
+    3. Modules ranked by sensitivity: how many of the worst must be kept, and under which algorithm are they fewest? The
+       preview's answer is the first guess, its neighbour below the second, then follows a bisection: about log2 of the
+       number of modules.
+    4. Each kept module goes back to INT8, the costliest first, where the preview allows it and the limits still hold.
+
+    A module is kept in FP16 (or BF16) unless that is hardly better than INT8 at its own output, or overflows: then in
+    FP32. When no number of modules is enough, they are all tried in FP32 too.
+
+    Returns:
+        The passing trial with the largest share of INT8; without one, the trial whose shortfall is smallest.
+    """
+    return _Search(laboratory, allowance).run()
+
+
+class _Search:
+    def __init__(self, laboratory: Laboratory, allowance: int) -> None:
+        self.laboratory = laboratory
+        self.algorithms = laboratory.algorithms
+        self.allowance = allowance
+        self.trials: list[Trial] = []
+        self.sensitivity: Sensitivity | None = None
+        self.notes: list[str] = []
+
+    def run(self) -> Tuned:
+        start = Candidate(self.laboratory.algorithms[0])
+        try:
+            if not self.evaluate(start).passed:
+                self.improve(start)
+        except _Spent:
+            self.notes.append(f"the search ended at its {self.allowance} evaluations; a longer one might keep less")
+        return Tuned(best_of(self.trials), tuple(self.trials), self.sensitivity, tuple(self.notes))
+
+    def improve(self, start: Candidate) -> None:
+        if self.other_algorithm(start):
+            return
+        base, ranked = self.ranked(start)
+        base, guess = start, self.guess(start, ranked, len(ranked))
+        for algorithm in self.algorithms[1:]:
+            other = replace(start, algorithm=algorithm)
+            if guess > 1 and self.promises(keeping(other, ranked[: guess - 1])):
+                base, guess = other, self.guess(other, ranked, guess - 1)
+        if base != start:
+            base, ranked = self.ranked(base)
+            guess = self.guess(base, ranked, len(ranked))
+        kept = self.bracket(base, ranked, guess)
+        if kept:
+            self.give_back(base, kept)
+
+    def evaluate(self, candidate: Candidate) -> Trial:
+        known = next((t for t in self.trials if t.candidate == candidate), None)
+        if known is not None:
+            return known
+        if len(self.trials) >= self.allowance:
+            raise _Spent
+        self.trials.append(self.laboratory.evaluate(candidate))
+        return self.trials[-1]
+
+    def other_algorithm(self, start: Candidate) -> bool:
+        """Whether another algorithm alone is enough: the one of the best preview is tried, if that promises so."""
+        previews = {a: self.laboratory.preview(replace(start, algorithm=a)) for a in self.algorithms[1:]}
+        promising = [a for a, preview in previews.items() if preview.shortfall <= 0]
+        if not promising:
+            return False
+        best = max(promising, key=lambda a: previews[a].sqnr_db)
+        return self.evaluate(replace(start, algorithm=best)).passed
+
+    def ranked(self, base: Candidate) -> tuple[Candidate, list[ModuleSensitivity]]:
+        """`base`, and the modules that can be kept, worst first; without them something is left."""
+        self.sensitivity = self.laboratory.rank(base.algorithm)
+        ranked = [m for m in self.sensitivity.modules if m.module]
+        if len(ranked) < len(self.sensitivity.modules):
+            self.notes.append("operations outside any module cannot be named in precision.keep; they stay in INT8")
+            return base, ranked
+        while ranked and not left(self.sensitivity.modules, [m.module for m in ranked]):
+            ranked.pop()
+        return base, ranked
+
+    def bracket(self, base: Candidate, ranked: Sequence[ModuleSensitivity], guess: int) -> list[ModuleSensitivity]:
+        """The shortest head of the ranking that passes when kept, about `guess` long; empty when none does."""
+        if not ranked:
+            return []
+        lowest, highest, at = 0, len(ranked) + 1, guess
+        while lowest + 1 < highest:
+            if self.evaluate(keeping(base, ranked[:at])).passed:
+                highest = at
+                at = at - 1 if at == guess and at - 1 > lowest else (lowest + highest) // 2
+            else:
+                lowest = at
+                at = min(len(ranked), 2 * at) if highest > len(ranked) else (lowest + highest) // 2
+        if highest <= len(ranked):
+            return list(ranked[:highest])
+        self.evaluate(replace(base, fp32=tuple(m.module for m in ranked)))
+        return []
+
+    def guess(self, base: Candidate, ranked: Sequence[ModuleSensitivity], high: int) -> int:
+        """How many of the ranking must be kept by the preview alone, in 1..high."""
+        low, high = 0, max(1, high)
+        while low + 1 < high:
+            middle = (low + high) // 2
+            if self.promises(keeping(base, ranked[:middle])):
+                high = middle
+            else:
+                low = middle
+        return high
+
+    def promises(self, candidate: Candidate) -> bool:
+        """Whether the candidate meets every limit on the preview's few samples."""
+        return self.laboratory.preview(candidate).shortfall <= 0
+
+    def give_back(self, base: Candidate, kept: list[ModuleSensitivity]) -> None:
+        """Take modules out of `kept` again, one by one, as long as the limits hold."""
+        for module in sorted(kept, key=lambda m: -m.macs):
+            rest = [m for m in kept if m is not module]
+            if not rest:
+                return
+            candidate = keeping(base, rest)
+            if self.promises(candidate) and self.evaluate(candidate).passed:
+                kept = rest
+
+
+def keeping(base: Candidate, modules: Iterable[ModuleSensitivity]) -> Candidate:
+    """`base` with the modules kept: in half precision where that is clearly better than INT8 there, else in FP32."""
+    half, fp32 = list(base.half), list(base.fp32)
+    for m in modules:
+        good = m.half_sqnr_db is not None and m.half_sqnr_db >= m.own_sqnr_db + HALF_MARGIN_DB
+        (half if good else fp32).append(m.module)
+    return replace(base, half=tuple(half), fp32=tuple(fp32))
+
+
+def left(modules: Sequence[ModuleSensitivity], kept: Sequence[str]) -> list[ModuleSensitivity]:
+    """The modules that stay in INT8; a kept module keeps all inside it."""
+    return [m for m in modules if not any(m.module == k or m.module.startswith(f"{k}.") for k in kept)]
+
+
+def best_of(trials: Sequence[Trial]) -> Trial:
+    """Of those that passed the one with most in INT8 and the least noise; else the one that misses least."""
+    passed = [t for t in trials if t.passed]
+    if passed:
+        return max(passed, key=lambda t: (t.int8_share, -len(t.candidate.kept), -t.shortfall))
+    return min(trials, key=lambda t: (t.shortfall, -t.int8_share))
+
+
+def pareto(trials: Sequence[Trial]) -> tuple[Trial, ...]:
+    """Trials that no other beats or equals in share of INT8, size and SQNR while beating it in one; NaN never stays."""
+
+    def figures(t: Trial) -> tuple[float, ...]:
+        speed = 0.0 if t.latency_ms is None else -t.latency_ms
+        return (t.int8_share, -float(t.size_bytes), t.value("sqnr_db") or 0.0, speed)
+
+    def beaten(t: Trial) -> bool:
+        mine = figures(t)
+        return any(
+            all(a >= b for a, b in zip(figures(o), mine, strict=True)) and figures(o) != mine
+            for o in trials
+            if o is not t
+        )
+
+    return tuple(t for t in trials if not beaten(t) and t.value("sqnr_db") == t.value("sqnr_db"))
+
+
+def shortfall(metrics: Sequence[Metric], limits: Limits) -> float:
+    """By how much the worst limit is missed, in units of what the limit allows; infinite where a figure is missing.
+
+    A cosine, an agreement or an accuracy drop may be off by 1 - limit (the drop: by limit; at least 0.001), a
+    difference by its limit, an SQNR is counted in tens of dB. At 0 or below every limit holds.
+    """
+    worst = -float("inf")
+    for name, (metric, larger_is_better) in LIMITS.items():
+        limit = getattr(limits, name)
+        if limit is None:
+            continue
+        values = [m.value for m in metrics if m.name == metric]
+        if not values or any(v != v for v in values):
+            return float("inf")
+        if metric == "sqnr_db":
+            unit = 10.0
+        elif larger_is_better:
+            unit = max(1 - limit, 1e-3)
+        else:
+            unit = max(limit, 1e-3)
+        off = [limit - v if larger_is_better else v - limit for v in values]
+        worst = max(worst, max(off) / unit)
+    return worst if worst > -float("inf") else 0.0

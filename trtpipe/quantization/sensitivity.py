@@ -1,0 +1,207 @@
+"""What each module costs the model when it alone computes in INT8."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trtpipe.errors import Cancelled, InputError
+from trtpipe.quantization.partial import Partial, Roundings, Spent, roundings
+from trtpipe.quantization.placement import find_sites, kept_sites
+from trtpipe.quantization.ranking import ModuleSensitivity, Sensitivity
+from trtpipe.quantization.units import Unit, find_units
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+    from trtpipe.progress import Progress
+    from trtpipe.quantization.precision import Keep
+    from trtpipe.values import Captured
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Inputs in order, each [B, ...]; how many samples count (the rest is padding); labels [B] or None."""
+
+    inputs: tuple[torch.Tensor, ...]
+    count: int
+    labels: torch.Tensor | None = None
+
+
+@dataclass
+class _Ratio:
+    """Energy of a signal and of the noise in it, summed over batches in float64."""
+
+    signal: float = 0.0
+    noise: float = 0.0
+
+    def add(self, reference: torch.Tensor, found: torch.Tensor) -> None:
+        wide = reference.double()
+        self.signal += float(wide.square().sum())
+        self.noise += float((found.double() - wide).square().sum())
+
+    @property
+    def db(self) -> float:
+        if self.noise == 0:
+            return math.inf
+        if not math.isfinite(self.noise) or self.signal == 0:
+            return -math.inf
+        return 10 * math.log10(self.signal / self.noise)
+
+
+@dataclass
+class _Found:
+    """What is summed of one unit over all batches."""
+
+    unit: Unit
+    changed: Roundings
+    outputs: list[_Ratio]
+    own: _Ratio = field(default_factory=_Ratio)
+    half: _Ratio = field(default_factory=_Ratio)
+    ranked: bool = False
+    agreeing: int = 0
+    labelled: int = 0
+    loss_rise: float = 0.0
+    lost: int = 0
+
+    def add(self, reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sample: Sample) -> None:
+        """Sum what the unit alone in INT8 does to one batch; classes are read off the first output that ranks them."""
+        for ratio, a, b in zip(self.outputs, reference, outputs, strict=True):
+            if a.is_floating_point():
+                ratio.add(a[: sample.count], b[: sample.count])
+        pairs = zip(reference, outputs, strict=True)
+        ranks = ((a, b) for a, b in pairs if a.is_floating_point() and a.dim() == 2 and a.shape[1] > 1)
+        scores = next(ranks, None)
+        if scores is None:
+            return
+        a, b = (x[: sample.count].float() for x in scores)
+        self.ranked = True
+        self.agreeing += int((a.argmax(1) == b.argmax(1)).sum())
+        if sample.labels is None:
+            return
+        labels = sample.labels[: sample.count]
+        known = (labels >= 0) & (labels < a.shape[1])
+        a, b, labels = a[known], b[known], labels[known]
+        losses = [torch.nn.functional.cross_entropy(x, labels, reduction="sum") for x in (a, b)]
+        self.labelled += len(labels)
+        self.loss_rise += float(losses[1] - losses[0])
+        self.lost += int((a.argmax(1) == labels).sum()) - int((b.argmax(1) == labels).sum())
+
+    def result(self, macs: int, samples: int, half: torch.dtype | None) -> ModuleSensitivity:
+        """The figures of the unit."""
+        used = [r.db for r in self.outputs if r.signal or r.noise]
+        return ModuleSensitivity(
+            self.unit.path,
+            self.unit.source,
+            self.unit.op,
+            min(used, default=math.inf),
+            self.own.db,
+            None if half is None else self.half.db,
+            macs,
+            self.agreeing / samples if self.ranked else None,
+            self.loss_rise / self.labelled if self.labelled else None,
+            self.lost / self.labelled if self.labelled else None,
+        )
+
+
+def measure_sensitivity(
+    captured: Captured,
+    amax: Mapping[str, float],
+    samples: Iterable[Sample],
+    *,
+    half: torch.dtype | None,
+    keep: Keep,
+    progress: Progress,
+) -> Sensitivity:
+    """Each quantizable module alone in INT8, by executing the graph from that module on.
+
+    One float32 pass walks along the graph with only the values that are still needed. Where it reaches a module, the
+    rest of the graph is executed once from there with that module's inputs and weights rounded to INT8: nothing before
+    the module is ever computed twice. For a network that is a chain of n equal modules that is (n + 1) / 2 passes, and
+    one for the float values. A residual add's INT8 skip branch counts to the convolution that the add is fused with.
+
+    Args:
+        captured: the hub graph.
+        amax: float amax by table key.
+        samples: what to execute; read once.
+        half: torch.float16, torch.bfloat16 or None: what scales are rounded to, and what `half_sqnr_db` is about.
+        keep: modules that the job keeps out of INT8 already; they are not measured.
+        progress: is told the modules done in each batch, and may cancel.
+
+    Raises:
+        InputError: nothing is left to quantize, or there is no sample.
+        Cancelled: progress asked to stop.
+    """
+    graph = captured.graph
+    units = find_units(kept_sites(find_sites(graph)[0], keep.out_of_int8))
+    if not units:
+        raise InputError("sensitivity: some module must be left to quantize (got none). Narrow precision.keep.")
+    began = time.perf_counter()
+    machine, bare, count = Partial(graph), Spent(), 0
+    found = [_Found(u, roundings(graph, u.sites, amax, half), [_Ratio() for _ in captured.outputs]) for u in units]
+    for sample in samples:
+        before = Spent(machine.spent.macs, machine.spent.nodes)
+        reference, _ = machine.finish(0, machine.inputs(sample.inputs), {})
+        bare.macs += machine.spent.macs - before.macs
+        bare.nodes += machine.spent.nodes - before.nodes
+        with torch.inference_mode():
+            _walk(machine, found, sample, reference, half, progress)
+        count += sample.count
+        size = len(sample.inputs[0])
+    if not count:
+        raise InputError("sensitivity: at least one sample is needed (got none). Give check or calibration data.")
+    modules = [f.result(sum(machine.macs_of[n] for n in f.unit.nodes) // size, count, half) for f in found]
+    modules.sort(key=lambda m: m.sqnr_db)
+    return Sensitivity(
+        tuple(modules),
+        count,
+        sum(machine.macs_of.values()) // size,
+        machine.spent.macs / max(1, bare.macs),
+        machine.spent.nodes / bare.nodes,
+        time.perf_counter() - began,
+    )
+
+
+def _walk(
+    machine: Partial,
+    found: Sequence[_Found],
+    sample: Sample,
+    reference: tuple[torch.Tensor, ...],
+    half: torch.dtype | None,
+    progress: Progress,
+) -> None:
+    """One batch: float32 from the first node to the last, and from each unit on once more with that unit in INT8."""
+    begins = {f.unit.nodes[0]: f for f in found}
+    ends = {f.unit.nodes[-1]: f for f in found}
+    owner = {n: f for f in found for n in f.unit.nodes}
+    own: dict[Node, torch.Tensor] = {}
+    alive, done = machine.inputs(sample.inputs), 0
+    for at, node in enumerate(machine.nodes):
+        if node in begins:
+            if progress.cancelled():
+                raise Cancelled("interrupted")
+            one = begins[node]
+            last = one.unit.nodes[-1]
+            outputs, seen = machine.finish(at, alive, one.changed, (last,))
+            one.add(reference, outputs, sample)
+            own[last] = seen[last]
+            done += 1
+            progress.step(done, len(found), "modules")
+        rounded = None
+        if half is not None and node in owner:
+            rounded = machine.value(node, alive, {node: dict.fromkeys(node.all_input_nodes, _through(half))})
+        result = machine.step(node, alive, {})
+        if rounded is not None:
+            owner[node].half.add(result[: sample.count], _through(half)(rounded)[: sample.count])  # type: ignore[arg-type]
+        if node in own:
+            ends[node].own.add(result[: sample.count], own.pop(node)[: sample.count])
+
+
+def _through(half: torch.dtype) -> Any:
+    """Rounds a float32 tensor to the numbers of `half`; what FP16 cannot hold becomes infinite."""
+    return lambda x: x.to(half).to(torch.float32) if x.is_floating_point() else x

@@ -1,0 +1,104 @@
+"""What a search has found so far, on disk: written whole after every trial, taken up again by the next run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from trtpipe.atomic import write_whole
+from trtpipe.errors import InputError
+from trtpipe.jsontext import json_text
+from trtpipe.quantization.ranking import Sensitivity
+from trtpipe.quantization.search import Candidate, Trial
+
+FORMAT = "trtpipe-trials"
+
+
+class _File(BaseModel):
+    """The file, field by field; infinite figures are the strings inf and -inf."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal["trtpipe-trials"]
+    version: Literal[1]
+    key: Annotated[dict[str, str], Field(min_length=1)]
+    rankings: dict[str, Sensitivity]
+    trials: tuple[Trial, ...]
+
+
+@dataclass
+class Trials:
+    """Trials and rankings of one job on one set of data, kept in a file.
+
+    `key` says by digests what they hold for; `notes` what became of a file that was there.
+    """
+
+    path: Path
+    key: Mapping[str, str]
+    trials: list[Trial] = field(default_factory=list)
+    rankings: dict[str, Sensitivity] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, path: Path, key: Mapping[str, str]) -> Trials:
+        """What is in the file if it is about the same key; nothing, with a note, if it is about another.
+
+        Raises:
+            InputError: the file is none that `Trials` has written.
+        """
+        found = cls(path, dict(key))
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return found
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{path}: must be a file of trials (got {error}). Remove it to start afresh.") from None
+        try:
+            file = _File.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            at = ".".join(str(p) for p in first["loc"]) or "the file"
+            raise InputError(
+                f"{path}: must be a file of trials (got {at}: {first['msg']}). Remove it to start afresh."
+            ) from None
+        other = sorted(n for n in {*file.key, *key} if file.key.get(n) != key.get(n))
+        if other:
+            found.notes.append(
+                f"{path.name}: {len(file.trials)} trials were of another {', '.join(other)}; started afresh"
+            )
+            return found
+        found.trials, found.rankings = list(file.trials), dict(file.rankings)
+        if file.trials:
+            found.notes.append(f"{path.name}: {len(file.trials)} trials of an earlier run were taken up")
+        return found
+
+    def trial(self, candidate: Candidate, evaluate: Callable[[Candidate], Trial]) -> Trial:
+        """The trial of a candidate: the one on file, or a new one, which is then on file."""
+        for known in self.trials:
+            if known.candidate == candidate:
+                return known
+        new = evaluate(candidate)
+        self.trials.append(new)
+        self._write()
+        return new
+
+    def ranking(self, algorithm: str, rank: Callable[[str], Sensitivity]) -> Sensitivity:
+        """The sensitivities under one algorithm: those on file, or new ones, which are then on file."""
+        if algorithm not in self.rankings:
+            self.rankings[algorithm] = rank(algorithm)
+            self._write()
+        return self.rankings[algorithm]
+
+    def _write(self) -> None:
+        content = {
+            "format": FORMAT,
+            "version": 1,
+            "key": dict(self.key),
+            "rankings": self.rankings,
+            "trials": self.trials,
+        }
+        write_whole(self.path, json_text(content))

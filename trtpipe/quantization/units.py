@@ -1,0 +1,53 @@
+"""The modules that a job can keep out of INT8, each with the tensors that are quantized for its sake."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtpipe.model.nodes import module_path, op_name, source_line
+from trtpipe.quantization.placement import Site
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One source module whose operations compute in INT8.
+
+    `path` is what `precision.keep` names; `nodes` are its convolutions, linears and matmuls in execution order; `sites`
+    are its own inputs and weights (rules Q1, Q2) and, of the residual add that one of its convolutions is fused with,
+    the skip branch (Q4): what goes when the module is kept. `source` is `file.py:line`.
+    """
+
+    path: str
+    source: str
+    op: str
+    nodes: tuple[Node, ...]
+    sites: tuple[Site, ...]
+
+
+def find_units(sites: Sequence[Site]) -> tuple[Unit, ...]:
+    """The units of a graph with the given sites, in execution order; each site but those of Q5 belongs to one.
+
+    The inputs of concats and max-pools (Q5) have no unit: they share the scale of the tensor that a unit reads, and
+    quantizing before such an operation rounds the same numbers as quantizing after it.
+    """
+    own: dict[str, list[Site]] = {}
+    path_of: dict[Node, str] = {}
+    for site in sites:
+        if site.rule in ("Q1", "Q2"):
+            path = module_path(site.consumer)
+            own.setdefault(path, []).append(site)
+            path_of[site.consumer] = path
+    for site in sites:
+        if site.rule == "Q4":
+            main = next(a for a in site.consumer.args[:2] if a is not site.producer and a in path_of)
+            own[path_of[main]].append(site)  # type: ignore[index]
+    units = []
+    for path, mine in own.items():
+        nodes = tuple(dict.fromkeys(s.consumer for s in mine if s.rule != "Q4"))
+        units.append(Unit(path, source_line(nodes[0]), op_name(nodes[0]), nodes, tuple(mine)))
+    return tuple(units)

@@ -1,0 +1,123 @@
+"""A bench as text: Markdown for people, CSV for spreadsheets, a plot; all from the JSON that `trtpipe bench` writes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from trtpipe.errors import InputError
+from trtpipe.evaluation.bench import Bench, Row
+from trtpipe.jsontext import json_text
+
+#: Column title and what it shows, in order.
+COLUMNS = (
+    ("median ms", "median_ms", "{:.3f}"),
+    ("p90 ms", "p90_ms", "{:.3f}"),
+    ("p99 ms", "p99_ms", "{:.3f}"),
+    ("samples/s", "throughput", "{:,.0f}"),
+    ("loss", "loss", "{:.4f}"),
+    ("accuracy", "accuracy", "{:.4f}"),
+    ("agreement", "agreement", "{:.4f}"),
+    ("SQNR dB", "sqnr_db", "{:.1f}"),
+    ("size MB", "size_bytes", "{:.3f}"),
+    ("peak memory MB", "peak_memory_bytes", "{:.1f}"),
+)
+MEGA = ("size_bytes", "peak_memory_bytes")
+#: What the figures of the environment are read off, in the page's first lines.
+VERSIONS = ("python", "torch", "torchao", "onnxruntime", "system")
+
+
+def read_bench(path: Path) -> Bench:
+    """The bench in a JSON file of `trtpipe bench --save`.
+
+    Raises:
+        InputError: it is none.
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        found = TypeAdapter(Bench).validate_python(raw)
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"{path}: must be JSON of `trtpipe bench --save` (got {error}). Measure again.") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        at = ".".join(str(p) for p in first["loc"])
+        raise InputError(
+            f"{path}: must be JSON of `trtpipe bench --save` (got {at}: {first['msg']}). Measure again."
+        ) from None
+    if json.loads(bench_text(found)) != raw:
+        raise InputError(f"{path}: must be JSON of `trtpipe bench --save` (got keys it does not write). Measure again.")
+    return found
+
+
+def bench_text(bench: Bench) -> str:
+    """The bench as JSON, which `read_bench` reads."""
+    return json_text(bench)
+
+
+def markdown(bench: Bench) -> str:
+    """One page: how it was measured, the table, and each mode that could not run with the reason."""
+    versions = ", ".join(f"{n} {bench.environment[n]}" for n in VERSIONS if n in bench.environment)
+    ran = [r for r in bench.rows if not r.skipped]
+    head = (
+        f"Batch {bench.batch}; {bench.rounds} rounds after {bench.warm_up} warm-up runs, each of every mode in turn; "
+        f"{bench.samples} samples compared with {bench.reference}; {bench.threads} CPU cores; {versions}."
+    )
+    used = [c for c in COLUMNS if any(getattr(r, c[1]) is not None for r in ran)]
+    lines = [["mode", *(title for title, _, _ in used)], ["---", *("---:" for _ in used)]]
+    lines += [[r.name, *(_cell(r, name, form) for _, name, form in used)] for r in ran]
+    parts = [f"# Bench: {bench.name}", head, "\n".join(f"| {' | '.join(cells)} |" for cells in lines)]
+    notes = [f"- {r.name}: {'; '.join(r.notes)}" for r in ran if r.notes]
+    if notes:
+        parts.append("\n".join(notes))
+    skipped = [f"- {r.name}: {r.skipped}" for r in bench.rows if r.skipped]
+    if skipped:
+        parts.append("Not run here:\n\n" + "\n".join(skipped))
+    parts += [f"Note: {note}" for note in bench.notes]
+    return "\n\n".join(parts) + "\n"
+
+
+def _cell(row: Row, name: str, form: str) -> str:
+    value = getattr(row, name)
+    if value is None:
+        return ""
+    return form.format(value / 1e6 if name in MEGA else value)
+
+
+def table_csv(bench: Bench) -> str:
+    """Every field of every row, as CSV with a header."""
+    out = io.StringIO()
+    names = [f for f in Row.__dataclass_fields__ if f not in ("notes", "agreement_interval")]
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*names, "agreement_low", "agreement_high", "batch", "rounds"])
+    for row in bench.rows:
+        values: list[Any] = [getattr(row, n) for n in names]
+        values += [*(row.agreement_interval or (None, None)), bench.batch, bench.rounds]
+        writer.writerow(["" if v is None else v for v in values])
+    return out.getvalue()
+
+
+def plot(bench: Bench, path: Path) -> None:
+    """Median latency of each mode as a bar, its p90 as a whisker, to a .png or .svg file.
+
+    Raises:
+        InputError: the suffix is another.
+    """
+    if path.suffix not in (".png", ".svg"):
+        raise InputError(f"{path}: must end in .png or .svg (got {path.suffix or 'no suffix'}).")
+    from matplotlib.figure import Figure
+
+    rows = [r for r in bench.rows if r.median_ms is not None and r.p90_ms is not None]
+    medians = [r.median_ms or 0.0 for r in rows]
+    whiskers = [[0.0] * len(rows), [(r.p90_ms or 0.0) - (r.median_ms or 0.0) for r in rows]]
+    figure = Figure(figsize=(8, 1.2 + 0.35 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    axes.barh([r.name for r in rows], medians, xerr=whiskers, color="#4878a8", ecolor="#333333")
+    axes.invert_yaxis()
+    axes.set_xlabel(f"ms for a batch of {bench.batch} (bar: median, whisker: p90)")
+    axes.set_title(f"{bench.name}: {bench.rounds} interleaved rounds")
+    figure.savefig(path)

@@ -1,0 +1,109 @@
+"""What a search found, as text: its verdict, its table of trials and its ranking, in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trtpipe.job.sections import Limits
+from trtpipe.quantization.ranking import Sensitivity
+from trtpipe.quantization.search import Candidate, Trial, Tuned, pareto
+
+#: Figures that have a column when any trial has them, in this order.
+FIGURES = {
+    "accuracy_engine": "accuracy",
+    "accuracy_drop": "drop",
+    "top1_agreement": "agreement",
+    "cosine": "cosine",
+    "sqnr_db": "SQNR dB",
+}
+#: How many modules of the ranking the page shows.
+RANKED = 20
+
+
+def verdict(tuned: Tuned, limits: Limits) -> str:
+    """One line: what to keep, or what came closest and how far off it is."""
+    best = tuned.best
+    what = f"{_kept(best.candidate)}, {best.candidate.algorithm}; {best.int8_share:.1%} of the MACs in INT8"
+    count = f"{len(tuned.trials)} evaluation{'s' if len(tuned.trials) != 1 else ''}"
+    if tuned.met:
+        return f"budget met: {what} ({count})"
+    missed = [str(m) for m in best.metrics if m.passed is False]
+    return f"budget NOT met; closest: {what}, with {', '.join([*missed, *best.problems]) or 'no figure'} ({count})"
+
+
+def page(name: str, tuned: Tuned, limits: Limits) -> str:
+    """The whole page: verdict, trials with the Pareto front marked, ranking."""
+    given = ", ".join(f"{k} {v:g}" for k, v in limits.model_dump().items() if v is not None)
+    parts = [f"# {name}: tuning", verdict(tuned, limits) + ".", f"Budget: {given}.", table(tuned.trials)]
+    parts.append(
+        "A `*` marks the Pareto front: no other trial is as good in INT8 share, size and SQNR and better in one. Sizes "
+        "are those of the Q/DQ graph. All trials saw the same check samples, so the best of them is flattered a "
+        "little: samples that no trial has seen would say by how much."
+    )
+    parts += tuned.notes
+    if tuned.sensitivity is not None:
+        parts.append(ranking(tuned.sensitivity))
+    return "\n\n".join(parts) + "\n"
+
+
+def table(trials: Sequence[Trial]) -> str:
+    """The trials in the order they were made."""
+    figures = {n: title for n, title in FIGURES.items() if any(t.value(n) is not None for t in trials)}
+    timed = any(t.latency_ms is not None for t in trials)
+    front = pareto(trials)
+    titles = ["", "calibration", "kept out of INT8", "INT8 MACs", "size MB", *figures.values()]
+    rows = []
+    for t in trials:
+        row = ["*" if t in front else "", t.candidate.algorithm, _kept(t.candidate), f"{t.int8_share:.1%}"]
+        row += [f"{t.size_bytes / 1e6:.3f}", *(_figure(t.value(n)) for n in figures)]
+        row += [_figure(t.latency_ms)] if timed else []
+        rows.append([*row, "met" if t.passed else "not met"])
+    return _markdown([*titles, *(["latency ms"] if timed else []), "budget"], rows)
+
+
+def ranking(sensitivity: Sensitivity) -> str:
+    """The most sensitive modules, with what it took to find them."""
+    titles = [
+        "module",
+        "source",
+        "SQNR dB at the outputs",
+        "at its own output",
+        "in half",
+        "agreement",
+        "loss +",
+        "MACs",
+    ]
+    rows = [
+        [
+            f"`{m.module}`" if m.module else "(the model itself)",
+            m.source,
+            _figure(m.sqnr_db),
+            _figure(m.own_sqnr_db),
+            _figure(m.half_sqnr_db),
+            _figure(m.agreement),
+            _figure(m.loss_rise),
+            f"{m.macs / sensitivity.macs:.1%}" if sensitivity.macs else "",
+        ]
+        for m in sensitivity.modules[:RANKED]
+    ]
+    head = (
+        f"## Sensitivity\n\nEach module alone in INT8, over {sensitivity.samples} samples: the worst {len(rows)} of "
+        f"{len(sensitivity.modules)}. It took {sensitivity.passes:.1f} forward passes over them."
+    )
+    return f"{head}\n\n{_markdown(titles, rows)}"
+
+
+def _kept(candidate: Candidate) -> str:
+    if not candidate.kept:
+        return "nothing kept"
+    groups = (("half", candidate.half), ("FP32", candidate.fp32))
+    return "; ".join(f"{', '.join(f'`{p}`' for p in paths)} in {name}" for name, paths in groups if paths)
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -1,0 +1,149 @@
+"""Q/DQ as the operators of `trtpipe.quantization.operators`, and how Torch-TensorRT converts them.
+
+`quantized_decomposed.*`, which torchao writes, has no converter in Torch-TensorRT, and its constant folder would turn
+INT8 weights back into FP32. Our own operators are tagged `nondeterministic_seeded`, which the folder leaves alone.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+import trtpipe.quantization.operators  # noqa: F401  # registers torch.ops.trtpipe
+from trtpipe.model.nodes import calls, module_path, op_name
+from trtpipe.quantization.precision import DEQUANTIZE, QUANTIZE
+
+#: Under which the "custom" metadata of a node, which torch.export copies, hold its module path.
+_MODULE = "trtpipe_module"
+
+
+def rewritten(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """`graph` with every `quantized_decomposed` Q/DQ replaced by our operator; changed in place.
+
+    Raises:
+        ValueError: a Q/DQ that symmetric INT8 does not cover; `quantize` places none.
+    """
+    ops = torch.ops.trtpipe
+    for node in list(calls(graph.graph)):
+        name = op_name(node)
+        if name not in QUANTIZE + DEQUANTIZE or "quantized_decomposed" not in str(node.target):
+            continue
+        dtype = node.kwargs.get("out_dtype") or torch.float32
+        x, scale, zero = node.args[:3]
+        target: Any
+        args: tuple[Any, ...]
+        if name == "quantize_per_tensor":
+            target, args = ops.quantize.default, (x, scale)
+        elif name == "dequantize_per_tensor":
+            target, args = ops.dequantize.default, (x, scale, dtype)
+        elif name == "dequantize_per_channel":
+            target, args = ops.dequantize_per_channel.default, (x, scale, node.args[3], dtype)
+        else:
+            raise ValueError(f"{name}: weights must be stored as INT8 (got a Q that runs)")
+        if isinstance(zero, int) and zero != 0:
+            raise ValueError(f"{node.name}: the zero point must be 0 (got {zero})")
+        with graph.graph.inserting_after(node):
+            new = graph.graph.call_function(target, args)
+        new.meta = dict(node.meta)
+        node.replace_all_uses_with(new)
+        graph.graph.erase_node(node)
+    graph.graph.eliminate_dead_code()
+    _name_after_readers(graph)
+    graph.recompile()
+    return graph
+
+
+def kept_with_readers(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """`graph`, as `rewritten` leaves it, with every weight's DQ beside the activation that is computed with it.
+
+    A constant's DQ depends on nothing, so that a partitioner puts it into the first engine, and the convolution into a
+    later one that gets its weights as an input in floats. Changed in place.
+    """
+    ops = torch.ops.trtpipe
+    for node in list(calls(graph.graph)):
+        if node.target is not ops.dequantize_per_channel.default or len(node.users) != 1:
+            continue
+        reader = next(iter(node.users))
+        others = (a for a in reader.args if isinstance(a, torch.fx.Node) and a is not node and a.op != "get_attr")
+        if (beside := next(others, None)) is None:
+            continue
+        with graph.graph.inserting_before(reader):
+            new = graph.graph.call_function(ops.dequantize_beside.default, (*node.args, beside))
+        new.meta = dict(node.meta)
+        node.replace_all_uses_with(new)
+        graph.graph.erase_node(node)
+    graph.recompile()
+    return graph
+
+
+def remember_modules(graph: torch.fx.Graph) -> None:
+    """Write each node's module path where lowering copies it and nobody takes it away. See `remembered_module`."""
+    for node in calls(graph):
+        node.meta["custom"] = {**(node.meta.get("custom") or {}), _MODULE: module_path(node)}
+
+
+def remembered_module(node: torch.fx.Node) -> str:
+    """The module path of a node of a graph that `remember_modules` was given, whatever it was lowered to since."""
+    kept = node.meta.get("custom") or {}
+    return str(kept.get(_MODULE) or module_path(node))
+
+
+def _name_after_readers(graph: torch.fx.GraphModule) -> None:
+    """Give Q and DQ the module of the operation that reads them, and every node a module stack of its own.
+
+    Torch-TensorRT names layers after the stack's last entry, and takes that entry out of the stack while it does.
+    """
+    key = "nn_module_stack"
+    for node in reversed(graph.graph.nodes):
+        stack = node.meta.get(key)
+        if not module_path(node) and "trtpipe" in str(node.target) and node.users:
+            stack = next(iter(node.users)).meta.get(key)
+        if stack:
+            node.meta[key] = dict(stack)
+
+
+@cache
+def register_converters() -> None:
+    """Teach Torch-TensorRT our operators, once a process, through its public decorator."""
+    import tensorrt as trt  # torch_tensorrt has put its own flavour under this name
+    from torch_tensorrt.dynamo.conversion import dynamo_tensorrt_converter
+    from torch_tensorrt.dynamo.conversion.converter_utils import get_trt_tensor
+
+    ops = torch.ops.trtpipe
+    halves = {trt.float16: torch.float16, trt.bfloat16: torch.bfloat16}
+
+    def tensor(ctx: Any, value: Any, name: str) -> Any:
+        return value if isinstance(value, trt.ITensor) else get_trt_tensor(ctx, value, f"{name}_constant")
+
+    def scale_of(ctx: Any, scale: Any, dtype: torch.dtype, name: str) -> Any:
+        # Q and DQ want their scale in the dtype of the float side (TensorRT's documentation of IQuantizeLayer).
+        return get_trt_tensor(ctx, torch.as_tensor(scale, dtype=torch.float32).to(dtype), f"{name}_scale")
+
+    def out(layer: Any, name: str, axis: int | None) -> Any:
+        layer.name = name
+        if axis is not None:
+            layer.axis = axis
+        return layer.get_output(0)
+
+    @dynamo_tensorrt_converter(ops.quantize.default, supports_dynamic_shapes=True)  # type: ignore[untyped-decorator]
+    def quantize(ctx: Any, target: Any, args: Any, kwargs: Any, name: str) -> Any:
+        x = tensor(ctx, args[0], name)
+        scale = scale_of(ctx, args[1], halves.get(x.dtype, torch.float32), name)
+        return out(ctx.net.add_quantize(x, scale, trt.int8), name, None)
+
+    @dynamo_tensorrt_converter(ops.dequantize.default, supports_dynamic_shapes=True)  # type: ignore[untyped-decorator]
+    def dequantize(ctx: Any, target: Any, args: Any, kwargs: Any, name: str) -> Any:
+        scale = scale_of(ctx, args[1], args[2], name)
+        return out(ctx.net.add_dequantize(tensor(ctx, args[0], name), scale, scale.dtype), name, None)
+
+    @dynamo_tensorrt_converter(  # type: ignore[untyped-decorator]
+        ops.dequantize_beside.default, supports_dynamic_shapes=True
+    )
+    @dynamo_tensorrt_converter(  # type: ignore[untyped-decorator]
+        ops.dequantize_per_channel.default, supports_dynamic_shapes=True
+    )
+    def dequantize_per_channel(ctx: Any, target: Any, args: Any, kwargs: Any, name: str) -> Any:
+        scale = scale_of(ctx, args[1], args[3], name)
+        return out(ctx.net.add_dequantize(tensor(ctx, args[0], name), scale, scale.dtype), name, args[2])

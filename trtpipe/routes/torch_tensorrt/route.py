@@ -1,0 +1,333 @@
+"""Route torch_tensorrt: the quantized program through Torch-TensorRT's dynamo frontend, for both TensorRTs."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import logging
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtpipe.bundle import hybrid
+from trtpipe.errors import BuildError, InputError, MissingError
+from trtpipe.job.job import Job
+from trtpipe.job.sections import Build
+from trtpipe.model.export import export
+from trtpipe.progress import Progress
+from trtpipe.routes import options
+from trtpipe.routes.onnx import to_onnx
+from trtpipe.routes.torch_tensorrt.convert import NoConverter, converted, trt_inputs
+from trtpipe.routes.torch_tensorrt.logs import LOGGERS, NOISE, hushed, logged
+from trtpipe.routes.torch_tensorrt.partition import MIN_BLOCK_SIZE, counted, hybrid_of, told
+from trtpipe.trt import driver, flavour, plan, timing_cache
+from trtpipe.trt.monitor import Watch
+from trtpipe.values import Engine, Fallback, LoadedModel, OnnxModel, Quantized, TensorSpec
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["LOGGERS", "checked_header", "compile_engine", "graph_of", "require_gpu"]
+
+GRAPH_NOTE = (
+    "route torch_tensorrt: the bundle's graph is the ONNX of the same quantized program; the engine was compiled by "
+    "Torch-TensorRT from the program itself, so a check of the graph does not cover that conversion"
+)
+SETTINGS_NOTE = (
+    "route torch_tensorrt: neither progress nor cancelling while it built; the engine keeps layer names and no more"
+)
+NOT_NEEDED_NOTE = (
+    "build.allow_torch_fallback: not needed, every operation was converted: the engine is whole and needs no PyTorch"
+)
+#: What Torch-TensorRT calls the bindings of a whole engine.
+_BINDINGS = ("arg_input_binding_names", "output_binding_names")
+
+
+def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress: Progress) -> Engine:
+    """The whole program as one engine of the job's target, or no engine; with build.allow_torch_fallback, where some
+    operations have no converter, a hybrid module.
+
+    Torch-TensorRT reads its finished engine back, so it needs a GPU even for TensorRT-RTX.
+
+    Args:
+        job: its `build.target` has to be the TensorRT that the installed Torch-TensorRT is made for.
+        loaded: not used: the program holds the model.
+        quantized: the program, with Q/DQ and casts placed.
+        progress: is told what Torch-TensorRT and TensorRT say.
+
+    Raises:
+        MissingError: without a GPU, or without the Torch-TensorRT of this target.
+        InputError: an option that this route cannot honour.
+        BuildError: an operation has no converter, or TensorRT refuses the network.
+    """
+    build = job.build
+    require_gpu("torch_tensorrt")
+    frontend, found = load(build.target)
+    if refused := options.refusals(build, job.precision, "torch_tensorrt", frontend=frontend.__version__):
+        raise InputError("\n".join(message for _, message in refused))
+    watch = Watch(progress, build.log_level)
+    with tempfile.TemporaryDirectory() as scratch, logged(watch, build.log_level):
+        keywords = settings(frontend, found, build, Path(scratch))
+        fallback: tuple[Fallback, ...] = ()
+        how: tuple[str, ...] = ()
+        try:
+            data = _whole(frontend, quantized, build, keywords, watch)
+            header = checked_header(found, data)
+            if build.allow_torch_fallback:
+                how = (NOT_NEEDED_NOTE,)
+        except NoConverter:
+            if not build.allow_torch_fallback:
+                raise
+            data, header, fallback, how = _hybrid(frontend, found, quantized, build, keywords, watch)
+    graph, notes = graph_of(quantized, GRAPH_NOTE)
+    said = tuple(f"Torch-TensorRT: {t}" for t in watch.warnings if not any(n in t for n in NOISE))
+    return Engine(
+        data=data,
+        target=found.name,
+        version=found.version,
+        compute_capabilities=header.compute_capabilities,
+        inputs=quantized.inputs,
+        outputs=quantized.outputs,
+        graph=graph,
+        options=build.model_dump(mode="json", include=set(options.asked(build))),
+        notes=(f"Torch-TensorRT {frontend.__version__}", *how, *notes, SETTINGS_NOTE, *said),
+        fallback=fallback,
+    )
+
+
+def _whole(frontend: Any, quantized: Quantized, build: Build, keywords: Mapping[str, Any], watch: Watch) -> bytes:
+    """The program as one engine, with the job's names for its bindings."""
+    data = converted(
+        frontend,
+        frontend.dynamo.convert_exported_program_to_serialized_trt_engine,
+        checked_program(quantized),
+        {
+            **keywords,
+            "arg_inputs": trt_inputs(frontend, quantized.inputs, build),
+            "arg_input_binding_names": tuple(s.name for s in quantized.inputs),
+            "output_binding_names": tuple(s.name for s in quantized.outputs),
+        },
+        watch,
+    )
+    if not data:
+        raise BuildError(
+            f"build: Torch-TensorRT {frontend.__version__} must give an engine (got none). Use build.route onnx."
+        )
+    return bytes(data)
+
+
+def _hybrid(
+    frontend: Any,
+    found: flavour.Flavour,
+    quantized: Quantized,
+    build: Build,
+    keywords: Mapping[str, Any],
+    watch: Watch,
+) -> tuple[bytes, plan.PlanHeader, tuple[Fallback, ...], tuple[str, ...]]:
+    """The program as engines with PyTorch between them: the file, its engines' header, what stayed, and the notes."""
+    arguments = {
+        **keywords,
+        "require_full_compilation": False,
+        "min_block_size": MIN_BLOCK_SIZE,
+        # An output whose shape only its values decide would need an allocator at run time.
+        "fallback_data_dependent_ops": True,
+    }
+    _known(frontend.dynamo.compile, arguments, frontend.__version__, ())
+    arguments["arg_inputs"] = trt_inputs(frontend, quantized.inputs, build, parts=True)
+    program = checked_program(quantized, parts=True)
+    compiled = converted(frontend, frontend.dynamo.compile, program, arguments, watch)
+    module, fallback = hybrid_of(compiled, quantized.inputs, quantized.outputs)
+    headers = [checked_header(found, data) for data in module.engines]
+    how = (
+        f"build.allow_torch_fallback: hybrid, {counted(len(module.engines), 'engine')}, and "
+        f"{counted(len(fallback), 'operation')} in PyTorch; at least {MIN_BLOCK_SIZE} convertible operations that "
+        "stand together (min_block_size) make an engine",
+        *told(fallback),
+    )
+    return hybrid.to_bytes(module), headers[0], fallback, how
+
+
+def require_gpu(route: str) -> None:
+    """Nothing, where this machine has an NVIDIA GPU.
+
+    Raises:
+        MissingError: it has none; the message points to the route that needs none.
+    """
+    if problem := driver.probe().problem:
+        raise MissingError(
+            f"build.route: {route} must have an NVIDIA GPU and its driver here (got: {problem}). "
+            "Use build.route onnx, which builds TensorRT-RTX engines without one."
+        )
+
+
+def load(target: str) -> tuple[Any, flavour.Flavour]:
+    """Torch-TensorRT, imported quietly, and the TensorRT below it.
+
+    Its import prints, sends Python's warnings to logging, and puts its own flavour under the name `tensorrt`.
+
+    Raises:
+        MissingError: it is not installed, is made for another TensorRT, or PyTorch has no CUDA.
+    """
+    import torch
+
+    if torch.version.cuda is None:
+        raise MissingError(
+            f"build.route: torch_tensorrt must have the CUDA build of PyTorch (got {torch.__version__}). "
+            "Install torch from the default index, or use build.route onnx."
+        )
+    names = options.FRONTENDS
+    installed = options.installed_frontend()
+    if installed is None or installed.target != target:
+        got = "none" if installed is None else f"{installed.distribution} {installed.version}"
+        raise MissingError(
+            f"build.route: torch_tensorrt for target {target} must have {names[target]} (got {got}). "
+            f"Run: {options.INSTALL[target]}"
+        )
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), hushed():
+            warnings.simplefilter("ignore")
+            shown = warnings.showwarning
+            import torch_tensorrt
+
+            if warnings.showwarning is not shown:
+                logging.captureWarnings(False)
+    except Exception as error:
+        raise MissingError(
+            f"build.route: {installed.distribution} must be importable here (got: {error}). "
+            f"Run: {options.INSTALL[target]}"
+        ) from error
+    return torch_tensorrt, flavour.load(target)
+
+
+def settings(frontend: Any, found: flavour.Flavour, build: Build, scratch: Path) -> dict[str, Any]:
+    """The keyword arguments of the conversion, each one in its signature: the conversion swallows any other.
+
+    Args:
+        frontend: the imported torch_tensorrt.
+        found: the TensorRT below it.
+        build: the job's.
+        scratch: a folder for the timing cache of a job that names none; Torch-TensorRT would keep it in a file that all
+            users of the machine share.
+
+    Raises:
+        InputError: this version of Torch-TensorRT does not have an argument that the job needs.
+    """
+    asked = options.asked(build)
+    made: dict[str, Any] = {"require_full_compilation": True, "disable_tf32": not build.tf32}
+    for field, keyword in options.KEYWORDS.items():
+        if field in asked:
+            made[keyword] = asked[field]
+    if "hardware_compatibility" in asked:
+        made["hardware_compatible"] = True
+    if build.refit != "none":
+        made |= {"immutable_weights": False, "refit_identical_engine_weights": build.refit == "identical"}
+        made["strip_engine_weights"] = build.strip_plan
+    for pool, keyword in options.POOL_KEYWORDS.items():
+        if pool in build.memory_pools:
+            made[keyword] = build.memory_pools[pool]
+    if build.default_device_type == "dla":
+        made["device"] = frontend.Device(dla_core=build.dla_core or 0, allow_gpu_fallback=build.gpu_fallback)
+    if found.has("timing_cache"):
+        folder, name = scratch, "timing"
+        if build.timing_cache is not None:
+            here = driver.probe()
+            folder, name = Path(build.timing_cache), timing_cache.file_name(found, here, here.devices[0])
+        made["timing_cache_path"] = str(folder / name)
+    _known(frontend.dynamo.convert_exported_program_to_serialized_trt_engine, made, frontend.__version__)
+    return made
+
+
+def _known(
+    function: Callable[..., Any], made: Mapping[str, Any], version: str, also: Collection[str] = _BINDINGS
+) -> None:
+    have = inspect.signature(function).parameters
+    wanted = {*made, "arg_inputs", *also}
+    if missing := sorted(wanted - set(have)):
+        raise InputError(
+            f"build.route: torch_tensorrt must take the arguments that this job needs (got none called "
+            f"{', '.join(missing)} in version {version}). Use build.route onnx, or Torch-TensorRT {options.TESTED}."
+        )
+
+
+def checked_program(quantized: Quantized, *, parts: bool = False) -> torch.export.ExportedProgram:
+    """The program with our own Q/DQ, after its shapes and outputs were held against the bindings; one that is to be cut
+    into `parts` keeps each weight's DQ beside its reader, and each operation's module where Torch-TensorRT leaves it.
+
+    Torch-TensorRT believes its `Input`s alone: a program exported with a fixed batch would become an engine that claims
+    a dynamic one. An output that is returned twice would lose its second binding.
+
+    Raises:
+        BuildError: a dimension is not what the binding says, or two outputs are one tensor.
+    """
+    from trtpipe.routes.torch_tensorrt.qdq import kept_with_readers, remember_modules, rewritten
+
+    check_shapes(quantized.program, quantized.inputs)
+    _check_outputs(quantized.program, quantized.outputs)
+    graph: Any = quantized.program.module(check_guards=False)
+    graph = rewritten(graph)
+    program = export(kept_with_readers(graph) if parts else graph, quantized.inputs)
+    check_shapes(program, quantized.inputs)
+    if parts:
+        remember_modules(program.graph)
+    return program
+
+
+def check_shapes(program: torch.export.ExportedProgram, inputs: tuple[TensorSpec, ...]) -> None:
+    """Hold every dimension of the exported inputs against its binding. See `checked_program`."""
+    import torch
+
+    nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    for spec, name in zip(inputs, program.graph_signature.user_inputs, strict=True):
+        shape = nodes[str(name)].meta["val"].shape
+        for axis, extent in enumerate(spec.shape):
+            low, high = (extent, extent) if isinstance(extent, int) else (spec.dims[extent].min, spec.dims[extent].max)
+            got = shape[axis]
+            if isinstance(got, torch.SymInt):
+                bounds = program.range_constraints.get(got.node.expr)
+                fits = bounds is None or (bounds.lower <= low and bounds.upper >= high)
+                shown = "any" if bounds is None else f"{bounds.lower} to {bounds.upper}"
+            else:
+                fits, shown = got == low == high, str(got)
+            if not fits:
+                want = str(low) if low == high else f"{low} to {high}"
+                raise BuildError(
+                    f"inputs.{spec.name}: dimension {axis} of the exported program must be {want} (got {shown}). "
+                    "The model fixes it: declare it as a number in inputs.*.shape."
+                )
+
+
+def _check_outputs(program: torch.export.ExportedProgram, outputs: tuple[TensorSpec, ...]) -> None:
+    names = [str(n) for n in program.graph_signature.user_outputs]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            first = outputs[names.index(name)].name
+            raise BuildError(
+                f"outputs.{outputs[index].name}: each output must be a tensor of its own on route torch_tensorrt "
+                f"(got the tensor of {first} again). Return a clone, or use build.route onnx."
+            )
+
+
+def checked_header(found: flavour.Flavour, data: bytes) -> plan.PlanHeader:
+    """The plan's header, which must name the TensorRT of the target."""
+    header = plan.read_header(data)
+    version = ".".join(str(n) for n in flavour.parse_version(found.version)[:4])
+    if (header.flavour, header.version[: len(version)]) != (found.name, version):
+        raise BuildError(
+            f"engine: the plan's header must say {found.title} (got {flavour.title(header.flavour, header.version)}). "
+            "Another TensorRT's library was loaded: check LD_LIBRARY_PATH."
+        )
+    return header
+
+
+def graph_of(quantized: Quantized, note: str) -> tuple[OnnxModel | None, tuple[str, ...]]:
+    """The ONNX of the same program, to execute where no engine can; and what has to be said of it."""
+    try:
+        return to_onnx(quantized), (note,)
+    except BuildError as error:
+        # torch.onnx colours its message and ends it with advice for its own developers.
+        first = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()[0]
+        return None, (f"the program has no ONNX form, so only the engine can be checked: {first}",)

@@ -1,0 +1,269 @@
+"""Whether a bundle may run on a device: every mismatch in one line, before anything of the engine is deserialized.
+
+The rules are NVIDIA's:
+
+- Versions. "By default, TensorRT engines are compatible only with the version of TensorRT used to build them"; a
+  version-compatible engine runs on later releases of its major, and across majors only 8 (from 8.6) on 10, and 10 on 11
+  (TensorRT documentation, "Engine Compatibility" 11.1 and "Support Matrix" 11.4.1). "TensorRT-RTX engines are not
+  compatible between different releases of TensorRT-RTX" (TensorRT-RTX documentation, "Engine Compatibility").
+- Hardware. Without hardware compatibility an engine is for the architecture it was built on; AMPERE_PLUS runs on
+  Ampere and later, but neither on DRIVE OS nor on JetPack; SAME_COMPUTE_CAPABILITY on every GPU of that compute
+  capability (TensorRT documentation, "Hardware Compatibility"; HardwareCompatibilityLevel in its API reference).
+- Platform. "Serialized engines are not portable across platforms" (Support Matrix).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from trtpipe.bundle.format import Bundle, read_bundle
+from trtpipe.bundle.manifest import EngineInfo, Manifest
+from trtpipe.bundle.signing import check_signature, checking
+from trtpipe.errors import MissingError
+from trtpipe.runtime.device import Device
+from trtpipe.trt.platforms import RTX_COMPUTE_CAPABILITIES, rtx_support
+
+_TITLES = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX", "onnxruntime": "ONNX Runtime"}
+_INSTALL = {
+    "tensorrt": "Install that version (on a Jetson: the matching JetPack)",
+    "tensorrt_rtx": "Install it: pip install 'trtpipe[rtx]'",
+    "onnxruntime": "Install it: pip install onnxruntime",
+}
+_REBUILD = "or build the bundle for this device"
+
+#: (major of the builder, major of the runtime) where a version-compatible engine crosses majors.
+_CROSSINGS = {(8, 10), (10, 11)}
+
+
+def problems(manifest: Manifest, device: Device) -> tuple[str, ...]:
+    """One line for each reason why the bundle cannot run on `device`; none when it can.
+
+    A kit is held against the TensorRT it is to be compiled with.
+    """
+    engine = manifest.engine
+    if engine is None:
+        return _kit_problems(manifest, device)
+    found = [*_platform(engine, device), *_version(engine, device)]
+    if engine.fallback:
+        found += _pytorch(manifest, engine, device)
+    if engine.target != "onnxruntime":
+        found += _hardware(engine, device)
+    found += _memory(manifest, engine, device)
+    return tuple(found)
+
+
+def failure(manifest: Manifest) -> str:
+    """What was wrong with the bundle's answers when it was made; empty where its check passed, or is yet to come."""
+    report = manifest.check
+    if report is None or not manifest.failed:
+        return ""
+    missed = (*(str(m) for m in report.metrics if m.passed is False), *report.problems)
+    return f"its check failed when it was made: {'; '.join(missed)}"
+
+
+def remarks(manifest: Manifest, device: Device) -> tuple[str, ...]:
+    """What is no reason against running the bundle on `device`, and good to know.
+
+    ONNX Runtime loads older files always, yet its releases round a quantized graph differently: the quickstart's,
+    checked with 1.31 at an accuracy of 0.9972, has 0.9917 with 1.23.
+    """
+    engine = manifest.engine
+    if engine is None:
+        return ()
+    said: list[str] = []
+    if engine.target == "tensorrt_rtx" and not engine.compute_capabilities:
+        said += _rtx_remarks(device)
+    if engine.fallback:
+        said += _remarks_on_pytorch(manifest, engine, device)
+    here = device.versions.get("onnxruntime")
+    if engine.target == "onnxruntime" and here is not None and _numbers(here)[:2] != _numbers(engine.version)[:2]:
+        said.append(
+            f"ONNX Runtime is {here} here and was {engine.version} when the bundle was checked: answers may differ in "
+            "a few samples. The golden check below says by how much."
+        )
+    return tuple(said)
+
+
+def _rtx_remarks(device: Device) -> tuple[str, ...]:
+    """Of a portable engine on a GPU that TensorRT-RTX does not name, whether anybody knows that it runs there."""
+    here = device.compute_capability
+    if here is None or here in RTX_COMPUTE_CAPABILITIES or (support := rtx_support(here)).runs is False:
+        return ()
+    after = "" if support.runs else ". The golden check below will say"
+    return (f"{device.gpu}: {support.why}{after}.",)
+
+
+def require_fit(manifest: Manifest, device: Device) -> None:
+    """Raise MissingError with every line of `problems`, if there are any."""
+    found = problems(manifest, device)
+    if found:
+        raise MissingError("\n".join(found))
+
+
+def admit(path: Path, key: Path | None) -> tuple[Bundle, str]:
+    """The bundle or kit at `path`, whole and signed as `key` demands, and one line about its signature.
+
+    Raises:
+        InputError: it is not.
+    """
+    bundle = read_bundle(path, checking(path, key))
+    return bundle, check_signature(path, bundle.manifest_bytes, bundle.signature, key)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(n) for n in match.group().split(".")) if match else ()
+
+
+def _same_release(one: str, other: str) -> bool:
+    """Whether two versions agree in all the numbers that both give, the first three at least."""
+    a, b = _numbers(one), _numbers(other)
+    common = min(len(a), len(b))
+    return common >= 3 and a[:common] == b[:common]
+
+
+def _platform(engine: EngineInfo, device: Device) -> list[str]:
+    found = []
+    if engine.os is not None and engine.os != device.os:
+        found.append(
+            f"os: the engine must run on {engine.os}, where it was built (got {device.os}). "
+            f"Engines do not move between operating systems: use a {engine.os} device {_REBUILD}."
+        )
+    if engine.machine is not None and engine.machine != device.machine:
+        found.append(
+            f"platform: the engine must run on {engine.machine} (got {device.machine}). "
+            f"Engines do not move between platforms: use a {engine.machine} device {_REBUILD}."
+        )
+    return found
+
+
+def _version(engine: EngineInfo, device: Device) -> list[str]:
+    title, here = _TITLES[engine.target], device.versions.get(engine.target)
+    if here is None:
+        return [f"runtime: {title} {engine.version} must be installed (got none). {_INSTALL[engine.target]}."]
+    if engine.target == "onnxruntime" or _same_release(engine.version, here):
+        return []
+    built, runs = _numbers(engine.version), _numbers(here)
+    if engine.target == "tensorrt_rtx":
+        return [
+            f"version: TensorRT-RTX must be {engine.version}, as engines never run on another release (got {here}). "
+            f"Install that release {_REBUILD}."
+        ]
+    if not engine.version_compatible:
+        return [
+            f"version: TensorRT must be {engine.version}, as the engine is not version compatible (got {here}). "
+            f"Install that version {_REBUILD}, with build.version_compatible if the device may be updated."
+        ]
+    if runs < built[: len(runs)] or runs < (8, 6) or built < (8, 6):
+        return [
+            f"version: TensorRT must be {engine.version} or later, and at least 8.6 (got {here}). Update it {_REBUILD}."
+        ]
+    if built[0] != runs[0] and (built[0], runs[0]) not in _CROSSINGS:
+        return [
+            f"version: TensorRT must be {built[0]}, or 10 for an engine of 8, or 11 for one of 10 (got {here}). "
+            f"Install such a version {_REBUILD}."
+        ]
+    return []
+
+
+def _pytorch(manifest: Manifest, engine: EngineInfo, device: Device) -> list[str]:
+    """What a hybrid engine needs beside its TensorRT."""
+    if "torch" in device.versions:
+        return []
+    modules = ", ".join(sorted({f.module or "the model itself" for f in engine.fallback})[:3])
+    return [
+        f"runtime: PyTorch with CUDA must be installed, as {_operations(engine)} of this hybrid engine "
+        f"{_run(engine)} in it, of {modules} (got none). Install it: pip install torch{_release(manifest)}; or build "
+        "without build.allow_torch_fallback."
+    ]
+
+
+def _remarks_on_pytorch(manifest: Manifest, engine: EngineInfo, device: Device) -> tuple[str, ...]:
+    here = device.versions.get("torch")
+    said = (
+        f"The engine is hybrid: {_operations(engine)} {_run(engine)} in PyTorch, which every device that runs it has "
+        "to have."
+    )
+    if here is None or _numbers(here)[:2] == _numbers(manifest.environment.get("torch", here))[:2]:
+        return (said,)
+    built = manifest.environment["torch"]
+    return said, f"PyTorch is {here} here and was {built} when the bundle was built: answers may differ a little."
+
+
+def _operations(engine: EngineInfo) -> str:
+    count = len(engine.fallback)
+    return f"{count} operation{'' if count == 1 else 's'}"
+
+
+def _run(engine: EngineInfo) -> str:
+    return "runs" if len(engine.fallback) == 1 else "run"
+
+
+def _release(manifest: Manifest) -> str:
+    """The release of PyTorch that built the bundle, as pip takes it, or nothing where that is not known."""
+    found = ".".join(str(n) for n in _numbers(manifest.environment.get("torch", ""))[:3])
+    return f"=={found}" if found else ""
+
+
+def _hardware(engine: EngineInfo, device: Device) -> list[str]:
+    here = device.compute_capability
+    if here is None:
+        return [
+            f"gpu: an NVIDIA GPU must be usable (got: {device.gpu}). Check its driver, or run with --graph on the CPU."
+        ]
+    built = ", ".join(engine.compute_capabilities)
+    if engine.hardware_compatibility == "ampere_plus":
+        if device.jetson:
+            return [
+                "compute capability: ampere_plus engines do not run on JetPack "
+                f"(got {here} on a Jetson). Build the bundle for this device."
+            ]
+        portable = True
+    elif engine.target == "tensorrt" and not engine.compute_capabilities:
+        return [
+            "compute capability: the manifest must say which GPU the engine is for (it does not). "
+            "Build the bundle for this device."
+        ]
+    else:
+        portable = not engine.compute_capabilities
+    if portable:
+        if _numbers(here) < (8, 0):
+            return [
+                f"compute capability: the engine runs on 8.0 (Ampere) and later (got {here}). "
+                "Build the bundle for this device."
+            ]
+        if engine.target == "tensorrt_rtx" and (support := rtx_support(here)).runs is False:
+            return [
+                f"compute capability: TensorRT-RTX must run its engines on this GPU (got {device.gpu}: {support.why}). "
+                "Build the bundle for target tensorrt on this device."
+            ]
+        return []
+    if here not in engine.compute_capabilities:
+        return [
+            f"compute capability: the engine must run on {built} (got {here}, {device.gpu}). "
+            "Build the bundle for this device, or with hardware compatibility."
+        ]
+    return []
+
+
+def _memory(manifest: Manifest, engine: EngineInfo, device: Device) -> list[str]:
+    """The weights, which are about the file, and the activations of one context have to fit."""
+    entry = manifest.files.get(engine.file)
+    needed = (entry.size if entry else 0) + (engine.device_memory_bytes or 0)
+    free = device.memory_bytes
+    if free is None or needed <= free:
+        return []
+    return [
+        f"memory: weights and activations need {needed / 2**20:.0f} MiB (got {free / 2**20:.0f} MiB). "
+        "Stop other programs, or build for a smaller batch."
+    ]
+
+
+def _kit_problems(manifest: Manifest, device: Device) -> tuple[str, ...]:
+    target = manifest.build.target
+    if target not in device.versions:
+        return (f"runtime: {_TITLES[target]} must be installed to build this kit (got none). {_INSTALL[target]}.",)
+    if target == "tensorrt" and device.compute_capability is None:
+        return (f"gpu: TensorRT builds on the GPU it is for (got: {device.gpu}). Check its driver.",)
+    return ()

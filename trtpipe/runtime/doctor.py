@@ -1,0 +1,251 @@
+"""What this machine can build and run, what it lacks, and how to get it. Nothing heavy is imported to find out."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import sys
+from dataclasses import dataclass
+
+from trtpipe.runtime.device import is_jetson
+from trtpipe.trt import driver, flavour
+from trtpipe.trt.driver import Driver
+from trtpipe.trt.platforms import (
+    BY_CAPABILITY,
+    PLATFORMS,
+    RTX_COMPUTE_CAPABILITIES,
+    machine_name,
+    rtx_support,
+    same_capability,
+)
+
+#: Packages that decide what can be done here: (shown name, distributions any of which brings it).
+PACKAGES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("torch", ("torch",)),
+    ("torchvision", ("torchvision",)),
+    ("torchao", ("torchao",)),
+    ("onnx", ("onnx",)),
+    ("onnxscript", ("onnxscript",)),
+    ("onnxruntime", ("onnxruntime", "onnxruntime-gpu")),
+    ("torch_tensorrt", ("torch-tensorrt", "torch-tensorrt-rtx")),
+    ("torch2trt", ("torch2trt",)),
+    ("cuda-python", ("cuda-python", "cuda-bindings")),
+    ("pycuda", ("pycuda",)),
+)
+#: What a job needs to be captured, calibrated and exported, whatever its target.
+_CAPTURE = ("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnxruntime")
+_TORCH2TRT = "pip install git+https://github.com/NVIDIA-AI-IOT/torch2trt"
+
+
+@dataclass(frozen=True)
+class Ability:
+    """Whether something can be done here; `reason` says why not, or on what; `install` is a command that would help."""
+
+    what: str
+    possible: bool
+    reason: str
+    install: str = ""
+
+
+def _ability(what: str, possible: bool, reason: str, install: str = "") -> Ability:
+    return Ability(what, possible, reason, "" if possible else install)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU and what it accelerates; `precisions` is empty for one that the support matrix does not know."""
+
+    name: str
+    compute_capability: str
+    memory_bytes: int
+    precisions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All that `doctor` says. `tensorrts` maps target to "distribution version"; `packages` name to version or None."""
+
+    python: str
+    system: str
+    jetson: bool
+    driver: str
+    gpus: tuple[Gpu, ...]
+    tensorrts: dict[str, str]
+    packages: dict[str, str | None]
+    abilities: tuple[Ability, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """Each command that would add an ability, once."""
+        return tuple(dict.fromkeys(a.install for a in self.abilities if a.install))
+
+
+def examine() -> Diagnosis:
+    """What this machine can do, asked of package metadata and of the CUDA driver."""
+    found, packages = driver.probe(), {name: _version(*names) for name, names in PACKAGES}
+    tensorrts = flavour.installed()
+    jetson = is_jetson()
+    return Diagnosis(
+        python=platform.python_version(),
+        system=f"{sys.platform} {machine_name(platform.machine())}",
+        jetson=jetson,
+        driver=f"CUDA {found.cuda}" if not found.problem else found.problem,
+        gpus=tuple(
+            Gpu(d.name, d.compute_capability, d.memory_bytes, _precisions(d.compute_capability)) for d in found.devices
+        ),
+        tensorrts={str(name): f"{distribution} {version}" for name, (distribution, version) in tensorrts.items()},
+        packages=packages,
+        abilities=(
+            _capture(packages),
+            *_onnxruntime(packages),
+            *_rtx(found, tensorrts, packages),
+            *_tensorrt(found, tensorrts, packages),
+            *_routes(found, tensorrts, packages),
+        ),
+        notes=_notes(found, tensorrts, jetson),
+    )
+
+
+def _version(*distributions: str) -> str | None:
+    for name in distributions:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _precisions(compute_capability: str) -> tuple[str, ...]:
+    abilities = BY_CAPABILITY.get(compute_capability)
+    return tuple(p for p in ("fp32", "fp16", "bf16", "int8", "fp8") if abilities and p in abilities.precisions)
+
+
+def _capture(packages: dict[str, str | None]) -> Ability:
+    missing = [n for n in _CAPTURE if packages[n] is None]
+    reason = f"{', '.join(missing)} not installed" if missing else f"torch {packages['torch']}"
+    return _ability("capture, calibrate and export a model", not missing, reason, "pip install 'trtpipe[build]'")
+
+
+def _onnxruntime(packages: dict[str, str | None]) -> tuple[Ability, ...]:
+    version = packages["onnxruntime"]
+    reason = f"onnxruntime {version}, on the CPU" if version else "onnxruntime is not installed"
+    return (_ability("run a graph (target onnxruntime)", version is not None, reason, "pip install onnxruntime"),)
+
+
+def _rtx(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str | None]) -> tuple[Ability, ...]:
+    build, run = "build an engine (target tensorrt_rtx)", "run an engine (target tensorrt_rtx)"
+    install = flavour.INSTALL["tensorrt_rtx"]
+    if "tensorrt_rtx" not in tensorrts:
+        if machine_name(platform.machine()) != "x86_64":
+            reason = "TensorRT-RTX is made for x86-64 Linux and Windows alone"
+            return Ability(build, False, reason), Ability(run, False, reason)
+        reason = "tensorrt-rtx is not installed"
+        return Ability(build, False, reason, install), Ability(run, False, reason, install)
+    _, version = tensorrts["tensorrt_rtx"]
+    if flavour.parse_version(version) < flavour.OLDEST["tensorrt_rtx"]:
+        reason = f"tensorrt-rtx {version} cannot build INT8 convolutions; 1.7.1 can"
+        upgrade = "pip install --upgrade 'tensorrt-rtx>=1.7.1'"
+        return Ability(build, False, reason, upgrade), Ability(run, False, reason, upgrade)
+    titled = flavour.title("tensorrt_rtx", version)
+    built = Ability(build, True, f"{titled}, for any GPU: {', '.join(RTX_COMPUTE_CAPABILITIES)}")
+    if gpu.problem:
+        return built, Ability(run, False, gpu.problem)
+    here = gpu.devices[0]
+    support = rtx_support(here.compute_capability)
+    if support.runs:
+        known = here.compute_capability in RTX_COMPUTE_CAPABILITIES
+        reason = f"{titled} on {here.name}{'' if known else f': {support.why}'}"
+        return built, _with_memory(Ability(run, True, reason), packages)
+    return built, Ability(run, False, f"{here.name}: {support.why}")
+
+
+def _tensorrt(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str | None]) -> tuple[Ability, ...]:
+    both = "build and run an engine (target tensorrt)"
+    if gpu.problem:
+        return (Ability(both, False, f"it builds on the GPU that the engine is for, and {gpu.problem}"),)
+    if "tensorrt" not in tensorrts:
+        return (Ability(both, False, "TensorRT is not installed", flavour.INSTALL["tensorrt"]),)
+    distribution, version = tensorrts["tensorrt"]
+    if flavour.parse_version(version) < flavour.OLDEST["tensorrt"]:
+        return (Ability(both, False, f"TensorRT {version} is older than 8.6", flavour.INSTALL["tensorrt"]),)
+    if distribution == "tensorrt-lean":
+        reason = "tensorrt-lean only runs engines that were built elsewhere"
+        return (Ability(both, False, reason, flavour.INSTALL["tensorrt"]),)
+    here = gpu.devices[0]
+    return (_with_memory(Ability(both, True, f"TensorRT {version} on {here.name}"), packages),)
+
+
+def _with_memory(ability: Ability, packages: dict[str, str | None]) -> Ability:
+    """An engine that can be loaded still needs someone to give it device memory."""
+    if any(packages[name] for name in ("torch", "cuda-python", "pycuda")):
+        return ability
+    reason = "none of torch, cuda-python and pycuda is installed, which give it device memory"
+    return Ability(ability.what, False, reason, "pip install 'trtpipe[edge]'")
+
+
+def _routes(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str | None]) -> tuple[Ability, ...]:
+    torch_tensorrt, torch2trt = packages["torch_tensorrt"], packages["torch2trt"]
+    first = _ability(
+        "build by route torch_tensorrt",
+        torch_tensorrt is not None,
+        f"torch_tensorrt {torch_tensorrt}" if torch_tensorrt else "torch_tensorrt is not installed",
+        "pip install 'trtpipe[torch-tensorrt]'",
+    )
+    what = "build by route torch2trt"
+    version = tensorrts["tensorrt"][1] if "tensorrt" in tensorrts else ""
+    if version and flavour.parse_version(version) >= (11,):
+        return first, Ability(what, False, f"torch2trt needs TensorRT 8 to 10, and {version} is here")
+    if gpu.problem:
+        return first, Ability(what, False, f"it runs the model on a GPU, and {gpu.problem}")
+    if torch2trt is None:
+        return first, Ability(what, False, "torch2trt is not installed", _TORCH2TRT)
+    if not version:
+        return first, Ability(what, False, "TensorRT is not installed", flavour.INSTALL["tensorrt"])
+    return first, Ability(what, True, f"torch2trt {torch2trt} with TensorRT {version}")
+
+
+def _notes(gpu: Driver, tensorrts: flavour.Installed, jetson: bool) -> tuple[str, ...]:
+    notes = []
+    if "tensorrt" in tensorrts and tensorrts["tensorrt"][0].endswith("-bindings"):
+        notes.append(
+            f"{tensorrts['tensorrt'][0]} holds no TensorRT libraries: they must come from the system, as JetPack's do"
+        )
+    if jetson and gpu.devices:
+        here = gpu.devices[0].compute_capability
+        notes += dict.fromkeys(
+            p.note for p in PLATFORMS.values() if p.note and same_capability(p.compute_capability, here)
+        )
+    if gpu.problem and "tensorrt_rtx" in tensorrts:
+        notes.append(
+            "without a GPU, a job for tensorrt_rtx is built here and checked by executing its graph (executed: graph)"
+        )
+    return tuple(notes)
+
+
+def lines(found: Diagnosis) -> tuple[str, ...]:
+    """The diagnosis as text, one line each."""
+    shown = [
+        f"python       {found.python}, {found.system}{', a Jetson' if found.jetson else ''}",
+        f"driver       {found.driver}",
+    ]
+    for gpu in found.gpus:
+        can = ", ".join(p.upper() for p in gpu.precisions) or "not in the support matrix"
+        shown.append(
+            f"gpu          {gpu.name}, compute capability {gpu.compute_capability}, "
+            f"{gpu.memory_bytes / 2**30:.1f} GiB, {can}"
+        )
+    for target in ("tensorrt", "tensorrt_rtx"):
+        shown.append(f"{target:<12} {found.tensorrts.get(target, 'not installed')}")
+    have = [f"{n} {v}" for n, v in found.packages.items() if v]
+    lack = [n for n, v in found.packages.items() if not v]
+    shown.append(f"packages     {', '.join(have) or 'none'}")
+    if lack:
+        shown.append(f"missing      {', '.join(lack)}")
+    shown.append("")
+    shown += [f"{'yes' if a.possible else 'no ':<3}  {a.what}: {a.reason}" for a in found.abilities]
+    if found.notes:
+        shown += ["", *(f"note: {n}" for n in found.notes)]
+    if found.commands:
+        shown += ["", "to add what is missing:", *(f"  {c}" for c in found.commands)]
+    return tuple(shown)

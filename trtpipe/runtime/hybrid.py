@@ -1,0 +1,229 @@
+"""A hybrid module executed: its engines by TensorRT, what is between them by PyTorch, on one stream of one GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+
+from trtpipe.bundle import hybrid
+from trtpipe.bundle.hybrid import EngineStep, OperatorStep
+from trtpipe.errors import InputError, MissingError
+from trtpipe.trt.memory import Array
+from trtpipe.trt.runtime import EngineRunner
+
+_PYTHON: Mapping[str, Callable[..., Any]] = {
+    n: getattr(operator, n) for n in ("getitem", "add", "sub", "mul", "floordiv", "mod", "neg")
+}
+
+
+class Part(Protocol):
+    """What executes one engine: a context manager."""
+
+    name: str
+
+    def __enter__(self) -> Any:
+        """Load."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> Any:
+        """Release."""
+
+    def run_tensors(self, inputs: Mapping[str, Any], outputs: Sequence[str], /) -> list[Any]:
+        """The outputs as tensors on the device, for inputs there."""
+
+
+class DeviceRunner(EngineRunner):
+    """An engine that reads and writes PyTorch's tensors where they are, on the stream that is current in PyTorch."""
+
+    device = "cuda"
+
+    def run_tensors(self, inputs: Mapping[str, Any], outputs: Sequence[str], /) -> list[Any]:
+        """The outputs, in order, in newly allocated tensors.
+
+        Raises:
+            InputError: dtypes or shapes are not those of the engine; or the execution failed.
+        """
+        torch: Any = importlib.import_module("torch")
+        self._opened()
+        dtypes = {b.name: getattr(torch, b.dtype) for b in self.bindings}
+        held = {name: tensor.contiguous() for name, tensor in inputs.items()}
+        for name, tensor in held.items():
+            if tensor.dtype != dtypes.get(name):
+                raise InputError(f"inputs.{name}: must be {dtypes.get(name)} (got {tensor.dtype}). Build it again.")
+        shapes = {name: tuple(tensor.shape) for name, tensor in held.items()}
+        stream, calls = int(torch.cuda.current_stream().cuda_stream), self._calls
+        calls.choose(self._profile_for(shapes), shapes, stream)
+        made = {n: torch.empty(calls.shape_of(n), dtype=dtypes[n], device=self.device) for n in outputs}
+        for name, tensor in (held | made).items():
+            calls.set_address(name, tensor.data_ptr())
+        if not calls.execute(stream):
+            raise InputError(f"engine: execution must succeed (got {self._reason()}). Check the inputs' values.")
+        return [made[n] for n in outputs]
+
+
+class HybridRunner:
+    """Runs one hybrid module; a context manager, as `EngineRunner` is.
+
+    Args:
+        data: the content of model.hybrid.
+        version_compatible: as for `EngineRunner`.
+        device: PyTorch's name of the device.
+        part: what opens one engine, given its bytes.
+
+    Raises (on entering):
+        InputError: the file is damaged, or names an operator that this PyTorch lacks; or an engine cannot be loaded.
+        MissingError: no PyTorch with CUDA, no GPU, or no TensorRT.
+    """
+
+    def __init__(
+        self,
+        data: bytes,
+        *,
+        version_compatible: bool = False,
+        device: str = "cuda",
+        part: Callable[[bytes], Part] | None = None,
+    ) -> None:
+        self._hybrid = hybrid.from_bytes(data, "model.hybrid")
+        self._device = device
+        self._part = part or (lambda e: DeviceRunner(e, memory="torch", version_compatible=version_compatible))
+        self._stack = contextlib.ExitStack()
+        self._open = False
+        self.name = "hybrid"
+
+    def __enter__(self) -> HybridRunner:
+        torch = self._torch = _pytorch(self._device)
+        with contextlib.ExitStack() as stack:
+            plan = self._hybrid.plan
+            self._operators = {s.op: _operator(torch, s.op) for s in plan.steps if isinstance(s, OperatorStep)}
+            self._parts = [stack.enter_context(self._part(engine)) for engine in self._hybrid.engines]
+            self._constants = {n: self._constant(n) for n in plan.constants}
+            self._last = _last_readers(plan)
+            self._stream = torch.cuda.Stream() if self._device == "cuda" else None
+            self._stack = stack.pop_all()
+        self._open = True
+        self.name = f"{self._parts[0].name}, with PyTorch {torch.__version__}"
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open = False
+        for part in ("_parts", "_constants", "_operators"):
+            self.__dict__.pop(part, None)
+        self._stack.close()
+
+    def run(self, inputs: Mapping[str, Array], /) -> dict[str, Array]:
+        """The outputs by name in their binding dtypes.
+
+        Raises:
+            InputError: the inputs are not those of the module, an engine does not take them, or PyTorch fails.
+        """
+        plan, torch = self._hybrid.plan, self._torch if self._open else None
+        if torch is None:
+            raise InputError("engine: must be open to be run (it is not). Use the runner as a context manager.")
+        if set(inputs) != set(plan.inputs):
+            raise InputError(f"inputs: must be {', '.join(plan.inputs)} (got {', '.join(inputs)}). Name each one.")
+        current = torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext()
+        with torch.inference_mode(), current:
+            values = {n: torch.from_numpy(np.array(inputs[n], order="C")).to(self._device) for n in plan.inputs}
+            for index, step in enumerate(plan.steps):
+                values[step.out] = self._step(step, values)
+                for name in self._last.get(index, ()):
+                    del values[name]
+            return {n: self._argument(a, values).cpu().numpy() for n, a in plan.outputs.items()}
+
+    def _step(self, step: EngineStep | OperatorStep, values: Mapping[str, Any]) -> Any:
+        args = [self._argument(a, values) for a in step.args]
+        if isinstance(step, EngineStep):
+            made = self._parts[step.engine].run_tensors(dict(zip(step.inputs, args, strict=True)), step.outputs)
+            return made[0] if len(made) == 1 else tuple(made)
+        try:
+            return self._operators[step.op](*args, **{k: self._argument(a, values) for k, a in step.kwargs.items()})
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise InputError(
+                f"engine: {step.op} must succeed in PyTorch {self._torch.__version__} (got: {first[:300]}). "
+                "Use the PyTorch that the bundle was built with."
+            ) from error
+
+    def _argument(self, value: Any, values: Mapping[str, Any]) -> Any:
+        """An argument of the plan as PyTorch takes it."""
+        if isinstance(value, list):
+            return [self._argument(v, values) for v in value]
+        if not isinstance(value, dict):
+            return value
+        ((key, said),) = value.items()
+        if key == "value":
+            return values[said]
+        if key == "tensor":
+            return self._constants[said]
+        if key == "device":
+            return self._torch.device(self._device)
+        if key == "float":
+            return float(said)
+        found = getattr(self._torch, said, None)
+        if not isinstance(found, getattr(self._torch, key)):
+            raise InputError(f"model.hybrid: {key} must be one of PyTorch's (got {said!r}). Build the bundle again.")
+        return found
+
+    def _constant(self, name: str) -> Any:
+        torch, info = self._torch, self._hybrid.plan.constants[name]
+        dtype, raw = getattr(torch, info.dtype), self._hybrid.constants[name]
+        flat = torch.frombuffer(bytearray(raw), dtype=dtype) if raw else torch.empty(0, dtype=dtype)
+        return flat.reshape(info.shape).to(self._device)
+
+
+def _pytorch(device: str) -> Any:
+    """PyTorch, with CUDA where that is asked for."""
+    got = "none"
+    if importlib.util.find_spec("torch") is not None:
+        torch: Any = importlib.import_module("torch")
+        importlib.import_module("trtpipe.quantization.operators")
+        if device != "cuda" or torch.cuda.is_available():
+            return torch
+        got = f"{torch.__version__}, which sees no GPU"
+    raise MissingError(
+        "engine: PyTorch with CUDA must be here, as some operations of a hybrid engine run in it "
+        f"(got {got}). Install it: pip install torch."
+    )
+
+
+def _operator(torch: Any, name: str) -> Callable[..., Any]:
+    """The operator by its name in a plan; one that only computes."""
+    library, op, *overload = name.split(".")
+    if library == "python":
+        return _PYTHON[op]
+    found = getattr(getattr(getattr(torch.ops, library), op, None), overload[0], None)
+    if not isinstance(found, torch._ops.OpOverload) or found._schema.is_mutable:
+        raise InputError(
+            f"engine: {name} must be an operator of PyTorch {torch.__version__} that writes to no argument (got "
+            f"{'none' if found is None else 'another'}). Use the PyTorch that the bundle was built with."
+        )
+    operator: Callable[..., Any] = found
+    return operator
+
+
+def _last_readers(plan: hybrid.Plan) -> dict[int, list[str]]:
+    """The values that nothing reads after a step, by that step: their memory is given back there."""
+    last: dict[str, int] = {}
+    for index, step in enumerate(plan.steps):
+        extra = list(step.kwargs.values()) if isinstance(step, OperatorStep) else []
+        last[step.out] = index
+        for key, said in hybrid.references([*step.args, *extra]):
+            if key == "value":
+                last[said] = index
+    for key, said in hybrid.references(list(plan.outputs.values())):
+        if key == "value":
+            last.pop(said, None)
+    found: dict[int, list[str]] = {}
+    for name, index in last.items():
+        found.setdefault(index, []).append(name)
+    return found

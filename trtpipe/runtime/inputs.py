@@ -1,0 +1,95 @@
+"""What `run` is given: an image, a folder of them or a file of arrays, as batches for a loaded bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trtpipe.errors import InputError
+from trtpipe.runtime.preprocess import IMAGE_SUFFIXES
+from trtpipe.runtime.session import Model
+
+Array = np.ndarray[Any, Any]
+
+ARRAY_SUFFIXES = (".npy", ".npz", ".safetensors")
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Samples in order. `truths` are the classes that a folder's structure gives them, None where it gives none.
+
+    Exactly one of `paths`, images still to be read, and `arrays`, [S, ...] by input name, is set.
+    """
+
+    ids: tuple[str, ...]
+    truths: tuple[str | None, ...]
+    paths: tuple[Path, ...] | None = None
+    arrays: dict[str, Array] | None = None
+
+    def batches(self, model: Model, size: int) -> Iterator[dict[str, Array]]:
+        """The inputs of `size` samples at a time; images are read when their batch is due."""
+        for start in range(0, len(self.ids), size):
+            if self.paths is not None:
+                yield {model.manifest.inputs[0].name: model.preprocess(self.paths[start : start + size])}
+            elif self.arrays is not None:
+                yield {name: np.asarray(a[start : start + size]) for name, a in self.arrays.items()}
+
+
+def open_feed(path: Path, model: Model) -> Feed:
+    """The samples in `path`, in the order of their names.
+
+    A folder is read with all below it; where its first level is named like the manifest's classes (an ImageFolder),
+    that is each image's truth.
+
+    Raises:
+        InputError: nothing there, no image in the folder, or a kind of file that is neither image nor array.
+    """
+    if path.is_dir():
+        return _folder(path, model)
+    suffix = path.suffix.lower()
+    if not path.is_file():
+        raise InputError(f"{path}: must be an image, a folder of images or an array file (got nothing there).")
+    if suffix in ARRAY_SUFFIXES:
+        return _arrays(path, model)
+    if suffix in IMAGE_SUFFIXES:
+        return Feed((path.name,), (None,), paths=(path,))
+    kinds = ", ".join((*IMAGE_SUFFIXES, *ARRAY_SUFFIXES))
+    raise InputError(f"{path}: must be one of {kinds} (got {suffix or 'no suffix'}). Convert it.")
+
+
+def _folder(folder: Path, model: Model) -> Feed:
+    found = [p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file()]
+    paths = tuple(sorted(found, key=lambda p: p.relative_to(folder).parts))
+    if not paths:
+        raise InputError(f"{folder}: must hold images ({', '.join(IMAGE_SUFFIXES)}; got none). Check the path.")
+    names = set(model.manifest.class_names or ())
+    relative = [p.relative_to(folder) for p in paths]
+    truths = tuple(r.parts[0] if len(r.parts) > 1 and r.parts[0] in names else None for r in relative)
+    return Feed(tuple(r.as_posix() for r in relative), truths, paths=paths)
+
+
+def _arrays(path: Path, model: Model) -> Feed:
+    names = [s.name for s in model.manifest.inputs]
+    try:
+        if path.suffix.lower() == ".safetensors":
+            from safetensors.numpy import load_file
+
+            arrays: dict[str, Array] = dict(load_file(path))
+        else:
+            loaded = np.load(path, allow_pickle=False, mmap_mode="r" if path.suffix.lower() == ".npy" else None)
+            arrays = {n: loaded[n] for n in loaded.files} if hasattr(loaded, "files") else {names[0]: loaded}
+    except (OSError, ValueError, EOFError, KeyError) as error:
+        raise InputError(
+            f"{path}: must be a readable array file without objects (got: {error}). Write it again."
+        ) from None
+    lengths = {a.shape[0] if a.ndim else 0 for a in arrays.values()}
+    if len(lengths) != 1 or min(lengths) < 1:
+        raise InputError(
+            f"{path}: every array must hold the same samples, one or more (got {sorted(lengths)}). Check it."
+        )
+    ids = tuple(f"{path.name}[{i}]" for i in range(lengths.pop()))
+    return Feed(ids, (None,) * len(ids), arrays=arrays)

@@ -1,0 +1,291 @@
+"""A bundle loaded to be run, without torch: images or arrays in, the outputs by name out.
+
+with trtpipe.load("out/quickstart") as model:
+    for prediction in model.classify(["a.png", "b.png"]):
+        print(prediction.label, prediction.score)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from trtpipe.batching import fitted
+from trtpipe.bundle import signing
+from trtpipe.bundle.format import Bundle
+from trtpipe.bundle.manifest import GRAPH, Manifest
+from trtpipe.errors import InputError
+from trtpipe.runtime import compatibility as verify
+from trtpipe.runtime.device import this_device
+from trtpipe.runtime.hybrid import HybridRunner
+from trtpipe.runtime.onnxruntime import OrtRunner
+from trtpipe.runtime.preprocess import load_image, preprocess
+from trtpipe.trt.runtime import EngineRunner
+from trtpipe.values import Executed, TensorSpec
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Array = np.ndarray[Any, Any]
+
+
+class Runner(Protocol):
+    """What executes: `trt.runtime.EngineRunner` or `ort.OrtRunner`; `name` is like "onnxruntime 1.31.1"."""
+
+    name: str
+
+    def __enter__(self) -> Any:
+        """Load."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> Any:
+        """Release."""
+
+    def run(self, inputs: Mapping[str, Array], /) -> Mapping[str, Array]:
+        """The outputs of one batch by name."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The classes with the largest values in the first [N, C] output of one sample, largest first.
+
+    `scores` are that output's values as they are: logits, unless the model ends in a softmax.
+    """
+
+    indices: tuple[int, ...]
+    scores: tuple[float, ...]
+    labels: tuple[str | None, ...]
+
+    @property
+    def index(self) -> int:
+        """Of the best class."""
+        return self.indices[0]
+
+    @property
+    def score(self) -> float:
+        """Of the best class."""
+        return self.scores[0]
+
+    @property
+    def label(self) -> str | None:
+        """Of the best class, if the manifest names classes."""
+        return self.labels[0]
+
+
+class Model:
+    """An open bundle. Call it with images (paths or PIL images) or with arrays by input name."""
+
+    def __init__(self, bundle: Bundle, runner: Runner, executed: Executed) -> None:
+        self.bundle = bundle
+        self.executed: Executed = executed
+        self._stack = ExitStack()
+        self._runner: Runner | None = self._stack.enter_context(runner)
+
+    @property
+    def manifest(self) -> Manifest:
+        """The bundle's manifest."""
+        return self.bundle.manifest
+
+    @property
+    def runner(self) -> Runner:
+        """What executes.
+
+        Raises:
+            InputError: the model was closed.
+        """
+        if self._runner is None:
+            raise InputError(f"{self.bundle.path}: must be open to be run (it was closed). Load it again.")
+        return self._runner
+
+    @property
+    def batch(self) -> tuple[int, int, int]:
+        """Smallest, best and largest batch of the engine."""
+        spec = self.manifest.inputs[0]
+        return spec.at("min")[0], spec.at("opt")[0], spec.at("max")[0]
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the engine."""
+        self._runner = None
+        self._stack.close()
+
+    def __call__(self, images: Sequence[Image | str | Path] | Array | Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs by name, each [S, ...].
+
+        Args:
+            images: images, preprocessed as the manifest says; or the array [S, ...] of the only input; or arrays by
+                input name, as the bindings take them.
+
+        Raises:
+            InputError: an image that cannot be read, or arrays that do not fit the bindings.
+        """
+        if isinstance(images, Mapping):
+            return self.run_arrays(images)
+        if isinstance(images, np.ndarray):
+            return self.run_arrays({self._only_input().name: images})
+        return self.run_arrays({self._only_input().name: self.preprocess(images)})
+
+    def preprocess(self, images: Iterable[Image | str | Path]) -> Array:
+        """The images as the array [S, C, H, W] of the only input."""
+        spec, transform = self._only_input(), self.manifest.preprocessing
+        if transform is None:
+            raise InputError(
+                f"{self.bundle.path}: must say how an image becomes input {spec.name} (it does not: it was checked on "
+                "arrays). Give arrays."
+            )
+        loaded = [load_image(Path(i)) if isinstance(i, str | Path) else i for i in images]
+        if not loaded:
+            raise InputError(f"{self.bundle.path}: at least one image must be given (got none). Give images.")
+        return np.stack([preprocess(image, transform, spec) for image in loaded])
+
+    def classify(
+        self, images: Sequence[Image | str | Path] | Array | Mapping[str, Array], top: int = 1
+    ) -> list[Prediction]:
+        """The `top` best classes of each image or sample."""
+        return self.predictions(self(images), top)
+
+    def predictions(self, outputs: Mapping[str, Array], top: int = 1) -> list[Prediction]:
+        """The `top` best classes in `outputs`, by the first output that is [S, C].
+
+        Raises:
+            InputError: no output is.
+        """
+        spec = next((s for s in self.manifest.outputs if len(s.shape) == 2), None)
+        if spec is None:
+            raise InputError(
+                f"{self.bundle.path}: must have an output [N, C] to classify (it has none). Use the raw outputs."
+            )
+        names = self.manifest.class_names
+        found = []
+        for row in outputs[spec.name].astype(np.float64):
+            # Stable, so that of equal values the lowest index comes first, as argmax has it; NaN comes last.
+            order = [int(i) for i in np.argsort(-row, kind="stable")[:top]]
+            labels = tuple(names[i] if names and i < len(names) else None for i in order)
+            found.append(Prediction(tuple(order), tuple(float(row[i]) for i in order), labels))
+        return found
+
+    def run_arrays(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs by name for arrays [S, ...] of any S, run in batches that the engine takes."""
+        return _joined(list(self.run_batches(arrays)))
+
+    def run_batches(self, arrays: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
+        """As `run_arrays`, one batch at a time."""
+        runner, samples = self.runner, self._check_arrays(arrays)
+        largest = self.batch[2]
+        for start in range(0, samples, largest):
+            part = {n: np.ascontiguousarray(a[start : start + largest]) for n, a in arrays.items()}
+            for piece, count in fitted(part, self.manifest.inputs):
+                yield {n: np.asarray(o)[:count] for n, o in runner.run(piece).items()}
+
+    def _only_input(self) -> TensorSpec:
+        specs = self.manifest.inputs
+        if len(specs) != 1:
+            names = ", ".join(s.name for s in specs)
+            raise InputError(
+                f"{self.bundle.path}: must have one input to take images (got {names}). Give arrays by name."
+            )
+        return specs[0]
+
+    def _check_arrays(self, arrays: Mapping[str, Array]) -> int:
+        """How many samples there are, once the arrays are found to fit the bindings."""
+        where, specs = self.bundle.path, {s.name: s for s in self.manifest.inputs}
+        if set(arrays) != set(specs):
+            raise InputError(
+                f"{where}: must be given the inputs {', '.join(specs)} (got {', '.join(arrays)}). Name them so."
+            )
+        for name, spec in specs.items():
+            array = arrays[name]
+            if array.dtype != np.dtype(spec.dtype):
+                raise InputError(f"{where}: input {name} must be {spec.dtype} (got {array.dtype}). Convert it.")
+            fits = array.ndim == len(spec.shape) and all(
+                g == w if isinstance(w, int) else spec.dims[w].min <= g <= spec.dims[w].max
+                for g, w in zip(array.shape[1:], spec.shape[1:], strict=True)
+            )
+            if not fits:
+                raise InputError(
+                    f"{where}: input {name} must have the shape {spec.shape} (got {array.shape}). Reshape it."
+                )
+        counts = {len(a) for a in arrays.values()}
+        if len(counts) != 1 or min(counts) < 1:
+            raise InputError(
+                f"{where}: every input must hold the same samples, one or more (got {sorted(counts)}). Check them."
+            )
+        return counts.pop()
+
+
+def load(path: str | Path, *, key: str | Path | None = None, graph: bool = False, as_written: bool = False) -> Model:
+    """The bundle at `path`, ready to be run here.
+
+    Nothing of the engine is deserialized before the bundle is found whole, signed as the device demands, and fit for
+    this device. One whose check failed when it was made is loaded, with a warning in the log.
+
+    Args:
+        path: the bundle's directory.
+        key: file of trusted public keys; the device's own configured one when None.
+        graph: run the ONNX graph on the CPU instead of the engine.
+        as_written: see `open_model`.
+
+    Raises:
+        InputError: the bundle is damaged, unsigned or badly signed, a kit, or has no graph.
+        MissingError: it does not fit this device, or its runtime is not installed.
+    """
+    trusted = Path(key) if key is not None else signing.configured_key()
+    bundle, _ = verify.admit(Path(path), trusted)
+    if failed := verify.failure(bundle.manifest):
+        logging.getLogger("trtpipe").warning("%s: %s", path, failed)
+    return open_model(bundle, graph=graph, as_written=as_written)
+
+
+def open_model(bundle: Bundle, *, graph: bool = False, as_written: bool = False) -> Model:
+    """`bundle`, which `verify.admit` has let in, ready to be run here.
+
+    Args:
+        bundle: read and admitted.
+        graph: run the ONNX graph on the CPU instead of the engine; a kit has nothing else.
+        as_written: of the graph of a TensorRT engine: every node as it stands, as a check needs it, and not the
+            fastest equivalent.
+
+    Raises:
+        InputError, MissingError: as `load`.
+    """
+    engine = bundle.manifest.engine
+    if engine is None and not graph:
+        raise InputError(
+            f"{bundle.path}: must be a bundle to be run (got a kit). Finish it here: trtpipe build {bundle.path}."
+        )
+    if engine is None or graph or engine.target == "onnxruntime":
+        if GRAPH not in bundle.manifest.files:
+            raise InputError(f"{bundle.path}: must hold {GRAPH} to be run as a graph (it does not). Run it on its GPU.")
+        # Where ONNX Runtime is the target, what it makes of the graph is what has to be checked.
+        exact = as_written and bundle.manifest.build.target != "onnxruntime"
+        return Model(bundle, OrtRunner(bundle.read(GRAPH), as_written=exact), "graph")
+    verify.require_fit(bundle.manifest, this_device())
+    if engine.fallback:
+        hybrid = HybridRunner(bundle.read(engine.file), version_compatible=engine.version_compatible)
+        return Model(bundle, hybrid, "engine")
+    return Model(bundle, EngineRunner(bundle.read(engine.file), **runner_settings(bundle)), "engine")
+
+
+def runner_settings(bundle: Bundle) -> dict[str, Any]:
+    """What an `EngineRunner` has to know of the bundle's engine beside its bytes."""
+    engine = bundle.manifest.engine
+    assert engine is not None
+    stripped = engine.options.get("strip_plan") and GRAPH in bundle.manifest.files
+    return {"version_compatible": engine.version_compatible, "refit": bundle.read(GRAPH) if stripped else None}
+
+
+def _joined(batches: list[dict[str, Array]]) -> dict[str, Array]:
+    return {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}

@@ -1,0 +1,204 @@
+"""What NVIDIA's platforms can compute, by compute capability: the support matrix that a job is held against.
+
+The precisions are those of the "Hardware and Precision" tables of NVIDIA's support matrices, the compute capabilities
+those of NVIDIA's list of CUDA GPUs (`SOURCES`). A platform can do what TensorRT accelerates on it: INT8 that a GPU
+would emulate is not counted.
+
+Whether TensorRT-RTX runs its engines on a GPU is `rtx_support`'s answer, here alone: `doctor`, `verify`, the options of
+a job and the page in the docs take it from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtpipe.job.build_options import PlatformName
+
+if TYPE_CHECKING:
+    from trtpipe.job.sections import Precision
+
+#: `platform.machine()` spells the same processors in several ways.
+_MACHINES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
+
+SOURCES: Mapping[str, str] = {
+    "matrix 8.6": "https://docs.nvidia.com/deeplearning/tensorrt/archives/tensorrt-861/support-matrix/index.html",
+    "notes 8.5": "https://docs.nvidia.com/deeplearning/tensorrt/archives/tensorrt-852/release-notes/tensorrt-8.html",
+    "8.6 and Maxwell": "https://github.com/NVIDIA/TensorRT/issues/3589",
+    "matrix 8.2": "https://docs.nvidia.com/deeplearning/tensorrt/archives/tensorrt-825/support-matrix/index.html",
+    "matrix 10": "https://docs.nvidia.com/deeplearning/tensorrt/latest/getting-started/support-matrix-10/10.14.1.html",
+    "matrix RTX": "https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/getting-started/support-matrix.html",
+    "matrix Thor": "https://developer.nvidia.com/docs/drive/drive-os/7.0.3/public/drive-os-tensorrt-release-notes/"
+    "release-properties.html",
+    "CUDA GPUs": "https://developer.nvidia.com/cuda-gpus",
+}
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What GPUs of one compute capability accelerate, and where that is written (keys of `SOURCES`)."""
+
+    precisions: frozenset[str]
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Platform:
+    """One kind of device.
+
+    `dla`: whether it has a Deep Learning Accelerator. `ends`: its last software, where no TensorRT that trtpipe builds
+    for runs on it. `note` is for `doctor` and the docs.
+    """
+
+    name: PlatformName
+    title: str
+    compute_capability: str
+    dla: bool = False
+    ends: str = ""
+    note: str = ""
+
+    @property
+    def precisions(self) -> frozenset[str]:
+        """fp32, fp16, bf16, int8, fp8."""
+        return BY_CAPABILITY[self.compute_capability].precisions
+
+
+def _can(precisions: str, *sources: str) -> Abilities:
+    return Abilities(frozenset(precisions.split()), (*sources, "CUDA GPUs"))
+
+
+_AMPERE, _ADA = "fp32 fp16 bf16 int8", "fp32 fp16 bf16 int8 fp8"
+
+#: Compute capability to what it accelerates. TensorRT 10 needs 7.0 or later, and 7.5 from 10.5 on.
+BY_CAPABILITY: Mapping[str, Abilities] = {
+    "5.3": _can("fp32 fp16", "matrix 8.2", "notes 8.5", "8.6 and Maxwell"),
+    "6.0": _can("fp32 fp16", "matrix 8.6"),
+    "6.1": _can("fp32 int8", "matrix 8.6"),
+    "6.2": _can("fp32 fp16", "matrix 8.2", "notes 8.5"),
+    "7.0": _can("fp32 fp16 int8", "matrix 8.6"),
+    "7.2": _can("fp32 fp16 int8", "matrix 8.6"),
+    "7.5": _can("fp32 fp16 int8", "matrix 8.6", "matrix RTX"),
+    "8.0": _can(_AMPERE, "matrix 10"),
+    "8.6": _can(_AMPERE, "matrix 10", "matrix RTX"),
+    "8.7": _can(_AMPERE, "matrix 10"),
+    "8.9": _can(_ADA, "matrix 10", "matrix RTX"),
+    "9.0": _can(_ADA, "matrix 10"),
+    "10.0": _can(_ADA, "matrix 10"),
+    "10.1": _can(_ADA, "matrix Thor"),
+    "10.3": _can(_ADA, "matrix 10"),
+    "11.0": _can(_ADA, "matrix Thor"),
+    "12.0": _can(_ADA, "matrix 10", "matrix RTX"),
+    "12.1": _can(_ADA, "matrix 10"),
+}
+
+#: What TensorRT-RTX 1.7 builds for by name; an engine that names none is for all of them from 8.0 on.
+RTX_COMPUTE_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
+
+#: Of other compute capabilities, what was seen when its portable engine was loaded and run there: whether it ran, and
+#: TensorRT-RTX's own words. `benchmarks/rtx_loads.py` finds out and writes the answer to a file.
+RTX_SEEN: Mapping[str, tuple[bool, str]] = {}
+
+
+@dataclass(frozen=True)
+class RtxSupport:
+    """Whether TensorRT-RTX runs its engines on GPUs of one compute capability; None where nobody knows. `why` ends no
+    sentence: it stands after a colon or a comma."""
+
+    runs: bool | None
+    why: str
+
+
+def rtx_support(compute_capability: str, seen: Mapping[str, tuple[bool, str]] | None = None) -> RtxSupport:
+    """The answer for a GPU, from TensorRT-RTX's own list, else from what was seen (`RTX_SEEN` when None)."""
+    if compute_capability in RTX_COMPUTE_CAPABILITIES:
+        return RtxSupport(True, f"TensorRT-RTX builds for compute capability {compute_capability}")
+    unnamed = f"TensorRT-RTX does not name compute capability {compute_capability}"
+    found = (RTX_SEEN if seen is None else seen).get(compute_capability)
+    if found is None:
+        return RtxSupport(None, f"{unnamed}; whether a portable engine runs there is not known")
+    runs, words = found
+    verb = "runs" if runs else "does not run"
+    return RtxSupport(runs, f"{unnamed}; a portable engine {verb} there{f' ({words})' if words else ''}")
+
+
+#: TensorRT 8.6 dropped Maxwell (5.x) and CUDA 10.2, which is what JetPack 4 has.
+_ENDS_AT_4 = "JetPack 4.6 as its last, with TensorRT 8.2"
+_JETPACK_4 = "JetPack 4.6 is its last, with TensorRT 8.2: older than trtpipe builds for"
+_JETPACK_5 = "JetPack 5.1 is its last, with TensorRT 8.5: older than trtpipe builds for"
+_JETPACK_6 = "JetPack 6 has TensorRT 8.6 or 10.3"
+
+PLATFORMS: Mapping[PlatformName, Platform] = {
+    p.name: p
+    for p in (
+        Platform("jetson_nano", "Jetson Nano", "5.3", ends=_ENDS_AT_4, note=_JETPACK_4),
+        Platform("jetson_tx2", "Jetson TX2", "6.2", ends=_ENDS_AT_4, note=_JETPACK_4),
+        Platform("jetson_xavier_nx", "Jetson Xavier NX", "7.2", dla=True, note=_JETPACK_5),
+        Platform("jetson_agx_xavier", "Jetson AGX Xavier", "7.2", dla=True, note=_JETPACK_5),
+        Platform("jetson_orin_nano", "Jetson Orin Nano", "8.7", note=_JETPACK_6),
+        Platform("jetson_orin_nx", "Jetson Orin NX", "8.7", dla=True, note=_JETPACK_6),
+        Platform("jetson_agx_orin", "Jetson AGX Orin", "8.7", dla=True, note=_JETPACK_6),
+        Platform("jetson_thor", "Jetson Thor", "11.0", note="JetPack 7 has TensorRT 10; CUDA 12 calls it 10.1"),
+        Platform("t4", "T4", "7.5"),
+        Platform("a10", "A10", "8.6"),
+        Platform("a100", "A100", "8.0"),
+        Platform("l4", "L4", "8.9"),
+        Platform("h100", "H100", "9.0"),
+        Platform("h200", "H200", "9.0"),
+        Platform("b200", "B200", "10.0"),
+        Platform("rtx_20", "GeForce RTX 20", "7.5"),
+        Platform("rtx_30", "GeForce RTX 30", "8.6"),
+        Platform("rtx_40", "GeForce RTX 40", "8.9"),
+        Platform("rtx_50", "GeForce RTX 50", "12.0"),
+    )
+}
+
+
+def same_capability(one: str, other: str) -> bool:
+    """Whether two compute capabilities are of the same GPU: Thor is 10.1 to CUDA 12 and 11.0 to CUDA 13."""
+    thor = {"10.1", "11.0"}
+    return one == other or {one, other} == thor
+
+
+def refusals(platform: Platform, precision: Precision, *, dla: bool) -> tuple[tuple[str, str], ...]:
+    """(dotted option path, message) of what the job asks for and this platform cannot do.
+
+    Args:
+        platform: a row of `PLATFORMS`.
+        precision: the job's precision section.
+        dla: whether the job puts anything on a DLA.
+    """
+    found = list(unable(platform.title, platform.compute_capability, precision))
+    if platform.ends:
+        message = f"{platform.title} must have TensorRT 8.6 or later (got {platform.ends}). Use a Jetson Orin or Thor."
+        found.append(("build.platform", f"build.platform: {message}"))
+    if dla and not platform.dla:
+        message = f"{platform.title} must have a DLA (got none). Leave everything on the GPU."
+        found.append(("build.default_device_type", f"build.default_device_type: {message}"))
+    return tuple(found)
+
+
+def unable(title: str, compute_capability: str, precision: Precision) -> tuple[tuple[str, str], ...]:
+    """The same for a GPU of this compute capability; nothing is refused on one that the table does not know."""
+    abilities = BY_CAPABILITY.get(compute_capability)
+    if abilities is None:
+        return ()
+    found = []
+    for mode, name, instead in (
+        ("int8_mode", "int8", "precision.fp16_mode" if "fp16" in abilities.precisions else "FP32"),
+        ("fp16_mode", "fp16", "precision.int8_mode" if "int8" in abilities.precisions else "FP32"),
+        ("bf16_mode", "bf16", "precision.fp16_mode" if "fp16" in abilities.precisions else "FP32"),
+    ):
+        if getattr(precision, mode) and name not in abilities.precisions:
+            can = ", ".join(p.upper() for p in ("fp32", "fp16", "bf16", "int8", "fp8") if p in abilities.precisions)
+            message = (
+                f"{title} (compute capability {compute_capability}) must compute in {name.upper()} "
+                f"(got a platform with {can}). Use {instead}."
+            )
+            found.append((f"precision.{mode}", f"precision.{mode}: {message}"))
+    return tuple(found)
+
+
+def machine_name(raw: str) -> str:
+    """One spelling of a processor architecture."""
+    return _MACHINES.get(raw.lower(), raw.lower())
