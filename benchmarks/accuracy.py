@@ -190,9 +190,7 @@ def measure(name: str, ways: tuple[Way, ...], page: accuracy_page.Results) -> No
         for way in missing:
             began = time.perf_counter()
             try:
-                model, facts = (
-                    peer(way, fp32, sets, folder) if way.peer is not None else build(name, way, sets, folder)
-                )
+                model, facts = peer(way, fp32, sets, folder) if way.peer is not None else build(name, way, sets, folder)
             except subprocess.CalledProcessError as error:
                 reason = (error.stderr.strip().splitlines() or ["no message"])[-1]
                 print(f"{name:20} {way.name:48} not measured: {reason}", flush=True)
@@ -223,7 +221,9 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results")
     parser.add_argument("--page", type=Path, default=ROOT / "docs/accuracy-zoo.md")
     args = parser.parse_args()
-    page = accuracy_page.Results(args.results / "accuracy.json", {"machine": f"{os.cpu_count()} cores, {platform.machine()}"})
+    page = accuracy_page.Results(
+        args.results / "accuracy.json", {"machine": f"{os.cpu_count()} cores, {platform.machine()}"}
+    )
     for name in args.only:
         measure(name, tuple(w for w in WAYS if w.name in args.ways), page)
     args.page.write_text(accuracy_page.document(page))
