@@ -76,7 +76,8 @@ def keep_of(job: Job, captured: Captured) -> Keep:
     precision = job.precision
     keep = Keep(precision.keep.fp32, precision.keep.fp16, precision.keep.bf16)
     half = precision.fp16_mode or precision.bf16_mode
-    if not (precision.int8_mode and half and precision.placement == "auto"):
+    explicit = job.build.quantization == "explicit"  # or TensorRT places by itself
+    if not (precision.int8_mode and half and explicit and precision.placement == "auto"):
         return keep
     wide, notes = gains_nothing(captured.graph, job.build.target, keep.out_of_int8)
     return replace(keep, wide=wide, notes=notes)

@@ -9,10 +9,11 @@ others nothing is known. TensorRT proper may reorder and compress what it stores
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from trtpipe.values import WeightBytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,18 +24,6 @@ Array = np.ndarray[Any, Any]
 SHORTEST_BYTES = 64
 #: Channels are padded to a multiple of one of these, with zeros.
 PADDED_TO = (4, 8, 16, 32)
-
-
-@dataclass(frozen=True)
-class WeightBytes:
-    """Bytes of a graph's INT8 weights: all, those the plan holds in INT8, and those it holds dequantized.
-
-    All three are counted in INT8's own bytes, one a weight; what is in neither of the last two was not found.
-    """
-
-    total: int
-    int8: int
-    dequantized: int
 
 
 def stored_weights(plan: bytes, graph: bytes) -> WeightBytes:
