@@ -5,11 +5,11 @@
 
 Every way quantizes on the same 128 photographs, none of which is in an evaluation set; its graph is executed by ONNX
 Runtime as it is written, no optimization, and compared with the FP32 network's outputs on photographs that are held
-out, on labelled photographs and, for classifiers, on CIFAR-10. `accuracy.json` is written after each row, and rows that
+out, on labelled photographs and, for classifiers, on CIFAR-10. accuracy.json is written after each row, and rows that
 are in it are not measured again: delete it to start over. docs/accuracy-zoo.md is made from it.
 
-The networks of CHOSEN_ON were looked at while trtpipe's defaults were chosen, the others were not. Peers need
-onnxruntime, which trtpipe's environment has, and modelopt, which wants one of its own: PEER_PYTHON is its Python.
+Peers need onnxruntime, which trtpipe's environment has, and modelopt, which wants one of its own: PEER_PYTHON is its
+Python. What is not installed there is left out.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import accuracy_page
 import numpy as np
@@ -36,37 +36,37 @@ ROOT = Path(__file__).resolve().parents[1]
 #: CIFAR-10 images that a classifier answers.
 CIFAR_SAMPLES = 300
 BATCH = 8
-INT8 = {"int8_mode": True}
-HALF = {"int8_mode": True, "fp16_mode": True}
-ALGORITHMS = ("entropy_2", "entropy", "minmax", "percentile", "mse")
+#: Calibration samples whose ranges decide what FP16 can hold.
+RANGE_BATCHES = 8
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to quantize: trtpipe with parts of a job, or another tool by one of its methods."""
+    """One row: trtpipe by an algorithm, in a precision, for a target; or a method of another tool."""
 
     name: str
-    precision: Mapping[str, Any] = field(default_factory=dict)
-    calibration: Mapping[str, Any] = field(default_factory=dict)
-    target: str = "onnxruntime"
+    algorithm: str = ""
+    corrections: bool = False
+    half: bool = False
+    target: Literal["onnxruntime", "tensorrt", "tensorrt_rtx"] = "onnxruntime"
     peer: tuple[str, str] | None = None
 
 
-FP32 = Way("FP32")
-OFF = {"corrections": []}
+NAMED = ("entropy_2", "entropy", "minmax", "percentile", "mse")
 WAYS = (
-    Way("trtpipe, default", INT8),
-    Way("trtpipe auto, no corrections", INT8, OFF),
-    *(Way(f"trtpipe {a}, no corrections", INT8, {"algorithm": a, **OFF}) for a in ALGORITHMS),
-    Way("trtpipe, default, FP16 allowed, for TensorRT", HALF),
-    Way("trtpipe, default, FP16 allowed, for TensorRT-RTX", HALF, target="tensorrt_rtx"),
+    Way("trtpipe (default)", "auto", corrections=True),
     *(Way(f"{tool} {method}", peer=(tool, method)) for tool in peers.METHODS for method in peers.METHODS[tool]),
+    Way("trtpipe auto, uncorrected", "auto"),
+    *(Way(f"trtpipe {algorithm}, uncorrected", algorithm) for algorithm in NAMED),
+    Way("trtpipe FP16", half=True, target="tensorrt_rtx"),
+    Way("trtpipe INT8 + FP16, TensorRT", "auto", corrections=True, half=True, target="tensorrt"),
+    Way("trtpipe INT8 + FP16, TensorRT-RTX", "auto", corrections=True, half=True, target="tensorrt_rtx"),
 )
 
 
 @dataclass(frozen=True)
 class Sets:
-    """What a network is calibrated and evaluated on: file of the calibration images, and inputs by set."""
+    """File of the calibration images, evaluation inputs by set, and labels of the sets that have them."""
 
     calibration: Path
     evaluation: Mapping[str, zoo.Array]
@@ -74,7 +74,7 @@ class Sets:
 
 
 def make_sets(name: str, folder: Path) -> Sets:
-    """The photographs of `zoo.split` and, for a classifier, CIFAR-10, as arrays of that network's inputs."""
+    """The photographs of `zoo.split` and, for a classifier, CIFAR-10, as a network's inputs."""
     photos = zoo.split()
     calibration = folder / "calibration.npy"
     np.save(calibration, zoo.batch(name, photos.calibration))
@@ -85,58 +85,162 @@ def make_sets(name: str, folder: Path) -> Sets:
     return Sets(calibration, evaluation, labels)
 
 
-def job(name: str, way: Way, sets: Sets, folder: Path) -> Path:
-    """The job file of one way of trtpipe's."""
-    size = zoo.NETWORKS[name].size
-    content = {
-        "name": "built",
-        "model": {"factory": "zoo:create", "args": {"name": name}},
-        "inputs": {"image": {"shape": ["N", 3, size, size], "N": {"min": 1, "opt": BATCH, "max": 64}}},
-        "outputs": {"out": {}},
-        "precision": dict(way.precision),
-        "build": {"target": way.target},
-        "check": {"arrays": str(sets.calibration), "samples": 2, "limits": {"cosine_min": 0.0}},
-    }
-    if way.precision:
-        content["calibration"] = {"arrays": str(sets.calibration), "batch_size": BATCH, **way.calibration}
-    path = folder / "job.yaml"
-    path.write_text(json.dumps(content))  # JSON is YAML
-    return path
+@dataclass
+class Line:
+    """trtpipe's line for one network, cut before the check: what several rows need is made once.
+
+    `seconds` are of each step that was made.
+    """
+
+    name: str
+    sets: Sets
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def job(self, way: Way) -> Any:
+        """The row's job."""
+        from trtpipe.job.job import Job
+
+        size = zoo.NETWORKS[self.name].size
+        data = {"arrays": str(self.sets.calibration)}
+        return Job.model_validate(
+            {
+                "name": self.name,
+                "model": {"factory": "zoo:create", "args": {"name": self.name}},
+                "inputs": {"image": {"shape": ("N", 3, size, size), "N": {"min": 1, "opt": BATCH, "max": 64}}},
+                "outputs": {"out": {}},
+                "precision": {"int8_mode": bool(way.algorithm), "fp16_mode": way.half},
+                "calibration": {**data, "batch_size": BATCH} if way.algorithm else None,
+                "build": {"target": way.target},
+                "check": data,
+            }
+        )
+
+    def timed(self, name: str, step: Any) -> Any:
+        """What a step returns; its seconds are kept."""
+        began = time.perf_counter()
+        made = step()
+        self.seconds[name] = round(time.perf_counter() - began, 1)
+        return made
+
+    @cached_property
+    def captured(self) -> Any:
+        """The hub graph."""
+        from trtpipe.model.capture import capture
+        from trtpipe.model.load import load_model
+
+        return self.timed("capture", lambda: capture(load_model(self.job(WAYS[0]), Path(__file__).parent)))
+
+    def source(self) -> Any:
+        """The calibration samples."""
+        from trtpipe.model.data import open_calibration
+
+        return open_calibration(self.job(WAYS[0]))
+
+    @cached_property
+    def table(self) -> Any:
+        """The table of one pass, with its histograms."""
+        from trtpipe.progress import Silent
+        from trtpipe.quantization.quantize import calibrate
+
+        return self.timed(
+            "calibrate",
+            lambda: calibrate(
+                self.captured,
+                self.source(),
+                batch_size=BATCH,
+                algorithm="auto",
+                percentile=99.99,
+                digests={"weights": self.name, "graph": self.captured.digest},
+                progress=Silent(),
+            ),
+        )
+
+    @cached_property
+    def corrected(self) -> tuple[Any, Any]:
+        """The corrected graph and its table."""
+        from trtpipe.progress import Silent
+        from trtpipe.quantization.corrections import edits
+        from trtpipe.quantization.corrections.correct import STEPS, correct
+
+        table = self.timed(
+            "correct",
+            lambda: correct(self.captured, self.table, self.source(), which=STEPS, batch_size=BATCH, progress=Silent()),
+        )
+        changed = table.corrections is not None and table.corrections.arrays
+        return edits.corrected(self.captured, table.corrections.arrays) if changed else self.captured, table
+
+    @cached_property
+    def ranges(self) -> dict[str, float]:
+        """Largest values of every tensor, for FP16."""
+        import torch
+
+        from trtpipe.quantization.precision import observe_ranges
+
+        images = np.load(self.sets.calibration, mmap_mode="r")
+        batches = ([torch.from_numpy(images[k * BATCH : (k + 1) * BATCH].copy())] for k in range(RANGE_BATCHES))
+        return self.timed("ranges", lambda: observe_ranges(self.captured, batches))
+
+    def made(self, way: Way) -> tuple[bytes, dict[str, Any]]:
+        """The row's ONNX graph, and what is known of it."""
+        from trtpipe.progress import Silent
+        from trtpipe.quantization.payoff import keep_of
+        from trtpipe.quantization.precision import half_dtype
+        from trtpipe.quantization.quantize import quantize
+        from trtpipe.routes.onnx import to_onnx
+        from trtpipe.trt.isolated import build_isolated
+
+        job, captured, table = self.job(way), self.captured, None
+        if way.corrections:
+            captured, table = self.corrected
+        elif way.algorithm:
+            table = self.table if way.algorithm == "auto" else self.table.recomputed(way.algorithm)
+        quantized = quantize(
+            captured,
+            int8=table is not None,
+            half=half_dtype(way.half, False),
+            keep=keep_of(job, captured),
+            amax={} if table is None else table.amax,
+            ranges=self.ranges if way.half else {},
+        )
+        model = to_onnx(quantized)
+        steps = {"calibrate", "correct"} if way.corrections else {"calibrate"} if table is not None else set()
+        facts: dict[str, Any] = {
+            "seconds": sum(self.seconds[s] for s in steps),
+            "int8_operations": sum(layer.precision == "int8" for layer in quantized.layers),
+        }
+        if way.corrections and table is not None and table.corrections is not None:
+            facts["steps"] = [str(step) for step in table.corrections.steps]
+        if way.target == "tensorrt_rtx":
+            engine = build_isolated(model, job.build, progress=Silent(), precision=job.precision)
+            facts["engine_bytes"] = len(engine.data)
+        return model.data, facts
 
 
-def build(name: str, way: Way, sets: Sets, folder: Path) -> tuple[Any, dict[str, Any]]:
-    """A function from inputs to outputs, and what is known of how it was made: seconds, engine_bytes."""
-    from trtpipe.api import build as run
-    from trtpipe.api import load
+def by_peer(way: Way, fp32: Path, sets: Sets, folder: Path) -> tuple[bytes, dict[str, Any]]:
+    """The graph of another tool, made by a process of its own.
 
-    built = run(job(name, way, sets, folder), folder / "out")
-    model = load(folder / "out/built", graph=True)
-    manifest = built.bundle.manifest
-    int8 = sum(layer.precision == "int8" for layer in manifest.layers)
-    facts: dict[str, Any] = {"stages": {k: round(v, 1) for k, v in built.seconds.items()}, "int8_layers": int8}
-    if way.target != "onnxruntime":
-        facts["engine_bytes"] = manifest.files[manifest.engine_file].size
-    return model, facts
-
-
-def session(data: bytes) -> Any:
-    """A function that executes an ONNX file as it is written."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
-    made = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    name = made.get_inputs()[0].name
-    return lambda x: made.run(None, {name: x})[0]
+    Raises:
+        subprocess.CalledProcessError: it failed, or is not installed there.
+    """
+    assert way.peer is not None
+    out = folder / "peer.onnx"
+    python = os.environ.get("PEER_PYTHON", sys.executable)
+    program = str(Path(__file__).with_name("peers.py"))
+    command = [python, program, *way.peer, str(fp32), str(sets.calibration), str(out)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder)
+    return out.read_bytes(), json.loads(done.stdout.splitlines()[-1])
 
 
-def outputs(run: Any, sets: Sets) -> dict[str, zoo.Array]:
-    """float64 outputs by set."""
-    return {
-        key: np.concatenate([run(x[k : k + BATCH]) for k in range(0, len(x), BATCH)]).astype(np.float64)
-        for key, x in sets.evaluation.items()
-    }
+def outputs(data: bytes, sets: Sets) -> dict[str, zoo.Array]:
+    """float64 outputs by set of an ONNX file that is executed as it is written; FP16 results are rounded to FP16."""
+    from trtpipe.runtime.onnxruntime import OrtRunner
+
+    def batches(x: zoo.Array) -> Iterator[zoo.Array]:
+        for k in range(0, len(x), BATCH):
+            yield next(iter(runner.run({"image": x[k : k + BATCH]}).values()))
+
+    with OrtRunner(data, as_written=True) as runner:
+        return {key: np.concatenate(list(batches(x))).astype(np.float64) for key, x in sets.evaluation.items()}
 
 
 def figures(name: str, got: Mapping[str, zoo.Array], fp32: Mapping[str, zoo.Array], sets: Sets) -> dict[str, Any]:
@@ -144,12 +248,12 @@ def figures(name: str, got: Mapping[str, zoo.Array], fp32: Mapping[str, zoo.Arra
     found: dict[str, Any] = {"sqnr_db": {}}
     for key, reference in fp32.items():
         noise = float(((got[key] - reference) ** 2).sum())
-        found["sqnr_db"][key] = 10 * np.log10(float((reference**2).sum()) / noise) if noise else None
+        found["sqnr_db"][key] = 10 * float(np.log10((reference**2).sum() / noise)) if noise else None
     if zoo.NETWORKS[name].dense:
         found["mae"] = {key: float(np.abs(got[key] - reference).mean()) for key, reference in fp32.items()}
         return found
-    equal = [got[key].argmax(1) == reference.argmax(1) for key, reference in fp32.items()]
-    found["agreement"] = [int(sum(e.sum() for e in equal)), sum(len(e) for e in equal)]
+    equal = np.concatenate([got[key].argmax(1) == reference.argmax(1) for key, reference in fp32.items()])
+    found["agreement"] = [int(equal.sum()), len(equal)]
     right = {
         "labelled": got["labelled"].argmax(1) == sets.labels["labelled"],
         "cifar10": zoo.cifar10_scores(got["cifar10"]).argmax(1) == sets.labels["cifar10"],
@@ -158,75 +262,42 @@ def figures(name: str, got: Mapping[str, zoo.Array], fp32: Mapping[str, zoo.Arra
     return found
 
 
-def peer(way: Way, fp32: Path, sets: Sets, folder: Path) -> tuple[Any, dict[str, Any]]:
-    """As `build`, by another tool in a process of its own.
-
-    Raises:
-        subprocess.CalledProcessError: it failed, or is not installed there.
-    """
-    assert way.peer is not None
-    python = os.environ.get("PEER_PYTHON", sys.executable)
-    program = str(Path(__file__).with_name("peers.py"))
-    out = folder / "peer.onnx"
-    command = [python, program, *way.peer, str(fp32), str(sets.calibration), str(out)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return session(out.read_bytes()), json.loads(done.stdout.splitlines()[-1])
-
-
-def measure(name: str, ways: tuple[Way, ...], page: accuracy_page.Results) -> None:
-    """Measure a network every way that is not in the results yet."""
-    missing = [w for w in ways if not page.has(name, w.name)]
+def measure(name: str, ways: tuple[Way, ...], results: accuracy_page.Results) -> None:
+    """Measure a network in every way that is not in the results yet."""
+    missing = [w for w in ways if not results.has(name, w.name)]
     if not missing:
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         sets = make_sets(name, folder)
-        exact, _ = build(name, FP32, sets, folder)
-        data = exact_graph(folder)
+        line = Line(name, sets)
         fp32 = folder / "fp32.onnx"
-        fp32.write_bytes(data)
-        reference = outputs(session(data), sets)
-        page.add(name, FP32.name, figures(name, reference, reference, sets))
+        fp32.write_bytes(line.made(Way("FP32"))[0])
+        reference = outputs(fp32.read_bytes(), sets)
+        results.add(name, "FP32", figures(name, reference, reference, sets))
         for way in missing:
-            began = time.perf_counter()
             try:
-                model, facts = peer(way, fp32, sets, folder) if way.peer is not None else build(name, way, sets, folder)
+                data, facts = line.made(way) if way.peer is None else by_peer(way, fp32, sets, folder)
             except subprocess.CalledProcessError as error:
                 reason = (error.stderr.strip().splitlines() or ["no message"])[-1]
-                print(f"{name:20} {way.name:48} not measured: {reason}", flush=True)
+                print(f"{name:20} {way.name:36} not measured: {reason}", flush=True)
                 continue
-            facts.setdefault("seconds", time.perf_counter() - began)
-            run = model if way.peer is not None else session_of(way, model, folder)
-            page.add(name, way.name, figures(name, outputs(run, sets), reference, sets) | facts)
-            print(accuracy_page.line(name, way.name, page.row(name, way.name)), flush=True)
-
-
-def exact_graph(folder: Path) -> bytes:
-    """The ONNX file of the bundle that was built last for target onnxruntime."""
-    return (folder / "out/built/model.onnx").read_bytes()
-
-
-def session_of(way: Way, model: Any, folder: Path) -> Any:
-    """How a bundle's graph is executed: INT8 beside FP32 like any tool's; FP16 with its results rounded, by trtpipe."""
-    if way.precision == INT8:
-        return session(exact_graph(folder))
-    return lambda x: next(iter(model.run({"image": x}).values()))
+            results.add(name, way.name, figures(name, outputs(data, sets), reference, sets) | facts)
+            print(results.line(name, way.name), flush=True)
 
 
 def main() -> None:
-    """Measure, print a row as it is done, and write the results and their page."""
+    """Print a row as it is done; write the results and their page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=zoo.NETWORKS, default=list(zoo.NETWORKS))
-    parser.add_argument("--ways", nargs="+", default=[w.name for w in WAYS], help="names of rows")
+    parser.add_argument("--ways", nargs="+", choices=[w.name for w in WAYS], help="rows; all when absent")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results")
     parser.add_argument("--page", type=Path, default=ROOT / "docs/accuracy-zoo.md")
     args = parser.parse_args()
-    page = accuracy_page.Results(
-        args.results / "accuracy.json", {"machine": f"{os.cpu_count()} cores, {platform.machine()}"}
-    )
+    results = accuracy_page.Results(args.results / "accuracy.json")
     for name in args.only:
-        measure(name, tuple(w for w in WAYS if w.name in args.ways), page)
-    args.page.write_text(accuracy_page.document(page))
+        measure(name, tuple(w for w in WAYS if args.ways is None or w.name in args.ways), results)
+    args.page.write_text(accuracy_page.document(results))
 
 
 if __name__ == "__main__":

@@ -46,11 +46,20 @@ def onnxruntime(method: str, model: str, images: Any, out: str) -> str:
     from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType
     from onnxruntime.quantization import quantize_static as quantize
 
+    name = _input(model)
+
     class Reader(CalibrationDataReader):  # type: ignore[misc]
+        """Batches in pieces: ONNX Runtime holds all activations of a piece, and of 128 images they are 15 GB."""
+
         def __init__(self) -> None:
-            name = _input(model)
-            starts = range(0, len(images), BATCH)
-            self.batches: Iterator[Any] = ({name: images[k : k + BATCH]} for k in starts)
+            self.set_range(0, len(images))
+
+        def __len__(self) -> int:
+            return len(images)
+
+        def set_range(self, start_index: int, end_index: int) -> None:
+            starts = range(start_index, end_index, BATCH)
+            self.batches: Iterator[Any] = iter([{name: images[k : k + BATCH]} for k in starts])
 
         def get_next(self) -> Any:
             return next(self.batches, None)
@@ -65,7 +74,12 @@ def onnxruntime(method: str, model: str, images: Any, out: str) -> str:
         activation_type=QuantType.QInt8,
         weight_type=QuantType.QInt8,
         calibrate_method={"entropy": CalibrationMethod.Entropy, "percentile": CalibrationMethod.Percentile}[method],
-        extra_options={"ActivationSymmetric": True, "WeightSymmetric": True, "QuantizeBias": False},
+        extra_options={
+            "ActivationSymmetric": True,
+            "WeightSymmetric": True,
+            "QuantizeBias": False,
+            "CalibStridedMinMax": BATCH,
+        },
     )
     return str(package.__version__)
 
