@@ -16,21 +16,21 @@ SETS = {"held_out": "photographs held out", "labelled": "labelled photographs", 
 PAGE = """\
 # INT8 on trained networks
 
-Written by `make bench-accuracy` ({machine}), which needs the networks and photographs that
-`benchmarks/fetch_zoo.py` fetches. Every tool starts from one FP32 graph and calibrates on the same 128 photographs, none of
-which is in an evaluation set; all graphs are executed by ONNX Runtime as they are written, without optimization, and
-compared with FP32. No GPU took part.
+Written by `make bench-accuracy` ({machine}), which needs the networks and photographs that `benchmarks/fetch_zoo.py`
+fetches. Every tool starts from one FP32 graph and calibrates on the same 128 photographs, none of which is in an
+evaluation set; all graphs are executed by ONNX Runtime as they are written, without optimization, and compared with
+FP32. No GPU took part.
 
-SQNR is in dB at the output, over {sets}. `as FP32` is the share of images that get the class that
-they get in FP32, over all sets, with the exact 95 % interval. CIFAR-10's images are enlarged and answered by an ImageNet
-network, whose classes are mapped to the ten. `s` are the seconds of calibrating and, where that is part of it, correcting,
-on a machine that did other work too; those of other tools are of their whole quantization. `engine` is the size of
+SQNR is in dB at the output, over {sets}. `as FP32` is the share of images that get the class that they get in FP32,
+over all sets, with the exact 95 % interval. CIFAR-10's images are enlarged and answered by an ImageNet network, whose
+classes are mapped to the ten. `s` are the seconds of calibrating and, where that is part of it, correcting, on a
+machine that did other work too; those of other tools are of their whole quantization. `engine` is the size of
 TensorRT-RTX's engine in MB, where one was built.
 
-Rows without `FP16` have INT8 in every operation that can be quantized, beside FP32. trtpipe's default is algorithm `auto`
-with every correction; the other rows of trtpipe are without corrections. With FP16 allowed, what gains nothing from INT8
-stays in FP16 ([choosing](choosing.md#the-precision)). The defaults were chosen on {chosen}; the other networks were
-not used for that.
+Rows without `FP16` have INT8 in every operation that can be quantized, beside FP32. trtpipe's default is algorithm
+`auto` with every correction; the other rows of trtpipe are without corrections. With FP16 allowed, what gains nothing
+from INT8 stays in FP16 ([choosing](choosing.md#the-precision)). The defaults were chosen on {chosen}; the other
+networks were not used for that.
 """
 
 
