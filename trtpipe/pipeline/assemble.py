@@ -17,6 +17,7 @@ from trtpipe.model.data import check_transform
 from trtpipe.pipeline.cache.environment import environment, fingerprint, portable_job, source_fingerprint
 from trtpipe.report.content import Answers, ReportContent
 from trtpipe.report.page import render
+from trtpipe.trt.weights import stored_weights
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from trtpipe.job.job import Job
     from trtpipe.pipeline.measure import Evidence
     from trtpipe.pipeline.stages import Front, Stages
-    from trtpipe.values import Captured, CheckReport, Engine, OnnxModel, Quantized
+    from trtpipe.values import Captured, CheckReport, Engine, OnnxModel, Quantized, WeightBytes
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def describe(
     return Manifest(
         name=job.name,
         kind="kit" if engine is None else "bundle",
-        engine=None if engine is None else describe_engine(engine, job.build),
+        engine=None if engine is None else describe_engine(engine, job.build, int8_weights=_int8_weights(engine)),
         inputs=front.loaded.inputs,
         outputs=front.loaded.outputs,
         # A folder of timing caches is this machine's own business.
@@ -143,6 +144,14 @@ def describe(
         fingerprint=source if engine is None else fingerprint(source, job.build.target),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _int8_weights(engine: Engine) -> WeightBytes | None:
+    """How the engine stores its graph's INT8 weights; None where it is the graph, or has none."""
+    if engine.target == "onnxruntime" or engine.graph is None or engine.fallback:
+        return None
+    found = stored_weights(engine.data, engine.graph.data)
+    return found if found.total else None
 
 
 def golden_data(front: Front) -> Golden:

@@ -202,13 +202,13 @@ def _batches(job: Job) -> Iterator[Mapping[str, Array]]:
 
 def _ort_modes(job: Job, front: Front, amax: Mapping[str, float] | None, first: Mapping[str, Array]) -> list[Mode]:
     """ONNX Runtime on the CPU, optimized for speed: the float graph, and the Q/DQ graph with all else in FP32."""
-    from trtpipe.quantization.precision import keep_of
+    from trtpipe.quantization.payoff import keep_of
     from trtpipe.quantization.quantize import quantize as quantize_graph
 
     def graph(int8: bool) -> Callable[[], bytes]:
         def make() -> bytes:
             made = quantize_graph(
-                front.captured, int8=int8, half=None, keep=keep_of(job.precision), amax=amax or {}, ranges={}
+                front.captured, int8=int8, half=None, keep=keep_of(job, front.captured), amax=amax or {}, ranges={}
             )
             return to_onnx(made).data
 

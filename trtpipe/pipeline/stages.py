@@ -153,7 +153,8 @@ def overlap_notes(calibration: Source, check: Source) -> tuple[str, ...]:
 def quantize(job: Job, front: Front, table: CalibrationTable | None, stages: Stages) -> Quantized:
     """The captured graph in the job's precisions."""
     from trtpipe.quantization import quantize as stage
-    from trtpipe.quantization.precision import half_dtype, keep_of
+    from trtpipe.quantization.payoff import keep_of
+    from trtpipe.quantization.precision import half_dtype
 
     precision = job.precision
     with stages("quantize"):
@@ -162,7 +163,7 @@ def quantize(job: Job, front: Front, table: CalibrationTable | None, stages: Sta
             front.captured,
             int8=quantizes(job),
             half=half_dtype(precision.fp16_mode, precision.bf16_mode),
-            keep=keep_of(precision),
+            keep=keep_of(job, front.captured),
             amax={} if table is None else table.amax,
             ranges=ranges,
         )

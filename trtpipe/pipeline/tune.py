@@ -166,16 +166,17 @@ class _Bench:
     def evaluate(self, candidate: Candidate) -> Trial:
         """One candidate down the line to its Q/DQ graph, and that against all check samples, with the control."""
         from trtpipe.quantization import quantize as stage
-        from trtpipe.quantization.precision import half_dtype, keep_of
+        from trtpipe.quantization.payoff import keep_of
+        from trtpipe.quantization.precision import half_dtype
 
         job, front = chosen(self.job, candidate), self.front
-        precision = job.precision
+        precision, keep = job.precision, keep_of(job, front.captured)
         with self.stages(f"trial: {described(candidate)}") as progress:
             quantized = stage.quantize(
                 front.captured,
                 int8=True,
                 half=half_dtype(precision.fp16_mode, precision.bf16_mode),
-                keep=keep_of(job.precision),
+                keep=keep,
                 amax=self.table(candidate.algorithm).amax,
                 ranges=self.ranges(),
             )
@@ -190,7 +191,7 @@ class _Bench:
                 progress=progress,
             )
         missed = shortfall(report.metrics, job.check.limits)
-        share = self.int8_share(keep_of(job.precision))
+        share = self.int8_share(keep)
         size, latency = len(model.data), self.latency_ms(job, quantized)
         return Trial(candidate, report.passed, missed, report.metrics, report.problems, share, size, latency)
 
@@ -224,12 +225,13 @@ class _Bench:
     def preview(self, candidate: Candidate) -> Preview:
         """The first samples through the graph with the candidate's tensors rounded to INT8; FP16 is not imitated."""
         from trtpipe.quantization.partial import Partial, roundings
+        from trtpipe.quantization.payoff import keep_of
         from trtpipe.quantization.placement import find_sites, kept_sites
-        from trtpipe.quantization.precision import half_dtype, keep_of
+        from trtpipe.quantization.precision import half_dtype
 
         job, front = chosen(self.job, candidate), self.front
         graph, precision = front.captured.graph, job.precision
-        sites = kept_sites(find_sites(graph)[0], keep_of(job.precision).out_of_int8)
+        sites = kept_sites(find_sites(graph)[0], keep_of(job, front.captured).out_of_int8)
         half = half_dtype(precision.fp16_mode, precision.bf16_mode)
         changed = roundings(graph, sites, self.table(candidate.algorithm).amax, half)
         machine, parts = Partial(graph), []

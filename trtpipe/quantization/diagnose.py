@@ -30,7 +30,8 @@ def diagnose(
     job: Job, captured: Captured, source: Source, amax: Mapping[str, float], progress: Progress
 ) -> Sensitivity:
     """The sensitivity of every module that the job quantizes, over the first samples of `source`."""
-    from trtpipe.quantization.precision import half_dtype, keep_of
+    from trtpipe.quantization.payoff import keep_of
+    from trtpipe.quantization.precision import half_dtype
     from trtpipe.quantization.sensitivity import measure_sensitivity
 
     precision = job.precision
@@ -39,7 +40,7 @@ def diagnose(
         amax,
         first_samples(source, captured.inputs),
         half=half_dtype(precision.fp16_mode, precision.bf16_mode),
-        keep=keep_of(precision),
+        keep=keep_of(job, captured),
         progress=progress,
     )
 
