@@ -57,13 +57,15 @@ class Batching:
     def rows(self, outputs: Mapping[str, Array], count: int) -> dict[str, Array]:
         """One row for each of the first `count` samples of a batch; or one row in all, where no axis is the batch's.
 
-        An output whose rank is not its binding's, or that has no binding, is one row as it stands.
+        An output that has no binding, or another rank, is flat: it is there to be named as what differs.
         """
         axes = {s.name: s for s in self.outputs}
         found = {}
         for name, value in outputs.items():
             array, spec = np.asarray(value), axes.get(name)
-            if spec is None or spec.batch_axis is None or array.ndim != len(spec.shape):
+            if spec is None or array.ndim != len(spec.shape):
+                found[name] = array.reshape(-1)
+            elif spec.batch_axis is None:
                 found[name] = array[np.newaxis]
             else:
                 found[name] = np.moveaxis(array, spec.batch_axis, 0)[:count]
