@@ -234,9 +234,13 @@ def _calibration_fits(calibration: Calibration | None, inputs: Mapping[str, Inpu
 def _check(check: Check) -> Iterator[Broken]:
     yield from _data("check", check, ("images", "arrays", "factory"))
     limits = check.limits
-    if all(getattr(limits, name) is None for name in type(limits).model_fields):
+    if not limits.given:
         hint = "A check without a limit cannot fail; start with cosine_min: 0.99."
         yield Broken(("check", "limits"), "set at least one limit", "none", hint)
+    shares = ("top1_agreement_min", "accuracy_drop_max")
+    if limits.confident and not set(shares) & set(limits.given):
+        path = ("check", "limits", "confident")
+        yield Broken(path, f"be given only with {' or '.join(shares)}", "neither", "Other figures have no interval.")
     if limits.speedup_over_fp16_min is not None and check.require != "engine":
         got = f"require: {check.require}"
         path = ("check", "limits", "speedup_over_fp16_min")

@@ -161,6 +161,7 @@ def verdict(name: str, bundle: Path, report: CheckReport) -> list[str]:
         spread = "" if metric.interval is None else f"95 % {metric.interval[0]:.4g} to {metric.interval[1]:.4g}"
         lines.append(f"  {label:<28} {metric.value:<12.6g} {limit:<14} {mark:<7} {spread}".rstrip())
     lines += [f"  problem: {problem}" for problem in report.problems]
+    lines += [f"  warning: {warning}" for warning in report.warnings]
     lines += [f"  note: {note}" for note in report.notes]
     engine = next((bundle / f for f in ("model.engine", "model.hybrid", "model.onnx") if (bundle / f).is_file()), None)
     if engine is not None:

@@ -84,7 +84,7 @@ def command(
 
 def _refuse_raw_only(model: Model, raw: bool) -> None:
     """Say now, and not after the first batch, that nothing here can be classified."""
-    if not raw and not any(len(s.shape) == 2 for s in model.manifest.outputs):
+    if not raw and not any(s.batch_axis is not None and len(s.shape) == 2 for s in model.manifest.outputs):
         raise InputError(f"{model.bundle.path}: must have an output [N, C] to classify (it has none). Add --raw.")
 
 
@@ -93,14 +93,14 @@ def _rows(model: Model, feed: Feed, size: int, top: int, raw: bool) -> Iterator[
     at = 0
     for arrays in feed.batches(model, size):
         outputs = model.run_arrays(arrays)
-        count = len(next(iter(outputs.values())))
+        count = len(next(iter(arrays.values())))
         predictions = [] if raw else model.predictions(outputs, top)
         for i in range(count):
             row: dict[str, Any] = {"id": feed.ids[at + i]}
             if feed.truths[at + i] is not None:
                 row["truth"] = feed.truths[at + i]
             if raw:
-                row["outputs"] = {name: values[i] for name, values in outputs.items()}
+                row["outputs"] = {name: values[i * len(values) // count] for name, values in outputs.items()}
             else:
                 best = predictions[i]
                 row |= {"index": best.index, "label": best.label, "score": best.score}
