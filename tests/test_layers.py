@@ -30,6 +30,7 @@ GROUND = (
     "atomic",
     "jsontext",
     "packages",
+    "outputs",
 )
 
 #: Everything that the light core can do without.

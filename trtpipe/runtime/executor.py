@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypedDict
 
 import numpy as np
 
-from trtpipe.batching import fitted
+from trtpipe.batching import Array, Batching, joined
 from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.golden import KEPT_SAMPLES
 from trtpipe.bundle.manifest import GRAPH, EngineInfo, describe_engine
@@ -22,8 +22,6 @@ from trtpipe.runtime.hybrid import HybridRunner
 from trtpipe.runtime.onnxruntime import Optimization, OrtRunner
 from trtpipe.trt.runtime import EngineRunner
 from trtpipe.values import CheckReport, Engine, Executed, Target, TensorSpec
-
-Array = np.ndarray[Any, Any]
 
 #: The relative L2 error of a few golden samples may be this much larger than that of all samples of the check.
 _FEW_SAMPLES = 1.25
@@ -188,14 +186,18 @@ def deviation(runner: Runner, bundle: Bundle) -> str:
     """
     report = bundle.manifest.check
     allowed = {} if report is None else {s.name: _checked_distance(report, s) for s in bundle.manifest.outputs}
-    golden = bundle.golden()
-    count = min(KEPT_SAMPLES, golden.samples)  # a kit holds every sample of its check
-    got = _outputs(runner, {n: a[:count] for n, a in golden.inputs.items()}, bundle.manifest.inputs)
+    golden, manifest = bundle.golden(), bundle.manifest
+    how = Batching(manifest.inputs, manifest.outputs, golden.batch or manifest.inputs[0].at("opt")[0])
+    size = golden.batch or 1
+    count = min(-(-KEPT_SAMPLES // size) * size, golden.samples)  # a kit holds every sample of its check
+    inputs = {n: a[:count] for n, a in golden.inputs.items()}
+    got = joined(how.rows(runner.run(piece), samples) for piece, samples in how.pieces(inputs))
+    baseline = how.first(golden.outputs, count)
     for spec in bundle.manifest.outputs:
         limit = allowed.get(spec.name)
         if limit is None:
             return f"no check of output {spec.name} is recorded that its outputs could be held to"
-        if why := _beyond(golden.outputs[spec.name][:count], got[spec.name], limit):
+        if why := _beyond(baseline[spec.name], got[spec.name], limit):
             return f"output {spec.name} has {why} on the golden inputs"
     return ""
 
@@ -229,13 +231,3 @@ def _beyond(baseline: Array, got: Array, limit: Distance) -> str:
         if not sign * value <= sign * bound:
             return f"{what} {value:.4g} (check: {checked:.4g})"
     return ""
-
-
-def _outputs(runner: Runner, inputs: Mapping[str, Array], specs: tuple[TensorSpec, ...]) -> dict[str, Array]:
-    """The outputs for golden inputs, one batch of the engine's best size after the other."""
-    size, parts = specs[0].at("opt")[0], []
-    for start in range(0, len(next(iter(inputs.values()))), size):
-        batch = {n: a[start : start + size] for n, a in inputs.items()}
-        for piece, count in fitted(batch, specs):
-            parts.append({n: np.asarray(o)[:count] for n, o in runner.run(piece).items()})
-    return {n: np.concatenate([p[n] for p in parts]) for n in parts[0]}

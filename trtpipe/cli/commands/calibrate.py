@@ -9,7 +9,8 @@ import click
 
 from trtpipe.cli import console
 from trtpipe.cli.commands.build import load_jobs
-from trtpipe.cli.commands.options import jobs_argument, json_option, set_option
+from trtpipe.cli.commands.options import OutputTables, jobs_argument, json_option, set_option
+from trtpipe.outputs import naming
 from trtpipe.pipeline.calibrate import make_table
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     "--out",
     default=Path("."),
     show_default=True,
-    type=click.Path(path_type=Path),
+    type=OutputTables(),
     help="Folder the tables go to, each as <name of its job>.calibration.json; or, of one job, a file ending in .json.",
 )
 @set_option
@@ -43,18 +44,15 @@ def command(
     single = out.suffix.lower() == ".json"
     if single and len(loaded) > 1:
         raise click.UsageError(f"--out must be a folder for {len(loaded)} jobs (got the file {out}).")
-    if single and out.is_dir():
-        raise click.UsageError(f"--out must be a file, as it ends in .json (got the folder {out}).")
-    if not single and out.exists() and not out.is_dir():
-        raise click.UsageError(f"--out must be a folder or a file ending in .json (got the file {out}).")
 
-    (out.parent if single else out).mkdir(parents=True, exist_ok=True)
     results = []
     with console.Console(quiet=quiet or as_json, verbose=verbose > 0).watching() as reporter:
         for _, job in loaded:
             table = make_table(job, reporter)
             path = out if single else out / f"{job.name}.calibration.json"
-            table.save(path)
+            with naming(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                table.save(path)
             results.append(
                 {"job": job.name, "table": str(path), "digest": table.digest, "audit": table.audit.model_dump()}
             )
