@@ -13,7 +13,7 @@ from calib.algorithms import threshold
 from calib.audit import DEAD_AMAX, LEAST_AMAX, nine_digits
 from calib.corrections import Corrections, Step
 from calib.observers import HistogramObserver
-from trtpipe.batching import fitted
+from trtpipe.batching import Batching
 from trtpipe.quantization.corrections.domains import Domain, find_domains
 from trtpipe.quantization.corrections.edits import Arrays, corrected
 from trtpipe.quantization.corrections.equalization import channel_values, equalize, merged
@@ -238,10 +238,10 @@ class _Quiet:
 def _samples(captured: Captured, source: Source) -> _Samples | None:
     """The first samples of the source, every eighth batch apart; None when there are too few."""
     specs = captured.inputs
-    batches: list[Batch] = []
+    how, batches = Batching(specs, captured.outputs, BATCH), list[Batch]()
     count, most = 0, SAMPLES
     for batch in source.batches(BATCH):
-        for piece, used in fitted(batch.arrays, specs):
+        for piece, used in how.pieces(batch.arrays):
             batches.append([torch.from_numpy(piece[s.name]) for s in specs])
             count += used
         if len(batches) == 1:
