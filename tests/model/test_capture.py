@@ -39,12 +39,6 @@ def test_spells_attention_out() -> None:
     assert "softmax" in found
 
 
-def test_leaves_causal_attention_whole_and_says_so() -> None:
-    captured = capture(nets.attention(causal=True))
-    assert any("causal" in note and "not quantized" in note for note in captured.notes)
-    assert "scaled_dot_product_attention" in [op_name(n) for n in calls(captured.graph.graph)]
-
-
 def test_folds_weights_that_are_computed_from_constants() -> None:
     class Standardized(nn.Module):
         def __init__(self) -> None:

@@ -141,15 +141,17 @@ def _spell_out_attention(graph: torch.fx.GraphModule) -> None:
         given = dict(zip(names, node.args, strict=False)) | node.kwargs
         if given.get("dropout_p"):
             raise BuildError(
-                f"{module_path(node) or 'the model'}: attention has dropout_p {given['dropout_p']} in eval mode, so its "
-                "outputs are random. Pass dropout_p=self.dropout if self.training else 0.0."
+                f"{module_path(node) or 'the model'}: attention has dropout_p {given['dropout_p']} in eval mode, so "
+                "its outputs are random. Pass dropout_p=self.dropout if self.training else 0.0."
             )
         q, k, mask = given["query"], given["key"], given.get("attn_mask")
         rows, columns = q.meta["val"].shape[-2], k.meta["val"].shape[-2]
         causal = bool(given.get("is_causal"))
         if causal and isinstance(rows, int) and isinstance(columns, int):
             mask, causal = add_constant(graph, "causal_mask", torch.ones(rows, columns).tril().bool(), node), False
-        open_rows = causal or (mask is not None and is_constant(mask) and _has_no_closed_row(constant_value(graph, mask)))
+        open_rows = causal or (
+            mask is not None and is_constant(mask) and _has_no_closed_row(constant_value(graph, mask))
+        )
         node.target = attention
         node.args = (q, k, given["value"], mask, causal, given.get("scale"), bool(given.get("enable_gqa")), open_rows)
         node.kwargs = {}
@@ -189,10 +191,8 @@ def attention(
     if mask is None:
         return torch.matmul(torch.softmax(scores, -1), value)
     seen = mask if mask.dtype == torch.bool else mask != -math.inf
-    if mask.dtype == torch.bool:
-        scores = torch.where(mask, scores, torch.finfo(torch.float32).min)
-    else:
-        scores = scores + mask
+    unseen = torch.finfo(torch.float32).min
+    scores = torch.where(mask, scores, unseen) if mask.dtype == torch.bool else scores + mask
     weights = torch.softmax(scores, -1)
     if not open_rows:
         weights = torch.where(seen.any(-1, keepdim=True), weights, 0.0)
