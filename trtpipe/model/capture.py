@@ -138,7 +138,7 @@ def _spell_out_attention(graph: torch.fx.GraphModule) -> None:
 
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     for node in [n for n in calls(graph.graph) if n.target is torch.ops.aten.scaled_dot_product_attention.default]:
-        given = dict(zip(names, node.args, strict=False)) | node.kwargs
+        given: dict[str, Any] = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
         if given.get("dropout_p"):
             raise BuildError(
                 f"{module_path(node) or 'the model'}: attention has dropout_p {given['dropout_p']} in eval mode, so "
@@ -149,9 +149,7 @@ def _spell_out_attention(graph: torch.fx.GraphModule) -> None:
         causal = bool(given.get("is_causal"))
         if causal and isinstance(rows, int) and isinstance(columns, int):
             mask, causal = add_constant(graph, "causal_mask", torch.ones(rows, columns).tril().bool(), node), False
-        open_rows = causal or (
-            mask is not None and is_constant(mask) and _has_no_closed_row(constant_value(graph, mask))
-        )
+        open_rows = causal or (is_constant(mask) and _has_no_closed_row(constant_value(graph, mask)))
         node.target = attention
         node.args = (q, k, given["value"], mask, causal, given.get("scale"), bool(given.get("enable_gqa")), open_rows)
         node.kwargs = {}

@@ -48,8 +48,8 @@ def read_back(layers: Sequence[LayerPrecision], graph: OnnxModel) -> tuple[Layer
                 nodes.setdefault((path, kind), []).append(_precision(node, types, producers))
     planned: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for at, layer in enumerate(layers):
-        if kind := ONNX_OPERATORS.get(layer.op):
-            planned.setdefault((layer.module, kind), []).append(at)
+        if layer.op in ONNX_OPERATORS:
+            planned.setdefault((layer.module, ONNX_OPERATORS[layer.op]), []).append(at)
     found = list(layers)
     for key, places in planned.items():
         compiled = nodes.get(key, [])
