@@ -1,4 +1,5 @@
 """Models of other shapes than one tensor in and one out: each message says what the model did, and what helps."""
+# ruff: noqa: E501  (a table)
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trtpipe.cli.main import main
 from trtpipe.job.load import load_job
 from trtpipe.pipeline.deep import deep_problems
 
@@ -69,13 +71,13 @@ MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...] | None]] = {
         ONE,
         ("got y, and it returns a dict of boxes: float32 [2, 4], scores: float32 [2, 4]", NAME + "\n      boxes: {}\n      scores: {}"),
     ),
-    "return Out(y)": (ONE, ("it returns a Out of logits: float32 [2, 4], loss: a NoneType", WRAP + "out.logits")),
-    "return Pair(y, [y])": (ONE, ("it returns a Pair of boxes: float32 [2, 4]", WRAP + "out.boxes, out.scores[0]")),
+    "return Out(y)": (ONE, ("it returns Out(logits: float32 [2, 4], loss: None)", WRAP + "out.logits")),
+    "return Pair(y, [y])": (ONE, ("it returns Pair(boxes: float32 [2, 4], scores: a list of 1", WRAP + "out.boxes, out.scores[0]")),
     "return y, y, y": (ONE, ("it returns a tuple of 3", NAME + "\n      output_0: {}\n      output_1: {}\n      output_2: {}")),
-    "return y, None": (ONE, ("it returns a tuple of 2 (float32 [2, 4], a NoneType)", WRAP + "out[0]")),
+    "return y, None": (ONE, ("it returns a tuple of 2 (float32 [2, 4], None)", WRAP + "out[0]")),
     "return [{'boxes': y[0]}, {'boxes': y[1]}]": (ONE, (WRAP + 'out[0]["boxes"], out[1]["boxes"]',)),
-    "return None": (ONE, ("it returns a NoneType", "Return tensors from its forward.")),
-    "return float(y.sum())": (ONE, ("it returns a float", "Return tensors from its forward.")),
+    "return None": (ONE, ("it returns None", "Return tensors from its forward.")),
+    "return float(y.sum())": (ONE, ("it returns float()", "Return tensors from its forward.")),
     "return y.clone()": (("a", "b"), ("got a, b, and it returns float32 [2, 4]",)),
     # What the model does cannot be run or captured
     "return self.a(y.reshape(-1, 8))": (ONE, ("model: it fails on zeros of the declared inputs (x float32 [2, 4]) at ", "RuntimeError")),
@@ -83,7 +85,7 @@ MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...] | None]] = {
     "return y[: int(x.abs().sum()) + 1]": (ONE, ("capture: ",)),
     "return y.reshape(2, 4)": (ONE, ("model: it fails on zeros of the declared inputs (x float32 [3, 4]) at ", "reshape(2, 4)")),
     "return y[y[:, 0] > 0]": (ONE, ("outputs.y: its shape depends on the data", "topk(k)")),
-    "return y.squeeze(0) if len(y) == 1 else y.unsqueeze(0)[0]": (ONE, None),
+    "return y.squeeze(0) if len(y) == 1 else y.unsqueeze(0)[0]": (ONE, ("capture: the model fixes a dimension",)),
     "return y.numpy().sum()": (ONE, ("outputs: must be the tensors that the model returns",)),
     "raise ValueError('no weights')": (ONE, ("model: it fails on zeros of the declared inputs", "ValueError: no weights")),
     "return torch.nonzero(y)": (ONE, ("shape",)),
@@ -121,5 +123,11 @@ def test_a_model_is_taken_or_its_message_says_what_helps(tmp_path: Path, at: int
     assert all(len(p.splitlines()) <= 10 for p in problems)
 
 
-def test_no_two_bodies_are_one_key() -> None:
-    assert len(MODELS) >= 25
+def test_the_command_says_each_problem_and_exits_with_its_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = job(tmp_path, "return Out(y)", ONE, "awkward_command")
+    assert main(["validate", "--deep", str(file)]) == 2
+    assert "outputs: must be the tensors that the model returns (got y, and it returns Out(" in capsys.readouterr().err
+    assert main(["validate", str(file)]) == 0
+    assert main(["validate", "--deep", "--job-only", str(file)]) == 2

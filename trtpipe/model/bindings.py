@@ -125,6 +125,8 @@ def described(value: object) -> str:
     """A value in a few words, as `a dict of boxes: a list of 2 (float32 [3, 4], ...)`."""
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if value is None:
+        return "None"
     parts = _parts(value)
     shown = [f"{k}: {described(v)}" for k, v in list(parts.items())[:3]] + (["..."] if len(parts) > 3 else [])
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
@@ -132,7 +134,7 @@ def described(value: object) -> str:
         return f"a {type(value).__name__} of {len(value)} ({inside})"
     if isinstance(value, dict):
         return f"a dict of {', '.join(shown) or 'nothing'}"
-    return f"a {type(value).__name__}" + (f" of {', '.join(shown)}" if shown else "")
+    return f"{type(value).__name__}({', '.join(shown)})"
 
 
 def bind(

@@ -75,7 +75,7 @@ def with_labels(job: Job, loaded: LoadedModel, source: Source) -> tuple[Source, 
     try:
         return source.numbered_by(names), ()
     except CalibError as error:
-        raise InputError(f"{where}: {error}") from error
+        raise InputError(f"{where}: {str(error).removeprefix('labels: ')}") from error
 
 
 def _class_names(
