@@ -130,6 +130,19 @@ class LayerPrecision:
 
 
 @dataclass(frozen=True)
+class WeightBytes:
+    """A graph's INT8 weights in the engine that was compiled from it, in bytes of INT8.
+
+    `total` are the graph's, `int8` those that the engine was found to hold in INT8, `dequantized` those that it holds
+    in FP16 or FP32; of the others it is not known how they are stored.
+    """
+
+    total: int
+    int8: int
+    dequantized: int
+
+
+@dataclass(frozen=True)
 class Quantized:
     """The captured graph with Q/DQ pairs and FP16/BF16 casts placed: strongly typed, ready to lower.
 

@@ -90,7 +90,7 @@ def test_without_a_compiler_the_row_says_so(stand, monkeypatch):
     assert cannot["eager FP32"] == ""
 
 
-@pytest.mark.slow
+@pytest.mark.acceptance
 def test_compiled_and_int8(stand, reference):
     rows = measured(stand, reference, lambda n: "compile" in n or "INT8" in n)
     assert [r.skipped for r in rows.values()] == [""] * 3

@@ -131,7 +131,7 @@ def test_where_an_engine_was_executed_the_control_is_an_engine(
 
     monkeypatch.setattr(stages, "compile_graph", compile_file)
     monkeypatch.setattr(stages, "route", lambda name: compile_program)
-    monkeypatch.setattr(stages, "open_runner", opened)
+    monkeypatch.setattr(stages, "open_engine", opened)
     made_of: Callable[[], Any] = lambda: (nets.residual(), program)  # noqa: E731
     damaged = stages.control(job(route), engine(graph), "engine", made_of, Silent())
     assert built == []  # nothing is built before the check has run

@@ -20,6 +20,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trtpipe.errors import Cancelled
+from trtpipe.outputs import naming
+from trtpipe.progress import per_second
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -30,12 +32,13 @@ _BAR_EVERY_S = 0.05
 
 def out(text: str) -> None:
     """One result, on stdout."""
-    print(text, flush=True)
+    with naming("standard output"):
+        print(text, flush=True)
 
 
 def out_json(value: Any) -> None:
     """One result as JSON, on stdout: UTF-8, two spaces, a newline at the end."""
-    print(json.dumps(jsonable(value), indent=2, ensure_ascii=False, allow_nan=False), flush=True)
+    out(json.dumps(jsonable(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def err(text: str) -> None:
@@ -142,7 +145,8 @@ class Console:
             return
         self._drawn_at = now
         spent = now - stage.began
-        rate = f"{done / spent:.0f} {unit}/s" if spent > 0.5 and unit and not unit.startswith("%") else ""
+        counts = done and spent > 0.5 and unit and not unit.startswith("%")
+        rate = f"{per_second(done / spent)} {unit}/s" if counts else ""
         self._bars.update(self._task, completed=done, total=total, unit=unit, rate=rate)
 
     def note(self, message: str) -> None:
@@ -230,7 +234,7 @@ class _Stage:
         """`  512 images, 160/s`, or nothing for a stage that took no steps."""
         if not self.done or not self.unit or self.unit.startswith("%"):
             return ""
-        rate = f", {self.done / seconds:.0f}/s" if seconds > 0 else ""
+        rate = f", {per_second(self.done / seconds)}/s" if seconds > 0 else ""
         return f"  {self.done} {self.unit}{rate}"
 
 

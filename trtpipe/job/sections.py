@@ -198,6 +198,10 @@ class Precision(Section):
     fp16_mode: bool = Field(default=False, description="compute in FP16 where that is safe")
     bf16_mode: bool = Field(default=False, description="compute in BF16 where that is safe")
     int8_mode: bool = Field(default=False, description="quantize convolutions, linears and matmuls to INT8")
+    placement: Literal["auto", "all"] = Field(
+        default="auto",
+        description="auto: with fp16_mode or bf16_mode, what gains nothing from INT8 stays in that; all: nothing does",
+    )
     keep: Keep = Field(default=Keep(), description="what stays out")
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from calib.user_code import user_code
 from trtpipe.batching import Batching, joined
 from trtpipe.errors import InputError
 from trtpipe.model.export import example_inputs
@@ -61,7 +62,7 @@ def record_baseline(
     for batch in batches:
         for piece, count in batching.pieces(batch.arrays):
             args = tuple(torch.from_numpy(piece[s.name]) for s in loaded.inputs)
-            with torch.inference_mode():
+            with torch.inference_mode(), user_code(f"the model, on {_named(batch.ids)}", InputError):
                 outputs = _run(loaded, module, name, args)
                 eager = outputs if name == "program" else loaded.module(*args)
             arrays = {}
@@ -91,6 +92,10 @@ def record_baseline(
         worst,
         (_FILLED_UP.format(", ".join(batching.whole), padded, batch_size),) if padded else (),
     )
+
+
+def _named(ids: tuple[str, ...]) -> str:
+    return f"sample {ids[0]}" if len(ids) == 1 else f"samples {ids[0]} to {ids[-1]}"
 
 
 #: An output over a whole batch sees the copies that fill up the last one.

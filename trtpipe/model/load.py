@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
+import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtpipe.errors import BuildError, InputError, MissingError
+from calib.user_code import import_callable, user_code
+from trtpipe.errors import BuildError, InputError
 from trtpipe.job.importable import on_path
 from trtpipe.model.failures import first_line, place_of
 from trtpipe.values import DimRange, LoadedModel, TensorSpec
@@ -28,8 +29,7 @@ def load_model(job: Job, base: Path | None = None) -> LoadedModel:
         base: folder of the job file; a factory's module is looked up there too.
 
     Raises:
-        InputError: the factory, the weights or the outputs are not what the job says.
-        MissingError: a package that the factory's module imports is not installed.
+        InputError: the factory, the weights or the outputs are not what the job says, or the user's code raises.
         BuildError: the model cannot be run on zeros of the declared input shapes.
     """
     from trtpipe.model.bindings import bind
@@ -47,36 +47,6 @@ def load_model(job: Job, base: Path | None = None) -> LoadedModel:
     return LoadedModel(module, inputs, outputs, digest, source, exported=exported, classes=classes)
 
 
-def import_callable(reference: str, where: str, base: Path | None = None) -> Any:
-    """The object `package.module:name`, looked up on sys.path and, first, in `base`.
-
-    Raises:
-        InputError: `reference` is misspelt or names nothing callable.
-        MissingError: importing the module needs a package that is not installed.
-    """
-    module_name, _, attribute = reference.partition(":")
-    with on_path(base):
-        try:
-            found: Any = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
-                raise InputError(
-                    f"{where}: must name a module that can be imported (got {reference!r}). "
-                    f"Put {module_name.split('.')[0]}.py beside the job file, or install its package."
-                ) from None
-            raise MissingError(
-                f"{where}: {module_name} needs the package {error.name!r}, which is not installed. "
-                f"Install it in this environment."
-            ) from None
-    for part in attribute.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        raise InputError(
-            f"{where}: must be package.module:callable (got {reference!r}). Check the name after the colon."
-        )
-    return found
-
-
 def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
     import torch
 
@@ -88,13 +58,11 @@ def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
             "model: torch.export cannot take a TorchScript file (got only model.torchscript). Give model.factory or "
             "model.program to build from; model.torchscript then stays the baseline it is compared with."
         )
-    factory = import_callable(model.factory, "model.factory", base)
-    try:
-        network = factory(**model.args)
-    except TypeError as error:
-        raise InputError(
-            f"model.args: must fit the factory {model.factory} (got {error}). Correct the names."
-        ) from error
+    with on_path(base):
+        factory = import_callable(model.factory, "model.factory", InputError)
+        _require_fit(factory, model.factory, model.args)
+        with user_code(f"model.factory: {model.factory}", InputError):
+            network = factory(**model.args)
     if not isinstance(network, torch.nn.Module):
         raise InputError(
             f"model.factory: must return an nn.Module (got {type(network).__name__} from {model.factory}). "
@@ -102,7 +70,23 @@ def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
         )
     if model.weights is not None:
         _load_weights(network, Path(model.weights))
-    return network.eval().requires_grad_(False), f"factory {model.factory}"
+    with user_code(f"model.factory: eval() of the model of {model.factory}", InputError):
+        network = network.eval().requires_grad_(False)
+    return network, f"factory {model.factory}"
+
+
+def _require_fit(factory: Callable[..., Any], reference: str, args: Mapping[str, Any]) -> None:
+    """Refuse arguments that the factory does not take; one without a readable signature is believed."""
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(**args)
+    except TypeError as error:
+        raise InputError(
+            f"model.args: must fit the factory {reference} (got {error}; it takes {signature}). Correct the names."
+        ) from None
 
 
 def _program(path: str) -> torch.nn.Module:

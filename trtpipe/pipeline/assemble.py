@@ -21,6 +21,7 @@ from trtpipe.pipeline.stages import batching
 from trtpipe.report.content import Answers, ReportContent
 from trtpipe.report.page import render
 from trtpipe.routes.compiled_precision import read_back
+from trtpipe.trt.weights import stored_weights
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from trtpipe.job.job import Job
     from trtpipe.pipeline.measure import Evidence
     from trtpipe.pipeline.stages import Front, Stages
-    from trtpipe.values import Captured, CheckReport, Engine, OnnxModel, Quantized
+    from trtpipe.values import Captured, CheckReport, Engine, OnnxModel, Quantized, WeightBytes
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def describe(
     return Manifest(
         name=job.name,
         kind="kit" if engine is None else "bundle",
-        engine=None if engine is None else describe_engine(engine, job.build),
+        engine=None if engine is None else describe_engine(engine, job.build, int8_weights=_int8_weights(engine)),
         inputs=front.loaded.inputs,
         outputs=front.captured.outputs,
         # A folder of timing caches is this machine's own business.
@@ -150,6 +151,14 @@ def describe(
         fingerprint=source if engine is None else fingerprint(source, job.build.target),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _int8_weights(engine: Engine) -> WeightBytes | None:
+    """How the engine stores its graph's INT8 weights; None where it is the graph, or has none."""
+    if engine.target == "onnxruntime" or engine.graph is None or engine.fallback:
+        return None
+    found = stored_weights(engine.data, engine.graph.data)
+    return found if found.total else None
 
 
 def golden_data(job: Job, front: Front, count: int = KEPT_SAMPLES) -> Golden:

@@ -17,7 +17,7 @@ def deep_problems(job: Job) -> tuple[TrtpipeError, ...]:
     The model is run twice or three times on zeros, traced, exported and lowered in FP32; nothing is calibrated,
     compiled or written.
     """
-    from trtpipe.quantization.precision import keep_of
+    from trtpipe.quantization.payoff import keep_of
     from trtpipe.quantization.quantize import quantize
 
     problems: list[TrtpipeError] = []
@@ -35,7 +35,7 @@ def deep_problems(job: Job) -> tuple[TrtpipeError, ...]:
         problems.append(error)
     try:
         captured = capture(loaded)
-        quantized = quantize(captured, int8=False, half=None, keep=keep_of(job.precision), amax={}, ranges={})
+        quantized = quantize(captured, int8=False, half=None, keep=keep_of(job, captured), amax={}, ranges={})
         if job.build.route == "onnx":
             to_onnx(quantized)
     except TrtpipeError as error:

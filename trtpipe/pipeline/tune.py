@@ -30,8 +30,8 @@ from trtpipe.pipeline.stages import (
 from trtpipe.quantization.diagnose import diagnose, first_samples
 from trtpipe.quantization.search import EVALUATIONS, Candidate, Laboratory, Preview, Trial, Tuned, search, shortfall
 from trtpipe.quantization.trials import Trials
-from trtpipe.routes.onnx import to_onnx
-from trtpipe.runtime.onnxruntime import OrtRunner
+from trtpipe.routes.onnx import lowered_for, to_onnx
+from trtpipe.runtime.executor import graph_as_checked, not_executed_here
 from trtpipe.trt import driver
 
 if TYPE_CHECKING:
@@ -167,22 +167,23 @@ class _Bench:
     def evaluate(self, candidate: Candidate) -> Trial:
         """One candidate down the line to its Q/DQ graph, and that against all check samples, with the control."""
         from trtpipe.quantization import quantize as stage
-        from trtpipe.quantization.precision import half_dtype, keep_of
+        from trtpipe.quantization.payoff import keep_of
+        from trtpipe.quantization.precision import half_dtype
 
         job, front = chosen(self.job, candidate), self.front
-        precision = job.precision
+        precision, keep = job.precision, keep_of(job, front.captured)
         with self.stages(f"trial: {described(candidate)}") as progress:
             quantized = stage.quantize(
                 front.captured,
                 int8=True,
                 half=half_dtype(precision.fp16_mode, precision.bf16_mode),
-                keep=keep_of(job.precision),
+                keep=keep,
                 amax=self.table(candidate.algorithm).amax,
                 ranges=self.ranges(),
             )
-            model = to_onnx(quantized)
+            model = lowered_for(to_onnx(quantized), job.build.target)
             report = check_engine(
-                OrtRunner(model.data, as_written=job.build.target != "onnxruntime"),
+                graph_as_checked(model.data, job.build.target),
                 "graph",
                 check_data(job, front),
                 job.check.limits,
@@ -190,16 +191,17 @@ class _Bench:
                 progress=progress,
             )
         missed = shortfall(report.metrics, job.check.limits)
-        share = self.int8_share(keep_of(job.precision))
+        share = self.int8_share(keep)
         size, latency = len(model.data), self.latency_ms(job, quantized)
         return Trial(candidate, report.passed, missed, report.metrics, report.problems, share, size, latency)
 
     def latency_ms(self, job: Job, quantized: Quantized) -> float | None:
-        """Median of the engine's executions; None for a hybrid, and where no GPU can execute one, which is then not
-        built either."""
+        """Median of the engine's executions; None for a hybrid, and where the engine is not executed here."""
         if job.build.target == "onnxruntime" or not driver.probe().devices:
             return None
         engine = compile_engine(job, self.front.loaded, quantized, self.stages)
+        if not_executed_here(engine):
+            return None
         if engine.fallback:
             self.stages.note_of(f"latency_ms: not measured: {HYBRID}")()
             return None
@@ -224,12 +226,13 @@ class _Bench:
     def preview(self, candidate: Candidate) -> Preview:
         """The first samples through the graph with the candidate's tensors rounded to INT8; FP16 is not imitated."""
         from trtpipe.quantization.partial import Partial, roundings
+        from trtpipe.quantization.payoff import keep_of
         from trtpipe.quantization.placement import find_sites, kept_sites
-        from trtpipe.quantization.precision import half_dtype, keep_of
+        from trtpipe.quantization.precision import half_dtype
 
         job, front = chosen(self.job, candidate), self.front
         graph, precision = front.captured.graph, job.precision
-        sites = kept_sites(find_sites(graph)[0], keep_of(job.precision).out_of_int8)
+        sites = kept_sites(find_sites(graph)[0], keep_of(job, front.captured).out_of_int8)
         half = half_dtype(precision.fp16_mode, precision.bf16_mode)
         changed = roundings(graph, sites, self.table(candidate.algorithm).amax, half)
         machine, parts, how = Partial(graph), [], batching(job, front)

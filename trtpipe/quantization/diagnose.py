@@ -22,13 +22,16 @@ if TYPE_CHECKING:
 SAMPLES, BATCH = 32, 8
 #: How many modules a failed check names.
 NAMED = 3
+#: How the line of `blame` begins.
+BLAME = "worst modules in INT8"
 
 
 def diagnose(
     job: Job, captured: Captured, source: Source, amax: Mapping[str, float], progress: Progress
 ) -> Sensitivity:
     """The sensitivity of every module that the job quantizes, over the first samples of `source`."""
-    from trtpipe.quantization.precision import half_dtype, keep_of
+    from trtpipe.quantization.payoff import keep_of
+    from trtpipe.quantization.precision import half_dtype
     from trtpipe.quantization.sensitivity import measure_sensitivity
 
     precision = job.precision
@@ -37,7 +40,7 @@ def diagnose(
         amax,
         first_samples(source, Batching(captured.inputs, captured.outputs, job.batch_size(job.check))),
         half=half_dtype(precision.fp16_mode, precision.bf16_mode),
-        keep=keep_of(precision),
+        keep=keep_of(job, captured),
         progress=progress,
     )
 
@@ -75,7 +78,7 @@ def blame(sensitivity: Sensitivity, half: str | None) -> str:
     first = next((m.module for m in modules if m.module), None)
     step = "" if first is None else f" Keep the first in precision.keep.{half or 'fp32'}, or run `trtpipe tune`."
     return (
-        f"worst modules in INT8: {', then '.join(named)} at the outputs when it alone is quantized "
+        f"{BLAME}: {', then '.join(named)} at the outputs when it alone is quantized "
         f"(the median of {len(modules)}: {_db(median)}).{step}"
     )
 

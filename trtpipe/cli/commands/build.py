@@ -13,12 +13,12 @@ from trtpipe.bundle.signing import signer
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import key_option, sign_option, trusted
 from trtpipe.cli.commands.options import job_files, jobs_argument, json_option, loudness_options, out_option, set_option
-from trtpipe.errors import Cancelled, InputError, TrtpipeError
+from trtpipe.errors import Cancelled, InputError, user_error
 from trtpipe.job.load import JobErrors
 from trtpipe.job.problems import Problem
 from trtpipe.pipeline.build import build
 from trtpipe.pipeline.kit import finish_kit
-from trtpipe.pipeline.validate import plan
+from trtpipe.pipeline.validate import Purpose, plan
 
 if TYPE_CHECKING:
     from trtpipe.job.job import Job
@@ -64,9 +64,9 @@ def command(
 
 
 def load_jobs(
-    paths: tuple[Path, ...], overrides: tuple[str, ...], verbose: int, *, compiles: bool = True
+    paths: tuple[Path, ...], overrides: tuple[str, ...], verbose: int, *, purpose: Purpose = "build"
 ) -> list[tuple[Path, Job]]:
-    """Every job in `paths` with its file, found fit to be built here (or, without `compiles`, to be prepared).
+    """Every job in `paths` with its file, found fit for its purpose here.
 
     One of several in a file has the name `file#name`.
 
@@ -78,7 +78,7 @@ def load_jobs(
     problems: list[Problem] = []
     for path in job_files(paths):
         try:
-            jobs = plan(path, overrides, compiles=compiles)
+            jobs = plan(path, overrides, purpose=purpose)
         except JobErrors as error:
             problems.extend(error.problems)
             continue
@@ -105,12 +105,13 @@ def run_tasks(tasks: Sequence[Task], *, as_json: bool, verbose: int, quiet: bool
                 built = task(reporter)
             except Cancelled:
                 raise
-            except TrtpipeError as error:
-                if len(tasks) == 1:
+            except Exception as error:
+                shown = user_error(error)
+                if len(tasks) == 1 or shown is None:
                     raise
-                console.err(f"{path}: {error}")
-                codes.append(error.exit_code)
-                results.append({"job": str(path), "error": str(error), "exit_code": error.exit_code})
+                console.err(f"{path}: {shown}")
+                codes.append(shown.exit_code)
+                results.append({"job": str(path), "error": str(shown), "exit_code": shown.exit_code})
                 continue
             codes.append(0 if built.report.passed else 1)
             results.append(
