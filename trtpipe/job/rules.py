@@ -76,7 +76,7 @@ def _one_source(model: Model) -> Iterator[Broken]:
         yield Broken(("model",), "have exactly one of factory and program", _count(sources))
     yield from _callable(model.factory, ("model", "factory"))
     if sources == ("program",):
-        if "baseline" in _changed(model):
+        if "baseline" in _changed(model) and model.torchscript is None:
             hint = "A program is its own baseline: TorchScript cannot take it."
             yield Broken(("model", "baseline"), "be given only with factory", f"{model.baseline} with program", hint)
         for key, value in (("args", model.args), ("weights", model.weights)):
