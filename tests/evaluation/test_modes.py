@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from trtpipe.batching import Batching
 from trtpipe.evaluation.bench import Data, measure_modes
 from trtpipe.evaluation.torch_modes import InHalf, Stand, torch_modes
 from trtpipe.model.bindings import bind
@@ -55,7 +56,8 @@ def script(stand):
 
 def measured(stand, reference, wanted):
     modes = [m for m in torch_modes(stand, script(stand)) if wanted(m.name)]
-    data = Data(lambda: ({"x": b["x"]} for b in stand.calibration()), {"y": reference}, np.arange(8) % 5)
+    how = Batching(stand.loaded.inputs, stand.loaded.outputs, 4)
+    data = Data(lambda: ({"x": b["x"]} for b in stand.calibration()), {"y": reference}, np.arange(8) % 5, how)
     rows, rounds = measure_modes(modes, data, batch=4, rounds=2, seconds=0.0, progress=Silent())
     assert rounds == 2
     return {r.name: r for r in rows}

@@ -13,8 +13,8 @@ import pytest
 import report_sample as samples
 
 from trtpipe.quantization.diagnose import BLAME
-from trtpipe.report.page import allowance, headline, metric_row, precision_shares, render
-from trtpipe.values import Control, LayerPrecision, Metric
+from trtpipe.report.page import allowance, cards, headline, metric_row, precision_shares, render
+from trtpipe.values import Control, LayerPrecision, Metric, WeightBytes
 
 
 class _Markup(HTMLParser):
@@ -99,6 +99,23 @@ def test_a_metric_has_its_interval_and_the_bar_ends_at_one_and_a_half_limits() -
 def test_precisions_are_counted_from_narrow_to_wide() -> None:
     layers = [LayerPrecision("a", "conv2d", p, "") for p in ("fp32", "int8", "int8", "fp16")]  # type: ignore[arg-type]
     assert precision_shares(layers) == [("int8", 2, 50.0), ("fp16", 1, 25.0), ("fp32", 1, 25.0)]
+
+
+def test_what_the_engine_holds_of_the_int8_weights_is_a_card_of_its_own(tmp_path: Path) -> None:
+    def shown(weights: WeightBytes | None) -> list[tuple[str, str, str]]:
+        manifest = samples.manifest()
+        assert manifest.engine is not None
+        engine = manifest.engine.model_copy(update={"int8_weights": weights})
+        content = samples.content(tmp_path, manifest=manifest.model_copy(update={"engine": engine}))
+        assert manifest.check is not None
+        return [card for card in cards(content, manifest.check) if card[0] == "INT8 weights in the engine"]
+
+    assert shown(None) == []
+    title = "INT8 weights in the engine"
+    assert shown(WeightBytes(3_000_000, 2_000_000, 0)) == [(title, "2.0 MB", "found in it, of 3.0 MB in the graph")]
+    assert shown(WeightBytes(3_000_000, 2_000_000, 1_000_000)) == [
+        (title, "2.0 MB", "found in it, of 3.0 MB in the graph; 1.0 MB are stored in floating point")
+    ]
 
 
 def test_a_module_that_shares_a_scale_shows_the_ratio_of_that_scale(tmp_path: Path) -> None:

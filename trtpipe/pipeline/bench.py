@@ -9,19 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from trtpipe.batching import Array
 from trtpipe.bundle.manifest import GRAPH
-from trtpipe.errors import InputError
-from trtpipe.evaluation.bench import WARM_UP, Bench, Data, Mode, Ready, measure_modes
+from trtpipe.errors import InputError, MissingError
+from trtpipe.evaluation.bench import WARM_UP, Bench, Data, Mode, Ready, measure_modes, outputs_of
 from trtpipe.evaluation.speedup import HYBRID
 from trtpipe.model.data import open_calibration, open_check
 from trtpipe.pipeline.cache.environment import environment
 from trtpipe.pipeline.measure import Plan, batched, check_samples, plan_of
 from trtpipe.pipeline.stages import Front, Stages, calibrate, compile_engine, prepare, quantize
 from trtpipe.routes.onnx import to_onnx
+from trtpipe.runtime.compatibility import problems
+from trtpipe.runtime.device import this_device
+from trtpipe.runtime.executor import bundle_settings, open_graph
 from trtpipe.runtime.onnxruntime import OrtRunner
-from trtpipe.runtime.session import runner_settings
 from trtpipe.trt import driver
 from trtpipe.trt.timing import open_timed
 
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from trtpipe.job.job import Job
     from trtpipe.progress import Reporter
     from trtpipe.values import LoadedModel
-
-Array = np.ndarray[Any, Any]
 
 ROUNDS, SECONDS, SAMPLES = 100, 30.0, 256
 
@@ -84,13 +83,14 @@ def bench_front(
 ) -> Bench:
     """The same from the parts of a build; `plans`, by the names of rows, are asked for where a GPU can execute them."""
     from trtpipe.evaluation.gpu_modes import gpu_modes
-    from trtpipe.evaluation.torch_modes import Stand, pieces, torch_modes
+    from trtpipe.evaluation.torch_modes import Stand, torch_modes
 
     arrays, labels = check_samples(front, samples)
-    data, batch = batched(arrays, labels, front.loaded.inputs[0])
+    data = batched(arrays, labels, front.loaded.inputs, front.captured.outputs)
+    batch = data.batching.size
     device = _device()
     first = next(iter(data.batches()))
-    stand = Stand(front.loaded, first, device, lambda: _whole(pieces(_batches(job), front.loaded), batch))
+    stand = Stand(front.loaded, first, device, lambda: _whole(_batches(job), batch))
     modes = [
         *torch_modes(stand, front.baseline.module),
         *gpu_modes(stand),
@@ -99,7 +99,7 @@ def bench_front(
     for name, plan in plans.items():
         modes += _engine_modes(plan, job.build.target, first, name)
     modes = [replace(m, cannot=m.cannot or left_out(m.name)) for m in modes]
-    data = Data(data.batches, _reference(front.loaded, data), data.labels)
+    data = replace(data, reference=_reference(front.loaded, data))
     return _measured(job.name, modes, data, batch, rounds, seconds, stages, "eager FP32")
 
 
@@ -108,22 +108,23 @@ def bench_bundle(
 ) -> Bench:
     """The modes of a bundle, which needs no PyTorch: its graph in ONNX Runtime and its engine, on its golden data."""
     stages, manifest, golden = Stages(reporter), bundle.manifest, bundle.golden()
-    data, batch = batched(
+    data = batched(
         {n: a[:samples] for n, a in golden.inputs.items()},
         None if golden.labels is None else golden.labels[:samples],
-        manifest.inputs[0],
+        manifest.inputs,
+        manifest.outputs,
+        golden.outputs,
+        golden.batch,
     )
-    count = sum(len(next(iter(b.values()))) for b in data.batches())
-    data = Data(data.batches, {n: a[:count] for n, a in golden.outputs.items()}, data.labels)
+    batch = data.batching.size
     first = next(iter(data.batches()))
     modes: list[Mode] = []
     if GRAPH in manifest.files:
-        graph = bundle.read(GRAPH)
-        modes.append(_ort_mode("ONNX Runtime, the bundle's graph", lambda: graph, first, OrtRunner))
+        modes.append(_graph_mode(bundle, first))
     if manifest.engine is not None:
-        fallback = bool(manifest.engine.fallback)
+        fallback, misfits = bool(manifest.engine.fallback), problems(manifest, this_device())
         modes += _engine_modes(
-            lambda: Plan(bundle.read(manifest.engine_file), runner_settings(bundle), fallback),
+            lambda: Plan(bundle.read(manifest.engine_file), bundle_settings(bundle), fallback, "; ".join(misfits)),
             manifest.engine.target,
             first,
         )
@@ -143,7 +144,7 @@ def _measured(
     notes = busy(_load(), _cores())
     with stages("bench") as progress:
         rows, done = measure_modes(modes, data, batch=batch, rounds=rounds, seconds=seconds, progress=progress)
-    samples = len(next(iter(data.reference.values())))
+    samples = sum(len(next(iter(b.values()))) for b in data.batches())
     notes = tuple(dict.fromkeys((*notes, *busy(_load(), _cores()))))[:1]
     return Bench(name, batch, samples, done, WARM_UP, reference, _cores(), rows, environment(), notes)
 
@@ -176,13 +177,12 @@ def _reference(loaded: LoadedModel, data: Data) -> dict[str, Array]:
     """What the eager FP32 model answers on the CPU."""
     import torch
 
-    parts: dict[str, list[Array]] = {s.name: [] for s in loaded.outputs}
-    for arrays in data.batches():
+    def answer(arrays: Mapping[str, Array]) -> dict[str, Array]:
         with torch.inference_mode():
             outputs = loaded.module(*(torch.from_numpy(arrays[s.name]) for s in loaded.inputs))
-        for spec, value in zip(loaded.outputs, outputs, strict=True):
-            parts[spec.name].append(value.numpy().copy())
-    return {n: np.concatenate(a) for n, a in parts.items()}
+        return {s.name: o.numpy().copy() for s, o in zip(loaded.outputs, outputs, strict=True)}
+
+    return outputs_of(answer, data)
 
 
 def _whole(batches: Iterator[Mapping[str, Array]], size: int) -> Iterator[Mapping[str, Array]]:
@@ -202,13 +202,13 @@ def _batches(job: Job) -> Iterator[Mapping[str, Array]]:
 
 def _ort_modes(job: Job, front: Front, amax: Mapping[str, float] | None, first: Mapping[str, Array]) -> list[Mode]:
     """ONNX Runtime on the CPU, optimized for speed: the float graph, and the Q/DQ graph with all else in FP32."""
-    from trtpipe.quantization.precision import keep_of
+    from trtpipe.quantization.payoff import keep_of
     from trtpipe.quantization.quantize import quantize as quantize_graph
 
     def graph(int8: bool) -> Callable[[], bytes]:
         def make() -> bytes:
             made = quantize_graph(
-                front.captured, int8=int8, half=None, keep=keep_of(job.precision), amax=amax or {}, ranges={}
+                front.captured, int8=int8, half=None, keep=keep_of(job, front.captured), amax=amax or {}, ranges={}
             )
             return to_onnx(made).data
 
@@ -216,18 +216,28 @@ def _ort_modes(job: Job, front: Front, amax: Mapping[str, float] | None, first: 
 
     cannot = "" if amax is not None else "the job has no INT8 mode"
     return [
-        _ort_mode("ONNX Runtime FP32", graph(False), first, OrtRunner),
-        _ort_mode("ONNX Runtime Q/DQ INT8", graph(True), first, OrtRunner, cannot),
+        _ort_mode("ONNX Runtime FP32", graph(False), first),
+        _ort_mode("ONNX Runtime Q/DQ INT8", graph(True), first, cannot),
     ]
 
 
-def _ort_mode(name: str, graph: Callable[[], bytes], first: Mapping[str, Array], runner: Any, cannot: str = "") -> Mode:
+def _ort_mode(name: str, graph: Callable[[], bytes], first: Mapping[str, Array], cannot: str = "") -> Mode:
     def prepare() -> Ready:
         data = graph()
-        made = runner(data)
-        return Ready(lambda: made.run(first), made.run, len(data), (made.name,))
+        runner = OrtRunner(data)
+        return Ready(lambda: runner.run(first), runner.run, len(data), (runner.name,))
 
     return Mode(name, "cpu", prepare, cannot)
+
+
+def _graph_mode(bundle: Bundle, first: Mapping[str, Array]) -> Mode:
+    """A bundle's graph as `trtpipe run --graph` executes it."""
+
+    def prepare() -> Ready:
+        runner, notes = open_graph(bundle)
+        return Ready(lambda: runner.run(first), runner.run, bundle.manifest.files[GRAPH].size, (runner.name, *notes))
+
+    return Mode("ONNX Runtime, the bundle's graph", "cpu", prepare)
 
 
 def _build_engine(job: Job, front: Front, table: Any, stages: Stages) -> Callable[[], Plan]:
@@ -255,6 +265,8 @@ def _engine_modes(
             made = once()
             if made.hybrid:
                 raise InputError(HYBRID)
+            if made.misfit:
+                raise MissingError(made.misfit)
             runner = open_timed(made.data, cuda_graph=cuda_graph, **made.settings)
             where = "copies from and to pageable memory included" if transfers else "data on the GPU, no copies"
             return Ready(

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trtpipe.batching import Array, Batching
 from trtpipe.evaluation.bench import Bench, Data
 from trtpipe.evaluation.speedup import HYBRID, judge_speedup, measure_speedup
-from trtpipe.pipeline.stages import Front, Stages, compile_engine, engine_settings, quantize
+from trtpipe.pipeline.stages import Front, Stages, compile_engine, quantize
 from trtpipe.quantization.diagnose import blame, diagnose, is_about_numbers
 from trtpipe.quantization.ranking import Sensitivity
+from trtpipe.runtime.executor import RunnerSettings, not_executed_here, settings_of
 from trtpipe.trt.timing import open_timed
 from trtpipe.values import CheckReport, Engine, Metric, TensorSpec
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
     from trtpipe.job.job import Job
-
-Array = np.ndarray[Any, Any]
 
 #: Executions of the engine that are timed, after as many that are not.
 ROUNDS, WARM_UP = 200, 10
@@ -70,7 +70,7 @@ def timed(front: Front, engine: Engine, report: CheckReport, stages: Stages) -> 
 def latencies(front: Front, engine: Engine) -> tuple[float, ...]:
     """Milliseconds of `ROUNDS` executions of the engine on one batch of check samples; a GPU must be here."""
     inputs = first_batch(front)
-    runner: Any = open_timed(engine.data, cuda_graph=False, **engine_settings(engine))
+    runner: Any = open_timed(engine.data, cuda_graph=False, **settings_of(engine))
     for _ in range(WARM_UP):
         runner.run(inputs)
     return tuple(runner.milliseconds(inputs, transfers=False) for _ in range(ROUNDS))
@@ -78,22 +78,26 @@ def latencies(front: Front, engine: Engine) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Plan:
-    """A serialized engine, what its runner has to know of it, and whether it is a hybrid module."""
+    """A serialized engine, how its runner is opened, and whether it is a hybrid module.
+
+    `misfit` is why this machine does not execute it; empty where it does.
+    """
 
     data: bytes
-    settings: Mapping[str, Any]
+    settings: RunnerSettings
     hybrid: bool = False
+    misfit: str = ""
 
 
 def plan_of(engine: Engine) -> Plan:
     """The same of a build's engine."""
-    return Plan(engine.data, engine_settings(engine), bool(engine.fallback))
+    return Plan(engine.data, settings_of(engine), bool(engine.fallback), not_executed_here(engine))
 
 
 def first_batch(front: Front) -> Mapping[str, Array]:
     """The first check samples, as one batch of the `opt` size."""
     arrays, labels = check_samples(front, front.loaded.inputs[0].at("opt")[0])
-    data, _ = batched(arrays, labels, front.loaded.inputs[0])
+    data = batched(arrays, labels, front.loaded.inputs, front.captured.outputs)
     return next(iter(data.batches()))
 
 
@@ -108,21 +112,31 @@ def check_samples(front: Front, most: int) -> tuple[dict[str, Array], Array | No
     return arrays, None if labels is None else labels[: len(next(iter(arrays.values())))]
 
 
-def batched(arrays: Mapping[str, Array], labels: Array | None, first: TensorSpec) -> tuple[Data, int]:
+def batched(
+    arrays: Mapping[str, Array],
+    labels: Array | None,
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+    reference: Mapping[str, Array] | None = None,
+    size: int | None = None,
+) -> Data:
     """Batches of one size alone, so that nothing is compiled twice; what does not fill a batch is left out.
 
-    Fewer samples than the smallest batch are repeated.
+    The size is `size`, or the largest up to `opt` that the samples fill; the last of fewer samples is repeated.
+    `reference` holds the rows of all samples, where they are known.
     """
     there = len(next(iter(arrays.values())))
-    low, opt = first.at("min")[0], first.at("opt")[0]
-    batch = max(low, min(opt, there))
-    order = np.arange(there // batch * batch) if there >= batch else np.resize(np.arange(there), batch)
+    low, opt = inputs[0].at("min")[0], inputs[0].at("opt")[0]
+    batch = size or max(low, min(opt, there))
+    order = np.arange(there // batch * batch) if there >= batch else np.minimum(np.arange(batch), there - 1)
     chosen = {n: np.ascontiguousarray(a[order]) for n, a in arrays.items()}
 
     def batches() -> Iterator[dict[str, Array]]:
         return ({n: a[k : k + batch] for n, a in chosen.items()} for k in range(0, len(order), batch))
 
-    return Data(batches, {}, None if labels is None else labels[order]), batch
+    how = Batching(inputs, outputs, batch)
+    rows = {n: a[: len(order) // batch] if n in how.whole else a[order] for n, a in (reference or {}).items()}
+    return Data(batches, rows, None if labels is None else labels[order], how)
 
 
 def judged_speed(job: Job, front: Front, engine: Engine, report: CheckReport, stages: Stages) -> CheckReport:
@@ -137,6 +151,6 @@ def judged_speed(job: Job, front: Front, engine: Engine, report: CheckReport, st
     plain = job.model_copy(update={"precision": job.precision.model_copy(update=update)})
     other = compile_engine(plain, front.loaded, quantize(plain, front, None, stages), stages)
     with stages("speed"):
-        int8, fp16 = (open_timed(e.data, cuda_graph=False, **engine_settings(e)) for e in (engine, other))
+        int8, fp16 = (open_timed(e.data, cuda_graph=False, **settings_of(e)) for e in (engine, other))
         found = measure_speedup(int8, fp16, first_batch(front))
     return judge_speedup(report, found, limit)

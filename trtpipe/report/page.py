@@ -259,6 +259,12 @@ def cards(content: ReportContent, check: CheckReport) -> list[tuple[str, str, st
     engine = content.manifest.engine
     if engine is not None and engine.file in content.sizes:
         found.append(("Engine", size(content.sizes[engine.file]), f"{engine.target} {engine.version}"))
+    if engine is not None and engine.int8_weights is not None:
+        weights = engine.int8_weights
+        remark = f"found in it, of {size(weights.total)} in the graph"
+        if weights.dequantized:
+            remark += f"; {size(weights.dequantized)} are stored in floating point"
+        found.append(("INT8 weights in the engine", size(weights.int8), remark))
     return found
 
 

@@ -12,45 +12,25 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtpipe.batching import fitted
+from trtpipe.batching import Array, Batching, joined
 from trtpipe.bundle import signing
 from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.manifest import GRAPH, Manifest
 from trtpipe.errors import InputError
-from trtpipe.runtime import compatibility as verify
+from trtpipe.runtime import compatibility
 from trtpipe.runtime.device import this_device
+from trtpipe.runtime.executor import Runner, bundle_settings, graph_as_checked, open_graph
 from trtpipe.runtime.hybrid import HybridRunner
-from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.runtime.preprocess import load_image, preprocess
 from trtpipe.trt.runtime import EngineRunner
 from trtpipe.values import Executed, TensorSpec
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-Array = np.ndarray[Any, Any]
-
-
-class Runner(Protocol):
-    """What executes: `trt.runtime.EngineRunner` or `ort.OrtRunner`; `name` is like "onnxruntime 1.31.1"."""
-
-    name: str
-
-    def __enter__(self) -> Any:
-        """Load."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> Any:
-        """Release."""
-
-    def run(self, inputs: Mapping[str, Array], /) -> Mapping[str, Array]:
-        """The outputs of one batch by name."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +61,15 @@ class Prediction:
 
 
 class Model:
-    """An open bundle. Call it with images (paths or PIL images) or with arrays by input name."""
+    """An open bundle. Call it with images (paths or PIL images) or with arrays by input name.
 
-    def __init__(self, bundle: Bundle, runner: Runner, executed: Executed) -> None:
+    `executed` is whether the engine or the graph runs; `notes` say what a user of the outputs should know of that.
+    """
+
+    def __init__(self, bundle: Bundle, runner: Runner, executed: Executed, notes: tuple[str, ...] = ()) -> None:
         self.bundle = bundle
         self.executed: Executed = executed
+        self.notes = notes
         self._stack = ExitStack()
         self._runner: Runner | None = self._stack.enter_context(runner)
 
@@ -105,6 +89,15 @@ class Model:
             raise InputError(f"{self.bundle.path}: must be open to be run (it was closed). Load it again.")
         return self._runner
 
+    def __repr__(self) -> str:
+        """What is executed by what, and the bindings."""
+        by = "closed" if self._runner is None else f"{self.executed} executed by {self._runner.name}"
+        ins, outs = (
+            ", ".join(f"{s.name} {s.dtype} [{', '.join(map(str, s.shape))}]" for s in specs)
+            for specs in (self.manifest.inputs, self.manifest.outputs)
+        )
+        return f"<trtpipe.Model {self.manifest.name}: {by}; {ins} -> {outs}>"
+
     @property
     def batch(self) -> tuple[int, int, int]:
         """Smallest, best and largest batch of the engine."""
@@ -123,7 +116,9 @@ class Model:
         self._stack.close()
 
     def __call__(self, images: Sequence[Image | str | Path] | Array | Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs by name, each [S, ...].
+        """The outputs by name, each [S, ...], one row a sample whichever axis the engine's batch axis is.
+
+        An output without a batch axis has one row a batch, [B, ...]: see `run_batches`.
 
         Args:
             images: images, preprocessed as the manifest says; or the array [S, ...] of the only input; or arrays by
@@ -163,7 +158,7 @@ class Model:
         Raises:
             InputError: no output is.
         """
-        spec = next((s for s in self.manifest.outputs if len(s.shape) == 2), None)
+        spec = next((s for s in self.manifest.outputs if s.batch_axis is not None and len(s.shape) == 2), None)
         if spec is None:
             raise InputError(
                 f"{self.bundle.path}: must have an output [N, C] to classify (it has none). Use the raw outputs."
@@ -179,16 +174,27 @@ class Model:
 
     def run_arrays(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs by name for arrays [S, ...] of any S, run in batches that the engine takes."""
-        return _joined(list(self.run_batches(arrays)))
+        return joined(self.run_batches(arrays))
 
     def run_batches(self, arrays: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
-        """As `run_arrays`, one batch at a time."""
+        """As `run_arrays`, one batch at a time.
+
+        Raises:
+            InputError: an output has no batch axis, and the samples do not fill whole batches: what stands in for the
+                missing ones would change it.
+        """
         runner, samples = self.runner, self._check_arrays(arrays)
-        largest = self.batch[2]
-        for start in range(0, samples, largest):
-            part = {n: np.ascontiguousarray(a[start : start + largest]) for n, a in arrays.items()}
-            for piece, count in fitted(part, self.manifest.inputs):
-                yield {n: np.asarray(o)[:count] for n, o in runner.run(piece).items()}
+        low, _, high = self.batch
+        how = Batching(self.manifest.inputs, self.manifest.outputs, min(samples, high))
+        if how.whole and (samples < low or (samples > high and samples % high)):
+            raise InputError(
+                f"{self.bundle.path}: output {how.whole[0]} is of a whole batch: samples must fill whole batches, "
+                f"{low} to {high} at once or a multiple of {high} (got {samples}). Give as many."
+            )
+        for start in range(0, samples, high):
+            part = {n: np.ascontiguousarray(a[start : start + high]) for n, a in arrays.items()}
+            for piece, count in how.pieces(part):
+                yield how.rows(runner.run(piece), count)
 
     def _only_input(self) -> TensorSpec:
         specs = self.manifest.inputs
@@ -243,20 +249,20 @@ def load(path: str | Path, *, key: str | Path | None = None, graph: bool = False
         MissingError: it does not fit this device, or its runtime is not installed.
     """
     trusted = Path(key) if key is not None else signing.configured_key()
-    bundle, _ = verify.admit(Path(path), trusted)
-    if failed := verify.failure(bundle.manifest):
+    bundle, _ = compatibility.admit(Path(path), trusted)
+    if failed := compatibility.failure(bundle.manifest):
         logging.getLogger("trtpipe").warning("%s: %s", path, failed)
     return open_model(bundle, graph=graph, as_written=as_written)
 
 
 def open_model(bundle: Bundle, *, graph: bool = False, as_written: bool = False) -> Model:
-    """`bundle`, which `verify.admit` has let in, ready to be run here.
+    """`bundle`, which `compatibility.admit` has let in, ready to be run here.
 
     Args:
         bundle: read and admitted.
         graph: run the ONNX graph on the CPU instead of the engine; a kit has nothing else.
-        as_written: of the graph of a TensorRT engine: every node as it stands, as a check needs it, and not the
-            fastest equivalent.
+        as_written: the graph exactly as a check executes it (`executor.graph_as_checked`), whatever it gives; otherwise
+            the fastest way that gives the golden outputs as closely as the check did (`executor.open_graph`).
 
     Raises:
         InputError, MissingError: as `load`.
@@ -267,25 +273,14 @@ def open_model(bundle: Bundle, *, graph: bool = False, as_written: bool = False)
             f"{bundle.path}: must be a bundle to be run (got a kit). Finish it here: trtpipe build {bundle.path}."
         )
     if engine is None or graph or engine.target == "onnxruntime":
+        if not as_written:
+            runner, notes = open_graph(bundle)
+            return Model(bundle, runner, "graph", notes)
         if GRAPH not in bundle.manifest.files:
             raise InputError(f"{bundle.path}: must hold {GRAPH} to be run as a graph (it does not). Run it on its GPU.")
-        # Where ONNX Runtime is the target, what it makes of the graph is what has to be checked.
-        exact = as_written and bundle.manifest.build.target != "onnxruntime"
-        return Model(bundle, OrtRunner(bundle.read(GRAPH), as_written=exact), "graph")
-    verify.require_fit(bundle.manifest, this_device())
+        return Model(bundle, graph_as_checked(bundle.read(GRAPH), bundle.manifest.build.target), "graph")
+    compatibility.require_fit(bundle.manifest, this_device())
     if engine.fallback:
         hybrid = HybridRunner(bundle.read(engine.file), version_compatible=engine.version_compatible)
         return Model(bundle, hybrid, "engine")
-    return Model(bundle, EngineRunner(bundle.read(engine.file), **runner_settings(bundle)), "engine")
-
-
-def runner_settings(bundle: Bundle) -> dict[str, Any]:
-    """What an `EngineRunner` has to know of the bundle's engine beside its bytes."""
-    engine = bundle.manifest.engine
-    assert engine is not None
-    stripped = engine.options.get("strip_plan") and GRAPH in bundle.manifest.files
-    return {"version_compatible": engine.version_compatible, "refit": bundle.read(GRAPH) if stripped else None}
-
-
-def _joined(batches: list[dict[str, Array]]) -> dict[str, Array]:
-    return {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}
+    return Model(bundle, EngineRunner(bundle.read(engine.file), **bundle_settings(bundle)), "engine")

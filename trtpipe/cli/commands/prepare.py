@@ -38,7 +38,7 @@ def command(
 
     `trtpipe build KIT` finishes it on a device that has NumPy and its TensorRT, but neither torch nor the data.
     """
-    loaded = load_jobs(jobs, overrides, verbose, compiles=False)
+    loaded = load_jobs(jobs, overrides, verbose, purpose="prepare")
 
     signing = None if sign is None else signer(sign)
     tasks: list[Task] = [(path, partial(write_kit, job, out, sign=signing)) for path, job in loaded]
