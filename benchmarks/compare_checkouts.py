@@ -3,8 +3,9 @@
     python benchmarks/compare_checkouts.py BEFORE AFTER [--job quickstart ...] [--digits data/digits]
 
 Each checkout builds with its own code and this Python, in a folder of its own but of the same name, so that paths tell
-nothing, with one thread and from the same digits. What a rebuild may change is left out of the manifest: versions, times, and the digests of the files that are
-compared themselves. The report is a page for people, and is not compared. Exits with 1 when anything else differs.
+nothing, with one thread and from the same digits. What a rebuild may change is left out of the manifest: versions,
+times, and the digests of the files that are compared themselves. The report is a page for people, and is not compared.
+Exits with 1 when anything else differs.
 """
 
 from __future__ import annotations
