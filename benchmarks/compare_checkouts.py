@@ -4,8 +4,8 @@
 
 Each checkout builds with its own code and this Python, in a folder of its own but of the same name, so that paths tell
 nothing, with one thread and from the same digits. What a rebuild may change is left out of the manifest: versions,
-times, and the digests of the files that are compared themselves. The report is a page for people, and is not compared.
-Exits with 1 when anything else differs.
+times, the digests of the files that are compared themselves, and the line numbers of the examples' own sources. The
+report is a page for people, and is not compared. Exits with 1 when anything else differs.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
     elif isinstance(value, list):
         found = {k: v for i, each in enumerate(value) for k, v in flat(each, f"{path}.{i}").items()}
     else:
-        return {path.lstrip("."): value}
+        return {path.lstrip("."): str(value).partition(":")[0] if path.endswith(".source") else value}
     return found or {path.lstrip("."): value}
 
 
