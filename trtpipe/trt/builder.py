@@ -32,6 +32,7 @@ def build_engine(
     progress: Progress,
     precision: Precision | None = None,
     calibration: Calibration | None = None,
+    judged: bool = True,
 ) -> Engine:
     """The engine of a graph, checked against its bindings and its own plan header.
 
@@ -44,6 +45,8 @@ def build_engine(
             (from 10 on).
         precision: the job's, which implicit quantization takes its FP16 flag from.
         calibration: ranges or samples for implicit quantization.
+        judged: False gives TensorRT every option as it is, also those that `options.refusals` would refuse: how the
+            tables of what it honours are measured.
 
     Raises:
         InputError: when the job asks for something this TensorRT cannot honour.
@@ -53,10 +56,10 @@ def build_engine(
     """
     found = flavour.load(build.target)
     gpu = None
-    for path in needs_driver(build, found.name):
+    for path in needs_driver(build, found.name) if judged else ():
         gpu = driver.require(f"{path} with {found.title}")
     refused = refusals(build, precision, found.name, found.version, found.capabilities) + _unfit(gpu, build, precision)
-    if refused:
+    if refused and judged:
         raise InputError("\n".join(message for _, message in refused))
     watch = Watch(progress, build.log_level)
     try:
