@@ -46,7 +46,7 @@ RESULTS = ROOT / "docs" / "rtx-options.json"
 BATCH = DimRange(1, 4, 8)
 #: TensorRT-RTX numbers its variables in the order of memory addresses, which the length of a request moves.
 INTERNAL_NAME = re.compile(rb"__mye\d+")
-#: Option to (value, options that it needs beside it) of every measurement. `log_level` and `platform` are trtpipe's own.
+#: Option to (value, options that it needs beside it) of each measurement. `log_level` and `platform` are trtpipe's.
 VALUES: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "compute_capability": [(["8.6"], {}), (["8.9", "12.0"], {})],
     "profiles": [([{"N": {"min": 1, "opt": 1, "max": 1}}, {"N": {"min": 2, "opt": 8, "max": 8}}], {})],
@@ -157,15 +157,15 @@ def outcome(model: OnnxModel, options: dict[str, Any]) -> dict[str, Any]:
 def networks() -> dict[str, Callable[[], OnnxModel]]:
     """Networks whose plans an option has a chance to change."""
     image = TensorSpec("image", "float32", ("N", 3, 32, 32), {"N": BATCH})
+    photo = TensorSpec("image", "float32", ("N", 3, 64, 64), {"N": BATCH})
+    tokens = TensorSpec("image", "float32", ("N", 16, 64), {"N": BATCH})
     return {
         "conv fp32": lambda: exported(convolutions(), image),
         "conv fp16 2:4 static": lambda: exported(convolutions(), fixed(image), half=True, sparse=True),
         "conv int8": lambda: exported(convolutions(), image, int8=True),
-        "attention fp16": lambda: exported(Attention(), TensorSpec("image", "float32", ("N", 16, 64), {"N": BATCH}),
-                                           half=True),
-        "resnet18 fp16 2:4": lambda: exported(resnet18(), TensorSpec("image", "float32", ("N", 3, 64, 64), {"N": BATCH}),
-                                              half=True, sparse=True),
-    }  # fmt: skip
+        "attention fp16": lambda: exported(Attention(), tokens, half=True),
+        "resnet18 fp16 2:4": lambda: exported(resnet18(), photo, half=True, sparse=True),
+    }
 
 
 def fixed(spec: TensorSpec) -> TensorSpec:
@@ -208,7 +208,7 @@ def resnet18() -> torch.nn.Module:
 def exported(
     module: torch.nn.Module, spec: TensorSpec, *, half: bool = False, sparse: bool = False, int8: bool = False
 ) -> OnnxModel:
-    """The module through trtpipe's own capture, quantization and export; `sparse` zeroes 2 of 4 along input channels."""
+    """The module as trtpipe captures, quantizes and exports it; `sparse` zeroes 2 of 4 along the input channels."""
     module.eval()
     if sparse:
         for parameter in module.parameters():

@@ -148,7 +148,8 @@ def test_tactic_sources_of_11():
     ((path, message),) = refusals(build(tactic_sources=("cudnn",)), None, "tensorrt", stub.VERSION)
     assert path == "build.tactic_sources"
     assert message == (
-        f"build.tactic_sources: TensorRT {stub.VERSION} does not support tactic sources CUBLAS, CUBLAS_LT, CUDNN (got cudnn). "
+        f"build.tactic_sources: TensorRT {stub.VERSION} does not support tactic sources CUBLAS, "
+        "CUBLAS_LT, CUDNN (got cudnn). "
         "Name only edge_mask_convolutions and jit_convolutions."
     )
 

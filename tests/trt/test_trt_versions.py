@@ -61,7 +61,7 @@ def test_the_table_says_what_was_measured_on_rtx(option, measured):
 
 
 def row(text):
-    (line,) = (line for line in document(MEASURED).splitlines() if line.startswith(f"| {text} |"))
+    line = next(line for line in document(MEASURED).splitlines() if line.startswith(f"| {text} |"))
     return [cell.strip() for cell in line.strip("|").split("|")][1:]
 
 

@@ -227,9 +227,7 @@ def serve(descriptor: int, fixed: bool) -> None:
 
     def run() -> None:
         try:
-            engine = build_engine(
-                model, build, progress=telling, precision=precision, judged=request["judged"]
-            )
+            engine = build_engine(model, build, progress=telling, precision=precision, judged=request["judged"])
         except TrtpipeError as error:
             telling.tell("error", [type(error).__name__, str(error)])
             return

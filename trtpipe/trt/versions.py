@@ -1,4 +1,4 @@
-"""docs/versions.md, written by `make schema` from the tables that the code itself goes by and from what was measured."""
+"""docs/versions.md, written by `make schema` from the tables that the code goes by and from what was measured."""
 
 from __future__ import annotations
 
