@@ -20,6 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trtpipe.errors import Cancelled
+from trtpipe.outputs import naming
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -30,12 +31,13 @@ _BAR_EVERY_S = 0.05
 
 def out(text: str) -> None:
     """One result, on stdout."""
-    print(text, flush=True)
+    with naming("standard output"):
+        print(text, flush=True)
 
 
 def out_json(value: Any) -> None:
     """One result as JSON, on stdout: UTF-8, two spaces, a newline at the end."""
-    print(json.dumps(jsonable(value), indent=2, ensure_ascii=False, allow_nan=False), flush=True)
+    out(json.dumps(jsonable(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def err(text: str) -> None:
@@ -164,12 +166,12 @@ class Console:
 
     @contextmanager
     def _drawing(self) -> Iterator[None]:
-        from rich.console import Console as RichConsole
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
         if not self._draw:
             yield
             return
+        from rich.console import Console as RichConsole
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
         columns = (
             SpinnerColumn(),
             TextColumn("{task.description:<22}", markup=False),
@@ -320,12 +322,12 @@ class Jobs:
 
     @contextmanager
     def _drawing(self) -> Iterator[None]:
-        from rich.console import Console as RichConsole
-        from rich.live import Live
-
         if not self._draw:
             yield
             return
+        from rich.console import Console as RichConsole
+        from rich.live import Live
+
         with Live(console=RichConsole(stderr=True), refresh_per_second=4, transient=True) as self._live:
             try:
                 yield
