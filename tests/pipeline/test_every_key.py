@@ -119,7 +119,7 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     "int8 from a table": {
         "precision": {"int8_mode": True},
         "calibration": {"table": "table.json", "algorithm": "minmax"},
-        "check.transform": {"grayscale": True},
+        "check.transform": {"grayscale": True, "normalize": {"mean": [0.0], "std": [1.0]}},
     },
 }
 #: The header of a plan of TensorRT 10.3.
@@ -179,6 +179,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "worker": "for a fleet",
         "build.route": "engines are built where a GPU executes them",
         "precision.fp16_mode": "of the engines alone",
+        "precision.bf16_mode": "of the engines alone",
         "check.limits*": "nothing is judged",
         "check.require": "nothing is judged",
         "check.sensitivity": "nothing is judged",

@@ -30,7 +30,7 @@ from trtpipe.pipeline.stages import (
 from trtpipe.quantization.diagnose import diagnose, first_samples
 from trtpipe.quantization.search import EVALUATIONS, Candidate, Laboratory, Preview, Trial, Tuned, search, shortfall
 from trtpipe.quantization.trials import Trials
-from trtpipe.routes.onnx import to_onnx
+from trtpipe.routes.onnx import release, to_onnx
 from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.trt import driver
 
@@ -181,7 +181,7 @@ class _Bench:
                 amax=self.table(candidate.algorithm).amax,
                 ranges=self.ranges(),
             )
-            model = to_onnx(quantized)
+            model = to_onnx(quantized, release(job))
             report = check_engine(
                 OrtRunner(model.data, as_written=job.build.target != "onnxruntime"),
                 "graph",

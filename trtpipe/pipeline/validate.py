@@ -6,12 +6,10 @@ No torch, ONNX or TensorRT is imported; what is installed is read from package m
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 
-from trtpipe.errors import InputError
 from trtpipe.job.importable import find_module, missing
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, JobFile, job_files
@@ -19,7 +17,7 @@ from trtpipe.job.problems import Problem, said
 from trtpipe.routes.options import FRONTENDS, TORCH2TRT, job_refusals
 from trtpipe.routes.options import INSTALL as INSTALL_FRONTEND
 from trtpipe.trt import driver
-from trtpipe.trt.flavour import INSTALL, installed
+from trtpipe.trt.flavour import INSTALL, installed, require_version
 from trtpipe.trt.options import platform_refusals, refusals
 from trtpipe.trt.platforms import unable
 
@@ -76,8 +74,8 @@ def judge(
     Raises:
         InputError: `version` is no version.
     """
-    if version is not None and not re.fullmatch(r"\d+(\.\d+)*", version):
-        raise InputError(f"--for: must be a version like 10.3.0 (got {version!r}).")
+    if version is not None:
+        require_version("--for", version)
     files = job_files(path, paths_exist=here)
     return tuple(_judged(file, Path(path), overrides, here, version, compiles) for file in files)
 

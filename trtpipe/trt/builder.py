@@ -16,6 +16,7 @@ from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.implicit import Calibration
 from trtpipe.trt.monitor import PERCENT, Watch, interruptible, make_logger, make_monitor
 from trtpipe.trt.options import asked, needs_driver, refusals
+from trtpipe.trt.parser import newest_opset
 from trtpipe.values import Engine, OnnxModel
 
 #: Warnings that say nothing about the engine; every other one goes into its notes.
@@ -61,6 +62,11 @@ def build_engine(
     refused = refusals(build, precision, found.name, found.version, found.capabilities) + _unfit(gpu, build, precision)
     if refused and judged:
         raise InputError("\n".join(message for _, message in refused))
+    if found.name == "tensorrt" and model.opset > (newest := newest_opset(found.version)):
+        raise InputError(
+            f"onnx: {found.title} parses opset {newest} at most (got {model.opset}). "
+            f"Prepare the kit for it: trtpipe prepare --for {found.version}."
+        )
     watch = Watch(progress, build.log_level)
     try:
         data, notes = _serialize(found, gpu, model, build, precision, calibration, watch)

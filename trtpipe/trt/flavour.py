@@ -158,6 +158,16 @@ def known(capability: str) -> str:
 _NAMES = frozenset(c.name for c in CAPABILITIES)
 
 
+def require_version(where: str, text: str) -> None:
+    """Hold `text` to be a version of numbers and dots.
+
+    Raises:
+        InputError: it is not, at `where`.
+    """
+    if not re.fullmatch(r"\d+(\.\d+)*", text):
+        raise InputError(f"{where}: must be a version like 10.3.0 (got {text!r}).")
+
+
 def parse_version(text: str) -> tuple[int, ...]:
     """The leading numbers of a version: "10.16.1.11" is (10, 16, 1, 11), "10.3.0.post1" is (10, 3, 0)."""
     match = re.match(r"\d+(\.\d+)*", text)
