@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 OPSETS: tuple[tuple[tuple[int, ...], int], ...] = (((10, 0), 20), ((8, 6), 17))
 
 #: Types of the first input, and the operators that take them (of Where: the second). INT64 is taken as INT32 and DOUBLE
-#: as FLOAT, which "TensorRT will attempt to cast down".
+#: as FLOAT, which "TensorRT will attempt to cast down". ConstantOfShape's row is of its shape; it gives FLOAT.
 _TABLE_8_6 = """
 FLOAT FLOAT16: Acos Acosh Asin Asinh Atan Atanh BatchNormalization Ceil Celu Cos Cosh CumSum Dropout Einsum Erf Exp
 FLOAT FLOAT16: Floor GRU GridSample GroupNormalization InstanceNormalization IsInf LRN LSTM LayerNormalization Log

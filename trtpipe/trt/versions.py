@@ -9,6 +9,7 @@ from typing import Any
 from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.sections import Build
 from trtpipe.trt.flavour import CAPABILITIES, Name, expected, title
+from trtpipe.trt.parser import newest_opset
 from trtpipe.trt.options import OPTIONS, refusals, where
 from trtpipe.trt.platforms import BY_CAPABILITY, PLATFORMS, RTX_COMPUTE_CAPABILITIES, SOURCES, rtx_support
 
@@ -79,9 +80,14 @@ def document(measured: Mapping[str, Any]) -> str:
         "TensorRT-RTX ends with an error, and trtpipe refuses the value, or asks for a GPU, before it builds.",
         _table(("option", "effect", "networks"), _measured(measured)),
         "## How a graph is lowered",
-        _table(("release", "typing", "INT8", "FP16, BF16"), _lowering()),
+        _table(("release", "typing", "ONNX", "INT8", "FP16, BF16"), _lowering()),
         "On a weakly typed network the flags follow from the graph, and precision constraints hold its FP32 layers in "
-        "FP32.",
+        "FP32, but for what lies between Q/DQ, which INT8 kernels do whole. For 8.6, Q/DQ have zero points and float32 "
+        "scales, weights are float32 with a Q of their own, reductions have their axes as attributes, and Gelu, Mish "
+        "and the like are spelt out; the graph is then held against the operators that 8.6's parser takes, and what it "
+        "does not take is refused by node. `trtpipe prepare --for 8.6.1` writes a kit so.",
+        "## What was checked, and what never ran",
+        _table(("release", "checked", "never done"), _checked()),
         "## Platforms",
         _table(
             ("`build.platform`", "device", "compute capability", "precisions", "DLA", "RTX engines", ""), _platforms()
@@ -144,7 +150,20 @@ def _lowering() -> Iterator[list[str]]:
         typing = "strong" if always else "strong, weak on request" if "strong_typing" in able else "weak"
         int8 = "Q/DQ in the graph" + (", or a calibrator (`quantization: implicit`)" if "weak_typing" in able else "")
         half = "in the graph" if "strong_typing" in able else "in the graph, and the FP16 flag; no BF16"
-        yield [title(name, version), typing, int8, half]
+        form = "opset 20" if newest_opset(version) >= 20 or name == "tensorrt_rtx" else "opset 17, its own form"
+        yield [title(name, version), typing, form, int8, half]
+
+
+def _checked() -> Iterator[list[str]]:
+    bindings = "every builder call on its real Python bindings over stub libraries, which compute nothing"
+    for name, version in RELEASES:
+        if name == "tensorrt_rtx":
+            yield [title(name, version), "engines built, without a GPU", "engines executed, unless a report says so"]
+        elif newest_opset(version) < 20:
+            graphs = "graphs against the table of its parser's operators, and in ONNX Runtime"
+            yield [title(name, version), f"{bindings}; {graphs}", "a graph parsed, an engine built or executed"]
+        else:
+            yield [title(name, version), bindings, "a graph parsed, an engine built or executed"]
 
 
 def _platforms() -> Iterator[list[str]]:
