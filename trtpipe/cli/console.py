@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trtpipe.errors import Cancelled
 from trtpipe.outputs import naming
+from trtpipe.progress import per_second
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -144,7 +145,8 @@ class Console:
             return
         self._drawn_at = now
         spent = now - stage.began
-        rate = f"{done / spent:.0f} {unit}/s" if spent > 0.5 and unit and not unit.startswith("%") else ""
+        counts = done and spent > 0.5 and unit and not unit.startswith("%")
+        rate = f"{per_second(done / spent)} {unit}/s" if counts else ""
         self._bars.update(self._task, completed=done, total=total, unit=unit, rate=rate)
 
     def note(self, message: str) -> None:
@@ -232,7 +234,7 @@ class _Stage:
         """`  512 images, 160/s`, or nothing for a stage that took no steps."""
         if not self.done or not self.unit or self.unit.startswith("%"):
             return ""
-        rate = f", {self.done / seconds:.0f}/s" if seconds > 0 else ""
+        rate = f", {per_second(self.done / seconds)}/s" if seconds > 0 else ""
         return f"  {self.done} {self.unit}{rate}"
 
 

@@ -195,6 +195,9 @@ def _route(build: Build, precision: Precision, model: Model) -> Iterator[Broken]
             yield Broken(("model", "program"), "not be given for route torch2trt", repr(model.program), hint)
     elif build.route == "torch_tensorrt" and build.target == "onnxruntime":
         yield Broken(("build", "target"), "be tensorrt or tensorrt_rtx for route torch_tensorrt", build.target)
+    if build.target == "onnxruntime" and precision.bf16_mode:
+        hint = "Its operators take no BF16. Use fp16_mode or int8_mode."
+        yield Broken(("precision", "bf16_mode"), "be false for target onnxruntime", "true", hint)
     if build.target == "onnxruntime":
         for name in _changed(build):
             if name not in ("route", "target"):

@@ -15,9 +15,10 @@ from trtpipe.bundle.kit import bundle_contents, kit_contents, kit_graph
 from trtpipe.errors import InputError
 from trtpipe.evaluation.check import CheckData, Damaged, check_engine
 from trtpipe.evaluation.control import damaged_copy
+from trtpipe.packages import versions
 from trtpipe.pipeline.assemble import describe, golden_data, table_bytes
 from trtpipe.pipeline.build import Built, retuned
-from trtpipe.pipeline.cache.environment import BUILDERS, fingerprint, versions
+from trtpipe.pipeline.cache.environment import BUILDERS, fingerprint
 from trtpipe.pipeline.measure import explained
 from trtpipe.pipeline.stages import (
     Stages,
@@ -25,16 +26,15 @@ from trtpipe.pipeline.stages import (
     check_data,
     engine_control,
     graph_control,
-    open_runner,
     prepare,
     quantize,
 )
+from trtpipe.pipeline.validate import kit_refusals
 from trtpipe.quantization.diagnose import is_about_numbers
-from trtpipe.routes.onnx import to_onnx
+from trtpipe.routes.onnx import lowered_for, to_onnx
 from trtpipe.runtime.compatibility import admit, require_fit
 from trtpipe.runtime.device import this_device
-from trtpipe.runtime.onnxruntime import OrtRunner
-from trtpipe.trt import driver
+from trtpipe.runtime.executor import graph_as_checked, not_executed_here, open_engine
 from trtpipe.trt.builder import build_engine
 from trtpipe.trt.isolated import build_isolated
 from trtpipe.values import CheckReport, Engine, OnnxModel, Quantized
@@ -60,18 +60,10 @@ def write_kit(
         release: the device's TensorRT, like "8.6.1"; None for any from 10 on.
 
     Raises:
-        TrtpipeError: with the exit code of what went wrong; nothing is then written. A route other than onnx has no
-            graph that could be taken elsewhere.
+        TrtpipeError: with the exit code of what went wrong; nothing is then written.
     """
-    if job.build.route != "onnx":
-        raise InputError(
-            f"build.route: must be onnx to prepare a kit (got {job.build.route}). Build it where its GPU is."
-        )
-    if (speedup := job.check.limits.speedup_over_fp16_min) is not None:
-        raise InputError(
-            f"check.limits.speedup_over_fp16_min: must be left out to prepare a kit (got {speedup}). "
-            "Build the job where its GPU is: both engines are timed there."
-        )
+    if refused := [f"{option}: {text}" for option, text in kit_refusals(job)]:
+        raise InputError("\n".join(refused))
     stages = Stages(reporter)
     front = prepare(job, stages)
     table = calibrate(job, front, stages)
@@ -79,9 +71,10 @@ def write_kit(
     def checked(job: Job, table: CalibrationTable | None) -> tuple[Quantized, OnnxModel, CheckReport]:
         quantized = quantize(job, front, table, stages)
         with stages("lower"):
-            graph = to_onnx(quantized, release if job.build.target == "tensorrt" else None)
-        as_written = job.build.target != "onnxruntime"
-        with stages("check") as progress, OrtRunner(graph.data, as_written=as_written) as runner:
+            graph = lowered_for(
+                to_onnx(quantized, release if job.build.target == "tensorrt" else None), job.build.target
+            )
+        with stages("check") as progress, graph_as_checked(graph.data, job.build.target) as runner:
             report = check_engine(
                 runner,
                 "graph",
@@ -180,7 +173,7 @@ def _check(kit: Bundle, engine: Engine, progress: Progress) -> CheckReport | Non
         raise InputError(f"{kit.path}: a kit must hold the check of its graph (got none). Prepare it again.")
     if engine.target == "onnxruntime":
         return None
-    if not driver.probe().devices:
+    if not_executed_here(engine):
         if manifest.require == "graph":
             return None
         problem = "check.require is engine, and no GPU executed it here"
@@ -194,7 +187,7 @@ def _check(kit: Bundle, engine: Engine, progress: Progress) -> CheckReport | Non
         golden.samples,
         Batching(manifest.inputs, manifest.outputs, size),
     )
-    runner, executed = open_runner(engine)
+    runner, executed = open_engine(engine)
     with runner:
         return check_engine(
             runner,

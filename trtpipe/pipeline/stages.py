@@ -24,10 +24,8 @@ from trtpipe.model.data import open_calibration, open_check
 from trtpipe.model.load import load_model
 from trtpipe.routes.onnx import compile_graph, to_onnx
 from trtpipe.routes.registry import route
-from trtpipe.runtime.hybrid import HybridRunner
+from trtpipe.runtime.executor import graph_as_checked, graph_notes, open_engine
 from trtpipe.runtime.onnxruntime import OrtRunner
-from trtpipe.trt import driver
-from trtpipe.trt.runtime import EngineRunner
 from trtpipe.values import Baseline, Captured, CheckReport, Engine, Executed, LoadedModel, OnnxModel, Quantized, Target
 
 if TYPE_CHECKING:
@@ -221,9 +219,9 @@ def check(
         keep: is given the outputs, as `check_engine` has it.
     """
     with stages("check") as progress:
-        runner, executed = open_runner(engine)
+        runner, executed = open_engine(engine)
         with runner:
-            return check_engine(
+            report = check_engine(
                 runner,
                 executed,
                 check_data(job, front),
@@ -234,27 +232,7 @@ def check(
                 warnings=() if table is None else doubtful_thresholds(table.audit),
                 progress=progress,
             )
-
-
-def open_runner(engine: Engine) -> tuple[EngineRunner | HybridRunner | OrtRunner, Executed]:
-    """What executes the engine here, and whether that is the engine or its graph."""
-    if engine.target != "onnxruntime" and driver.probe().devices:
-        settings = engine_settings(engine)
-        if engine.fallback:
-            return HybridRunner(engine.data, version_compatible=settings["version_compatible"]), "engine"
-        return EngineRunner(engine.data, **settings), "engine"
-    if engine.graph is None:
-        raise InputError(
-            f"check: a {engine.target} engine of this route has no graph to execute (got no GPU either). "
-            "Build where its GPU is, or take build.route: onnx."
-        )
-    return OrtRunner(engine.graph.data, as_written=engine.target != "onnxruntime"), "graph"
-
-
-def engine_settings(engine: Engine) -> dict[str, Any]:
-    """What an `EngineRunner` has to know of the engine beside its bytes."""
-    stripped = engine.graph.data if engine.graph is not None and engine.options.get("strip_plan") else None
-    return {"version_compatible": bool(engine.options.get("version_compatible")), "refit": stripped}
+        return replace(report, notes=(*report.notes, *graph_notes(engine, executed)))
 
 
 def control(
@@ -296,7 +274,7 @@ def engine_control(build: Callable[[], Engine], graph: OnnxModel | None, tensor:
             with OrtRunner(graph.data, as_written=True) as stand_in:
                 yield Executor(stand_in, "graph", why)
             return
-        runner, executed = open_runner(engine)
+        runner, executed = open_engine(engine)
         with runner:
             yield Executor(runner, executed)
 
@@ -304,11 +282,11 @@ def engine_control(build: Callable[[], Engine], graph: OnnxModel | None, tensor:
 
 
 def graph_control(graph: OnnxModel, tensor: str, how: str, target: Target) -> Damaged:
-    """A damaged graph, executed as `open_runner` executes the graph of an engine of `target`."""
+    """A damaged graph, executed as the graph of an engine of `target` is."""
 
     @contextmanager
     def opened() -> Iterator[Executor]:
-        with OrtRunner(graph.data, as_written=target != "onnxruntime") as runner:
+        with graph_as_checked(graph.data, target) as runner:
             yield Executor(runner, "graph")
 
     return Damaged(opened, tensor, how)

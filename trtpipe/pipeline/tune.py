@@ -30,8 +30,8 @@ from trtpipe.pipeline.stages import (
 from trtpipe.quantization.diagnose import diagnose, first_samples
 from trtpipe.quantization.search import EVALUATIONS, Candidate, Laboratory, Preview, Trial, Tuned, search, shortfall
 from trtpipe.quantization.trials import Trials
-from trtpipe.routes.onnx import release, to_onnx
-from trtpipe.runtime.onnxruntime import OrtRunner
+from trtpipe.routes.onnx import lowered_for, release, to_onnx
+from trtpipe.runtime.executor import graph_as_checked, not_executed_here
 from trtpipe.trt import driver
 
 if TYPE_CHECKING:
@@ -181,9 +181,9 @@ class _Bench:
                 amax=self.table(candidate.algorithm).amax,
                 ranges=self.ranges(),
             )
-            model = to_onnx(quantized, release(job))
+            model = lowered_for(to_onnx(quantized, release(job)), job.build.target)
             report = check_engine(
-                OrtRunner(model.data, as_written=job.build.target != "onnxruntime"),
+                graph_as_checked(model.data, job.build.target),
                 "graph",
                 check_data(job, front),
                 job.check.limits,
@@ -196,11 +196,12 @@ class _Bench:
         return Trial(candidate, report.passed, missed, report.metrics, report.problems, share, size, latency)
 
     def latency_ms(self, job: Job, quantized: Quantized) -> float | None:
-        """Median of the engine's executions; None for a hybrid, and where no GPU can execute one, which is then not
-        built either."""
+        """Median of the engine's executions; None for a hybrid, and where the engine is not executed here."""
         if job.build.target == "onnxruntime" or not driver.probe().devices:
             return None
         engine = compile_engine(job, self.front.loaded, quantized, self.stages)
+        if not_executed_here(engine):
+            return None
         if engine.fallback:
             self.stages.note_of(f"latency_ms: not measured: {HYBRID}")()
             return None

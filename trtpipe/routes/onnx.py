@@ -9,6 +9,7 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,13 @@ from trtpipe.errors import BuildError
 from trtpipe.job.job import Job
 from trtpipe.model.export import example_inputs
 from trtpipe.progress import Progress
+from trtpipe.routes.float_scales import with_float_scales
 from trtpipe.routes.native import native_calibration
 from trtpipe.routes.release import EXPORTED_OPSET, lower, needs_lowering, require_parsable
 from trtpipe.trt.builder import build_engine
 from trtpipe.trt.flavour import installed
 from trtpipe.trt.isolated import build_isolated
-from trtpipe.values import Engine, LoadedModel, OnnxModel, Quantized
+from trtpipe.values import Engine, LoadedModel, OnnxModel, Quantized, Target
 
 #: Opset of the files: the first whose Q/DQ take FP16 is 19; 20 has Gelu.
 OPSET = 20
@@ -41,6 +43,7 @@ def release(job: Job) -> str | None:
 
 def compile_graph(job: Job, model: OnnxModel, progress: Progress) -> Engine:
     """The engine of the job's target, compiled from an ONNX file; for onnxruntime that file itself."""
+    model = lowered_for(model, job.build.target)
     if job.build.target == "onnxruntime":
         import onnxruntime
 
@@ -51,6 +54,14 @@ def compile_graph(job: Job, model: OnnxModel, progress: Progress) -> Engine:
     if job.build.quantization == "implicit":
         samples = native_calibration(job, {"graph": hashlib.sha256(model.data).hexdigest()})
     return build_engine(model, job.build, progress=progress, precision=job.precision, calibration=samples)
+
+
+def lowered_for(model: OnnxModel, target: Target) -> OnnxModel:
+    """The graph as its target understands it; lowering it again changes nothing."""
+    if target != "onnxruntime":
+        return model
+    data = with_float_scales(model.data)
+    return model if data is model.data else replace(model, data=data)
 
 
 def to_onnx(quantized: Quantized, release: str | None = None) -> OnnxModel:

@@ -8,31 +8,17 @@ job for another machine. The contract tests hold the two against each other on e
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal
 
+from trtpipe import packages
 from trtpipe.errors import InputError, MissingError
 
 Name = Literal["tensorrt", "tensorrt_rtx"]
 
-#: Distributions that bring the module, most complete first. NVIDIA's bindings alone are enough where the libraries come
-#: from the system, as on a Jetson.
-DISTRIBUTIONS: Mapping[Name, tuple[str, ...]] = {
-    "tensorrt": (
-        "tensorrt",
-        "tensorrt-cu13",
-        "tensorrt-cu12",
-        "tensorrt-bindings",
-        "tensorrt-cu13-bindings",
-        "tensorrt-cu12-bindings",
-        "tensorrt-lean",
-    ),
-    "tensorrt_rtx": ("tensorrt-rtx", "tensorrt_rtx-cu13", "tensorrt_rtx-cu12"),
-}
 INSTALL: Mapping[Name, str] = {
     "tensorrt": "pip install 'trtpipe[trt11]' (or [trt10]; on a Jetson: apt install python3-libnvinfer)",
     "tensorrt_rtx": "pip install 'trtpipe[rtx]'",
@@ -180,15 +166,8 @@ Installed = Mapping[Name, tuple[str, str]]
 
 def installed() -> Installed:
     """(distribution, version) of each TensorRT on this machine, by package metadata alone: nothing is imported."""
-    found: dict[Name, tuple[str, str]] = {}
-    for name, distributions in DISTRIBUTIONS.items():
-        for distribution in distributions:
-            try:
-                found[name] = (distribution, importlib.metadata.version(distribution))
-            except importlib.metadata.PackageNotFoundError:
-                continue
-            break
-    return found
+    found = {name: packages.package(name) for name in OLDEST}
+    return {name: (p.distribution, p.version) for name, p in found.items() if p is not None}
 
 
 def look(module: Any, name: Name, version: str) -> frozenset[str]:
@@ -214,7 +193,7 @@ def load(target: str) -> Flavour:
         InputError: for a target that is no TensorRT, or a release older than trtpipe supports.
         MissingError: when it is not installed or cannot be loaded.
     """
-    if target not in DISTRIBUTIONS:
+    if target not in OLDEST:
         raise InputError(f"build.target: a TensorRT target must be tensorrt or tensorrt_rtx (got {target}).")
     name: Name = "tensorrt_rtx" if target == "tensorrt_rtx" else "tensorrt"
     try:

@@ -9,8 +9,8 @@ from typing import Any
 from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.sections import Build
 from trtpipe.trt.flavour import CAPABILITIES, Name, expected, title
-from trtpipe.trt.parser import newest_opset
 from trtpipe.trt.options import OPTIONS, refusals, where
+from trtpipe.trt.parser import newest_opset
 from trtpipe.trt.platforms import BY_CAPABILITY, PLATFORMS, RTX_COMPUTE_CAPABILITIES, SOURCES, rtx_support
 
 #: The releases that the contract tests drive, and the one of TensorRT-RTX.
