@@ -15,7 +15,6 @@ from trtpipe.bundle.format import write_bundle
 from trtpipe.bundle.golden import KEPT_SAMPLES, Golden
 from trtpipe.bundle.manifest import CALIBRATION, GOLDEN, GRAPH, REPORT, Manifest, describe_engine
 from trtpipe.job.sections import Transform
-from trtpipe.model.data import check_transform
 from trtpipe.pipeline.cache.environment import environment, fingerprint, portable_job, source_fingerprint
 from trtpipe.pipeline.stages import batching
 from trtpipe.report.content import Answers, ReportContent
@@ -121,7 +120,7 @@ def describe(
     calibration = None if table is None else table.digest
     parts = {"weights": front.loaded.weights_digest, "graph": front.captured.digest, "calibration": calibration}
     source = source_fingerprint(job, parts)
-    notes = [*front.loaded.notes, *front.baseline.notes, *quantized.notes, *report.notes]
+    notes = [*job.unused(), *front.loaded.notes, *front.baseline.notes, *quantized.notes, *report.notes]
     notes += engine.notes if engine is not None else ()
     notes += [f"check: skipped {s}" for s in front.check_source.skipped]
     if table is not None:
@@ -138,7 +137,7 @@ def describe(
         precision=job.precision,
         layers=quantized.layers,
         # Images without a transform are only made tensors, which is a way too; None means that inputs are arrays.
-        preprocessing=(check_transform(job) or Transform()) if job.check.images else None,
+        preprocessing=(job.check_transform() or Transform()) if job.check.images else None,
         class_names=front.check_source.classes,
         calibration_digest=calibration,
         weights_digest=front.loaded.weights_digest,

@@ -47,8 +47,17 @@ if TYPE_CHECKING:
     from trtpipe.progress import Progress, Reporter
 
 
-def write_kit(job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = None) -> Built:
+def write_kit(
+    job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = None, release: str | None = None
+) -> Built:
     """Take `job` down the line as far as its graph, check that, and write the kit `out/<name>`.
+
+    Args:
+        job: of route onnx.
+        out: the folder that the kit goes to.
+        reporter: is told the stages.
+        sign: signs the kit's manifest, unless the check failed.
+        release: the device's TensorRT, like "8.6.1"; None for any from 10 on.
 
     Raises:
         TrtpipeError: with the exit code of what went wrong; nothing is then written.
@@ -62,7 +71,9 @@ def write_kit(job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = No
     def checked(job: Job, table: CalibrationTable | None) -> tuple[Quantized, OnnxModel, CheckReport]:
         quantized = quantize(job, front, table, stages)
         with stages("lower"):
-            graph = lowered_for(to_onnx(quantized), job.build.target)
+            graph = lowered_for(
+                to_onnx(quantized, release if job.build.target == "tensorrt" else None), job.build.target
+            )
         with stages("check") as progress, graph_as_checked(graph.data, job.build.target) as runner:
             report = check_engine(
                 runner,

@@ -30,7 +30,7 @@ from trtpipe.pipeline.stages import (
 from trtpipe.quantization.diagnose import diagnose, first_samples
 from trtpipe.quantization.search import EVALUATIONS, Candidate, Laboratory, Preview, Trial, Tuned, search, shortfall
 from trtpipe.quantization.trials import Trials
-from trtpipe.routes.onnx import lowered_for, to_onnx
+from trtpipe.routes.onnx import lowered_for, release, to_onnx
 from trtpipe.runtime.executor import graph_as_checked, not_executed_here
 from trtpipe.trt import driver
 
@@ -181,7 +181,7 @@ class _Bench:
                 amax=self.table(candidate.algorithm).amax,
                 ranges=self.ranges(),
             )
-            model = lowered_for(to_onnx(quantized), job.build.target)
+            model = lowered_for(to_onnx(quantized, release(job)), job.build.target)
             report = check_engine(
                 graph_as_checked(model.data, job.build.target),
                 "graph",
