@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +65,7 @@ def assemble(job: Job, out: Path, parts: Parts, stages: Stages, *, sign: Sign | 
         manifest = describe(job, front, table, parts.quantized, parts.report, engine, engine.graph)
         files = {GOLDEN: golden.to_bytes(golden_data(job, front))}
         if table is not None:
-            files[CALIBRATION] = table_bytes(table)
+            files |= table_files(table)
         if engine.graph is not None:
             files[GRAPH] = engine.graph.data
         files[manifest.engine_file] = engine.data
@@ -99,12 +99,11 @@ def report_page(job: Job, parts: Parts, manifest: Manifest, files: Mapping[str, 
     ).encode()
 
 
-def table_bytes(table: CalibrationTable) -> bytes:
-    """The table's file."""
+def table_files(table: CalibrationTable) -> dict[str, bytes]:
+    """The table's file, and that of its corrections where it has any; histograms stay behind."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "calibration.json")
-        table.save(path)
-        return path.read_bytes()
+        replace(table, histograms=None).save(Path(folder, CALIBRATION))
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
 def describe(
@@ -125,6 +124,7 @@ def describe(
     notes += [f"check: skipped {s}" for s in front.check_source.skipped]
     if table is not None:
         notes += table.audit.warnings
+        notes += [f"calibration: {s}" for s in (table.corrections.steps if table.corrections else ())]
     return Manifest(
         name=job.name,
         kind="kit" if engine is None else "bundle",
