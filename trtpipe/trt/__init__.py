@@ -15,5 +15,6 @@ __all__ = [
     "runtime",
     "timing",
     "timing_cache",
+    "versions",
     "weights",
 ]
