@@ -185,3 +185,35 @@ def test_without_onnx_the_message_says_what_to_install(tmp_path, capsys, monkeyp
         "m.onnx: onnx must be installed to read an ONNX file (it is not). Run `pip install onnx`."
         in capsys.readouterr().err
     )
+
+
+def test_an_onnx_file_is_one_whatever_its_name(tmp_path, capsys):
+    (tmp_path / "model").write_bytes(shipping.graph())
+    assert inspected(tmp_path / "model", capsys)["kind"] == "onnx"
+
+
+def test_what_an_onnx_file_does_not_say_is_unknown(tmp_path, capsys):
+    from onnx import TensorProto, helper, save
+
+    ends = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, None),
+        helper.make_tensor_value_info("s", TensorProto.FLOAT, []),
+        helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, [1]),
+    ]
+    node = helper.make_node("SequenceConstruct", ["x"], ["y"])
+    save(helper.make_model(helper.make_graph([node], "g", ends[:2], ends[2:])), tmp_path / "m.onnx")
+    assert main(["inspect", str(tmp_path / "m.onnx")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2:5] == [
+        "input: x float32 of unknown shape",
+        "input: s float32 []",
+        "output: y sequence of unknown shape",
+    ]
+
+
+def test_a_packed_bundle_is_to_be_unpacked(tmp_path, capsys):
+    shipping.bundle(tmp_path / "b")
+    assert main(["pack", str(tmp_path / "b"), str(tmp_path / "b.trtb")]) == 0
+    capsys.readouterr()
+    assert main(["inspect", str(tmp_path / "b.trtb")]) == 2
+    assert "b.trtb: must be unpacked to be read (got a packed bundle). Run `trtpipe unpack " in capsys.readouterr().err
