@@ -34,14 +34,7 @@ def open_check(job: Job) -> Source:
     Raises:
         InputError: they are bad.
     """
-    return _open(job, "check", job.check, check_transform(job))
-
-
-def check_transform(job: Job) -> Transform | None:
-    """How images become inputs: what the check used, and what a bundle tells its users to do."""
-    if job.check.transform is not None or job.calibration is None or job.check.images is None:
-        return job.check.transform
-    return job.calibration.transform
+    return _open(job, "check", job.check, job.check_transform())
 
 
 def _open(job: Job, where: str, data: Data, transform: Transform | None) -> Source:
