@@ -160,7 +160,8 @@ def test_a_distance_that_is_not_finite_allows_nothing(tmp_path: Path, figure: st
     metrics = tuple(replace(m, value=value) if m.name == figure else m for m in check.metrics)
     shipping.bundle(tmp_path / "c", check=replace(check, metrics=metrics))
     with trtpipe.load(tmp_path / "c") as model:
-        assert "no check of output logits is recorded" in model.notes[0]
+        (note,) = model.notes
+        assert "no check of output logits is recorded" in note
 
 
 def test_a_graph_that_onnxruntime_refuses_is_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
