@@ -97,7 +97,8 @@ bench-gpu: $(SETUP)  ## Four networks in every mode on this GPU, and whether Ten
 schema: $(SETUP)  ## Write what is generated from the job file's models: its JSON Schema and its page in the docs.
 	$(BIN)/python -m trtpipe schema > configs/job.schema.json
 	$(BIN)/python -m trtpipe schema --markdown > docs/job-file.md
-	$(BIN)/python -c "from trtpipe.trt.versions import document; print(document(), end='')" > docs/versions.md
+	$(BIN)/python -c "import json; from trtpipe.trt.versions import document; \
+	    print(document(json.load(open('docs/rtx-options.json'))), end='')" > docs/versions.md
 
 dist: $(SETUP)  ## Make the wheel and the sdist of this version in dist/.
 	$(BIN)/python -m hatchling build -d dist

@@ -216,6 +216,17 @@ def _fallback(build: Build, check: Check) -> Iterator[Broken]:
         yield Broken(path, "be left out with build.allow_torch_fallback", str(limit), hint)
 
 
+def _measured_in_int8(precision: Precision, build: Build, check: Check) -> Iterator[Broken]:
+    """Sensitivity and tuning compare modules with and without Q/DQ, which only explicit INT8 has."""
+    if precision.int8_mode and build.quantization == "explicit":
+        return
+    got = "build.quantization: implicit" if precision.int8_mode else "precision.int8_mode: false"
+    for name, value, default in (("sensitivity", check.sensitivity, False), ("on_fail", check.on_fail, "error")):
+        if value != default:
+            hint = f"It measures what Q/DQ cost module by module: remove check.{name}, or quantize explicitly."
+            yield Broken(("check", name), f"be {str(default).lower()} without explicit INT8", got, hint)
+
+
 def _calibrated(precision: Precision, calibration: Calibration | None) -> Iterator[Broken]:
     if precision.int8_mode and calibration is None:
         hint = "Add calibration.images, or calibration.table."
@@ -230,6 +241,11 @@ def _calibration(calibration: Calibration | None) -> Iterator[Broken]:
         got = f"algorithm: {calibration.algorithm}"
         yield Broken(("calibration", "percentile"), "be given only with algorithm: percentile", got)
     yield from _suffix(calibration.table, ("calibration", "table"), (".json",))
+    if calibration.table is not None:
+        for name in ("samples", "batch_size", "seed", "workers", "on_bad_sample"):
+            if name in _changed(calibration):
+                got = f"{getattr(calibration, name)} with table"
+                yield Broken(("calibration", name), "be left out with calibration.table", got, "No sample is read.")
 
 
 def _calibration_fits(calibration: Calibration | None, inputs: Mapping[str, Input]) -> Iterator[Broken]:
@@ -337,6 +353,7 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Broken]]], ...] = (
     (("precision",), _precision),
     (("build", "precision", "model"), _route),
     (("build", "check"), _fallback),
+    (("precision", "build", "check"), _measured_in_int8),
     (("precision", "calibration"), _calibrated),
     (("calibration",), _calibration),
     (("calibration", "inputs"), _calibration_fits),

@@ -36,7 +36,7 @@ def open_check(job: Job) -> Source:
     Raises:
         InputError: they are bad.
     """
-    return _open(job, "check", job.check, check_transform(job))
+    return _open(job, "check", job.check, job.check_transform())
 
 
 def with_labels(job: Job, loaded: LoadedModel, source: Source) -> tuple[Source, tuple[str, ...]]:
@@ -100,13 +100,6 @@ def _class_names(
         numbered = {int(name): name for name in folders}
         return tuple(numbered.get(k, str(k)) for k in range(count)), "check.images"
     return None, "check.images"
-
-
-def check_transform(job: Job) -> Transform | None:
-    """How images become inputs: what the check used, and what a bundle tells its users to do."""
-    if job.check.transform is not None or job.calibration is None or job.check.images is None:
-        return job.check.transform
-    return job.calibration.transform
 
 
 def _open(job: Job, where: str, data: Data, transform: Transform | None) -> Source:

@@ -126,10 +126,13 @@ def _load_weights(network: torch.nn.Module, path: Path) -> None:
     for wrapper in ("state_dict", "model"):
         if isinstance(state.get(wrapper), dict):
             state = state[wrapper]
-    try:
-        network.load_state_dict(state, strict=True)
-    except RuntimeError as error:
-        raise InputError(f"model.weights: must fit the model (got {path.name}: {error}). Check model.args.") from None
+    with user_code("model.weights: load_state_dict() of the model", InputError):
+        try:
+            network.load_state_dict(state, strict=True)
+            return
+        except RuntimeError as error:
+            unfit = str(error)
+    raise InputError(f"model.weights: must fit the model (got {path.name}: {unfit}). Check model.args.")
 
 
 def _weights_digest(network: torch.nn.Module) -> str:

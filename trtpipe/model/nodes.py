@@ -81,6 +81,16 @@ def constant_value(graph: torch.fx.GraphModule, node: torch.fx.Node) -> torch.Te
     return owner
 
 
+def set_constant(graph: torch.fx.GraphModule, node: torch.fx.Node, value: torch.Tensor) -> None:
+    """Replace the tensor of a get_attr node, for every node that reads it; `graph` must be a copy of its own."""
+    path, _, name = str(node.target).rpartition(".")
+    owner = graph.get_submodule(path)
+    if name in owner._parameters:
+        owner._parameters[name] = torch.nn.Parameter(value, requires_grad=False)
+    else:
+        owner._buffers[name] = value
+
+
 def add_constant(graph: torch.fx.GraphModule, name: str, value: torch.Tensor, like: torch.fx.Node) -> torch.fx.Node:
     """A new get_attr node, before `like`, for a buffer holding `value`; `name` is made unique."""
     unique, k = name, 0

@@ -179,7 +179,6 @@ def lines(report: NightlyReport) -> Iterator[str]:
         if shown:
             yield f"{outcome.name}:"
             yield from (f"  {line}" for line in shown)
-    yield from (f"warning: {warning}" for warning in report.warnings)
     yield from (f"note: {note}" for note in report.notes)
     if report.evicted:
         yield f"cache: {len(report.evicted)} entries evicted, least recently used first"

@@ -28,7 +28,7 @@ from trtpipe.pipeline.assemble import Parts, assemble, shared_scales
 from trtpipe.pipeline.build import Built, build, gather
 from trtpipe.pipeline.cache.store import Cache, DamagedEntry, Entry
 from trtpipe.pipeline.stages import Front, Stages
-from trtpipe.routes.onnx import compile_graph, to_onnx
+from trtpipe.routes.onnx import compile_graph, release, to_onnx
 from trtpipe.values import (
     Baseline,
     Captured,
@@ -202,7 +202,7 @@ class _Line:
         def make() -> tuple[_Lowered, dict[str, Any], dict[str, bytes]]:
             table, quantized = self.quantized()
             with self.stages("export"):
-                graph = to_onnx(quantized)
+                graph = to_onnx(quantized, release(self.job))
             made = _Lowered(self.loaded, self.captured, quantized, table, self._scales(table), graph)
             return made, *_keep_lowered(made)
 

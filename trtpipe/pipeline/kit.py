@@ -12,11 +12,12 @@ from calib.audit import doubtful_thresholds
 from trtpipe.batching import Batching
 from trtpipe.bundle.format import write_bundle
 from trtpipe.bundle.kit import bundle_contents, kit_contents, kit_graph
+from trtpipe.bundle.manifest import CALIBRATION
 from trtpipe.errors import InputError
 from trtpipe.evaluation.check import CheckData, Damaged, check_engine
 from trtpipe.evaluation.control import damaged_copy
 from trtpipe.packages import versions
-from trtpipe.pipeline.assemble import describe, golden_data, table_bytes
+from trtpipe.pipeline.assemble import describe, golden_data, table_files
 from trtpipe.pipeline.build import Built, retuned
 from trtpipe.pipeline.cache.environment import BUILDERS, fingerprint
 from trtpipe.pipeline.measure import explained
@@ -47,8 +48,17 @@ if TYPE_CHECKING:
     from trtpipe.progress import Progress, Reporter
 
 
-def write_kit(job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = None) -> Built:
+def write_kit(
+    job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = None, release: str | None = None
+) -> Built:
     """Take `job` down the line as far as its graph, check that, and write the kit `out/<name>`.
+
+    Args:
+        job: of route onnx.
+        out: the folder that the kit goes to.
+        reporter: is told the stages.
+        sign: signs the kit's manifest, unless the check failed.
+        release: the device's TensorRT, like "8.6.1"; None for any from 10 on.
 
     Raises:
         TrtpipeError: with the exit code of what went wrong; nothing is then written.
@@ -62,7 +72,9 @@ def write_kit(job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = No
     def checked(job: Job, table: CalibrationTable | None) -> tuple[Quantized, OnnxModel, CheckReport]:
         quantized = quantize(job, front, table, stages)
         with stages("lower"):
-            graph = lowered_for(to_onnx(quantized), job.build.target)
+            graph = lowered_for(
+                to_onnx(quantized, release if job.build.target == "tensorrt" else None), job.build.target
+            )
         with stages("check") as progress, graph_as_checked(graph.data, job.build.target) as runner:
             report = check_engine(
                 runner,
@@ -88,10 +100,13 @@ def write_kit(job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = No
     report, _ = explained(job.model_copy(update={"check": check}), front, table, report, stages)
     with stages("kit"):
         manifest = describe(job, front, table, quantized, report, None, graph)
-        calibration = None if table is None else table_bytes(table)
+        extra = {} if table is None else table_files(table)
+        calibration = extra.pop(CALIBRATION, None)
         kit = write_bundle(
             out / job.name,
-            *kit_contents(manifest, graph, golden_data(job, front, front.check_source.sample_count), calibration),
+            *kit_contents(
+                manifest, graph, golden_data(job, front, front.check_source.sample_count), calibration, extra
+            ),
             sign=sign,
         )
     return Built(kit, report, stages.seconds)

@@ -23,6 +23,7 @@ from trtpipe.pipeline.stages import (
     calibrate,
     check_data,
     compile_engine,
+    corrected,
     graph_control,
     observe_ranges,
     prepare,
@@ -30,7 +31,7 @@ from trtpipe.pipeline.stages import (
 from trtpipe.quantization.diagnose import diagnose, first_samples
 from trtpipe.quantization.search import EVALUATIONS, Candidate, Laboratory, Preview, Trial, Tuned, search, shortfall
 from trtpipe.quantization.trials import Trials
-from trtpipe.routes.onnx import lowered_for, to_onnx
+from trtpipe.routes.onnx import lowered_for, release, to_onnx
 from trtpipe.runtime.executor import graph_as_checked, not_executed_here
 from trtpipe.trt import driver
 
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from trtpipe.values import Quantized
 
 #: Every algorithm, for a table that still has its histograms.
-ALGORITHMS = ("entropy_2", "entropy", "minmax", "percentile", "mse")
+ALGORITHMS = ("auto", "entropy_2", "entropy", "minmax", "percentile", "mse")
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def tune_from(
         raise InputError("tune: the job must quantize (got int8_mode: false). Set precision.int8_mode.")
     if not job.check.limits.given:
         raise InputError("tune: check.limits must set the budget (got none). Add one, like accuracy_drop_max: 0.01.")
-    bench = _Bench(job, front, table, stages)
+    bench = _Bench(job, corrected(front, table), table, stages)
     trials = Trials.open(out / f"{job.name}.trials.json", bench.key())
     with stages("tune") as progress:
         for note in trials.notes:
@@ -181,7 +182,7 @@ class _Bench:
                 amax=self.table(candidate.algorithm).amax,
                 ranges=self.ranges(),
             )
-            model = lowered_for(to_onnx(quantized), job.build.target)
+            model = lowered_for(to_onnx(quantized, release(job)), job.build.target)
             report = check_engine(
                 graph_as_checked(model.data, job.build.target),
                 "graph",
@@ -234,7 +235,7 @@ class _Bench:
         graph, precision = front.captured.graph, job.precision
         sites = kept_sites(find_sites(graph)[0], keep_of(job, front.captured).out_of_int8)
         half = half_dtype(precision.fp16_mode, precision.bf16_mode)
-        changed = roundings(graph, sites, self.table(candidate.algorithm).amax, half)
+        changed = roundings(graph, sites, self.table(candidate.algorithm).amax, half, front.captured.int8)
         machine, parts, how = Partial(graph), [], batching(job, front)
         count = 0
         for sample in first_samples(front.check_source, how):

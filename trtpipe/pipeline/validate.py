@@ -6,12 +6,10 @@ No torch, ONNX or TensorRT is imported; what is installed is read from package m
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from trtpipe.errors import InputError
 from trtpipe.job.importable import find_module, missing
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, JobFile, job_files
@@ -20,7 +18,7 @@ from trtpipe.packages import version as package_version
 from trtpipe.routes.options import FRONTENDS, TORCH2TRT, job_refusals
 from trtpipe.routes.options import INSTALL as INSTALL_FRONTEND
 from trtpipe.trt import driver
-from trtpipe.trt.flavour import INSTALL, installed
+from trtpipe.trt.flavour import INSTALL, installed, require_version
 from trtpipe.trt.options import platform_refusals, refusals
 from trtpipe.trt.platforms import unable
 from trtpipe.trt.versions import RELEASES as KNOWN_RELEASES
@@ -82,8 +80,8 @@ def judge(
     Raises:
         InputError: `version` is no version.
     """
-    if version is not None and not re.fullmatch(r"\d+(\.\d+)*", version):
-        raise InputError(f"--for: must be a version like 10.3.0 (got {version!r}).")
+    if version is not None:
+        require_version("--for", version)
     files = job_files(path, paths_exist=here)
     return tuple(_judged(file, Path(path), overrides, here, version, purpose) for file in files)
 

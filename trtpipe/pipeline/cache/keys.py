@@ -26,6 +26,8 @@ from trtpipe.job.importable import find_module
 from trtpipe.packages import versions
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import BUILDERS, DECIDING, OTHERS
+from trtpipe.routes.onnx import release as onnx_release
+from trtpipe.routes.release import needs_lowering
 from trtpipe.trt import driver as cuda
 
 if TYPE_CHECKING:
@@ -264,6 +266,8 @@ def stage_keys(job: Job, found: Ingredients) -> StageKeys:
         **chosen("job calibration", "calibration data", "calibration table", "calibration source"),
     }
     graph = {**model, **chosen("job precision")}
+    if needs_lowering(release := onnx_release(job)):
+        graph["onnx form"] = f"TensorRT {release}"
     if job.precision.int8_mode:  # what gains from INT8 depends on the target
         graph |= {**calibrated, **chosen("job build.target")}
     if job.precision.fp16_mode:  # its ranges are observed on data
