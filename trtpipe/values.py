@@ -74,7 +74,7 @@ class LoadedModel:
 
     `module` is in eval mode on the CPU, takes the inputs in order in their binding dtypes and returns a tuple of the
     outputs in order, computed in float32 (an output's binding dtype is applied when the graph is lowered). `exported`
-    tells a .pt2 program from eager code.
+    tells a .pt2 program from eager code. `classes` is the model's own list of its classes' names, if it has one.
     """
 
     module: torch.nn.Module
@@ -84,6 +84,7 @@ class LoadedModel:
     source: str
     notes: tuple[str, ...] = ()
     exported: bool = False
+    classes: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -180,6 +180,9 @@ class Check(Data):
     require: Literal["graph", "engine"] = Field(
         default="graph", description="engine: fail where the engine itself cannot run"
     )
+    labels: str | None = Field(
+        default=None, description="a text file of the model's class names, one a line, that class folders are found in"
+    )
     sensitivity: bool = Field(
         default=False, description="measure what INT8 costs by module even where the check passes, for the report"
     )

@@ -19,6 +19,7 @@ from trtpipe.pipeline.cache.environment import environment, fingerprint, portabl
 from trtpipe.pipeline.stages import batching
 from trtpipe.report.content import Answers, ReportContent
 from trtpipe.report.page import render
+from trtpipe.routes.compiled_precision import read_back
 from trtpipe.trt.weights import stored_weights
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def describe(
         build=job.build.model_copy(update={"timing_cache": None, "calibration_cache": None}),
         opset=None if graph is None else graph.opset,
         precision=job.precision,
-        layers=quantized.layers,
+        layers=quantized.layers if graph is None else read_back(quantized.layers, graph),
         # Images without a transform are only made tensors, which is a way too; None means that inputs are arrays.
         preprocessing=(job.check_transform() or Transform()) if job.check.images else None,
         class_names=front.check_source.classes,

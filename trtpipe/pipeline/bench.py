@@ -92,7 +92,7 @@ def bench_front(
     first = next(iter(data.batches()))
     stand = Stand(front.loaded, first, device, lambda: _whole(_batches(job), batch))
     modes = [
-        *torch_modes(stand, front.baseline.module),
+        *torch_modes(stand, None if front.baseline.kind == "program" else front.baseline.module),
         *gpu_modes(stand),
         *_ort_modes(job, front, table, first),
     ]

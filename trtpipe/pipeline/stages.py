@@ -15,12 +15,12 @@ from calib.data import overlap
 from calib.errors import CalibCancelled, CalibError
 from calib.table import CalibrationTable
 from trtpipe.batching import Array, Batching
-from trtpipe.errors import Cancelled, InputError, TrtpipeError
+from trtpipe.errors import BuildError, Cancelled, InputError, MissingError
 from trtpipe.evaluation.check import CheckData, Damaged, Executor, check_engine
 from trtpipe.evaluation.control import damaged_copy, damaged_program
 from trtpipe.model.baseline import record_baseline
 from trtpipe.model.capture import capture
-from trtpipe.model.data import open_calibration, open_check
+from trtpipe.model.data import open_calibration, open_check, with_labels
 from trtpipe.model.load import load_model
 from trtpipe.routes.onnx import compile_graph, to_onnx
 from trtpipe.routes.registry import route
@@ -87,7 +87,9 @@ def prepare(job: Job, stages: Stages) -> Front:
 def record(job: Job, loaded: LoadedModel, stages: Stages) -> tuple[Source, Baseline]:
     """The check samples, and what the model answers on them as TorchScript."""
     with stages("baseline") as progress:
-        source = open_check(job)
+        source, notes = with_labels(job, loaded, open_check(job))
+        for note in notes:
+            progress.note(note)
         baseline = record_baseline(
             loaded,
             source.batches(job.batch_size(job.check)),
@@ -97,7 +99,7 @@ def record(job: Job, loaded: LoadedModel, stages: Stages) -> tuple[Source, Basel
             torchscript=job.model.torchscript,
             progress=progress,
         )
-    return source, baseline
+    return source, replace(baseline, notes=(*baseline.notes, *notes))
 
 
 def quantizes(job: Job) -> bool:
@@ -310,7 +312,7 @@ def engine_control(build: Callable[[], Engine], graph: OnnxModel | None, tensor:
     def opened() -> Iterator[Executor]:
         try:
             engine = build()
-        except TrtpipeError as error:
+        except (BuildError, InputError, MissingError) as error:
             if graph is None:
                 raise
             why = f"no engine could be built of the control: {str(error).splitlines()[0]}"

@@ -283,6 +283,7 @@ def _observe_weight(graph: GraphModule, site: Site, corrected: Int8Weight | None
     for node in consumer.all_input_nodes:
         if node.op == "call_module" and node.args[0].name == site.producer.name:
             observer = graph.get_submodule(str(node.target))
+            assert isinstance(observer, PerChannelWeightObserver)
             observer(constant_value(graph, node.args[0]))
             observer.scales = None if corrected is None else corrected.scales
 

@@ -211,7 +211,7 @@ def _upper_bound(node: Node, name: str) -> float | None:
     """The bound of a clip from 0 to a positive number; None for any other."""
     default = (0.0, 6.0) if name == "relu6" else (-1.0, 1.0) if name.startswith("hardtanh") else (None, None)
     low, high = (*node.args[1:3], *default[len(node.args) - 1 :])[:2]
-    return float(high) if low == 0 and isinstance(high, (int, float)) and high > 0 else None  # type: ignore[arg-type]
+    return float(high) if low == 0 and isinstance(high, (int, float)) and high > 0 else None
 
 
 def _drops_ones(node: Node, read: list[Node]) -> bool:
