@@ -310,7 +310,7 @@ def write(folder: Path, *layers: dict[str, Any]) -> Path:
             if value is None:
                 inner.pop(last, None)
             else:
-                inner[last] = value
+                inner[last] = json.loads(json.dumps(value))
     path = folder / "job.yaml"
     path.write_text(json.dumps(job))  # JSON is YAML
     return path
