@@ -76,6 +76,9 @@ def _one_source(model: Model) -> Iterator[Broken]:
         yield Broken(("model",), "have exactly one of factory and program", _count(sources))
     yield from _callable(model.factory, ("model", "factory"))
     if sources == ("program",):
+        if "baseline" in _changed(model) and model.torchscript is None:
+            hint = "A program is its own baseline: TorchScript cannot take it."
+            yield Broken(("model", "baseline"), "be given only with factory", f"{model.baseline} with program", hint)
         for key, value in (("args", model.args), ("weights", model.weights)):
             if value:
                 yield Broken(("model", key), "be given only with factory", f"{key} with program", f"Remove {key}.")
@@ -252,6 +255,8 @@ def _calibration_fits(calibration: Calibration | None, inputs: Mapping[str, Inpu
 
 def _check(check: Check) -> Iterator[Broken]:
     yield from _data("check", check, ("images", "arrays", "factory"))
+    if check.labels is not None and check.images is None:
+        yield Broken(("check", "labels"), "be given only with check.images", "no images", "It names class folders.")
     limits = check.limits
     if not limits.given:
         hint = "A check without a limit cannot fail; start with cosine_min: 0.99."

@@ -17,7 +17,7 @@ from trtpipe.evaluation.speedup import HYBRID
 from trtpipe.model.data import open_calibration, open_check
 from trtpipe.pipeline.cache.environment import environment
 from trtpipe.pipeline.measure import Plan, batched, check_samples, plan_of
-from trtpipe.pipeline.stages import Front, Stages, calibrate, compile_engine, prepare, quantize
+from trtpipe.pipeline.stages import Front, Stages, calibrate, compile_engine, corrected, prepare, quantize
 from trtpipe.routes.onnx import to_onnx
 from trtpipe.runtime.compatibility import problems
 from trtpipe.runtime.device import this_device
@@ -92,9 +92,9 @@ def bench_front(
     first = next(iter(data.batches()))
     stand = Stand(front.loaded, first, device, lambda: _whole(_batches(job), batch))
     modes = [
-        *torch_modes(stand, front.baseline.module),
+        *torch_modes(stand, None if front.baseline.kind == "program" else front.baseline.module),
         *gpu_modes(stand),
-        *_ort_modes(job, front, None if table is None else table.amax, first),
+        *_ort_modes(job, front, table, first),
     ]
     for name, plan in plans.items():
         modes += _engine_modes(plan, job.build.target, first, name)
@@ -200,21 +200,21 @@ def _batches(job: Job) -> Iterator[Mapping[str, Array]]:
     return (b.arrays for b in source.batches(job.batch_size(job.check)))
 
 
-def _ort_modes(job: Job, front: Front, amax: Mapping[str, float] | None, first: Mapping[str, Array]) -> list[Mode]:
+def _ort_modes(job: Job, front: Front, table: CalibrationTable | None, first: Mapping[str, Array]) -> list[Mode]:
     """ONNX Runtime on the CPU, optimized for speed: the float graph, and the Q/DQ graph with all else in FP32."""
     from trtpipe.quantization.payoff import keep_of
     from trtpipe.quantization.quantize import quantize as quantize_graph
 
     def graph(int8: bool) -> Callable[[], bytes]:
         def make() -> bytes:
-            made = quantize_graph(
-                front.captured, int8=int8, half=None, keep=keep_of(job, front.captured), amax=amax or {}, ranges={}
-            )
+            captured = corrected(front, table).captured if int8 else front.captured
+            amax, keep = {} if table is None else table.amax, keep_of(job, front.captured)
+            made = quantize_graph(captured, int8=int8, half=None, keep=keep, amax=amax, ranges={})
             return to_onnx(made).data
 
         return make
 
-    cannot = "" if amax is not None else "the job has no INT8 mode"
+    cannot = "" if table is not None else "the job has no INT8 mode"
     return [
         _ort_mode("ONNX Runtime FP32", graph(False), first),
         _ort_mode("ONNX Runtime Q/DQ INT8", graph(True), first, cannot),

@@ -12,11 +12,12 @@ from calib.audit import doubtful_thresholds
 from trtpipe.batching import Batching
 from trtpipe.bundle.format import write_bundle
 from trtpipe.bundle.kit import bundle_contents, kit_contents, kit_graph
+from trtpipe.bundle.manifest import CALIBRATION
 from trtpipe.errors import InputError
 from trtpipe.evaluation.check import CheckData, Damaged, check_engine
 from trtpipe.evaluation.control import damaged_copy
 from trtpipe.packages import versions
-from trtpipe.pipeline.assemble import describe, golden_data, table_bytes
+from trtpipe.pipeline.assemble import describe, golden_data, table_files
 from trtpipe.pipeline.build import Built, retuned
 from trtpipe.pipeline.cache.environment import BUILDERS, fingerprint
 from trtpipe.pipeline.measure import explained
@@ -99,10 +100,13 @@ def write_kit(
     report, _ = explained(job.model_copy(update={"check": check}), front, table, report, stages)
     with stages("kit"):
         manifest = describe(job, front, table, quantized, report, None, graph)
-        calibration = None if table is None else table_bytes(table)
+        extra = {} if table is None else table_files(table)
+        calibration = extra.pop(CALIBRATION, None)
         kit = write_bundle(
             out / job.name,
-            *kit_contents(manifest, graph, golden_data(job, front, front.check_source.sample_count), calibration),
+            *kit_contents(
+                manifest, graph, golden_data(job, front, front.check_source.sample_count), calibration, extra
+            ),
             sign=sign,
         )
     return Built(kit, report, stages.seconds)

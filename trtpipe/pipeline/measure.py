@@ -13,7 +13,7 @@ import numpy as np
 from trtpipe.batching import Array, Batching
 from trtpipe.evaluation.bench import Bench, Data
 from trtpipe.evaluation.speedup import HYBRID, judge_speedup, measure_speedup
-from trtpipe.pipeline.stages import Front, Stages, compile_engine, quantize
+from trtpipe.pipeline.stages import Front, Stages, compile_engine, corrected, quantize
 from trtpipe.quantization.diagnose import blame, diagnose, is_about_numbers
 from trtpipe.quantization.ranking import Sensitivity
 from trtpipe.runtime.executor import RunnerSettings, not_executed_here, settings_of
@@ -48,7 +48,7 @@ def explained(
     if table is None or not (failed or job.check.sensitivity):
         return report, None
     with stages("diagnose") as progress:
-        found = diagnose(job, front.captured, front.check_source, table.amax, progress)
+        found = diagnose(job, corrected(front, table).captured, front.check_source, table.amax, progress)
     if failed:
         half = "fp16" if job.precision.fp16_mode else None
         report = replace(report, problems=(*report.problems, blame(found, half)))

@@ -23,6 +23,7 @@ from trtpipe.pipeline.stages import (
     calibrate,
     check_data,
     compile_engine,
+    corrected,
     graph_control,
     observe_ranges,
     prepare,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from trtpipe.values import Quantized
 
 #: Every algorithm, for a table that still has its histograms.
-ALGORITHMS = ("entropy_2", "entropy", "minmax", "percentile", "mse")
+ALGORITHMS = ("auto", "entropy_2", "entropy", "minmax", "percentile", "mse")
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def tune_from(
         raise InputError("tune: the job must quantize (got int8_mode: false). Set precision.int8_mode.")
     if not job.check.limits.given:
         raise InputError("tune: check.limits must set the budget (got none). Add one, like accuracy_drop_max: 0.01.")
-    bench = _Bench(job, front, table, stages)
+    bench = _Bench(job, corrected(front, table), table, stages)
     trials = Trials.open(out / f"{job.name}.trials.json", bench.key())
     with stages("tune") as progress:
         for note in trials.notes:
@@ -234,7 +235,7 @@ class _Bench:
         graph, precision = front.captured.graph, job.precision
         sites = kept_sites(find_sites(graph)[0], keep_of(job, front.captured).out_of_int8)
         half = half_dtype(precision.fp16_mode, precision.bf16_mode)
-        changed = roundings(graph, sites, self.table(candidate.algorithm).amax, half)
+        changed = roundings(graph, sites, self.table(candidate.algorithm).amax, half, front.captured.int8)
         machine, parts, how = Partial(graph), [], batching(job, front)
         count = 0
         for sample in first_samples(front.check_source, how):

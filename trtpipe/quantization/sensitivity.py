@@ -152,7 +152,12 @@ def measure_sensitivity(
     began = time.perf_counter()
     machine, bare, count = Partial(graph), Spent(), 0
     found = [
-        _Found(u, roundings(graph, u.sites, amax, half), captured.outputs, [_Ratio() for _ in captured.outputs])
+        _Found(
+            u,
+            roundings(graph, u.sites, amax, half, captured.int8),
+            captured.outputs,
+            [_Ratio() for _ in captured.outputs],
+        )
         for u in units
     ]
     for sample in samples:

@@ -17,5 +17,6 @@ __all__ = [
     "runtime",
     "timing",
     "timing_cache",
+    "versions",
     "weights",
 ]

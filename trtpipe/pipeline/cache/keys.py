@@ -51,6 +51,7 @@ WITHOUT_EFFECT = frozenset(
 CONTENTS: Mapping[str, str] = {
     "model.weights": "weights",
     "model.torchscript": "torchscript",
+    "check.labels": "check labels",
     "model.program": "program",
     "calibration.images": "calibration data",
     "calibration.arrays": "calibration data",
@@ -256,7 +257,8 @@ def stage_keys(job: Job, found: Ingredients) -> StageKeys:
         for n, v in chosen("job check").items()
         if not n.startswith(("job check.limits", "job check.require", "job check.on_fail"))
     }
-    checked |= chosen("check data", "check source") | transform | data
+    # Class folders are numbered by check.labels, or by calibration's folders.
+    checked |= chosen("check data", "check source", "check labels", "calibration data") | transform | data
     baseline = {**model, **checked, "baseline": script, **chosen("torchscript")}
     calibrated = {
         **model,
