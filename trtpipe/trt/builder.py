@@ -62,7 +62,8 @@ def build_engine(
     refused = refusals(build, precision, found.name, found.version, found.capabilities) + _unfit(gpu, build, precision)
     if refused and judged:
         raise InputError("\n".join(message for _, message in refused))
-    if found.name == "tensorrt" and model.opset > (newest := newest_opset(found.version)):
+    newest = newest_opset(found.version) if found.name == "tensorrt" else None
+    if newest is not None and model.opset > newest:
         raise InputError(
             f"onnx: {found.title} parses opset {newest} at most (got {model.opset}). "
             f"Prepare the kit for it: trtpipe prepare --for {found.version}."

@@ -150,7 +150,8 @@ def _lowering() -> Iterator[list[str]]:
         typing = "strong" if always else "strong, weak on request" if "strong_typing" in able else "weak"
         int8 = "Q/DQ in the graph" + (", or a calibrator (`quantization: implicit`)" if "weak_typing" in able else "")
         half = "in the graph" if "strong_typing" in able else "in the graph, and the FP16 flag; no BF16"
-        form = "opset 20" if newest_opset(version) >= 20 or name == "tensorrt_rtx" else "opset 17, its own form"
+        newest = newest_opset(version) if name == "tensorrt" else None
+        form = "as exported" if newest is None else f"opset {newest}, its own form"
         yield [title(name, version), typing, form, int8, half]
 
 
@@ -159,7 +160,7 @@ def _checked() -> Iterator[list[str]]:
     for name, version in RELEASES:
         if name == "tensorrt_rtx":
             yield [title(name, version), "engines built, without a GPU", "engines executed, unless a report says so"]
-        elif newest_opset(version) < 20:
+        elif newest_opset(version) is not None:
             graphs = "graphs against the table of its parser's operators, and in ONNX Runtime"
             yield [title(name, version), f"{bindings}; {graphs}", "a graph parsed, an engine built or executed"]
         else:
