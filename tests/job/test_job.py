@@ -76,7 +76,7 @@ BROKEN = [
     ([("precision:\n  fp16_mode: true\n  int8_mode: true\n", "precision:\n")],
      ["job.yaml:10: precision: must be a mapping (got nothing)."]),
     ([("entropy_2", "entropy2")],
-     ["job.yaml:16: calibration.algorithm: must be entropy_2, entropy, minmax, percentile or mse (got 'entropy2'). "
+     ["job.yaml:16: calibration.algorithm: must be auto, entropy_2, entropy, minmax, percentile or mse (got 'entropy2'). "
       "Did you mean entropy_2?"]),
     ([("build:\n", "build:\n  target: tensorrt-rtx\n")],
      ["job.yaml:18: build.target: must be tensorrt, tensorrt_rtx or onnxruntime (got 'tensorrt-rtx'). "
@@ -172,7 +172,7 @@ BROKEN = [
      ["job.yaml:1: calibration: must be given when precision.int8_mode is true (got none). "
       "Add calibration.images, or calibration.table."]),
     ([("  algorithm: entropy_2", "  percentile: 99.9")],
-     ["job.yaml:16: calibration.percentile: must be given only with algorithm: percentile (got algorithm: entropy_2)."]),
+     ["job.yaml:16: calibration.percentile: must be given only with algorithm: percentile (got algorithm: auto)."]),
     ([("  algorithm: entropy_2", "  table: t.json")],
      ["job.yaml:13: calibration: must have exactly one of images, arrays, factory and table (got images and table)."]),
     ([("images: calib", "arrays: x.npy")],
