@@ -79,6 +79,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "check.sensitivity": {"check.sensitivity": True},
     "check.bench": {"check.bench": True},
     "check.on_fail": {"check.on_fail": "tune"},
+    "calibration.corrections": {"calibration.corrections": []},
+    "check.labels": {"check.labels": "labels.txt"},
     "calibration.algorithm": {"calibration.algorithm": "mse"},
     "calibration.percentile": {"calibration.algorithm": "percentile", "calibration.percentile": 99.0},
     "calibration.table": {"calibration": {"table": "table.json"}},
@@ -291,6 +293,7 @@ def folder(tmp_path, monkeypatch):
             for i in range(4):
                 gray = np.clip(level + rng.normal(0, 0.02, (16, 16)), 0, 1)
                 Image.fromarray((gray * 255).astype(np.uint8)).save(tmp_path / name / str(k) / f"{i}.png")
+    (tmp_path / "labels.txt").write_text("0\n1\n2\n")
     for name in ("net.ts", "net.pt2"):
         (tmp_path / name).write_bytes(b"")
     monkeypatch.chdir(tmp_path)
