@@ -24,7 +24,10 @@ from trtpipe.model.pt2e import (
     convert_pt2e,
     prepare_pt2e,
 )
+from trtpipe.quantization.formats import SMALLEST_SCALE, rounded_up
+from trtpipe.quantization.narrow import NarrowSite, Statistics, place_narrow
 from trtpipe.quantization.placement import Site, Skipped, find_sites, kept_sites
+from trtpipe.quantization.policy import Assignment, Modes, assign, checked_modes
 from trtpipe.quantization.precision import Keep, checked_keep, place_casts
 from trtpipe.values import Captured, Quantized, TensorSpec
 
@@ -38,8 +41,6 @@ if TYPE_CHECKING:
 
 #: Symmetric INT8. A weight's amax is its exact maximum, so its levels are [-127, 127]; activations saturate at -128.
 ACTIVATION_RANGE, WEIGHT_RANGE = (-128, 127), (-127, 127)
-#: A tensor that is zero on all samples still needs a positive scale.
-SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 
 
 class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
@@ -85,18 +86,6 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
         """float32 scales [C] and int64 zero points [C] (all 0)."""
         scales = rounded_up((self.amax / WEIGHT_RANGE[1]).clamp_min(SMALLEST_SCALE), self.half)
         return scales, torch.zeros_like(scales, dtype=torch.int64)
-
-
-def rounded_up(scales: torch.Tensor, half: torch.dtype | None) -> torch.Tensor:
-    """The float32 scales, or the smallest numbers of `half` that are not below them, as float32.
-
-    An FP16 engine holds its scales in FP16; quantizing with the very same numbers leaves no mismatch between Q and DQ.
-    """
-    if half is None:
-        return scales
-    near = scales.to(half)
-    up = torch.nextafter(near, torch.full_like(near, float("inf")))
-    return torch.where(near.to(torch.float32) < scales, up, near).to(torch.float32)
 
 
 class TensorRTQuantizer(Quantizer):  # type: ignore[misc]
@@ -270,6 +259,14 @@ def _observer_on(graph: GraphModule, consumer: Node, producer: str) -> Activatio
     raise AssertionError(f"no observer between {producer} and {consumer.name}")
 
 
+@dataclass(frozen=True)
+class Narrow:
+    """What a job with other formats than INT8 quantizes by: its modes, and what calibration knows beyond amax."""
+
+    modes: Modes
+    statistics: Statistics
+
+
 def quantize(
     captured: Captured,
     *,
@@ -278,16 +275,18 @@ def quantize(
     keep: Keep,
     amax: Mapping[str, float],
     ranges: Mapping[str, float],
+    narrow: Narrow | None = None,
 ) -> Quantized:
-    """The captured graph made strongly typed: Q/DQ where `int8`, casts where `half`, output bindings in their dtypes.
+    """The captured graph made strongly typed: Q/DQ where wanted, casts where `half`, output bindings in their dtypes.
 
     Args:
         captured: the hub graph; it is not changed.
-        int8: place Q/DQ pairs.
+        int8: place INT8 Q/DQ pairs; on everything, or where `narrow` says so.
         half: torch.float16, torch.bfloat16 or None.
         keep: globs over module paths that stay in a higher precision.
         amax: float amax by table key, for `int8`.
         ranges: largest |x| by node name, for float16.
+        narrow: FP8 and 4 bits, and what shares the graph between them and INT8; None for INT8 alone.
 
     Raises:
         InputError: a glob matches nothing, or the table lacks a tensor.
@@ -295,11 +294,17 @@ def quantize(
     keep = checked_keep(keep, captured.graph)
     notes: list[str] = list(captured.notes)
     scales: dict[str, float] = {}
-    unquantized: dict[str, str] = {}
+    reasons: dict[str, str] = {}
+    chosen = Assignment()
+    if narrow is not None:
+        sites, skipped = find_sites(captured.graph)
+        nodes = tuple(dict.fromkeys(s.consumer for s in sites if s.rule in ("Q1", "Q2")))
+        chosen = assign(sites, checked_modes(narrow.modes, nodes), keep)
+        reasons = {n.name: c.reason for n, c in chosen.choices.items() if c.reason}
+        int8 = bool(chosen.of("int8"))
     if int8:
-        prepared = prepare(captured, keep.out_of_int8, half)
-        unquantized = {s.node.name: s.reason for s in prepared.skipped}
-        notes += [f"{module_path(s.node)}: not quantized, {s.reason}" for s in prepared.skipped]
+        prepared = prepare(captured, lambda n: keep.out_of_int8(n) or chosen.excludes(n, "int8"), half)
+        skipped = prepared.skipped
         if not prepared.sites:
             raise InputError(
                 "precision.int8_mode: something must be left to quantize (got none). "
@@ -308,8 +313,35 @@ def quantize(
         graph, scales = place_qdq(prepared, amax, half)
     else:
         graph = copied(captured.graph)
+    if narrow is not None:
+        placed = narrow_sites(sites, chosen, narrow.modes)
+        if not placed and not int8:
+            raise InputError(
+                f"precision: something must be left to quantize in {narrow.modes.title} (got none: "
+                f"{next(iter(reasons.values()), 'the graph has no convolution, linear or matmul')}). "
+                "Narrow precision.keep, or choose another format."
+            )
+        scales |= place_narrow(graph, placed, half, narrow.statistics)
+    if int8 or narrow is not None:
+        reasons |= {s.node.name: s.reason for s in skipped}
+        notes += [f"{module_path(s.node)}: not quantized, {s.reason}" for s in skipped]
     layers = place_casts(
-        graph, half=half, keep=keep, ranges=ranges, outputs=captured.outputs, unquantized=unquantized
+        graph, half=half, keep=keep, ranges=ranges, outputs=captured.outputs, unquantized=reasons
     ).layers
     program = export(graph, captured.inputs)
     return Quantized(program, captured.inputs, captured.outputs, layers, scales, tuple(notes))
+
+
+def narrow_sites(sites: Sequence[Site], chosen: Assignment, modes: Modes) -> tuple[NarrowSite, ...]:
+    """The inputs that get Q/DQ in FP8 or 4 bits: both of an operation, or its weight where that alone is narrow."""
+    found = []
+    for site in sites:
+        choice = chosen.choices.get(site.consumer)
+        name = None if choice is None else choice.format
+        if name in (None, "int8") or site.rule not in ("Q1", "Q2"):
+            continue
+        if site.axis is None and modes.weights_alone(name):
+            continue
+        arguments = [k for k, a in enumerate(site.consumer.args[:2]) if a is site.producer]
+        found += [NarrowSite(site, k, name) for k in arguments]
+    return tuple(dict.fromkeys(found))
