@@ -112,8 +112,9 @@ def fp4_codes(values: torch.Tensor) -> torch.Tensor:
 
 def fp4_values(codes: torch.Tensor) -> torch.Tensor:
     """float32 numbers of E2M1 codes."""
-    table = torch.tensor(_FP4_VALUES + tuple(-v for v in _FP4_VALUES), dtype=torch.float32)
-    return table[codes.long()]
+    exponent, fraction = ((codes >> 1) & 3).to(torch.float32), (codes & 1).to(torch.float32)
+    size = torch.where(exponent == 0, fraction / 2, (1 + fraction / 2) * torch.exp2(exponent - 1))
+    return torch.where(codes >= 8, -size, size)
 
 
 def quantize_int4(

@@ -17,6 +17,7 @@ from trtpipe.errors import BuildError
 from trtpipe.job.job import Job
 from trtpipe.model.export import example_inputs
 from trtpipe.progress import Progress
+from trtpipe.routes import narrow_onnx
 from trtpipe.routes.native import native_calibration
 from trtpipe.trt.builder import build_engine
 from trtpipe.trt.isolated import build_isolated
@@ -45,8 +46,10 @@ def compile_graph(job: Job, model: OnnxModel, progress: Progress) -> Engine:
     return build_engine(model, job.build, progress=progress, precision=job.precision, calibration=samples)
 
 
-def to_onnx(quantized: Quantized, opset: int = OPSET) -> OnnxModel:
+def to_onnx(quantized: Quantized, opset: int | None = None) -> OnnxModel:
     """The quantized program as one checked ONNX file, byte-identical for the same program.
+
+    Its opset is `OPSET`, or the first that has the types of its number formats.
 
     Node names begin with the source module path (`layer3.1.conv2/Conv`), so that engine layers can be read. Traces,
     which hold paths of the exporting machine, are removed.
@@ -64,10 +67,10 @@ def to_onnx(quantized: Quantized, opset: int = OPSET) -> OnnxModel:
                 quantized.program,
                 example_inputs(quantized.inputs),
                 dynamo=True,
-                opset_version=opset,
+                opset_version=opset or narrow_onnx.opset_of(quantized, OPSET),
                 input_names=names_in,
                 output_names=names_out,
-                custom_translation_table=_translations(),
+                custom_translation_table=_translations() | narrow_onnx.translations(),
                 external_data=False,
                 verbose=False,
                 optimize=True,
@@ -79,6 +82,7 @@ def to_onnx(quantized: Quantized, opset: int = OPSET) -> OnnxModel:
             "Rewrite the operation named, or take another build.route."
         ) from error
     assert program is not None
+    narrow_onnx.store_four_bits(program.model)
     _rename(program.model, quantized)
     model = program.model_proto
     _strip(model)
