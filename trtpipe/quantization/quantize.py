@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -294,42 +294,76 @@ def quantize(
     keep = checked_keep(keep, captured.graph)
     notes: list[str] = list(captured.notes)
     scales: dict[str, float] = {}
-    reasons: dict[str, str] = {}
-    chosen = Assignment()
-    if narrow is not None:
-        sites, skipped = find_sites(captured.graph)
-        nodes = tuple(dict.fromkeys(s.consumer for s in sites if s.rule in ("Q1", "Q2")))
-        chosen = assign(sites, checked_modes(narrow.modes, nodes), keep)
-        reasons = {n.name: c.reason for n, c in chosen.choices.items() if c.reason}
-        int8 = bool(chosen.of("int8"))
-    if int8:
-        prepared = prepare(captured, lambda n: keep.out_of_int8(n) or chosen.excludes(n, "int8"), half)
-        skipped = prepared.skipped
-        if not prepared.sites:
-            raise InputError(
-                "precision.int8_mode: something must be left to quantize (got none). "
-                "Narrow precision.keep, or turn int8_mode off."
-            )
-        graph, scales = place_qdq(prepared, amax, half)
+    plan = plan_sites(captured.graph, int8=int8, keep=keep, narrow=narrow)
+    if int8 or narrow is not None:
+        if not plan.int8 and not plan.narrow:
+            raise InputError(_nothing_left(plan, narrow))
+        notes += [f"{module_path(s.node)}: not quantized, {s.reason}" for s in plan.skipped]
+    if plan.int8:
+        graph, scales = place_qdq(prepare(captured, plan.out_of_int8(keep), half), amax, half)
     else:
         graph = copied(captured.graph)
     if narrow is not None:
-        placed = narrow_sites(sites, chosen, narrow.modes)
-        if not placed and not int8:
-            raise InputError(
-                f"precision: something must be left to quantize in {narrow.modes.title} (got none: "
-                f"{next(iter(reasons.values()), 'the graph has no convolution, linear or matmul')}). "
-                "Narrow precision.keep, or choose another format."
-            )
-        scales |= place_narrow(graph, placed, half, narrow.statistics)
-    if int8 or narrow is not None:
-        reasons |= {s.node.name: s.reason for s in skipped}
-        notes += [f"{module_path(s.node)}: not quantized, {s.reason}" for s in skipped]
+        scales |= place_narrow(graph, plan.narrow, half, narrow.statistics)
     layers = place_casts(
-        graph, half=half, keep=keep, ranges=ranges, outputs=captured.outputs, unquantized=reasons
+        graph, half=half, keep=keep, ranges=ranges, outputs=captured.outputs, unquantized=plan.reasons
     ).layers
     program = export(graph, captured.inputs)
     return Quantized(program, captured.inputs, captured.outputs, layers, scales, tuple(notes))
+
+
+@dataclass(frozen=True)
+class SitePlan:
+    """Which inputs of which operations are quantized, and how.
+
+    `int8` are the sites of INT8, `narrow` those of FP8 and 4 bits, `chosen` the format of each operation (empty where
+    INT8 alone was asked for), `skipped` what no format can have.
+    """
+
+    int8: tuple[Site, ...]
+    narrow: tuple[NarrowSite, ...]
+    chosen: Assignment
+    skipped: tuple[Skipped, ...]
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """By the name of a node, why it is in no format, or not in the one it would have had."""
+        found = {n.name: c.reason for n, c in self.chosen.choices.items() if c.reason}
+        return found | {s.node.name: s.reason for s in self.skipped}
+
+    def out_of_int8(self, keep: Keep) -> Callable[[Node], bool]:
+        """Whether a node must not compute in INT8."""
+        return lambda node: keep.out_of_int8(node) or self.chosen.excludes(node, "int8")
+
+
+def plan_sites(graph: GraphModule, *, int8: bool, keep: Keep, narrow: Narrow | None) -> SitePlan:
+    """The sites of a job's formats; changes nothing. `int8`, `keep` and `narrow` are as for `quantize`.
+
+    Raises:
+        InputError: a glob of `precision.formats` matches nothing that its format can hold.
+    """
+    if not int8 and narrow is None:
+        return SitePlan((), (), Assignment(), ())
+    sites, skipped = find_sites(graph)
+    chosen = Assignment()
+    if narrow is not None:
+        nodes = tuple(dict.fromkeys(s.consumer for s in sites if s.rule in ("Q1", "Q2")))
+        chosen = assign(sites, checked_modes(narrow.modes, nodes), keep)
+    plan = SitePlan((), () if narrow is None else narrow_sites(sites, chosen, narrow.modes), chosen, skipped)
+    return replace(plan, int8=kept_sites(sites, plan.out_of_int8(keep))) if int8 else plan
+
+
+def _nothing_left(plan: SitePlan, narrow: Narrow | None) -> str:
+    if narrow is None:
+        return (
+            "precision.int8_mode: something must be left to quantize (got none). "
+            "Narrow precision.keep, or turn int8_mode off."
+        )
+    why = next(iter(plan.reasons.values()), "the graph has no convolution, linear or matmul")
+    return (
+        f"precision: something must be left to quantize in {narrow.modes.title} (got none: {why}). "
+        "Narrow precision.keep, or choose another format."
+    )
 
 
 def narrow_sites(sites: Sequence[Site], chosen: Assignment, modes: Modes) -> tuple[NarrowSite, ...]:

@@ -261,7 +261,7 @@ def stage_keys(job: Job, found: Ingredients) -> StageKeys:
         **chosen("job calibration", "calibration data", "calibration table", "calibration source"),
     }
     graph = {**model, **chosen("job precision")}
-    if job.precision.int8_mode:
+    if job.precision.quantized:
         graph |= calibrated
     if job.precision.fp16_mode:  # its ranges are observed on data
         graph |= calibrated if job.calibration is not None else checked
@@ -275,7 +275,7 @@ def stage_keys(job: Job, found: Ingredients) -> StageKeys:
     return StageKeys(
         model=_digest({"stage": "model", **model}),
         baseline=_digest({"stage": "baseline", **baseline}),
-        calibration=_digest({"stage": "calibration", **calibrated}) if job.precision.int8_mode else None,
+        calibration=_digest({"stage": "calibration", **calibrated}) if job.precision.calibrated else None,
         graph=_digest({"stage": "graph", **graph}),
         engine=_digest({"stage": "engine", **engine}),
     )
