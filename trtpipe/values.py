@@ -122,7 +122,8 @@ class LayerPrecision:
 class Quantized:
     """The captured graph with Q/DQ pairs and FP16/BF16 casts placed: strongly typed, ready to lower.
 
-    `scales` maps a table key to float32 scale (amax by the format's largest number) of that activation; `layers` lists every computing operation.
+    `scales` maps a table key to the float32 scale of that activation, amax by its format's largest number; `layers`
+    lists every computing operation.
     """
 
     program: torch.export.ExportedProgram

@@ -122,7 +122,7 @@ def describe(
     return Manifest(
         name=job.name,
         kind="kit" if engine is None else "bundle",
-        engine=None if engine is None else describe_engine(engine, job.build),
+        engine=None if engine is None else describe_engine(engine, job.build, job.precision),
         inputs=front.loaded.inputs,
         outputs=front.loaded.outputs,
         # A folder of timing caches is this machine's own business.

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from calib.data import Source
     from trtpipe.job.job import Job
     from trtpipe.progress import Progress
+    from trtpipe.quantization.quantize import Narrow
     from trtpipe.quantization.ranking import Sensitivity
     from trtpipe.quantization.sensitivity import Sample
     from trtpipe.values import Captured, CheckReport, TensorSpec
@@ -25,7 +26,12 @@ NAMED = 3
 
 
 def diagnose(
-    job: Job, captured: Captured, source: Source, amax: Mapping[str, float], progress: Progress
+    job: Job,
+    captured: Captured,
+    source: Source,
+    amax: Mapping[str, float],
+    progress: Progress,
+    narrow: Narrow | None = None,
 ) -> Sensitivity:
     """The sensitivity of every module that the job quantizes, over the first samples of `source`."""
     from trtpipe.quantization.precision import half_dtype, keep_of
@@ -39,6 +45,8 @@ def diagnose(
         half=half_dtype(precision.fp16_mode, precision.bf16_mode),
         keep=keep_of(precision),
         progress=progress,
+        int8=precision.int8_mode,
+        narrow=narrow,
     )
 
 
@@ -74,7 +82,7 @@ def blame(sensitivity: Sensitivity, half: str | None) -> str:
     first = next((m.module for m in modules if m.module), None)
     step = "" if first is None else f" Keep the first in precision.keep.{half or 'fp32'}, or run `trtpipe tune`."
     return (
-        f"worst modules in INT8: {', then '.join(named)} at the outputs when it alone is quantized "
+        f"worst quantized modules: {', then '.join(named)} at the outputs when it alone is quantized "
         f"(the median of {len(modules)}: {_db(median)}).{step}"
     )
 

@@ -3,16 +3,16 @@
     int8   symmetric, 255 levels; a scale a tensor, or a scale an output channel of a weight
     fp8    E4M3 without infinities: 3 bits of mantissa from 2^-6 to 448, subnormal down to 2^-9; scales as INT8 has them
     int4   weights alone: -8 to 7, a scale for every block of 128 (or 64) numbers along the inputs of a linear
-    nvfp4  E2M1 (0, 0.5, 1, 1.5, 2, 3, 4, 6) in blocks of 16; a block's scale is itself E4M3, times one FP32 for a tensor
+    nvfp4  E2M1 (0, 0.5, 1, 1.5, 2, 3, 4, 6) in blocks of 16; a block's scale is itself E4M3, times one FP32 a tensor
 
 Sources: NVIDIA's TensorRT documentation, "Quantization Schemes" and "Working with Quantized Types"; the ONNX operators
-QuantizeLinear and DequantizeLinear; P. Micikevicius et al., "FP8 Formats for Deep Learning" (2022); J. Lin et al., "AWQ"
-(2023) for a weight's clipping by what its inputs are.
+QuantizeLinear and DequantizeLinear; P. Micikevicius et al., "FP8 Formats for Deep Learning" (2022); for a weight's
+clipping by what its inputs are, J. Lin et al., "AWQ" (2023).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -141,9 +141,7 @@ def quantize_int4(
     return codes.reshape(w.shape).to(torch.int8), scales
 
 
-def quantize_nvfp4(
-    w: torch.Tensor, importance: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor, float]:
+def quantize_nvfp4(w: torch.Tensor, importance: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, float]:
     """A linear's weight in NVFP4: codes uint8 [N, K], block scales float8_e4m3fn [N, K / 16], and their scale.
 
     Args and the search as for `quantize_int4`; the scale of the scales is amax / (6 * 448).
@@ -173,7 +171,11 @@ def block_scales(amax: torch.Tensor, scale: float) -> torch.Tensor:
     return to_fp8(amax / NVFP4.largest / scale)
 
 
-def _best_share(blocks: torch.Tensor, at, importance: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[no-untyped-def]
+#: Codes, scales and the numbers that they stand for, at a share of each block's amax.
+_At = Callable[[float], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+
+
+def _best_share(blocks: torch.Tensor, at: _At, importance: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """By block, the codes and scales of the share with the least weighted squared error; `blocks` is [N, B, block]."""
     weight = 1.0 if importance is None else importance.to(torch.float32).reshape(1, *blocks.shape[1:])
     codes, scales, near = at(SHARES[0])

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -71,14 +72,14 @@ def fp4_dequantize(
 
 def fp4_dynamic(x: torch.Tensor, scale: float, out_dtype: torch.dtype | None = None) -> torch.Tensor:
     """`x` [..., K] in NVFP4 with block scales from `x` itself, as TensorRT's dynamic quantization does, and back."""
-    blocks = x.to(torch.float32).unflatten(-1, (-1, NVFP4.blocks[0]))
+    blocks = x.to(torch.float32).reshape(*x.shape[:-1], -1, NVFP4.blocks[0])
     wide = block_scales(blocks.abs().amax(-1), scale).to(torch.float32) * scale
     values = to_fp4(blocks / torch.where(wide == 0, 1.0, wide)[..., None])
     return (values * wide[..., None]).flatten(-2).to(out_dtype or torch.float32)
 
 
 def _by_block(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    return (values.unflatten(-1, (scales.shape[-1], -1)) * scales[..., None]).flatten(-2)
+    return (values.reshape(*scales.shape, -1) * scales[..., None]).flatten(-2)
 
 
 #: Operator to (schema, its arithmetic). Each dequantizer gives `out_dtype`, float32 when None.
@@ -100,6 +101,7 @@ for _name, (_schema, _function) in _OPERATORS.items():
     # As INT8's: constant folders leave alone what is tagged so, and weights stay narrow.
     _library.define(_name + _schema, tags=(torch.Tag.nondeterministic_seeded,))
     _library.impl(_name, _function, "CompositeExplicitAutograd")
+
 
 @dataclass(frozen=True)
 class NarrowSite:
@@ -158,6 +160,39 @@ def place_narrow(
     return scales
 
 
+def roundings(
+    sites: Sequence[NarrowSite], half: torch.dtype | None, statistics: Statistics
+) -> dict[Node, dict[Node, Callable[[torch.Tensor], torch.Tensor]]]:
+    """For each consumer, what stands between it and each of these inputs: Q and DQ, float32 to float32."""
+    found: dict[Node, dict[Node, Callable[[torch.Tensor], torch.Tensor]]] = {}
+    for one in sites:
+        if one.site.axis is None:
+            rounding = _through(one.format, _scale(one, half, statistics.maxima[one.site.group]))
+        else:
+            importance = statistics.importance.get(one.site.consumer.name)
+            rounding = functools.partial(_weight_through, one.format, one.site.axis, half, importance)
+        found.setdefault(one.site.consumer, {})[one.site.producer] = rounding
+    return found
+
+
+def _through(number_format: NumberFormatName, scale: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    if number_format == "nvfp4":
+        return lambda x: fp4_dynamic(x, scale)
+    return lambda x: fp8_dequantize(fp8_quantize(x, scale), scale)
+
+
+def _weight_through(
+    number_format: NumberFormatName,
+    axis: int,
+    half: torch.dtype | None,
+    importance: torch.Tensor | None,
+    w: torch.Tensor,
+) -> torch.Tensor:
+    stored = store_weight(w, number_format, axis, half, importance)
+    wide: torch.Tensor = stored.dequantize(stored.codes, stored.scales, *stored.arguments)
+    return wide
+
+
 def _scale(one: NarrowSite, half: torch.dtype | None, amax: float) -> float:
     if one.format == "nvfp4":
         return global_scale(amax)
@@ -175,30 +210,56 @@ def _activation(graph: GraphModule, source: Node, number_format: NumberFormatNam
         return nodes.call_function(ops.fp8_dequantize.default, (q, scale))
 
 
+@dataclass(frozen=True)
+class StoredWeight:
+    """A weight in a narrow format: `codes`, their `scales`, and what dequantizes them with the `arguments` after it."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    dequantize: Any
+    arguments: tuple[float, ...] = ()
+
+
+def store_weight(
+    w: torch.Tensor,
+    number_format: NumberFormatName,
+    axis: int,
+    half: torch.dtype | None,
+    importance: torch.Tensor | None,
+) -> StoredWeight:
+    """`w` in FP8, a scale for each channel of `axis`, or, [N, K], in 4 bits, a scale for each block along K.
+
+    Args:
+        w: float, any shape.
+        number_format: fp8, int4 or nvfp4.
+        axis: the axis of output channels.
+        half: what scales are rounded up to.
+        importance: of 4 bits, float [K]: how much an error at each input weighs.
+    """
+    ops, w = torch.ops.trtpipe, w.detach()
+    if number_format == "fp8":
+        scales = scales_of(w.abs().amax(dim=[d for d in range(w.dim()) if d != axis]), FP8, half)
+        shape = [-1 if d == axis else 1 for d in range(w.dim())]
+        return StoredWeight(
+            to_fp8(w.to(torch.float32) / scales.reshape(shape)), scales, ops.fp8_dequantize_weight.default, (axis,)
+        )
+    if number_format == "int4":
+        block = block_size(INT4, w.shape[1])
+        assert block is not None  # the policy gives INT4 to nothing else
+        return StoredWeight(*quantize_int4(w, block, half, importance), ops.int4_dequantize.default)
+    codes, scales, scale = quantize_nvfp4(w, importance)
+    return StoredWeight(codes, scales, ops.fp4_dequantize.default, (scale,))
+
+
 def _weight(
     graph: GraphModule, source: Node, one: NarrowSite, half: torch.dtype | None, importance: torch.Tensor | None
 ) -> Node:
     """The weight stored in the format, and its DQ."""
-    assert is_constant(source) and one.site.axis is not None
-    ops, w, axis = torch.ops.trtpipe, constant_value(graph, source).detach(), one.site.axis
-    stem = str(source.target).replace(".", "_")
-    target: Any
-    if one.format == "fp8":
-        amax = w.abs().amax(dim=[d for d in range(w.dim()) if d != axis])
-        scales = scales_of(amax, FP8, half)
-        q = to_fp8(w.to(torch.float32) / scales.reshape([-1 if d == axis else 1 for d in range(w.dim())]))
-        target, rest = ops.fp8_dequantize_weight.default, (axis,)
-    elif one.format == "int4":
-        block = block_size(INT4, w.shape[1])
-        assert block is not None  # the policy gives INT4 to nothing else
-        q, scales = quantize_int4(w, block, half, importance)
-        target, rest = ops.int4_dequantize.default, ()
-    else:
-        q, scales, scale = quantize_nvfp4(w, importance)
-        target, rest = ops.fp4_dequantize.default, (scale,)
-    constants = [
-        add_constant(graph, f"{stem}_{one.format}", q, source),
-        add_constant(graph, f"{stem}_{one.format}_scale", scales, source),
-    ]
+    assert is_constant(source)
+    assert one.site.axis is not None
+    stem = f"{str(source.target).replace('.', '_')}_{one.format}"
+    stored = store_weight(constant_value(graph, source), one.format, one.site.axis, half, importance)
+    codes = add_constant(graph, stem, stored.codes, source)
+    scales = add_constant(graph, f"{stem}_scale", stored.scales, source)
     with graph.graph.inserting_after(source):
-        return graph.graph.call_function(target, (*constants, *rest))
+        return graph.graph.call_function(stored.dequantize, (codes, scales, *stored.arguments))

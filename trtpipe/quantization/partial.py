@@ -10,9 +10,9 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from trtpipe.model.nodes import constant_value, is_constant, op_name
+from trtpipe.quantization.formats import SMALLEST_SCALE, rounded_up
 from trtpipe.quantization.macs import macs
 from trtpipe.quantization.placement import Site
-from trtpipe.quantization.formats import SMALLEST_SCALE, rounded_up
 from trtpipe.quantization.quantize import ACTIVATION_RANGE, WEIGHT_RANGE
 
 #: What is read by an operation instead of its input.

@@ -96,7 +96,8 @@ class Assignment:
 def assign(sites: Sequence[Site], modes: Modes, keep: Keep) -> Assignment:
     """The format of every operation that reads one of `sites` (rules Q1 and Q2)."""
     nodes = dict.fromkeys(s.consumer for s in sites if s.rule in ("Q1", "Q2"))
-    return Assignment({n: Choice(None, keep.reason(n) or "") if keep.out_of_int8(n) else _choice(n, modes) for n in nodes})
+    kept = {n: Choice(None, why) for n in nodes if (why := keep.reason(n)) is not None}
+    return Assignment({n: kept.get(n) or _choice(n, modes) for n in nodes})
 
 
 def checked_modes(modes: Modes, nodes: Sequence[Node]) -> Modes:
@@ -115,7 +116,7 @@ def checked_modes(modes: Modes, nodes: Sequence[Node]) -> Modes:
                 f"{where}: must match a module with a convolution, linear or matmul (got {glob!r}, which matches "
                 f"none). Nearest paths: {near}."
             )
-        refused = [_cannot(n, name) for n in there]
+        refused = [cannot(n, name) for n in there]
         if all(refused):
             raise InputError(
                 f"{where}: must match something that {FORMATS[name].title} can hold (got {module_path(there[0])}: "
@@ -128,7 +129,7 @@ def _choice(node: Node, modes: Modes) -> Choice:
     wanted = _preference(node, modes)
     reasons = []
     for name in wanted:
-        if why := _cannot(node, name):
+        if why := cannot(node, name):
             reasons.append(f"{FORMATS[name].title}: {why}")
         else:
             return Choice(name, "; ".join(reasons))
@@ -152,7 +153,7 @@ def _preference(node: Node, modes: Modes) -> tuple[NumberFormatName, ...]:
     return tuple(dict.fromkeys(f for f in order if f in asked))
 
 
-def _cannot(node: Node, name: NumberFormatName) -> str:
+def cannot(node: Node, name: NumberFormatName) -> str:
     """Why the format cannot hold the operation, or gains nothing there; "" where it can."""
     kind = op_name(node)
     if name == "int8":

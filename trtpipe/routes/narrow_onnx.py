@@ -139,5 +139,6 @@ def store_four_bits(model: Any) -> None:
         value = node.inputs[0]
         if value.const_value is not None and value.dtype in narrow:
             dtype, convert = narrow[value.dtype]
-            value.const_value = ir.Tensor(convert(value.const_value.numpy()), dtype=dtype, name=value.name)
+            stored: Any = convert(value.const_value.numpy())  # type: ignore[no-untyped-call]
+            value.const_value = ir.Tensor(stored, dtype=dtype, name=value.name)
             value.dtype = dtype

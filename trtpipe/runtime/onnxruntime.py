@@ -59,7 +59,7 @@ class OrtRunner:
 
         self.name = f"onnxruntime {onnxruntime.__version__}"
         if as_written:
-            model = self._rounded(model if isinstance(model, bytes) else Path(model).read_bytes())
+            model = self._rounded(self._widened(model if isinstance(model, bytes) else Path(model).read_bytes()))
         try:
             self._session = session(as_written)
         except Exception as error:
@@ -73,6 +73,17 @@ class OrtRunner:
             self.name += ", not optimized: its optimizer refuses the graph"
         self._inputs = tuple(i.name for i in self._session.get_inputs())
         self._outputs = tuple(o.name for o in self._session.get_outputs())
+
+    def _widened(self, model: bytes) -> bytes:
+        """The model with NVFP4, which ONNX Runtime cannot execute, dequantized to the same numbers; `name` says so."""
+        if b"FP4DynamicQuantize" not in model and b"block_size" not in model:
+            return model
+        from trtpipe.runtime.four_bits import widened
+
+        if (wide := widened(model)) is None:
+            return model
+        self.name += ", NVFP4 dequantized to the same numbers"
+        return wide
 
     def _rounded(self, model: bytes) -> bytes:
         """The model with its half-precision results rounded; where that cannot be, `name` says why."""

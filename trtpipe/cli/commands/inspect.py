@@ -109,7 +109,9 @@ def _bundle_lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"{found['kind']} {found['name']} in {found['path']}"
     if engine is not None:
         size = console.size(found["files"][engine["file"]]["size"])
-        gpus = ", ".join(engine["compute_capabilities"]) or "any that its kind of engine allows"
+        least = engine["minimum_compute_capability"]
+        anything = "any that its kind of engine allows" if least is None else f"{least} and later"
+        gpus = ", ".join(engine["compute_capabilities"]) or anything
         yield f"engine: {engine['target']} {engine['version']}, {size}, compute capability {gpus}"
         if engine["fallback"]:
             needed = found["environment"].get("torch", "with CUDA")
