@@ -166,7 +166,7 @@ def _precision(precision: Precision) -> Iterator[Broken]:
     for half, mode in (("fp16", precision.fp16_mode), ("bf16", precision.bf16_mode)):
         kept = getattr(precision.keep, half)
         if kept and not (mode and precision.quantized):
-            must = f"be empty unless {half}_mode and int8_mode, or another number format, are on"
+            must = f"be empty unless {half}_mode and int8_mode (or another number format) are on"
             yield Broken(("precision", "keep", half), must, _list(kept))
     if precision.weights is not None and precision.nvfp4_mode:
         hint = "NVFP4 holds weights and activations of linears: choose one."
@@ -211,7 +211,12 @@ def _route(build: Build, precision: Precision, model: Model) -> Iterator[Broken]
         if model.program is not None:
             hint = "torch2trt converts an eager module: use model.factory."
             yield Broken(("model", "program"), "not be given for route torch2trt", repr(model.program), hint)
-    elif build.route == "torch_tensorrt" and build.target == "onnxruntime":
+    if build.route == "torch_tensorrt":
+        for key in ("fp8_mode", "nvfp4_mode", "weights"):
+            if value := getattr(precision, key):
+                must, hint = "be left out for route torch_tensorrt", "Its Q/DQ are INT8 alone: use route onnx."
+                yield Broken(("precision", key), must, _word(value), hint)
+    if build.route == "torch_tensorrt" and build.target == "onnxruntime":
         yield Broken(("build", "target"), "be tensorrt or tensorrt_rtx for route torch_tensorrt", build.target)
     if build.target == "onnxruntime":
         for key in ("fp8_mode", "nvfp4_mode"):

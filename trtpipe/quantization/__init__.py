@@ -2,9 +2,13 @@
 
 __all__ = [
     "diagnose",
+    "formats",
+    "importance",
+    "narrow",
     "operators",
     "partial",
     "placement",
+    "policy",
     "precision",
     "quantize",
     "ranking",
