@@ -156,6 +156,15 @@ class Limits(Section):
         default=None, ge=0, le=1, description="top-1 accuracy lost against the labels, 0.01 is one point"
     )
     speedup_over_fp16_min: float | None = Field(default=None, gt=0, description="needs require: engine")
+    confident: bool = Field(
+        default=False,
+        description="top1_agreement and accuracy_drop: the whole 95 % confidence interval must meet the limit",
+    )
+
+    @property
+    def given(self) -> dict[str, float]:
+        """The limits that are set, by name."""
+        return {n: v for n, v in self.model_dump(exclude={"confident"}).items() if v is not None}
 
 
 class Check(Data):
@@ -196,6 +205,10 @@ class Precision(Section):
     formats: dict[str, NumberFormatName] = Field(
         default_factory=dict,
         description="number format by glob over module paths, of those that are on; the last glob that fits decides",
+    )
+    placement: Literal["auto", "all"] = Field(
+        default="auto",
+        description="auto: with fp16_mode or bf16_mode, what gains nothing from INT8 stays in that; all: nothing does",
     )
     keep: Keep = Field(default=Keep(), description="what stays out")
 

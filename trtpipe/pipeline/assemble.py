@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtpipe.batching import joined
 from trtpipe.bundle import golden
 from trtpipe.bundle.format import write_bundle
 from trtpipe.bundle.golden import KEPT_SAMPLES, Golden
@@ -15,8 +17,10 @@ from trtpipe.bundle.manifest import CALIBRATION, GOLDEN, GRAPH, REPORT, Manifest
 from trtpipe.job.sections import Transform
 from trtpipe.model.data import check_transform
 from trtpipe.pipeline.cache.environment import environment, fingerprint, portable_job, source_fingerprint
+from trtpipe.pipeline.stages import batching
 from trtpipe.report.content import Answers, ReportContent
 from trtpipe.report.page import render
+from trtpipe.trt.weights import stored_weights
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
     from trtpipe.job.job import Job
     from trtpipe.pipeline.measure import Evidence
     from trtpipe.pipeline.stages import Front, Stages
-    from trtpipe.values import Captured, CheckReport, Engine, OnnxModel, Quantized
+    from trtpipe.values import Captured, CheckReport, Engine, OnnxModel, Quantized, WeightBytes
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ def assemble(job: Job, out: Path, parts: Parts, stages: Stages, *, sign: Sign | 
     front, table, engine = parts.front, parts.table, parts.engine
     with stages("bundle"):
         manifest = describe(job, front, table, parts.quantized, parts.report, engine, engine.graph)
-        files = {GOLDEN: golden.to_bytes(golden.first(golden_data(front)))}
+        files = {GOLDEN: golden.to_bytes(golden_data(job, front))}
         if table is not None:
             files[CALIBRATION] = table_bytes(table)
         if engine.graph is not None:
@@ -74,7 +78,10 @@ def report_page(job: Job, parts: Parts, manifest: Manifest, files: Mapping[str, 
     """The bundle's report.html."""
     images = None if job.check.images is None else Path(job.check.images)
     baseline, ids = parts.front.baseline, parts.front.check_source.ids
-    answers = Answers(baseline.outputs, parts.answers, ids, baseline.labels, images) if parts.answers else None
+    # Of outputs that have one row a sample: the page is about samples.
+    names = [s.name for s in parts.front.captured.outputs if s.batch_axis is not None]
+    rows = [{n: a[n] for n in names if n in a} for a in (baseline.outputs, parts.answers)]
+    answers = Answers(rows[0], rows[1], ids, baseline.labels, images) if rows[1] else None
     sizes = {name: len(data) for name, data in files.items()}
     evidence = parts.evidence
     found = () if evidence.sensitivity is None else evidence.sensitivity.modules
@@ -122,9 +129,11 @@ def describe(
     return Manifest(
         name=job.name,
         kind="kit" if engine is None else "bundle",
-        engine=None if engine is None else describe_engine(engine, job.build, job.precision),
+        engine=None
+        if engine is None
+        else describe_engine(engine, job.build, job.precision, int8_weights=_int8_weights(engine)),
         inputs=front.loaded.inputs,
-        outputs=front.loaded.outputs,
+        outputs=front.captured.outputs,
         # A folder of timing caches is this machine's own business.
         build=job.build.model_copy(update={"timing_cache": None, "calibration_cache": None}),
         opset=None if graph is None else graph.opset,
@@ -145,13 +154,20 @@ def describe(
     )
 
 
-def golden_data(front: Front) -> Golden:
-    """The first check samples with the baseline's answers on them."""
-    first = next(iter(front.check_source.batches(KEPT_SAMPLES)))
-    count = len(first.ids)
-    labels = front.baseline.labels
-    return Golden(
-        dict(first.arrays),
-        {n: a[:count] for n, a in front.baseline.outputs.items()},
-        None if labels is None else labels[:count],
-    )
+def _int8_weights(engine: Engine) -> WeightBytes | None:
+    """How the engine stores its graph's INT8 weights; None where it is the graph, or has none."""
+    if engine.target == "onnxruntime" or engine.graph is None or engine.fallback:
+        return None
+    found = stored_weights(engine.data, engine.graph.data)
+    return found if found.total else None
+
+
+def golden_data(job: Job, front: Front, count: int = KEPT_SAMPLES) -> Golden:
+    """The first `count` check samples, in whole batches where an output has no batch axis, and their outputs."""
+    how, baseline = batching(job, front), front.baseline
+    batches = itertools.islice(front.check_source.batches(how.size), -(-count // how.size))
+    inputs = joined(b.arrays for b in batches)
+    samples = len(next(iter(inputs.values())))
+    labels = None if baseline.labels is None else baseline.labels[:samples]
+    held = Golden(inputs, how.first(baseline.outputs, samples), labels, how.size if how.whole else None)
+    return golden.first(held, how.outputs, count)

@@ -56,12 +56,15 @@ def build(job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = None) 
     quantized = quantize(job, front, table, stages)
     engine = compile_engine(job, front.loaded, quantized, stages)
     found: dict[str, np.ndarray[Any, Any]] = {}
-    report = check(job, front, engine, stages, keep=found.update)
+    report = check(
+        job, front, engine, stages, made_of=lambda: (front.loaded, quantized), table=table, keep=found.update
+    )
     if table is not None and is_about_numbers(report) and job.check.on_fail == "tune":
         job, table, how = retuned(job, front, table, out, stages)
         quantized = quantize(job, front, table, stages)
         engine = compile_engine(job, front.loaded, quantized, stages)
-        report = check(job, front, engine, stages, keep=found.update)
+        made_of = (front.loaded, quantized)
+        report = check(job, front, engine, stages, made_of=lambda: made_of, table=table, keep=found.update)
         report = replace(report, notes=(*report.notes, how))
     report, evidence = gather(job, front, table, engine, report, stages)
     scales = {} if table is None else shared_scales(front.captured)

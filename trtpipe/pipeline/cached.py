@@ -114,7 +114,15 @@ def rebuild(job: Job, out: Path, reporter: Reporter, cache: Cache, keys: StageKe
     source, baseline = line.checked
     front = Front(lowered.loaded, source, baseline, lowered.captured)
     answers: dict[str, Any] = {}
-    report = pipeline.check(job, front, engine, line.stages, keep=answers.update)
+    report = pipeline.check(
+        job,
+        front,
+        engine,
+        line.stages,
+        made_of=lambda: (line.loaded, line.quantized()[1]),
+        table=lowered.table,
+        keep=answers.update,
+    )
     report, evidence = gather(job, front, lowered.table, engine, report, line.stages)
     parts = Parts(front, lowered.table, lowered.scales, lowered.quantized, engine, report, answers, evidence)
     bundle = assemble(job, out, parts, line.stages)
@@ -226,7 +234,7 @@ class _Line:
                 version=facts["version"],
                 compute_capabilities=tuple(facts["compute_capabilities"]),
                 inputs=lowered.loaded.inputs,
-                outputs=lowered.loaded.outputs,
+                outputs=lowered.captured.outputs,
                 graph=lowered.graph,
                 options=facts["options"],
                 notes=tuple(facts["notes"]),
@@ -303,7 +311,7 @@ def _keep_lowered(lowered: _Lowered) -> tuple[dict[str, Any], dict[str, bytes]]:
     loaded, quantized, graph = lowered.loaded, lowered.quantized, lowered.graph
     facts: dict[str, Any] = {
         "inputs": _specs().dump_python(loaded.inputs, mode="json"),
-        "outputs": _specs().dump_python(loaded.outputs, mode="json"),
+        "outputs": _specs().dump_python(lowered.captured.outputs, mode="json"),
         "weights_digest": loaded.weights_digest,
         "source": loaded.source,
         "model_notes": list(loaded.notes),

@@ -6,35 +6,35 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from calib.audit import doubtful_thresholds
 from calib.data import overlap
 from calib.errors import CalibCancelled, CalibError
 from calib.table import CalibrationTable
-from trtpipe.batching import fitted
-from trtpipe.errors import Cancelled, InputError
-from trtpipe.evaluation.check import CheckData, Damaged, check_engine
-from trtpipe.evaluation.control import damaged_copy
+from trtpipe.batching import Array, Batching
+from trtpipe.errors import Cancelled, InputError, TrtpipeError
+from trtpipe.evaluation.check import CheckData, Damaged, Executor, check_engine
+from trtpipe.evaluation.control import damaged_copy, damaged_program
 from trtpipe.model.baseline import record_baseline
 from trtpipe.model.capture import capture
 from trtpipe.model.data import open_calibration, open_check
 from trtpipe.model.load import load_model
+from trtpipe.routes.onnx import compile_graph, to_onnx
 from trtpipe.routes.registry import route
 from trtpipe.runtime.hybrid import HybridRunner
 from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.trt import driver
 from trtpipe.trt.runtime import EngineRunner
-from trtpipe.values import Baseline, Captured, CheckReport, Engine, LoadedModel, OnnxModel, Quantized
+from trtpipe.values import Baseline, Captured, CheckReport, Engine, Executed, LoadedModel, OnnxModel, Quantized, Target
 
 if TYPE_CHECKING:
     import torch
 
     from calib.data import Source
     from calib.table import CalibrationTable
-    from trtpipe.evaluation.check import CheckData, Damaged
     from trtpipe.job.job import Job
     from trtpipe.progress import Progress, Reporter
     from trtpipe.quantization.quantize import Narrow
@@ -85,7 +85,7 @@ def prepare(job: Job, stages: Stages) -> Front:
     source, baseline = record(job, loaded, stages)
     with stages("capture"):
         captured = capture(loaded)
-    return Front(loaded, source, baseline, captured)
+    return Front(replace(loaded, outputs=captured.outputs), source, baseline, captured)
 
 
 def record(job: Job, loaded: LoadedModel, stages: Stages) -> tuple[Source, Baseline]:
@@ -94,8 +94,9 @@ def record(job: Job, loaded: LoadedModel, stages: Stages) -> tuple[Source, Basel
         source = open_check(job)
         baseline = record_baseline(
             loaded,
-            source.batches(job.check.batch_size),
+            source.batches(job.batch_size(job.check)),
             source.sample_count,
+            batch_size=job.batch_size(job.check),
             kind=job.model.baseline,
             torchscript=job.model.torchscript,
             progress=progress,
@@ -156,7 +157,8 @@ def overlap_notes(calibration: Source, check: Source) -> tuple[str, ...]:
 def quantize(job: Job, front: Front, table: CalibrationTable | None, stages: Stages) -> Quantized:
     """The captured graph in the job's precisions."""
     from trtpipe.quantization import quantize as stage
-    from trtpipe.quantization.precision import half_dtype, keep_of
+    from trtpipe.quantization.payoff import keep_of
+    from trtpipe.quantization.precision import half_dtype
 
     precision = job.precision
     with stages("quantize"):
@@ -165,7 +167,7 @@ def quantize(job: Job, front: Front, table: CalibrationTable | None, stages: Sta
             front.captured,
             int8=quantizes(job),
             half=half_dtype(precision.fp16_mode, precision.bf16_mode),
-            keep=keep_of(precision),
+            keep=keep_of(job, front.captured),
             amax={} if table is None else table.amax,
             ranges=ranges,
             narrow=narrow_of(job, front, table),
@@ -211,15 +213,16 @@ def first_batches(job: Job, front: Front) -> Iterator[list[torch.Tensor]]:
 
     calibrates = calibration_samples(job)
     source = open_calibration(job) if calibrates else front.check_source
-    size = job.calibration.batch_size if job.calibration is not None and calibrates else job.check.batch_size
+    size = job.batch_size(job.calibration if job.calibration is not None and calibrates else job.check)
     names = [s.name for s in front.loaded.inputs]
     for batch in itertools.islice(_pieces(source, front, size), max(1, RANGE_SAMPLES // size)):
         yield [torch.from_numpy(batch[n]) for n in names]
 
 
 def _pieces(source: Source, front: Front, size: int) -> Iterator[Mapping[str, Any]]:
+    how = Batching(front.loaded.inputs, front.captured.outputs, size)
     for batch in source.batches(size):
-        for piece, _ in fitted(batch.arrays, front.loaded.inputs):
+        for piece, _ in how.pieces(batch.arrays):
             yield piece
 
 
@@ -236,9 +239,21 @@ def check(
     engine: Engine,
     stages: Stages,
     *,
-    keep: Callable[[Mapping[str, np.ndarray[Any, Any]]], None] | None = None,
+    made_of: Callable[[], tuple[LoadedModel, Quantized]],
+    table: CalibrationTable | None = None,
+    keep: Callable[[Mapping[str, Array]], None] | None = None,
 ) -> CheckReport:
-    """The engine (or its graph, where no GPU can run it) against the baseline, with a control; `keep` gets answers."""
+    """The engine (or its graph, where no GPU can run it) against the baseline, with a control.
+
+    Args:
+        job: its limits.
+        front: the check samples and the baseline's outputs on them.
+        engine: what was built.
+        stages: is told.
+        made_of: the model and the program that the engine was compiled from, asked for where only they can be damaged.
+        table: its doubtful thresholds become warnings of the report.
+        keep: is given the outputs, as `check_engine` has it.
+    """
     with stages("check") as progress:
         runner, executed = open_runner(engine)
         with runner:
@@ -246,16 +261,16 @@ def check(
                 runner,
                 executed,
                 check_data(job, front),
-                front.loaded.inputs,
                 job.check.limits,
-                damaged=damaged(engine.graph),
+                damaged=control(job, engine, executed, made_of, progress),
                 require=job.check.require,
                 keep=keep,
+                warnings=() if table is None else doubtful_thresholds(table.audit),
                 progress=progress,
             )
 
 
-def open_runner(engine: Engine) -> tuple[Any, Any]:
+def open_runner(engine: Engine) -> tuple[EngineRunner | HybridRunner | OrtRunner, Executed]:
     """What executes the engine here, and whether that is the engine or its graph."""
     if engine.target != "onnxruntime" and driver.probe().devices:
         settings = engine_settings(engine)
@@ -276,18 +291,74 @@ def engine_settings(engine: Engine) -> dict[str, Any]:
     return {"version_compatible": bool(engine.options.get("version_compatible")), "refit": stripped}
 
 
-def damaged(graph: OnnxModel | None) -> Damaged | None:
-    """The control's copy of the graph, ready to run."""
-    if graph is None:
-        return None
-    data, tensor, how = damaged_copy(graph)
-    return Damaged(OrtRunner(data, as_written=True), tensor, how)
+def control(
+    job: Job,
+    engine: Engine,
+    executed: Executed,
+    made_of: Callable[[], tuple[LoadedModel, Quantized]],
+    progress: Progress,
+) -> Damaged:
+    """The control, executed as the check is: where an engine is, an engine is built of the damaged copy by the same
+    route, and where that cannot be built its graph stands in, with a note."""
+    if engine.graph is not None and (job.build.route == "onnx" or executed == "graph"):
+        copy, tensor, how = damaged_copy(engine.graph)
+        if executed == "graph":
+            return graph_control(copy, tensor, how, engine.target)
+        return engine_control(partial(compile_graph, _uncached(job), copy, progress), copy, tensor, how)
+    program, loaded, tensor, how = damaged_program(*made_of())
+    graph = None if engine.graph is None else to_onnx(program)
+    build = partial(route(job.build.route), _uncached(job), loaded, program, progress)
+    return engine_control(build, graph, tensor, how)
+
+
+def _uncached(job: Job) -> Job:
+    """The job without its file of TensorRT's calibration, which is not the damaged copy's."""
+    return job.model_copy(update={"build": job.build.model_copy(update={"calibration_cache": None})})
+
+
+def engine_control(build: Callable[[], Engine], graph: OnnxModel | None, tensor: str, how: str) -> Damaged:
+    """A damaged copy as an engine; `graph` is what stands in for an engine that cannot be built."""
+
+    @contextmanager
+    def opened() -> Iterator[Executor]:
+        try:
+            engine = build()
+        except TrtpipeError as error:
+            if graph is None:
+                raise
+            why = f"no engine could be built of the control: {str(error).splitlines()[0]}"
+            with OrtRunner(graph.data, as_written=True) as stand_in:
+                yield Executor(stand_in, "graph", why)
+            return
+        runner, executed = open_runner(engine)
+        with runner:
+            yield Executor(runner, executed)
+
+    return Damaged(opened, tensor, how)
+
+
+def graph_control(graph: OnnxModel, tensor: str, how: str, target: Target) -> Damaged:
+    """A damaged graph, executed as `open_runner` executes the graph of an engine of `target`."""
+
+    @contextmanager
+    def opened() -> Iterator[Executor]:
+        with OrtRunner(graph.data, as_written=target != "onnxruntime") as runner:
+            yield Executor(runner, "graph")
+
+    return Damaged(opened, tensor, how)
+
+
+def batching(job: Job, front: Front) -> Batching:
+    """How the check samples are run."""
+    return Batching(front.loaded.inputs, front.captured.outputs, job.batch_size(job.check))
 
 
 def check_data(job: Job, front: Front) -> CheckData:
-    """The check samples with the baseline's answers."""
+    """The check samples with the baseline's outputs on them."""
+    size = job.batch_size(job.check)
 
-    def batches() -> Iterator[Mapping[str, np.ndarray[Any, Any]]]:
-        return (b.arrays for b in front.check_source.batches(job.check.batch_size))
+    def batches() -> Iterator[Mapping[str, Array]]:
+        return (b.arrays for b in front.check_source.batches(size))
 
-    return CheckData(batches, front.baseline.outputs, front.baseline.labels)
+    baseline = front.baseline
+    return CheckData(batches, baseline.outputs, baseline.labels, len(baseline.ids), batching(job, front))

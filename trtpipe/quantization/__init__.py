@@ -7,6 +7,7 @@ __all__ = [
     "narrow",
     "operators",
     "partial",
+    "payoff",
     "placement",
     "policy",
     "precision",

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from trtpipe.batching import fitted
+from trtpipe.batching import Batching
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from trtpipe.quantization.quantize import Narrow
     from trtpipe.quantization.ranking import Sensitivity
     from trtpipe.quantization.sensitivity import Sample
-    from trtpipe.values import Captured, CheckReport, TensorSpec
+    from trtpipe.values import Captured, CheckReport
 
 #: Samples that sensitivities are measured on, and how many are run at a time: memory is what limits the second.
 SAMPLES, BATCH = 32, 8
 #: How many modules a failed check names.
 NAMED = 3
+#: How the line of `blame` begins.
+BLAME = "worst modules in INT8"
 
 
 def diagnose(
@@ -34,36 +36,38 @@ def diagnose(
     narrow: Narrow | None = None,
 ) -> Sensitivity:
     """The sensitivity of every module that the job quantizes, over the first samples of `source`."""
-    from trtpipe.quantization.precision import half_dtype, keep_of
+    from trtpipe.quantization.payoff import keep_of
+    from trtpipe.quantization.precision import half_dtype
     from trtpipe.quantization.sensitivity import measure_sensitivity
 
     precision = job.precision
     return measure_sensitivity(
         captured,
         amax,
-        first_samples(source, captured.inputs),
+        first_samples(source, Batching(captured.inputs, captured.outputs, job.batch_size(job.check))),
         half=half_dtype(precision.fp16_mode, precision.bf16_mode),
-        keep=keep_of(precision),
+        keep=keep_of(job, captured),
         progress=progress,
         int8=precision.int8_mode,
         narrow=narrow,
     )
 
 
-def first_samples(source: Source, inputs: tuple[TensorSpec, ...], count: int = SAMPLES) -> Iterator[Sample]:
-    """The first `count` samples as tensors, in batches that the bindings allow."""
+def first_samples(source: Source, how: Batching, count: int = SAMPLES) -> Iterator[Sample]:
+    """The first `count` samples as tensors, in small batches; in those of `how` where an output has no batch axis."""
     import torch
 
     from trtpipe.quantization.sensitivity import Sample
 
     left = count
-    for batch in source.batches(min(BATCH, count)):
+    size = how.size if how.whole else min(BATCH, count)
+    for batch in source.batches(size):
         labels = batch.labels
-        for piece, real in fitted(batch.arrays, inputs):
-            real = min(real, left)
+        for piece, real in how.pieces(batch.arrays):
+            real = real if how.whole else min(real, left)
             some = None if labels is None else torch.from_numpy(labels[:real])
             labels = None if labels is None else labels[real:]
-            yield Sample(tuple(torch.from_numpy(piece[s.name]) for s in inputs), real, some)
+            yield Sample(tuple(torch.from_numpy(piece[s.name]) for s in how.inputs), real, some)
             left -= real
             if left <= 0:
                 return
@@ -82,7 +86,7 @@ def blame(sensitivity: Sensitivity, half: str | None) -> str:
     first = next((m.module for m in modules if m.module), None)
     step = "" if first is None else f" Keep the first in precision.keep.{half or 'fp32'}, or run `trtpipe tune`."
     return (
-        f"worst quantized modules: {', then '.join(named)} at the outputs when it alone is quantized "
+        f"{BLAME}: {', then '.join(named)} at the outputs when it alone is quantized "
         f"(the median of {len(modules)}: {_db(median)}).{step}"
     )
 

@@ -96,8 +96,8 @@ class Assignment:
 def assign(sites: Sequence[Site], modes: Modes, keep: Keep) -> Assignment:
     """The format of every operation that reads one of `sites` (rules Q1 and Q2)."""
     nodes = dict.fromkeys(s.consumer for s in sites if s.rule in ("Q1", "Q2"))
-    kept = {n: Choice(None, why) for n in nodes if (why := keep.reason(n)) is not None}
-    return Assignment({n: kept.get(n) or _choice(n, modes) for n in nodes})
+    kept = {n: Choice(None, why) for n in nodes if (why := keep.entry(n)) is not None}
+    return Assignment({n: kept.get(n) or _choice(n, modes, keep.wide) for n in nodes})
 
 
 def checked_modes(modes: Modes, nodes: Sequence[Node]) -> Modes:
@@ -125,11 +125,12 @@ def checked_modes(modes: Modes, nodes: Sequence[Node]) -> Modes:
     return modes
 
 
-def _choice(node: Node, modes: Modes) -> Choice:
+def _choice(node: Node, modes: Modes, wide: Mapping[str, str]) -> Choice:
+    """`wide` says, by node name, what stays out of INT8 because it gains nothing there."""
     wanted = _preference(node, modes)
     reasons = []
     for name in wanted:
-        if why := cannot(node, name):
+        if why := wide.get(node.name, "") if name == "int8" else cannot(node, name):
             reasons.append(f"{FORMATS[name].title}: {why}")
         else:
             return Choice(name, "; ".join(reasons))

@@ -292,7 +292,7 @@ def quantize(
         InputError: a glob matches nothing, or the table lacks a tensor.
     """
     keep = checked_keep(keep, captured.graph)
-    notes: list[str] = list(captured.notes)
+    notes: list[str] = [*captured.notes, *keep.notes]
     scales: dict[str, float] = {}
     plan = plan_sites(captured.graph, int8=int8, keep=keep, narrow=narrow)
     if int8 or narrow is not None:

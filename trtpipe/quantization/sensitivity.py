@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from trtpipe.progress import Progress
     from trtpipe.quantization.precision import Keep
-    from trtpipe.values import Captured
+    from trtpipe.values import Captured, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class _Found:
     unit: Unit
     changed: Roundings
     wider: Roundings
+    specs: tuple[TensorSpec, ...]
     outputs: list[_Ratio]
     own: _Ratio = field(default_factory=_Ratio)
     half: _Ratio = field(default_factory=_Ratio)
@@ -75,15 +76,22 @@ class _Found:
 
     def add(self, reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sample: Sample) -> None:
         """Sum what the unit alone in INT8 does to one batch; classes are read off the first output that ranks them."""
-        for ratio, a, b in zip(self.outputs, reference, outputs, strict=True):
+        pairs = [
+            (_rows(spec, a, sample.count), _rows(spec, b, sample.count), spec.batch_axis)
+            for spec, a, b in zip(self.specs, reference, outputs, strict=True)
+        ]
+        for ratio, (a, b, _) in zip(self.outputs, pairs, strict=True):
             if a.is_floating_point():
-                ratio.add(a[: sample.count], b[: sample.count])
-        pairs = zip(reference, outputs, strict=True)
-        ranks = ((a, b) for a, b in pairs if a.is_floating_point() and a.dim() == 2 and a.shape[1] > 1)
+                ratio.add(a, b)
+        ranks = (
+            (a, b)
+            for a, b, axis in pairs
+            if axis is not None and a.is_floating_point() and a.dim() == 2 and a.shape[1] > 1
+        )
         scores = next(ranks, None)
         if scores is None:
             return
-        a, b = (x[: sample.count].float() for x in scores)
+        a, b = (x.float() for x in scores)
         self.ranked = True
         self.agreeing += int((a.argmax(1) == b.argmax(1)).sum())
         if sample.labels is None:
@@ -162,7 +170,7 @@ def measure_sensitivity(
                 [n for n in plan.narrow if n.site in unit.sites], half, narrow.statistics
             )
         other = {n: wider[n] for n in unit.nodes if n in wider}
-        found.append(_Found(unit, changed, other, [_Ratio() for _ in captured.outputs]))
+        found.append(_Found(unit, changed, other, captured.outputs, [_Ratio() for _ in captured.outputs]))
     for sample in samples:
         before = Spent(machine.spent.macs, machine.spent.nodes)
         reference, _ = machine.finish(0, machine.inputs(sample.inputs), {})
@@ -231,6 +239,11 @@ def _in_fp8(plan: SitePlan, half: torch.dtype | None, narrow: Narrow | None) -> 
     able = {n: Choice("fp8") for n in plan.chosen.of("int8") if not cannot(n, "fp8")}
     sites = [s for s in plan.int8 if s.consumer in able]
     return narrow_formats.roundings(narrow_sites(sites, Assignment(able), narrow.modes), half, narrow.statistics)
+
+
+def _rows(spec: TensorSpec, output: torch.Tensor, count: int) -> torch.Tensor:
+    """The output of the first `count` samples, one row each; the whole output where it has no batch axis."""
+    return output if spec.batch_axis is None else output.movedim(spec.batch_axis, 0)[:count]
 
 
 def _through(half: torch.dtype) -> Any:

@@ -16,4 +16,5 @@ __all__ = [
     "runtime",
     "timing",
     "timing_cache",
+    "weights",
 ]

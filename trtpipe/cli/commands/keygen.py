@@ -8,10 +8,11 @@ import click
 
 from trtpipe.bundle.signing import generate_key, key_id, load_public_keys
 from trtpipe.cli import console
+from trtpipe.cli.commands.options import OutputFile
 
 
 @click.command("keygen", short_help="Make a key to sign bundles.")
-@click.argument("path", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("path", type=OutputFile())
 def command(path: Path) -> None:
     """Make an Ed25519 key to sign bundles: PATH, for its owner alone, and PATH.pub, for the devices."""
     public = generate_key(path)
