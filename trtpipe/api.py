@@ -14,7 +14,7 @@ from trtpipe.job.job import Job
 from trtpipe.notebook import watching
 from trtpipe.pipeline import stages as pipeline
 from trtpipe.pipeline.build import build as run
-from trtpipe.pipeline.validate import plan
+from trtpipe.pipeline.validate import Purpose, plan
 from trtpipe.runtime.recheck import recheck
 from trtpipe.runtime.session import load
 
@@ -36,10 +36,7 @@ def load_job(path: str | Path, overrides: Iterable[str] = ()) -> Job:
     Raises:
         JobErrors: everything that is wrong with it, at once.
     """
-    jobs = plan(Path(path), tuple(overrides))
-    if len(jobs) > 1:
-        raise InputError(f"{path}: must be one job (got a matrix of {len(jobs)}). Give the file to `trtpipe build`.")
-    return jobs[0]
+    return _planned(Path(path), tuple(overrides), "build")
 
 
 def build(
@@ -77,7 +74,7 @@ def calibrate(job: Job | str | Path, *, progress: Reporter | None = None) -> Cal
         InputError: the job quantizes nothing.
         TrtpipeError: as `build`.
     """
-    found = _job(job)
+    found = _job(job, "calibrate")
     with watching(progress) as reporter:
         stages = pipeline.Stages(reporter)
         if not found.precision.calibrated or found.calibration is None:
@@ -106,5 +103,12 @@ def check(bundle: str | Path, *, key: str | Path | None = None, graph: bool = Fa
         return recheck(model)
 
 
-def _job(job: Job | str | Path) -> Job:
-    return job if isinstance(job, Job) else load_job(job)
+def _job(job: Job | str | Path, purpose: Purpose = "build") -> Job:
+    return job if isinstance(job, Job) else _planned(Path(job), (), purpose)
+
+
+def _planned(path: Path, overrides: tuple[str, ...], purpose: Purpose) -> Job:
+    jobs = plan(path, overrides, purpose=purpose)
+    if len(jobs) > 1:
+        raise InputError(f"{path}: must be one job (got a matrix of {len(jobs)}). Give the file to `trtpipe build`.")
+    return jobs[0]

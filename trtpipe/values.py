@@ -76,7 +76,7 @@ class LoadedModel:
 
     `module` is in eval mode on the CPU, takes the inputs in order in their binding dtypes and returns a tuple of the
     outputs in order, computed in float32 (an output's binding dtype is applied when the graph is lowered). `exported`
-    tells a .pt2 program from eager code.
+    tells a .pt2 program from eager code. `classes` is the model's own list of its classes' names, if it has one.
     """
 
     module: torch.nn.Module
@@ -86,6 +86,7 @@ class LoadedModel:
     source: str
     notes: tuple[str, ...] = ()
     exported: bool = False
+    classes: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -105,11 +106,24 @@ class Baseline:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, eq=False)
+class Int8Weight:
+    """What an operation reads in INT8 in place of its own weight and bias, each None where it keeps its own.
+
+    `weight` is float32 on the grid of `scales` (float32 [C_out]); `bias` is float32 [C_out].
+    """
+
+    weight: torch.Tensor | None
+    scales: torch.Tensor | None
+    bias: torch.Tensor | None
+
+
 @dataclass(frozen=True)
 class Captured:
     """The hub: the model as one ATen graph with conv+bn and constants folded and attention spelt out.
 
-    Every node keeps `nn_module_stack` and `stack_trace`, so its source module and line are known.
+    Every node keeps `nn_module_stack` and `stack_trace`, so its source module and line are known. `int8` holds, by the
+    name of an operation, the corrected weight and bias that it has where it is quantized.
     """
 
     graph: torch.fx.GraphModule
@@ -117,6 +131,7 @@ class Captured:
     outputs: tuple[TensorSpec, ...]
     digest: str
     notes: tuple[str, ...] = ()
+    int8: Mapping[str, Int8Weight] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

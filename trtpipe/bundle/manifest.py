@@ -202,7 +202,7 @@ def _check_specs(side: str, specs: tuple[TensorSpec, ...]) -> None:
 def describe_engine(
     engine: Engine,
     build: Build,
-    precision: Precision,
+    precision: Precision = Precision(),
     *,
     device_memory_bytes: int | None = None,
     int8_weights: WeightBytes | None = None,

@@ -40,7 +40,11 @@ def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
     proto = onnx.load_from_string(model.data)
     graph = proto.graph
     constants: dict[str, TensorProto] = {i.name: i for i in graph.initializer}
-    quantizers = [n for n in graph.node if n.op_type == "QuantizeLinear" and n.input[1] in constants]
+    quantizers = [
+        n
+        for n in graph.node  # of activations: for TensorRT 8.6 weights have a Q of their own
+        if n.op_type == "QuantizeLinear" and n.input[1] in constants and n.input[0] not in constants
+    ]
     if quantizers:
         last = quantizers[-1]
         zero_point = constants.get(last.input[2]) if len(last.input) > 2 else None

@@ -76,6 +76,9 @@ def _one_source(model: Model) -> Iterator[Broken]:
         yield Broken(("model",), "have exactly one of factory and program", _count(sources))
     yield from _callable(model.factory, ("model", "factory"))
     if sources == ("program",):
+        if "baseline" in _changed(model) and model.torchscript is None:
+            hint = "A program is its own baseline: TorchScript cannot take it."
+            yield Broken(("model", "baseline"), "be given only with factory", f"{model.baseline} with program", hint)
         for key, value in (("args", model.args), ("weights", model.weights)):
             if value:
                 yield Broken(("model", key), "be given only with factory", f"{key} with program", f"Remove {key}.")
@@ -224,6 +227,9 @@ def _route(build: Build, precision: Precision, model: Model) -> Iterator[Broken]
                 yield Broken(("precision", key), must, _word(value), hint)
     if build.route == "torch_tensorrt" and build.target == "onnxruntime":
         yield Broken(("build", "target"), "be tensorrt or tensorrt_rtx for route torch_tensorrt", build.target)
+    if build.target == "onnxruntime" and precision.bf16_mode:
+        hint = "Its operators take no BF16. Use fp16_mode or int8_mode."
+        yield Broken(("precision", "bf16_mode"), "be false for target onnxruntime", "true", hint)
     if build.target == "onnxruntime":
         for key in ("fp8_mode", "nvfp4_mode"):
             if getattr(precision, key):
@@ -251,6 +257,17 @@ def _fallback(build: Build, check: Check) -> Iterator[Broken]:
         yield Broken(path, "be left out with build.allow_torch_fallback", str(limit), hint)
 
 
+def _measured_in_int8(precision: Precision, build: Build, check: Check) -> Iterator[Broken]:
+    """Sensitivity and tuning compare modules with and without Q/DQ, which only explicit INT8 has."""
+    if precision.int8_mode and build.quantization == "explicit":
+        return
+    got = "build.quantization: implicit" if precision.int8_mode else "precision.int8_mode: false"
+    for name, value, default in (("sensitivity", check.sensitivity, False), ("on_fail", check.on_fail, "error")):
+        if value != default:
+            hint = f"It measures what Q/DQ cost module by module: remove check.{name}, or quantize explicitly."
+            yield Broken(("check", name), f"be {str(default).lower()} without explicit INT8", got, hint)
+
+
 def _calibrated(precision: Precision, calibration: Calibration | None) -> Iterator[Broken]:
     if precision.calibrated and calibration is None:
         mode = next(m for m in ("int8_mode", "fp8_mode", "nvfp4_mode") if getattr(precision, m))
@@ -266,6 +283,11 @@ def _calibration(calibration: Calibration | None) -> Iterator[Broken]:
         got = f"algorithm: {calibration.algorithm}"
         yield Broken(("calibration", "percentile"), "be given only with algorithm: percentile", got)
     yield from _suffix(calibration.table, ("calibration", "table"), (".json",))
+    if calibration.table is not None:
+        for name in ("samples", "batch_size", "seed", "workers", "on_bad_sample"):
+            if name in _changed(calibration):
+                got = f"{getattr(calibration, name)} with table"
+                yield Broken(("calibration", name), "be left out with calibration.table", got, "No sample is read.")
 
 
 def _calibration_fits(calibration: Calibration | None, inputs: Mapping[str, Input]) -> Iterator[Broken]:
@@ -275,6 +297,8 @@ def _calibration_fits(calibration: Calibration | None, inputs: Mapping[str, Inpu
 
 def _check(check: Check) -> Iterator[Broken]:
     yield from _data("check", check, ("images", "arrays", "factory"))
+    if check.labels is not None and check.images is None:
+        yield Broken(("check", "labels"), "be given only with check.images", "no images", "It names class folders.")
     limits = check.limits
     if not limits.given:
         hint = "A check without a limit cannot fail; start with cosine_min: 0.99."
@@ -371,6 +395,7 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Broken]]], ...] = (
     (("precision",), _precision),
     (("build", "precision", "model"), _route),
     (("build", "check"), _fallback),
+    (("precision", "build", "check"), _measured_in_int8),
     (("precision", "calibration"), _calibrated),
     (("calibration",), _calibration),
     (("calibration", "inputs"), _calibration_fits),

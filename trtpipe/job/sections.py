@@ -134,11 +134,17 @@ class Data(Section):
     )
 
 
+Correction = Literal["equalization", "smoothing", "thresholds", "rounding", "bias"]
+
+
 class Calibration(Data):
     """What INT8 ranges are observed on, and by which algorithm."""
 
-    algorithm: Literal["entropy_2", "entropy", "minmax", "percentile", "mse"] = Field(
-        default="entropy_2", description="how the threshold is chosen from a histogram"
+    algorithm: Literal["auto", "entropy_2", "entropy", "minmax", "percentile", "mse"] = Field(
+        default="auto", description="how the threshold is chosen from a histogram"
+    )
+    corrections: bool | tuple[Correction, ...] = Field(
+        default=True, description="change weights, biases and thresholds where INT8 then errs less; or which of these"
     )
     percentile: float = Field(default=99.99, gt=0, le=100, description="of algorithm: percentile")
     table: str | None = Field(default=None, description="a calibration.json to use instead of calibrating")
@@ -173,6 +179,9 @@ class Check(Data):
     limits: Limits = Field(default=Limits(cosine_min=0.99), description="what must hold for the build to pass")
     require: Literal["graph", "engine"] = Field(
         default="graph", description="engine: fail where the engine itself cannot run"
+    )
+    labels: str | None = Field(
+        default=None, description="a text file of the model's class names, one a line, that class folders are found in"
     )
     sensitivity: bool = Field(
         default=False, description="measure what INT8 costs by module even where the check passes, for the report"

@@ -19,8 +19,8 @@ from trtpipe.bundle.format import place, read_bundle
 from trtpipe.errors import InputError, MissingError
 from trtpipe.nightly.pool import Pool, Slot, visible
 from trtpipe.nightly.task import Task, failure
+from trtpipe.packages import versions
 from trtpipe.pipeline.cache.digests import Digests
-from trtpipe.pipeline.cache.environment import versions
 from trtpipe.pipeline.cache.keys import Machine, this_machine
 from trtpipe.pipeline.cache.store import Cache
 from trtpipe.runtime.device import Device, this_device

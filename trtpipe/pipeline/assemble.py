@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,11 @@ from trtpipe.bundle.format import write_bundle
 from trtpipe.bundle.golden import KEPT_SAMPLES, Golden
 from trtpipe.bundle.manifest import CALIBRATION, GOLDEN, GRAPH, REPORT, Manifest, describe_engine
 from trtpipe.job.sections import Transform
-from trtpipe.model.data import check_transform
 from trtpipe.pipeline.cache.environment import environment, fingerprint, portable_job, source_fingerprint
 from trtpipe.pipeline.stages import batching
 from trtpipe.report.content import Answers, ReportContent
 from trtpipe.report.page import render
+from trtpipe.routes.compiled_precision import read_back
 from trtpipe.trt.weights import stored_weights
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def assemble(job: Job, out: Path, parts: Parts, stages: Stages, *, sign: Sign | 
         manifest = describe(job, front, table, parts.quantized, parts.report, engine, engine.graph)
         files = {GOLDEN: golden.to_bytes(golden_data(job, front))}
         if table is not None:
-            files[CALIBRATION] = table_bytes(table)
+            files |= table_files(table)
         if engine.graph is not None:
             files[GRAPH] = engine.graph.data
         files[manifest.engine_file] = engine.data
@@ -100,12 +100,11 @@ def report_page(job: Job, parts: Parts, manifest: Manifest, files: Mapping[str, 
     ).encode()
 
 
-def table_bytes(table: CalibrationTable) -> bytes:
-    """The table's file."""
+def table_files(table: CalibrationTable) -> dict[str, bytes]:
+    """The table's file, and that of its corrections where it has any; histograms stay behind."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "calibration.json")
-        table.save(path)
-        return path.read_bytes()
+        replace(table, histograms=None).save(Path(folder, CALIBRATION))
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
 def describe(
@@ -121,11 +120,12 @@ def describe(
     calibration = None if table is None else table.digest
     parts = {"weights": front.loaded.weights_digest, "graph": front.captured.digest, "calibration": calibration}
     source = source_fingerprint(job, parts)
-    notes = [*front.loaded.notes, *front.baseline.notes, *quantized.notes, *report.notes]
+    notes = [*job.unused(), *front.loaded.notes, *front.baseline.notes, *quantized.notes, *report.notes]
     notes += engine.notes if engine is not None else ()
     notes += [f"check: skipped {s}" for s in front.check_source.skipped]
     if table is not None:
         notes += table.audit.warnings
+        notes += [f"calibration: {s}" for s in (table.corrections.steps if table.corrections else ())]
     return Manifest(
         name=job.name,
         kind="kit" if engine is None else "bundle",
@@ -138,9 +138,9 @@ def describe(
         build=job.build.model_copy(update={"timing_cache": None, "calibration_cache": None}),
         opset=None if graph is None else graph.opset,
         precision=job.precision,
-        layers=quantized.layers,
+        layers=quantized.layers if graph is None else read_back(quantized.layers, graph),
         # Images without a transform are only made tensors, which is a way too; None means that inputs are arrays.
-        preprocessing=(check_transform(job) or Transform()) if job.check.images else None,
+        preprocessing=(job.check_transform() or Transform()) if job.check.images else None,
         class_names=front.check_source.classes,
         calibration_digest=calibration,
         weights_digest=front.loaded.weights_digest,

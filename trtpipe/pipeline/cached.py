@@ -28,7 +28,7 @@ from trtpipe.pipeline.assemble import Parts, assemble, shared_scales
 from trtpipe.pipeline.build import Built, build, gather
 from trtpipe.pipeline.cache.store import Cache, DamagedEntry, Entry
 from trtpipe.pipeline.stages import Front, Stages
-from trtpipe.routes.onnx import compile_graph, to_onnx
+from trtpipe.routes.onnx import compile_graph, release, to_onnx
 from trtpipe.values import (
     Baseline,
     Captured,
@@ -167,9 +167,16 @@ class _Line:
         def make() -> tuple[tuple[Source, Baseline], dict[str, Any], dict[str, bytes]]:
             source, baseline = pipeline.record(self.job, self.loaded, self.stages)
             facts, files = _keep_baseline(baseline)
-            return (source, baseline), facts, files
+            return (source, baseline), {**facts, "classes": source.classes}, files
 
-        return self._kept("baseline", self.keys.baseline, make, lambda e: (self.check_source, _baseline(e)))
+        def read(entry: Entry) -> tuple[Source, Baseline]:
+            source, baseline = open_check(self.job), _baseline(entry)
+            if source.labels is not None and source.classes is not None:
+                names = entry.facts["classes"]
+                source = source.without_labels() if names is None else source.numbered_by(names)
+            return source, baseline
+
+        return self._kept("baseline", self.keys.baseline, make, read)
 
     def table(self) -> CalibrationTable | None:
         """The calibration table, None when nothing is quantized."""
@@ -195,7 +202,7 @@ class _Line:
         def make() -> tuple[_Lowered, dict[str, Any], dict[str, bytes]]:
             table, quantized = self.quantized()
             with self.stages("export"):
-                graph = to_onnx(quantized)
+                graph = to_onnx(quantized, release(self.job))
             made = _Lowered(self.loaded, self.captured, quantized, table, self._scales(table), graph)
             return made, *_keep_lowered(made)
 

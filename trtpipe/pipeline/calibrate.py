@@ -8,7 +8,7 @@ from trtpipe.errors import InputError
 from trtpipe.model.capture import capture
 from trtpipe.model.data import open_calibration, open_check
 from trtpipe.model.load import load_model
-from trtpipe.pipeline.stages import Stages, overlap_notes
+from trtpipe.pipeline.stages import Stages, observe, overlap_notes
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
@@ -23,8 +23,6 @@ def make_table(job: Job, reporter: Reporter) -> CalibrationTable:
         InputError: the job has no calibration, or names a table in place of data.
         TrtpipeError: whatever else a build would stop at before it.
     """
-    from trtpipe.quantization import quantize
-
     if job.calibration is None:
         raise InputError("calibration: must be given to calibrate (got none). Add calibration.images.")
     if job.calibration.table is not None:
@@ -40,12 +38,5 @@ def make_table(job: Job, reporter: Reporter) -> CalibrationTable:
         source = open_calibration(job)
         for note in overlap_notes(source, open_check(job)):
             progress.note(note)
-        return quantize.calibrate(
-            captured,
-            source,
-            batch_size=job.batch_size(job.calibration),
-            algorithm=job.calibration.algorithm,
-            percentile=job.calibration.percentile,
-            digests={"weights": loaded.weights_digest, "graph": captured.digest},
-            progress=progress,
-        )
+        digests = {"weights": loaded.weights_digest, "graph": captured.digest}
+        return observe(job, job.calibration, captured, source, digests, progress)

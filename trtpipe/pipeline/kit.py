@@ -12,12 +12,14 @@ from calib.audit import doubtful_thresholds
 from trtpipe.batching import Batching
 from trtpipe.bundle.format import write_bundle
 from trtpipe.bundle.kit import bundle_contents, kit_contents, kit_graph
+from trtpipe.bundle.manifest import CALIBRATION
 from trtpipe.errors import InputError
 from trtpipe.evaluation.check import CheckData, Damaged, check_engine
 from trtpipe.evaluation.control import damaged_copy
-from trtpipe.pipeline.assemble import describe, golden_data, table_bytes
+from trtpipe.packages import versions
+from trtpipe.pipeline.assemble import describe, golden_data, table_files
 from trtpipe.pipeline.build import Built, retuned
-from trtpipe.pipeline.cache.environment import BUILDERS, fingerprint, versions
+from trtpipe.pipeline.cache.environment import BUILDERS, fingerprint
 from trtpipe.pipeline.measure import explained
 from trtpipe.pipeline.stages import (
     Stages,
@@ -25,16 +27,15 @@ from trtpipe.pipeline.stages import (
     check_data,
     engine_control,
     graph_control,
-    open_runner,
     prepare,
     quantize,
 )
+from trtpipe.pipeline.validate import kit_refusals
 from trtpipe.quantization.diagnose import is_about_numbers
-from trtpipe.routes.onnx import to_onnx
+from trtpipe.routes.onnx import lowered_for, to_onnx
 from trtpipe.runtime.compatibility import admit, require_fit
 from trtpipe.runtime.device import this_device
-from trtpipe.runtime.onnxruntime import OrtRunner
-from trtpipe.trt import driver
+from trtpipe.runtime.executor import graph_as_checked, not_executed_here, open_engine
 from trtpipe.trt.builder import build_engine
 from trtpipe.trt.isolated import build_isolated
 from trtpipe.values import CheckReport, Engine, OnnxModel, Quantized
@@ -47,22 +48,23 @@ if TYPE_CHECKING:
     from trtpipe.progress import Progress, Reporter
 
 
-def write_kit(job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = None) -> Built:
+def write_kit(
+    job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = None, release: str | None = None
+) -> Built:
     """Take `job` down the line as far as its graph, check that, and write the kit `out/<name>`.
 
+    Args:
+        job: of route onnx.
+        out: the folder that the kit goes to.
+        reporter: is told the stages.
+        sign: signs the kit's manifest, unless the check failed.
+        release: the device's TensorRT, like "8.6.1"; None for any from 10 on.
+
     Raises:
-        TrtpipeError: with the exit code of what went wrong; nothing is then written. A route other than onnx has no
-            graph that could be taken elsewhere.
+        TrtpipeError: with the exit code of what went wrong; nothing is then written.
     """
-    if job.build.route != "onnx":
-        raise InputError(
-            f"build.route: must be onnx to prepare a kit (got {job.build.route}). Build it where its GPU is."
-        )
-    if (speedup := job.check.limits.speedup_over_fp16_min) is not None:
-        raise InputError(
-            f"check.limits.speedup_over_fp16_min: must be left out to prepare a kit (got {speedup}). "
-            "Build the job where its GPU is: both engines are timed there."
-        )
+    if refused := [f"{option}: {text}" for option, text in kit_refusals(job)]:
+        raise InputError("\n".join(refused))
     stages = Stages(reporter)
     front = prepare(job, stages)
     table = calibrate(job, front, stages)
@@ -70,9 +72,10 @@ def write_kit(job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = No
     def checked(job: Job, table: CalibrationTable | None) -> tuple[Quantized, OnnxModel, CheckReport]:
         quantized = quantize(job, front, table, stages)
         with stages("lower"):
-            graph = to_onnx(quantized)
-        as_written = job.build.target != "onnxruntime"
-        with stages("check") as progress, OrtRunner(graph.data, as_written=as_written) as runner:
+            graph = lowered_for(
+                to_onnx(quantized, release if job.build.target == "tensorrt" else None), job.build.target
+            )
+        with stages("check") as progress, graph_as_checked(graph.data, job.build.target) as runner:
             report = check_engine(
                 runner,
                 "graph",
@@ -97,10 +100,13 @@ def write_kit(job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = No
     report, _ = explained(job.model_copy(update={"check": check}), front, table, report, stages)
     with stages("kit"):
         manifest = describe(job, front, table, quantized, report, None, graph)
-        calibration = None if table is None else table_bytes(table)
+        extra = {} if table is None else table_files(table)
+        calibration = extra.pop(CALIBRATION, None)
         kit = write_bundle(
             out / job.name,
-            *kit_contents(manifest, graph, golden_data(job, front, front.check_source.sample_count), calibration),
+            *kit_contents(
+                manifest, graph, golden_data(job, front, front.check_source.sample_count), calibration, extra
+            ),
             sign=sign,
         )
     return Built(kit, report, stages.seconds)
@@ -171,7 +177,7 @@ def _check(kit: Bundle, engine: Engine, progress: Progress) -> CheckReport | Non
         raise InputError(f"{kit.path}: a kit must hold the check of its graph (got none). Prepare it again.")
     if engine.target == "onnxruntime":
         return None
-    if not driver.probe().devices:
+    if not_executed_here(engine):
         if manifest.require == "graph":
             return None
         problem = "check.require is engine, and no GPU executed it here"
@@ -185,7 +191,7 @@ def _check(kit: Bundle, engine: Engine, progress: Progress) -> CheckReport | Non
         golden.samples,
         Batching(manifest.inputs, manifest.outputs, size),
     )
-    runner, executed = open_runner(engine)
+    runner, executed = open_engine(engine)
     with runner:
         return check_engine(
             runner,

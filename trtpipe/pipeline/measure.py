@@ -13,9 +13,10 @@ import numpy as np
 from trtpipe.batching import Array, Batching
 from trtpipe.evaluation.bench import Bench, Data
 from trtpipe.evaluation.speedup import HYBRID, judge_speedup, measure_speedup
-from trtpipe.pipeline.stages import Front, Stages, compile_engine, engine_settings, narrow_of, quantize
+from trtpipe.pipeline.stages import Front, Stages, compile_engine, corrected, narrow_of, quantize
 from trtpipe.quantization.diagnose import blame, diagnose, is_about_numbers
 from trtpipe.quantization.ranking import Sensitivity
+from trtpipe.runtime.executor import RunnerSettings, not_executed_here, settings_of
 from trtpipe.trt.timing import open_timed
 from trtpipe.values import CheckReport, Engine, Metric, TensorSpec
 
@@ -47,7 +48,8 @@ def explained(
     if table is None or not (failed or job.check.sensitivity):
         return report, None
     with stages("diagnose") as progress:
-        found = diagnose(job, front.captured, front.check_source, table.amax, progress, narrow_of(job, front, table))
+        narrow = narrow_of(job, front, table)
+        found = diagnose(job, corrected(front, table).captured, front.check_source, table.amax, progress, narrow)
     if failed:
         half = "fp16" if job.precision.fp16_mode else None
         report = replace(report, problems=(*report.problems, blame(found, half)))
@@ -69,7 +71,7 @@ def timed(front: Front, engine: Engine, report: CheckReport, stages: Stages) -> 
 def latencies(front: Front, engine: Engine) -> tuple[float, ...]:
     """Milliseconds of `ROUNDS` executions of the engine on one batch of check samples; a GPU must be here."""
     inputs = first_batch(front)
-    runner: Any = open_timed(engine.data, cuda_graph=False, **engine_settings(engine))
+    runner: Any = open_timed(engine.data, cuda_graph=False, **settings_of(engine))
     for _ in range(WARM_UP):
         runner.run(inputs)
     return tuple(runner.milliseconds(inputs, transfers=False) for _ in range(ROUNDS))
@@ -77,16 +79,20 @@ def latencies(front: Front, engine: Engine) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Plan:
-    """A serialized engine, what its runner has to know of it, and whether it is a hybrid module."""
+    """A serialized engine, how its runner is opened, and whether it is a hybrid module.
+
+    `misfit` is why this machine does not execute it; empty where it does.
+    """
 
     data: bytes
-    settings: Mapping[str, Any]
+    settings: RunnerSettings
     hybrid: bool = False
+    misfit: str = ""
 
 
 def plan_of(engine: Engine) -> Plan:
     """The same of a build's engine."""
-    return Plan(engine.data, engine_settings(engine), bool(engine.fallback))
+    return Plan(engine.data, settings_of(engine), bool(engine.fallback), not_executed_here(engine))
 
 
 def first_batch(front: Front) -> Mapping[str, Array]:
@@ -147,6 +153,6 @@ def judged_speed(job: Job, front: Front, engine: Engine, report: CheckReport, st
     plain = job.model_copy(update={"precision": job.precision.model_copy(update=update)})
     other = compile_engine(plain, front.loaded, quantize(plain, front, None, stages), stages)
     with stages("speed"):
-        int8, fp16 = (open_timed(e.data, cuda_graph=False, **engine_settings(e)) for e in (engine, other))
+        int8, fp16 = (open_timed(e.data, cuda_graph=False, **settings_of(e)) for e in (engine, other))
         found = measure_speedup(int8, fp16, first_batch(front))
     return judge_speedup(report, found, limit)

@@ -15,19 +15,17 @@ from calib.data import overlap
 from calib.errors import CalibCancelled, CalibError
 from calib.table import CalibrationTable
 from trtpipe.batching import Array, Batching
-from trtpipe.errors import Cancelled, InputError, TrtpipeError
+from trtpipe.errors import BuildError, Cancelled, InputError, MissingError
 from trtpipe.evaluation.check import CheckData, Damaged, Executor, check_engine
 from trtpipe.evaluation.control import damaged_copy, damaged_program
 from trtpipe.model.baseline import record_baseline
 from trtpipe.model.capture import capture
-from trtpipe.model.data import open_calibration, open_check
+from trtpipe.model.data import open_calibration, open_check, with_labels
 from trtpipe.model.load import load_model
 from trtpipe.routes.onnx import compile_graph, to_onnx
 from trtpipe.routes.registry import route
-from trtpipe.runtime.hybrid import HybridRunner
+from trtpipe.runtime.executor import graph_as_checked, graph_notes, open_engine
 from trtpipe.runtime.onnxruntime import OrtRunner
-from trtpipe.trt import driver
-from trtpipe.trt.runtime import EngineRunner
 from trtpipe.values import Baseline, Captured, CheckReport, Engine, Executed, LoadedModel, OnnxModel, Quantized, Target
 
 if TYPE_CHECKING:
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
     from calib.data import Source
     from calib.table import CalibrationTable
     from trtpipe.job.job import Job
+    from trtpipe.job.sections import Calibration
     from trtpipe.progress import Progress, Reporter
     from trtpipe.quantization.quantize import Narrow
 
@@ -91,7 +90,9 @@ def prepare(job: Job, stages: Stages) -> Front:
 def record(job: Job, loaded: LoadedModel, stages: Stages) -> tuple[Source, Baseline]:
     """The check samples, and what the model answers on them as TorchScript."""
     with stages("baseline") as progress:
-        source = open_check(job)
+        source, notes = with_labels(job, loaded, open_check(job))
+        for note in notes:
+            progress.note(note)
         baseline = record_baseline(
             loaded,
             source.batches(job.batch_size(job.check)),
@@ -101,7 +102,7 @@ def record(job: Job, loaded: LoadedModel, stages: Stages) -> tuple[Source, Basel
             torchscript=job.model.torchscript,
             progress=progress,
         )
-    return source, baseline
+    return source, replace(baseline, notes=(*baseline.notes, *notes))
 
 
 def quantizes(job: Job) -> bool:
@@ -121,26 +122,68 @@ def calibrate(job: Job, front: Front, stages: Stages) -> CalibrationTable | None
                 f"(got {job.calibration.table}). Give samples, or use explicit."
             )
         return None
-    from trtpipe.quantization import quantize as stage
-
     digests = {"weights": front.loaded.weights_digest, "graph": front.captured.digest}
     with stages("calibrate") as progress:
         if job.calibration.table is not None:
-            table = CalibrationTable.load(job.calibration.table)
-            table.require(job.calibration.table, digests, job.calibration.algorithm, job.calibration.percentile)
-            return table
+            return read_table(job.calibration, digests)
         source = open_calibration(job)
         for note in overlap_notes(source, front.check_source):
             progress.note(note)
-        return stage.calibrate(
-            front.captured,
-            source,
-            batch_size=job.batch_size(job.calibration),
-            algorithm=job.calibration.algorithm,
-            percentile=job.calibration.percentile,
-            digests=digests,
-            progress=progress,
+        return observe(job, job.calibration, front.captured, source, digests, progress)
+
+
+def read_table(calibration: Calibration, digests: Mapping[str, str]) -> CalibrationTable:
+    """The table that `calibration.table` names; algorithm auto and corrections true take what it holds.
+
+    Raises:
+        calib.CalibError: it belongs to another model, or was made otherwise than the job says.
+    """
+    assert calibration.table is not None
+    table = CalibrationTable.load(calibration.table)
+    algorithm = table.algorithm if calibration.algorithm == "auto" else calibration.algorithm
+    percentile = table.percentile if calibration.algorithm == "auto" else calibration.percentile
+    table.require(calibration.table, digests, algorithm, percentile)
+    if table.corrections is not None and calibration.corrections is False:
+        raise CalibError(
+            f"{calibration.table}: must be without corrections for calibration.corrections: false (got "
+            f"{len(table.corrections.steps)} steps). Leave the key out, or calibrate again."
         )
+    return table
+
+
+def observe(
+    job: Job,
+    calibration: Calibration,
+    captured: Captured,
+    source: Source,
+    digests: Mapping[str, str],
+    progress: Progress,
+) -> CalibrationTable:
+    """The table of one pass over the samples, and with the corrections that the job asks for."""
+    from trtpipe.quantization.corrections.correct import STEPS, correct
+    from trtpipe.quantization.quantize import calibrate as one_pass
+
+    size = job.batch_size(calibration)
+    table = one_pass(
+        captured,
+        source,
+        batch_size=size,
+        algorithm=calibration.algorithm,
+        percentile=calibration.percentile,
+        digests=digests,
+        progress=progress,
+    )
+    which = STEPS if calibration.corrections is True else calibration.corrections or ()
+    return correct(captured, table, source, which=which, batch_size=size, progress=progress) if which else table
+
+
+def corrected(front: Front, table: CalibrationTable | None) -> Front:
+    """What is to be quantized: the parts of a build with the table's corrections in the captured graph."""
+    if table is None or table.corrections is None or not table.corrections.arrays:
+        return front
+    from trtpipe.quantization.corrections import edits
+
+    return replace(front, captured=edits.corrected(front.captured, table.corrections.arrays))
 
 
 def overlap_notes(calibration: Source, check: Source) -> tuple[str, ...]:
@@ -160,7 +203,7 @@ def quantize(job: Job, front: Front, table: CalibrationTable | None, stages: Sta
     from trtpipe.quantization.payoff import keep_of
     from trtpipe.quantization.precision import half_dtype
 
-    precision = job.precision
+    precision, front = job.precision, corrected(front, table)
     with stages("quantize"):
         ranges = observe_ranges(job, front) if precision.fp16_mode else {}
         return stage.quantize(
@@ -255,9 +298,9 @@ def check(
         keep: is given the outputs, as `check_engine` has it.
     """
     with stages("check") as progress:
-        runner, executed = open_runner(engine)
+        runner, executed = open_engine(engine)
         with runner:
-            return check_engine(
+            report = check_engine(
                 runner,
                 executed,
                 check_data(job, front),
@@ -268,27 +311,7 @@ def check(
                 warnings=() if table is None else doubtful_thresholds(table.audit),
                 progress=progress,
             )
-
-
-def open_runner(engine: Engine) -> tuple[EngineRunner | HybridRunner | OrtRunner, Executed]:
-    """What executes the engine here, and whether that is the engine or its graph."""
-    if engine.target != "onnxruntime" and driver.probe().devices:
-        settings = engine_settings(engine)
-        if engine.fallback:
-            return HybridRunner(engine.data, version_compatible=settings["version_compatible"]), "engine"
-        return EngineRunner(engine.data, **settings), "engine"
-    if engine.graph is None:
-        raise InputError(
-            f"check: a {engine.target} engine of this route has no graph to execute (got no GPU either). "
-            "Build where its GPU is, or take build.route: onnx."
-        )
-    return OrtRunner(engine.graph.data, as_written=engine.target != "onnxruntime"), "graph"
-
-
-def engine_settings(engine: Engine) -> dict[str, Any]:
-    """What an `EngineRunner` has to know of the engine beside its bytes."""
-    stripped = engine.graph.data if engine.graph is not None and engine.options.get("strip_plan") else None
-    return {"version_compatible": bool(engine.options.get("version_compatible")), "refit": stripped}
+        return replace(report, notes=(*report.notes, *graph_notes(engine, executed)))
 
 
 def control(
@@ -323,14 +346,14 @@ def engine_control(build: Callable[[], Engine], graph: OnnxModel | None, tensor:
     def opened() -> Iterator[Executor]:
         try:
             engine = build()
-        except TrtpipeError as error:
+        except (BuildError, InputError, MissingError) as error:
             if graph is None:
                 raise
             why = f"no engine could be built of the control: {str(error).splitlines()[0]}"
             with OrtRunner(graph.data, as_written=True) as stand_in:
                 yield Executor(stand_in, "graph", why)
             return
-        runner, executed = open_runner(engine)
+        runner, executed = open_engine(engine)
         with runner:
             yield Executor(runner, executed)
 
@@ -338,11 +361,11 @@ def engine_control(build: Callable[[], Engine], graph: OnnxModel | None, tensor:
 
 
 def graph_control(graph: OnnxModel, tensor: str, how: str, target: Target) -> Damaged:
-    """A damaged graph, executed as `open_runner` executes the graph of an engine of `target`."""
+    """A damaged graph, executed as the graph of an engine of `target` is."""
 
     @contextmanager
     def opened() -> Iterator[Executor]:
-        with OrtRunner(graph.data, as_written=target != "onnxruntime") as runner:
+        with graph_as_checked(graph.data, target) as runner:
             yield Executor(runner, "graph")
 
     return Damaged(opened, tensor, how)

@@ -23,6 +23,7 @@ from trtpipe.pipeline.stages import (
     calibrate,
     check_data,
     compile_engine,
+    corrected,
     graph_control,
     narrow_of,
     observe_ranges,
@@ -31,8 +32,8 @@ from trtpipe.pipeline.stages import (
 from trtpipe.quantization.diagnose import diagnose, first_samples
 from trtpipe.quantization.search import EVALUATIONS, Candidate, Laboratory, Preview, Trial, Tuned, search, shortfall
 from trtpipe.quantization.trials import Trials
-from trtpipe.routes.onnx import to_onnx
-from trtpipe.runtime.onnxruntime import OrtRunner
+from trtpipe.routes.onnx import lowered_for, release, to_onnx
+from trtpipe.runtime.executor import graph_as_checked, not_executed_here
 from trtpipe.trt import driver
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from trtpipe.values import Quantized
 
 #: Every algorithm, for a table that still has its histograms.
-ALGORITHMS = ("entropy_2", "entropy", "minmax", "percentile", "mse")
+ALGORITHMS = ("auto", "entropy_2", "entropy", "minmax", "percentile", "mse")
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def tune_from(
         raise InputError("tune: the job must quantize (got no mode that does). Set precision.int8_mode or fp8_mode.")
     if not job.check.limits.given:
         raise InputError("tune: check.limits must set the budget (got none). Add one, like accuracy_drop_max: 0.01.")
-    bench = _Bench(job, front, table, stages)
+    bench = _Bench(job, corrected(front, table), table, stages)
     trials = Trials.open(out / f"{job.name}.trials.json", bench.key())
     with stages("tune") as progress:
         for note in trials.notes:
@@ -196,9 +197,9 @@ class _Bench:
                 ranges=self.ranges(),
                 narrow=self.narrow(job),
             )
-            model = to_onnx(quantized)
+            model = lowered_for(to_onnx(quantized, release(job)), job.build.target)
             report = check_engine(
-                OrtRunner(model.data, as_written=job.build.target != "onnxruntime"),
+                graph_as_checked(model.data, job.build.target),
                 "graph",
                 check_data(job, front),
                 job.check.limits,
@@ -211,11 +212,12 @@ class _Bench:
         return Trial(candidate, report.passed, missed, report.metrics, report.problems, share, size, latency)
 
     def latency_ms(self, job: Job, quantized: Quantized) -> float | None:
-        """Median of the engine's executions; None for a hybrid, and where no GPU can execute one, which is then not
-        built either."""
+        """Median of the engine's executions; None for a hybrid, and where the engine is not executed here."""
         if job.build.target == "onnxruntime" or not driver.probe().devices:
             return None
         engine = compile_engine(job, self.front.loaded, quantized, self.stages)
+        if not_executed_here(engine):
+            return None
         if engine.fallback:
             self.stages.note_of(f"latency_ms: not measured: {HYBRID}")()
             return None
@@ -252,7 +254,7 @@ class _Bench:
         narrow = self.narrow(job)
         plan = plan_sites(graph, int8=precision.int8_mode, keep=keep_of(job, front.captured), narrow=narrow)
         half = half_dtype(precision.fp16_mode, precision.bf16_mode)
-        changed = roundings(graph, plan.int8, self.table(candidate.algorithm).amax, half)
+        changed = roundings(graph, plan.int8, self.table(candidate.algorithm).amax, half, front.captured.int8)
         if narrow is not None:
             changed |= narrow_roundings(plan.narrow, half, narrow.statistics)
         machine, parts, how = Partial(graph), [], batching(job, front)

@@ -75,11 +75,12 @@ def block_size(number_format: NumberFormat, inputs: int) -> int | None:
 def maxima(table: CalibrationTable) -> dict[str, float]:
     """The exact largest |x| by table key: FP8's thresholds, from the audit of a table of any algorithm.
 
-    FP8's rounding error is relative, so that clipping buys no resolution; a clipped value is lost as it is in INT8.
+    FP8's rounding error is relative, so that clipping buys no resolution; a clipped value is lost as it is in INT8. An
+    amax above it is of a tensor that a correction has made larger.
     """
     seen = table.audit.tensors
     return {
-        key: amax if seen[key].state == "dead" else max(abs(seen[key].low), abs(seen[key].high))
+        key: amax if seen[key].state == "dead" else max(abs(seen[key].low), abs(seen[key].high), amax)
         for key, amax in table.amax.items()
     }
 

@@ -14,7 +14,7 @@ from calib.calibrate import calibrate as run_calibration
 from calib.observers import HistogramObserver
 from trtpipe.errors import InputError
 from trtpipe.model.export import export
-from trtpipe.model.nodes import constant_value, copied, module_path
+from trtpipe.model.nodes import add_constant, constant_value, copied, module_path, set_constant
 from trtpipe.model.pt2e import (
     QuantizationAnnotation,
     QuantizationSpec,
@@ -29,7 +29,7 @@ from trtpipe.quantization.narrow import NarrowSite, Statistics, place_narrow
 from trtpipe.quantization.placement import Site, Skipped, find_sites, kept_sites
 from trtpipe.quantization.policy import Assignment, Modes, assign, checked_modes
 from trtpipe.quantization.precision import Keep, checked_keep, place_casts
-from trtpipe.values import Captured, Quantized, TensorSpec
+from trtpipe.values import Captured, Int8Weight, Quantized, TensorSpec
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -67,7 +67,10 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
 
 class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
-    """The exact maximum of |w| by output channel; scale = amax / 127 (NVIDIA, 8-bit Inference with TensorRT, 2017)."""
+    """The exact maximum of |w| by output channel; scale = amax / 127 (NVIDIA, 8-bit Inference with TensorRT, 2017).
+
+    A corrected weight comes with its own `scales` (float32 [C]).
+    """
 
     def __init__(self, dtype: torch.dtype = torch.int8, ch_axis: int = 0, half: torch.dtype | None = None, **_: Any):
         low, high = WEIGHT_RANGE
@@ -75,6 +78,7 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
         self.ch_axis = ch_axis
         self.half = half
         self.amax = torch.zeros(0)
+        self.scales: torch.Tensor | None = None
 
     def forward(self, w: torch.Tensor) -> torch.Tensor:
         """`w` [..., C at ch_axis, ...], after its maxima were taken: once, since it is a constant of the graph."""
@@ -84,7 +88,8 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
 
     def calculate_qparams(self) -> tuple[torch.Tensor, torch.Tensor]:
         """float32 scales [C] and int64 zero points [C] (all 0)."""
-        scales = rounded_up((self.amax / WEIGHT_RANGE[1]).clamp_min(SMALLEST_SCALE), self.half)
+        scales = (self.amax / WEIGHT_RANGE[1]).clamp_min(SMALLEST_SCALE) if self.scales is None else self.scales
+        scales = rounded_up(scales, self.half)
         return scales, torch.zeros_like(scales, dtype=torch.int64)
 
 
@@ -143,12 +148,14 @@ _ACTIVATION = QuantizationSpec(
 
 @dataclass(frozen=True)
 class Prepared:
-    """The captured graph with observers: `observers` maps the key of each shared scale to its observer."""
+    """The captured graph with observers: `observers` maps the key of each shared scale to its observer; `int8` is that
+    of the captured graph."""
 
     graph: GraphModule
     observers: Mapping[str, ActivationObserver]
     sites: tuple[Site, ...]
     skipped: tuple[Skipped, ...]
+    int8: Mapping[str, Int8Weight]
 
 
 def prepare(
@@ -158,6 +165,7 @@ def prepare(
     sites, skipped = find_sites(captured.graph)
     sites = kept_sites(sites, keep)
     graph = copied(captured.graph)
+    write_int8(graph, {s.consumer.name: captured.int8[s.consumer.name] for s in sites if _corrected(captured, s)})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         graph = prepare_pt2e(graph, TensorRTQuantizer(sites, half))
@@ -166,7 +174,25 @@ def prepare(
     for site in sites:
         if site.axis is None and site.group not in observers:
             observers[site.group] = _observer_on(graph, by_name[site.consumer.name], site.producer.name)
-    return Prepared(graph, observers, sites, skipped)
+    return Prepared(graph, observers, sites, skipped, captured.int8)
+
+
+def _corrected(captured: Captured, site: Site) -> bool:
+    return site.axis is not None and site.consumer.name in captured.int8
+
+
+def write_int8(graph: GraphModule, weights: Mapping[str, Int8Weight]) -> None:
+    """Give operations of a graph, by name, their corrected INT8 weights and biases; the graph must be a copy."""
+    for node in [n for n in graph.graph.nodes if n.name in weights]:
+        one, weight, bias = weights[node.name], node.args[1], node.args[2] if len(node.args) > 2 else None
+        if one.weight is not None:
+            set_constant(graph, weight, one.weight)
+        if one.bias is not None:
+            new = add_constant(graph, f"{node.name}_int8_bias", one.bias, node)
+            node.args = (*node.args[:2], new, *node.args[3:])
+            if bias is not None and not bias.users:
+                graph.graph.erase_node(bias)
+    graph.recompile()
 
 
 def calibrate(
@@ -235,18 +261,20 @@ def place_qdq(
         observer.scale = scales[key] = float(rounded_up(scale, half)[0])
     for site in prepared.sites:
         if site.axis is not None:
-            _observe_weight(prepared.graph, site)
+            _observe_weight(prepared.graph, site, prepared.int8.get(site.consumer.name))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return convert_pt2e(prepared.graph), scales
 
 
-def _observe_weight(graph: GraphModule, site: Site) -> None:
+def _observe_weight(graph: GraphModule, site: Site, corrected: Int8Weight | None) -> None:
     consumer = next(n for n in graph.graph.nodes if n.name == site.consumer.name)
     for node in consumer.all_input_nodes:
         if node.op == "call_module" and node.args[0].name == site.producer.name:
             observer = graph.get_submodule(str(node.target))
+            assert isinstance(observer, PerChannelWeightObserver)
             observer(constant_value(graph, node.args[0]))
+            observer.scales = None if corrected is None else corrected.scales
 
 
 def _observer_on(graph: GraphModule, consumer: Node, producer: str) -> ActivationObserver:

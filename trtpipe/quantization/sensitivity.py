@@ -164,7 +164,7 @@ def measure_sensitivity(
     found = []
     for unit in units:
         eights = [s for s in unit.sites if s in plan.int8]
-        changed = roundings(graph, eights, amax, half)
+        changed = roundings(graph, eights, amax, half, captured.int8)
         if narrow is not None:
             changed |= narrow_formats.roundings(
                 [n for n in plan.narrow if n.site in unit.sites], half, narrow.statistics

@@ -53,6 +53,14 @@ def problems(manifest: Manifest, device: Device) -> tuple[str, ...]:
     return tuple(found)
 
 
+def placement_problems(engine: EngineInfo, device: Device) -> tuple[str, ...]:
+    """One line for each reason why an engine that was just built cannot run on the machine that built it.
+
+    The TensorRT that compiled it is there; but it may have been built for other GPUs, or another operating system.
+    """
+    return (*_platform(engine, device), *_hardware(engine, device))
+
+
 def failure(manifest: Manifest) -> str:
     """What was wrong with the bundle's answers when it was made; empty where its check passed, or is yet to come."""
     report = manifest.check

@@ -11,10 +11,13 @@ __all__ = [
     "memory",
     "monitor",
     "options",
+    "parser",
     "plan",
     "platforms",
+    "regions",
     "runtime",
     "timing",
     "timing_cache",
+    "versions",
     "weights",
 ]

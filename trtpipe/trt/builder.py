@@ -16,6 +16,7 @@ from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.implicit import Calibration
 from trtpipe.trt.monitor import PERCENT, Watch, interruptible, make_logger, make_monitor
 from trtpipe.trt.options import asked, needs_driver, refusals
+from trtpipe.trt.parser import newest_opset
 from trtpipe.values import Engine, OnnxModel
 
 #: Warnings that say nothing about the engine; every other one goes into its notes.
@@ -32,6 +33,7 @@ def build_engine(
     progress: Progress,
     precision: Precision | None = None,
     calibration: Calibration | None = None,
+    judged: bool = True,
 ) -> Engine:
     """The engine of a graph, checked against its bindings and its own plan header.
 
@@ -44,6 +46,8 @@ def build_engine(
             (from 10 on).
         precision: the job's, which implicit quantization takes its FP16 flag from.
         calibration: ranges or samples for implicit quantization.
+        judged: False gives TensorRT every option as it is, also those that `options.refusals` would refuse: how the
+            tables of what it honours are measured.
 
     Raises:
         InputError: when the job asks for something this TensorRT cannot honour.
@@ -53,11 +57,16 @@ def build_engine(
     """
     found = flavour.load(build.target)
     gpu = None
-    for path in needs_driver(build, found.name):
+    for path in needs_driver(build, found.name) if judged else ():
         gpu = driver.require(f"{path} with {found.title}")
     refused = refusals(build, precision, found.name, found.version, found.capabilities) + _unfit(gpu, build, precision)
-    if refused:
+    if refused and judged:
         raise InputError("\n".join(message for _, message in refused))
+    if found.name == "tensorrt" and model.opset > (newest := newest_opset(found.version)):
+        raise InputError(
+            f"onnx: {found.title} parses opset {newest} at most (got {model.opset}). "
+            f"Prepare the kit for it: trtpipe prepare --for {found.version}."
+        )
     watch = Watch(progress, build.log_level)
     try:
         data, notes = _serialize(found, gpu, model, build, precision, calibration, watch)
