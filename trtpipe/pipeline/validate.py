@@ -168,8 +168,9 @@ def _packages(job: Job, path: Path) -> _Found:
     needed = [("model", name, "build") for name in ("torch", "onnx", "onnxscript", "onnxruntime", "safetensors")]
     if job.check.images is not None or (job.calibration is not None and job.calibration.images is not None):
         needed.append(("check.images", "torchvision", "build"))
-    if job.precision.int8_mode:
-        needed.append(("precision.int8_mode", "torchao", "build"))
+    if job.precision.quantized:
+        mode = next((m for m in ("int8_mode", "fp8_mode", "nvfp4_mode") if getattr(job.precision, m)), "weights")
+        needed.append((f"precision.{mode}", "torchao", "build"))
     absent: dict[tuple[str, str], list[str]] = {}
     for option, name, extra in needed:
         if package_version(name) is None:

@@ -8,10 +8,10 @@ from typing import Any
 
 from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.sections import Build
-from trtpipe.trt.flavour import CAPABILITIES, Name, expected, title
-from trtpipe.trt.options import OPTIONS, refusals, where
+from trtpipe.trt.flavour import CAPABILITIES, Name, expected, title, where
+from trtpipe.trt.options import OPTIONS, refusals
 from trtpipe.trt.parser import newest_opset
-from trtpipe.trt.platforms import BY_CAPABILITY, PLATFORMS, RTX_COMPUTE_CAPABILITIES, SOURCES, rtx_support
+from trtpipe.trt.platforms import BY_CAPABILITY, PLATFORMS, PRECISIONS, RTX_COMPUTE_CAPABILITIES, SOURCES, rtx_support
 
 #: The releases that the contract tests drive, and the one of TensorRT-RTX.
 RELEASES: tuple[tuple[Name, str], ...] = (
@@ -169,7 +169,7 @@ def _checked() -> Iterator[list[str]]:
 
 def _platforms() -> Iterator[list[str]]:
     for platform in PLATFORMS.values():
-        order = [p for p in ("fp32", "fp16", "bf16", "int8", "fp8") if p in platform.precisions]
+        order = [p for p in PRECISIONS if p in platform.precisions]
         assert set(order) == BY_CAPABILITY[platform.compute_capability].precisions
         precisions = ", ".join(p.upper() for p in order)
         dla = "yes" if platform.dla else "-"
