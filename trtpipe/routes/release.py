@@ -84,6 +84,8 @@ def _type_int8_regions(graph: Any) -> None:
             if not _is_float16(output):
                 continue
             output.type = ir.TensorType(ir.DataType.FLOAT)
+            if node.op_type == "Cast":
+                node.attributes["to"] = ir.AttrInt64("to", int(ir.DataType.FLOAT))
             half = None
             for reader, k in list(output.uses()):
                 if reader in inside:
