@@ -35,6 +35,9 @@ def lower(model: Any) -> None:
     for node in list(graph):
         if rewrite := _REWRITES.get(node.op_type):
             rewrite(graph, node)
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            del graph.initializers[name]
     model.opset_imports[""] = 17
     model.ir_version = IR_VERSION
 
