@@ -64,7 +64,7 @@ def build(
 
 
 def calibrate(job: Job | str | Path, *, progress: Reporter | None = None) -> CalibrationTable:
-    """The calibration table of a job whose precision is INT8, with its histograms and its audit.
+    """The calibration table of a job that quantizes activations, with its histograms and its audit.
 
     Args:
         job: a job, or the path of one; a `calibration.table` in it is read, not made.
@@ -77,7 +77,7 @@ def calibrate(job: Job | str | Path, *, progress: Reporter | None = None) -> Cal
     found = _job(job, "calibrate")
     with watching(progress) as reporter:
         stages = pipeline.Stages(reporter)
-        if not found.precision.int8_mode or found.calibration is None:
+        if not found.precision.calibrated or found.calibration is None:
             raise InputError(
                 "calibrate: precision.int8_mode must be true and calibration be given (got a job that quantizes "
                 "nothing). Set precision.int8_mode=true."

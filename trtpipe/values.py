@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 #: Binding dtypes by their NumPy names; BF16 has none and is only ever used inside an engine.
 BINDING_DTYPES = ("float32", "float16", "uint8", "int8", "int32", "int64", "bool")
 
-Precision = Literal["fp32", "fp16", "bf16", "int8"]
+#: Number formats below 16 bits, each with scales: see `quantization.formats`.
+NumberFormatName = Literal["int8", "fp8", "int4", "nvfp4"]
+Precision = Literal["fp32", "fp16", "bf16", "int8", "fp8", "int4", "nvfp4"]
 Executed = Literal["engine", "graph"]
 Target = Literal["tensorrt", "tensorrt_rtx", "onnxruntime"]
 Route = Literal["onnx", "torch_tensorrt", "torch2trt"]
@@ -160,7 +162,8 @@ class WeightBytes:
 class Quantized:
     """The captured graph with Q/DQ pairs and FP16/BF16 casts placed: strongly typed, ready to lower.
 
-    `scales` maps a table key to float32 scale (amax/127) of that activation; `layers` lists every computing operation.
+    `scales` maps a table key to the float32 scale of that activation, amax by its format's largest number; `layers`
+    lists every computing operation.
     """
 
     program: torch.export.ExportedProgram

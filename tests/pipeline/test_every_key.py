@@ -55,6 +55,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "precision.fp16_mode": {"precision.fp16_mode": True},
     "precision.bf16_mode": {"precision.bf16_mode": True},
     "precision.int8_mode": {"precision.int8_mode": True},
+    "precision.placement": {"precision.placement": "all"},
     "precision.keep": {"precision.keep": {"fp32": ["0"]}},
     "precision.keep.fp32": {"precision.keep": {"fp32": ["0"]}},
     "precision.keep.fp16": {"precision.keep": {"fp16": ["0"]}},
@@ -70,6 +71,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "check.limits.sqnr_db_min": {"check.limits": {"sqnr_db_min": 1.0}},
     "check.limits.top1_agreement_min": {"check.limits": {"top1_agreement_min": 0.5}},
     "check.limits.accuracy_drop_max": {"check.limits": {"accuracy_drop_max": 0.5}},
+    "check.limits.confident": {"check.limits": {"top1_agreement_min": 0.5, "confident": True}},
     "check.limits.speedup_over_fp16_min": {
         "check.limits": {"speedup_over_fp16_min": 1.0}, "check.require": "engine",
     },
@@ -77,6 +79,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "check.sensitivity": {"check.sensitivity": True},
     "check.bench": {"check.bench": True},
     "check.on_fail": {"check.on_fail": "tune"},
+    "calibration.corrections": {"calibration.corrections": []},
+    "check.labels": {"check.labels": "labels.txt"},
     "calibration.algorithm": {"calibration.algorithm": "mse"},
     "calibration.percentile": {"calibration.algorithm": "percentile", "calibration.percentile": 99.0},
     "calibration.table": {"calibration": {"table": "table.json"}},
@@ -289,6 +293,7 @@ def folder(tmp_path, monkeypatch):
             for i in range(4):
                 gray = np.clip(level + rng.normal(0, 0.02, (16, 16)), 0, 1)
                 Image.fromarray((gray * 255).astype(np.uint8)).save(tmp_path / name / str(k) / f"{i}.png")
+    (tmp_path / "labels.txt").write_text("0\n1\n2\n")
     for name in ("net.ts", "net.pt2"):
         (tmp_path / name).write_bytes(b"")
     monkeypatch.chdir(tmp_path)
@@ -308,7 +313,7 @@ def write(folder: Path, *layers: dict[str, Any]) -> Path:
             if value is None:
                 inner.pop(last, None)
             else:
-                inner[last] = value
+                inner[last] = json.loads(json.dumps(value))
     path = folder / "job.yaml"
     path.write_text(json.dumps(job))  # JSON is YAML
     return path

@@ -115,6 +115,23 @@ def test_prepare_refuses_exactly_what_every_release_refuses(
     assert bool(said) == all(by_release)
 
 
+@pytest.mark.parametrize("release", [r for n, r in RELEASES if n == "tensorrt"])
+@pytest.mark.parametrize("option", SOME_RELEASES)
+def test_prepare_for_a_release_refuses_what_that_one_refuses(
+    folder: Path, no_tensorrt: None, release: str, option: str
+) -> None:
+    (folder / "job.yaml").write_text(
+        GOOD.replace("build:\n  compute_capability: [8.6, 12.0]\n", f"build: {{target: tensorrt, {option}}}\n")
+    )
+    (job,) = plan(folder / "job.yaml", purpose="calibrate")
+    try:
+        plan(folder / "job.yaml", purpose="prepare", version=release)
+        refused_here = False
+    except JobErrors:
+        refused_here = True
+    assert refused_here == bool(refusals(job.build, job.precision, "tensorrt", release))
+
+
 def test_every_capability_is_of_a_release_that_is_asked() -> None:
     """Releases that only a capability's table knows would be refused by none that `prepare` asks."""
     for name in ("tensorrt", "tensorrt_rtx"):

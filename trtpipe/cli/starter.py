@@ -219,7 +219,7 @@ calibration:
   images: {_plain(calibrate_on)}{notes}
   transform: {source.transform}
   # samples: 512
-  # algorithm: entropy_2   # or entropy, minmax, percentile, mse
+  # algorithm: auto   # or entropy_2, entropy, minmax, percentile, mse
 
 build:
   target: {_target()}   # tensorrt, tensorrt_rtx or onnxruntime

@@ -73,7 +73,11 @@ class Job(Section):
             shared = self.check.images is not None and self.check.transform is None and data.transform is not None
             what = "only its transform is used, by the check" if shared else "not used"
             return (f"calibration: {what}, since precision.int8_mode and precision.fp16_mode are false",)
-        given = (f"calibration.{n}" for n in ("algorithm", "percentile", "table") if n in data.model_fields_set)
+        given = (
+            f"calibration.{n}"
+            for n in ("algorithm", "percentile", "corrections", "table")
+            if n in data.model_fields_set
+        )
         names = ", ".join(given)
         return (f"{names}: not used, since precision.int8_mode is false",) if names else ()
 

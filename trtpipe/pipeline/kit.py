@@ -63,7 +63,7 @@ def write_kit(
     Raises:
         TrtpipeError: with the exit code of what went wrong; nothing is then written.
     """
-    if refused := [f"{option}: {text}" for option, text in kit_refusals(job)]:
+    if refused := [f"{option}: {text}" for option, text in kit_refusals(job, release)]:
         raise InputError("\n".join(refused))
     stages = Stages(reporter)
     front = prepare(job, stages)

@@ -13,7 +13,7 @@ import numpy as np
 from trtpipe.batching import Array, Batching
 from trtpipe.evaluation.bench import Bench, Data
 from trtpipe.evaluation.speedup import HYBRID, judge_speedup, measure_speedup
-from trtpipe.pipeline.stages import Front, Stages, compile_engine, corrected, quantize
+from trtpipe.pipeline.stages import Front, Stages, compile_engine, corrected, narrow_of, quantize
 from trtpipe.quantization.diagnose import blame, diagnose, is_about_numbers
 from trtpipe.quantization.ranking import Sensitivity
 from trtpipe.runtime.executor import RunnerSettings, not_executed_here, settings_of
@@ -43,12 +43,13 @@ class Evidence:
 def explained(
     job: Job, front: Front, table: CalibrationTable | None, report: CheckReport, stages: Stages
 ) -> tuple[CheckReport, Sensitivity | None]:
-    """The sensitivity of an INT8 job; a failed report has one problem more, the worst modules with their lines."""
+    """The sensitivity of a job that quantizes; a failed report also names the worst modules."""
     failed = not report.passed and is_about_numbers(report)
     if table is None or not (failed or job.check.sensitivity):
         return report, None
     with stages("diagnose") as progress:
-        found = diagnose(job, corrected(front, table).captured, front.check_source, table.amax, progress)
+        narrow = narrow_of(job, front, table)
+        found = diagnose(job, corrected(front, table).captured, front.check_source, table.amax, progress, narrow)
     if failed:
         half = "fp16" if job.precision.fp16_mode else None
         report = replace(report, problems=(*report.problems, blame(found, half)))
@@ -147,7 +148,8 @@ def judged_speed(job: Job, front: Front, engine: Engine, report: CheckReport, st
     if report.executed != "engine":
         return judge_speedup(report, None, limit)
     keep = job.precision.keep.model_copy(update={"fp16": (), "bf16": ()})
-    update = {"int8_mode": False, "fp16_mode": True, "bf16_mode": False, "keep": keep}
+    none: dict[str, Any] = {"int8_mode": False, "fp8_mode": False, "nvfp4_mode": False, "weights": None, "formats": {}}
+    update = {**none, "fp16_mode": True, "bf16_mode": False, "keep": keep}
     plain = job.model_copy(update={"precision": job.precision.model_copy(update=update)})
     other = compile_engine(plain, front.loaded, quantize(plain, front, None, stages), stages)
     with stages("speed"):

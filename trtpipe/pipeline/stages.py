@@ -29,11 +29,14 @@ from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.values import Baseline, Captured, CheckReport, Engine, Executed, LoadedModel, OnnxModel, Quantized, Target
 
 if TYPE_CHECKING:
+    import torch
+
     from calib.data import Source
     from calib.table import CalibrationTable
     from trtpipe.job.job import Job
     from trtpipe.job.sections import Calibration
     from trtpipe.progress import Progress, Reporter
+    from trtpipe.quantization.quantize import Narrow
 
 #: Samples whose ranges decide what FP16 can hold.
 RANGE_SAMPLES = 64
@@ -103,14 +106,14 @@ def record(job: Job, loaded: LoadedModel, stages: Stages) -> tuple[Source, Basel
 
 
 def quantizes(job: Job) -> bool:
-    """Whether Q/DQ are placed: with implicit quantization TensorRT calibrates and quantizes by itself."""
+    """Whether INT8 Q/DQ are placed: with implicit quantization TensorRT calibrates and quantizes by itself."""
     return job.precision.int8_mode and job.build.quantization == "explicit"
 
 
 def calibrate(job: Job, front: Front, stages: Stages) -> CalibrationTable | None:
     """The job's calibration table, made now or read from `calibration.table`; None when nothing is quantized, or
     TensorRT is to calibrate by itself (build.quantization: implicit)."""
-    if not job.precision.int8_mode or job.calibration is None:
+    if not job.precision.calibrated or job.calibration is None:
         return None
     if job.build.quantization == "implicit":
         if job.calibration.table is not None:
@@ -210,22 +213,53 @@ def quantize(job: Job, front: Front, table: CalibrationTable | None, stages: Sta
             keep=keep_of(job, front.captured),
             amax={} if table is None else table.amax,
             ranges=ranges,
+            narrow=narrow_of(job, front, table),
         )
+
+
+def narrow_of(job: Job, front: Front, table: CalibrationTable | None) -> Narrow | None:
+    """What FP8 and 4 bits are quantized by, from the table that INT8 uses; None for a job without them.
+
+    The weights of 4 bits are fitted to the first calibration samples, where the job names samples.
+    """
+    from trtpipe.quantization.formats import maxima
+    from trtpipe.quantization.importance import input_importance
+    from trtpipe.quantization.narrow import Statistics
+    from trtpipe.quantization.policy import modes_of
+    from trtpipe.quantization.quantize import Narrow
+
+    modes = modes_of(job.precision)
+    if not modes.narrow:
+        return None
+    importance = {}
+    if (modes.weights or "nvfp4" in modes.on) and calibration_samples(job):
+        importance = input_importance(front.captured, first_batches(job, front))
+    return Narrow(modes, Statistics({} if table is None else maxima(table), importance))
 
 
 def observe_ranges(job: Job, front: Front) -> dict[str, float]:
     """Largest |x| of every tensor over the first calibration samples, or check samples where there are none."""
-    import torch
-
     from trtpipe.quantization import precision
 
+    return precision.observe_ranges(front.captured, first_batches(job, front))
+
+
+def calibration_samples(job: Job) -> bool:
+    """Whether the job names samples to calibrate on, and not a table alone."""
     data = job.calibration
-    calibrates = data is not None and (data.images or data.arrays or data.factory)
+    return data is not None and bool(data.images or data.arrays or data.factory)
+
+
+def first_batches(job: Job, front: Front) -> Iterator[list[torch.Tensor]]:
+    """Inputs in order of the first calibration samples, or check samples where there are none."""
+    import torch
+
+    calibrates = calibration_samples(job)
     source = open_calibration(job) if calibrates else front.check_source
-    size = job.batch_size(data if data is not None and calibrates else job.check)
-    batches = itertools.islice(_pieces(source, front, size), max(1, RANGE_SAMPLES // size))
+    size = job.batch_size(job.calibration if job.calibration is not None and calibrates else job.check)
     names = [s.name for s in front.loaded.inputs]
-    return precision.observe_ranges(front.captured, ([torch.from_numpy(b[n]) for n in names] for b in batches))
+    for batch in itertools.islice(_pieces(source, front, size), max(1, RANGE_SAMPLES // size)):
+        yield [torch.from_numpy(batch[n]) for n in names]
 
 
 def _pieces(source: Source, front: Front, size: int) -> Iterator[Mapping[str, Any]]:

@@ -18,6 +18,7 @@ from trtpipe.errors import BuildError
 from trtpipe.job.job import Job
 from trtpipe.model.export import example_inputs
 from trtpipe.progress import Progress
+from trtpipe.routes import narrow_onnx
 from trtpipe.routes.float_scales import with_float_scales
 from trtpipe.routes.native import native_calibration
 from trtpipe.routes.release import EXPORTED_OPSET, lower, needs_lowering, require_parsable
@@ -67,6 +68,8 @@ def lowered_for(model: OnnxModel, target: Target) -> OnnxModel:
 def to_onnx(quantized: Quantized, release: str | None = None) -> OnnxModel:
     """The quantized program as one checked ONNX file, byte-identical for the same program and form.
 
+    Its opset is `OPSET`, or the first that has the types of its number formats.
+
     Node names begin with the source module path (`layer3.1.conv2/Conv`), so that engine layers can be read. Traces,
     which hold paths of the exporting machine, are removed.
 
@@ -90,10 +93,10 @@ def to_onnx(quantized: Quantized, release: str | None = None) -> OnnxModel:
                 quantized.program,
                 example_inputs(quantized.inputs),
                 dynamo=True,
-                opset_version=EXPORTED_OPSET if old else OPSET,
+                opset_version=EXPORTED_OPSET if old else narrow_onnx.opset_of(quantized, OPSET),
                 input_names=names_in,
                 output_names=names_out,
-                custom_translation_table=_translations(float32_only=old),
+                custom_translation_table=_translations(float32_only=old) | narrow_onnx.translations(),
                 external_data=False,
                 verbose=False,
                 optimize=True,
@@ -105,6 +108,7 @@ def to_onnx(quantized: Quantized, release: str | None = None) -> OnnxModel:
             "Rewrite the operation named, or take another build.route."
         ) from error
     assert program is not None
+    narrow_onnx.store_four_bits(program.model)
     _rename(program.model, quantized)
     if old:
         lower(program.model)

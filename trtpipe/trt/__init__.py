@@ -5,6 +5,7 @@ __all__ = [
     "config",
     "driver",
     "flavour",
+    "formats",
     "implicit",
     "isolated",
     "memory",

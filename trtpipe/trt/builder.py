@@ -11,7 +11,7 @@ from trtpipe.errors import BuildError, InputError
 from trtpipe.job.sections import Build, Precision
 from trtpipe.progress import Progress
 from trtpipe.trt import config as configuration
-from trtpipe.trt import driver, flavour, implicit, lowering, network, plan, platforms, timing_cache
+from trtpipe.trt import driver, flavour, formats, implicit, lowering, network, plan, platforms, timing_cache
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.implicit import Calibration
 from trtpipe.trt.monitor import PERCENT, Watch, interruptible, make_logger, make_monitor
@@ -62,7 +62,8 @@ def build_engine(
     refused = refusals(build, precision, found.name, found.version, found.capabilities) + _unfit(gpu, build, precision)
     if refused and judged:
         raise InputError("\n".join(message for _, message in refused))
-    if found.name == "tensorrt" and model.opset > (newest := newest_opset(found.version)):
+    newest = newest_opset(found.version) if found.name == "tensorrt" else None
+    if newest is not None and model.opset > newest:
         raise InputError(
             f"onnx: {found.title} parses opset {newest} at most (got {model.opset}). "
             f"Prepare the kit for it: trtpipe prepare --for {found.version}."
@@ -78,6 +79,9 @@ def build_engine(
     header = _checked_header(found, build, data)
     if not found.has("progress_monitor"):
         notes += (f"{found.title} has no progress monitor: neither progress nor cancelling while it built",)
+    least = None if precision is None or build.compute_capability else formats.floor(precision)
+    if least is not None and found.name == "tensorrt_rtx":
+        notes += (f"portable engine: its number formats need compute capability {least} or later, not Ampere's 8.0",)
     return Engine(
         data=data,
         target=found.name,

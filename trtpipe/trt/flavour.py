@@ -54,6 +54,9 @@ CAPABILITIES: tuple[Capability, ...] = (
                ("BuilderFlag.FP16", "BuilderFlag.INT8", "BuilderFlag.OBEY_PRECISION_CONSTRAINTS"), _WEAK),
     Capability("bf16_flag", "BF16 flag", ("BuilderFlag.BF16",), (("10.0", "11"),)),
     Capability("bf16", "BF16", ("DataType.BF16",), _TEN, _ALL),
+    Capability("fp8", "FP8 Q/DQ", ("DataType.FP8", "NetworkDefinitionCreationFlag.STRONGLY_TYPED"), _TEN, _ALL),
+    Capability("int4", "INT4 weights", ("DataType.INT4",), _TEN, _ALL),
+    Capability("fp4", "FP4", ("DataType.FP4",), (("10.8", ""),), _ALL),
     Capability("explicit_batch", "EXPLICIT_BATCH network flag", ("NetworkDefinitionCreationFlag.EXPLICIT_BATCH",),
                _WEAK),
     Capability("strong_typing", "strong typing", ("NetworkDefinitionCreationFlag.STRONGLY_TYPED",), _TEN, _ALL),
@@ -132,6 +135,19 @@ class Flavour:
 def title(name: str, version: str) -> str:
     """Like "TensorRT-RTX 1.7.1.116"."""
     return f"{'TensorRT-RTX' if name == 'tensorrt_rtx' else 'TensorRT'} {version}"
+
+
+def where(capability: Capability) -> str:
+    """Where a capability is: "TensorRT 10.0 or later or TensorRT-RTX"."""
+    places = [f"TensorRT {_span(since, until)}".strip() for since, until in capability.tensorrt]
+    places += [f"TensorRT-RTX {_span(since, until)}".strip() for since, until in capability.rtx]
+    return " or ".join(places)
+
+
+def _span(since: str, until: str) -> str:
+    if since and until:
+        return f"{since} to before {until}"
+    return f"{since} or later" if since else f"before {until}" if until else ""
 
 
 def known(capability: str) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 
 from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.sections import Build, Precision
-from trtpipe.trt import flavour, platforms
-from trtpipe.trt.flavour import CAPABILITIES, Capability, expected, known, title
+from trtpipe.trt import flavour, formats, platforms
+from trtpipe.trt.flavour import CAPABILITIES, expected, known, title, where
 from trtpipe.trt.platforms import RTX_COMPUTE_CAPABILITIES, rtx_support
 
 
@@ -139,6 +139,7 @@ def refusals(
     found = [*_unable(wanted, able, title(name, version)), *_together(wanted, name)]
     if precision is not None:
         found += _precision(build, precision, able, title(name, version))
+        found += formats.refusals(build, precision, name, able, title(name, version))
     judged = tuple((path, f"{path}: {message}") for path, message in found)
     return judged if precision is None else judged + platform_refusals(build, precision)
 
@@ -258,19 +259,6 @@ def _precision(build: Build, precision: Precision, able: frozenset[str], release
                 "build.quantization",
                 f"DLA must get INT8 by implicit quantization on {release} (got explicit). Use implicit.",
             )
-
-
-def where(capability: Capability) -> str:
-    """Where a capability is: "TensorRT 10.0 or later or TensorRT-RTX"."""
-    places = [f"TensorRT {_span(since, until)}".strip() for since, until in capability.tensorrt]
-    places += [f"TensorRT-RTX {_span(since, until)}".strip() for since, until in capability.rtx]
-    return " or ".join(places)
-
-
-def _span(since: str, until: str) -> str:
-    if since and until:
-        return f"{since} to before {until}"
-    return f"{since} or later" if since else f"before {until}" if until else ""
 
 
 def shown(value: Any) -> str:

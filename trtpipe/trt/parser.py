@@ -1,8 +1,8 @@
 """What the ONNX parser of an older TensorRT takes, as a table, so that a graph can be held against it without one.
 
 The facts are those of onnx-tensorrt's branch release/8.6-GA: docs/operators.md and, where that says less than the code,
-builtin_op_importers.cpp and onnx2trt_utils.cpp. From 10.0 on, parsers take opset 20 and everything that route onnx
-writes; of those the parser itself is the judge. The graphs were never given to a parser of 8.6.
+builtin_op_importers.cpp and onnx2trt_utils.cpp. From 10.0 on, parsers take what route onnx writes, and they are the
+judge themselves. No graph was ever given to a parser of 8.6.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from trtpipe.trt.flavour import parse_version
 if TYPE_CHECKING:
     import onnx
 
-#: The newest opset that the parser takes, by the first release that does.
-OPSETS: tuple[tuple[tuple[int, ...], int], ...] = (((10, 0), 20), ((8, 6), 17))
+#: The newest opset that 8.6's parser takes.
+OPSET_8_6 = 17
 
 #: Types of the first input, and the operators that take them (of Where: the second). INT64 is taken as INT32 and DOUBLE
 #: as FLOAT, which "TensorRT will attempt to cast down". ConstantOfShape's row is of its shape; it gives FLOAT.
@@ -59,9 +59,9 @@ _RESIZE = {
 }  # fmt: skip
 
 
-def newest_opset(release: str) -> int:
-    """The newest opset that the parser of this TensorRT takes; 20 for a release that is not known."""
-    return next((opset for since, opset in OPSETS if parse_version(release) >= since), OPSETS[-1][1])
+def newest_opset(release: str) -> int | None:
+    """The newest opset that the parser of this TensorRT takes; None from 10 on, which take all that is written."""
+    return OPSET_8_6 if parse_version(release) < (10,) else None
 
 
 def refused_nodes(model: onnx.ModelProto, release: str) -> tuple[str, ...]:
@@ -78,8 +78,8 @@ def _refused(model: onnx.ModelProto) -> Iterator[str]:
     import onnx
 
     opset = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
-    if opset > OPSETS[-1][1]:
-        yield f"the file: opset {opset}, where 8.6 takes {OPSETS[-1][1]} at most"
+    if opset > OPSET_8_6:
+        yield f"the file: opset {opset}, where 8.6 takes {OPSET_8_6} at most"
     for domain in sorted(
         {o.domain for o in model.opset_import} - {"", "ai.onnx"} & {n.domain for n in model.graph.node}
     ):

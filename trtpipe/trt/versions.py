@@ -8,10 +8,10 @@ from typing import Any
 
 from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.sections import Build
-from trtpipe.trt.flavour import CAPABILITIES, Name, expected, title
-from trtpipe.trt.options import OPTIONS, refusals, where
+from trtpipe.trt.flavour import CAPABILITIES, Name, expected, title, where
+from trtpipe.trt.options import OPTIONS, refusals
 from trtpipe.trt.parser import newest_opset
-from trtpipe.trt.platforms import BY_CAPABILITY, PLATFORMS, RTX_COMPUTE_CAPABILITIES, SOURCES, rtx_support
+from trtpipe.trt.platforms import BY_CAPABILITY, PLATFORMS, PRECISIONS, RTX_COMPUTE_CAPABILITIES, SOURCES, rtx_support
 
 #: The releases that the contract tests drive, and the one of TensorRT-RTX.
 RELEASES: tuple[tuple[Name, str], ...] = (
@@ -150,7 +150,8 @@ def _lowering() -> Iterator[list[str]]:
         typing = "strong" if always else "strong, weak on request" if "strong_typing" in able else "weak"
         int8 = "Q/DQ in the graph" + (", or a calibrator (`quantization: implicit`)" if "weak_typing" in able else "")
         half = "in the graph" if "strong_typing" in able else "in the graph, and the FP16 flag; no BF16"
-        form = "opset 20" if newest_opset(version) >= 20 or name == "tensorrt_rtx" else "opset 17, its own form"
+        newest = newest_opset(version) if name == "tensorrt" else None
+        form = "as exported" if newest is None else f"opset {newest}, its own form"
         yield [title(name, version), typing, form, int8, half]
 
 
@@ -159,7 +160,7 @@ def _checked() -> Iterator[list[str]]:
     for name, version in RELEASES:
         if name == "tensorrt_rtx":
             yield [title(name, version), "engines built, without a GPU", "engines executed, unless a report says so"]
-        elif newest_opset(version) < 20:
+        elif newest_opset(version) is not None:
             graphs = "graphs against the table of its parser's operators, and in ONNX Runtime"
             yield [title(name, version), f"{bindings}; {graphs}", "a graph parsed, an engine built or executed"]
         else:
@@ -168,7 +169,7 @@ def _checked() -> Iterator[list[str]]:
 
 def _platforms() -> Iterator[list[str]]:
     for platform in PLATFORMS.values():
-        order = [p for p in ("fp32", "fp16", "bf16", "int8", "fp8") if p in platform.precisions]
+        order = [p for p in PRECISIONS if p in platform.precisions]
         assert set(order) == BY_CAPABILITY[platform.compute_capability].precisions
         precisions = ", ".join(p.upper() for p in order)
         dla = "yes" if platform.dla else "-"

@@ -64,7 +64,12 @@ def command(
 
 
 def load_jobs(
-    paths: tuple[Path, ...], overrides: tuple[str, ...], verbose: int, *, purpose: Purpose = "build"
+    paths: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    verbose: int,
+    *,
+    purpose: Purpose = "build",
+    version: str | None = None,
 ) -> list[tuple[Path, Job]]:
     """Every job in `paths` with its file, found fit for its purpose here.
 
@@ -78,7 +83,7 @@ def load_jobs(
     problems: list[Problem] = []
     for path in job_files(paths):
         try:
-            jobs = plan(path, overrides, purpose=purpose)
+            jobs = plan(path, overrides, purpose=purpose, version=version)
         except JobErrors as error:
             problems.extend(error.problems)
             continue

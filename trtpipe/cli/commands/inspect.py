@@ -179,7 +179,9 @@ def _bundle_lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"to be built: {found['build']['target']}{gpus and f' for compute capability {gpus}'}, on its device"
     else:
         size = console.size(found["files"][engine["file"]]["size"])
-        gpus = ", ".join(engine["compute_capabilities"]) or "any that its kind of engine allows"
+        least = engine["minimum_compute_capability"]
+        anything = "any that its kind of engine allows" if least is None else f"{least} and later"
+        gpus = ", ".join(engine["compute_capabilities"]) or anything
         yield f"engine: {engine['target']} {engine['version']}, {size}, compute capability {gpus}"
         if engine["int8_weights"]:
             stored, total = engine["int8_weights"]["int8"], engine["int8_weights"]["total"]

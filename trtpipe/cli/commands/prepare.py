@@ -45,7 +45,7 @@ def command(
     """
     if release is not None:
         require_version("--for", release)
-    loaded = load_jobs(jobs, overrides, verbose, purpose="prepare")
+    loaded = load_jobs(jobs, overrides, verbose, purpose="prepare", version=release)
 
     signing = None if sign is None else signer(sign)
     tasks: list[Task] = [(path, partial(write_kit, job, out, sign=signing, release=release)) for path, job in loaded]

@@ -268,7 +268,7 @@ def stage_keys(job: Job, found: Ingredients) -> StageKeys:
     graph = {**model, **chosen("job precision")}
     if needs_lowering(release := onnx_release(job)):
         graph["onnx form"] = f"TensorRT {release}"
-    if job.precision.int8_mode:  # what gains from INT8 depends on the target
+    if job.precision.quantized:  # what gains from INT8 depends on the target
         graph |= {**calibrated, **chosen("job build.target")}
     if job.precision.fp16_mode:  # its ranges are observed on data
         graph |= calibrated if job.calibration is not None else checked
@@ -280,7 +280,7 @@ def stage_keys(job: Job, found: Ingredients) -> StageKeys:
     return StageKeys(
         model=_digest({"stage": "model", **model}),
         baseline=_digest({"stage": "baseline", **baseline}),
-        calibration=_digest({"stage": "calibration", **calibrated}) if job.precision.int8_mode else None,
+        calibration=_digest({"stage": "calibration", **calibrated}) if job.precision.calibrated else None,
         graph=_digest({"stage": "graph", **graph}),
         engine=_digest({"stage": "engine", **engine}),
     )
