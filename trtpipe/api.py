@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from trtpipe.errors import InputError
 from trtpipe.job.job import Job
 from trtpipe.notebook import watching
-from trtpipe.pipeline import stages as pipeline
 from trtpipe.pipeline.build import build as run
+from trtpipe.pipeline.calibrate import make_table
 from trtpipe.pipeline.validate import plan
 from trtpipe.runtime.recheck import recheck
 from trtpipe.runtime.session import load as open_bundle
@@ -37,7 +37,11 @@ def load_job(path: str | Path, overrides: Iterable[str] = ()) -> Job:
     Raises:
         JobErrors: everything that is wrong with it, at once.
     """
-    jobs = plan(Path(path), tuple(overrides))
+    return _one_job(path, overrides)
+
+
+def _one_job(path: str | Path, overrides: Iterable[str], *, compiles: bool = True) -> Job:
+    jobs = plan(Path(path), tuple(overrides), compiles=compiles)
     if len(jobs) > 1:
         raise InputError(f"{path}: must be one job (got a matrix of {len(jobs)}). Give the file to `trtpipe build`.")
     return jobs[0]
@@ -68,27 +72,19 @@ def build(
 
 
 def calibrate(job: Job | str | Path, *, progress: Reporter | None = None) -> CalibrationTable:
-    """The calibration table of a job whose precision is INT8, with its histograms and its audit.
+    """The calibration table of a job, with its histograms and its audit.
 
     Args:
         job: a job, or the path of one; a `calibration.table` in it is read, not made.
         progress: as for `build`.
 
     Raises:
-        InputError: the job quantizes nothing.
+        InputError: the job has no calibration.
         TrtpipeError: as `build`.
     """
-    found = _job(job)
+    found = job if isinstance(job, Job) else _one_job(job, (), compiles=False)
     with watching(progress) as reporter:
-        stages = pipeline.Stages(reporter)
-        if not found.precision.int8_mode or found.calibration is None:
-            raise InputError(
-                "calibrate: precision.int8_mode must be true and calibration be given (got a job that quantizes "
-                "nothing). Set precision.int8_mode=true."
-            )
-        table = pipeline.calibrate(found, pipeline.prepare(found, stages), stages)
-    assert table is not None
-    return table
+        return make_table(found, reporter)
 
 
 def check(bundle: str | Path, *, key: str | Path | None = None, graph: bool = False) -> CheckReport:

@@ -76,13 +76,12 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The TorchScript module and what it answers on the check data.
+    """The outputs of the model as TorchScript on the check data.
 
     `outputs` maps output name to float32 [S, ...], `labels` is int64 [S] or None (-1: unknown), `ids` names the
     samples.
     """
 
-    module: torch.jit.ScriptModule
     kind: Literal["trace", "script", "torchscript"]
     outputs: Mapping[str, np.ndarray[Any, Any]]
     labels: np.ndarray[Any, Any] | None

@@ -47,7 +47,7 @@ def record_baseline(
     """
     import torch
 
-    module, name = _script(loaded, kind, torchscript)
+    module, name = make_torchscript(loaded, kind, torchscript)
     outputs: dict[str, list[np.ndarray[Any, Any]]] = {s.name: [] for s in loaded.outputs}
     labels: list[np.ndarray[Any, Any]] = []
     ids: list[str] = []
@@ -76,7 +76,6 @@ def record_baseline(
         )
     every = np.concatenate(labels)
     return Baseline(
-        module,
         name,
         {n: np.concatenate(parts) for n, parts in outputs.items()},
         every if (every >= 0).any() else None,
@@ -85,9 +84,14 @@ def record_baseline(
     )
 
 
-def _script(
+def make_torchscript(
     loaded: LoadedModel, kind: Literal["trace", "script"], torchscript: str | None
 ) -> tuple[Any, Literal["trace", "script", "torchscript"]]:
+    """The model as TorchScript, traced or scripted, or the file at `torchscript`; and which of these it is.
+
+    Raises:
+        InputError: the model cannot be traced or scripted, or the file is none of TorchScript.
+    """
     import torch
 
     with warnings.catch_warnings():

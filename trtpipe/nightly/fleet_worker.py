@@ -18,7 +18,7 @@ from typing import Any
 from trtpipe.bundle.format import place, read_bundle
 from trtpipe.errors import InputError, MissingError
 from trtpipe.nightly.pool import Pool, Slot, visible
-from trtpipe.nightly.task import Task, failure
+from trtpipe.nightly.task import FinishTask, Task, failure, task_from_plain
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import versions
 from trtpipe.pipeline.cache.keys import Machine, this_machine
@@ -65,10 +65,10 @@ class Jobs:
             Its outcome, this worker's name, and the files of the bundle.
         """
         with tempfile.TemporaryDirectory(prefix="trtpipe-", dir=self.cache / "scratch") as scratch:
-            local = dataclasses.replace(task, out=str(Path(scratch, "out")), cache=str(self.cache))
-            if kit:
+            local: Task = dataclasses.replace(task, out=str(Path(scratch, "out")), cache=str(self.cache))
+            if isinstance(local, FinishTask):
                 place(Path(scratch, "kits", task.name), kit, where=Path(f"kit of {task.name}"))
-                local = dataclasses.replace(local, folder=str(Path(scratch, "kits")))
+                local = dataclasses.replace(local, kits=str(Path(scratch, "kits")))
             self._running = task.key
             outcome = self._watched(local, say)
             files: dict[str, bytes] = {}
@@ -184,7 +184,7 @@ def run_task(raw: Mapping[str, Any], kit: Mapping[str, bytes]) -> dict[str, Any]
     from distributed import get_worker
 
     worker = get_worker()
-    task = Task(**raw)
+    task = task_from_plain(raw)
 
     def say(kind: str, value: Any = None) -> None:
         event = {"kind": kind, "name": task.name, "key": task.key, "member": worker.trtpipe_jobs.name, "value": value}

@@ -7,7 +7,6 @@ replaced. When the process that made the pool dies, its workers end themselves.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import multiprocessing
 import os
 import signal
@@ -23,7 +22,7 @@ from typing import Any
 
 from trtpipe.errors import Cancelled
 from trtpipe.nightly.execute import execute
-from trtpipe.nightly.task import Task, failure
+from trtpipe.nightly.task import Task, failure, task_from_plain, task_to_plain
 from trtpipe.pipeline.cached import Memory
 
 #: A worker that is told to stop and does not is ended after this long.
@@ -147,7 +146,7 @@ class _Worker:
             theirs.close()
         self.task = task
         with contextlib.suppress(OSError):  # it died just now: `receive` says so
-            self.pipe.send(dataclasses.asdict(task))
+            self.pipe.send(task_to_plain(task))
 
     def receive(self) -> Iterator[Event]:
         task = self.task
@@ -193,7 +192,7 @@ def _serve(pipe: Any, cancel: Any, threads: int, gpu: int | None, log: Path | No
         _write_to(log)
     memory = Memory()
     while (raw := pipe.recv()) is not None:
-        task = Task(**raw)
+        task = task_from_plain(raw)
         os.write(1, f"== {task.name}\n".encode())
         try:
             _set_threads(threads)
@@ -202,7 +201,7 @@ def _serve(pipe: Any, cancel: Any, threads: int, gpu: int | None, log: Path | No
             pipe.send(("cancelled", None))
             continue
         except MemoryError:
-            done = failure(task, f"{task.name}: there must be memory for it (got none). Use fewer --workers.", 4)
+            done = failure(task, f"{task.name}: out of memory. Reduce --workers.", 4)
         pipe.send(("done", done))
 
 

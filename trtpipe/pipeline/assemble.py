@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtpipe.bundle import golden
 from trtpipe.bundle.format import write_bundle
@@ -20,75 +20,71 @@ from trtpipe.report.page import render
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
 
+    from calib.data import Source
     from calib.table import CalibrationTable
     from trtpipe.bundle.format import Bundle, Sign
-    from trtpipe.bundle.manifest import Manifest
     from trtpipe.job.job import Job
+    from trtpipe.pipeline.front import Stages
+    from trtpipe.pipeline.lowered import Compiled, Lowered
     from trtpipe.pipeline.measure import Evidence
-    from trtpipe.pipeline.stages import Front, Stages
-    from trtpipe.values import Captured, CheckReport, Engine, OnnxModel, Quantized
+    from trtpipe.values import Baseline, CheckReport, Engine
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Everything a bundle is made of.
+class Checked:
+    """A built engine and what it was checked against and with what result: all that a bundle is made of.
 
-    `scales` maps each quantized tensor's key to that of the scale it shares; `answers` are what was executed in the
-    check answered on all samples, [S, ...] by output name.
+    `outputs` are those of the engine, or of the graph that was executed for it, on every check sample, [S, ...] by
+    name.
     """
 
-    front: Front
-    table: CalibrationTable | None
-    scales: Mapping[str, str]
-    quantized: Quantized
-    engine: Engine
+    compiled: Compiled
+    source: Source
+    baseline: Baseline
     report: CheckReport
-    answers: Mapping[str, np.ndarray[Any, Any]]
-    evidence: Evidence
+    outputs: Mapping[str, NDArray[np.generic]]
 
 
-def shared_scales(captured: Captured) -> dict[str, str]:
-    """The key of the shared scale of each quantized tensor, by the tensor's own key."""
-    from trtpipe.quantization.placement import find_sites
-
-    return {s.key: s.group for s in find_sites(captured.graph)[0] if s.axis is None}
-
-
-def assemble(job: Job, out: Path, parts: Parts, stages: Stages, *, sign: Sign | None = None) -> Bundle:
+def assemble(
+    job: Job, out: Path, checked: Checked, evidence: Evidence, stages: Stages, *, sign: Sign | None = None
+) -> Bundle:
     """The bundle `out/<name>`, written."""
-    front, table, engine = parts.front, parts.table, parts.engine
+    lowered, engine = checked.compiled.lowered, checked.compiled.engine
     with stages("bundle"):
-        manifest = describe(job, front, table, parts.quantized, parts.report, engine, engine.graph)
-        files = {GOLDEN: golden.to_bytes(golden.first(golden_data(front)))}
-        if table is not None:
-            files[CALIBRATION] = table_bytes(table)
+        manifest = describe(job, lowered, checked.source, checked.baseline, checked.report, engine)
+        files = {GOLDEN: golden.to_bytes(golden.first(golden_data(checked.source, checked.baseline)))}
+        if lowered.table is not None:
+            files[CALIBRATION] = table_bytes(lowered.table)
         if engine.graph is not None:
             files[GRAPH] = engine.graph.data
         files[manifest.engine_file] = engine.data
-        files[REPORT] = report_page(job, parts, manifest, files)
+        files[REPORT] = report_page(job, checked, evidence, manifest, files)
         return write_bundle(out / job.name, manifest, files, sign=sign)
 
 
-def report_page(job: Job, parts: Parts, manifest: Manifest, files: Mapping[str, bytes]) -> bytes:
+def report_page(
+    job: Job, checked: Checked, evidence: Evidence, manifest: Manifest, files: Mapping[str, bytes]
+) -> bytes:
     """The bundle's report.html."""
     images = None if job.check.images is None else Path(job.check.images)
-    baseline, ids = parts.front.baseline, parts.front.check_source.ids
-    answers = Answers(baseline.outputs, parts.answers, ids, baseline.labels, images) if parts.answers else None
-    sizes = {name: len(data) for name, data in files.items()}
-    evidence = parts.evidence
-    found = () if evidence.sensitivity is None else evidence.sensitivity.modules
+    baseline, lowered = checked.baseline, checked.compiled.lowered
+    answers = None
+    if checked.outputs:
+        answers = Answers(baseline.outputs, checked.outputs, checked.source.ids, baseline.labels, images)
+    modules = () if evidence.sensitivity is None else evidence.sensitivity.modules
     return render(
         ReportContent(
             manifest,
-            sizes,
+            {name: len(data) for name, data in files.items()},
             answers,
-            parts.table,
-            parts.scales,
-            {m.module: m.sqnr_db for m in found},
+            lowered.table,
+            lowered.shared_scales,
+            {m.module: m.sqnr_db for m in modules},
             evidence.latencies_ms,
             evidence.bench,
-            parts.report.runner if evidence.latencies_ms else "",
+            checked.report.runner if evidence.latencies_ms else "",
         )
     ).encode()
 
@@ -102,56 +98,50 @@ def table_bytes(table: CalibrationTable) -> bytes:
 
 
 def describe(
-    job: Job,
-    front: Front,
-    table: CalibrationTable | None,
-    quantized: Quantized,
-    report: CheckReport,
-    engine: Engine | None,
-    graph: OnnxModel | None,
-) -> Any:
+    job: Job, lowered: Lowered, source: Source, baseline: Baseline, report: CheckReport, engine: Engine | None
+) -> Manifest:
     """The manifest of the bundle, or, without an engine, of the kit."""
+    table, graph = lowered.table, lowered.graph
     calibration = None if table is None else table.digest
-    parts = {"weights": front.loaded.weights_digest, "graph": front.captured.digest, "calibration": calibration}
-    source = source_fingerprint(job, parts)
-    notes = [*front.loaded.notes, *front.baseline.notes, *quantized.notes, *report.notes]
+    parts = {"weights": lowered.weights_digest, "graph": lowered.graph_digest, "calibration": calibration}
+    made_from = source_fingerprint(job, parts)
+    notes = [*lowered.model_notes, *baseline.notes, *lowered.notes, *report.notes]
     notes += engine.notes if engine is not None else ()
-    notes += [f"check: skipped {s}" for s in front.check_source.skipped]
+    notes += [f"check: skipped {s}" for s in source.skipped]
     if table is not None:
         notes += table.audit.warnings
     return Manifest(
         name=job.name,
         kind="kit" if engine is None else "bundle",
         engine=None if engine is None else describe_engine(engine, job.build),
-        inputs=front.loaded.inputs,
-        outputs=front.loaded.outputs,
+        inputs=lowered.inputs,
+        outputs=lowered.outputs,
         # A folder of timing caches is this machine's own business.
         build=job.build.model_copy(update={"timing_cache": None, "calibration_cache": None}),
         opset=None if graph is None else graph.opset,
         precision=job.precision,
-        layers=quantized.layers,
+        layers=lowered.layers,
         # Images without a transform are only made tensors, which is a way too; None means that inputs are arrays.
         preprocessing=(check_transform(job) or Transform()) if job.check.images else None,
-        class_names=front.check_source.classes,
+        class_names=source.classes,
         calibration_digest=calibration,
-        weights_digest=front.loaded.weights_digest,
+        weights_digest=lowered.weights_digest,
         check=report,
         limits=job.check.limits,
         require=job.check.require,
         job=portable_job(job),
         environment=environment(),
-        fingerprint=source if engine is None else fingerprint(source, job.build.target),
+        fingerprint=made_from if engine is None else fingerprint(made_from, job.build.target),
         notes=tuple(dict.fromkeys(notes)),
     )
 
 
-def golden_data(front: Front) -> Golden:
-    """The first check samples with the baseline's answers on them."""
-    first = next(iter(front.check_source.batches(KEPT_SAMPLES)))
+def golden_data(source: Source, baseline: Baseline) -> Golden:
+    """The first check samples with the baseline's outputs on them."""
+    first = next(iter(source.batches(KEPT_SAMPLES)))
     count = len(first.ids)
-    labels = front.baseline.labels
     return Golden(
         dict(first.arrays),
-        {n: a[:count] for n, a in front.baseline.outputs.items()},
-        None if labels is None else labels[:count],
+        {n: a[:count] for n, a in baseline.outputs.items()},
+        None if baseline.labels is None else baseline.labels[:count],
     )

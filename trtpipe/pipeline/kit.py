@@ -15,28 +15,20 @@ from trtpipe.bundle.kit import bundle_contents, kit_contents, kit_graph
 from trtpipe.errors import InputError
 from trtpipe.evaluation.check import CheckData, check_engine
 from trtpipe.pipeline.assemble import describe, table_bytes
-from trtpipe.pipeline.build import Built, retuned
+from trtpipe.pipeline.build import Built, reason, retuned
 from trtpipe.pipeline.cache.environment import BUILDERS, fingerprint, versions
-from trtpipe.pipeline.measure import explained
-from trtpipe.pipeline.stages import (
-    Front,
-    Stages,
-    calibrate,
-    check_data,
-    damaged,
-    open_runner,
-    prepare,
-    quantize,
-)
+from trtpipe.pipeline.front import Front, Stages
+from trtpipe.pipeline.lowered import Lowered
+from trtpipe.pipeline.measure import DIAGNOSE_SECONDS, diagnosis_wanted, explained
+from trtpipe.pipeline.stages import calibrate, check_data, damaged, lower, open_runner, prepare
 from trtpipe.quantization.diagnose import is_about_numbers
-from trtpipe.routes.onnx import to_onnx
 from trtpipe.runtime.compatibility import admit, require_fit
 from trtpipe.runtime.device import this_device
 from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.trt import driver
 from trtpipe.trt.builder import build_engine
 from trtpipe.trt.isolated import build_isolated
-from trtpipe.values import CheckReport, Engine, OnnxModel, Quantized
+from trtpipe.values import CheckReport, Engine, OnnxModel
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
@@ -46,7 +38,14 @@ if TYPE_CHECKING:
     from trtpipe.progress import Progress, Reporter
 
 
-def write_kit(job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = None) -> Built:
+def write_kit(
+    job: Job,
+    out: Path,
+    reporter: Reporter,
+    *,
+    sign: Sign | None = None,
+    diagnose_seconds: float = DIAGNOSE_SECONDS,
+) -> Built:
     """Take `job` down the line as far as its graph, check that, and write the kit `out/<name>`.
 
     Raises:
@@ -66,10 +65,10 @@ def write_kit(job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = No
     front = prepare(job, stages)
     table = calibrate(job, front, stages)
 
-    def checked(job: Job, table: CalibrationTable | None) -> tuple[Quantized, OnnxModel, CheckReport]:
-        quantized = quantize(job, front, table, stages)
-        with stages("lower"):
-            graph = to_onnx(quantized)
+    def checked(job: Job, table: CalibrationTable | None) -> tuple[Lowered, OnnxModel, CheckReport]:
+        lowered = lower(job, front, lambda: table, stages)
+        graph = lowered.graph
+        assert graph is not None
         as_written = job.build.target != "onnxruntime"
         with stages("check") as progress, OrtRunner(graph.data, as_written=as_written) as runner:
             report = check_engine(
@@ -81,25 +80,32 @@ def write_kit(job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = No
                 damaged=damaged(graph),
                 progress=progress,
             )
-        return quantized, graph, report
+        return lowered, graph, report
 
-    quantized, graph, report = checked(job, table)
+    lowered, graph, report = checked(job, table)
     if table is not None and is_about_numbers(report) and job.check.on_fail == "tune":
         job, table, how = retuned(job, front, table, out, stages)
-        quantized, graph, report = checked(job, table)
+        lowered, graph, report = checked(job, table)
         report = dataclasses.replace(report, notes=(*report.notes, how))
     asked = [key for key in ("sensitivity", "bench") if getattr(job.check, key)]
     if asked:  # both are for the report.html of a build, which a kit has not
         note = f"a kit has no report: {' and '.join(f'check.{key}' for key in asked)} measured nothing"
         report = dataclasses.replace(report, notes=(*report.notes, note))
+
+    def written(report: CheckReport) -> Bundle:
+        with stages("kit"):
+            manifest = describe(job, lowered, front.check_source, front.baseline, report, None)
+            calibration = None if table is None else table_bytes(table)
+            contents = kit_contents(manifest, graph, _all_golden(job, front), calibration)
+            return write_bundle(out / job.name, *contents, sign=sign)
+
+    kit = written(report)
     check = job.check.model_copy(update={"sensitivity": False})
-    report, _ = explained(job.model_copy(update={"check": check}), front, table, report, stages)
-    with stages("kit"):
-        manifest = describe(job, front, table, quantized, report, None, graph)
-        calibration = None if table is None else table_bytes(table)
-        kit = write_bundle(
-            out / job.name, *kit_contents(manifest, graph, _all_golden(job, front), calibration), sign=sign
-        )
+    unasked = job.model_copy(update={"check": check})
+    if diagnosis_wanted(unasked, table, report, diagnose_seconds):
+        stages.note(f"check FAILED: {reason(report)}; kit: {kit.path}")
+        report, _ = explained(unasked, front, table, report, stages, diagnose_seconds)
+        kit = written(report)
     return Built(kit, report, stages.seconds)
 
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from trtpipe.evaluation.bench import Bench, Data
 from trtpipe.evaluation.speedup import HYBRID, judge_speedup, measure_speedup
-from trtpipe.pipeline.stages import Front, Stages, compile_engine, engine_settings, quantize
+from trtpipe.pipeline.front import Front, Stages
+from trtpipe.pipeline.stages import compile_engine, engine_settings, quantize
 from trtpipe.quantization.diagnose import blame, diagnose, is_about_numbers
 from trtpipe.quantization.ranking import Sensitivity
 from trtpipe.trt.timing import open_timed
@@ -26,6 +27,8 @@ Array = np.ndarray[Any, Any]
 
 #: Executions of the engine that are timed, after as many that are not.
 ROUNDS, WARM_UP = 200, 10
+#: How long the modules that make a check fail are looked for, unless the user says otherwise.
+DIAGNOSE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -40,19 +43,31 @@ class Evidence:
     bench: Bench | None = None
 
 
+def diagnosis_wanted(job: Job, table: CalibrationTable | None, report: CheckReport, seconds: float) -> bool:
+    """Whether sensitivities are to be measured: the job asks for them, or an INT8 job failed over numbers."""
+    return table is not None and (job.check.sensitivity or (_failed(report) and seconds > 0))
+
+
 def explained(
-    job: Job, front: Front, table: CalibrationTable | None, report: CheckReport, stages: Stages
+    job: Job, front: Front, table: CalibrationTable | None, report: CheckReport, stages: Stages, seconds: float
 ) -> tuple[CheckReport, Sensitivity | None]:
-    """The sensitivity of an INT8 job; a failed report has one problem more, the worst modules with their lines."""
-    failed = not report.passed and is_about_numbers(report)
-    if table is None or not (failed or job.check.sensitivity):
+    """The sensitivities, where they are wanted; a failed report has one problem more, the worst modules with their
+    lines. `seconds` bounds what a failed check takes; sensitivities that the job asks for are measured in full."""
+    if table is None or not diagnosis_wanted(job, table, report, seconds):
         return report, None
+    captured = front.captured
     with stages("diagnose") as progress:
-        found = diagnose(job, front.captured, front.check_source, table.amax, progress)
-    if failed:
+        found = diagnose(
+            job, captured, front.check_source, table.amax, progress, None if job.check.sensitivity else seconds
+        )
+    if _failed(report):
         half = "fp16" if job.precision.fp16_mode else None
         report = replace(report, problems=(*report.problems, blame(found, half)))
     return report, found
+
+
+def _failed(report: CheckReport) -> bool:
+    return not report.passed and is_about_numbers(report)
 
 
 def timed(front: Front, engine: Engine, report: CheckReport, stages: Stages) -> tuple[CheckReport, tuple[float, ...]]:

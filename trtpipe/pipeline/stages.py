@@ -1,103 +1,45 @@
-"""The stages of a job, from its model to the check of its engine."""
+"""The stages of a job from its shared front on: calibrate, quantize, lower, compile, check."""
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from calib.data import overlap
-from calib.errors import CalibCancelled, CalibError
 from calib.table import CalibrationTable
-from trtpipe.batching import fitted
-from trtpipe.errors import Cancelled, InputError
+from trtpipe.errors import InputError
 from trtpipe.evaluation.check import CheckData, Damaged, check_engine
 from trtpipe.evaluation.control import damaged_copy
-from trtpipe.model.baseline import record_baseline
-from trtpipe.model.capture import capture
-from trtpipe.model.data import open_calibration, open_check
-from trtpipe.model.load import load_model
+from trtpipe.model.data import open_calibration
+from trtpipe.pipeline.codecs import COMPILED, LOWERED, TABLE
+from trtpipe.pipeline.front import Front, MadeAnew, Results, Stages
+from trtpipe.pipeline.lowered import Compiled, Lowered, lowered_of
+from trtpipe.routes.onnx import compile_graph, to_onnx
 from trtpipe.routes.registry import route
 from trtpipe.runtime.hybrid import HybridRunner
 from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.trt import driver
 from trtpipe.trt.runtime import EngineRunner
-from trtpipe.values import Baseline, Captured, CheckReport, Engine, LoadedModel, OnnxModel, Quantized
+from trtpipe.values import CheckReport, Engine, LoadedModel, OnnxModel, Quantized
 
 if TYPE_CHECKING:
     from calib.data import Source
-    from calib.table import CalibrationTable
-    from trtpipe.evaluation.check import CheckData, Damaged
     from trtpipe.job.job import Job
-    from trtpipe.progress import Progress, Reporter
-
-#: Samples whose ranges decide what FP16 can hold.
-RANGE_SAMPLES = 64
 
 
-@dataclass(frozen=True)
-class Front:
-    """What every precision of a job shares: the model, its baseline on the check data, and the captured graph."""
-
-    loaded: LoadedModel
-    check_source: Source
-    baseline: Baseline
-    captured: Captured
+#: Makes the calibration table, None where nothing is calibrated, when it is needed.
+Table = Callable[[], CalibrationTable | None]
 
 
-class Stages:
-    """Names the stages of one build to a Reporter and keeps how long each took, in seconds."""
-
-    def __init__(self, reporter: Reporter) -> None:
-        self._reporter = reporter
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[Progress]:
-        """One stage; calib's errors become the user's."""
-        began = time.perf_counter()
-        with self._reporter.stage(name):
-            try:
-                yield self._reporter
-            except CalibCancelled as error:
-                raise Cancelled(str(error)) from error
-            except CalibError as error:
-                raise InputError(f"{name}: {error}") from error
-        self.seconds[name] = time.perf_counter() - began
-
-    def note_of(self, message: str) -> Callable[[], None]:
-        """What says `message` to the reader of the log when it is called."""
-        return lambda: self._reporter.note(message)
-
-
-def prepare(job: Job, stages: Stages) -> Front:
-    """The model, its baseline and its graph."""
-    with stages("model"):
-        loaded = load_model(job, job.folder)
-    source, baseline = record(job, loaded, stages)
-    with stages("capture"):
-        captured = capture(loaded)
-    return Front(loaded, source, baseline, captured)
-
-
-def record(job: Job, loaded: LoadedModel, stages: Stages) -> tuple[Source, Baseline]:
-    """The check samples, and what the model answers on them as TorchScript."""
-    with stages("baseline") as progress:
-        source = open_check(job)
-        baseline = record_baseline(
-            loaded,
-            source.batches(job.check.batch_size),
-            source.sample_count,
-            kind=job.model.baseline,
-            torchscript=job.model.torchscript,
-            progress=progress,
-        )
-    return source, baseline
+def prepare(job: Job, stages: Stages, results: Results | None = None) -> Front:
+    """The model, its baseline and its graph; what `results` has is only made when a later stage asks for it."""
+    front = Front(job, stages, results)
+    _ = front.baseline
+    if results is None:
+        _ = front.captured
+    return front
 
 
 def quantizes(job: Job) -> bool:
@@ -106,34 +48,45 @@ def quantizes(job: Job) -> bool:
 
 
 def calibrate(job: Job, front: Front, stages: Stages) -> CalibrationTable | None:
-    """The job's calibration table, made now or read from `calibration.table`; None when nothing is quantized, or
-    TensorRT is to calibrate by itself (build.quantization: implicit)."""
-    if not job.precision.int8_mode or job.calibration is None:
+    """The job's calibration table, made or read from `calibration.table`.
+
+    None when nothing is quantized, or TensorRT is to calibrate by itself (build.quantization: implicit).
+    """
+    data = job.calibration
+    if not job.precision.int8_mode or data is None:
         return None
     if job.build.quantization == "implicit":
-        if job.calibration.table is not None:
+        if data.table is not None:
             raise InputError(
                 "calibration.table: must be left out with build.quantization implicit, where TensorRT names tensors "
-                f"(got {job.calibration.table}). Give samples, or use explicit."
+                f"(got {data.table}). Give samples, or use explicit."
             )
         return None
+    return front.results.on_disk("calibration", TABLE, lambda: _calibration_table(job, front, stages))
+
+
+def _calibration_table(job: Job, front: Front, stages: Stages) -> CalibrationTable:
+    """Read from the file that the job names, or made from its calibration samples."""
     from trtpipe.quantization import quantize as stage
 
-    digests = {"weights": front.loaded.weights_digest, "graph": front.captured.digest}
+    data = job.calibration
+    assert data is not None
+    captured = front.captured
+    digests = {"weights": front.loaded.weights_digest, "graph": captured.digest}
     with stages("calibrate") as progress:
-        if job.calibration.table is not None:
-            table = CalibrationTable.load(job.calibration.table)
-            table.require(job.calibration.table, digests, job.calibration.algorithm, job.calibration.percentile)
+        if data.table is not None:
+            table = CalibrationTable.load(data.table)
+            table.require(data.table, digests, data.algorithm, data.percentile)
             return table
         source = open_calibration(job)
         for note in overlap_notes(source, front.check_source):
             progress.note(note)
         return stage.calibrate(
-            front.captured,
+            captured,
             source,
-            batch_size=job.batch_size(job.calibration),
-            algorithm=job.calibration.algorithm,
-            percentile=job.calibration.percentile,
+            batch_size=job.batch_size(data),
+            algorithm=data.algorithm,
+            percentile=data.percentile,
             digests=digests,
             progress=progress,
         )
@@ -155,38 +108,52 @@ def quantize(job: Job, front: Front, table: CalibrationTable | None, stages: Sta
     from trtpipe.quantization import quantize as stage
     from trtpipe.quantization.precision import half_dtype, keep_of
 
-    precision = job.precision
+    precision, captured = job.precision, front.captured
     with stages("quantize"):
-        ranges = observe_ranges(job, front) if precision.fp16_mode else {}
         return stage.quantize(
-            front.captured,
+            captured,
             int8=quantizes(job),
             half=half_dtype(precision.fp16_mode, precision.bf16_mode),
             keep=keep_of(precision),
             amax={} if table is None else table.amax,
-            ranges=ranges,
+            ranges=front.ranges if precision.fp16_mode else {},
         )
 
 
-def observe_ranges(job: Job, front: Front) -> dict[str, float]:
-    """Largest |x| of every tensor over the first calibration samples, or check samples where there are none."""
-    import torch
+def lower(job: Job, front: Front, table: Table, stages: Stages, results: Results | None = None) -> Lowered:
+    """The graph in the job's precisions as ONNX, taken from `results` or made of `table()`."""
 
-    from trtpipe.quantization import precision
+    def make() -> Lowered:
+        made = table()
+        quantized = quantize(job, front, made, stages)
+        with stages("export"):
+            graph = to_onnx(quantized)
+        return lowered_of(front, quantized, made, graph)
 
-    data = job.calibration
-    calibrates = data is not None and (data.images or data.arrays or data.factory)
-    source = open_calibration(job) if calibrates else front.check_source
-    size = data.batch_size if data is not None and calibrates else job.check.batch_size
-    batches = itertools.islice(_pieces(source, front, size), max(1, RANGE_SAMPLES // size))
-    names = [s.name for s in front.loaded.inputs]
-    return precision.observe_ranges(front.captured, ([torch.from_numpy(b[n]) for n in names] for b in batches))
+    return (results or MadeAnew()).on_disk("graph", LOWERED, make)
 
 
-def _pieces(source: Source, front: Front, size: int) -> Iterator[Mapping[str, Any]]:
-    for batch in source.batches(size):
-        for piece, _ in fitted(batch.arrays, front.loaded.inputs):
-            yield piece
+def build_engine(job: Job, front: Front, table: Table, stages: Stages, results: Results | None = None) -> Compiled:
+    """The engine by the job's route with what it was compiled from, taken from `results` or made of `table()`."""
+    kept = results or MadeAnew()
+
+    def through_onnx() -> Compiled:
+        lowered = lower(job, front, table, stages, kept)
+        assert lowered.graph is not None
+        with stages("compile") as progress:
+            return Compiled(lowered, compile_graph(job, lowered.graph, progress))
+
+    def directly() -> Compiled:
+        made = table()
+        quantized = quantize(job, front, made, stages)
+        engine = compile_engine(job, front.loaded, quantized, stages)
+        return Compiled(lowered_of(front, quantized, made, engine.graph), engine)
+
+    if job.build.route != "onnx":
+        return kept.on_disk("engine", COMPILED, directly)
+    if job.build.target == "onnxruntime":  # the graph is the engine
+        return through_onnx()
+    return kept.on_disk("engine", COMPILED, through_onnx)
 
 
 def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, stages: Stages) -> Engine:

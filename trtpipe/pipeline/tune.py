@@ -15,17 +15,9 @@ from trtpipe.errors import InputError
 from trtpipe.evaluation.check import check_engine, measure
 from trtpipe.evaluation.speedup import HYBRID
 from trtpipe.job.dump import job_text
+from trtpipe.pipeline.front import Front, Stages
 from trtpipe.pipeline.measure import latencies
-from trtpipe.pipeline.stages import (
-    Front,
-    Stages,
-    calibrate,
-    check_data,
-    compile_engine,
-    damaged,
-    observe_ranges,
-    prepare,
-)
+from trtpipe.pipeline.stages import calibrate, check_data, compile_engine, damaged, prepare
 from trtpipe.quantization.diagnose import diagnose, first_samples
 from trtpipe.quantization.search import EVALUATIONS, Candidate, Laboratory, Preview, Trial, Tuned, search, shortfall
 from trtpipe.quantization.trials import Trials
@@ -124,7 +116,6 @@ class _Bench:
         counted = table.histograms is not None and (job.calibration is None or job.calibration.table is None)
         others = [a for a in ALGORITHMS if a != self.first] if counted else []
         self.algorithms = (self.first, *others)
-        self._ranges: dict[str, float] | None = None
         self._macs: dict[str, int] = {}
 
     def table(self, algorithm: str) -> CalibrationTable:
@@ -150,12 +141,6 @@ class _Bench:
             "devices": ", ".join(d.name for d in driver.probe().devices),  # latencies are of these
         }
 
-    def ranges(self) -> dict[str, float]:
-        """Largest values of all tensors, for FP16; observed once."""
-        if self._ranges is None:
-            self._ranges = observe_ranges(self.job, self.front) if self.job.precision.fp16_mode else {}
-        return self._ranges
-
     def rank(self, algorithm: str) -> Sensitivity:
         """Sensitivities over the first check samples."""
         with self.stages("sensitivity") as progress:
@@ -177,7 +162,7 @@ class _Bench:
                 half=half_dtype(precision.fp16_mode, precision.bf16_mode),
                 keep=keep_of(job.precision),
                 amax=self.table(candidate.algorithm).amax,
-                ranges=self.ranges(),
+                ranges=front.ranges if precision.fp16_mode else {},
             )
             model = to_onnx(quantized)
             report = check_engine(
@@ -201,7 +186,7 @@ class _Bench:
             return None
         engine = compile_engine(job, self.front.loaded, quantized, self.stages)
         if engine.fallback:
-            self.stages.note_of(f"latency_ms: not measured: {HYBRID}")()
+            self.stages.note(f"latency_ms: not measured: {HYBRID}")
             return None
         return statistics.median(latencies(self.front, engine))
 

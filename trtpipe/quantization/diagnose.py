@@ -18,16 +18,27 @@ if TYPE_CHECKING:
     from trtpipe.quantization.sensitivity import Sample
     from trtpipe.values import Captured, CheckReport, TensorSpec
 
-#: Samples that sensitivities are measured on, and how many are run at a time: memory is what limits the second.
+#: Samples that sensitivities are measured on, and how many are run at a time.
 SAMPLES, BATCH = 32, 8
+#: What the values of such a batch may take, should all of them live at once, bytes; larger networks take fewer samples.
+BATCH_BYTES = 2 << 30
 #: How many modules a failed check names.
 NAMED = 3
 
 
 def diagnose(
-    job: Job, captured: Captured, source: Source, amax: Mapping[str, float], progress: Progress
+    job: Job,
+    captured: Captured,
+    source: Source,
+    amax: Mapping[str, float],
+    progress: Progress,
+    seconds: float | None = None,
 ) -> Sensitivity:
-    """The sensitivity of every module that the job quantizes, over the first samples of `source`."""
+    """The sensitivity of every module that the job quantizes, over the first samples of `source`.
+
+    After `seconds` it gives what it has: fewer samples, and of a large network only the modules that are worst by
+    themselves.
+    """
     from trtpipe.quantization.precision import half_dtype, keep_of
     from trtpipe.quantization.sensitivity import measure_sensitivity
 
@@ -35,23 +46,33 @@ def diagnose(
     return measure_sensitivity(
         captured,
         amax,
-        first_samples(source, captured.inputs),
+        first_samples(source, captured.inputs, batch=batch_size(captured)),
         half=half_dtype(precision.fp16_mode, precision.bf16_mode),
         keep=keep_of(precision),
         progress=progress,
+        seconds=seconds,
     )
 
 
-def first_samples(source: Source, inputs: tuple[TensorSpec, ...], count: int = SAMPLES) -> Iterator[Sample]:
-    """The first `count` samples as tensors, in batches that the bindings allow."""
+def batch_size(captured: Captured) -> int:
+    """How many samples at a time keep within `BATCH_BYTES`."""
+    from trtpipe.quantization.partial import value_bytes
+
+    return max(1, min(BATCH, BATCH_BYTES // max(1, value_bytes(captured.graph))))
+
+
+def first_samples(
+    source: Source, inputs: tuple[TensorSpec, ...], count: int = SAMPLES, batch: int = BATCH
+) -> Iterator[Sample]:
+    """The first `count` samples as tensors, in batches of about `batch` that the bindings allow."""
     import torch
 
     from trtpipe.quantization.sensitivity import Sample
 
     left = count
-    for batch in source.batches(min(BATCH, count)):
-        labels = batch.labels
-        for piece, real in fitted(batch.arrays, inputs):
+    for samples in source.batches(min(batch, count)):
+        labels = samples.labels
+        for piece, real in fitted(samples.arrays, inputs):
             real = min(real, left)
             some = None if labels is None else torch.from_numpy(labels[:real])
             labels = None if labels is None else labels[real:]
@@ -73,9 +94,12 @@ def blame(sensitivity: Sensitivity, half: str | None) -> str:
     median = statistics.median(m.sqnr_db for m in modules)
     first = next((m.module for m in modules if m.module), None)
     step = "" if first is None else f" Keep the first in precision.keep.{half or 'fp32'}, or run `trtpipe tune`."
+    measured = f"{len(modules)}"
+    if sensitivity.left_out:
+        measured += f" of {len(modules) + sensitivity.left_out} that there was time for"
     return (
         f"worst modules in INT8: {', then '.join(named)} at the outputs when it alone is quantized "
-        f"(the median of {len(modules)}: {_db(median)}).{step}"
+        f"(the median of {measured}: {_db(median)}).{step}"
     )
 
 

@@ -1,0 +1,207 @@
+"""What every precision of a job shares: its model, its check data, the baseline and the captured graph."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from calib.errors import CalibCancelled, CalibError
+from trtpipe.batching import fitted
+from trtpipe.errors import Cancelled, InputError
+from trtpipe.model.baseline import make_torchscript, record_baseline
+from trtpipe.model.capture import capture
+from trtpipe.model.data import open_calibration, open_check
+from trtpipe.model.load import load_model
+from trtpipe.pipeline.codecs import BASELINE, Codec
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    from calib.data import Source
+    from trtpipe.job.job import Job
+    from trtpipe.progress import Progress, Reporter
+    from trtpipe.values import Baseline, Captured, LoadedModel
+
+T = TypeVar("T")
+
+#: Samples whose ranges decide what FP16 can hold.
+RANGE_SAMPLES = 64
+#: Stages in which only trtpipe's and the compiler's code runs, and none of the job's.
+COMPILING = frozenset({"compile", "export", "bundle", "kit", "speed", "verify"})
+
+
+class Results(Protocol):
+    """Where results of stages come from when they need not be made anew."""
+
+    def in_memory(self, name: str, make: Callable[[], T]) -> T:
+        """A value that only lives in this process: the one that an earlier job with the same model made, or `make()`.
+
+        Args:
+            name: "model" or "capture".
+            make: makes it.
+        """
+
+    def on_disk(self, kind: str, codec: Codec[T], make: Callable[[], T]) -> T:
+        """A value that can be stored: the one stored for this job's stage, or `make()`.
+
+        Args:
+            kind: "baseline", "calibration", "graph" or "engine".
+            codec: how it is stored.
+            make: makes it.
+        """
+
+    def recording(self) -> AbstractContextManager[object]:
+        """What is entered while code of the job may run, and what it reads is recorded."""
+
+
+class MadeAnew:
+    """`Results` without any store: everything is made."""
+
+    def in_memory(self, name: str, make: Callable[[], T]) -> T:
+        """Make it."""
+        return make()
+
+    def on_disk(self, kind: str, codec: Codec[T], make: Callable[[], T]) -> T:
+        """Make it."""
+        return make()
+
+    def recording(self) -> AbstractContextManager[object]:
+        """Record nothing."""
+        return nullcontext()
+
+
+class Stages:
+    """Names the stages of one build to a Reporter and keeps how long each took, in seconds.
+
+    Args:
+        reporter: is told the stages.
+        recording: makes what is entered while code of the job may run.
+    """
+
+    def __init__(
+        self, reporter: Reporter, recording: Callable[[], AbstractContextManager[object]] = nullcontext
+    ) -> None:
+        self._reporter, self._recording = reporter, recording
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[Progress]:
+        """One stage; calib's errors become the user's."""
+        began = time.perf_counter()
+        with self._reporter.stage(name), nullcontext() if name in COMPILING else self._recording():
+            try:
+                yield self._reporter
+            except CalibCancelled as error:
+                raise Cancelled(str(error)) from error
+            except CalibError as error:
+                raise InputError(f"{name}: {error}") from error
+        self.seconds[name] = time.perf_counter() - began
+
+    @contextmanager
+    def unnamed(self) -> Iterator[None]:
+        """Code of the job runs, too shortly for a stage of its own."""
+        with self._recording():
+            yield
+
+    def note(self, message: str) -> None:
+        """Tell the reader of the log."""
+        self._reporter.note(message)
+
+
+class Front:
+    """What every precision of one job shares. Each value is made, or taken from `results`, when it is first asked for.
+
+    Args:
+        job: its model, check data and, for the ranges, calibration data count.
+        stages: names the stages as they run.
+        results: where values come from that need not be made.
+    """
+
+    def __init__(self, job: Job, stages: Stages, results: Results | None = None) -> None:
+        self.job, self.results = job, results or MadeAnew()
+        self._stages = stages
+
+    @cached_property
+    def loaded(self) -> LoadedModel:
+        """The model behind its bindings."""
+
+        def make() -> LoadedModel:
+            with self._stages("model"):
+                return load_model(self.job, self.job.folder)
+
+        return self.results.in_memory("model", make)
+
+    @cached_property
+    def captured(self) -> Captured:
+        """The model's graph."""
+        loaded = self.loaded
+
+        def make() -> Captured:
+            with self._stages("capture"):
+                return capture(loaded)
+
+        return self.results.in_memory("capture", make)
+
+    @cached_property
+    def check_source(self) -> Source:
+        """The check samples."""
+        with self._stages.unnamed():
+            return open_check(self.job)
+
+    @cached_property
+    def baseline(self) -> Baseline:
+        """The outputs of the model as TorchScript on the check samples."""
+        job = self.job
+
+        def make() -> Baseline:
+            loaded = self.loaded
+            with self._stages("baseline") as progress:
+                return record_baseline(
+                    loaded,
+                    self.check_source.batches(job.check.batch_size),
+                    self.check_source.sample_count,
+                    kind=job.model.baseline,
+                    torchscript=job.model.torchscript,
+                    progress=progress,
+                )
+
+        return self.results.on_disk("baseline", BASELINE, make)
+
+    @cached_property
+    def torchscript(self) -> torch.jit.ScriptModule:
+        """The model as TorchScript, as the baseline was recorded with it."""
+        with self._stages.unnamed():
+            module: torch.jit.ScriptModule
+            module, _ = make_torchscript(self.loaded, self.job.model.baseline, self.job.model.torchscript)
+            return module
+
+    @cached_property
+    def ranges(self) -> Mapping[str, float]:
+        """Largest |x| of every tensor by node name, over the first calibration samples or, without, check samples.
+
+        They decide what FP16 can hold.
+        """
+        import torch
+
+        from trtpipe.quantization import precision
+
+        data = self.job.calibration
+        calibrates = data is not None and (data.images or data.arrays or data.factory)
+        size = data.batch_size if data is not None and calibrates else self.job.check.batch_size
+        with self._stages.unnamed():
+            source = open_calibration(self.job) if calibrates else self.check_source
+            batches = itertools.islice(_pieces(source, self, size), max(1, RANGE_SAMPLES // size))
+            names = [s.name for s in self.loaded.inputs]
+            return precision.observe_ranges(self.captured, ([torch.from_numpy(b[n]) for n in names] for b in batches))
+
+
+def _pieces(source: Source, front: Front, size: int) -> Iterator[Mapping[str, NDArray[np.generic]]]:
+    for batch in source.batches(size):
+        for piece, _ in fitted(batch.arrays, front.loaded.inputs):
+            yield piece
