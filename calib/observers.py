@@ -70,58 +70,6 @@ class HistogramObserver:
         return first, second
 
 
-class ExactMaxObserver:
-    """Keeps the maximum of |x| alone, as float32."""
-
-    def __init__(self) -> None:
-        self._max: torch.Tensor | None = None
-
-    def observe(self, x: torch.Tensor) -> None:
-        """Take `x` (any shape, floating) into account; NaN and infinity stay, and show in `max`."""
-        import torch
-
-        if not x.numel():
-            return
-        low, high = torch.aminmax(x.detach())
-        top = torch.maximum(low.abs(), high.abs()).float()
-        self._max = top if self._max is None else torch.maximum(self._max, top.to(self._max.device))
-
-    @property
-    def max(self) -> float:
-        """The maximum of |x| so far; 0.0 before any value. NaN or inf if one was seen."""
-        return 0.0 if self._max is None else float(self._max)
-
-
-class ChannelMaxObserver:
-    """Keeps the maximum of |x| of every channel: for weights."""
-
-    def __init__(self, axis: int = 0) -> None:
-        self.axis = axis
-        self._max: torch.Tensor | None = None
-
-    def observe(self, x: torch.Tensor) -> None:
-        """Take `x` (floating, with dimension `axis`, the one kept) into account."""
-        import torch
-
-        if not -x.dim() <= self.axis < x.dim():
-            raise CalibError(
-                f"observer: axis {self.axis} must be a dimension of the tensor (got shape {list(x.shape)})."
-            )
-        others = [d for d in range(x.dim()) if d != self.axis % x.dim()]
-        top = (x.detach().abs().amax(others) if others else x.detach().abs()).float()
-        if self._max is not None and self._max.shape != top.shape:
-            raise CalibError(
-                f"observer: every tensor must have {self._max.numel()} channels at axis {self.axis} (got "
-                f"{top.numel()})."
-            )
-        self._max = top if self._max is None else torch.maximum(self._max, top)
-
-    @property
-    def max(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """float32 [C]: the maximum of |x| by channel; [0] before any tensor."""
-        return np.zeros(0, np.float32) if self._max is None else self._max.cpu().numpy()
-
-
 def dense(x: torch.Tensor) -> torch.Tensor:
     """`x`'s values as one contiguous dimension, in memory order: a view where `x` is dense, else a copy."""
     expected = 1

@@ -5,7 +5,8 @@
     with trtpipe.load(built.bundle.path) as model:
         model.classify(["digit.png"])
 
-Importing this package loads none of its parts; `trtpipe.api` has the five functions and what they raise.
+Importing this package loads none of its parts; `trtpipe.api` has four of the five functions and what they raise,
+`trtpipe.runtime.session` has `load`.
 """
 
 from __future__ import annotations
@@ -14,17 +15,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trtpipe.api import build, calibrate, check, load, load_job
+    from trtpipe.api import build, calibrate, check, load_job
+    from trtpipe.runtime.session import load
 
 __version__ = "0.1.0"
 
 __all__ = ["__version__", "build", "calibrate", "check", "load", "load_job"]
 
+#: Where each name is. `load` is for devices, where little else of trtpipe need be imported.
+_HOMES = {
+    **dict.fromkeys(("build", "calibrate", "check", "load_job"), "trtpipe.api"),
+    "load": "trtpipe.runtime.session",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module 'trtpipe' has no attribute {name!r}")
-    return getattr(importlib.import_module("trtpipe.api"), name)
+    return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""What the command line does, from Python: `load_job`, `build`, `calibrate`, `check`, `load`.
+"""What the command line does, from Python: `load_job`, `build`, `calibrate`, `check`; `load` is in `runtime.session`.
 
 They are here for `trtpipe`, which imports this module when one of them is first asked for.
 """
@@ -16,14 +16,13 @@ from trtpipe.pipeline.build import build as run
 from trtpipe.pipeline.calibrate import make_table
 from trtpipe.pipeline.validate import plan
 from trtpipe.runtime.recheck import recheck
-from trtpipe.runtime.session import load as open_bundle
+from trtpipe.runtime.session import load
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
     from trtpipe.bundle.format import Sign
     from trtpipe.pipeline.build import Built
     from trtpipe.progress import Reporter
-    from trtpipe.runtime.session import Model
     from trtpipe.values import CheckReport
 
 
@@ -99,13 +98,8 @@ def check(bundle: str | Path, *, key: str | Path | None = None, graph: bool = Fa
         InputError: the bundle is damaged, unsigned where a key is asked for, or has nothing to run.
         MissingError: it does not fit this device, or its runtime is not installed.
     """
-    with open_bundle(bundle, key=key, graph=graph, as_written=True) as model:
+    with load(bundle, key=key, graph=graph, as_written=True) as model:
         return recheck(model)
-
-
-def load(path: str | Path, *, key: str | Path | None = None, graph: bool = False) -> Model:
-    """The bundle at `path`, verified and ready to be run here, without torch: see `trtpipe.runtime.session.load`."""
-    return open_bundle(path, key=key, graph=graph)
 
 
 def _job(job: Job | str | Path) -> Job:

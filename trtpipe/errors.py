@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
+
 
 class TrtpipeError(Exception):
     """A user error: the message alone is shown. Form: ``<where>: <what must hold> (got <value>). <next step>``."""
-
-    exit_code = 1
-
-
-class CheckFailed(TrtpipeError):
-    """The result was built, compared with its baseline, and is too far off."""
 
     exit_code = 1
 
@@ -37,3 +34,15 @@ class Cancelled(TrtpipeError):
     """The user interrupted; nothing half written is left behind."""
 
     exit_code = 130
+
+
+def did_you_mean(got: object, legal: Sequence[str], cutoff: float = 0.6) -> str:
+    """`Did you mean x?` for the nearest legal word, or nothing."""
+    lowered = {word.lower(): word for word in reversed(legal)}
+    near = difflib.get_close_matches(str(got).lower().replace("-", "_"), list(lowered), n=1, cutoff=cutoff)
+    return f"Did you mean {lowered[near[0]]}?" if near else ""
+
+
+def either(words: Sequence[str]) -> str:
+    """`a, b or c`."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import shipping
 
-from trtpipe import atomic as replacing
+from trtpipe import atomic
 from trtpipe.atomic import clean_leftovers
 from trtpipe.bundle import format as bundle_module
 from trtpipe.bundle import golden
@@ -50,7 +50,7 @@ def test_replacing_leaves_nothing_of_the_old_one(tmp_path: Path) -> None:
 
 def test_a_file_system_without_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shipping.bundle(tmp_path / "c", notes=("old",))
-    monkeypatch.setattr(replacing, "exchange", lambda one, other: False)
+    monkeypatch.setattr(atomic, "exchange", lambda one, other: False)
     shipping.bundle(tmp_path / "c", notes=("new",))
     assert read_bundle(tmp_path / "c").manifest.notes == ("new",)
     assert os.listdir(tmp_path) == ["c"]
@@ -79,12 +79,13 @@ import os, signal, sys
 sys.path[:0] = {paths!r}
 import shipping
 from pathlib import Path
-from trtpipe import bundle, replacing
+from trtpipe import atomic
+from trtpipe.bundle import format as bundle
 destination, exchange = Path({destination!r}), {exchange!r}
 shipping.graph()
 from safetensors.numpy import load, save   # so that the events below are the writer's own
 if not exchange:
-    replacing.exchange = lambda one, other: False
+    atomic.exchange = lambda one, other: False
 shipping.bundle(destination, notes=("old",))
 seen = []
 for k in range(1, 500):
@@ -118,7 +119,7 @@ def test_killed_at_every_step(tmp_path: Path, exchange: bool) -> None:
     root = Path(__file__).parents[2]
     (tmp_path / "in").mkdir()
     code = KILLED.format(
-        paths=[str(Path(__file__).parent), str(root)], destination=str(tmp_path / "in" / "c"), exchange=exchange
+        paths=[str(root / "tests" / "support"), str(root)], destination=str(tmp_path / "in" / "c"), exchange=exchange
     )
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=300)
@@ -131,7 +132,7 @@ def test_killed_at_every_step(tmp_path: Path, exchange: bool) -> None:
 
 
 def test_a_living_writer_is_not_cleaned_away(tmp_path: Path) -> None:
-    with replacing.sibling(tmp_path / "c") as temporary:
+    with atomic.sibling(tmp_path / "c") as temporary:
         assert clean_leftovers(tmp_path / "c") == ()
         assert temporary.exists()
     dead = tmp_path / ".c.trtpipe-new-0123"

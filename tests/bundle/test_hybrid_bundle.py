@@ -21,7 +21,6 @@ from trtpipe.bundle.triton import triton_model
 from trtpipe.cli.main import main
 from trtpipe.errors import InputError, MissingError
 from trtpipe.job.sections import Build
-from trtpipe.runtime import device as device_module
 from trtpipe.runtime import session as runner_module
 from trtpipe.runtime.compatibility import problems, remarks
 from trtpipe.runtime.device import Device, this_device
@@ -124,7 +123,6 @@ def test_the_runner_without_pytorch_refuses_it(tmp_path, monkeypatch):
 
 
 def test_where_pytorch_is_it_is_opened_by_the_hybrid_runner(tmp_path, monkeypatch):
-    from trtpipe.runtime import hybrid as runtime
 
     bundle = written(tmp_path / "b", version_compatible=True)
     monkeypatch.setattr(runner_module, "this_device", lambda: GPU)
@@ -145,7 +143,7 @@ def test_where_pytorch_is_it_is_opened_by_the_hybrid_runner(tmp_path, monkeypatc
         def run(self, inputs: Any, /) -> Any:
             return {"logits": inputs["image"].mean((2, 3))}
 
-    monkeypatch.setattr(runtime, "HybridRunner", Opened)
+    monkeypatch.setattr("trtpipe.runtime.session.HybridRunner", Opened)
     with trtpipe.load(tmp_path / "b") as model:
         assert model.executed == "engine"
         assert model(np.zeros((2, 3, 8, 8), np.float32))["logits"].shape == (2, 3)
@@ -158,7 +156,7 @@ def test_the_commands_say_it(tmp_path, capsys, monkeypatch):
     lines = capsys.readouterr().out.splitlines()
     assert "hybrid: needs PyTorch 2.14.1+cu130, in which 1 operation runs" in lines
     assert any(line.split()[:2] == ["odd", "aten.erfc.default"] for line in lines)
-    monkeypatch.setattr(device_module, "this_device", lambda: NO_TORCH)
+    monkeypatch.setattr("trtpipe.cli.commands.verify.this_device", lambda: NO_TORCH)
     assert main(["verify", str(tmp_path / "b")]) == 3
     said = " ".join(capsys.readouterr().out.split())
     assert "mismatch: runtime: PyTorch with CUDA must be installed" in said

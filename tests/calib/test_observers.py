@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from calib.errors import CalibError
 from calib.histogram import Histogram
-from calib.observers import ChannelMaxObserver, ExactMaxObserver, HistogramObserver, _DeviceCounter, dense
+from calib.observers import HistogramObserver, _DeviceCounter, dense
 
 torch.manual_seed(0)
 TENSORS = {
@@ -78,41 +78,6 @@ def test_dense_tensors_are_not_copied():
 def test_integer_tensors_are_refused():
     with pytest.raises(CalibError, match=r"must be floating \(got torch.int32\)\. Leave it out of quantization\."):
         HistogramObserver().observe(torch.zeros(3, dtype=torch.int32))
-
-
-def test_exact_max():
-    observer = ExactMaxObserver()
-    assert observer.max == 0.0
-    for x in (torch.tensor([1.0, -5.5]), torch.zeros(0), torch.tensor([3.0], dtype=torch.float16)):
-        observer.observe(x)
-    assert observer.max == 5.5
-    observer.observe(torch.tensor([math.nan]))
-    assert math.isnan(observer.max)
-
-
-@pytest.mark.parametrize("axis", [0, 1, -1])
-def test_channel_max_is_pytorchs(axis):
-    from torch.ao.quantization import PerChannelMinMaxObserver
-
-    weights = [torch.randn(4, 3, 2), torch.randn(4, 3, 2) * 2]
-    ours, theirs = (
-        ChannelMaxObserver(axis),
-        PerChannelMinMaxObserver(ch_axis=axis % 3, qscheme=torch.per_channel_symmetric),
-    )
-    for w in weights:
-        ours.observe(w)
-        theirs(w)
-    expected = torch.maximum(theirs.min_val.abs(), theirs.max_val.abs()).numpy()
-    np.testing.assert_array_equal(ours.max, expected)
-
-
-def test_channel_max_refuses_what_does_not_fit():
-    observer = ChannelMaxObserver(0)
-    with pytest.raises(CalibError, match=r"axis 0 must be a dimension of the tensor \(got shape \[\]\)"):
-        observer.observe(torch.tensor(1.0))
-    observer.observe(torch.zeros(3, 2))
-    with pytest.raises(CalibError, match=r"must have 3 channels at axis 0 \(got 4\)"):
-        observer.observe(torch.zeros(4, 2))
 
 
 @settings(deadline=None, max_examples=30)

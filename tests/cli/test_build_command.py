@@ -41,7 +41,7 @@ def line(monkeypatch):
                 raise outcome
         return Built(Bundle(out / job.name), outcome)
 
-    monkeypatch.setattr("trtpipe.pipeline.build.build", build)
+    monkeypatch.setattr("trtpipe.cli.commands.build.build", build)
     return calls, outcomes
 
 

@@ -14,7 +14,7 @@ import pytest
 import trtpipe
 from trtpipe.cli import main as cli
 from trtpipe.cli.main import COMMANDS, main
-from trtpipe.errors import BuildError, Cancelled, CheckFailed, InputError, MissingError
+from trtpipe.errors import BuildError, Cancelled, InputError, MissingError
 
 ROOT = Path(trtpipe.__file__).resolve().parent.parent
 HEAVY = ("torch", "torchvision", "torchao", "onnx", "onnxruntime", "onnxscript", "tensorrt", "tensorrt_rtx", "numba",
@@ -85,7 +85,6 @@ def command_that_raises(monkeypatch, error):
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (CheckFailed("a: must be b (got c)."), 1),
         (InputError("a: must be b (got c)."), 2),
         (MissingError("a: must be b (got c)."), 3),
         (BuildError("a: must be b (got c)."), 4),

@@ -5,7 +5,7 @@ import json
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_job import GOOD
+from jobs import GOOD
 
 from trtpipe.job import yamlfile
 from trtpipe.job.job import Job

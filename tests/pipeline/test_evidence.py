@@ -62,7 +62,7 @@ def test_the_table_of_modes_is_in_the_report_of_a_job_that_asks_for_it(world, mo
         asked.append(plans["engine"]().data)
         return Bench("m", 4, 24, 10, 5, "eager FP32", 1, (Row("a mode", "cpu", "", 1.25), Row("b", "cuda", "no GPU")))
 
-    monkeypatch.setattr(bench_line, "bench_front", bench_front)
+    monkeypatch.setattr("trtpipe.pipeline.build.bench_front", bench_front)
     job = nights.write_job(world / "jobs", "m", INT8)
     assert 'id="speed"' not in page_of(trtpipe.build(job, "out").bundle.path)
     built = trtpipe.build(with_check(job, "bench: true"), "out")
@@ -99,16 +99,14 @@ class Timed:
 
 
 def test_an_executed_engine_is_timed(monkeypatch):
-    from trtpipe.trt import timing
-
     runner, opened = Timed(), []
 
     def open_timed(engine, *, cuda_graph, version_compatible=False, refit=None):
         opened.append((engine, cuda_graph, version_compatible, refit))
         return runner
 
-    monkeypatch.setattr(timing, "open_timed", open_timed)
-    monkeypatch.setattr(bench_line, "first_batch", lambda front: {"x": np.zeros(1)})
+    monkeypatch.setattr(evidence, "open_timed", open_timed)
+    monkeypatch.setattr(evidence, "first_batch", lambda front: {"x": np.zeros(1)})
     spec = TensorSpec("y", "float32", (1,), {})
     front = SimpleNamespace(loaded=SimpleNamespace(outputs=(spec,)))
     engine = Engine(b"plan", "tensorrt_rtx", "1.7", (), (spec,), (spec,), None, {"version_compatible": True}, ())
@@ -152,7 +150,7 @@ def test_the_modes_of_a_hybrid_engine_say_why_they_are_not_measured(monkeypatch)
 
 
 def test_an_engine_is_timed_with_its_own_settings(monkeypatch):
-    from trtpipe.trt import driver, timing
+    from trtpipe.trt import driver
 
     made, opened = [], []
 
@@ -165,7 +163,7 @@ def test_an_engine_is_timed_with_its_own_settings(monkeypatch):
         return SimpleNamespace(name="RTX", notes=(), run=None)
 
     monkeypatch.setattr(driver, "probe", lambda: SimpleNamespace(devices=("a card",), problem=""))
-    monkeypatch.setattr(timing, "open_timed", open_timed)
+    monkeypatch.setattr(bench_line, "open_timed", open_timed)
     for mode in bench_line._engine_modes(plan, "tensorrt_rtx", {}):
         assert mode.prepare().size_bytes == len(b"plan")
     assert opened == [(b"plan", graph, True, b"graph") for graph in (False, True, False)]

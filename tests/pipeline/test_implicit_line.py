@@ -13,7 +13,6 @@ from trtpipe.job.sections import Build, Calibration, Check, Input, Model, Output
 from trtpipe.pipeline import stages as pipeline
 from trtpipe.progress import Silent
 from trtpipe.routes import onnx as route
-from trtpipe.trt import builder
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ def test_tensorrt_gets_the_samples_and_a_graph_without_qdq(job, monkeypatch):
     def build_engine(model, build, **others):
         asked.update(others, model=model, build=build)
 
-    monkeypatch.setattr(builder, "build_engine", build_engine)
+    monkeypatch.setattr(route, "build_engine", build_engine)
     front = pipeline.Front(None, None, None, nets.captured("residual"))
     assert pipeline.calibrate(job, front, pipeline.Stages(Silent())) is None
     quantized = pipeline.quantize(job, front, None, pipeline.Stages(Silent()))
@@ -54,7 +53,7 @@ def test_tensorrt_gets_the_samples_and_a_graph_without_qdq(job, monkeypatch):
 
 def test_explicit_hands_over_no_samples(job, monkeypatch):
     given = {}
-    monkeypatch.setattr(builder, "build_engine", lambda model, build, **more: given.update(more))
+    monkeypatch.setattr(route, "build_engine", lambda model, build, **more: given.update(more))
     explicit = job.model_copy(update={"build": Build(target="tensorrt")})
     route.compile_graph(explicit, None, Silent())
     assert given["calibration"] is None

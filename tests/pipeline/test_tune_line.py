@@ -122,7 +122,6 @@ def test_the_modes_of_a_bundle_are_timed_on_its_golden_data(folder, tuned, path,
 
 def test_a_trial_has_the_engines_latency_where_a_gpu_executes_it(path, monkeypatch):
     """The GPU and its clock are doubles; that one is asked for only with a target that has engines."""
-    from trtpipe.pipeline import measure as evidence
     from trtpipe.pipeline import tune as tune_line
     from trtpipe.pipeline.stages import Stages
     from trtpipe.trt import driver
@@ -130,7 +129,7 @@ def test_a_trial_has_the_engines_latency_where_a_gpu_executes_it(path, monkeypat
     compiled, whole = [], SimpleNamespace(fallback=())
     monkeypatch.setattr(driver, "probe", lambda: SimpleNamespace(devices=("a GPU",), problem=""))
     monkeypatch.setattr(tune_line, "compile_engine", lambda job, *_: compiled.append(job.build.target) or whole)
-    monkeypatch.setattr(evidence, "latencies", lambda front, engine: (3.0, 1.0, 2.0))
+    monkeypatch.setattr(tune_line, "latencies", lambda front, engine: (3.0, 1.0, 2.0))
     for target, expected in (("onnxruntime", None), ("tensorrt_rtx", 2.0)):
         job = load_job(path, [f"build.target={target}"])
         front, table = SimpleNamespace(loaded=None), SimpleNamespace(algorithm="minmax", histograms=None)

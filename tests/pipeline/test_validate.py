@@ -3,7 +3,7 @@ import sys
 from importlib import metadata
 
 import pytest
-from test_job import GOOD
+from jobs import GOOD
 
 from trtpipe.cli.main import main
 from trtpipe.errors import InputError

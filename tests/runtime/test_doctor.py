@@ -141,7 +141,7 @@ def test_the_command_in_text_and_json(machine, capsys):
 
 def test_nothing_heavy_is_imported():
     code = (
-        "import sys; from trtpipe import doctor; doctor.examine()\n"
+        "import sys; from trtpipe.runtime import doctor; doctor.examine()\n"
         "print(sorted({'torch', 'onnx', 'tensorrt', 'tensorrt_rtx', 'cuda', 'onnxruntime'} & set(sys.modules)))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

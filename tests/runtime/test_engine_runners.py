@@ -10,7 +10,7 @@ from trtpipe.bundle.manifest import GRAPH, EngineInfo
 from trtpipe.pipeline import stages as pipeline
 from trtpipe.runtime import compatibility as verify
 from trtpipe.runtime.session import open_model
-from trtpipe.trt import driver, runtime
+from trtpipe.trt import driver
 from trtpipe.values import Engine, OnnxModel
 
 
@@ -30,7 +30,7 @@ class Recorder:
 
 
 def _opened(monkeypatch, tmp_path, **fields):
-    monkeypatch.setattr(runtime, "EngineRunner", Recorder)
+    monkeypatch.setattr("trtpipe.runtime.session.EngineRunner", Recorder)
     monkeypatch.setattr(verify, "require_fit", lambda manifest, device: None)
     monkeypatch.setattr(Recorder, "made", [])
     bundle = shipping.bundle(tmp_path / "b")
@@ -58,7 +58,7 @@ def test_a_stripped_plan_gets_the_bundles_graph(monkeypatch, tmp_path):
 def test_a_build_is_checked_with_its_weights(monkeypatch):
     gpu = driver.Driver("12.6", (driver.Device(0, "NVIDIA L4", "8.9", 1),))
     monkeypatch.setattr(driver, "probe", lambda: gpu)
-    monkeypatch.setattr(runtime, "EngineRunner", Recorder)
+    monkeypatch.setattr(pipeline, "EngineRunner", Recorder)
     monkeypatch.setattr(Recorder, "made", [])
     graph = OnnxModel(b"onnx", 20, (), ())
     options = {"strip_plan": True, "version_compatible": True}

@@ -135,7 +135,7 @@ except Exception as error:
     print(error)
 """
     done = subprocess.run(
-        [sys.executable, "-c", code.format(paths=[str(ROOT), str(Path(__file__).parent)])],
+        [sys.executable, "-c", code.format(paths=[str(ROOT), str(ROOT / "tests" / "support")])],
         capture_output=True,
         text=True,
         check=False,

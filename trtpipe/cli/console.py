@@ -19,12 +19,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rich.console import Console as RichConsole
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
-
 from trtpipe.errors import Cancelled
 
 if TYPE_CHECKING:
@@ -173,6 +167,9 @@ class Console:
         if not self._draw:
             yield
             return
+        from rich.console import Console as RichConsole
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
         columns = (
             SpinnerColumn(),
             TextColumn("{task.description:<22}", markup=False),
@@ -305,6 +302,9 @@ class Jobs:
         return self._cancelled
 
     def _table(self) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
         table = Table(box=None, pad_edge=False, header_style="bold")
         for title in ("job", "state", "time", ""):
             table.add_column(title, no_wrap=True)
@@ -323,6 +323,9 @@ class Jobs:
         if not self._draw:
             yield
             return
+        from rich.console import Console as RichConsole
+        from rich.live import Live
+
         with Live(console=RichConsole(stderr=True), refresh_per_second=4, transient=True) as self._live:
             try:
                 yield

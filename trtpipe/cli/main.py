@@ -21,8 +21,7 @@ import click
 from trtpipe import __version__
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import Settings
-from trtpipe.errors import TrtpipeError
-from trtpipe.job.problems import did_you_mean, either
+from trtpipe.errors import TrtpipeError, did_you_mean, either
 
 #: Every command and where it is; a command's module is imported when it is called (or listed).
 COMMANDS: Mapping[str, str] = {

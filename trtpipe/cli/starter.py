@@ -14,10 +14,10 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from trtpipe.errors import InputError, MissingError
+from trtpipe.errors import InputError, MissingError, did_you_mean
 from trtpipe.job.importable import missing
 from trtpipe.job.json_schema import job_schema
-from trtpipe.job.problems import did_you_mean, said
+from trtpipe.job.problems import said
 from trtpipe.job.yamlfile import scalar
 from trtpipe.pipeline.validate import IMAGE_SUFFIXES
 from trtpipe.trt.flavour import installed

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from PIL import Image
+
 if TYPE_CHECKING:
     import torch
 
@@ -64,7 +66,6 @@ def write_images(folder: Path) -> dict[str, int]:
 
     A scan is 8 x 8 with 17 grey levels; it is scaled to 0-255 and enlarged to 32 x 32 (bilinear).
     """
-    from PIL import Image
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 

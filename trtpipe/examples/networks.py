@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
+
+from trtpipe.examples.pictures import Pictures
 
 if TYPE_CHECKING:
     import torch
@@ -19,12 +22,8 @@ def untrained(of: str, side: int = 224, **args: Any) -> torch.nn.Module:
         of: what makes the network, `package.module:callable`, called with `args`.
         side: of the pictures, float32 [8, 3, side, side].
     """
-    import importlib
-
     import torch
     from torch.nn.modules.batchnorm import _BatchNorm
-
-    from trtpipe.examples.pictures import Pictures
 
     module, _, name = of.partition(":")
     with torch.random.fork_rng(devices=()):

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from trtpipe.job.problems import did_you_mean
+from trtpipe.errors import did_you_mean
 
 
 @contextmanager

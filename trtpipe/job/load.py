@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from trtpipe.errors import InputError
+from trtpipe.errors import InputError, did_you_mean
 from trtpipe.job import matrix, yamlfile
 from trtpipe.job.job import Job
-from trtpipe.job.problems import Problem, did_you_mean, dotted, explain, legal_keys, said, shown
+from trtpipe.job.problems import Problem, dotted, explain, legal_keys, said, shown
 from trtpipe.job.rules import BrokenRules, broken
 
 #: Every key that names a file or a folder: what must be there. `output` need not exist yet.

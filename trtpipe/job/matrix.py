@@ -20,8 +20,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trtpipe.errors import did_you_mean
 from trtpipe.job.job import Job
-from trtpipe.job.problems import did_you_mean, said, shown
+from trtpipe.job.problems import said, shown
 from trtpipe.job.yamlfile import Document, Path, Place
 
 KEY = "matrix"

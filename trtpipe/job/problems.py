@@ -9,7 +9,6 @@ The form, written down once:
 
 from __future__ import annotations
 
-import difflib
 import re
 import types
 import typing
@@ -20,7 +19,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from trtpipe.errors import InputError, MissingError
+from trtpipe.errors import InputError, MissingError, did_you_mean, either
 
 Path = tuple[str | int, ...]
 
@@ -93,18 +92,6 @@ def shown(value: Any, limit: int = 60) -> str:
         return f"[{', '.join(shown(v, 20) for v in value)}]"[:limit] if value else "an empty list"
     text = repr(value)
     return text if len(text) <= limit else text[: limit - 3] + "..."
-
-
-def did_you_mean(got: Any, legal: Sequence[str], cutoff: float = 0.6) -> str:
-    """`Did you mean x?` for the nearest legal word, or nothing."""
-    lowered = {word.lower(): word for word in reversed(legal)}
-    near = difflib.get_close_matches(str(got).lower().replace("-", "_"), list(lowered), n=1, cutoff=cutoff)
-    return f"Did you mean {lowered[near[0]]}?" if near else ""
-
-
-def either(words: Sequence[str]) -> str:
-    """`a, b or c`."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def explain(error: ErrorDetails, legal_keys: Sequence[str]) -> str:

@@ -7,8 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trtpipe.errors import InputError
-from trtpipe.job.problems import did_you_mean
+from trtpipe.errors import InputError, did_you_mean
 from trtpipe.nightly.outcome import Comparison, JobOutcome
 
 EXACT_DB = 100.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -306,8 +306,3 @@ class _Placer:
 def half_dtype(fp16_mode: bool, bf16_mode: bool) -> torch.dtype | None:
     """The low float precision of a job, None when it asks for none."""
     return torch.float16 if fp16_mode else torch.bfloat16 if bf16_mode else None
-
-
-def keep_predicate(keep: Keep) -> Callable[[Node], bool]:
-    """For `quantize.prepare`: whether a node stays out of INT8."""
-    return keep.out_of_int8

@@ -8,8 +8,7 @@ import click
 
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import json_option
-from trtpipe.errors import InputError
-from trtpipe.job.problems import did_you_mean
+from trtpipe.errors import InputError, did_you_mean
 from trtpipe.nightly.history import History
 from trtpipe.nightly.history_plot import rows, svg
 
