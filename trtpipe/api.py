@@ -15,6 +15,7 @@ from trtpipe.notebook import watching
 from trtpipe.pipeline.build import build as run
 from trtpipe.pipeline.calibrate import make_table
 from trtpipe.pipeline.validate import plan
+from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
 from trtpipe.runtime.recheck import recheck
 from trtpipe.runtime.session import load
 
@@ -52,6 +53,7 @@ def build(
     *,
     progress: Reporter | None = None,
     sign: Sign | None = None,
+    diagnose_seconds: float = DIAGNOSE_SECONDS,
 ) -> Built:
     """Build a job, check the engine against its baseline, and write the bundle `out/<name>`.
 
@@ -62,12 +64,13 @@ def build(
         out: the folder that the bundle's folder is made in.
         progress: told of stages and steps; by default a bar in a notebook, and nothing elsewhere.
         sign: signs the manifest, as `trtpipe.bundle.signing.signer` makes it, unless the check failed.
+        diagnose_seconds: after a failed INT8 check, how long to look for the modules to blame; 0: not at all.
 
     Raises:
         TrtpipeError: what the command line would end with, with the same exit code; no bundle is then written.
     """
     with watching(progress) as reporter:
-        return run(_job(job), Path(out), reporter, sign=sign)
+        return run(_job(job), Path(out), reporter, sign=sign, diagnose_seconds=diagnose_seconds)
 
 
 def calibrate(job: Job | str | Path, *, progress: Reporter | None = None) -> CalibrationTable:

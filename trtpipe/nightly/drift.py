@@ -33,7 +33,7 @@ def repeat(task: RepeatTask, reporter: Reporter) -> JobOutcome:
     for number in range(task.times):
         reporter.note(f"build {number + 1} of {task.times}")
         with tempfile.TemporaryDirectory(prefix="trtpipe-repeat-") as scratch:
-            built = build(task.job, Path(scratch), reporter)
+            built = build(task.job, Path(scratch), reporter, diagnose_seconds=task.diagnose_seconds)
             manifest = built.bundle.manifest
             assert manifest.engine is not None
             engines.append(manifest.files[manifest.engine.file].sha256)

@@ -91,7 +91,7 @@ def _execute(task: Task, reporter: Reporter, memory: Memory) -> tuple[JobOutcome
     with _fresh_modules({}, "", memory):
         if isinstance(task, RepeatTask):
             return repeat(task, reporter), None
-        kit = write_kit(task.job, Path(task.out), reporter).bundle
+        kit = write_kit(task.job, Path(task.out), reporter, diagnose_seconds=task.diagnose_seconds).bundle
         return JobOutcome(task.name, task.file, "built", key=task.key, bundle=str(kit.path)), None
 
 

@@ -25,6 +25,7 @@ from trtpipe.nightly.execute import keep, record_reads
 from trtpipe.nightly.fleet_worker import TOPIC, introduce, run_task, stop
 from trtpipe.nightly.local import Local
 from trtpipe.nightly.task import BuildTask, FinishTask, KitTask, Task, failure, from_plain, task_to_plain
+from trtpipe.nightly.transport import transport
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import BUILDERS
 from trtpipe.pipeline.cache.keys import Machine, this_machine
@@ -90,24 +91,29 @@ class Fleet:
     """The workers of one scheduler.
 
     Args:
-        address: like tcp://host:8786.
+        address: like tls://host:8786.
         cache: of this machine; bundles that come back are kept in it.
+        credentials, insecure: as of `transport`.
 
     Raises:
+        InputError: the address needs credentials.
         MissingError: distributed is not installed, the scheduler does not answer, or it has no worker of trtpipe.
     """
 
-    def __init__(self, address: str, cache: Cache) -> None:
+    def __init__(self, address: str, cache: Cache, credentials: Path | None = None, *, insecure: bool = False) -> None:
         try:
             from distributed import Client
         except ImportError:
             raise MissingError(
                 "--scheduler: needs dask distributed (it is not installed). Run: pip install 'trtpipe[fleet]'"
             ) from None
-        self.address, self._cache = address, cache
+        way = transport(address, credentials, insecure=insecure, where="--scheduler")
+        self.address, self._cache = way.address, cache
+        #: For the report.
+        self.notes: tuple[str, ...] = (way.note,) if way.note else ()
         try:
-            self._client = Client(address, timeout=_CONNECT_S, name="trtpipe-nightly")
-        except (OSError, ValueError) as error:
+            self._client = Client(way.address, timeout=_CONNECT_S, name="trtpipe-nightly", security=way.security)
+        except (OSError, ValueError, TypeError) as error:
             what = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise MissingError(
                 f"--scheduler: must be a Dask scheduler that answers (got {address}: {what}). Run: dask scheduler"
@@ -214,7 +220,10 @@ class Fleet:
             sent[task.name] = self._send(finishing, needs(task.job) - {"torch"}, files)
 
         with tempfile.TemporaryDirectory(prefix="trtpipe-kits-") as scratch:
-            making = [KitTask(t.name, t.file, t.key, scratch, t.cache, job=t.job) for t in tasks]
+            making = [
+                KitTask(t.name, t.file, t.key, scratch, t.cache, job=t.job, diagnose_seconds=t.diagnose_seconds)
+                for t in tasks
+            ]
             logs = Path(tasks[0].out) / ".nightly"
             try:
                 Local(None, None, driver.probe(), logs).run(making, watcher, send)

@@ -19,6 +19,7 @@ from trtpipe.bundle.format import place, read_bundle
 from trtpipe.errors import InputError, MissingError
 from trtpipe.nightly.pool import Pool, Slot, visible
 from trtpipe.nightly.task import FinishTask, Task, failure, task_from_plain
+from trtpipe.nightly.transport import transport
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import versions
 from trtpipe.pipeline.cache.keys import Machine, this_machine
@@ -117,12 +118,14 @@ def serve(
     cache: Path,
     threads: int | None = None,
     gpu: int | None = None,
+    credentials: Path | None = None,
+    insecure: bool = False,
 ) -> None:
     """Be a worker of `scheduler` until it closes or the process is stopped.
 
     Raises:
         MissingError: distributed is not installed, or the scheduler does not answer.
-        InputError: the cache cannot be written.
+        InputError: the cache cannot be written, or the address needs credentials (see `transport`).
     """
     try:
         from distributed import Worker
@@ -130,6 +133,7 @@ def serve(
         raise MissingError(
             "worker: needs dask distributed (it is not installed). Run: pip install 'trtpipe[fleet]'"
         ) from None
+    way = transport(scheduler, credentials, insecure=insecure, where="ADDRESS")
     if gpu is not None:  # before anything asks the driver
         os.environ["CUDA_VISIBLE_DEVICES"] = visible(gpu)
     Cache(cache)  # makes its folders, or says why it cannot
@@ -143,7 +147,10 @@ def serve(
 
     async def live() -> None:
         worker = Worker(
-            scheduler,
+            way.address,
+            host=way.host,
+            security=way.security,
+            dashboard_address="127.0.0.1:0",  # it is plain HTTP
             nthreads=1,
             name=name,
             resources=dict.fromkeys(words, 1),

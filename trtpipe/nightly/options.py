@@ -13,7 +13,7 @@ from trtpipe.nightly.regressions import LIMITS, Limit
 from trtpipe.nightly.task import BuildTask, RepeatTask, Task
 from trtpipe.pipeline.cache.keys import Ingredients
 from trtpipe.pipeline.cache.store import DEFAULT_LIMIT_BYTES
-from trtpipe.pipeline.measure import DIAGNOSE_SECONDS
+from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,17 @@ class Planned:
         name, file, key = self.job.name, str(self.file), self.ingredients.key
         out, cache = str(options.out.resolve()), str(options.cache.resolve())
         if options.repeat:
-            return RepeatTask(name, file, key, out, cache, reasons=self.reasons, job=self.job, times=options.repeat)
+            return RepeatTask(
+                name,
+                file,
+                key,
+                out,
+                cache,
+                reasons=self.reasons,
+                job=self.job,
+                diagnose_seconds=options.diagnose_seconds,
+                times=options.repeat,
+            )
         return BuildTask(
             name,
             file,

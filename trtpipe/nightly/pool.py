@@ -139,9 +139,7 @@ class _Worker:
         if self._process is None or not self._process.is_alive():
             self.pipe, theirs = self._context.Pipe()
             arguments = (theirs, self._cancel, self.slot.threads, self.slot.gpu, self.slot.log)
-            self._process = self._context.Process(
-                target=_serve, args=arguments, name=f"trtpipe-{self.slot.name}", daemon=True
-            )
+            self._process = self._context.Process(target=_serve, args=arguments, name=f"trtpipe-{self.slot.name}")
             self._process.start()
             theirs.close()
         self.task = task
@@ -184,6 +182,7 @@ class _Worker:
 def _serve(pipe: Any, cancel: Any, threads: int, gpu: int | None, log: Path | None) -> None:
     """A worker's life: take a job, run it, say what came of it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who made the pool decides
+    _load_data_as_elsewhere()
     _end_with_parent()
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
     if gpu is not None:
@@ -203,6 +202,13 @@ def _serve(pipe: Any, cancel: Any, threads: int, gpu: int | None, log: Path | No
         except MemoryError:
             done = failure(task, f"{task.name}: out of memory. Reduce --workers.", 4)
         pipe.send(("done", done))
+
+
+def _load_data_as_elsewhere() -> None:
+    """Let processes that load data start as in any other program: a spawned process would spawn its own too, and those
+    cannot import the modules beside a job."""
+    methods = multiprocessing.get_all_start_methods()
+    multiprocessing.set_start_method(methods[0], force=True)  # the system's own
 
 
 def visible(gpu: int) -> str:

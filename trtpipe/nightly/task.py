@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtpipe.job.job import Job
 from trtpipe.nightly.outcome import Drift, JobOutcome
-from trtpipe.pipeline.measure import DIAGNOSE_SECONDS
+from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
 from trtpipe.values import Metric
 
 if TYPE_CHECKING:
@@ -45,9 +45,10 @@ class Task:
 
 @dataclass(frozen=True)
 class JobTask(Task):
-    """A task that takes the job itself."""
+    """A task that takes the job itself; `diagnose_seconds` as of `pipeline.build`."""
 
     job: Job = dataclasses.field(kw_only=True)
+    diagnose_seconds: float = DIAGNOSE_SECONDS
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,11 @@ class BuildTask(JobTask):
         parts: what the planner found the job to be made of.
         store: address of the shared cache; empty: none.
         force: take nothing from the cache.
-        diagnose_seconds: as of `pipeline.build`.
     """
 
     parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     store: str = ""
     force: bool = False
-    diagnose_seconds: float = DIAGNOSE_SECONDS
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,10 @@ from trtpipe.notebook import page_html
 from trtpipe.pipeline.assemble import Checked, assemble
 from trtpipe.pipeline.bench import bench_front
 from trtpipe.pipeline.front import Front, Results, Stages
-from trtpipe.pipeline.measure import (
-    DIAGNOSE_SECONDS,
-    Evidence,
-    diagnosis_wanted,
-    explained,
-    judged_speed,
-    plan_of,
-    timed,
-)
+from trtpipe.pipeline.measure import Evidence, diagnosis_wanted, explained, judged_speed, plan_of, timed
 from trtpipe.pipeline.stages import build_engine, calibrate, check, prepare
 from trtpipe.pipeline.tune import tune_from
-from trtpipe.quantization.diagnose import is_about_numbers
+from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS, is_about_numbers
 from trtpipe.report.tune_page import verdict
 from trtpipe.values import CheckReport
 

@@ -19,9 +19,9 @@ from trtpipe.pipeline.build import Built, reason, retuned
 from trtpipe.pipeline.cache.environment import BUILDERS, fingerprint, versions
 from trtpipe.pipeline.front import Front, Stages
 from trtpipe.pipeline.lowered import Lowered
-from trtpipe.pipeline.measure import DIAGNOSE_SECONDS, diagnosis_wanted, explained
+from trtpipe.pipeline.measure import diagnosis_wanted, explained
 from trtpipe.pipeline.stages import calibrate, check_data, damaged, lower, open_runner, prepare
-from trtpipe.quantization.diagnose import is_about_numbers
+from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS, is_about_numbers
 from trtpipe.runtime.compatibility import admit, require_fit
 from trtpipe.runtime.device import this_device
 from trtpipe.runtime.onnxruntime import OrtRunner

@@ -27,8 +27,6 @@ Array = np.ndarray[Any, Any]
 
 #: Executions of the engine that are timed, after as many that are not.
 ROUNDS, WARM_UP = 200, 10
-#: How long the modules that make a check fail are looked for, unless the user says otherwise.
-DIAGNOSE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)

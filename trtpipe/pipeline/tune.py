@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from trtpipe.quantization.ranking import Sensitivity
     from trtpipe.values import Quantized
 
+#: What the name of a tuned job ends in.
+TUNED = "-tuned"
 #: Every algorithm, for a table that still has its histograms.
 ALGORITHMS = ("entropy_2", "entropy", "minmax", "percentile", "mse")
 
@@ -48,7 +50,7 @@ class TunedJob:
 
 
 def tune(job: Job, out: Path, reporter: Reporter, *, evaluations: int = EVALUATIONS) -> TunedJob:
-    """The job with as little as possible out of INT8 that meets its limits, or comes closest.
+    """The job with as little as possible out of INT8 that meets its limits, or comes closest, as `<name>-tuned`.
 
     Every trial is in `out/<name>.trials.json` as soon as it is done; another run over the same job and data takes them
     up. Trials run the Q/DQ graph that the engine is compiled from in ONNX Runtime, on all check samples.
@@ -59,7 +61,8 @@ def tune(job: Job, out: Path, reporter: Reporter, *, evaluations: int = EVALUATI
     stages = Stages(reporter)
     front = prepare(job, stages)
     table = calibrate(job, front, stages)
-    return tune_from(job, front, table, out, stages, evaluations=evaluations)
+    found = tune_from(job, front, table, out, stages, evaluations=evaluations)
+    return replace(found, job=renamed(found.job))
 
 
 def tune_from(
@@ -103,6 +106,12 @@ def chosen(job: Job, candidate: Candidate) -> Job:
         defaults = {"percentile": type(calibration).model_fields["percentile"].default}
         calibration = calibration.model_copy(update={"algorithm": candidate.algorithm, **defaults})
     changed = job.model_copy(update={"precision": precision, "calibration": calibration})
+    return changed if job.folder is None else changed.read_from(job.folder, job_text(changed, job.folder))
+
+
+def renamed(job: Job) -> Job:
+    """The job as `<name>-tuned`: it and the one that it was made of can be built from one folder, and in one night."""
+    changed = job.model_copy(update={"name": job.name + TUNED})
     return changed if job.folder is None else changed.read_from(job.folder, job_text(changed, job.folder))
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 SAMPLES, BATCH = 32, 8
 #: What the values of such a batch may take, should all of them live at once, bytes; larger networks take fewer samples.
 BATCH_BYTES = 2 << 30
+#: How long the modules that make a check fail are looked for, unless the user says otherwise.
+DIAGNOSE_SECONDS = 60.0
 #: How many modules a failed check names.
 NAMED = 3
 

@@ -11,7 +11,14 @@ import click
 from trtpipe.bundle.signing import signer
 from trtpipe.cli.commands.build import load_jobs, run_tasks
 from trtpipe.cli.commands.bundles import sign_option
-from trtpipe.cli.commands.options import jobs_argument, json_option, loudness_options, out_option, set_option
+from trtpipe.cli.commands.options import (
+    diagnose_option,
+    jobs_argument,
+    json_option,
+    loudness_options,
+    out_option,
+    set_option,
+)
 from trtpipe.pipeline.kit import write_kit
 
 if TYPE_CHECKING:
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
 @set_option
 @json_option
 @sign_option
+@diagnose_option
 @loudness_options
 def command(
     jobs: tuple[Path, ...],
@@ -31,6 +39,7 @@ def command(
     overrides: tuple[str, ...],
     as_json: bool,
     sign: Path | None,
+    diagnose_seconds: float,
     verbose: int,
     quiet: bool,
 ) -> int:
@@ -41,5 +50,7 @@ def command(
     loaded = load_jobs(jobs, overrides, verbose, compiles=False)
 
     signing = None if sign is None else signer(sign)
-    tasks: list[Task] = [(path, partial(write_kit, job, out, sign=signing)) for path, job in loaded]
+    tasks: list[Task] = [
+        (path, partial(write_kit, job, out, sign=signing, diagnose_seconds=diagnose_seconds)) for path, job in loaded
+    ]
     return run_tasks(tasks, as_json=as_json, verbose=verbose, quiet=quiet, signs=sign is not None)

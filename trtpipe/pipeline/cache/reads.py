@@ -28,7 +28,6 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import calib
-import trtpipe
 from trtpipe.job.importable import is_installed
 
 if TYPE_CHECKING:
@@ -261,6 +260,8 @@ def _heard(event: str, args: tuple[object, ...]) -> None:
     recorder = _active
     if recorder is None or event not in _HANDLERS or getattr(_busy, "yes", False):
         return
+    if event in _LISTINGS and sys._getframe(1).f_code.co_filename.startswith(_IMPORTERS):
+        return
     _busy.yes = True
     try:
         _HANDLERS[event](recorder, args)
@@ -285,6 +286,8 @@ def _opened(recorder: Recorder, args: Sequence[object]) -> None:
 
 
 def _file(recorder: Recorder, name: str) -> None:
+    if name.endswith(".zip") and name in sys.path:
+        return
     if name.endswith(".pyc"):
         with contextlib.suppress(ValueError):
             name = importlib.util.source_from_cache(name)
@@ -331,12 +334,18 @@ _HANDLERS: Mapping[str, Callable[[Recorder, Sequence[object]], None]] = {
 }
 
 
+_LISTINGS = ("os.listdir", "os.scandir")
+#: Code that lists folders to find modules.
+_IMPORTERS = ("<frozen importlib", "<frozen zipimport", os.path.join(sysconfig.get_paths()["stdlib"], "importlib"),
+              os.path.join(sysconfig.get_paths()["stdlib"], "pkgutil.py"))  # fmt: skip
+
+
 def _path(value: object) -> str | None:
     """An absolute path, its links not followed; None for what is no path, or none of the user's."""
     if not isinstance(value, (str, bytes, os.PathLike)):
         return None
     path = os.path.abspath(os.fsdecode(value))
-    if path.startswith(_SYSTEM) or "/site-packages/" in path or "/dist-packages/" in path:
+    if (path + os.sep).startswith(_SYSTEM) or "/site-packages/" in path or "/dist-packages/" in path:
         return None
     return path
 
@@ -345,7 +354,7 @@ def _own_folders() -> tuple[str, ...]:
     """Where Python's own files, installed packages and the system's are: versions stand for them."""
     paths = sysconfig.get_paths()
     folders = [paths[n] for n in ("stdlib", "platstdlib", "purelib", "platlib")] + [site.getusersitepackages()]
-    folders += [os.path.dirname(os.path.abspath(str(m.__file__))) for m in (trtpipe, calib)]
+    folders += [str(Path(__file__).parents[2]), str(Path(calib.__file__).parent)]
     folders += ["/proc", "/sys", "/dev", "/etc", "/run", "/lib", "/usr/lib", "/usr/share/zoneinfo", "/usr/share/locale"]
     return tuple(f + os.sep for f in {*folders, *map(os.path.realpath, folders)})
 
