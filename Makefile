@@ -11,11 +11,13 @@ RESULTS ?= benchmarks/results
 # It pins TensorRT-RTX below the 1.7.1 that builds INT8 convolutions, and works beside it.
 FRONTEND := torch-tensorrt-rtx==2.14.0 dllist==2.0.0
 # Modules of the programs, and what needs a GPU.
-NO_FIGURES := $(addprefix benchmarks/,gpu.py gpu_page.py photos.py random_models.py rtx_loads.py)
+NO_FIGURES := $(addprefix benchmarks/,compare_checkouts.py gpu.py gpu_page.py photos.py random_models.py rtx_loads.py)
+BROWSER := command -v chromium || command -v chromium-browser || command -v google-chrome || command -v google-chrome-stable
+INSTALL_BROWSER := apt-get install chromium
 DIGITS := data/digits/resnet.safetensors
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-slow test-gpu fmt lint type bench bench-calibration bench-gpu schema clean
+.PHONY: help setup browser quickstart test test-ci test-slow test-gpu fmt lint type bench bench-calibration bench-gpu schema dist clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -33,6 +35,10 @@ $(SETUP): pyproject.toml constraints.txt
 endif
 
 setup: $(SETUP)  ## Make .venv with everything that building, checking and testing need.
+	@$(BROWSER) >/dev/null || echo "no Chromium here: the tests of the report in a browser will be skipped. Install it: $(INSTALL_BROWSER)"
+
+browser:  ## Install the browser that the tests of the report look at it with (Debian and Ubuntu; as root).
+	@$(BROWSER) || (apt-get update && $(INSTALL_BROWSER) -y --no-install-recommends fonts-dejavu-core)
 
 $(DIGITS): | $(SETUP)
 	$(BIN)/python -m trtpipe.examples.digits make data/digits
@@ -41,10 +47,13 @@ quickstart: $(SETUP) $(DIGITS)  ## Build configs/quickstart.yaml: digits, INT8, 
 	$(BIN)/python -m trtpipe build configs/quickstart.yaml -o $(OUT)
 
 # Two processes of one thread each are faster than one of two: most of a test is Python.
-test: $(SETUP)  ## Run the tests, but those marked slow or gpu.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'not slow and not gpu' $(ARGS)
+test: $(SETUP)  ## Run the tests, but those marked acceptance, slow or gpu.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'not acceptance and not slow and not gpu' $(ARGS)
 
-test-slow: $(SETUP)  ## Run the tests that take minutes, and the property tests on other examples.
+test-ci: $(SETUP)  ## Run what CI runs: acceptance tests too. A skip for another reason than a GPU or torch2trt fails.
+	TRTPIPE_NO_SKIPS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'not slow and not gpu' $(ARGS)
+
+test-slow: $(SETUP)  ## Run the tests that CI does not, and the property tests on other examples each time.
 	HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -m '(slow or hypothesis) and not gpu' $(ARGS)
 
 test-gpu: $(SETUP)  ## Run the tests that need an NVIDIA GPU; without one they fail.
@@ -76,6 +85,9 @@ schema: $(SETUP)  ## Write what is generated from the job file's models: its JSO
 	$(BIN)/python -m trtpipe schema > configs/job.schema.json
 	$(BIN)/python -m trtpipe schema --markdown > docs/job-file.md
 	$(BIN)/python -c "from trtpipe.trt.versions import document; print(document(), end='')" > docs/versions.md
+
+dist: $(SETUP)  ## Make the wheel and the sdist of this version in dist/.
+	$(BIN)/python -m hatchling build -d dist
 
 clean:  ## Remove what was built and made, but not .venv.
 	rm -rf $(OUT) build dist data/digits .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from calib.algorithms import mean_squared_errors, threshold
+from calib.algorithms import ALGORITHMS, mean_squared_errors, threshold
 from calib.errors import CalibError
 from calib.histogram import Histogram
 
@@ -25,6 +25,8 @@ DEAD_AMAX = 1.0
 UNSTABLE = 0.10
 #: And one that clips more than this share of the values.
 CLIPPED = 0.01
+#: And one under this SQNR where another algorithm gives so much more, both in dB.
+POOR_DB, GAIN_DB = 15.0, 10.0
 
 
 class _Frozen(BaseModel):
@@ -102,7 +104,28 @@ def choose(key: str, halves: Halves, algorithm: str, percentile: float) -> tuple
     if all(h.elements for h in halves):
         first, second = (threshold(h, algorithm, percentile) for h in halves)
         stability = abs(first - second) / amax
-    return amax, _audit(whole, amax, stability, "constant" if whole.constant else "live"), warning
+    audit = _audit(whole, amax, stability, "constant" if whole.constant else "live")
+    return amax, audit, warning or _poor(key, whole, audit, algorithm, percentile)
+
+
+def _poor(key: str, whole: Histogram, audit: TensorAudit, algorithm: str, percentile: float) -> str | None:
+    """A warning where the algorithm serves the tensor badly and another one would serve it well."""
+    if audit.sqnr_db is None or audit.sqnr_db >= POOR_DB:
+        return None
+    others = {a: _sqnr_db(whole, _float32(threshold(whole, a, percentile))) for a in ALGORITHMS if a != algorithm}
+    best = max(others, key=others.__getitem__)
+    if others[best] < audit.sqnr_db + GAIN_DB:
+        return None
+    return (
+        f"{key}: {algorithm} leaves {audit.sqnr_db:.1f} dB of signal to noise and clips {100 * audit.clipped:.3g} % of "
+        f"the values; {best} would leave {others[best]:.1f} dB. Set calibration.algorithm: {best}."
+    )
+
+
+def doubtful_thresholds(audit: Audit) -> tuple[str, ...]:
+    """What of an audit makes an engine doubtful: each tensor that is served badly or clipped, by name."""
+    named = tuple(w for w in audit.warnings if w.partition(": ")[0] in audit.tensors)
+    return (*named, *_clipped(audit.tensors))
 
 
 def warnings_of(
@@ -133,13 +156,18 @@ def warnings_of(
             f"{len(unstable)} thresholds differ by over {100 * UNSTABLE:.0f} % between two halves of the data "
             f"and need more samples: {named}."
         )
+    return (*said, *_clipped(tensors))
+
+
+def _clipped(tensors: Mapping[str, TensorAudit]) -> tuple[str, ...]:
+    """A warning that names the tensors with too many values beyond their threshold, if there are any."""
     clipped = sorted(((t.clipped, k) for k, t in tensors.items() if t.clipped > CLIPPED), reverse=True)
-    if clipped:
-        said.append(
-            f"{len(clipped)} tensors have over {100 * CLIPPED:.0f} % of their values clipped: "
-            f"{_some([f'{k} ({100 * s:.1f} %)' for s, k in clipped])}."
-        )
-    return tuple(said)
+    if not clipped:
+        return ()
+    return (
+        f"{len(clipped)} tensors have over {100 * CLIPPED:.0f} % of their values clipped: "
+        f"{_some([f'{k} ({100 * s:.1f} %)' for s, k in clipped])}.",
+    )
 
 
 def _audit(
@@ -147,10 +175,7 @@ def _audit(
 ) -> TensorAudit:
     sqnr = None
     if state != "dead":
-        values, counts = whole.points()
-        noise = float(mean_squared_errors(whole, np.array([amax]))[0])
-        signal = float((values * values) @ counts) / whole.elements
-        sqnr = 10 * float(np.log10(signal / max(noise, signal * 1e-20)))
+        sqnr = _sqnr_db(whole, amax)
     beyond = whole.elements - whole.zeros - float(whole.below(amax))
     return TensorAudit(
         low=nine_digits(whole.low),
@@ -162,6 +187,14 @@ def _audit(
         stability=None if stability is None else nine_digits(stability),
         state=state,
     )
+
+
+def _sqnr_db(whole: Histogram, amax: float) -> float:
+    """Estimated signal to quantization noise ratio of the tensor in INT8 at this amax, dB."""
+    values, counts = whole.points()
+    noise = float(mean_squared_errors(whole, np.array([max(amax, LEAST_AMAX)]))[0])
+    signal = float((values * values) @ counts) / whole.elements
+    return 10 * float(np.log10(signal / max(noise, signal * 1e-20)))
 
 
 def nine_digits(x: float) -> float:

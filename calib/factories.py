@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 from calib.arrays import array_digest
 from calib.errors import CalibError
-from calib.images import import_callable, source_digest, to_array
+from calib.images import source_digest, to_array
 from calib.samples import Array, InputSpec, Sample, fit
+from calib.user_code import import_callable, user_code
+
+_END = object()
 
 
 class Factory:
@@ -25,8 +27,10 @@ class Factory:
         self._path, self._inputs = path, tuple(inputs)
         self._make = import_callable(path, "factory")
         self.recipe = f"factory {path}{source_digest(self._make)}"
-        made = self._make()
-        self._sequence = made if hasattr(made, "__getitem__") and hasattr(made, "__len__") else None
+        with user_code(f"factory: {path}"):
+            made = self._make()
+        is_sequence = hasattr(made, "__getitem__") and hasattr(made, "__len__")
+        self._sequence = made if is_sequence else None
         if self._sequence is None and not hasattr(made, "__iter__"):
             raise CalibError(
                 f"factory {path}: must give a sequence or an iterable of samples (got {type(made).__name__})."
@@ -35,13 +39,20 @@ class Factory:
         self._stream: Iterator[Any] = iter(())
         self._next = 0
         labels: list[int | None] = []
-        targets = getattr(made, "targets", None)
-        if self._sequence is not None and targets is not None and len(targets) == len(self._sequence):
-            labels = [int(t) for t in targets]
-        elif self._sequence is not None:
-            labels = [self._split(i, self._sequence[i])[1] for i in range(len(self._sequence))]
+        if self._sequence is not None:
+            with user_code(f"factory: {path}: its length and targets"):
+                count, targets = len(self._sequence), getattr(made, "targets", None)
+                if targets is not None and len(targets) == count:
+                    labels = [int(t) for t in targets]
+            if not labels:
+                labels = [self._split(i, self._item(i))[1] for i in range(count)]
         else:
-            labels = [self._split(i, item)[1] for i, item in enumerate(islice(made, limit))]
+            self._stream = self._iterator(made)
+            while limit is None or len(labels) < limit:
+                item = self._following(len(labels))
+                if item is _END:
+                    break
+                labels.append(self._split(len(labels), item)[1])
         if len({label is None for label in labels}) > 1:
             raise CalibError(f"factory {path}: either all samples have a label or none has (got both kinds).")
         self.ids = tuple(f"{path}[{i}]" for i in range(len(labels)))
@@ -60,16 +71,31 @@ class Factory:
 
     def _arrays(self, at: int) -> dict[str, Array]:
         if self._sequence is not None:
-            return self._split(at, self._sequence[at])[0]
+            return self._split(at, self._item(at))[0]
         if at < self._next:
             self._next = 0
         if self._next == 0:
-            self._stream = iter(self._make())
-        for item in self._stream:
+            with user_code(f"factory: {self._path}"):
+                made = self._make()
+            self._stream = self._iterator(made)
+        while (item := self._following(self._next)) is not _END:
             self._next += 1
             if self._next == at + 1:
                 return self._split(at, item)[0]
         raise CalibError(f"factory {self._path}: must give the same samples each time (got fewer than before).")
+
+    def _item(self, at: int) -> Any:
+        assert self._sequence is not None
+        with user_code(f"factory: {self._path}[{at}]"):
+            return self._sequence[at]
+
+    def _iterator(self, made: Any) -> Iterator[Any]:
+        with user_code(f"factory: {self._path}"):
+            return iter(made)
+
+    def _following(self, at: int) -> Any:
+        with user_code(f"factory: {self._path}[{at}]"):
+            return next(self._stream, _END)
 
     def _split(self, at: int, item: Any) -> tuple[dict[str, Array], int | None]:
         where, label = f"{self._path}[{at}]", None

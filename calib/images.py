@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
 import json
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from PIL import Image
 
 from calib.errors import CalibError
 from calib.samples import Array, InputSpec, Sample, TransformSpec, fit
+from calib.user_code import import_callable, user_code
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -77,7 +77,7 @@ class ImageTransform:
                 raise CalibError(
                     f"transform: callable stands in place of all others (got {spec.callable} and others). Drop either."
                 )
-            self._callable = import_callable(spec.callable, "transform.callable")
+            self._callable, self._name = import_callable(spec.callable, "transform.callable"), spec.callable
         if (mean is None) != (std is None):
             raise CalibError("transform.normalize: mean and std must both be given (got one). Add the other.")
         self._float = np.dtype(binding.dtype).kind == "f"
@@ -103,7 +103,9 @@ class ImageTransform:
     def __call__(self, where: str, image: Image.Image) -> Array:
         """The array of one RGB image; `where` names it in errors."""
         if self._callable is not None:
-            return fit(where, to_array(where, self._callable(image)), self._binding)
+            with user_code(f"transform.callable: {self._name} on {where}"):
+                made = self._callable(image)
+            return fit(where, to_array(where, made), self._binding)
         for step in self._steps:
             image = step(image)
         pixels = np.asarray(image, np.uint8)
@@ -116,27 +118,6 @@ class ImageTransform:
         return fit(where, values, self._binding)
 
 
-def import_callable(path: str, where: str) -> Callable[..., Any]:
-    """The object that "package.module:callable" names.
-
-    Raises:
-        CalibError: another form, a module that cannot be imported, a name that is not in it or cannot be called.
-    """
-    module, _, name = path.partition(":")
-    if not module or not name:
-        raise CalibError(f"{where}: must read package.module:callable (got {path!r}).")
-    try:
-        found = getattr(importlib.import_module(module), name, None)
-    except ImportError as error:
-        raise CalibError(
-            f"{where}: module {module!r} must be importable (got {error}). Install it, or add it to PYTHONPATH."
-        ) from error
-    if not callable(found):
-        raise CalibError(f"{where}: {name!r} must be a callable of {module} (got {type(found).__name__}).")
-    result: Callable[..., Any] = found
-    return result
-
-
 def source_digest(found: Callable[..., Any] | None) -> str:
     """Text that changes when the callable's source does; empty where it has none to read."""
     try:
@@ -147,9 +128,10 @@ def source_digest(found: Callable[..., Any] | None) -> str:
 
 def to_array(where: str, value: Any) -> Array:
     """A NumPy array of what a user's callable gave: an array, a torch tensor or nested numbers."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
-    array: Array = np.asarray(value)
+    with user_code(f"{where}: making a NumPy array of a sample ({type(value).__name__})"):
+        if hasattr(value, "detach"):
+            value = value.detach().cpu().numpy()
+        array: Array = np.asarray(value)
     if array.dtype.kind not in "fiub":
         raise CalibError(
             f"{where}: a sample must be an array of numbers (got {type(value).__name__} of {array.dtype})."

@@ -2,10 +2,15 @@
 
 import importlib.util
 import os
+import re
 import signal
 import sys
 
 import pytest
+
+#: What a test may lack under TRTPIPE_NO_SKIPS=1, as CI runs: a GPU and what only works with one, and torch2trt.
+MAY_LACK = re.compile(r"\bGPU\b|torch2trt|cuda-python|libcuda|no bindings for this Python")
+_SKIPPED: list[str] = []
 
 # A shell that runs the tests in the background has interrupts ignored.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -29,3 +34,34 @@ def seeded() -> None:
     """Tensors and weights that a test draws without a seed are the same whichever tests ran before it."""
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Remember what was skipped, for `pytest_sessionfinish`; with xdist this runs in the process that prints."""
+    if report.skipped and not hasattr(report, "wasxfail") and isinstance(report.longrepr, tuple):
+        _note_skip(report.nodeid, str(report.longrepr[2]), report.keywords)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """The same for whole modules."""
+    if report.skipped and isinstance(report.longrepr, tuple):
+        _note_skip(report.nodeid, str(report.longrepr[2]), {})
+
+
+def _note_skip(node: str, reason: str, keywords: object) -> None:
+    if not {"gpu", "torch2trt"} & set(keywords) and not MAY_LACK.search(reason):  # type: ignore[call-overload]
+        _SKIPPED.append(f"{node}: {reason}")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Under TRTPIPE_NO_SKIPS=1 a skip that nobody expects is a failure."""
+    if os.environ.get("TRTPIPE_NO_SKIPS") and _SKIPPED and not hasattr(session.config, "workerinput"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which."""
+    if os.environ.get("TRTPIPE_NO_SKIPS") and _SKIPPED:
+        terminalreporter.section("skipped, and nothing may be (TRTPIPE_NO_SKIPS)", red=True, bold=True)
+        for line in sorted(set(_SKIPPED)):
+            terminalreporter.write_line(line)

@@ -18,7 +18,19 @@ ROOMS = (
     "job", "trt", "model", "bundle", "evaluation", "quantization", "routes", "runtime", "report", "pipeline", "nightly",
     "cli",
 )  # fmt: skip
-GROUND = ("__init__", "__main__", "api", "errors", "values", "progress", "notebook", "batching", "atomic", "jsontext")
+GROUND = (
+    "__init__",
+    "__main__",
+    "api",
+    "errors",
+    "values",
+    "progress",
+    "notebook",
+    "batching",
+    "atomic",
+    "jsontext",
+    "outputs",
+)
 
 #: Everything that the light core can do without.
 HEAVY = ("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "safetensors", "jinja2",

@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from trtpipe.outputs import naming
+
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -132,12 +134,23 @@ def exchange(one: Path, other: Path) -> bool:
     raise OSError(code, os.strerror(code), str(other))
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file by way of a temporary sibling: it is whole or as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file by way of a temporary sibling: it is whole or as it was. Text is written as UTF-8.
+
+    What is no regular file (a pipe, a terminal, /dev/null) is written to as it is.
+
+    Raises:
+        OSError: it cannot be written; its filename is `path`.
+    """
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+            return
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            temporary.write_bytes(data)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)

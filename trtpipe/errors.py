@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 from collections.abc import Sequence
+
+from calib.errors import CalibCancelled, CalibError
 
 
 class TrtpipeError(Exception):
@@ -34,6 +38,69 @@ class Cancelled(TrtpipeError):
     """The user interrupted; nothing half written is left behind."""
 
     exit_code = 130
+
+
+#: What the system refused, in words, and what to do about it. Others get the system's own text.
+_REFUSED: dict[int, tuple[str, str]] = {
+    errno.ENOSPC: ("no space left on the disk", "Free some space, or choose another place."),
+    errno.EDQUOT: ("the disk quota is used up", "Free some space, or choose another place."),
+    errno.EFBIG: ("the file is larger than the file system or `ulimit -f` allows", "Choose another place."),
+    errno.EROFS: ("the file system is read-only", "Choose another place, or mount it writable."),
+    errno.EACCES: ("permission denied", "Change its permissions, or choose another place."),
+    errno.EPERM: ("the operation is not permitted", "Change its permissions, or choose another place."),
+    errno.ENOENT: ("no such file or folder", "Check the path."),
+    errno.ENOTDIR: ("a part of this path is a file, not a folder", "Check the path."),
+    errno.EISDIR: ("is a folder, not a file", "Give the path of a file."),
+    errno.EEXIST: ("exists already", "Remove it, or choose another name."),
+    errno.ENOTEMPTY: ("the folder is not empty", "Remove it, or choose another name."),
+    errno.ENAMETOOLONG: ("the name is too long for the file system", "Choose a shorter one."),
+    errno.ELOOP: ("symbolic links lead in a circle", "Repair the links."),
+    errno.EMFILE: ("too many open files", "Raise the limit (`ulimit -n 4096`), or use fewer workers."),
+    errno.ENFILE: ("too many open files on this machine", "End other programs, or use fewer workers."),
+    errno.EIO: ("input/output error of the disk", "Look at the system's log (`dmesg`), or choose another place."),
+    errno.EBUSY: ("is in use by another program", "End that program, or choose another place."),
+    errno.ETXTBSY: ("is in use by another program", "End that program, or choose another place."),
+    errno.ESTALE: ("the network file system has lost it", "Mount it again."),
+    errno.ENOMEM: ("out of memory", "Use fewer workers or a smaller batch_size."),
+    errno.EAGAIN: ("no more processes or threads can be started", "Raise `ulimit -u`, or use fewer workers."),
+}
+
+
+def user_error(error: BaseException) -> TrtpipeError | None:
+    """`error` as what the user is shown, where it is no bug: the one place where others' exceptions become messages.
+
+    calib's own errors keep their text. A refusal of the operating system (OSError with an errno) is its path, what
+    was refused in words, and what to do; exit code 2. Running out of memory is a MissingError.
+    """
+    if isinstance(error, TrtpipeError):
+        return error
+    if isinstance(error, CalibCancelled):
+        return Cancelled(str(error))
+    if isinstance(error, CalibError):
+        return InputError(str(error))
+    if isinstance(error, MemoryError):
+        return MissingError("out of memory. Use a smaller batch_size, fewer workers, or a machine with more memory.")
+    if isinstance(error, OSError) and error.errno is not None:
+        return _refused(error)
+    return None
+
+
+def _refused(error: OSError) -> InputError | None:
+    """The message of a refusal; None where neither a path nor a known reason tells the user anything."""
+    code = error.errno or 0
+    reason, step = _REFUSED.get(code, (_system_text(error), "Check the path."))
+    if error.filename is None:
+        if code not in _REFUSED:
+            return None
+        detail = "" if error.strerror in (None, os.strerror(code)) else f" ({error.strerror})"
+        return InputError(f"{reason}{detail}. {step}")
+    path = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else str(error.filename)
+    return InputError(f"{path}: {reason}. {step}")
+
+
+def _system_text(error: OSError) -> str:
+    text = error.strerror or os.strerror(error.errno or 0)
+    return text[:1].lower() + text[1:]
 
 
 def did_you_mean(got: object, legal: Sequence[str], cutoff: float = 0.6) -> str:

@@ -37,12 +37,17 @@ class DimRange:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One binding. A str in `shape` names a dynamic dimension, whose range is in `dims`."""
+    """One binding. A str in `shape` names a dynamic dimension, whose range is in `dims`.
+
+    `batch_axis` is the axis that has one entry a sample. None is an output of the whole batch: a scalar, a statistic
+    over the batch, detections of all its images in one list, a matrix of all its pairs.
+    """
 
     name: str
     dtype: str
     shape: tuple[int | str, ...]
     dims: Mapping[str, DimRange] = field(default_factory=dict)
+    batch_axis: int | None = 0
 
     def at(self, which: Literal["min", "opt", "max"]) -> tuple[int, ...]:
         """The static shape with every dynamic dimension at its min, opt or max."""
@@ -51,6 +56,11 @@ class TensorSpec:
     def with_dim(self, name: str, size: int) -> tuple[int, ...]:
         """The shape with dimension `name` at `size` and every other dynamic one at its opt."""
         return tuple(size if d == name else o for d, o in zip(self.shape, self.at("opt"), strict=True))
+
+    @property
+    def row_shape(self) -> tuple[int | str, ...]:
+        """The shape of one sample; of a batch where there is no batch axis."""
+        return tuple(d for axis, d in enumerate(self.shape) if axis != self.batch_axis)
 
     @property
     def dynamic(self) -> tuple[str, ...]:
@@ -63,7 +73,8 @@ class LoadedModel:
     """The user's model behind its bindings.
 
     `module` is in eval mode on the CPU, takes the inputs in order in their binding dtypes and returns a tuple of the
-    outputs in order, computed in float32 (an output's binding dtype is applied when the graph is lowered).
+    outputs in order, computed in float32 (an output's binding dtype is applied when the graph is lowered). `exported`
+    tells a .pt2 program from eager code.
     """
 
     module: torch.nn.Module
@@ -72,17 +83,18 @@ class LoadedModel:
     weights_digest: str
     source: str
     notes: tuple[str, ...] = ()
+    exported: bool = False
 
 
 @dataclass(frozen=True)
 class Baseline:
     """The outputs of the model as TorchScript on the check data.
 
-    `outputs` maps output name to float32 [S, ...], `labels` is int64 [S] or None (-1: unknown), `ids` names the
-    samples.
+    `outputs` maps output name to float32 [S, ...], one row a sample, or [B, ...], one row a batch, where the output has
+    no batch axis; `labels` is int64 [S] or None (-1: unknown), `ids` names the samples.
     """
 
-    kind: Literal["trace", "script", "torchscript"]
+    kind: Literal["trace", "script", "torchscript", "program"]
     outputs: Mapping[str, np.ndarray[Any, Any]]
     labels: np.ndarray[Any, Any] | None
     ids: tuple[str, ...]
@@ -113,6 +125,19 @@ class LayerPrecision:
     precision: Precision
     reason: str
     source: str = ""
+
+
+@dataclass(frozen=True)
+class WeightBytes:
+    """A graph's INT8 weights in the engine that was compiled from it, in bytes of INT8.
+
+    `total` are the graph's, `int8` those that the engine was found to hold in INT8, `dequantized` those that it holds
+    in FP16 or FP32; of the others it is not known how they are stored.
+    """
+
+    total: int
+    int8: int
+    dequantized: int
 
 
 @dataclass(frozen=True)
@@ -184,23 +209,34 @@ class Metric:
     interval: tuple[float, float] | None = None
 
     def __str__(self) -> str:
-        """Like `cosine 0.91 (limit 0.99)`."""
-        return f"{self.name} {self.value:.6g}" + ("" if self.limit is None else f" (limit {self.limit:g})")
+        """Like `cosine 0.91 (limit 0.99)`, or `top1_agreement 0.95 (limit 0.98, 95 % interval 0.9 to 0.98)`."""
+        if self.limit is None:
+            return f"{self.name} {self.value:.6g}"
+        spread = "" if self.interval is None else f", 95 % interval {self.interval[0]:.4g} to {self.interval[1]:.4g}"
+        return f"{self.name} {self.value:.6g} (limit {self.limit:g}{spread})"
 
 
 @dataclass(frozen=True)
 class Control:
-    """The same check on a copy with one tensor damaged: it has to fail, or the check proves nothing."""
+    """The same check on a copy with one tensor damaged: it has to fail, or the check proves nothing.
+
+    `executed` and `runner` are how the copy was executed.
+    """
 
     damaged: str
     how: str
     failed: bool
     samples: int
+    executed: Executed = "graph"
+    runner: str = ""
 
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What was compared with the baseline, on what, and how far off it was."""
+    """What was compared with the baseline, on what, and how far off it was.
+
+    `problems` fail the check; `warnings` do not, and say what makes its verdict or its engine doubtful.
+    """
 
     executed: Executed
     runner: str
@@ -210,6 +246,7 @@ class CheckReport:
     passed: bool
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def _repr_html_(self) -> str:
         """The figures as a table, for a notebook."""

@@ -222,9 +222,9 @@ def test_bad_folders(tmp_path, make, message):
         ),
         (
             {"transform": TransformSpec(callable="no_such_module:f")},
-            r"module 'no_such_module' must be importable \(got No module",
+            r"must name a module that can be imported \(got 'no_such_module:f'\)",
         ),
-        ({"transform": TransformSpec(callable="math:pi")}, r"'pi' must be a callable of math \(got float\)"),
+        ({"transform": TransformSpec(callable="math:pi")}, r"must be package\.module:callable \(got 'math:pi'\)"),
     ],
 )
 def test_bad_requests(image_folder, options, message):

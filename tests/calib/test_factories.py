@@ -110,8 +110,8 @@ def test_bad_values_are_skipped_when_asked():
     [
         ("nothing", {}, r"must hold samples \(got none\)"),
         ("number", {}, r"must give a sequence or an iterable of samples \(got int\)"),
-        ("one", {}, r"'one' must be a callable of factories_under_test \(got int\)"),
-        ("missing", {}, r"'missing' must be a callable of factories_under_test \(got NoneType\)"),
+        ("one", {}, r"must be package\.module:callable \(got 'factories_under_test:one'\)"),
+        ("missing", {}, r"must be package\.module:callable \(got 'factories_under_test:missing'\)"),
         ("triple", {}, r"triple\[0\]: a sample must be an array, .* \(got a tuple of 3\)"),
         ("words", {}, r"words\[0\]: a sample must be an array of numbers \(got str of <U2\)"),
         ("mixed", {}, r"either all samples have a label or none has \(got both kinds\)"),

@@ -4,11 +4,15 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from PIL import Image
 
 from trtpipe.cli.main import main
+from trtpipe.cli.starter import _plain
 from trtpipe.job.json_schema import job_schema
 from trtpipe.job.load import load_job
+from trtpipe.job.yamlfile import parse
 
 
 def made(folder, capsys, *options):
@@ -55,7 +59,8 @@ def test_nothing_is_overwritten(tmp_path, capsys):
     expected = f"{tmp_path / 'job.yaml'}: must not be there yet (got a file). Choose another folder.\n"
     assert capsys.readouterr().err == expected
     assert main(["init", str(tmp_path / "model.py")]) == 2
-    assert capsys.readouterr().err == f"{tmp_path / 'model.py'}: must be a folder (got a file).\n"
+    reason = "a part of this path is a file, not a folder. Check the path."
+    assert capsys.readouterr().err == f"{tmp_path / 'model.py'}: {reason}\n"
 
 
 def test_from_a_module_of_ones_own(tmp_path, capsys, monkeypatch):
@@ -171,3 +176,23 @@ def test_what_it_writes_builds(tmp_path, capsys):
     (result,) = json.loads(done.stdout)
     assert result["check"]["passed"] is True
     assert (tmp_path / "out" / "first" / "manifest.json").is_file()
+
+
+@given(text=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1))
+@example(text="Füße 猫")
+@example(text="a\u2028b\x85c")
+@example(text="\U0001f408")
+@example(text="yes")
+@example(text="a: b # c")
+def test_any_text_is_read_back_from_the_job_as_it_was(text):
+    assert parse(f"k: {{a: {_plain(text)}}}").data == {"k": {"a": text}}
+
+
+def test_a_folder_with_letters_of_any_language_is_written_as_people_read_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for part in ("train", "val"):
+        (tmp_path / "Füße 猫" / part / "a").mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "Füße 猫" / part / "a" / "1.png")
+    made(tmp_path / "start", capsys, "--images", "Füße 猫")
+    assert 'images: "../Füße 猫/train"' in (tmp_path / "start" / "job.yaml").read_text(encoding="utf-8")
+    assert load_job(tmp_path / "start" / "job.yaml").check.images == str(tmp_path / "Füße 猫" / "val")

@@ -120,7 +120,7 @@ def test_a_job_that_its_target_cannot_honour_fails_there_too(tmp_path: Path) -> 
     assert "--job-only" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.acceptance
 def test_every_example_passes_in_an_environment_with_nothing_but_the_package(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
 

@@ -16,7 +16,7 @@ from trtpipe.bundle.format import read_bundle
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.acceptance
 
 #: What no device should need.
 ABSENT = ("torch", "torchvision", "torchao", "onnx", "onnxscript", "numba", "matplotlib", "scikit-learn")
@@ -64,11 +64,20 @@ def portable(tmp_path_factory: pytest.TempPathFactory, data: None) -> Path:
     return line("build", out, "build.target=onnxruntime", "build.compute_capability=[]")
 
 
-@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
+def interpreters() -> dict[str, str]:
+    """The supported Pythons that are here, by version: this one is."""
+    found = {f"3.{minor}": shutil.which(f"python3.{minor}") for minor in range(10, 14)}
+    found[f"3.{sys.version_info.minor}"] = sys.executable
+
+    def runs(program: str) -> bool:
+        return not subprocess.run([program, "-c", ""], check=False, capture_output=True).returncode
+
+    return {version: program for version, program in found.items() if program is not None and runs(program)}
+
+
+@pytest.mark.parametrize("python", interpreters())
 def test_verify_and_run_with_onnxruntime_alone(tmp_path: Path, portable: Path, python: str) -> None:
-    interpreter = shutil.which(f"python{python}")
-    if interpreter is None or subprocess.run([interpreter, "-c", ""], check=False, capture_output=True).returncode:
-        pytest.skip(f"no Python {python} here")
+    interpreter = interpreters()[python]
     bundle = portable
     trtpipe = environment(tmp_path / "venv", "onnxruntime", python=interpreter)
     verified = json.loads(called(trtpipe, "verify", bundle, "--json", cwd=tmp_path))

@@ -11,7 +11,7 @@ import pytest
 from trtpipe.bundle.format import read_bundle
 from trtpipe.cli.starter import starter
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.acceptance
 
 
 @pytest.fixture(scope="module")

@@ -6,19 +6,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trtpipe.batching import Batching
 from trtpipe.cli.main import main
 from trtpipe.errors import Cancelled, InputError
 from trtpipe.evaluation.bench import Bench, Data, Mode, PeakMemory, Ready, Row, compare, cross_entropy, measure_modes
 from trtpipe.progress import Silent
 from trtpipe.report import bench_page
+from trtpipe.values import DimRange, TensorSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 SCORES = np.array([[2.0, 0.0], [0.0, 1.0], [3.0, 1.0], [0.0, 4.0]], np.float32)
 LABELS = np.array([0, 1, 1, -1])
+N = {"N": DimRange(1, 2, 4)}
+HOW = Batching((TensorSpec("x", "float32", ("N", 2), N),), (TensorSpec("y", "float32", ("N", 2), N),), 2)
 
 
 def data(reference=SCORES):
-    return Data(lambda: ({"x": reference[k : k + 2]} for k in (0, 2)), {"y": reference}, LABELS)
+    return Data(lambda: ({"x": reference[k : k + 2]} for k in (0, 2)), {"y": reference}, LABELS, HOW)
 
 
 class Clock:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from trtpipe.batching import Batching
 from trtpipe.evaluation.bench import Data, measure_modes
 from trtpipe.evaluation.torch_modes import InHalf, Stand, torch_modes
 from trtpipe.model.bindings import bind
@@ -55,7 +56,8 @@ def script(stand):
 
 def measured(stand, reference, wanted):
     modes = [m for m in torch_modes(stand, script(stand)) if wanted(m.name)]
-    data = Data(lambda: ({"x": b["x"]} for b in stand.calibration()), {"y": reference}, np.arange(8) % 5)
+    how = Batching(stand.loaded.inputs, stand.loaded.outputs, 4)
+    data = Data(lambda: ({"x": b["x"]} for b in stand.calibration()), {"y": reference}, np.arange(8) % 5, how)
     rows, rounds = measure_modes(modes, data, batch=4, rounds=2, seconds=0.0, progress=Silent())
     assert rounds == 2
     return {r.name: r for r in rows}
@@ -88,7 +90,7 @@ def test_without_a_compiler_the_row_says_so(stand, monkeypatch):
     assert cannot["eager FP32"] == ""
 
 
-@pytest.mark.slow
+@pytest.mark.acceptance
 def test_compiled_and_int8(stand, reference):
     rows = measured(stand, reference, lambda n: "compile" in n or "INT8" in n)
     assert [r.skipped for r in rows.values()] == [""] * 3

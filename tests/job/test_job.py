@@ -53,7 +53,7 @@ BROKEN = [
      ["job.yaml:3: model.factroy: must be one of the keys factory, args, weights, torchscript, program or baseline "
       "(got factroy). Did you mean factory?"]),
     ([("  int8_mode: true", "  int8: true")],
-     ["job.yaml:12: precision.int8: must be one of the keys fp16_mode, bf16_mode, int8_mode or keep (got int8). "
+     ["job.yaml:12: precision.int8: must be one of the keys fp16_mode, bf16_mode, int8_mode, placement or keep (got int8). "
       "Did you mean int8_mode?"]),
     ([("check:\n", "chekc:\n")],
      ["job.yaml:1: check: must be given (got nothing).",
@@ -164,6 +164,9 @@ BROKEN = [
      ["job.yaml:12: precision.bf16_mode: must not be set with fp16_mode (got both true). Choose one."]),
     ([("  fp16_mode: true", "  keep: {fp16: [head]}")],
      ["job.yaml:11: precision.keep.fp16: must be empty unless fp16_mode and int8_mode are true (got [head])."]),
+    ([("  fp16_mode: true", "  placement: all")],
+     ["job.yaml:11: precision.placement: must be auto unless int8_mode and one of fp16_mode and bf16_mode are true "
+      "(got all). INT8 alone leaves out nothing."]),
     ([("calibration:\n  images: calib\n  transform: " + TRANSFORM + "\n  algorithm: entropy_2\n", ""),
       ("[N, 1, 32, 32]", "[N, 3, 32, 32]")],
      ["job.yaml:1: calibration: must be given when precision.int8_mode is true (got none). "

@@ -26,7 +26,7 @@ BATCHES = [
 @pytest.mark.parametrize("kind", ["trace", "script"])
 def test_answers_are_eagers(kind: str) -> None:
     loaded = nets.residual()
-    found = record_baseline(loaded, BATCHES, 5, kind=kind, progress=Silent())  # type: ignore[arg-type]
+    found = record_baseline(loaded, BATCHES, 5, batch_size=3, kind=kind, progress=Silent())  # type: ignore[arg-type]
     with torch.inference_mode():
         expected = loaded.module(torch.from_numpy(X))[0].numpy()
     assert np.allclose(found.outputs["logits"], expected, atol=1e-5)
@@ -40,7 +40,7 @@ def test_a_torchscript_file(tmp_path: Path) -> None:
     loaded = nets.residual()
     path = tmp_path / "net.ts"
     torch.jit.script(loaded.module.network).save(str(path))
-    found = record_baseline(loaded, BATCHES, 5, kind="trace", torchscript=str(path), progress=Silent())
+    found = record_baseline(loaded, BATCHES, 5, batch_size=3, kind="trace", torchscript=str(path), progress=Silent())
     assert found.kind == "torchscript"
 
 
@@ -50,7 +50,9 @@ def test_a_torchscript_file_of_another_model_is_refused(tmp_path: Path) -> None:
     nn.init.ones_(other.head.weight)
     torch.jit.script(other).save(str(path))
     with pytest.raises(InputError, match=r"baseline: TorchScript \(torchscript\) must answer as the eager model does"):
-        record_baseline(nets.residual(), BATCHES, 5, kind="trace", torchscript=str(path), progress=Silent())
+        record_baseline(
+            nets.residual(), BATCHES, 5, batch_size=3, kind="trace", torchscript=str(path), progress=Silent()
+        )
 
 
 def test_tracing_that_loses_a_branch_is_refused() -> None:
@@ -61,16 +63,18 @@ def test_tracing_that_loses_a_branch_is_refused() -> None:
 
     loaded = nets.loaded(Branching(), out_shape=("N", 2))  # traced on zeros: the branch of data is never seen
     with pytest.raises(InputError, match=r"TorchScript \(trace\) must answer .* Set model\.baseline to script\."):
-        record_baseline(loaded, BATCHES, 5, kind="trace", progress=Silent())
+        record_baseline(loaded, BATCHES, 5, batch_size=3, kind="trace", progress=Silent())
 
 
 def test_no_sample_is_an_error() -> None:
     with pytest.raises(InputError, match=r"check: the data must hold at least one sample \(got none\)"):
-        record_baseline(nets.residual(), [], 0, kind="trace", progress=Silent())
+        record_baseline(nets.residual(), [], 0, batch_size=3, kind="trace", progress=Silent())
 
 
 def test_a_file_that_is_no_torchscript(tmp_path: Path) -> None:
     path = tmp_path / "net.ts"
     path.write_bytes(b"nothing")
     with pytest.raises(InputError, match=r"model\.torchscript: must be a TorchScript file"):
-        record_baseline(nets.residual(), BATCHES, 5, kind="trace", torchscript=str(path), progress=Silent())
+        record_baseline(
+            nets.residual(), BATCHES, 5, batch_size=3, kind="trace", torchscript=str(path), progress=Silent()
+        )

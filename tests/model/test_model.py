@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from trtpipe.errors import BuildError, InputError, MissingError
+from trtpipe.errors import BuildError, InputError
 from trtpipe.job.job import Job
 from trtpipe.job.load import load_job
 from trtpipe.model.bindings import bind
@@ -135,8 +135,33 @@ def test_messages(job: Any, tmp_path: Path, model: dict[str, Any], error: type, 
 
 def test_a_package_that_the_users_module_needs(job: Any, tmp_path: Path) -> None:
     (tmp_path / "needy.py").write_text("import surely_not_installed\n")
-    with pytest.raises(MissingError, match="needy needs the package 'surely_not_installed', which is not installed"):
+    with pytest.raises(InputError) as raised:
         load_model(job(factory="needy:make"), tmp_path)
+    assert str(raised.value) == (
+        "model.factory: importing needy raised ModuleNotFoundError: No module named 'surely_not_installed'\n"
+        f"  File {tmp_path / 'needy.py'}, line 1, in <module>\n"
+        "    import surely_not_installed"
+    )
+
+
+def test_a_factory_that_raises(job: Any, tmp_path: Path) -> None:
+    (tmp_path / "raising.py").write_text("import helper\ndef make(**args):\n    return helper.weights('absent.bin')\n")
+    (tmp_path / "helper.py").write_text("def weights(path):\n    return open(path)\n")
+    with pytest.raises(InputError) as raised:
+        load_model(job(factory="raising:make"), tmp_path)
+    assert str(raised.value) == (
+        "model.factory: raising:make raised FileNotFoundError: [Errno 2] No such file or directory: 'absent.bin'\n"
+        f"  File {tmp_path / 'raising.py'}, line 3, in make\n"
+        "    return helper.weights('absent.bin')\n"
+        f"  File {tmp_path / 'helper.py'}, line 2, in weights\n"
+        "    return open(path)"
+    )
+
+
+def test_a_type_error_inside_the_factory_is_not_about_its_arguments(job: Any, tmp_path: Path) -> None:
+    (tmp_path / "typed.py").write_text("def make(**args):\n    return len(3)\n")
+    with pytest.raises(InputError, match=r"^model\.factory: typed:make raised TypeError: object of type 'int' has no"):
+        load_model(job(factory="typed:make"), tmp_path)
 
 
 def test_more_outputs_than_named(job: Any, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import nights
 import pytest
 from nights import fingerprints, night, outcomes
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.acceptance
 
 INT8 = "precision: {int8_mode: true}\nbuild: {target: onnxruntime}\n"
 HUNDRED = """

@@ -175,7 +175,7 @@ def test_jobs_land_where_they_match_and_a_killed_workers_job_is_built_elsewhere(
             assert one[file] == other[file]
 
 
-@pytest.mark.slow
+@pytest.mark.acceptance
 def test_interrupted_the_fleet_stops_too(fleet, tmp_path):
     jobs = nights.make_world(tmp_path / "jobs", 1)
     (jobs / "net.py").write_text("import time\n" + nights.NET.replace("def net():", "def net():\n    time.sleep(600)"))

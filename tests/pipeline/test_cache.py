@@ -129,9 +129,7 @@ def test_one_process_at_a_time_and_a_killed_one_lets_go(cache):
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(
-        InputError, match=r"--cache: must be a folder that can be written \(got .*/file/x: Not a directory\)"
-    ):
+    with pytest.raises(NotADirectoryError, match="file/x"):
         Cache(tmp_path / "file" / "x")
 
 

@@ -16,8 +16,33 @@ def test_rows_are_in_the_order_of_need_and_a_regression_leads_the_page() -> None
     words = re.findall(r'<span class="badge tiny (?:bad|warn|good|plain)">([a-z ]+)</span>\n', page)
     assert words == ["regression", "failed check", "error", "drift", "built", "reused", "cancelled"]
     assert page.index(nights.REGRESSION) < page.index("<h2>Jobs</h2>")
-    assert page.count("<details") == 7
+    assert page.count("<details") == 7 + 1  # and the packages
     assert page.count('<details class="job" open') == 3
+
+
+def test_a_night_says_at_its_top_what_went_wrong_in_words() -> None:
+    page = render_nightly(nights.NIGHT, nights.HISTORY, nights.LINKS)
+    top = page[: page.index("<h2>Jobs</h2>")]
+    badges = re.findall(r'<span class="badge (?:bad|warn)">([^<]+)</span>', top)
+    assert badges == ["1 regression", "1 failed check", "1 error", "1 drift", "1 cancelled"]
+    assert "exit code" not in top
+    assert f"<dt>Exit code</dt><dd>{nights.NIGHT.exit_code}</dd>" in page
+
+
+def test_a_jobs_report_is_linked_without_opening_its_row() -> None:
+    page = render_nightly(nights.NIGHT, nights.HISTORY, nights.LINKS)
+    for link in nights.LINKS.values():
+        assert f'<div class="row"><a class="report" href="{link}">report</a>' in page
+    outside = re.sub(r"<details class=\"job\".*?</details></div>", "", page, flags=re.S)
+    assert outside.count('class="report"') == len(nights.LINKS)
+
+
+def test_packages_are_listed_once_and_behind_a_click() -> None:
+    made_with = {"tensorrt-rtx": "1.7.1", "tensorrt_rtx": "1.7.1", "torch": "2.14.1"}
+    page = render_nightly(dataclasses.replace(nights.NIGHT, environment=made_with))
+    closed = re.search(r"<details><summary>2 packages</summary>.*?</details>", page, re.S)
+    assert closed is not None
+    assert re.findall(r"<dt>([^<]*)</dt>", closed[0]) == ["tensorrt_rtx", "torch"]
 
 
 def test_a_night_without_trouble_is_green() -> None:
@@ -25,7 +50,7 @@ def test_a_night_without_trouble_is_green() -> None:
     page = render_nightly(good)
     assert "all 2 jobs are green" in page
     assert "all green" in page
-    assert "exit code" not in page
+    assert "<dt>Exit code</dt><dd>0</dd>" in page
 
 
 def test_an_empty_night_is_still_a_page() -> None:

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SECTIONS = ["verdict", "executed", "metrics", "answers", "modules", "calibration", "speed", "notes", "environment"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(chromium.program() is None, reason="needs Chromium")]
+pytestmark = [pytest.mark.acceptance, pytest.mark.skipif(chromium.program() is None, reason="needs Chromium")]
 
 
 def test_every_section_is_filled_from_the_quickstart(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import report_sample as samples
 
-from trtpipe.report.page import allowance, headline, metric_row, precision_shares, render
-from trtpipe.values import Control, LayerPrecision, Metric
+from trtpipe.quantization.diagnose import BLAME
+from trtpipe.report.page import allowance, cards, headline, metric_row, precision_shares, render
+from trtpipe.values import Control, LayerPrecision, Metric, WeightBytes
 
 
 class _Markup(HTMLParser):
@@ -100,9 +101,26 @@ def test_precisions_are_counted_from_narrow_to_wide() -> None:
     assert precision_shares(layers) == [("int8", 2, 50.0), ("fp16", 1, 25.0), ("fp32", 1, 25.0)]
 
 
+def test_what_the_engine_holds_of_the_int8_weights_is_a_card_of_its_own(tmp_path: Path) -> None:
+    def shown(weights: WeightBytes | None) -> list[tuple[str, str, str]]:
+        manifest = samples.manifest()
+        assert manifest.engine is not None
+        engine = manifest.engine.model_copy(update={"int8_weights": weights})
+        content = samples.content(tmp_path, manifest=manifest.model_copy(update={"engine": engine}))
+        assert manifest.check is not None
+        return [card for card in cards(content, manifest.check) if card[0] == "INT8 weights in the engine"]
+
+    assert shown(None) == []
+    title = "INT8 weights in the engine"
+    assert shown(WeightBytes(3_000_000, 2_000_000, 0)) == [(title, "2.0 MB", "found in it, of 3.0 MB in the graph")]
+    assert shown(WeightBytes(3_000_000, 2_000_000, 1_000_000)) == [
+        (title, "2.0 MB", "found in it, of 3.0 MB in the graph; 1.0 MB are stored in floating point")
+    ]
+
+
 def test_a_module_that_shares_a_scale_shows_the_ratio_of_that_scale(tmp_path: Path) -> None:
     content = samples.content(tmp_path)
-    rows = re.findall(r"<tr>\s*<td data-sort=.*?</tr>", render(content), re.S)
+    rows = re.findall(r"<tr id=[^>]*>\s*<td data-sort=.*?</tr>", render(content), re.S)
     assert len(rows) == 5
     ratio = f"{content.table.audit.tensors['stem:input'].sqnr_db:.1f} dB"  # type: ignore[union-attr]
     assert ratio in rows[0]  # stem itself
@@ -166,3 +184,59 @@ def test_a_kit_has_nothing_to_report() -> None:
 
     with pytest.raises(ValueError, match="must have an engine and a check"):
         render(ReportContent(samples.manifest(check=None), {}))
+
+
+def test_what_stands_in_backticks_is_code_everywhere(tmp_path: Path) -> None:
+    content = samples.content(tmp_path)
+    check = content.manifest.check
+    assert check is not None
+    changed = dataclasses.replace(check, problems=("run `trtpipe <b>check</b>` again",))
+    manifest = content.manifest.model_copy(update={"check": changed, "notes": ("see `a` and `b`", "one ` alone")})
+    page = render(dataclasses.replace(content, manifest=manifest))
+    assert "<li>run <code>trtpipe &lt;b&gt;check&lt;/b&gt;</code> again</li>" in page
+    assert "<li>see <code>a</code> and <code>b</code></li>" in page
+    assert "<li>one ` alone</li>" in page
+
+
+def test_a_failed_check_lists_the_worst_modules_with_links_to_their_rows(tmp_path: Path) -> None:
+    content = samples.content(tmp_path)
+    check = content.manifest.check
+    assert check is not None
+    line = f"{BLAME}: block.conv (net.py:9) 12.0 dB at the outputs. Keep the first in precision.keep.fp16."
+    failed = dataclasses.replace(check, problems=("output y holds NaN", line))
+    manifest = content.manifest.model_copy(update={"check": failed})
+    page = render(dataclasses.replace(content, manifest=manifest, sensitivity={"stem": 30.5, "block.conv": 12.0}))
+    listed = re.search(r'<ol class="worst">(.*?)</ol>', page, re.S)
+    assert listed is not None
+    assert re.findall(r'href="#(module-\d+)">([^<]+)</a> <span class="num">([^<]+)<', listed[1]) == [
+        ("module-2", "block.conv", "12.0 dB"), ("module-1", "stem", "30.5 dB"),
+    ]  # fmt: skip
+    for anchor, module in (("module-2", "block.conv"), ("module-1", "stem")):
+        row = re.search(rf'<tr id="{anchor}">.*?</tr>', page, re.S)
+        assert row is not None
+        assert f">{module}<" in row[0]
+    assert line not in page
+    without = render(dataclasses.replace(content, manifest=manifest, sensitivity={}))
+    assert line in without
+    assert "<ol" not in without
+
+
+def test_how_close_to_the_limit_is_said_in_words() -> None:
+    def words(name: str, value: float, limit: float) -> str:
+        return metric_row(Metric(name, "y", value, limit, True)).closeness
+
+    assert words("cosine", 0.995, 0.99) == "50 % of the error that is allowed"
+    assert words("top1_agreement", 0.9, 0.95) == "2 times the error that is allowed"
+    assert words("accuracy_drop", 0.0, 0.01) == "0 % of the error that is allowed"
+    assert words("max_abs", 1.0, 0.0) == "beyond any limit"
+    assert words("sqnr_db", 26.0, 20.0) == "50 % of the error that is allowed"
+
+
+def test_classes_without_names_are_said_to_be_indices(tmp_path: Path) -> None:
+    content = samples.content(tmp_path)
+    said = "Classes are shown by their index, as the job does not name them."
+    assert said not in render(content)
+    nameless = content.manifest.model_copy(update={"class_names": None})
+    page = render(dataclasses.replace(content, manifest=nameless))
+    assert said in page
+    assert "<strong>class 0 → class 1</strong>" in page

@@ -110,20 +110,20 @@ def test_dynamic_dimensions_keep_the_jobs_names() -> None:
 
 def test_the_damaged_copy_differs_in_one_scale() -> None:
     _, model = lowered("residual")
-    data, name, how = damaged_copy(model)
+    damaged, name, how = damaged_copy(model)
     assert (name.rpartition("/")[2], how) == ("QuantizeLinear", "scale x 127")
     x = {"x": nets.images(3, 3, 8, 8).numpy()}
     good = OrtRunner(model.data, as_written=True).run(x)["logits"]
-    bad = OrtRunner(data, as_written=True).run(x)["logits"]
+    bad = OrtRunner(damaged.data, as_written=True).run(x)["logits"]
     assert np.abs(good - bad).max() > 0.1 * np.abs(good).max()
 
 
 def test_a_float_graph_is_damaged_in_a_weight() -> None:
     _, model = lowered("residual", int8=False)
-    data, name, how = damaged_copy(model)
+    damaged, name, how = damaged_copy(model)
     assert (name, how) == ("head/Gemm", "weight set to zero")
     x = {"x": nets.images(3, 3, 8, 8).numpy()}
-    found = OrtRunner(data, as_written=True).run(x)["logits"]
+    found = OrtRunner(damaged.data, as_written=True).run(x)["logits"]
     bias = nets.residual().module.network.head.bias
     assert np.allclose(found, bias.detach().numpy(), atol=1e-6)
 

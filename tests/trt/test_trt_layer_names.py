@@ -11,7 +11,7 @@ from trtpipe.trt.monitor import Watch, make_logger
 from trtpipe.values import DimRange, LoadedModel, TensorSpec
 
 
-@pytest.mark.slow
+@pytest.mark.acceptance
 def test_resnet50_shows_its_modules():
     torchvision = pytest.importorskip("torchvision")
     pytest.importorskip("tensorrt_rtx")

@@ -19,6 +19,7 @@ from pathlib import Path
 from trtpipe.bundle.format import SIGNATURE_BYTES, Bundle, Trust, place, read_bundle
 from trtpipe.bundle.manifest import FILE_NAME, MANIFEST, MAX_MANIFEST_BYTES, SIGNATURE, from_json
 from trtpipe.errors import InputError
+from trtpipe.outputs import naming
 
 _BLOCK = 512
 #: The largest size USTAR's eleven octal digits can say.
@@ -47,6 +48,7 @@ def pack(bundle_path: Path, archive: Path) -> Bundle:
 
     Raises:
         InputError: the bundle is not valid, `archive` is not to be replaced, or a file is larger than 8 GiB.
+        OSError: it cannot be written; its filename is `archive`.
     """
     bundle = read_bundle(bundle_path)
     if archive.exists() and not archive.is_file():
@@ -56,20 +58,8 @@ def pack(bundle_path: Path, archive: Path) -> Bundle:
             raise InputError(
                 f"{bundle_path}/{name}: must be at most {MAX_FILE_BYTES} bytes (got {entry.size}). Copy the folder."
             )
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    temporary = archive.with_name(f".{archive.name}.{secrets.token_hex(8)}")
-    try:
-        with open(temporary, "xb") as file:
-            for name, data in _members(bundle):
-                file.write(_header(name, len(data)))
-                file.write(data)
-                file.write(bytes(-len(data) % _BLOCK))
-            file.write(bytes(2 * _BLOCK))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, archive)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with naming(archive):
+        _write(bundle, archive)
     return bundle
 
 
@@ -92,6 +82,23 @@ def unpack(archive: Path, destination: Path, trust: Trust | None = None) -> Bund
             f"{archive}: must be a readable archive (got: {error.strerror}). Give the path of a .trtb."
         ) from None
     return place(destination, content, where=archive, trust=trust)
+
+
+def _write(bundle: Bundle, archive: Path) -> None:
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    temporary = archive.with_name(f".{archive.name}.{secrets.token_hex(8)}")
+    try:
+        with open(temporary, "xb") as file:
+            for name, data in _members(bundle):
+                file.write(_header(name, len(data)))
+                file.write(data)
+                file.write(bytes(-len(data) % _BLOCK))
+            file.write(bytes(2 * _BLOCK))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, archive)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _members(bundle: Bundle) -> Iterator[tuple[str, bytes]]:

@@ -32,6 +32,7 @@ from trtpipe.bundle.manifest import (
     to_json,
 )
 from trtpipe.errors import InputError
+from trtpipe.outputs import naming
 from trtpipe.trt.plan import read_header
 
 #: Bytes of an Ed25519 signature.
@@ -155,9 +156,15 @@ def place(
 
     Raises:
         InputError: the content is no valid bundle, or `destination` is something other than a bundle.
+        OSError: it cannot be written; its filename is `destination`.
     """
     # Through resolved parents, yet not through a link at the name itself: that one is refused below.
     destination = destination.parent.resolve() / destination.name
+    with naming(destination):
+        return _placed(destination, content, where, trust)
+
+
+def _placed(destination: Path, content: Mapping[str, bytes], where: Path, trust: Trust | None) -> Bundle:
     destination.parent.mkdir(parents=True, exist_ok=True)
     _refuse_other(destination)
     clean_leftovers(destination)

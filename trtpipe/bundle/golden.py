@@ -1,17 +1,15 @@
-"""Golden data: a few real inputs and what the baseline answered on them, as safetensors, without torch."""
+"""Golden data: a few real inputs and the baseline's outputs on them, as safetensors, without torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from trtpipe.batching import Array
 from trtpipe.errors import InputError
 from trtpipe.values import TensorSpec
-
-Array = np.ndarray[Any, Any]
 
 #: Samples in a bundle's golden data; a kit holds all it is to be checked on.
 KEPT_SAMPLES = 8
@@ -19,14 +17,16 @@ KEPT_SAMPLES = 8
 
 @dataclass(frozen=True)
 class Golden:
-    """`inputs` in the binding dtypes, `outputs` the baseline's answers; each [S, ...] with one S.
+    """`inputs` in the binding dtypes, [S, ...]; `outputs` of the baseline in float32, one row a sample, [S, ...].
 
-    `labels` is int64 [S] (-1: unknown) or None.
+    An output without a batch axis has one row for each `batch` samples, [ceil(S / batch), ...]; `batch` is None where
+    there is no such output. `labels` is int64 [S] (-1: unknown) or None.
     """
 
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]
     labels: Array | None = None
+    batch: int | None = None
 
     @property
     def samples(self) -> int:
@@ -34,17 +34,22 @@ class Golden:
         return int(next(iter(self.inputs.values())).shape[0])
 
 
-def first(golden: Golden, count: int = KEPT_SAMPLES) -> Golden:
-    """The first `count` samples, or all where there are fewer."""
-    return Golden(
-        {n: a[:count] for n, a in golden.inputs.items()},
-        {n: a[:count] for n, a in golden.outputs.items()},
-        None if golden.labels is None else golden.labels[:count],
+def first(golden: Golden, outputs: tuple[TensorSpec, ...], count: int = KEPT_SAMPLES) -> Golden:
+    """The first `count` samples, or all where there are fewer; whole batches where an output has no batch axis."""
+    size = golden.batch or 1
+    batches = -(-min(count, golden.samples) // size)
+    count = min(count, golden.samples) if golden.batch is None else min(batches * size, golden.samples)
+    rows = {s.name: count if s.batch_axis is not None else batches for s in outputs}
+    return replace(
+        golden,
+        inputs={n: a[:count] for n, a in golden.inputs.items()},
+        outputs={n: a[: rows[n]] for n, a in golden.outputs.items()},
+        labels=None if golden.labels is None else golden.labels[:count],
     )
 
 
 def to_bytes(golden: Golden) -> bytes:
-    """The safetensors file: `input:<name>`, `output:<name>` and `labels`. The same data give the same bytes."""
+    """The safetensors file: `input:<name>`, `output:<name>`, `labels`, `batch`. The same data give the same bytes."""
     from safetensors.numpy import save
 
     tensors = {f"input:{n}": a for n, a in golden.inputs.items()} | {
@@ -52,6 +57,8 @@ def to_bytes(golden: Golden) -> bytes:
     }
     if golden.labels is not None:
         tensors["labels"] = golden.labels.astype(np.int64)
+    if golden.batch is not None:
+        tensors["batch"] = np.array([golden.batch], np.int64)
     data: bytes = save({name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)})
     return data
 
@@ -72,12 +79,16 @@ def from_bytes(data: bytes, inputs: tuple[TensorSpec, ...], outputs: tuple[Tenso
         raise InputError(f"{where}: must be a safetensors file (got: {error}). {again}") from None
     sides = {"input": inputs, "output": outputs}
     wanted = {f"{side}:{spec.name}": (side, spec) for side, specs in sides.items() for spec in specs}
-    odd = sorted(set(wanted) ^ (set(tensors) - {"labels"}))
-    if odd:
+    whole = {f"output:{s.name}" for s in outputs if s.batch_axis is None}
+    batch = tensors.get("batch")
+    known = set(wanted) | ({"labels"} & set(tensors)) | ({"batch"} if whole else set())
+    if odd := sorted(known ^ set(tensors)):
         raise InputError(
             f"{where}: must hold each binding once and nothing else (got a difference at {odd[0]}). {again}"
         )
-    samples = {len(t) if t.ndim else -1 for t in tensors.values()}
+    if batch is not None and (batch.shape != (1,) or batch.dtype != np.int64 or batch[0] < 1):
+        raise InputError(f"{where}: batch must be one int64 of at least 1 (got {batch.dtype} {batch.shape}). {again}")
+    samples = {len(t) if t.ndim else -1 for n, t in tensors.items() if n not in whole and n != "batch"}
     if len(samples) != 1 or min(samples) < 1:
         raise InputError(
             f"{where}: every tensor must hold the same samples, one or more (got {sorted(samples)}). {again}"
@@ -87,9 +98,14 @@ def from_bytes(data: bytes, inputs: tuple[TensorSpec, ...], outputs: tuple[Tenso
         # The baseline answers in float32 whatever the output's binding dtype is.
         if side == "input" and tensor.dtype != np.dtype(spec.dtype):
             raise InputError(f"{where}: {key} must be {spec.dtype}, as its binding (got {tensor.dtype}). {again}")
-        if not _fits(tensor.shape[1:], spec):
+        if not tensor.ndim or not _fits(tensor.shape[1:], spec):
             raise InputError(
                 f"{where}: {key} must have the shape {spec.shape} of its binding (got {tensor.shape}). {again}"
+            )
+        if key in whole and batch is not None and len(tensor) != -(-min(samples) // int(batch[0])):
+            raise InputError(
+                f"{where}: {key} must have a row for each {int(batch[0])} samples (got {len(tensor)} for "
+                f"{min(samples)}). {again}"
             )
     labels = tensors.get("labels")
     if labels is not None and (labels.ndim != 1 or labels.dtype != np.int64):
@@ -98,13 +114,14 @@ def from_bytes(data: bytes, inputs: tuple[TensorSpec, ...], outputs: tuple[Tenso
         inputs={s.name: tensors[f"input:{s.name}"] for s in inputs},
         outputs={s.name: tensors[f"output:{s.name}"] for s in outputs},
         labels=labels,
+        batch=None if batch is None else int(batch[0]),
     )
 
 
-def _fits(sample_shape: tuple[int, ...], spec: TensorSpec) -> bool:
-    """Whether one sample has the shape of `spec` without its first, the batch, dimension."""
-    expected = spec.shape[1:]
-    return len(sample_shape) == len(expected) and all(
+def _fits(row: tuple[int, ...], spec: TensorSpec) -> bool:
+    """Whether one row has the shape of `spec` without its batch axis."""
+    expected = spec.row_shape
+    return len(row) == len(expected) and all(
         got == want if isinstance(want, int) else spec.dims[want].min <= got <= spec.dims[want].max
-        for got, want in zip(sample_shape, expected, strict=True)
+        for got, want in zip(row, expected, strict=True)
     )

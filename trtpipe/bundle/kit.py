@@ -93,7 +93,7 @@ def bundle_contents(
     """
     manifest = kit.manifest
     files = {name: kit.read(name) for name in manifest.files}
-    files[GOLDEN] = golden_data.to_bytes(golden_data.first(kit.golden()))
+    files[GOLDEN] = golden_data.to_bytes(golden_data.first(kit.golden(), manifest.outputs))
     if engine.target != "onnxruntime":
         files[ENGINE] = engine.data
     unexecuted = check is None and engine.target != "onnxruntime"

@@ -30,6 +30,7 @@ from trtpipe.values import (
     LayerPrecision,
     Target,
     TensorSpec,
+    WeightBytes,
 )
 
 #: Raised by one whenever an old reader would misunderstand a new manifest. New optional keys do not raise it: an old
@@ -94,6 +95,10 @@ class EngineInfo(Part):
     os: str | None = Field(description='like "linux"; None runs on any')
     machine: str | None = Field(description='like "x86_64" or "aarch64"; None runs on any')
     device_memory_bytes: int | None = Field(default=None, ge=0, description="activation memory of one context")
+    int8_weights: WeightBytes | None = Field(
+        default=None,
+        description="bytes of the graph's INT8 weights, and how the engine stores them where that is known",
+    )
     options: dict[str, JsonValue] = Field(default_factory=dict, description="the builder options as they were honoured")
     fallback: tuple[Fallback, ...] = Field(
         default=(), description="operations that stayed in PyTorch, which has to be there to run model.hybrid"
@@ -194,6 +199,7 @@ def describe_engine(
     build: Build,
     *,
     device_memory_bytes: int | None = None,
+    int8_weights: WeightBytes | None = None,
     os: str | None = None,
     machine: str | None = None,
 ) -> EngineInfo:
@@ -203,6 +209,7 @@ def describe_engine(
         engine: its version, capabilities and honoured options are taken as they are.
         build: says what compatibility was asked for.
         device_memory_bytes: of one execution context, where it is known.
+        int8_weights: how it stores the graph's INT8 weights, where that was looked for.
         os: like `sys.platform`; this machine's, or Windows where the build asked for it; None for an ONNX graph.
         machine: likewise, like "x86_64".
     """
@@ -224,6 +231,7 @@ def describe_engine(
         os=None if portable else os,
         machine=None if portable else machine,
         device_memory_bytes=device_memory_bytes,
+        int8_weights=int8_weights,
         options=_plain(dict(engine.options)),
         fallback=engine.fallback,
     )

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 
 from trtpipe.errors import InputError
+from trtpipe.outputs import naming
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -45,11 +46,19 @@ def generate_key(path: Path) -> Path:
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for target, mode, content in ((path, 0o600, private), (public_path, 0o644, public)):
-        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+    written: list[Path] = []
+    try:
+        for target, mode, content in ((path, 0o600, private), (public_path, 0o644, public)):
+            with naming(target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+                written.append(target)
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(content)
+    except OSError:  # half a pair is none, and would be refused to be overwritten
+        for target in written:
+            target.unlink(missing_ok=True)
+        raise
     return public_path
 
 

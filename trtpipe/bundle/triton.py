@@ -10,12 +10,14 @@ import os
 import re
 import secrets
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.manifest import GRAPH, Manifest
 from trtpipe.errors import InputError
+from trtpipe.outputs import naming
 from trtpipe.values import TensorSpec
 
 _TYPES = {
@@ -85,21 +87,28 @@ def export_triton(bundle: Bundle, repository: Path, *, graph: bool = False) -> t
 
     Raises:
         InputError: as `triton_model`, or the folder exists already.
+        OSError: it cannot be written; its filename is that folder.
     """
     model = triton_model(bundle, graph=graph)
     folder = repository / bundle.manifest.name
     if os.path.lexists(folder):
         raise InputError(f"{folder}: must not exist yet (it does). Remove it, or choose another repository.")
+    with naming(folder):
+        _write(folder, {"config.pbtxt": model.config.encode(), **model.files})
+    return folder, model
+
+
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+    repository = folder.parent
     repository.mkdir(parents=True, exist_ok=True)
     temporary = repository / f".{folder.name}.{secrets.token_hex(8)}"
     try:
-        for name, data in {"config.pbtxt": model.config.encode(), **model.files}.items():
+        for name, data in files.items():
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             (temporary / name).write_bytes(data)
         os.rename(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return folder, model
 
 
 def _batch(manifest: Manifest) -> tuple[int, int] | None:

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trtpipe.errors import Cancelled
+from trtpipe.outputs import naming
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -30,12 +31,13 @@ _BAR_EVERY_S = 0.05
 
 def out(text: str) -> None:
     """One result, on stdout."""
-    print(text, flush=True)
+    with naming("standard output"):
+        print(text, flush=True)
 
 
 def out_json(value: Any) -> None:
     """One result as JSON, on stdout: UTF-8, two spaces, a newline at the end."""
-    print(json.dumps(jsonable(value), indent=2, ensure_ascii=False, allow_nan=False), flush=True)
+    out(json.dumps(jsonable(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def err(text: str) -> None:

@@ -12,7 +12,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -21,7 +21,7 @@ import click
 from trtpipe import __version__
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import Settings
-from trtpipe.errors import TrtpipeError, did_you_mean, either
+from trtpipe.errors import did_you_mean, either, user_error
 
 #: Every command and where it is; a command's module is imported when it is called (or listed).
 COMMANDS: Mapping[str, str] = {
@@ -120,8 +120,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except (KeyboardInterrupt, click.Abort):
         return _failed(settings, "interrupted", 130)
-    except TrtpipeError as error:
-        return _failed(settings, str(error), error.exit_code, getattr(error, "problems", ()))
     except SystemExit:  # click ends a completion so, and a command whose reader has had enough
         return 0
     except BrokenPipeError:  # the same, seen outside of click
@@ -132,22 +130,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _unexpected(settings: Settings, error: Exception) -> int:
-    """A missing optional dependency and calib's own user errors have a message; anything else is a bug."""
+    """What is the user's, or the machine's, has a message (`errors.user_error`); anything else is a bug."""
     if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get((error.name or "").partition(".")[0])):
         what = f"{error.name}: must be installed (got nothing). Run: pip install 'trtpipe[{extra}]'"
         return _failed(settings, what, 3)
-    calib = {c.__name__ for c in type(error).__mro__ if c.__module__ == "calib.errors"}
-    if calib:
-        return _failed(settings, str(error), 130 if "CalibCancelled" in calib else 2)
+    if (shown := user_error(error)) is not None:
+        return _failed(settings, str(shown), shown.exit_code, getattr(shown, "problems", ()))
     traceback.print_exception(error)
     return _failed(settings, f"this is a bug in trtpipe {__version__}; please report it with the lines above", 70)
 
 
 def _failed(settings: Settings, message: str, code: int, problems: Sequence[Any] = ()) -> int:
+    console.err(message)
     if settings.json:
         listed = {"problems": [p.as_dict() for p in problems]} if problems else {}
-        console.out_json({"error": message, "exit_code": code, **listed})
-    console.err(message)
+        with suppress(OSError):  # standard output itself may be what could not be written
+            console.out_json({"error": message, "exit_code": code, **listed})
     return code
 
 

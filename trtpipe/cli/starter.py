@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import random
 import re
@@ -12,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from PIL import Image, ImageDraw
 
+from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError, MissingError, did_you_mean
 from trtpipe.job.importable import missing
 from trtpipe.job.json_schema import job_schema
@@ -69,9 +72,8 @@ def starter(folder: Path, source: str | None = None, images: Path | None = None)
     files[folder / "job.schema.json"] = (json.dumps(job_schema(), indent=2) + "\n").encode()
     files[job] = _job(name, network, calibrate_on, check_on, images is None).encode()
     for path, data in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            path.write_bytes(data)
+            write_whole(path, data)
     return tuple(files)
 
 
@@ -176,6 +178,8 @@ def _plain(value: Any) -> str:
     """A value as YAML: text without quotes where it reads back as it is."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z/.][A-Za-z0-9/._-]*", value) and scalar(value) == value:
         return value
+    if isinstance(value, str):
+        return yaml.safe_dump(value, default_style='"', allow_unicode=True, width=math.inf).strip()
     return json.dumps(value)
 
 

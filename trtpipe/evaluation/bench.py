@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from trtpipe.batching import Array, Batching, joined
 from trtpipe.errors import Cancelled, InputError
-from trtpipe.evaluation import intervals as statistics
-from trtpipe.evaluation import metrics
+from trtpipe.evaluation import intervals, metrics
 from trtpipe.progress import Progress
-
-Array = np.ndarray[Any, Any]
 
 #: Runs of each mode that are thrown away, and the fewest that a percentile is read off.
 WARM_UP, FEWEST = 5, 10
@@ -101,11 +99,12 @@ class Bench:
 
 @dataclass(frozen=True)
 class Data:
-    """What modes are compared on: batches of inputs (read again each time), the reference's outputs, labels or None."""
+    """What modes are compared on: batches of one size (read again each time), the reference's rows, labels or None."""
 
     batches: Callable[[], Iterable[Mapping[str, Array]]]
     reference: Mapping[str, Array]
     labels: Array | None
+    batching: Batching
 
 
 def measure_modes(
@@ -164,10 +163,7 @@ def _made(mode: Mode, data: Data) -> tuple[Row, Ready | None]:
     peak = PeakMemory()
     try:
         made = mode.prepare()
-        outputs: dict[str, list[Array]] = {}
-        for inputs in data.batches():
-            for name, value in made.answer(inputs).items():
-                outputs.setdefault(name, []).append(np.asarray(value))
+        outputs = outputs_of(made.answer, data)
         for _ in range(WARM_UP):
             made.run()
     except Cancelled:
@@ -176,11 +172,15 @@ def _made(mode: Mode, data: Data) -> tuple[Row, Ready | None]:
         text = (str(error).strip() or type(error).__name__).splitlines()[0]
         return Row(mode.name, mode.device, skipped=f"{type(error).__name__}: {text[:LONGEST_REASON]}"), None
     used = peak.bytes() if made.peak_memory_bytes is None else made.peak_memory_bytes()
-    found = {n: np.concatenate(parts) for n, parts in outputs.items()}
-    figures = compare(data.reference, found, data.labels)
+    figures = compare(data.reference, outputs, data.labels, data.batching.whole)
     return Row(
         mode.name, mode.device, size_bytes=made.size_bytes, peak_memory_bytes=used, notes=made.notes, **figures
     ), made
+
+
+def outputs_of(answer: Callable[[Mapping[str, Array]], Mapping[str, Array]], data: Data) -> dict[str, Array]:
+    """The rows of every output over all batches."""
+    return joined(data.batching.rows(answer(b), len(next(iter(b.values())))) for b in data.batches())
 
 
 def _timed(made: Ready, clock: Callable[[], float]) -> float:
@@ -198,11 +198,13 @@ def _with_times(row: Row, times: Sequence[float] | None, batch: int) -> Row:
     return replace(row, median_ms=median, p90_ms=p90, p99_ms=p99, throughput=1e3 * batch / median)
 
 
-def compare(reference: Mapping[str, Array], found: Mapping[str, Array], labels: Array | None) -> dict[str, Any]:
+def compare(
+    reference: Mapping[str, Array], found: Mapping[str, Array], labels: Array | None, whole: Collection[str] = ()
+) -> dict[str, Any]:
     """The figures of a Row that are about what a mode answers.
 
     Half-precision outputs are widened first, so that no softmax is computed in half. NaN or infinity in an output is
-    an SQNR of minus infinity and never an agreement.
+    an SQNR of minus infinity and never an agreement. `whole` names the outputs that have one row a batch.
     """
     missing = [n for n in reference if n not in found]
     if missing:
@@ -215,12 +217,12 @@ def compare(reference: Mapping[str, Array], found: Mapping[str, Array], labels: 
         finite = bool(np.isfinite(got).all())
         ratios.append(metrics.sqnr_db(wanted, got) if finite else -math.inf)
         worst = max(worst, metrics.max_abs(wanted, got) if finite else math.inf)
-        if "agreement" in figures or not metrics.ranks_classes(wanted):
+        if "agreement" in figures or name in whole or not metrics.ranks_classes(wanted):
             continue
         valid = np.isfinite(got).all(axis=1)
         same = int(((got.argmax(1) == np.asarray(wanted).argmax(1)) & valid).sum())
         figures["agreement"] = same / len(got)
-        figures["agreement_interval"] = statistics.binomial_interval(same, len(got))
+        figures["agreement_interval"] = intervals.binomial_interval(same, len(got))
         if labels is not None and (labels >= 0).any():
             known = labels >= 0
             figures["accuracy"] = float(((got.argmax(1) == labels) & valid)[known].mean())

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from trtpipe.batching import fitted
+from trtpipe.batching import Array, Batching, joined
 from trtpipe.errors import InputError
-from trtpipe.evaluation import intervals as statistics
-from trtpipe.evaluation import metrics
+from trtpipe.evaluation import intervals, metrics
 from trtpipe.job.sections import Limits
 from trtpipe.progress import Progress
-from trtpipe.values import CheckReport, Control, Executed, Metric, TensorSpec
-
-Array = np.ndarray[Any, Any]
+from trtpipe.values import CheckReport, Control, Executed, Metric
 
 #: Samples that the control is run on: enough for every metric, few enough to cost little.
 CONTROL_SAMPLES = 64
@@ -34,7 +32,7 @@ LIMITS: Mapping[str, tuple[str, bool]] = {
 
 
 class Runner(Protocol):
-    """What executes: `trt.runtime.EngineRunner` or `ort.OrtRunner`."""
+    """What executes: `trt.runtime.EngineRunner`, `runtime.hybrid.HybridRunner` or `runtime.onnxruntime.OrtRunner`."""
 
     name: str
 
@@ -46,20 +44,20 @@ class Runner(Protocol):
 class CheckData:
     """`batches` gives the inputs again each time it is called; `reference` the baseline's outputs on all of them.
 
-    reference: float32 [S, ...] by output name. labels: int64 [S], -1 where unknown, or None.
+    reference: float32 [S, ...], or one row a batch, by output name. labels: int64 [S], -1 where unknown, or None.
     """
 
     batches: Callable[[], Iterable[Mapping[str, Array]]]
     reference: Mapping[str, Array]
     labels: Array | None
-
-    @property
-    def samples(self) -> int:
-        """How many samples there are."""
-        return len(next(iter(self.reference.values())))
+    samples: int
+    batching: Batching
 
     def first(self, count: int) -> CheckData:
-        """The first `count` samples, in whole batches' order."""
+        """The first `count` samples, in whole batches' order; whole batches, where an output has no batch axis."""
+        if self.batching.whole:
+            count = -(-count // self.batching.size) * self.batching.size
+        count = min(count, self.samples)
 
         def batches() -> Iterable[Mapping[str, Array]]:
             left = count
@@ -71,14 +69,24 @@ class CheckData:
                     return
 
         labels = None if self.labels is None else self.labels[:count]
-        return CheckData(batches, {n: a[:count] for n, a in self.reference.items()}, labels)
+        return CheckData(batches, self.batching.first(self.reference, count), labels, count, self.batching)
+
+
+@dataclass(frozen=True)
+class Executor:
+    """Something opened to be run, and whether it executes the engine or its graph; `note` says what a reader should
+    know of it."""
+
+    runner: Runner
+    executed: Executed
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class Damaged:
-    """A copy of the graph with one tensor damaged, ready to run."""
+    """A copy with one tensor damaged. `open` makes what executes it; it is released when the context ends."""
 
-    runner: Runner
+    open: Callable[[], AbstractContextManager[Executor]]
     tensor: str
     how: str
 
@@ -87,50 +95,52 @@ def check_engine(
     runner: Runner,
     executed: Executed,
     data: CheckData,
-    inputs: Sequence[TensorSpec],
     limits: Limits,
     *,
     damaged: Damaged | None,
     require: Executed = "graph",
     control: Control | None = None,
     keep: Callable[[Mapping[str, Array]], None] | None = None,
+    warnings: Sequence[str] = (),
     progress: Progress,
 ) -> CheckReport:
-    """What `runner` answers on `data`, held against the baseline and the job's limits.
+    """The outputs of `runner` on `data`, compared with the baseline's and judged by the job's limits.
 
     Args:
         runner: executes the engine, or its graph.
         executed: which of the two.
-        data: inputs and what the baseline answered.
-        inputs: the input bindings; a batch is padded up to their smallest extent and split at their largest.
+        data: inputs and the baseline's outputs.
         limits: those not set are measured and not judged.
         damaged: the control: it must fail under the same limits.
         require: "engine" fails the check when only the graph was executed.
         control: an earlier control, used where no damaged copy can be run here.
-        keep: is given what was executed answered on all samples, [S, ...] by output name.
+        keep: is given the outputs on all samples, rows by output name.
+        warnings: what is known to be doubtful before anything is compared; they go into the report.
         progress: is told the samples done.
 
     Raises:
         InputError: neither `damaged` nor `control` is given.
     """
-    found, problems = run_all(runner, data, inputs, progress)
+    outputs, problems = run_all(runner, data, progress)
     if keep is not None:
-        keep(found)
-    measured, more = measure(data.reference, found, data.labels, limits)
+        keep(outputs)
+    whole = data.batching.whole
+    measured, more = measure(data.reference, outputs, data.labels, limits, whole)
     problems += more
+    notes = list(doubtful(measured, data.samples))
     if require == "engine" and executed != "engine":
         problems.append("check.require is engine, and no GPU executed it here")
     if damaged is not None:
-        few = data.first(CONTROL_SAMPLES)
-        answered, wrong = run_all(damaged.runner, few, inputs, None)
-        judged, worse = measure(few.reference, answered, few.labels, limits)
-        failed = bool(wrong or worse) or any(m.passed is False for m in judged)
-        control = Control(damaged.tensor, damaged.how, failed, few.samples)
-        if not failed and undecided(judged, few.samples):
-            problems.append(f"the control's {few.samples} samples are too few for the limits to tell anything")
+        control, note = _control(damaged, data.first(CONTROL_SAMPLES), limits)
+        notes += [note] if note else []
     if control is None:
         raise InputError(
             "check: must have a control (got none). Give a damaged copy of the graph, or an earlier control."
+        )
+    if control.executed != executed:
+        notes.append(
+            f"the control was executed as a {control.executed} ({control.runner or 'where the bundle was made'}), and "
+            f"the check as a {executed}: that the check can fail is shown for the {control.executed} alone"
         )
     if not control.failed:
         problems.append(
@@ -138,48 +148,75 @@ def check_engine(
             "Tighten check.limits, or check on data that differ from each other"
         )
     passed = not problems and all(m.passed is not False for m in measured)
-    notes = undecided(measured, data.samples)
-    return CheckReport(executed, runner.name, data.samples, measured, control, passed, tuple(problems), notes)
+    return CheckReport(
+        executed,
+        runner.name,
+        data.samples,
+        measured,
+        control,
+        passed,
+        tuple(problems),
+        tuple(notes),
+        (*warnings, *near_chance(measured, data)),
+    )
 
 
-def run_all(
-    runner: Runner, data: CheckData, inputs: Sequence[TensorSpec], progress: Progress | None
-) -> tuple[dict[str, Array], list[str]]:
-    """Every output over all batches, concatenated, and what was wrong with them."""
-    parts: dict[str, list[Array]] = {}
-    done, total = 0, data.samples
+def _control(damaged: Damaged, few: CheckData, limits: Limits) -> tuple[Control, str]:
+    """The damaged copy checked by its figures alone (that its samples are few is no failure), and a note."""
+    with damaged.open() as executor:
+        outputs, wrong = run_all(executor.runner, few, None)
+    measured, worse = measure(
+        few.reference, outputs, few.labels, limits.model_copy(update={"confident": False}), few.batching.whole
+    )
+    failed = bool(wrong or worse) or any(m.passed is False for m in measured)
+    control = Control(damaged.tensor, damaged.how, failed, few.samples, executor.executed, executor.runner.name)
+    return control, executor.note
+
+
+def run_all(runner: Runner, data: CheckData, progress: Progress | None) -> tuple[dict[str, Array], list[str]]:
+    """The rows of every output over all batches, and what is wrong with them."""
+    parts: list[dict[str, Array]] = []
+    done = 0
     for batch in data.batches():
-        for piece, count in fitted(batch, inputs):
-            for name, value in runner.run(piece).items():
-                parts.setdefault(name, []).append(np.asarray(value)[:count])
+        for piece, count in data.batching.pieces(batch):
+            parts.append(data.batching.rows(runner.run(piece), count))
             done += count
             if progress is not None:
-                progress.step(done, total, "images")
-    if not done or not parts:
+                progress.step(done, data.samples, "images")
+    if not done or not any(parts):
         return {}, ["no sample was compared"]
-    return {name: np.concatenate(values) for name, values in parts.items()}, []
+    return joined(parts), []
 
 
 def measure(
-    reference: Mapping[str, Array], found: Mapping[str, Array], labels: Array | None, limits: Limits
+    reference: Mapping[str, Array],
+    outputs: Mapping[str, Array],
+    labels: Array | None,
+    limits: Limits,
+    whole: Collection[str] = (),
 ) -> tuple[tuple[Metric, ...], list[str]]:
-    """Every metric of every output, paired by exact name, judged where there is a limit; and what stands in the way."""
-    problems = [f"output {n} is missing from what was executed" for n in reference if n not in found]
-    problems += [f"output {n} was executed and has no baseline" for n in found if n not in reference]
+    """Every metric of every output, paired by exact name, judged where there is a limit; and what stands in the way.
+
+    `whole` names the outputs that have one row a batch: they are compared, and are no class scores of samples.
+    """
+    problems = [f"output {n} is missing from what was executed" for n in reference if n not in outputs]
+    problems += [f"output {n} was executed and has no baseline" for n in outputs if n not in reference]
     values: list[Metric] = []
     for name in reference:
-        if name not in found:
+        if name not in outputs:
             continue
-        a, b = reference[name], found[name]
+        a, b = reference[name], outputs[name]
         if a.shape != b.shape:
             problems.append(f"output {name} has the shape {b.shape}, its baseline {a.shape}")
         elif not len(a):
             problems.append("no sample was compared")
+        elif not a.size:
+            problems.append(f"output {name} has no elements (shape {a.shape})")
         elif not (np.isfinite(a).all() and np.isfinite(b).all()):
             which = "the baseline" if not np.isfinite(a).all() else "what was executed"
             problems.append(f"output {name} holds NaN or infinity in {which}")
         else:
-            values += _of_output(name, a, b, labels)
+            values += _of_output(name, a, b, labels, ranks=name not in whole and metrics.ranks_classes(a))
     by_metric = {m.name for m in values}
     judged = [_judge(m, limits) for m in values]
     for limit, (metric, _) in LIMITS.items():
@@ -191,54 +228,80 @@ def measure(
     return tuple(judged), problems
 
 
-def _of_output(name: str, a: Array, b: Array, labels: Array | None) -> list[Metric]:
-    """Every figure of one output; shares of the samples carry their 95 % confidence interval (see `statistics`)."""
+def _of_output(name: str, a: Array, b: Array, labels: Array | None, *, ranks: bool) -> list[Metric]:
+    """Every figure of one output; shares of the samples carry their 95 % confidence interval (see `intervals`)."""
     cosines = metrics.cosine(a, b)
-    found = [
+    values = [
         Metric("cosine", name, float(cosines.mean())),
         Metric("cosine_worst", name, float(cosines.min())),
         Metric("max_abs", name, metrics.max_abs(a, b)),
         Metric("relative_l2", name, metrics.relative_l2(a, b)),
         Metric("sqnr_db", name, metrics.sqnr_db(a, b)),
     ]
-    if metrics.ranks_classes(a):
-        agreement = statistics.binomial_interval(metrics.same_class(a, b), len(a))
-        found.append(Metric("top1_agreement", name, metrics.top1_agreement(a, b), interval=agreement))
+    if ranks:
+        agreement = intervals.binomial_interval(metrics.same_class(a, b), len(a))
+        values.append(Metric("top1_agreement", name, metrics.top1_agreement(a, b), interval=agreement))
         if labels is not None and (labels >= 0).any():
             pairs = metrics.paired_accuracy(a, b, labels)
             before, after = pairs.accuracies
-            drop = statistics.paired_interval(pairs.only_reference, pairs.only_found, pairs.samples)
-            found.append(Metric("accuracy_baseline", name, before))
-            found.append(Metric("accuracy_engine", name, after))
-            found.append(Metric("accuracy_drop", name, pairs.drop, interval=drop))
-    return found
+            drop = intervals.paired_interval(pairs.only_reference, pairs.only_found, pairs.samples)
+            values.append(Metric("accuracy_baseline", name, before))
+            values.append(Metric("accuracy_engine", name, after))
+            values.append(Metric("accuracy_drop", name, pairs.drop, interval=drop))
+    return values
 
 
 def _judge(metric: Metric, limits: Limits) -> Metric:
-    """A share of the samples fails its limit when its whole interval does; any other figure when it itself does."""
+    """The measured value decides; with `confident`, its whole confidence interval has to meet the limit too."""
     for name, (of, larger_is_better) in LIMITS.items():
         limit = getattr(limits, name)
         if of != metric.name or limit is None:
             continue
-        if metric.interval is not None:
-            passed = not statistics.fails(metric.interval, limit, larger_is_better)
-        else:
-            passed = metric.value >= limit if larger_is_better else metric.value <= limit
+        worst = metric.value
+        if limits.confident and metric.interval is not None:
+            worst = metric.interval[0 if larger_is_better else 1]
+        passed = worst >= limit if larger_is_better else worst <= limit
         return replace(metric, limit=limit, passed=passed and not math.isnan(metric.value))
     return metric
 
 
-def undecided(judged: Sequence[Metric], samples: int) -> tuple[str, ...]:
-    """A line for each limit that these samples are too few for: its figure might be on either side."""
+def doubtful(judged: Sequence[Metric], samples: int) -> tuple[str, ...]:
+    """A line for each limit whose verdict another sample of the same data might turn round."""
     better = dict(LIMITS.values())
     lines = []
     for m in judged:
-        if m.limit is None or m.interval is None or statistics.can_tell(m.interval, m.limit, better[m.name]):
+        if m.limit is None or m.interval is None or intervals.can_tell(m.interval, m.limit, better[m.name]):
             continue
-        enough = statistics.samples_to_tell(m.value, m.interval, m.limit, samples)
-        more = "no number would" if enough is None else f"about {enough} would be needed"
+        meets = m.value >= m.limit if better[m.name] else m.value <= m.limit
+        enough = intervals.samples_to_tell(m.value, m.interval, m.limit, samples)
+        more = "no number of samples would settle it" if enough is None else f"about {enough} would settle it"
         lines.append(
-            f"{m.output}.{m.name}: {samples} samples are too few to tell whether {m.value:.4g} meets the limit "
-            f"{m.limit:g} (95 % interval {m.interval[0]:.4g} to {m.interval[1]:.4g}; {more})"
+            f"{m.output}.{m.name}: {m.value:.4g} {'meets' if meets else 'misses'} the limit {m.limit:g}, and {samples} "
+            f"samples are too few to be sure of it (95 % interval {m.interval[0]:.4g} to {m.interval[1]:.4g}; {more})"
         )
+    return tuple(lines)
+
+
+def near_chance(measured: Sequence[Metric], data: CheckData) -> tuple[str, ...]:
+    """A warning where the baseline's own accuracy could be that of guessing: labels then say nothing of the engine.
+
+    Guessing reaches the share of the most frequent label. The baseline is near that when its 95 % interval reaches down
+    to it, unless its accuracy is nearer to 1.
+    """
+    if data.labels is None:
+        return ()
+    known = data.labels[data.labels >= 0]
+    lines = []
+    for m in measured:
+        if m.name != "accuracy_baseline":
+            continue
+        frequent, uniform = float(np.bincount(known).max()) / len(known), 1 / data.reference[m.output].shape[1]
+        chance = uniform if frequent == 1 else max(frequent, uniform)
+        low, _ = intervals.binomial_interval(round(m.value * len(known)), len(known))
+        if low <= chance and m.value < (1 + chance) / 2:
+            lines.append(
+                f"{m.output}: the baseline itself is right on {100 * m.value:.1f} % of {len(known)} labelled samples, "
+                f"and guessing on {100 * chance:.1f} %: accuracy and drop say nothing. Do the labels number the "
+                "model's classes? See check.labels"
+            )
     return tuple(lines)

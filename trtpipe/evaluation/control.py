@@ -1,33 +1,42 @@
-"""The control of a check: a copy of the ONNX graph with one tensor damaged."""
+"""The control of a check: a copy of the graph with one tensor damaged, as an ONNX file or as an exported program.
+
+In a quantized graph the scale of the last activation (in its Q and in every DQ that reads it) is multiplied by 127, as
+if calibration had gone wrong by that much. In any other graph the last weight is set to zero.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trtpipe.errors import BuildError
-from trtpipe.values import OnnxModel
+from trtpipe.values import LoadedModel, OnnxModel, Quantized
+
+if TYPE_CHECKING:
+    from onnx import TensorProto
+    from torch.fx import GraphModule, Node
 
 #: A calibration gone wrong by this factor leaves only -1, 0 and 1 of the 255 levels.
 SCALE_FACTOR = 127.0
+HOW_SCALE, HOW_WEIGHT = f"scale x {SCALE_FACTOR:g}", "weight set to zero"
+_NOTHING = "check: cannot build the negative control: no quantization scale and no Conv/Gemm/MatMul weight to damage"
 
 
-def damaged_copy(model: OnnxModel) -> tuple[bytes, str, str]:
-    """The graph's bytes with one tensor damaged, which one, and how.
-
-    In a quantized graph the scale of the last activation (in its Q and in every DQ that reads it) is multiplied by
-    127, as if calibration had gone wrong by that much. In any other graph the last weight is set to zero.
+def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
+    """The ONNX graph with one tensor damaged, which node's, and how.
 
     Raises:
-        BuildError: the graph has neither; nothing in it can be damaged.
+        BuildError: it has no quantization scale and no weight.
     """
     import onnx
     from onnx import numpy_helper
 
     proto = onnx.load_from_string(model.data)
     graph = proto.graph
-    constants: dict[str, Any] = {i.name: i for i in graph.initializer}
+    constants: dict[str, TensorProto] = {i.name: i for i in graph.initializer}
     quantizers = [n for n in graph.node if n.op_type == "QuantizeLinear" and n.input[1] in constants]
     if quantizers:
         last = quantizers[-1]
@@ -37,7 +46,7 @@ def damaged_copy(model: OnnxModel) -> tuple[bytes, str, str]:
             new = (scale.astype(np.float32) * SCALE_FACTOR).astype(scale.dtype)
             node.input[1] = f"damaged_scale_{k}"
             graph.initializer.append(numpy_helper.from_array(new, node.input[1]))
-        return proto.SerializeToString(), last.name, f"scale x {SCALE_FACTOR:g}"
+        return replace(model, data=proto.SerializeToString()), last.name, HOW_SCALE
     weights = [
         (n, i)
         for n in graph.node
@@ -45,11 +54,64 @@ def damaged_copy(model: OnnxModel) -> tuple[bytes, str, str]:
         if i in constants and n.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul")
     ]
     if not weights:
-        raise BuildError("check: the graph must have a weight or a scale to damage for the control (got neither).")
+        raise BuildError(_NOTHING)
     node, name = weights[-1]
     zero = np.zeros_like(numpy_helper.to_array(constants[name]))
     graph.initializer.append(numpy_helper.from_array(zero, "damaged_weight"))
     for k, given in enumerate(node.input):
         if given == name:
             node.input[k] = "damaged_weight"
-    return proto.SerializeToString(), node.name, "weight set to zero"
+    return replace(model, data=proto.SerializeToString()), node.name, HOW_WEIGHT
+
+
+def damaged_program(loaded: LoadedModel, quantized: Quantized) -> tuple[Quantized, LoadedModel, str, str]:
+    """The same of an exported program and of the model it was made of, for routes that compile either without ONNX.
+
+    Without quantization both have the same weight set to zero, so that it does not matter which one is compiled.
+
+    Raises:
+        BuildError: the program has no quantization scale and no weight.
+    """
+    from trtpipe.model.export import export
+    from trtpipe.model.nodes import calls, module_path, op_name
+
+    graph: GraphModule = quantized.program.module(check_guards=False)
+    nodes = list(calls(graph.graph))
+    quantizers = [n for n in nodes if op_name(n) == "quantize_per_tensor"]
+    if quantizers:
+        last, how = quantizers[-1], HOW_SCALE
+        for node in (last, *(u for u in last.users if op_name(u) == "dequantize_per_tensor")):
+            node.args = (node.args[0], float(node.args[1]) * SCALE_FACTOR, *node.args[2:])  # type: ignore[arg-type]
+        reader = next((u for d in last.users for u in d.users), last)
+    else:
+        reader, how = _without_weight(graph, nodes), HOW_WEIGHT
+        loaded = _without_weights_of(loaded, module_path(reader))
+    graph.recompile()
+    tensor = f"{module_path(reader) or 'the model'}/{op_name(reader)}"
+    return replace(quantized, program=export(graph, quantized.inputs)), loaded, tensor, how
+
+
+def _without_weights_of(loaded: LoadedModel, path: str) -> LoadedModel:
+    """The model with the weights of one of its modules set to zero."""
+    module = copy.deepcopy(loaded.module)
+    network = module.get_submodule("network")
+    for parameter in network.get_submodule(path).parameters(recurse=False):
+        if parameter.dim() > 1:
+            parameter.data.zero_()
+    return replace(loaded, module=module)
+
+
+def _without_weight(graph: GraphModule, nodes: list[Node]) -> Node:
+    """The last operation that has a constant weight, which is now zero."""
+    import torch
+
+    from trtpipe.model.nodes import add_constant, constant_value, is_constant, op_name
+
+    for node in reversed(nodes):
+        if op_name(node).startswith(("conv", "linear", "matmul", "addmm", "mm", "bmm")):
+            for read in node.all_input_nodes:
+                if is_constant(read) and constant_value(graph, read).dim() > 1:
+                    zero = add_constant(graph, "damaged_weight", torch.zeros_like(constant_value(graph, read)), node)
+                    node.replace_input_with(read, zero)
+                    return node
+    raise BuildError(_NOTHING)

@@ -18,9 +18,12 @@ def _rows(x: Array) -> Array:
 def cosine(reference: Array, found: Array) -> Array:
     """Cosine similarity of each sample, float64 [S] in [-1, 1].
 
-    Two zero vectors are equal (1); a zero vector against any other is as far off as can be told (0).
+    Two zero vectors are equal (1); a zero vector against any other is as far off as can be told (0). A vector of one
+    number has no direction but its sign: such an output is one vector over all samples, and float64 [1] comes back.
     """
     a, b = _rows(reference), _rows(found)
+    if a.shape[1] == 1:
+        a, b = a.T, b.T
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     both_zero = ~a.any(axis=1) & ~b.any(axis=1)
     safe = np.where(lengths > 0, lengths, 1.0)

@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from trtpipe.batching import fitted
+from trtpipe.batching import Array
 from trtpipe.errors import MissingError
 from trtpipe.evaluation.bench import Mode, Ready
 from trtpipe.values import LoadedModel
 
-Array = np.ndarray[Any, Any]
 Tensors = tuple[torch.Tensor, ...]
 
 #: Batches of calibration data that PyTorch's own INT8 observes.
@@ -294,10 +293,3 @@ def _tell_relus_apart(graph: Any) -> None:
     for node in graph.graph.nodes:
         if node.target in (torch.ops.aten.relu.default, torch.ops.aten.relu_.default):
             node.meta["source_fn_stack"] = [(node.name, torch.nn.functional.relu)]
-
-
-def pieces(batches: Iterator[Mapping[str, Array]], loaded: LoadedModel) -> Iterator[Mapping[str, Array]]:
-    """Batches cut to what the bindings allow; the padding stays, since only ranges are read off them."""
-    for arrays in batches:
-        for piece, _ in fitted(arrays, loaded.inputs):
-            yield piece

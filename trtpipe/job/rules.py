@@ -161,6 +161,12 @@ def _names(inputs: Mapping[str, Input], outputs: Mapping[str, Output]) -> Iterat
 def _precision(precision: Precision) -> Iterator[Broken]:
     if precision.fp16_mode and precision.bf16_mode:
         yield Broken(("precision", "bf16_mode"), "not be set with fp16_mode", "both true", "Choose one.")
+    if precision.placement == "all" and not (precision.int8_mode and (precision.fp16_mode or precision.bf16_mode)):
+        must, hint = (
+            "be auto unless int8_mode and one of fp16_mode and bf16_mode are true",
+            "INT8 alone leaves out nothing.",
+        )
+        yield Broken(("precision", "placement"), must, "all", hint)
     if precision.keep.fp32 and not (precision.fp16_mode or precision.bf16_mode or precision.int8_mode):
         yield Broken(("precision", "keep", "fp32"), "be empty when everything is FP32", _list(precision.keep.fp32))
     for half, mode in (("fp16", precision.fp16_mode), ("bf16", precision.bf16_mode)):
@@ -228,9 +234,13 @@ def _calibration_fits(calibration: Calibration | None, inputs: Mapping[str, Inpu
 def _check(check: Check) -> Iterator[Broken]:
     yield from _data("check", check, ("images", "arrays", "factory"))
     limits = check.limits
-    if all(getattr(limits, name) is None for name in type(limits).model_fields):
+    if not limits.given:
         hint = "A check without a limit cannot fail; start with cosine_min: 0.99."
         yield Broken(("check", "limits"), "set at least one limit", "none", hint)
+    shares = ("top1_agreement_min", "accuracy_drop_max")
+    if limits.confident and not set(shares) & set(limits.given):
+        path = ("check", "limits", "confident")
+        yield Broken(path, f"be given only with {' or '.join(shares)}", "neither", "Other figures have no interval.")
     if limits.speedup_over_fp16_min is not None and check.require != "engine":
         got = f"require: {check.require}"
         path = ("check", "limits", "speedup_over_fp16_min")

@@ -156,6 +156,15 @@ class Limits(Section):
         default=None, ge=0, le=1, description="top-1 accuracy lost against the labels, 0.01 is one point"
     )
     speedup_over_fp16_min: float | None = Field(default=None, gt=0, description="needs require: engine")
+    confident: bool = Field(
+        default=False,
+        description="top1_agreement and accuracy_drop: the whole 95 % confidence interval must meet the limit",
+    )
+
+    @property
+    def given(self) -> dict[str, float]:
+        """The limits that are set, by name."""
+        return {n: v for n, v in self.model_dump(exclude={"confident"}).items() if v is not None}
 
 
 class Check(Data):
@@ -186,6 +195,10 @@ class Precision(Section):
     fp16_mode: bool = Field(default=False, description="compute in FP16 where that is safe")
     bf16_mode: bool = Field(default=False, description="compute in BF16 where that is safe")
     int8_mode: bool = Field(default=False, description="quantize convolutions, linears and matmuls to INT8")
+    placement: Literal["auto", "all"] = Field(
+        default="auto",
+        description="auto: with fp16_mode or bf16_mode, what gains nothing from INT8 stays in that; all: nothing does",
+    )
     keep: Keep = Field(default=Keep(), description="what stays out")
 
 

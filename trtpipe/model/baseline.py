@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from trtpipe.batching import fitted
+from calib.user_code import user_code
+from trtpipe.batching import Batching, joined
 from trtpipe.errors import InputError
 from trtpipe.model.export import example_inputs
 from trtpipe.progress import Progress
@@ -28,41 +31,45 @@ def record_baseline(
     batches: Iterable[Batch],
     samples: int,
     *,
+    batch_size: int,
     kind: Literal["trace", "script"],
     torchscript: str | None = None,
     progress: Progress,
 ) -> Baseline:
-    """The model as TorchScript, with its outputs on every check sample.
+    """The model as TorchScript, with its outputs on every check sample; a .pt2 program is its own baseline.
 
     Args:
         loaded: the model behind its bindings.
         batches: the check data, in binding dtypes.
         samples: how many they hold.
-        kind: how TorchScript is made of the model.
+        batch_size: samples of each batch but the last.
+        kind: how TorchScript is made of the model; not used for a program, which TorchScript cannot take.
         torchscript: path of a TorchScript file to take instead; it sees the inputs as the network does.
         progress: is told the samples done.
 
     Raises:
-        InputError: the model cannot be traced or scripted, or TorchScript and eager differ on the check data.
+        InputError: the model cannot be traced or scripted, TorchScript and eager differ on the check data, or an
+            output's shape depends on the data.
     """
     import torch
 
     module, name = make_torchscript(loaded, kind, torchscript)
-    outputs: dict[str, list[np.ndarray[Any, Any]]] = {s.name: [] for s in loaded.outputs}
-    labels: list[np.ndarray[Any, Any]] = []
+    batching = Batching(loaded.inputs, loaded.outputs, batch_size)
+    parts: list[dict[str, NDArray[Any]]] = []
+    labels: list[NDArray[np.int64]] = []
     ids: list[str] = []
     worst = largest = 0.0
     for batch in batches:
-        for piece, count in fitted(batch.arrays, loaded.inputs):
+        for piece, count in batching.pieces(batch.arrays):
             args = tuple(torch.from_numpy(piece[s.name]) for s in loaded.inputs)
-            with torch.inference_mode():
-                answers = _run(loaded, module, name, args)
-                eager = loaded.module(*args)
-            for spec, answer, plain in zip(loaded.outputs, answers, eager, strict=True):
-                outputs[spec.name].append(answer[:count].numpy().copy())
-                if answer.is_floating_point():
-                    largest = max(largest, float(plain.abs().max()))
-                    worst = max(worst, float((answer - plain).abs().max()))
+            with torch.inference_mode(), user_code(f"the model, on {_named(batch.ids)}", InputError):
+                outputs = _run(loaded, module, name, args)
+                eager = outputs if name == "program" else loaded.module(*args)
+            arrays = {}
+            for spec, output, plain in zip(loaded.outputs, outputs, eager, strict=True):
+                arrays[spec.name] = output.numpy().copy()
+                largest, worst = _largest(largest, plain), _largest(worst, output.double() - plain.double())
+            parts.append(batching.rows(arrays, count))
         labels.append(batch.labels if batch.labels is not None else np.full(len(batch.ids), -1, np.int64))
         ids += batch.ids
         progress.step(len(ids), samples, "images")
@@ -75,19 +82,42 @@ def record_baseline(
             f"(got a largest difference of {worst:.3g}, outputs up to {largest:.3g}). {fix}"
         )
     every = np.concatenate(labels)
+    padded = len(ids) % batch_size if batching.whole else 0
     return Baseline(
         name,
-        {n: np.concatenate(parts) for n, parts in outputs.items()},
+        joined(parts),
         every if (every >= 0).any() else None,
         tuple(ids),
         worst,
+        (_FILLED_UP.format(", ".join(batching.whole), padded, batch_size),) if padded else (),
     )
+
+
+def _named(ids: tuple[str, ...]) -> str:
+    return f"sample {ids[0]}" if len(ids) == 1 else f"samples {ids[0]} to {ids[-1]}"
+
+
+#: An output over a whole batch sees the copies that fill up the last one.
+_FILLED_UP = (
+    "check: {} is computed over the whole batch; the last batch, of {} samples, was filled up to {} with copies of its "
+    "last sample, for the baseline and for what was executed alike"
+)
+
+
+def _largest(so_far: float, values: torch.Tensor) -> float:
+    """The larger of `so_far` and the largest |value|; NaN once there is one."""
+    if not values.numel():
+        return so_far
+    seen = float(values.double().abs().max())
+    return seen if math.isnan(seen) or seen > so_far else so_far
 
 
 def make_torchscript(
     loaded: LoadedModel, kind: Literal["trace", "script"], torchscript: str | None
-) -> tuple[Any, Literal["trace", "script", "torchscript"]]:
+) -> tuple[Any, Literal["trace", "script", "torchscript", "program"]]:
     """The model as TorchScript, traced or scripted, or the file at `torchscript`; and which of these it is.
+
+    Of an exported program it is the program itself.
 
     Raises:
         InputError: the model cannot be traced or scripted, or the file is none of TorchScript.
@@ -100,6 +130,8 @@ def make_torchscript(
             if torchscript is not None:
                 loaded_file: Any = torch.jit.load(torchscript, map_location="cpu")  # type: ignore[no-untyped-call]
                 return loaded_file.eval(), "torchscript"
+            if loaded.exported:
+                return loaded.module, "program"
             if kind == "script":
                 return torch.jit.script(loaded.module.network).eval(), "script"
             with torch.inference_mode():
@@ -119,8 +151,8 @@ def make_torchscript(
 
 
 def _run(loaded: LoadedModel, module: Any, name: str, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """A traced module holds the bindings; a scripted one or a file is the network alone."""
-    if name == "trace":
+    """The outputs; a traced module and a program hold the bindings, a scripted one or a file is the network alone."""
+    if name in ("trace", "program"):
         return tuple(module(*args))
     bound: Any = loaded.module
     return tuple(bound.outputs(module(*bound.prepared(args))))

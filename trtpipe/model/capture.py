@@ -7,8 +7,9 @@ import math
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from trtpipe.errors import BuildError
 from trtpipe.model.export import export
-from trtpipe.values import Captured, LoadedModel
+from trtpipe.values import Captured, DimRange, LoadedModel, TensorSpec
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +42,72 @@ def capture(loaded: LoadedModel) -> Captured:
     graph.recompile()
     graph = export(graph, loaded.inputs).module(check_guards=False)
     assert isinstance(graph, torch.fx.GraphModule)
-    return Captured(graph, loaded.inputs, loaded.outputs, _digest(graph, loaded.weights_digest), tuple(notes))
+    outputs = _output_specs(graph, loaded)
+    return Captured(graph, loaded.inputs, outputs, _digest(graph, loaded.weights_digest), tuple(notes))
+
+
+def _output_specs(graph: torch.fx.GraphModule, loaded: LoadedModel) -> tuple[TensorSpec, ...]:
+    """The outputs' bindings with the graph's own extents: a number, a dimension of the inputs, or a formula of them.
+
+    A formula such as `2*N` is the name of a dimension whose range is its values at the inputs' min, opt and max.
+
+    Raises:
+        BuildError: an extent depends on the data, or the eager model's batch axis is not the graph's.
+    """
+    import torch
+
+    nodes = list(graph.graph.nodes)
+    symbols: dict[Any, str] = {}
+    for spec, node in zip(loaded.inputs, (n for n in nodes if n.op == "placeholder"), strict=True):
+        for extent, name in zip(node.meta["val"].shape, spec.shape, strict=True):
+            if isinstance(extent, torch.SymInt) and isinstance(name, str):
+                symbols[extent.node.expr] = name
+    dims = {n: r for s in loaded.inputs for n, r in s.dims.items()}
+    batch = loaded.inputs[0].shape[0]
+
+    def named(where: str, extent: int | torch.SymInt) -> tuple[int | str, DimRange | None, bool]:
+        """The extent, its range where it has one, and whether it varies with the batch."""
+        expression = None if isinstance(extent, int) else extent.node.expr
+        if expression is None or expression.is_number:
+            return int(extent), None, False
+        if unknown := expression.free_symbols - set(symbols):
+            raise BuildError(
+                f"{where}: its shape depends on the data ({len(unknown)} extents are known only at run time). "
+                "Return a fixed number of rows and a mask: topk(k) instead of a threshold, no nonzero()."
+            )
+        used = {symbols[s] for s in expression.free_symbols}
+        if expression in symbols:
+            return symbols[expression], dims[symbols[expression]], batch in used
+        text = str(expression.xreplace({s: _symbol(name) for s, name in symbols.items()}))
+        ends = [
+            int(expression.xreplace({s: getattr(dims[name], which) for s, name in symbols.items()}))
+            for which in ("min", "opt", "max")
+        ]
+        return text, DimRange(*sorted(ends)), batch in used
+
+    specs = []
+    for spec, node in zip(loaded.outputs, nodes[-1].args[0], strict=True):
+        extents = [named(f"outputs.{spec.name}", e) for e in node.meta["val"].shape]
+        shape = tuple(e for e, _, _ in extents)
+        varying = [axis for axis, (_, _, varies) in enumerate(extents) if varies]
+        axis = varying[0] if len(varying) == 1 and shape[varying[0]] == batch else None
+        if isinstance(batch, int) or dims[batch].min == dims[batch].max:
+            axis = spec.batch_axis
+        if axis != spec.batch_axis:
+            raise BuildError(
+                f"outputs.{spec.name}: torch.export gives the shape {list(shape)}, and the model itself returns "
+                f"{list(spec.shape)}. It computes another thing for other batch sizes: make it independent of them."
+            )
+        ranges = {str(e): r for e, r, _ in extents if r is not None}
+        specs.append(TensorSpec(spec.name, spec.dtype, shape, ranges, axis))
+    return tuple(specs)
+
+
+def _symbol(name: str) -> Any:
+    """The dimension as sympy writes it in a formula."""
+    import sympy
+
+    return sympy.Symbol(name, integer=True, positive=True)
 
 
 def _digest(graph: torch.fx.GraphModule, weights: str) -> str:

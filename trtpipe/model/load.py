@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
+import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtpipe.errors import BuildError, InputError, MissingError
+from calib.user_code import import_callable, user_code
+from trtpipe.errors import BuildError, InputError
 from trtpipe.job.importable import on_path
-from trtpipe.values import LoadedModel, TensorSpec
+from trtpipe.values import DimRange, LoadedModel, TensorSpec
 
 if TYPE_CHECKING:
     import torch
@@ -27,8 +28,7 @@ def load_model(job: Job, base: Path | None = None) -> LoadedModel:
         base: folder of the job file; a factory's module is looked up there too.
 
     Raises:
-        InputError: the factory, the weights or the outputs are not what the job says.
-        MissingError: a package that the factory's module imports is not installed.
+        InputError: the factory, the weights or the outputs are not what the job says, or the user's code raises.
         BuildError: the model cannot be run on zeros of the declared input shapes.
     """
     from trtpipe.model.bindings import bind
@@ -41,37 +41,7 @@ def load_model(job: Job, base: Path | None = None) -> LoadedModel:
     module = bind(network, inputs, normalize, tuple(job.outputs))
     digest = _weights_digest(network)
     outputs = _output_specs(module, inputs, {n: o.dtype for n, o in job.outputs.items()})
-    return LoadedModel(module, inputs, outputs, digest, source)
-
-
-def import_callable(reference: str, where: str, base: Path | None = None) -> Any:
-    """The object `package.module:name`, looked up on sys.path and, first, in `base`.
-
-    Raises:
-        InputError: `reference` is misspelt or names nothing callable.
-        MissingError: importing the module needs a package that is not installed.
-    """
-    module_name, _, attribute = reference.partition(":")
-    with on_path(base):
-        try:
-            found: Any = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
-                raise InputError(
-                    f"{where}: must name a module that can be imported (got {reference!r}). "
-                    f"Put {module_name.split('.')[0]}.py beside the job file, or install its package."
-                ) from None
-            raise MissingError(
-                f"{where}: {module_name} needs the package {error.name!r}, which is not installed. "
-                f"Install it in this environment."
-            ) from None
-    for part in attribute.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        raise InputError(
-            f"{where}: must be package.module:callable (got {reference!r}). Check the name after the colon."
-        )
-    return found
+    return LoadedModel(module, inputs, outputs, digest, source, exported=job.model.program is not None)
 
 
 def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
@@ -85,13 +55,11 @@ def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
             "model: torch.export cannot take a TorchScript file (got only model.torchscript). Give model.factory or "
             "model.program to build from; model.torchscript then stays the baseline it is compared with."
         )
-    factory = import_callable(model.factory, "model.factory", base)
-    try:
-        network = factory(**model.args)
-    except TypeError as error:
-        raise InputError(
-            f"model.args: must fit the factory {model.factory} (got {error}). Correct the names."
-        ) from error
+    with on_path(base):
+        factory = import_callable(model.factory, "model.factory", InputError)
+        _require_fit(factory, model.factory, model.args)
+        with user_code(f"model.factory: {model.factory}", InputError):
+            network = factory(**model.args)
     if not isinstance(network, torch.nn.Module):
         raise InputError(
             f"model.factory: must return an nn.Module (got {type(network).__name__} from {model.factory}). "
@@ -99,7 +67,23 @@ def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
         )
     if model.weights is not None:
         _load_weights(network, Path(model.weights))
-    return network.eval().requires_grad_(False), f"factory {model.factory}"
+    with user_code(f"model.factory: eval() of the model of {model.factory}", InputError):
+        network = network.eval().requires_grad_(False)
+    return network, f"factory {model.factory}"
+
+
+def _require_fit(factory: Callable[..., Any], reference: str, args: Mapping[str, Any]) -> None:
+    """Refuse arguments that the factory does not take; one without a readable signature is believed."""
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(**args)
+    except TypeError as error:
+        raise InputError(
+            f"model.args: must fit the factory {reference} (got {error}; it takes {signature}). Correct the names."
+        ) from None
 
 
 def _program(path: str) -> torch.nn.Module:
@@ -159,30 +143,66 @@ def _weights_digest(network: torch.nn.Module) -> str:
 def _output_specs(
     module: torch.nn.Module, inputs: tuple[TensorSpec, ...], dtypes: Mapping[str, str]
 ) -> tuple[TensorSpec, ...]:
-    """Run at two sizes of each dynamic dimension; an output extent that moves with one carries its name."""
+    """The outputs' bindings, from running the model at two sizes of each dynamic dimension, and of the batch.
+
+    An extent that is a dynamic dimension at both sizes carries its name; one that varies otherwise is named
+    `<output>_<axis>` until the captured graph says what it is. The batch axis is the only axis that varies with the
+    batch, and is as long as it.
+    """
+    dims = {n: r for s in inputs for n, r in s.dims.items() if r.min < r.max}
+    batch = inputs[0].shape[0]
+    first = {n: min(max(2, r.min), r.max) if n == batch else r.opt for n, r in dims.items()}
+    shapes = _shapes(module, inputs, first)
+    named: list[list[int | str]] = [list(s) for s in shapes]
+    ranges: list[dict[str, DimRange]] = [{} for _ in shapes]
+    fixed = inputs[0].at("opt")[0]
+    sizes = (fixed, fixed + 1)
+    with_batch: list[list[tuple[int, int, int]]] | None = None
+    for name, r in dims.items():
+        size = first[name] + 1 if first[name] < r.max else first[name] - 1
+        changes = _changes(shapes, _shapes(module, inputs, {**first, name: size}))
+        if name == batch:
+            with_batch, sizes = changes, (first[name], size)
+        for k, changed in enumerate(changes):
+            for axis, before, after in changed:
+                whole = (before, after) == (first[name], size)
+                label = name if whole else f"{list(dtypes)[k]}_{axis}"
+                low, high = sorted((before, after))
+                named[k][axis] = label
+                ranges[k][label] = r if whole else DimRange(low, low, high)
+    if batch not in dims:
+        try:
+            with_batch = _changes(shapes, _shapes(module, inputs, first, batch=fixed + 1))
+        except (BuildError, InputError):  # the model takes this one batch alone
+            with_batch = None
+    specs = []
+    for k, (name, dtype) in enumerate(dtypes.items()):
+        batch_axis: int | None = None
+        if with_batch is None:
+            batch_axis = 0 if shapes[k] and shapes[k][0] == sizes[0] else None
+        elif len(with_batch[k]) == 1 and with_batch[k][0][1:] == sizes:
+            batch_axis = with_batch[k][0][0]
+        specs.append(TensorSpec(name, dtype, tuple(named[k]), ranges[k], batch_axis))
+    return tuple(specs)
+
+
+def _shapes(
+    module: torch.nn.Module, inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int], batch: int | None = None
+) -> list[tuple[int, ...]]:
+    """The outputs' shapes for zeros, dynamic dimensions at `sizes` and the first axis at `batch`, if that is given.
+
+    Raises:
+        BuildError: the model does not run on them.
+    """
     import torch
 
-    def run(sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
-        args = []
-        for spec in inputs:
-            shape = [d if isinstance(d, int) else sizes[d] for d in spec.shape]
-            args.append(torch.zeros(shape, dtype=getattr(torch, spec.dtype)))
+    args = []
+    for spec in inputs:
+        shape = [d if isinstance(d, int) else sizes.get(d, spec.dims[d].opt) for d in spec.shape]
+        args.append(torch.zeros([batch or shape[0], *shape[1:]], dtype=getattr(torch, spec.dtype)))
+    try:
         with torch.inference_mode():
             return [tuple(t.shape) for t in module(*args)]
-
-    dims = {n: r for s in inputs for n, r in s.dims.items()}
-    small = {n: min(max(2, r.min), r.max) if n == inputs[0].shape[0] else r.opt for n, r in dims.items()}
-    try:
-        shapes = [list(s) for s in run(small)]
-        named: list[list[int | str]] = [list(s) for s in shapes]
-        for name, r in dims.items():
-            other = small[name] + 1 if small[name] < r.max else max(r.min, small[name] - 1)
-            if other == small[name]:
-                continue
-            for k, shape in enumerate(run({**small, name: other})):
-                for axis, extent in enumerate(shape):
-                    if extent != shapes[k][axis]:
-                        named[k][axis] = name
     except InputError:
         raise
     except Exception as error:
@@ -190,7 +210,21 @@ def _output_specs(
             f"model: must run on zeros of the declared input shapes (got {type(error).__name__}: {error}). "
             "Check inputs.*.shape and dtype."
         ) from error
-    return tuple(
-        TensorSpec(n, dtypes[n], tuple(shape), {d: dims[d] for d in shape if isinstance(d, str)})
-        for n, shape in zip(dtypes, named, strict=True)
-    )
+
+
+def _changes(before: list[tuple[int, ...]], after: list[tuple[int, ...]]) -> list[list[tuple[int, int, int]]]:
+    """For each output, (axis, extent before, extent after) where the two differ.
+
+    Raises:
+        InputError: the rank of an output depends on the size.
+    """
+    for one, other in zip(before, after, strict=True):
+        if len(one) != len(other):
+            raise InputError(
+                f"outputs: each must have one rank whatever the batch and the dynamic dimensions are (got shapes "
+                f"{list(one)} and {list(other)}). Replace squeeze() by squeeze(dim) or flatten(1) in the model."
+            )
+    return [
+        [(axis, b, a) for axis, (b, a) in enumerate(zip(one, other, strict=True)) if a != b]
+        for one, other in zip(before, after, strict=True)
+    ]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtpipe.bundle.format import place
-from trtpipe.errors import Cancelled, InputError, TrtpipeError
+from trtpipe.errors import Cancelled, InputError, user_error
 from trtpipe.job.importable import is_installed
 from trtpipe.nightly.drift import repeat
 from trtpipe.nightly.outcome import JobOutcome
@@ -66,11 +66,11 @@ def execute(task: Task, reporter: Reporter, memory: Memory) -> dict[str, Any]:
         return {"outcome": BUSY}
     except Cancelled:
         raise
-    except TrtpipeError as error:
-        return failure(task, str(error), error.exit_code)
     except ModuleNotFoundError as error:
         return failure(task, f"{error.name}: must be installed (got nothing). Install it in this environment.", 3)
     except Exception as error:  # noqa: BLE001  # a bug costs one job of the night, and its place is said
+        if (shown := user_error(error)) is not None:
+            return failure(task, str(shown), shown.exit_code)
         where = "".join(traceback.format_exception(error)[-3:]).strip()
         return failure(task, f"this is a bug in trtpipe, please report it:\n{where}", 70)
 

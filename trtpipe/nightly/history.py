@@ -17,6 +17,7 @@ from typing import Any
 from trtpipe.errors import InputError
 from trtpipe.nightly.outcome import JobOutcome
 from trtpipe.nightly.task import from_plain, plain
+from trtpipe.outputs import naming_database
 
 #: Raised when the tables change; an older trtpipe then refuses the file instead of damaging it.
 SCHEMA_VERSION = 1
@@ -47,27 +48,36 @@ class History:
 
     Raises:
         InputError: it is not a history, or one of a newer trtpipe.
+        OSError: it cannot be read or written; so does every method.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(path, timeout=60, isolation_level=None)
-            version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version > SCHEMA_VERSION:
-                raise InputError(
-                    f"{path}: must be a history of version {SCHEMA_VERSION} (got {version}). Update trtpipe."
-                )
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=NORMAL")
-            if version < SCHEMA_VERSION:
-                self._db.executescript(_TABLES)
-                self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-        except (sqlite3.Error, OSError) as error:
+            with naming_database(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._db = sqlite3.connect(path, timeout=60, isolation_level=None)
+                self._prepare()
+        except sqlite3.Error as error:
             raise InputError(
                 f"{path}: must be a history of trtpipe (got: {error}). Choose another --history."
             ) from error
+
+    def _prepare(self) -> None:
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version > SCHEMA_VERSION:
+            raise InputError(
+                f"{self.path}: must be a history of version {SCHEMA_VERSION} (got {version}). Update trtpipe."
+            )
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=NORMAL")
+        if version < SCHEMA_VERSION:
+            self._db.executescript(_TABLES)
+            self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+
+    def _execute(self, query: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        with naming_database(self.path):
+            return self._db.execute(query, tuple(values))
 
     def __enter__(self) -> History:
         return self
@@ -78,17 +88,18 @@ class History:
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """Everything recorded in here is one transaction."""
-        self._db.execute("BEGIN IMMEDIATE")
+        self._execute("BEGIN IMMEDIATE")
         try:
             yield
         except BaseException:
-            self._db.execute("ROLLBACK")
+            with contextlib.suppress(sqlite3.Error):  # SQLite itself rolls back when the disk is full
+                self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
+        self._execute("COMMIT")
 
     def begin(self, arguments: Mapping[str, Any]) -> int:
         """A new run's number."""
-        row = self._db.execute(
+        row = self._execute(
             "INSERT INTO runs (began, state, arguments) VALUES (?, 'running', ?)", (now(), json.dumps(dict(arguments)))
         )
         assert row.lastrowid is not None
@@ -96,25 +107,25 @@ class History:
 
     def unfinished(self) -> tuple[int, dict[str, Any]] | None:
         """The latest run and its arguments, when it did not come to its end."""
-        row = self._db.execute("SELECT id, state, arguments FROM runs ORDER BY id DESC LIMIT 1").fetchone()
+        row = self._execute("SELECT id, state, arguments FROM runs ORDER BY id DESC LIMIT 1").fetchone()
         return None if row is None or row[1] == "done" else (row[0], json.loads(row[2]))
 
     def reopen(self, run: int) -> None:
         """Go on with a run."""
-        self._db.execute("UPDATE runs SET state = 'running', ended = NULL WHERE id = ?", (run,))
+        self._execute("UPDATE runs SET state = 'running', ended = NULL WHERE id = ?", (run,))
 
     def end(self, run: int, state: str) -> None:
         """A run came to its end: `done`, or `interrupted`."""
-        self._db.execute("UPDATE runs SET state = ?, ended = ? WHERE id = ?", (state, now(), run))
+        self._execute("UPDATE runs SET state = ?, ended = ? WHERE id = ?", (state, now(), run))
 
     def began(self, run: int) -> str:
         """When a run began, UTC."""
-        return str(self._db.execute("SELECT began FROM runs WHERE id = ?", (run,)).fetchone()[0])
+        return str(self._execute("SELECT began FROM runs WHERE id = ?", (run,)).fetchone()[0])
 
     def record(self, run: int, outcome: JobOutcome, parts: Mapping[str, str], *, green: bool) -> None:
         """One job's result in a run; recording it again replaces it."""
         values = (run, outcome.name, now(), outcome.outcome, int(green), outcome.key, outcome.fingerprint)
-        self._db.execute(
+        self._execute(
             "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (*values, json.dumps(dict(parts)), json.dumps(plain(outcome))),
         )
@@ -145,7 +156,7 @@ class History:
             f"FROM results WHERE {where}) WHERE place <= ? ORDER BY name, run DESC"
         )
         found: dict[str, list[Past]] = {}
-        for row in self._db.execute(query, (run, count)):
+        for row in self._execute(query, (run, count)):
             past = _past(row)
             found.setdefault(past.outcome.name, []).append(past)
         return {name: tuple(rows) for name, rows in found.items()}
@@ -156,10 +167,10 @@ class History:
 
     def names(self) -> tuple[str, ...]:
         """Every job that has a past."""
-        return tuple(row[0] for row in self._db.execute("SELECT DISTINCT name FROM results ORDER BY name"))
+        return tuple(row[0] for row in self._execute("SELECT DISTINCT name FROM results ORDER BY name"))
 
     def _select(self, where: str, values: Sequence[Any]) -> Iterator[Past]:
-        for row in self._db.execute(f"SELECT {_COLUMNS} FROM results WHERE {where}", tuple(values)):
+        for row in self._execute(f"SELECT {_COLUMNS} FROM results WHERE {where}", values):
             yield _past(row)
 
 

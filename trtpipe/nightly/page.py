@@ -10,7 +10,7 @@ from urllib.parse import quote
 from trtpipe.nightly.outcome import Comparison, JobOutcome, NightlyReport, drift_line
 from trtpipe.report import charts
 from trtpipe.report.figures import compact, percent, size
-from trtpipe.report.page import METRICS, MetricRow, metric_row, page
+from trtpipe.report.page import METRICS, MetricRow, metric_row, packages, page
 
 #: The figure of a job's row, and what it is called there: the first of these that it has.
 FIRST: Mapping[str, str] = {
@@ -22,6 +22,8 @@ FIRST: Mapping[str, str] = {
 #: Rows are in this order, and of those that are bad the first few are open.
 ORDER = ("regression", "failed check", "error", "drift", "built", "reused", "cancelled")
 OPEN_ROWS = 5
+#: Of those, the ones that somebody has to look at.
+TROUBLES = ("regression", "failed check", "error", "drift", "cancelled")
 
 #: What `history` holds beside metrics, and how it is called.
 OTHERS: Mapping[str, str] = {
@@ -94,6 +96,8 @@ def render(report: NightlyReport, history: History | None = None, links: Mapping
         report=report,
         rows=rows,
         failed=report.exit_code != 0,
+        troubles=[(word, n) for word in TROUBLES if (n := sum(r.word == word for r in rows))],
+        packages=packages(report.environment),
         open_rows=OPEN_ROWS,
         attention=sum(r.state in ("bad", "warn") for r in rows),
         counts=[(word, n) for word, n in counts if n or word in ("built", "reused")],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trtpipe.batching import joined
 from trtpipe.bundle import golden
 from trtpipe.bundle.format import write_bundle
 from trtpipe.bundle.golden import KEPT_SAMPLES, Golden
@@ -15,21 +17,20 @@ from trtpipe.bundle.manifest import CALIBRATION, GOLDEN, GRAPH, REPORT, Manifest
 from trtpipe.job.sections import Transform
 from trtpipe.model.data import check_transform
 from trtpipe.pipeline.cache.environment import environment, fingerprint, portable_job, source_fingerprint
+from trtpipe.pipeline.stages import batching
 from trtpipe.report.content import Answers, ReportContent
 from trtpipe.report.page import render
+from trtpipe.trt.weights import stored_weights
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from calib.data import Source
     from calib.table import CalibrationTable
+    from trtpipe.batching import Array
     from trtpipe.bundle.format import Bundle, Sign
     from trtpipe.job.job import Job
-    from trtpipe.pipeline.front import Stages
+    from trtpipe.pipeline.front import Front, Stages
     from trtpipe.pipeline.lowered import Compiled, Lowered
     from trtpipe.pipeline.measure import Evidence
-    from trtpipe.values import Baseline, CheckReport, Engine
+    from trtpipe.values import CheckReport, Engine, WeightBytes
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,13 @@ class Checked:
     """A built engine and what it was checked against and with what result: all that a bundle is made of.
 
     `outputs` are those of the engine, or of the graph that was executed for it, on every check sample, [S, ...] by
-    name.
+    name, or [B, ...] where an output has no batch axis.
     """
 
     compiled: Compiled
-    source: Source
-    baseline: Baseline
+    front: Front
     report: CheckReport
-    outputs: Mapping[str, NDArray[np.generic]]
+    outputs: Mapping[str, Array]
 
 
 def assemble(
@@ -53,8 +53,8 @@ def assemble(
     """The bundle `out/<name>`, written."""
     lowered, engine = checked.compiled.lowered, checked.compiled.engine
     with stages("bundle"):
-        manifest = describe(job, lowered, checked.source, checked.baseline, checked.report, engine)
-        files = {GOLDEN: golden.to_bytes(golden.first(golden_data(checked.source, checked.baseline)))}
+        manifest = describe(job, lowered, checked.front, checked.report, engine)
+        files = {GOLDEN: golden.to_bytes(golden_data(job, checked.front))}
         if lowered.table is not None:
             files[CALIBRATION] = table_bytes(lowered.table)
         if engine.graph is not None:
@@ -69,10 +69,12 @@ def report_page(
 ) -> bytes:
     """The bundle's report.html."""
     images = None if job.check.images is None else Path(job.check.images)
-    baseline, lowered = checked.baseline, checked.compiled.lowered
-    answers = None
-    if checked.outputs:
-        answers = Answers(baseline.outputs, checked.outputs, checked.source.ids, baseline.labels, images)
+    baseline, lowered = checked.front.baseline, checked.compiled.lowered
+    # Of outputs that have one row a sample: the page is about samples.
+    names = [s.name for s in lowered.outputs if s.batch_axis is not None]
+    rows = [{n: a[n] for n in names if n in a} for a in (baseline.outputs, checked.outputs)]
+    ids = checked.front.check_source.ids
+    answers = Answers(rows[0], rows[1], ids, baseline.labels, images) if rows[1] else None
     modules = () if evidence.sensitivity is None else evidence.sensitivity.modules
     return render(
         ReportContent(
@@ -97,11 +99,9 @@ def table_bytes(table: CalibrationTable) -> bytes:
         return path.read_bytes()
 
 
-def describe(
-    job: Job, lowered: Lowered, source: Source, baseline: Baseline, report: CheckReport, engine: Engine | None
-) -> Manifest:
+def describe(job: Job, lowered: Lowered, front: Front, report: CheckReport, engine: Engine | None) -> Manifest:
     """The manifest of the bundle, or, without an engine, of the kit."""
-    table, graph = lowered.table, lowered.graph
+    table, graph, source, baseline = lowered.table, lowered.graph, front.check_source, front.baseline
     calibration = None if table is None else table.digest
     parts = {"weights": lowered.weights_digest, "graph": lowered.graph_digest, "calibration": calibration}
     made_from = source_fingerprint(job, parts)
@@ -113,7 +113,7 @@ def describe(
     return Manifest(
         name=job.name,
         kind="kit" if engine is None else "bundle",
-        engine=None if engine is None else describe_engine(engine, job.build),
+        engine=None if engine is None else describe_engine(engine, job.build, int8_weights=_int8_weights(engine)),
         inputs=lowered.inputs,
         outputs=lowered.outputs,
         # A folder of timing caches is this machine's own business.
@@ -136,12 +136,20 @@ def describe(
     )
 
 
-def golden_data(source: Source, baseline: Baseline) -> Golden:
-    """The first check samples with the baseline's outputs on them."""
-    first = next(iter(source.batches(KEPT_SAMPLES)))
-    count = len(first.ids)
-    return Golden(
-        dict(first.arrays),
-        {n: a[:count] for n, a in baseline.outputs.items()},
-        None if baseline.labels is None else baseline.labels[:count],
-    )
+def _int8_weights(engine: Engine) -> WeightBytes | None:
+    """How the engine stores its graph's INT8 weights; None where it is the graph, or has none."""
+    if engine.target == "onnxruntime" or engine.graph is None or engine.fallback:
+        return None
+    found = stored_weights(engine.data, engine.graph.data)
+    return found if found.total else None
+
+
+def golden_data(job: Job, front: Front, count: int = KEPT_SAMPLES) -> Golden:
+    """The first `count` check samples, in whole batches where an output has no batch axis, and their outputs."""
+    how, baseline = batching(job, front), front.baseline
+    batches = itertools.islice(front.check_source.batches(how.size), -(-count // how.size))
+    inputs = joined(b.arrays for b in batches)
+    samples = len(next(iter(inputs.values())))
+    labels = None if baseline.labels is None else baseline.labels[:samples]
+    held = Golden(inputs, how.first(baseline.outputs, samples), labels, how.size if how.whole else None)
+    return golden.first(held, how.outputs, count)

@@ -9,11 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from trtpipe.batching import Array
 from trtpipe.bundle.manifest import GRAPH
 from trtpipe.errors import InputError
-from trtpipe.evaluation.bench import WARM_UP, Bench, Data, Mode, Ready, measure_modes
+from trtpipe.evaluation.bench import WARM_UP, Bench, Data, Mode, Ready, measure_modes, outputs_of
 from trtpipe.evaluation.speedup import HYBRID
 from trtpipe.model.data import open_calibration, open_check
 from trtpipe.pipeline.cache.environment import environment
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from trtpipe.job.job import Job
     from trtpipe.progress import Reporter
     from trtpipe.values import LoadedModel
-
-Array = np.ndarray[Any, Any]
 
 ROUNDS, SECONDS, SAMPLES = 100, 30.0, 256
 
@@ -85,13 +82,14 @@ def bench_front(
 ) -> Bench:
     """The same from the parts of a build; `plans`, by the names of rows, are asked for where a GPU can execute them."""
     from trtpipe.evaluation.gpu_modes import gpu_modes
-    from trtpipe.evaluation.torch_modes import Stand, pieces, torch_modes
+    from trtpipe.evaluation.torch_modes import Stand, torch_modes
 
     arrays, labels = check_samples(front, samples)
-    data, batch = batched(arrays, labels, front.loaded.inputs[0])
+    data = batched(arrays, labels, front.loaded.inputs, front.captured.outputs)
+    batch = data.batching.size
     device = _device()
     first = next(iter(data.batches()))
-    stand = Stand(front.loaded, first, device, lambda: _whole(pieces(_batches(job), front.loaded), batch))
+    stand = Stand(front.loaded, first, device, lambda: _whole(_batches(job), batch))
     modes = [
         *torch_modes(stand, front.torchscript),
         *gpu_modes(stand),
@@ -100,7 +98,7 @@ def bench_front(
     for name, plan in plans.items():
         modes += _engine_modes(plan, job.build.target, first, name)
     modes = [replace(m, cannot=m.cannot or left_out(m.name)) for m in modes]
-    data = Data(data.batches, _reference(front.loaded, data), data.labels)
+    data = replace(data, reference=_reference(front.loaded, data))
     return _measured(job.name, modes, data, batch, rounds, seconds, stages, "eager FP32")
 
 
@@ -109,13 +107,15 @@ def bench_bundle(
 ) -> Bench:
     """The modes of a bundle, which needs no PyTorch: its graph in ONNX Runtime and its engine, on its golden data."""
     stages, manifest, golden = Stages(reporter), bundle.manifest, bundle.golden()
-    data, batch = batched(
+    data = batched(
         {n: a[:samples] for n, a in golden.inputs.items()},
         None if golden.labels is None else golden.labels[:samples],
-        manifest.inputs[0],
+        manifest.inputs,
+        manifest.outputs,
+        golden.outputs,
+        golden.batch,
     )
-    count = sum(len(next(iter(b.values()))) for b in data.batches())
-    data = Data(data.batches, {n: a[:count] for n, a in golden.outputs.items()}, data.labels)
+    batch = data.batching.size
     first = next(iter(data.batches()))
     modes: list[Mode] = []
     if GRAPH in manifest.files:
@@ -144,7 +144,7 @@ def _measured(
     notes = busy(_load(), _cores())
     with stages("bench") as progress:
         rows, done = measure_modes(modes, data, batch=batch, rounds=rounds, seconds=seconds, progress=progress)
-    samples = len(next(iter(data.reference.values())))
+    samples = sum(len(next(iter(b.values()))) for b in data.batches())
     notes = tuple(dict.fromkeys((*notes, *busy(_load(), _cores()))))[:1]
     return Bench(name, batch, samples, done, WARM_UP, reference, _cores(), rows, environment(), notes)
 
@@ -177,13 +177,12 @@ def _reference(loaded: LoadedModel, data: Data) -> dict[str, Array]:
     """What the eager FP32 model answers on the CPU."""
     import torch
 
-    parts: dict[str, list[Array]] = {s.name: [] for s in loaded.outputs}
-    for arrays in data.batches():
+    def answer(arrays: Mapping[str, Array]) -> dict[str, Array]:
         with torch.inference_mode():
             outputs = loaded.module(*(torch.from_numpy(arrays[s.name]) for s in loaded.inputs))
-        for spec, value in zip(loaded.outputs, outputs, strict=True):
-            parts[spec.name].append(value.numpy().copy())
-    return {n: np.concatenate(a) for n, a in parts.items()}
+        return {s.name: o.numpy().copy() for s, o in zip(loaded.outputs, outputs, strict=True)}
+
+    return outputs_of(answer, data)
 
 
 def _whole(batches: Iterator[Mapping[str, Array]], size: int) -> Iterator[Mapping[str, Array]]:
@@ -203,13 +202,13 @@ def _batches(job: Job) -> Iterator[Mapping[str, Array]]:
 
 def _ort_modes(job: Job, front: Front, amax: Mapping[str, float] | None, first: Mapping[str, Array]) -> list[Mode]:
     """ONNX Runtime on the CPU, optimized for speed: the float graph, and the Q/DQ graph with all else in FP32."""
-    from trtpipe.quantization.precision import keep_of
+    from trtpipe.quantization.payoff import keep_of
     from trtpipe.quantization.quantize import quantize as quantize_graph
 
     def graph(int8: bool) -> Callable[[], bytes]:
         def make() -> bytes:
             made = quantize_graph(
-                front.captured, int8=int8, half=None, keep=keep_of(job.precision), amax=amax or {}, ranges={}
+                front.captured, int8=int8, half=None, keep=keep_of(job, front.captured), amax=amax or {}, ranges={}
             )
             return to_onnx(made).data
 

@@ -22,10 +22,8 @@ from trtpipe.report.tune_page import verdict
 from trtpipe.values import CheckReport
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from calib.table import CalibrationTable
+    from trtpipe.batching import Array
     from trtpipe.job.job import Job
     from trtpipe.progress import Reporter
 
@@ -74,16 +72,16 @@ def build(
     stages = Stages(reporter, nullcontext if results is None else results.recording)
     front = prepare(job, stages, results)
     compiled = build_engine(job, front, lambda: calibrate(job, front, stages), stages, results)
-    outputs: dict[str, NDArray[np.generic]] = {}
-    report = check(job, front, compiled.engine, stages, keep=outputs.update)
+    outputs: dict[str, Array] = {}
+    report = check(job, front, compiled, stages, keep=outputs.update)
     if compiled.lowered.table is not None and is_about_numbers(report) and job.check.on_fail == "tune":
         job, tuned, how = retuned(job, front, compiled.lowered.table, out, stages)
         compiled = build_engine(job, front, lambda: tuned, stages)
-        report = check(job, front, compiled.engine, stages, keep=outputs.update)
+        report = check(job, front, compiled, stages, keep=outputs.update)
         report = replace(report, notes=(*report.notes, how))
     report = judged_speed(job, front, compiled.engine, report, stages)
     report, latencies_ms = timed(front, compiled.engine, report, stages)
-    checked = Checked(compiled, front.check_source, front.baseline, report, outputs)
+    checked = Checked(compiled, front, report, outputs)
     evidence = Evidence(latencies_ms=latencies_ms)
     bundle = assemble(job, out, checked, evidence, stages, sign=sign)
     wanted = diagnosis_wanted(job, compiled.lowered.table, report, diagnose_seconds)

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+#: Results that reports do not name: they are part of the model.
+QUIET = ("outputs",)
+
+
 class Memory:
     """The latest model and graph in this process: jobs of one matrix that follow each other share them.
 
@@ -120,7 +124,8 @@ class CachedResults:
         except (DamagedEntry, CalibError, KeyError, TypeError, ValueError):
             self._cache.discard(kind, key)
             return None
-        self.reused.append(kind)
+        if kind not in QUIET:
+            self.reused.append(kind)
         return (value,)
 
     def _waiting(self, kind: str) -> None:
@@ -129,6 +134,7 @@ class CachedResults:
 
 def _key(keys: StageKeys, kind: str) -> str:
     key = {
+        "outputs": keys.model,
         "baseline": keys.baseline,
         "calibration": keys.calibration,
         "graph": keys.graph,

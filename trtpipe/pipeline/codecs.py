@@ -41,6 +41,14 @@ class Codec(Generic[T]):
     load: Callable[[Entry], T]
 
 
+def _dump_specs(specs: tuple[TensorSpec, ...]) -> Stored:
+    return {"specs": _SPECS.dump_python(specs, mode="json")}, {}
+
+
+def _load_specs(entry: Entry) -> tuple[TensorSpec, ...]:
+    return _SPECS.validate_python(entry.facts["specs"])
+
+
 def _dump_baseline(baseline: Baseline) -> Stored:
     tensors = {f"output:{n}": np.ascontiguousarray(a) for n, a in baseline.outputs.items()}
     if baseline.labels is not None:
@@ -156,6 +164,7 @@ def _load_compiled(entry: Entry) -> Compiled:
     return Compiled(lowered, engine)
 
 
+SPECS: Codec[tuple[TensorSpec, ...]] = Codec(_dump_specs, _load_specs)
 BASELINE: Codec[Baseline] = Codec(_dump_baseline, _load_baseline)
 TABLE: Codec[CalibrationTable | None] = Codec(_dump_table, _load_table)
 LOWERED: Codec[Lowered] = Codec(_dump_lowered, _load_lowered)

@@ -6,27 +6,26 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from calib.errors import CalibCancelled, CalibError
-from trtpipe.batching import fitted
+from trtpipe.batching import Batching
 from trtpipe.errors import Cancelled, InputError
 from trtpipe.model.baseline import make_torchscript, record_baseline
 from trtpipe.model.capture import capture
 from trtpipe.model.data import open_calibration, open_check
 from trtpipe.model.load import load_model
-from trtpipe.pipeline.codecs import BASELINE, Codec
+from trtpipe.pipeline.codecs import BASELINE, SPECS, Codec
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
-    from numpy.typing import NDArray
 
     from calib.data import Source
     from trtpipe.job.job import Job
     from trtpipe.progress import Progress, Reporter
-    from trtpipe.values import Baseline, Captured, LoadedModel
+    from trtpipe.values import Baseline, Captured, LoadedModel, TensorSpec
 
 T = TypeVar("T")
 
@@ -51,7 +50,7 @@ class Results(Protocol):
         """A value that can be stored: the one stored for this job's stage, or `make()`.
 
         Args:
-            kind: "baseline", "calibration", "graph" or "engine".
+            kind: "outputs", "baseline", "calibration", "graph" or "engine".
             codec: how it is stored.
             make: makes it.
         """
@@ -129,8 +128,21 @@ class Front:
 
     @cached_property
     def loaded(self) -> LoadedModel:
-        """The model behind its bindings."""
+        """The model behind its bindings; the outputs' shapes are those of its graph."""
+        return replace(self._model, outputs=self.captured.outputs)
 
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The input bindings."""
+        return self.job.input_specs()
+
+    @cached_property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """The output bindings."""
+        return self.results.on_disk("outputs", SPECS, lambda: self.captured.outputs)
+
+    @cached_property
+    def _model(self) -> LoadedModel:
         def make() -> LoadedModel:
             with self._stages("model"):
                 return load_model(self.job, self.job.folder)
@@ -140,7 +152,7 @@ class Front:
     @cached_property
     def captured(self) -> Captured:
         """The model's graph."""
-        loaded = self.loaded
+        loaded = self._model
 
         def make() -> Captured:
             with self._stages("capture"):
@@ -160,12 +172,13 @@ class Front:
         job = self.job
 
         def make() -> Baseline:
-            loaded = self.loaded
+            loaded, size = self._model, job.batch_size(job.check)
             with self._stages("baseline") as progress:
                 return record_baseline(
                     loaded,
-                    self.check_source.batches(job.check.batch_size),
+                    self.check_source.batches(size),
                     self.check_source.sample_count,
+                    batch_size=size,
                     kind=job.model.baseline,
                     torchscript=job.model.torchscript,
                     progress=progress,
@@ -174,11 +187,11 @@ class Front:
         return self.results.on_disk("baseline", BASELINE, make)
 
     @cached_property
-    def torchscript(self) -> torch.jit.ScriptModule:
+    def torchscript(self) -> torch.nn.Module:
         """The model as TorchScript, as the baseline was recorded with it."""
         with self._stages.unnamed():
-            module: torch.jit.ScriptModule
-            module, _ = make_torchscript(self.loaded, self.job.model.baseline, self.job.model.torchscript)
+            module: torch.nn.Module
+            module, _ = make_torchscript(self._model, self.job.model.baseline, self.job.model.torchscript)
             return module
 
     @cached_property
@@ -193,15 +206,11 @@ class Front:
 
         data = self.job.calibration
         calibrates = data is not None and (data.images or data.arrays or data.factory)
-        size = data.batch_size if data is not None and calibrates else self.job.check.batch_size
+        size = self.job.batch_size(data if data is not None and calibrates else self.job.check)
         with self._stages.unnamed():
             source = open_calibration(self.job) if calibrates else self.check_source
-            batches = itertools.islice(_pieces(source, self, size), max(1, RANGE_SAMPLES // size))
-            names = [s.name for s in self.loaded.inputs]
+            how = Batching(self.inputs, self.outputs, size)
+            pieces = (piece for batch in source.batches(size) for piece, _ in how.pieces(batch.arrays))
+            batches = itertools.islice(pieces, max(1, RANGE_SAMPLES // size))
+            names = [s.name for s in self.inputs]
             return precision.observe_ranges(self.captured, ([torch.from_numpy(b[n]) for n in names] for b in batches))
-
-
-def _pieces(source: Source, front: Front, size: int) -> Iterator[Mapping[str, NDArray[np.generic]]]:
-    for batch in source.batches(size):
-        for piece, _ in fitted(batch.arrays, front.loaded.inputs):
-            yield piece

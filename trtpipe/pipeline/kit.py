@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import importlib.util
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
+from calib.audit import doubtful_thresholds
+from trtpipe.batching import Batching
 from trtpipe.bundle.format import write_bundle
-from trtpipe.bundle.golden import Golden
 from trtpipe.bundle.kit import bundle_contents, kit_contents, kit_graph
 from trtpipe.errors import InputError
-from trtpipe.evaluation.check import CheckData, check_engine
-from trtpipe.pipeline.assemble import describe, table_bytes
+from trtpipe.evaluation.check import CheckData, Damaged, check_engine
+from trtpipe.evaluation.control import damaged_copy
+from trtpipe.pipeline.assemble import describe, golden_data, table_bytes
 from trtpipe.pipeline.build import Built, reason, retuned
 from trtpipe.pipeline.cache.environment import BUILDERS, fingerprint, versions
-from trtpipe.pipeline.front import Front, Stages
+from trtpipe.pipeline.front import Stages
 from trtpipe.pipeline.lowered import Lowered
 from trtpipe.pipeline.measure import diagnosis_wanted, explained
-from trtpipe.pipeline.stages import calibrate, check_data, damaged, lower, open_runner, prepare
+from trtpipe.pipeline.stages import (
+    calibrate,
+    check_data,
+    engine_control,
+    graph_control,
+    lower,
+    open_runner,
+    prepare,
+)
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS, is_about_numbers
 from trtpipe.runtime.compatibility import admit, require_fit
 from trtpipe.runtime.device import this_device
@@ -75,9 +84,9 @@ def write_kit(
                 runner,
                 "graph",
                 check_data(job, front),
-                front.loaded.inputs,
                 job.check.limits,
-                damaged=damaged(graph),
+                damaged=graph_control(*damaged_copy(graph), job.build.target),
+                warnings=() if table is None else doubtful_thresholds(table.audit),
                 progress=progress,
             )
         return lowered, graph, report
@@ -94,9 +103,10 @@ def write_kit(
 
     def written(report: CheckReport) -> Bundle:
         with stages("kit"):
-            manifest = describe(job, lowered, front.check_source, front.baseline, report, None)
+            manifest = describe(job, lowered, front, report, None)
             calibration = None if table is None else table_bytes(table)
-            contents = kit_contents(manifest, graph, _all_golden(job, front), calibration)
+            data = golden_data(job, front, front.check_source.sample_count)
+            contents = kit_contents(manifest, graph, data, calibration)
             return write_bundle(out / job.name, *contents, sign=sign)
 
     kit = written(report)
@@ -163,7 +173,7 @@ def _compile(graph: OnnxModel, build: Build, precision: Precision, progress: Pro
 
 
 def _check(kit: Bundle, engine: Engine, progress: Progress) -> CheckReport | None:
-    """The engine on every sample of the kit, with the kit's control; None where nothing can execute it here.
+    """The engine on every sample of the kit, with a control built here; None where nothing can execute it here.
 
     Raises:
         InputError: the kit was never checked.
@@ -180,23 +190,33 @@ def _check(kit: Bundle, engine: Engine, progress: Progress) -> CheckReport | Non
         problem = "check.require is engine, and no GPU executed it here"
         return dataclasses.replace(recorded, passed=False, problems=(*recorded.problems, problem))
     golden = kit.golden()
+    size = golden.batch or manifest.inputs[0].at("max")[0]
+    data = CheckData(
+        lambda: [golden.inputs],
+        golden.outputs,
+        golden.labels,
+        golden.samples,
+        Batching(manifest.inputs, manifest.outputs, size),
+    )
     runner, executed = open_runner(engine)
     with runner:
         return check_engine(
             runner,
             executed,
-            CheckData(lambda: [golden.inputs], golden.outputs, golden.labels),
-            manifest.inputs,
+            data,
             manifest.limits,
-            damaged=None,
+            damaged=_control(kit_graph(kit), manifest.build, manifest.precision, progress),
             require=manifest.require,
             control=recorded.control,
+            warnings=recorded.warnings,
             progress=progress,
         )
 
 
-def _all_golden(job: Job, front: Front) -> Golden:
-    """Every check sample with the baseline's answer."""
-    batches: list[Mapping[str, Any]] = [b.arrays for b in front.check_source.batches(job.check.batch_size)]
-    inputs = {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}
-    return Golden(inputs, dict(front.baseline.outputs), front.baseline.labels)
+def _control(graph: OnnxModel, build: Build, precision: Precision, progress: Progress) -> Damaged | None:
+    """An engine of the damaged graph; None on a device without the package onnx, which damages it: the kit's own
+    control then stands, and the report says how that was executed."""
+    if importlib.util.find_spec("onnx") is None:
+        return None
+    copy, tensor, how = damaged_copy(graph)
+    return engine_control(partial(_compile, copy, build, precision, progress), copy, tensor, how)

@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trtpipe.quantization import placement
-
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
-    from trtpipe.pipeline.front import Front
-    from trtpipe.values import Engine, LayerPrecision, OnnxModel, Quantized, TensorSpec
+    from trtpipe.values import Engine, LayerPrecision, OnnxModel, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -46,23 +43,3 @@ class Compiled:
 
     lowered: Lowered
     engine: Engine
-
-
-def lowered_of(front: Front, quantized: Quantized, table: CalibrationTable | None, graph: OnnxModel | None) -> Lowered:
-    """The data of a quantized graph."""
-    return Lowered(
-        inputs=front.loaded.inputs,
-        outputs=front.loaded.outputs,
-        weights_digest=front.loaded.weights_digest,
-        graph_digest=front.captured.digest,
-        model_notes=front.loaded.notes,
-        layers=quantized.layers,
-        notes=quantized.notes,
-        table=table,
-        shared_scales={} if table is None else _shared_scales(front),
-        graph=graph,
-    )
-
-
-def _shared_scales(front: Front) -> dict[str, str]:
-    return {s.key: s.group for s in placement.find_sites(front.captured.graph)[0] if s.axis is None}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trtpipe.batching import Array, Batching
 from trtpipe.evaluation.bench import Bench, Data
 from trtpipe.evaluation.speedup import HYBRID, judge_speedup, measure_speedup
 from trtpipe.pipeline.front import Front, Stages
@@ -22,8 +23,6 @@ from trtpipe.values import CheckReport, Engine, Metric, TensorSpec
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
     from trtpipe.job.job import Job
-
-Array = np.ndarray[Any, Any]
 
 #: Executions of the engine that are timed, after as many that are not.
 ROUNDS, WARM_UP = 200, 10
@@ -76,7 +75,7 @@ def timed(front: Front, engine: Engine, report: CheckReport, stages: Stages) -> 
         return replace(report, notes=(*report.notes, f"latency_ms: not measured: {HYBRID}")), ()
     with stages("speed"):
         found = latencies(front, engine)
-    metric = Metric("latency_ms", front.loaded.outputs[0].name, statistics.median(found))
+    metric = Metric("latency_ms", front.outputs[0].name, statistics.median(found))
     return replace(report, metrics=(*report.metrics, metric)), found
 
 
@@ -105,8 +104,8 @@ def plan_of(engine: Engine) -> Plan:
 
 def first_batch(front: Front) -> Mapping[str, Array]:
     """The first check samples, as one batch of the `opt` size."""
-    arrays, labels = check_samples(front, front.loaded.inputs[0].at("opt")[0])
-    data, _ = batched(arrays, labels, front.loaded.inputs[0])
+    arrays, labels = check_samples(front, front.inputs[0].at("opt")[0])
+    data = batched(arrays, labels, front.inputs, front.outputs)
     return next(iter(data.batches()))
 
 
@@ -121,21 +120,31 @@ def check_samples(front: Front, most: int) -> tuple[dict[str, Array], Array | No
     return arrays, None if labels is None else labels[: len(next(iter(arrays.values())))]
 
 
-def batched(arrays: Mapping[str, Array], labels: Array | None, first: TensorSpec) -> tuple[Data, int]:
+def batched(
+    arrays: Mapping[str, Array],
+    labels: Array | None,
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+    reference: Mapping[str, Array] | None = None,
+    size: int | None = None,
+) -> Data:
     """Batches of one size alone, so that nothing is compiled twice; what does not fill a batch is left out.
 
-    Fewer samples than the smallest batch are repeated.
+    The size is `size`, or the largest up to `opt` that the samples fill; the last of fewer samples is repeated.
+    `reference` holds the rows of all samples, where they are known.
     """
     there = len(next(iter(arrays.values())))
-    low, opt = first.at("min")[0], first.at("opt")[0]
-    batch = max(low, min(opt, there))
-    order = np.arange(there // batch * batch) if there >= batch else np.resize(np.arange(there), batch)
+    low, opt = inputs[0].at("min")[0], inputs[0].at("opt")[0]
+    batch = size or max(low, min(opt, there))
+    order = np.arange(there // batch * batch) if there >= batch else np.minimum(np.arange(batch), there - 1)
     chosen = {n: np.ascontiguousarray(a[order]) for n, a in arrays.items()}
 
     def batches() -> Iterator[dict[str, Array]]:
         return ({n: a[k : k + batch] for n, a in chosen.items()} for k in range(0, len(order), batch))
 
-    return Data(batches, {}, None if labels is None else labels[order]), batch
+    how = Batching(inputs, outputs, batch)
+    rows = {n: a[: len(order) // batch] if n in how.whole else a[order] for n, a in (reference or {}).items()}
+    return Data(batches, rows, None if labels is None else labels[order], how)
 
 
 def judged_speed(job: Job, front: Front, engine: Engine, report: CheckReport, stages: Stages) -> CheckReport:

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from calib.audit import doubtful_thresholds
 from calib.data import overlap
 from calib.table import CalibrationTable
-from trtpipe.errors import InputError
-from trtpipe.evaluation.check import CheckData, Damaged, check_engine
-from trtpipe.evaluation.control import damaged_copy
+from trtpipe.batching import Array, Batching
+from trtpipe.errors import InputError, TrtpipeError
+from trtpipe.evaluation.check import CheckData, Damaged, Executor, check_engine
+from trtpipe.evaluation.control import damaged_copy, damaged_program
 from trtpipe.model.data import open_calibration
 from trtpipe.pipeline.codecs import COMPILED, LOWERED, TABLE
 from trtpipe.pipeline.front import Front, MadeAnew, Results, Stages
-from trtpipe.pipeline.lowered import Compiled, Lowered, lowered_of
+from trtpipe.pipeline.lowered import Compiled, Lowered
 from trtpipe.routes.onnx import compile_graph, to_onnx
 from trtpipe.routes.registry import route
 from trtpipe.runtime.hybrid import HybridRunner
 from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.trt import driver
 from trtpipe.trt.runtime import EngineRunner
-from trtpipe.values import CheckReport, Engine, LoadedModel, OnnxModel, Quantized
+from trtpipe.values import CheckReport, Engine, Executed, LoadedModel, OnnxModel, Quantized, Target
 
 if TYPE_CHECKING:
     from calib.data import Source
     from trtpipe.job.job import Job
+    from trtpipe.progress import Progress
 
 
 #: Makes the calibration table, None where nothing is calibrated, when it is needed.
@@ -106,7 +109,8 @@ def overlap_notes(calibration: Source, check: Source) -> tuple[str, ...]:
 def quantize(job: Job, front: Front, table: CalibrationTable | None, stages: Stages) -> Quantized:
     """The captured graph in the job's precisions."""
     from trtpipe.quantization import quantize as stage
-    from trtpipe.quantization.precision import half_dtype, keep_of
+    from trtpipe.quantization.payoff import keep_of
+    from trtpipe.quantization.precision import half_dtype
 
     precision, captured = job.precision, front.captured
     with stages("quantize"):
@@ -114,7 +118,7 @@ def quantize(job: Job, front: Front, table: CalibrationTable | None, stages: Sta
             captured,
             int8=quantizes(job),
             half=half_dtype(precision.fp16_mode, precision.bf16_mode),
-            keep=keep_of(precision),
+            keep=keep_of(job, front.captured),
             amax={} if table is None else table.amax,
             ranges=front.ranges if precision.fp16_mode else {},
         )
@@ -131,6 +135,28 @@ def lower(job: Job, front: Front, table: Table, stages: Stages, results: Results
         return lowered_of(front, quantized, made, graph)
 
     return (results or MadeAnew()).on_disk("graph", LOWERED, make)
+
+
+def lowered_of(front: Front, quantized: Quantized, table: CalibrationTable | None, graph: OnnxModel | None) -> Lowered:
+    """The data of a quantized graph."""
+    return Lowered(
+        inputs=front.inputs,
+        outputs=front.captured.outputs,
+        weights_digest=front.loaded.weights_digest,
+        graph_digest=front.captured.digest,
+        model_notes=front.loaded.notes,
+        layers=quantized.layers,
+        notes=quantized.notes,
+        table=table,
+        shared_scales={} if table is None else _shared_scales(front),
+        graph=graph,
+    )
+
+
+def _shared_scales(front: Front) -> dict[str, str]:
+    from trtpipe.quantization.placement import find_sites
+
+    return {s.key: s.group for s in find_sites(front.captured.graph)[0] if s.axis is None}
 
 
 def build_engine(job: Job, front: Front, table: Table, stages: Stages, results: Results | None = None) -> Compiled:
@@ -166,29 +192,42 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, stages: 
 def check(
     job: Job,
     front: Front,
-    engine: Engine,
+    compiled: Compiled,
     stages: Stages,
     *,
-    keep: Callable[[Mapping[str, np.ndarray[Any, Any]]], None] | None = None,
+    keep: Callable[[Mapping[str, Array]], None] | None = None,
 ) -> CheckReport:
-    """The engine (or its graph, where no GPU can run it) against the baseline, with a control; `keep` gets answers."""
+    """The engine (or its graph, where no GPU can run it) against the baseline, with a control.
+
+    Args:
+        job: its limits.
+        front: the check samples and the baseline's outputs on them.
+        compiled: the engine and what it was compiled from; its table's doubtful thresholds become warnings.
+        stages: is told.
+        keep: is given the outputs, as `check_engine` has it.
+    """
+    engine, table, data = compiled.engine, compiled.lowered.table, check_data(job, front)
+
+    def made_of() -> tuple[LoadedModel, Quantized]:
+        return front.loaded, quantize(job, front, table, stages)
+
     with stages("check") as progress:
         runner, executed = open_runner(engine)
         with runner:
             return check_engine(
                 runner,
                 executed,
-                check_data(job, front),
-                front.loaded.inputs,
+                data,
                 job.check.limits,
-                damaged=damaged(engine.graph),
+                damaged=control(job, engine, executed, made_of, progress),
                 require=job.check.require,
                 keep=keep,
+                warnings=() if table is None else doubtful_thresholds(table.audit),
                 progress=progress,
             )
 
 
-def open_runner(engine: Engine) -> tuple[Any, Any]:
+def open_runner(engine: Engine) -> tuple[EngineRunner | HybridRunner | OrtRunner, Executed]:
     """What executes the engine here, and whether that is the engine or its graph."""
     if engine.target != "onnxruntime" and driver.probe().devices:
         settings = engine_settings(engine)
@@ -209,18 +248,74 @@ def engine_settings(engine: Engine) -> dict[str, Any]:
     return {"version_compatible": bool(engine.options.get("version_compatible")), "refit": stripped}
 
 
-def damaged(graph: OnnxModel | None) -> Damaged | None:
-    """The control's copy of the graph, ready to run."""
-    if graph is None:
-        return None
-    data, tensor, how = damaged_copy(graph)
-    return Damaged(OrtRunner(data, as_written=True), tensor, how)
+def control(
+    job: Job,
+    engine: Engine,
+    executed: Executed,
+    made_of: Callable[[], tuple[LoadedModel, Quantized]],
+    progress: Progress,
+) -> Damaged:
+    """The control, executed as the check is: where an engine is, an engine is built of the damaged copy by the same
+    route, and where that cannot be built its graph stands in, with a note."""
+    if engine.graph is not None and (job.build.route == "onnx" or executed == "graph"):
+        copy, tensor, how = damaged_copy(engine.graph)
+        if executed == "graph":
+            return graph_control(copy, tensor, how, engine.target)
+        return engine_control(partial(compile_graph, _uncached(job), copy, progress), copy, tensor, how)
+    program, loaded, tensor, how = damaged_program(*made_of())
+    graph = None if engine.graph is None else to_onnx(program)
+    build = partial(route(job.build.route), _uncached(job), loaded, program, progress)
+    return engine_control(build, graph, tensor, how)
+
+
+def _uncached(job: Job) -> Job:
+    """The job without its file of TensorRT's calibration, which is not the damaged copy's."""
+    return job.model_copy(update={"build": job.build.model_copy(update={"calibration_cache": None})})
+
+
+def engine_control(build: Callable[[], Engine], graph: OnnxModel | None, tensor: str, how: str) -> Damaged:
+    """A damaged copy as an engine; `graph` is what stands in for an engine that cannot be built."""
+
+    @contextmanager
+    def opened() -> Iterator[Executor]:
+        try:
+            engine = build()
+        except TrtpipeError as error:
+            if graph is None:
+                raise
+            why = f"no engine could be built of the control: {str(error).splitlines()[0]}"
+            with OrtRunner(graph.data, as_written=True) as stand_in:
+                yield Executor(stand_in, "graph", why)
+            return
+        runner, executed = open_runner(engine)
+        with runner:
+            yield Executor(runner, executed)
+
+    return Damaged(opened, tensor, how)
+
+
+def graph_control(graph: OnnxModel, tensor: str, how: str, target: Target) -> Damaged:
+    """A damaged graph, executed as `open_runner` executes the graph of an engine of `target`."""
+
+    @contextmanager
+    def opened() -> Iterator[Executor]:
+        with OrtRunner(graph.data, as_written=target != "onnxruntime") as runner:
+            yield Executor(runner, "graph")
+
+    return Damaged(opened, tensor, how)
+
+
+def batching(job: Job, front: Front) -> Batching:
+    """How the check samples are run."""
+    return Batching(front.inputs, front.outputs, job.batch_size(job.check))
 
 
 def check_data(job: Job, front: Front) -> CheckData:
-    """The check samples with the baseline's answers."""
+    """The check samples with the baseline's outputs on them."""
+    size = job.batch_size(job.check)
 
-    def batches() -> Iterator[Mapping[str, np.ndarray[Any, Any]]]:
-        return (b.arrays for b in front.check_source.batches(job.check.batch_size))
+    def batches() -> Iterator[Mapping[str, Array]]:
+        return (b.arrays for b in front.check_source.batches(size))
 
-    return CheckData(batches, front.baseline.outputs, front.baseline.labels)
+    baseline = front.baseline
+    return CheckData(batches, baseline.outputs, baseline.labels, len(baseline.ids), batching(job, front))

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from trtpipe.batching import joined
 from trtpipe.errors import InputError
 from trtpipe.evaluation.check import check_engine, measure
+from trtpipe.evaluation.control import damaged_copy
 from trtpipe.evaluation.speedup import HYBRID
 from trtpipe.job.dump import job_text
 from trtpipe.pipeline.front import Front, Stages
 from trtpipe.pipeline.measure import latencies
-from trtpipe.pipeline.stages import calibrate, check_data, compile_engine, damaged, prepare
+from trtpipe.pipeline.stages import batching, calibrate, check_data, compile_engine, graph_control, prepare
 from trtpipe.quantization.diagnose import diagnose, first_samples
 from trtpipe.quantization.search import EVALUATIONS, Candidate, Laboratory, Preview, Trial, Tuned, search, shortfall
 from trtpipe.quantization.trials import Trials
@@ -77,7 +77,7 @@ def tune_from(
     """`tune` with what a build has already made."""
     if table is None:
         raise InputError("tune: the job must quantize (got int8_mode: false). Set precision.int8_mode.")
-    if not any(value is not None for value in job.check.limits.model_dump().values()):
+    if not job.check.limits.given:
         raise InputError("tune: check.limits must set the budget (got none). Add one, like accuracy_drop_max: 0.01.")
     bench = _Bench(job, front, table, stages)
     trials = Trials.open(out / f"{job.name}.trials.json", bench.key())
@@ -160,16 +160,17 @@ class _Bench:
     def evaluate(self, candidate: Candidate) -> Trial:
         """One candidate down the line to its Q/DQ graph, and that against all check samples, with the control."""
         from trtpipe.quantization import quantize as stage
-        from trtpipe.quantization.precision import half_dtype, keep_of
+        from trtpipe.quantization.payoff import keep_of
+        from trtpipe.quantization.precision import half_dtype
 
         job, front = chosen(self.job, candidate), self.front
-        precision = job.precision
+        precision, keep = job.precision, keep_of(job, front.captured)
         with self.stages(f"trial: {described(candidate)}") as progress:
             quantized = stage.quantize(
                 front.captured,
                 int8=True,
                 half=half_dtype(precision.fp16_mode, precision.bf16_mode),
-                keep=keep_of(job.precision),
+                keep=keep,
                 amax=self.table(candidate.algorithm).amax,
                 ranges=front.ranges if precision.fp16_mode else {},
             )
@@ -178,13 +179,12 @@ class _Bench:
                 OrtRunner(model.data, as_written=job.build.target != "onnxruntime"),
                 "graph",
                 check_data(job, front),
-                front.loaded.inputs,
                 job.check.limits,
-                damaged=damaged(model),
+                damaged=graph_control(*damaged_copy(model), job.build.target),
                 progress=progress,
             )
         missed = shortfall(report.metrics, job.check.limits)
-        share = self.int8_share(keep_of(job.precision))
+        share = self.int8_share(keep)
         size, latency = len(model.data), self.latency_ms(job, quantized)
         return Trial(candidate, report.passed, missed, report.metrics, report.problems, share, size, latency)
 
@@ -207,7 +207,7 @@ class _Bench:
 
         graph = self.front.captured.graph
         if not self._macs:
-            sample = next(first_samples(self.front.check_source, self.front.captured.inputs, 1))
+            sample = next(first_samples(self.front.check_source, batching(self.job, self.front), 1))
             machine = Partial(graph)
             machine.finish(0, machine.inputs(sample.inputs), {})
             self._macs.update({node.name: count for node, count in machine.macs_of.items()})
@@ -218,28 +218,29 @@ class _Bench:
     def preview(self, candidate: Candidate) -> Preview:
         """The first samples through the graph with the candidate's tensors rounded to INT8; FP16 is not imitated."""
         from trtpipe.quantization.partial import Partial, roundings
+        from trtpipe.quantization.payoff import keep_of
         from trtpipe.quantization.placement import find_sites, kept_sites
-        from trtpipe.quantization.precision import half_dtype, keep_of
+        from trtpipe.quantization.precision import half_dtype
 
         job, front = chosen(self.job, candidate), self.front
         graph, precision = front.captured.graph, job.precision
-        sites = kept_sites(find_sites(graph)[0], keep_of(job.precision).out_of_int8)
+        sites = kept_sites(find_sites(graph)[0], keep_of(job, front.captured).out_of_int8)
         half = half_dtype(precision.fp16_mode, precision.bf16_mode)
         changed = roundings(graph, sites, self.table(candidate.algorithm).amax, half)
-        machine, parts = Partial(graph), []
-        for sample in first_samples(front.check_source, front.captured.inputs):
+        machine, parts, how = Partial(graph), [], batching(job, front)
+        count = 0
+        for sample in first_samples(front.check_source, how):
             outputs, _ = machine.finish(0, machine.inputs(sample.inputs), changed)
-            parts.append([o[: sample.count].numpy() for o in outputs])
-        found = {
-            s.name: np.concatenate(o) for s, o in zip(front.captured.outputs, zip(*parts, strict=True), strict=True)
-        }
-        count = len(next(iter(found.values())))
+            arrays = {s.name: o.numpy() for s, o in zip(how.outputs, outputs, strict=True)}
+            parts.append(how.rows(arrays, sample.count))
+            count += sample.count
         labels = front.baseline.labels
         metrics, problems = measure(
-            {n: a[:count] for n, a in front.baseline.outputs.items()},
-            found,
+            how.first(front.baseline.outputs, count),
+            joined(parts),
             None if labels is None else labels[:count],
             job.check.limits,
+            how.whole,
         )
         ratios = [m.value for m in metrics if m.name == "sqnr_db"]
         return Preview(

@@ -4,6 +4,7 @@ __all__ = [
     "diagnose",
     "operators",
     "partial",
+    "payoff",
     "placement",
     "precision",
     "quantize",

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from trtpipe.batching import fitted
+from trtpipe.batching import Batching
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trtpipe.progress import Progress
     from trtpipe.quantization.ranking import Sensitivity
     from trtpipe.quantization.sensitivity import Sample
-    from trtpipe.values import Captured, CheckReport, TensorSpec
+    from trtpipe.values import Captured, CheckReport
 
 #: Samples that sensitivities are measured on, and how many are run at a time.
 SAMPLES, BATCH = 32, 8
@@ -26,6 +26,8 @@ BATCH_BYTES = 2 << 30
 DIAGNOSE_SECONDS = 60.0
 #: How many modules a failed check names.
 NAMED = 3
+#: How the line of `blame` begins.
+BLAME = "worst modules in INT8"
 
 
 def diagnose(
@@ -41,16 +43,21 @@ def diagnose(
     After `seconds` it gives what it has: fewer samples, and of a large network only the modules that are worst by
     themselves.
     """
-    from trtpipe.quantization.precision import half_dtype, keep_of
+    from trtpipe.quantization.payoff import keep_of
+    from trtpipe.quantization.precision import half_dtype
     from trtpipe.quantization.sensitivity import measure_sensitivity
 
     precision = job.precision
     return measure_sensitivity(
         captured,
         amax,
-        first_samples(source, captured.inputs, batch=batch_size(captured)),
+        first_samples(
+            source,
+            Batching(captured.inputs, captured.outputs, job.batch_size(job.check)),
+            batch=batch_size(captured),
+        ),
         half=half_dtype(precision.fp16_mode, precision.bf16_mode),
-        keep=keep_of(precision),
+        keep=keep_of(job, captured),
         progress=progress,
         seconds=seconds,
     )
@@ -63,22 +70,22 @@ def batch_size(captured: Captured) -> int:
     return max(1, min(BATCH, BATCH_BYTES // max(1, value_bytes(captured.graph))))
 
 
-def first_samples(
-    source: Source, inputs: tuple[TensorSpec, ...], count: int = SAMPLES, batch: int = BATCH
-) -> Iterator[Sample]:
-    """The first `count` samples as tensors, in batches of about `batch` that the bindings allow."""
+def first_samples(source: Source, how: Batching, count: int = SAMPLES, batch: int = BATCH) -> Iterator[Sample]:
+    """The first `count` samples as tensors, about `batch` at a time; in batches of `how` where an output has no batch
+    axis."""
     import torch
 
     from trtpipe.quantization.sensitivity import Sample
 
     left = count
-    for samples in source.batches(min(batch, count)):
+    size = how.size if how.whole else min(batch, count)
+    for samples in source.batches(size):
         labels = samples.labels
-        for piece, real in fitted(samples.arrays, inputs):
-            real = min(real, left)
+        for piece, real in how.pieces(samples.arrays):
+            real = real if how.whole else min(real, left)
             some = None if labels is None else torch.from_numpy(labels[:real])
             labels = None if labels is None else labels[real:]
-            yield Sample(tuple(torch.from_numpy(piece[s.name]) for s in inputs), real, some)
+            yield Sample(tuple(torch.from_numpy(piece[s.name]) for s in how.inputs), real, some)
             left -= real
             if left <= 0:
                 return
@@ -100,7 +107,7 @@ def blame(sensitivity: Sensitivity, half: str | None) -> str:
     if sensitivity.left_out:
         measured += f" of {len(modules) + sensitivity.left_out} that there was time for"
     return (
-        f"worst modules in INT8: {', then '.join(named)} at the outputs when it alone is quantized "
+        f"{BLAME}: {', then '.join(named)} at the outputs when it alone is quantized "
         f"(the median of {measured}: {_db(median)}).{step}"
     )
 

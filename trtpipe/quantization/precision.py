@@ -6,14 +6,13 @@ import difflib
 import fnmatch
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from trtpipe.errors import InputError
-from trtpipe.job.sections import Precision
 from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, module_path, op_name, source_line
 from trtpipe.values import Captured, LayerPrecision, TensorSpec
 
@@ -53,11 +52,18 @@ QUANTIZE, DEQUANTIZE = (
 
 @dataclass(frozen=True)
 class Keep:
-    """The job's globs over module paths; a glob that names a container holds for all inside it."""
+    """What stays out of a lower precision.
+
+    `fp32`, `fp16` and `bf16` are the job's globs over module paths; a glob that names a container holds for all inside
+    it. `wide` has the reason, by node name, of operations that are kept out of INT8 beside those, and `notes` what else
+    a reader of the report has to know of them.
+    """
 
     fp32: tuple[str, ...] = ()
     fp16: tuple[str, ...] = ()
     bf16: tuple[str, ...] = ()
+    wide: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def fp32_glob(self, node: Node) -> str | None:
         """The first glob that keeps the node in FP32."""
@@ -65,21 +71,16 @@ class Keep:
 
     def out_of_int8(self, node: Node) -> bool:
         """Whether the node must not compute in INT8."""
-        return _matching(self.fp32 + self.fp16 + self.bf16, module_path(node)) is not None
+        globs = self.fp32 + self.fp16 + self.bf16
+        return node.name in self.wide or _matching(globs, module_path(node)) is not None
 
     def reason(self, node: Node) -> str | None:
-        """Which entry of the job keeps the node out of INT8."""
+        """Why the node is kept out of INT8: the entry of the job, or what it does not gain."""
         for name, globs in (("fp32", self.fp32), ("fp16", self.fp16), ("bf16", self.bf16)):
             glob = _matching(globs, module_path(node))
             if glob:
                 return f"precision.keep.{name}: {glob}"
-        return None
-
-
-def keep_of(precision: Precision) -> Keep:
-    """The job's `precision.keep` as globs over module paths."""
-    keep = precision.keep
-    return Keep(keep.fp32, keep.fp16, keep.bf16)
+        return self.wide.get(node.name)
 
 
 def _matching(globs: Iterable[str], path: str) -> str | None:

@@ -293,7 +293,7 @@ def quantize(
         InputError: a glob matches nothing, or the table lacks a tensor.
     """
     keep = checked_keep(keep, captured.graph)
-    notes: list[str] = list(captured.notes)
+    notes: list[str] = [*captured.notes, *keep.notes]
     scales: dict[str, float] = {}
     unquantized: dict[str, str] = {}
     if int8:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from trtpipe.progress import Progress
     from trtpipe.quantization.precision import Keep
-    from trtpipe.values import Captured
+    from trtpipe.values import Captured, TensorSpec
 
 
 #: Modules that are measured however little time there is.
@@ -64,6 +64,7 @@ class _Found:
 
     unit: Unit
     changed: Roundings
+    specs: tuple[TensorSpec, ...]
     outputs: list[_Ratio]
     own: _Ratio = field(default_factory=_Ratio)
     half: _Ratio = field(default_factory=_Ratio)
@@ -77,15 +78,22 @@ class _Found:
     def add(self, reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sample: Sample) -> None:
         """Sum what the unit alone in INT8 does to one batch; classes are read off the first output that ranks them."""
         self.samples += sample.count
-        for ratio, a, b in zip(self.outputs, reference, outputs, strict=True):
+        pairs = [
+            (_rows(spec, a, sample.count), _rows(spec, b, sample.count), spec.batch_axis)
+            for spec, a, b in zip(self.specs, reference, outputs, strict=True)
+        ]
+        for ratio, (a, b, _) in zip(self.outputs, pairs, strict=True):
             if a.is_floating_point():
-                ratio.add(a[: sample.count], b[: sample.count])
-        pairs = zip(reference, outputs, strict=True)
-        ranks = ((a, b) for a, b in pairs if a.is_floating_point() and a.dim() == 2 and a.shape[1] > 1)
+                ratio.add(a, b)
+        ranks = (
+            (a, b)
+            for a, b, axis in pairs
+            if axis is not None and a.is_floating_point() and a.dim() == 2 and a.shape[1] > 1
+        )
         scores = next(ranks, None)
         if scores is None:
             return
-        a, b = (x[: sample.count].float() for x in scores)
+        a, b = (x.float() for x in scores)
         self.ranked = True
         self.agreeing += int((a.argmax(1) == b.argmax(1)).sum())
         if sample.labels is None:
@@ -152,7 +160,10 @@ def measure_sensitivity(
         raise InputError("sensitivity: some module must be left to quantize (got none). Narrow precision.keep.")
     began = time.perf_counter()
     machine, bare, count = Partial(graph), Spent(), 0
-    found = [_Found(u, roundings(graph, u.sites, amax, half), [_Ratio() for _ in captured.outputs]) for u in units]
+    found = [
+        _Found(u, roundings(graph, u.sites, amax, half), captured.outputs, [_Ratio() for _ in captured.outputs])
+        for u in units
+    ]
     clock = _Clock(seconds)
     for sample in samples:
         before = Spent(machine.spent.macs, machine.spent.nodes)
@@ -259,6 +270,11 @@ def _walk(
             owner[node].half.add(result[: sample.count], _through(half)(rounded)[: sample.count])  # type: ignore[arg-type]
         if node in own:
             ends[node].own.add(result[: sample.count], own.pop(node)[: sample.count])
+
+
+def _rows(spec: TensorSpec, output: torch.Tensor, count: int) -> torch.Tensor:
+    """The output of the first `count` samples, one row each; the whole output where it has no batch axis."""
+    return output if spec.batch_axis is None else output.movedim(spec.batch_axis, 0)[:count]
 
 
 def _through(half: torch.dtype) -> Any:

@@ -97,7 +97,7 @@ def confusion(answers: Answers, names: tuple[str, ...] | None) -> Confusion | No
         if row in at and column in at:
             counts[at[row], at[column]] += amount
     others = int(amounts.sum() - counts.sum())
-    titles = tuple(class_name(c, names) for c in shown)
+    titles = tuple(str(c) if names is None else class_name(c, names) for c in shown)
     return Confusion(titles, counts, "label" if labelled else "baseline", others, classes)
 
 
@@ -153,8 +153,8 @@ def _least_similar(answers: Answers) -> Gallery | None:
 
 
 def class_name(index: int, names: tuple[str, ...] | None) -> str:
-    """The class's name, or its number."""
-    return names[index] if names is not None and 0 <= index < len(names) else str(index)
+    """The class's name; where the job does not name it, `class 7`."""
+    return names[index] if names is not None and 0 <= index < len(names) else f"class {index}"
 
 
 def image_uri(folder: Path | None, name: str) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError
 from trtpipe.evaluation.bench import Bench, Row
 from trtpipe.jsontext import json_text
@@ -101,14 +102,24 @@ def table_csv(bench: Bench) -> str:
     return out.getvalue()
 
 
-def plot(bench: Bench, path: Path) -> None:
-    """Median latency of each mode as a bar, its p90 as a whisker, to a .png or .svg file.
+def require_plot(path: Path) -> None:
+    """Refuse a file that `plot` has no format for, before anything is measured.
 
     Raises:
-        InputError: the suffix is another.
+        InputError: its name ends neither in .png nor in .svg.
     """
     if path.suffix not in (".png", ".svg"):
         raise InputError(f"{path}: must end in .png or .svg (got {path.suffix or 'no suffix'}).")
+
+
+def plot(bench: Bench, path: Path) -> None:
+    """Write a bar of each mode's median latency, with its p90 as a whisker, to a .png or .svg file.
+
+    Raises:
+        InputError: the suffix is another.
+        OSError: it cannot be written; its filename is `path`.
+    """
+    require_plot(path)
     from matplotlib.figure import Figure
 
     rows = [r for r in bench.rows if r.median_ms is not None and r.p90_ms is not None]
@@ -120,4 +131,6 @@ def plot(bench: Bench, path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlabel(f"ms for a batch of {bench.batch} (bar: median, whisker: p90)")
     axes.set_title(f"{bench.name}: {bench.rounds} interleaved rounds")
-    figure.savefig(path)
+    stream = io.BytesIO()
+    figure.savefig(stream, format=path.suffix[1:])
+    write_whole(path, stream.getvalue())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calib.audit import CLIPPED, UNSTABLE
+from trtpipe.quantization.diagnose import BLAME
 from trtpipe.report import answers as compared
 from trtpipe.report import charts
 from trtpipe.report.content import ReportContent
@@ -19,6 +21,7 @@ from trtpipe.report.figures import compact, percent, size
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
     from calib.audit import TensorAudit
     from calib.table import CalibrationTable
@@ -72,6 +75,15 @@ class MetricRow:
         return bool(self.passed) and self.reach is not None and self.reach[1] > 1
 
     @property
+    def closeness(self) -> str:
+        """The bar in words."""
+        if self.used is None or math.isinf(self.used):
+            return "beyond any limit" if self.used else ""
+        if self.used <= 1:
+            return f"{percent(self.used, 0)} of the error that is allowed"
+        return f"{compact(round(self.used, 1))} times the error that is allowed"
+
+    @property
     def whisker(self) -> str:
         """The style of the interval's mark, or nothing."""
         if self.reach is None:
@@ -109,6 +121,11 @@ class ModuleRow:
     sensitivity: str
     sensitivity_bar: float
     sensitivity_sort: float
+    row: int = 0
+
+
+#: Modules that a failed check lists.
+WORST = 5
 
 
 def render(content: ReportContent) -> str:
@@ -136,6 +153,10 @@ def render(content: ReportContent) -> str:
         engine=engine,
         manifest=manifest,
         headline=headline(manifest, check),
+        # The list of modules stands in the place of the sentence that names the first of them.
+        problems=[p for p in check.problems if not (content.sensitivity and p.startswith(BLAME))],
+        worst=worst_modules(modules),
+        packages=packages(manifest.environment),
         cards=cards(content, check),
         judged=[m for m in metrics if m.limit],
         measured=[m for m in metrics if not m.limit],
@@ -180,8 +201,30 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"compact": compact, "percent": percent, "size": size}
+    found.filters |= {"compact": compact, "percent": percent, "size": size, "prose": prose}
     return found
+
+
+def prose(text: str) -> Markup:
+    """`text`, escaped, with what stands in backticks as code."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # escaped just now
+
+
+def packages(environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    """(name, version) of each package once: `a-b` and `a_b` are one (PEP 503)."""
+    found = {re.sub(r"[-_.]+", "-", name).lower(): (name, version) for name, version in sorted(environment.items())}
+    return sorted(found.values())
+
+
+def worst_modules(rows: Sequence[ModuleRow]) -> list[ModuleRow]:
+    """The modules whose quantization alone costs the most, the worst first; each once."""
+    first: dict[str, ModuleRow] = {}
+    for row in rows:
+        if row.sensitivity and row.sensitivity != "∞":
+            first.setdefault(row.module, row)
+    return sorted(first.values(), key=lambda row: row.sensitivity_sort)[:WORST]
 
 
 def headline(manifest: Manifest, check: CheckReport) -> str:
@@ -216,6 +259,12 @@ def cards(content: ReportContent, check: CheckReport) -> list[tuple[str, str, st
     engine = content.manifest.engine
     if engine is not None and engine.file in content.sizes:
         found.append(("Engine", size(content.sizes[engine.file]), f"{engine.target} {engine.version}"))
+    if engine is not None and engine.int8_weights is not None:
+        weights = engine.int8_weights
+        remark = f"found in it, of {size(weights.total)} in the graph"
+        if weights.dequantized:
+            remark += f"; {size(weights.dequantized)} are stored in floating point"
+        found.append(("INT8 weights in the engine", size(weights.int8), remark))
     return found
 
 
@@ -282,14 +331,14 @@ def module_rows(
     ratios = [input_sqnr(layer, audits, keys) for layer in layers]
     highest = max([r for r in ratios if r is not None], default=1.0)
     most = max((s for s in sensitivity.values() if math.isfinite(s)), default=1.0)
-    for layer, ratio in zip(layers, ratios, strict=True):
+    for number, (layer, ratio) in enumerate(zip(layers, ratios, strict=True), 1):
         felt = sensitivity.get(layer.module) if layer.precision == "int8" else None
         found.append(
             ModuleRow(
                 layer.module or "(model)", layer.op, layer.precision, layer.reason, layer.source,
                 "" if ratio is None else f"{ratio:.1f}", _bar(ratio, highest), 1e9 if ratio is None else ratio,
                 "" if felt is None else f"{felt:.1f}" if math.isfinite(felt) else "∞",
-                _bar(felt if felt is None else min(felt, most), most), 1e9 if felt is None else min(felt, 1e8),
+                _bar(felt if felt is None else min(felt, most), most), 1e9 if felt is None else min(felt, 1e8), number,
             )
         )  # fmt: skip
     return found

@@ -33,7 +33,7 @@ def verdict(tuned: Tuned, limits: Limits) -> str:
 
 def page(name: str, tuned: Tuned, limits: Limits) -> str:
     """The whole page: verdict, trials with the Pareto front marked, ranking."""
-    given = ", ".join(f"{k} {v:g}" for k, v in limits.model_dump().items() if v is not None)
+    given = ", ".join(f"{k} {v:g}" for k, v in limits.given.items())
     parts = [f"# {name}: tuning", verdict(tuned, limits) + ".", f"Budget: {given}.", table(tuned.trials)]
     parts.append(
         "A `*` marks the Pareto front: no other trial is as good in INT8 share, size and SQNR and better in one. Sizes "

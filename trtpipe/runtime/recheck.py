@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
-from trtpipe.bundle.golden import Golden
+from trtpipe.batching import Array, Batching
 from trtpipe.bundle.manifest import Manifest
-from trtpipe.evaluation.check import CheckData, Damaged, check_engine
+from trtpipe.evaluation.check import CheckData, Damaged, Executor, check_engine
 from trtpipe.job.sections import Limits
 from trtpipe.progress import Progress, Silent
 from trtpipe.runtime.session import Model, Runner
 from trtpipe.values import CheckReport
-
-Array = np.ndarray[Any, Any]
 
 #: Limits on a share of the samples say nothing of fewer than these: one sample of eight is already 12.5 %.
 FEWEST_FOR_SHARES = 100
@@ -35,21 +33,21 @@ def recheck(model: Model, progress: Progress | None = None) -> CheckReport:
     golden = model.bundle.golden()
     limits, notes = golden_limits(model.manifest, golden.samples)
     recorded = model.manifest.check.control if model.manifest.check is not None else None
-    size = model.batch[1]
+    how = Batching(model.manifest.inputs, model.manifest.outputs, golden.batch or model.batch[1])
 
     def batches() -> list[Mapping[str, Array]]:
-        starts = range(0, golden.samples, size)
-        return [{n: a[start : start + size] for n, a in golden.inputs.items()} for start in starts]
+        starts = range(0, golden.samples, how.size)
+        return [{n: a[start : start + how.size] for n, a in golden.inputs.items()} for start in starts]
+
+    def swapped() -> AbstractContextManager[Executor]:
+        return nullcontext(Executor(_Swapped(model.runner, how), model.executed))
 
     report = check_engine(
         model.runner,
         model.executed,
-        CheckData(batches, golden.outputs, golden.labels),
-        model.manifest.inputs,
+        CheckData(batches, golden.outputs, golden.labels, golden.samples, how),
         limits,
-        damaged=None
-        if recorded is not None
-        else Damaged(_Swapped(model.runner, golden), "every answer", "its neighbour's"),
+        damaged=None if recorded is not None else Damaged(swapped, "every output", "its neighbour's"),
         control=recorded,
         progress=progress or Silent(),
     )
@@ -63,8 +61,7 @@ def golden_limits(manifest: Manifest, samples: int) -> tuple[Limits, tuple[str, 
         dropped = [name for name in SHARES if getattr(limits, name) is not None]
         limits = limits.model_copy(update=dict.fromkeys(dropped))
         notes += [f"{name} is a share of samples, and was not judged on {samples}" for name in dropped]
-    judged = [v for k, v in limits.model_dump().items() if v is not None and k != "speedup_over_fp16_min"]
-    if not judged and manifest.check is not None:
+    if not set(limits.given) - {"speedup_over_fp16_min"} and manifest.check is not None:
         worst = [m.value for m in manifest.check.metrics if m.name == "cosine_worst"]
         if worst:
             floor = max(-1.0, min(worst) - _SLACK)
@@ -76,12 +73,18 @@ def golden_limits(manifest: Manifest, samples: int) -> tuple[Limits, tuple[str, 
 
 
 class _Swapped:
-    """Answers each batch with every answer moved to the next sample, or negated where there is one sample only."""
+    """Gives each sample the next one's outputs; an output of one sample, or of a whole batch, is negated."""
 
-    def __init__(self, runner: Runner, golden: Golden) -> None:
-        self.name, self._runner, self._alone = runner.name, runner, golden.samples == 1
+    def __init__(self, runner: Runner, how: Batching) -> None:
+        self.name, self._runner = runner.name, runner
+        self._axes = {s.name: s.batch_axis for s in how.outputs}
 
     def run(self, inputs: Mapping[str, Array], /) -> Mapping[str, Array]:
         """The wrong outputs."""
-        outputs = self._runner.run(inputs)
-        return {n: -np.asarray(o) if self._alone or len(o) == 1 else np.roll(o, 1, axis=0) for n, o in outputs.items()}
+        return {n: self._wrong(np.asarray(o), self._axes.get(n)) for n, o in self._runner.run(inputs).items()}
+
+    @staticmethod
+    def _wrong(output: Array, axis: int | None) -> Array:
+        if axis is None or output.ndim <= axis or output.shape[axis] == 1:
+            return ~output if output.dtype == np.bool_ else -output
+        return np.roll(output, 1, axis=axis)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from trtpipe.batching import fitted
+from trtpipe.batching import Array, Batching, joined
 from trtpipe.bundle import signing
 from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.manifest import GRAPH, Manifest
@@ -32,8 +32,6 @@ from trtpipe.values import Executed, TensorSpec
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-Array = np.ndarray[Any, Any]
 
 
 class Runner(Protocol):
@@ -123,7 +121,9 @@ class Model:
         self._stack.close()
 
     def __call__(self, images: Sequence[Image | str | Path] | Array | Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs by name, each [S, ...].
+        """The outputs by name, each [S, ...], one row a sample whichever axis the engine's batch axis is.
+
+        An output without a batch axis has one row a batch, [B, ...]: see `run_batches`.
 
         Args:
             images: images, preprocessed as the manifest says; or the array [S, ...] of the only input; or arrays by
@@ -163,7 +163,7 @@ class Model:
         Raises:
             InputError: no output is.
         """
-        spec = next((s for s in self.manifest.outputs if len(s.shape) == 2), None)
+        spec = next((s for s in self.manifest.outputs if s.batch_axis is not None and len(s.shape) == 2), None)
         if spec is None:
             raise InputError(
                 f"{self.bundle.path}: must have an output [N, C] to classify (it has none). Use the raw outputs."
@@ -179,16 +179,27 @@ class Model:
 
     def run_arrays(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs by name for arrays [S, ...] of any S, run in batches that the engine takes."""
-        return _joined(list(self.run_batches(arrays)))
+        return joined(self.run_batches(arrays))
 
     def run_batches(self, arrays: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
-        """As `run_arrays`, one batch at a time."""
+        """As `run_arrays`, one batch at a time.
+
+        Raises:
+            InputError: an output has no batch axis, and the samples do not fill whole batches: what stands in for the
+                missing ones would change it.
+        """
         runner, samples = self.runner, self._check_arrays(arrays)
-        largest = self.batch[2]
-        for start in range(0, samples, largest):
-            part = {n: np.ascontiguousarray(a[start : start + largest]) for n, a in arrays.items()}
-            for piece, count in fitted(part, self.manifest.inputs):
-                yield {n: np.asarray(o)[:count] for n, o in runner.run(piece).items()}
+        low, _, high = self.batch
+        how = Batching(self.manifest.inputs, self.manifest.outputs, min(samples, high))
+        if how.whole and (samples < low or (samples > high and samples % high)):
+            raise InputError(
+                f"{self.bundle.path}: output {how.whole[0]} is of a whole batch: samples must fill whole batches, "
+                f"{low} to {high} at once or a multiple of {high} (got {samples}). Give as many."
+            )
+        for start in range(0, samples, high):
+            part = {n: np.ascontiguousarray(a[start : start + high]) for n, a in arrays.items()}
+            for piece, count in how.pieces(part):
+                yield how.rows(runner.run(piece), count)
 
     def _only_input(self) -> TensorSpec:
         specs = self.manifest.inputs
@@ -285,7 +296,3 @@ def runner_settings(bundle: Bundle) -> dict[str, Any]:
     assert engine is not None
     stripped = engine.options.get("strip_plan") and GRAPH in bundle.manifest.files
     return {"version_compatible": engine.version_compatible, "refit": bundle.read(GRAPH) if stripped else None}
-
-
-def _joined(batches: list[dict[str, Array]]) -> dict[str, Array]:
-    return {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}

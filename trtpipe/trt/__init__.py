@@ -15,4 +15,5 @@ __all__ = [
     "runtime",
     "timing",
     "timing_cache",
+    "weights",
 ]

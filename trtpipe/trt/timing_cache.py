@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError
 from trtpipe.trt.driver import Device, Driver
 from trtpipe.trt.flavour import Flavour
@@ -43,15 +42,7 @@ def save(config: Any, path: Path) -> None:
         if other is not None:
             cache.combine(other, False)
     data = bytes(cache.serialize())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, sibling = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(sibling, path)
-    except BaseException:
-        os.unlink(sibling)
-        raise
+    write_whole(path, data)
 
 
 def _read(path: Path) -> bytes:

@@ -10,7 +10,7 @@ import click
 from trtpipe.atomic import write_whole
 from trtpipe.bundle.format import read_bundle
 from trtpipe.cli import console
-from trtpipe.cli.commands.options import json_option, set_option
+from trtpipe.cli.commands.options import OutputFile, json_option, set_option
 from trtpipe.job.load import load_job
 from trtpipe.pipeline import bench as bench_line
 from trtpipe.report import bench_page
@@ -28,11 +28,9 @@ if TYPE_CHECKING:
 @click.option(
     "--samples", default=256, show_default=True, type=click.IntRange(1), help="Check samples each mode answers."
 )
-@click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Write the result as JSON here.")
-@click.option("--csv", "csv_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the table as CSV here.")
-@click.option(
-    "--plot", "plot_path", type=click.Path(path_type=Path, dir_okay=False), help="Draw it to this .png or .svg."
-)
+@click.option("--save", type=OutputFile(), help="Write the result as JSON here.")
+@click.option("--csv", "csv_path", type=OutputFile(), help="Write the table as CSV here.")
+@click.option("--plot", "plot_path", type=OutputFile(), help="Draw it to this .png or .svg.")
 @set_option
 @json_option
 @click.option("-q", "--quiet", is_flag=True, help="Show only the table.")
@@ -52,6 +50,8 @@ def command(
 
     TARGET is a job file, a bundle, or a .json of --save, which is shown again without measuring.
     """
+    if plot_path is not None:
+        bench_page.require_plot(plot_path)
     if target.suffix == ".json" and target.is_file():
         found = bench_page.read_bench(target)
     else:

@@ -21,7 +21,7 @@ from trtpipe.cli.commands.options import (
     out_option,
     set_option,
 )
-from trtpipe.errors import Cancelled, InputError, TrtpipeError
+from trtpipe.errors import Cancelled, InputError, user_error
 from trtpipe.job.load import JobErrors
 from trtpipe.job.problems import Problem
 from trtpipe.pipeline.build import build
@@ -117,12 +117,13 @@ def run_tasks(tasks: Sequence[Task], *, as_json: bool, verbose: int, quiet: bool
                 built = task(reporter)
             except Cancelled:
                 raise
-            except TrtpipeError as error:
-                if len(tasks) == 1:
+            except Exception as error:
+                shown = user_error(error)
+                if len(tasks) == 1 or shown is None:
                     raise
-                console.err(f"{path}: {error}")
-                codes.append(error.exit_code)
-                results.append({"job": str(path), "error": str(error), "exit_code": error.exit_code})
+                console.err(f"{path}: {shown}")
+                codes.append(shown.exit_code)
+                results.append({"job": str(path), "error": str(shown), "exit_code": shown.exit_code})
                 continue
             codes.append(0 if built.report.passed else 1)
             results.append(
@@ -172,6 +173,7 @@ def verdict(name: str, bundle: Path, report: CheckReport) -> list[str]:
         spread = "" if metric.interval is None else f"95 % {metric.interval[0]:.4g} to {metric.interval[1]:.4g}"
         lines.append(f"  {label:<28} {metric.value:<12.6g} {limit:<14} {mark:<7} {spread}".rstrip())
     lines += [f"  problem: {problem}" for problem in report.problems]
+    lines += [f"  warning: {warning}" for warning in report.warnings]
     lines += [f"  note: {note}" for note in report.notes]
     engine = next((bundle / f for f in ("model.engine", "model.hybrid", "model.onnx") if (bundle / f).is_file()), None)
     if engine is not None:

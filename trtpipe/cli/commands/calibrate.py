@@ -9,7 +9,8 @@ import click
 
 from trtpipe.cli import console
 from trtpipe.cli.commands.build import load_jobs
-from trtpipe.cli.commands.options import jobs_argument, json_option, set_option
+from trtpipe.cli.commands.options import OutputFolder, jobs_argument, json_option, set_option
+from trtpipe.outputs import naming
 from trtpipe.pipeline.calibrate import make_table
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     "--out",
     default=Path("."),
     show_default=True,
-    type=click.Path(path_type=Path, file_okay=False),
+    type=OutputFolder(),
     help="Folder the tables go to, each as <name of its job>.calibration.json.",
 )
 @set_option
@@ -41,13 +42,14 @@ def command(
         raise click.UsageError("--verbose must not be given with --quiet.")
     loaded = load_jobs(jobs, overrides, verbose)
 
-    out.mkdir(parents=True, exist_ok=True)
     results = []
     with console.Console(quiet=quiet or as_json, verbose=verbose > 0).watching() as reporter:
         for _, job in loaded:
             table = make_table(job, reporter)
             path = out / f"{job.name}.calibration.json"
-            table.save(path)
+            with naming(path):
+                out.mkdir(parents=True, exist_ok=True)
+                table.save(path)
             results.append(
                 {"job": job.name, "table": str(path), "digest": table.digest, "audit": table.audit.model_dump()}
             )

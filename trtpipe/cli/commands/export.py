@@ -9,13 +9,14 @@ import click
 from trtpipe.bundle.triton import export_triton
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import bundle_argument, graph_option, key_option, trusted
+from trtpipe.cli.commands.options import OutputFolder
 from trtpipe.runtime.compatibility import admit
 
 
 @click.command("export", short_help="Write a bundle into a server's model repository.")
 @bundle_argument
 @click.option("--to", "server", required=True, type=click.Choice(["triton"]), help="What is to serve it.")
-@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("directory", type=OutputFolder())
 @key_option
 @graph_option
 def command(bundle: Path, server: str, directory: Path, key: Path | None, graph: bool) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
+from trtpipe.atomic import write_whole
 from trtpipe.cli import console
-from trtpipe.cli.commands.options import json_option
+from trtpipe.cli.commands.options import OutputFile, json_option
 from trtpipe.errors import InputError, did_you_mean
 from trtpipe.nightly.history import History
 from trtpipe.nightly.history_plot import rows, svg
@@ -23,9 +24,7 @@ from trtpipe.nightly.history_plot import rows, svg
     type=click.Path(path_type=Path, dir_okay=False),
     help="The SQLite file that `trtpipe nightly` writes.",
 )
-@click.option(
-    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Also write the figures over time as SVG."
-)
+@click.option("--plot", type=OutputFile(), help="Also write the figures over time as SVG.")
 @json_option
 def command(name: str | None, file: Path, plot: Path | None, as_json: bool) -> int:
     """Show every night of the job NAME, the earliest first; without NAME, which jobs have a past."""
@@ -52,7 +51,6 @@ def command(name: str | None, file: Path, plot: Path | None, as_json: bool) -> i
         for line in rows(past):
             console.out(line)
     if plot is not None:
-        plot.parent.mkdir(parents=True, exist_ok=True)
-        plot.write_bytes(svg(name, past))
+        write_whole(plot, svg(name, past))
         console.err(f"plot: {console.relative(plot)}")
     return 0

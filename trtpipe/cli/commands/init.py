@@ -7,12 +7,12 @@ from pathlib import Path
 import click
 
 from trtpipe.cli import console
-from trtpipe.cli.commands.options import json_option
+from trtpipe.cli.commands.options import OutputFolder, json_option
 from trtpipe.cli.starter import starter
 
 
 @click.command("init", short_help="Write a working job to start from.")
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=OutputFolder())
 @click.option("--from", "source", metavar="SOURCE", help="timm:<model> or package.module:callable.")
 @click.option(
     "--images", type=click.Path(path_type=Path), help="Your images: a folder, or one with train and val in it."

@@ -111,6 +111,9 @@ def _bundle_lines(found: Mapping[str, Any]) -> Iterator[str]:
         size = console.size(found["files"][engine["file"]]["size"])
         gpus = ", ".join(engine["compute_capabilities"]) or "any that its kind of engine allows"
         yield f"engine: {engine['target']} {engine['version']}, {size}, compute capability {gpus}"
+        if engine["int8_weights"]:
+            stored, total = engine["int8_weights"]["int8"], engine["int8_weights"]["total"]
+            yield f"INT8 weights: {console.size(stored)} of {console.size(total)} were found in the engine in INT8"
         if engine["fallback"]:
             needed = found["environment"].get("torch", "with CUDA")
             count = len(engine["fallback"])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import click
 
+from trtpipe.atomic import write_whole
 from trtpipe.bundle.signing import signer
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import sign_option
 from trtpipe.cli.commands.options import (
+    OutputFile,
+    OutputFolder,
     diagnose_option,
     job_files,
     json_option,
@@ -37,12 +39,10 @@ from trtpipe.pipeline.cache.store import default_root, parse_bytes
 @click.option("--memory", metavar="SIZE", help="What all jobs together may take, like 16GB; what is free when absent.")
 @click.option("--scheduler", metavar="ADDRESS", default="", help="Dask scheduler of a fleet, like tls://host:8786.")
 @tls_options
-@click.option("--cache", type=click.Path(path_type=Path, file_okay=False), help="Folder of the build cache.")
+@click.option("--cache", type=OutputFolder(), help="Folder of the build cache.")
 @click.option("--cache-size", metavar="SIZE", default="20GB", show_default=True, help="What the cache may take.")
 @click.option("--store", metavar="URL", default="", help="Share the cache: file://, s3:// or gs:// (fsspec).")
-@click.option(
-    "--history", "history_file", type=click.Path(path_type=Path), help="SQLite file; OUT/history.sqlite when absent."
-)
+@click.option("--history", "history_file", type=OutputFile(), help="SQLite file; OUT/history.sqlite when absent.")
 @click.option("--force", is_flag=True, help="Build everything, whatever the cache has.")
 @click.option("--explain", "explains", is_flag=True, help="Say what would be built and why, and build nothing.")
 @click.option("--resume", is_flag=True, help="Go on with the run that was stopped.")
@@ -121,18 +121,14 @@ def _options(jobs: tuple[Path, ...], **given: Any) -> Any:
 def _write(report: Any, options: Any) -> list[Path]:
     """The report's files, each whole or not at all; the page last."""
     out: Path = options.out
-    out.mkdir(parents=True, exist_ok=True)
     written = []
     for name, text in {
         "nightly.json": to_json(report),
         "nightly.txt": "\n".join(lines(report)) + "\n",
         **_page(report, options),
     }.items():
-        path = out / name
-        temporary = path.with_name(f".{name}.{os.getpid()}.tmp")
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-        written.append(path)
+        write_whole(out / name, text)
+        written.append(out / name)
     return written
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,44 @@ from typing import Any, TypeVar
 
 import click
 
+from trtpipe.outputs import require_writable_file, require_writable_folder
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class OutputFile(click.Path):
+    """A file to be written: that it can be is found out before any work begins."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+        self.name = "file"
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        """The path; OSError when it cannot be written."""
+        found = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if ctx is None or not ctx.resilient_parsing:
+            require_writable_file(found)
+        return found
+
+
+class OutputFolder(click.Path):
+    """A folder to be written into, made where it is not: that it can be is found out before any work begins."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+        self.name = "directory"
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        """The path; OSError when nothing can be written there."""
+        found = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if ctx is None or not ctx.resilient_parsing:
+            require_writable_folder(found)
+        return found
 
 
 @dataclass
@@ -48,7 +84,7 @@ def out_option(default: str, what: str) -> Callable[[F], F]:
         "--out",
         default=Path(default),
         show_default=True,
-        type=click.Path(path_type=Path, file_okay=False),
+        type=OutputFolder(),
         help=what,
     )
 

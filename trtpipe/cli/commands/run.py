@@ -17,8 +17,10 @@ import numpy as np
 
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import bundle_argument, graph_option, key_option, trusted
+from trtpipe.cli.commands.options import OutputFile
 from trtpipe.cli.console import jsonable
 from trtpipe.errors import InputError
+from trtpipe.outputs import naming
 from trtpipe.runtime.inputs import open_feed
 from trtpipe.runtime.session import load
 
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 @key_option
 @graph_option
 @click.option("--format", "form", type=click.Choice(["jsonl", "csv"]), default="jsonl", show_default=True)
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file, not stdout.")
+@click.option("-o", "--output", type=OutputFile(), help="Write to this file, not stdout.")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Samples at a time. [default: the engine's best]")
 @click.option("--top", type=click.IntRange(min=1), default=1, show_default=True, help="Classes given for each sample.")
 @click.option("--raw", is_flag=True, help="Give the outputs themselves instead of classes (jsonl).")
@@ -82,7 +84,7 @@ def command(
 
 def _refuse_raw_only(model: Model, raw: bool) -> None:
     """Say now, and not after the first batch, that nothing here can be classified."""
-    if not raw and not any(len(s.shape) == 2 for s in model.manifest.outputs):
+    if not raw and not any(s.batch_axis is not None and len(s.shape) == 2 for s in model.manifest.outputs):
         raise InputError(f"{model.bundle.path}: must have an output [N, C] to classify (it has none). Add --raw.")
 
 
@@ -91,14 +93,14 @@ def _rows(model: Model, feed: Feed, size: int, top: int, raw: bool) -> Iterator[
     at = 0
     for arrays in feed.batches(model, size):
         outputs = model.run_arrays(arrays)
-        count = len(next(iter(outputs.values())))
+        count = len(next(iter(arrays.values())))
         predictions = [] if raw else model.predictions(outputs, top)
         for i in range(count):
             row: dict[str, Any] = {"id": feed.ids[at + i]}
             if feed.truths[at + i] is not None:
                 row["truth"] = feed.truths[at + i]
             if raw:
-                row["outputs"] = {name: values[i] for name, values in outputs.items()}
+                row["outputs"] = {name: values[i * len(values) // count] for name, values in outputs.items()}
             else:
                 best = predictions[i]
                 row |= {"index": best.index, "label": best.label, "score": best.score}
@@ -133,16 +135,23 @@ def _csv_writer(stream: TextIO, top: int) -> Any:
 def _destination(output: Path | None) -> Iterator[TextIO]:
     """stdout, or a file that is there when it is whole."""
     if output is None:
-        yield sys.stdout
-        sys.stdout.flush()
+        with naming("standard output"):
+            yield sys.stdout
+            sys.stdout.flush()
         return
     temporary = output.with_name(f".{output.name}.{os.getpid()}")
-    try:
-        with open(temporary, "x", encoding="utf-8", newline="") as stream:
-            yield stream
-        os.replace(temporary, output)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with naming(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if output.exists() and not output.is_file():  # a pipe, /dev/null
+            with open(output, "w", encoding="utf-8", newline="") as stream:
+                yield stream
+            return
+        try:
+            with open(temporary, "x", encoding="utf-8", newline="") as stream:
+                yield stream
+            os.replace(temporary, output)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def _measured(model: Model, feed: Feed | None, batch_size: int | None, iterations: int) -> dict[str, Any]:

@@ -8,9 +8,10 @@ import click
 
 from trtpipe.atomic import write_whole
 from trtpipe.cli import console
-from trtpipe.cli.commands.options import json_option, out_option, set_option
+from trtpipe.cli.commands.options import OutputFile, json_option, out_option, set_option
 from trtpipe.job.dump import write_job
 from trtpipe.job.load import load_job
+from trtpipe.outputs import require_writable_file
 from trtpipe.pipeline.tune import tune
 from trtpipe.report import tune_page
 
@@ -20,7 +21,7 @@ from trtpipe.report import tune_page
 @out_option("out", "Folder for the trials (resumed from there) and their table.")
 @click.option(
     "--write",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OutputFile(),
     help="The tuned job file. [default: JOB with .tuned before its suffix, beside it]",
 )
 @click.option(
@@ -44,12 +45,13 @@ def command(
 
     Exits with 1 when no trial meets the limits; the job that came closest is written all the same.
     """
+    target = write or job.with_name(f"{job.stem}.tuned{job.suffix}")
+    require_writable_file(target)
     loaded = load_job(job, overrides)
     with console.Console(quiet=quiet or as_json, verbose=verbose > 0).watching() as reporter:
         found = tune(loaded, out, reporter, evaluations=evaluations)
     limits = loaded.check.limits
     line = tune_page.verdict(found.tuned, limits)
-    target = write or job.with_name(f"{job.stem}.tuned{job.suffix}")
     write_job(found.job, target, f"Written by `trtpipe tune {job.name}`.\n{line}")
     page = out / f"{loaded.name}.trials.md"
     write_whole(page, tune_page.page(loaded.name, found.tuned, limits))

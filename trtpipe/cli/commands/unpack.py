@@ -11,6 +11,7 @@ from trtpipe.bundle.signing import checking
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import key_option, trusted
 from trtpipe.errors import InputError
+from trtpipe.outputs import require_writable_folder
 
 
 @click.command("unpack", short_help="Make a bundle of a .trtb file.")
@@ -22,5 +23,6 @@ def command(archive: Path, destination: Path | None, key: Path | None) -> None:
     if destination is None and archive.suffix != ".trtb":
         raise InputError(f"{archive}: must end in .trtb, or DESTINATION be given (got neither). Say where it goes.")
     target = destination or archive.with_suffix("")
+    require_writable_folder(target.parent)
     unpack(archive, target, checking(archive, trusted(key)))
     console.out(str(target))

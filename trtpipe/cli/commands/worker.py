@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from trtpipe.cli import console
-from trtpipe.cli.commands.options import tls_options
+from trtpipe.cli.commands.options import OutputFolder, tls_options
 from trtpipe.nightly.fleet_worker import serve
 from trtpipe.pipeline.cache.store import default_root
 
@@ -16,7 +16,7 @@ from trtpipe.pipeline.cache.store import default_root
 @click.argument("scheduler", metavar="ADDRESS")
 @click.option("--tag", "tags", multiple=True, metavar="WORD", help="Announce this too, like jetson-orin.")
 @click.option("--name", default="", help="What reports call this worker; host and process when absent.")
-@click.option("--cache", type=click.Path(path_type=Path, file_okay=False), help="Folder of the build cache.")
+@click.option("--cache", type=OutputFolder(), help="Folder of the build cache.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of a job; all cores when absent.")
 @tls_options
 @click.option("--gpu", type=click.IntRange(min=0), help="CUDA index of the GPU it uses; start one worker for each.")

@@ -292,8 +292,8 @@ def stage_keys(job: Job, found: Ingredients) -> StageKeys:
         **chosen("job calibration", "calibration data", "calibration table", "calibration source"),
     }
     graph = {**model, **chosen("job precision")}
-    if job.precision.int8_mode:
-        graph |= calibrated
+    if job.precision.int8_mode:  # what gains from INT8 depends on the target
+        graph |= {**calibrated, **chosen("job build.target")}
     if job.precision.fp16_mode:  # its ranges are observed on data
         graph |= calibrated if job.calibration is not None else checked
         graph |= checked if job.calibration is not None and job.calibration.table is not None else {}

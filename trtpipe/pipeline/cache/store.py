@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from trtpipe.errors import Cancelled, InputError
+from trtpipe.outputs import naming
 
 if TYPE_CHECKING:
     from trtpipe.pipeline.cache.remote import Store
@@ -100,13 +101,8 @@ class Cache:
         force: bool = False,
     ) -> None:
         self.root, self._store, self._cancelled, self._force = root, store, cancelled, force
-        try:
-            for folder in (root / "locks", root / "new"):
-                folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(
-                f"--cache: must be a folder that can be written (got {root}: {error.strerror}). Choose another."
-            ) from error
+        for folder in (root / "locks", root / "new"):
+            folder.mkdir(parents=True, exist_ok=True)
 
     @property
     def digests_path(self) -> Path:
@@ -219,6 +215,10 @@ class Cache:
         return self.root / kind / key[:2] / key
 
     def _write(self, path: Path, content: Mapping[str, bytes]) -> None:
+        with naming(self.root):
+            self._write_aside(path, content)
+
+    def _write_aside(self, path: Path, content: Mapping[str, bytes]) -> None:
         temporary = self.root / "new" / f"{os.getpid()}-{secrets.token_hex(8)}"
         temporary.mkdir()
         try:

@@ -115,7 +115,7 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
         version=found.version,
         compute_capabilities=header.compute_capabilities,
         inputs=loaded.inputs,
-        outputs=loaded.outputs,
+        outputs=quantized.outputs,
         graph=graph,
         options=job.build.model_dump(mode="json", include=set(options.asked(job.build)) - {"calibration_cache"}),
         notes=tuple(notes),

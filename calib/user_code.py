@@ -1,0 +1,121 @@
+"""Calling what the user wrote: an exception of theirs is said with their own frames, and is no bug of ours."""
+
+from __future__ import annotations
+
+import importlib
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from calib.errors import CalibError
+
+#: Frames shown, the innermost ones.
+MAX_FRAMES = 6
+#: Characters of an exception's own text.
+MAX_TEXT = 2000
+
+_ROOT = Path(__file__).resolve().parent.parent
+_OURS = tuple(f"{_ROOT / package}/" for package in ("calib", "trtpipe"))
+_EXAMPLES = f"{_ROOT / 'trtpipe' / 'examples'}/"  # they are to be copied: users' code
+_STANDARD = tuple(dict.fromkeys(sysconfig.get_paths()[name] + "/" for name in ("stdlib", "platstdlib")))
+
+
+@contextmanager
+def user_code(what: str, error: Callable[[str], Exception] = CalibError) -> Iterator[None]:
+    """Around a call of the user's code, and nothing else.
+
+    Args:
+        what: the key of the job and the callable, like `model.factory: net:build`.
+        error: makes the exception that is raised instead of theirs.
+
+    Raises:
+        error: the code raised, or called sys.exit. Interrupts pass.
+    """
+    try:
+        yield
+    except GeneratorExit:
+        raise
+    except (Exception, SystemExit) as raised:
+        raise error(f"{what} raised {described(raised)}") from raised
+
+
+def described(raised: BaseException) -> str:
+    """The exception's type and text, then the user's own frames, the one that raised last.
+
+    Frames of the standard library and of installed packages are left out, unless there are no others.
+    """
+    try:
+        text = str(raised).strip()
+    except Exception:  # noqa: BLE001  # their __str__ is their code too
+        text = ""
+    if len(text) > MAX_TEXT:
+        text = f"{text[:MAX_TEXT]} ..."
+    kind = type(raised).__name__
+    frames = _frames(raised)
+    if not frames and raised.__cause__ is not None:  # a StopIteration inside a generator
+        frames = _frames(raised.__cause__)
+    own = [f for f in frames if not _is_installed(f.filename)]
+    lines = [f"{kind}: {text}" if text else kind]
+    if isinstance(raised, SyntaxError) and raised.filename:
+        lines.append(f"  File {raised.filename}, line {raised.lineno}")
+    elif not own:
+        own = frames[-1:]
+    for frame in own[-MAX_FRAMES:]:
+        lines.append(f"  File {frame.filename}, line {frame.lineno}, in {frame.name}")
+        if frame.line:
+            lines.append(f"    {frame.line}")
+    return "\n".join(lines)
+
+
+def import_callable(reference: str, where: str, error: Callable[[str], Exception] = CalibError) -> Callable[..., Any]:
+    """The object that `package.module:callable` names.
+
+    Args:
+        reference: what the job says.
+        where: the key that says it.
+        error: makes the exceptions.
+
+    Raises:
+        error: another form, a module that is not there or raises when it is imported, a name that is not in it or
+            cannot be called.
+    """
+    module, _, name = reference.partition(":")
+    if not module or not name:
+        raise error(f"{where}: must read package.module:callable (got {reference!r}).")
+    with user_code(f"{where}: importing {module}", error):
+        try:
+            found: Any = importlib.import_module(module)
+        except ModuleNotFoundError as raised:
+            absent = raised.name or ""
+            if module != absent and not module.startswith(f"{absent}."):
+                raise
+            found = None
+    if found is None:
+        raise error(
+            f"{where}: must name a module that can be imported (got {reference!r}). "
+            f"Put {module.partition('.')[0]}.py beside the job file, or install its package."
+        )
+    with user_code(f"{where}: looking up {name} in {module}", error):
+        for part in name.split("."):
+            found = getattr(found, part, None)
+    if not callable(found):
+        raise error(f"{where}: must be package.module:callable (got {reference!r}). Check the name after the colon.")
+    result: Callable[..., Any] = found
+    return result
+
+
+def _frames(raised: BaseException) -> list[traceback.FrameSummary]:
+    """Where it was raised, less the frames of trtpipe and of Python's import machinery."""
+    found = traceback.extract_tb(raised.__traceback__)
+    return [f for f in found if not f.filename.startswith("<frozen") and not _is_ours(f.filename)]
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith(_OURS) and not file.startswith(_EXAMPLES)
+
+
+def _is_installed(file: str) -> bool:
+    return "/site-packages/" in file or "/dist-packages/" in file or file.startswith(_STANDARD)

@@ -1,0 +1,181 @@
+"""What users' code raises, whatever it is and wherever it is called, is said with their frames and is no bug."""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from calib.data import open_source
+from calib.errors import CalibError
+from calib.samples import DataSpec, InputSpec, TransformSpec
+from calib.user_code import MAX_TEXT, described, import_callable, user_code
+
+#: How each built-in exception is raised; the ones that need arguments have them.
+_ARGUMENTS = {
+    "UnicodeDecodeError": "'utf-8', b'x', 0, 1, 'why'",
+    "UnicodeEncodeError": "'utf-8', 'x', 0, 1, 'why'",
+    "UnicodeTranslateError": "'x', 0, 1, 'why'",
+    "BaseExceptionGroup": "'several', [ValueError('a')]",
+    "ExceptionGroup": "'several', [ValueError('a')]",
+}
+#: Interrupts and the end of a generator are no errors of the user's.
+_PASS = ("BaseException", "KeyboardInterrupt", "GeneratorExit", "BaseExceptionGroup")
+RAISED = sorted(
+    f"{name}({_ARGUMENTS.get(name, repr('oh'))})"
+    for name, found in vars(builtins).items()
+    if isinstance(found, type) and issubclass(found, BaseException) and name not in _PASS
+)
+OWN = (
+    "type('Odd', (Exception,), {'__str__': lambda self: 1 / 0})()",
+    "type('Empty', (Exception,), {})()",
+    "ValueError('x' * 100000)",
+    "ValueError('two\\nlines')",
+    "ModuleNotFoundError('No module named torch', name='torch')",
+    "__import__('calib.errors').errors.CalibError('mine')",
+)
+#: What stands where in the user's module; `boom()` raises.
+PLACES = {
+    "import": "boom()",
+    "factory": "def make():\n    boom()",
+    "length": "class D:\n    def __len__(self): boom()\n    def __getitem__(self, i): pass\ndef make(): return D()",
+    "item": "class D:\n    def __len__(self): return 3\n    def __getitem__(self, i): boom()\ndef make(): return D()",
+    "targets": "class D(list):\n    @property\n    def targets(self): boom()\ndef make(): return D([1])",
+    "iterator": "class D:\n    def __iter__(self): boom()\ndef make(): return D()",
+    "generator": "import numpy\ndef make():\n    yield numpy.zeros(2, 'float32')\n    boom()",
+    "array": "class A:\n    def __array__(self, *a, **k): boom()\ndef make(): return [A()]",
+    "transform": "def make(image): boom()",
+}
+_NUMBERS = itertools.count()
+
+
+def module(folder: Path, body: str, raised: str) -> str:
+    """A module of the user's; returns `name:make`."""
+    name = f"users_{next(_NUMBERS)}"
+    (folder / f"{name}.py").write_text(f"def boom():\n    raise {raised}\n\n{body}\n")
+    return f"{name}:make"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    (tmp_path / "images" / "a").mkdir(parents=True)
+    (tmp_path / "a.png").rename(tmp_path / "images" / "a" / "a.png")
+
+
+def read(place: str, reference: str, folder: Path, workers: int = 0) -> None:
+    inputs = [InputSpec("x", "float32", (2,))]
+    if place == "transform":
+        images = str(folder / "images")
+        spec = DataSpec(images=images, transform=TransformSpec(callable=reference), workers=workers)
+    else:
+        spec = DataSpec(factory=reference, workers=workers)
+    source = open_source(spec, inputs)
+    list(source.batches(2))
+
+
+@pytest.mark.parametrize(
+    ("place", "raised"),
+    # Python takes a data set whose `targets` raises AttributeError for one without.
+    [(p, r) for p in PLACES for r in (*RAISED, *OWN) if (p, r) != ("targets", "AttributeError('oh')")],
+)
+def test_whatever_is_raised_wherever(place: str, raised: str, tmp_path: Path) -> None:
+    reference = module(tmp_path, PLACES[place], raised)
+    with pytest.raises(CalibError) as error:
+        read(place, reference, tmp_path)
+    text = str(error.value)
+    assert f"{reference.partition(':')[0]}.py, line 2, in boom\n    raise " in text
+    assert " raised " in text
+    assert (reference in text) == (place != "import")
+    assert "/calib/" not in text
+    assert len(text) < MAX_TEXT + 3000
+
+
+def test_an_interrupt_passes(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        read("factory", module(tmp_path, PLACES["factory"], "KeyboardInterrupt()"), tmp_path)
+
+
+def test_the_message_is_the_callable_the_exception_and_the_users_frames(tmp_path: Path) -> None:
+    reference = module(tmp_path, PLACES["item"], "FileNotFoundError(2, 'No such file', 'a.npy')")
+    name = reference.partition(":")[0]
+    with pytest.raises(CalibError) as error:
+        read("item", reference, tmp_path)
+    assert str(error.value) == (
+        f"factory: {reference}[0] raised FileNotFoundError: [Errno 2] No such file: 'a.npy'\n"
+        f"  File {tmp_path / name}.py, line 6, in __getitem__\n"
+        "    def __getitem__(self, i): boom()\n"
+        f"  File {tmp_path / name}.py, line 2, in boom\n"
+        "    raise FileNotFoundError(2, 'No such file', 'a.npy')"
+    )
+
+
+def test_frames_of_installed_packages_are_left_out() -> None:
+    def load() -> None:
+        np.load("/nowhere/x.npy")
+
+    try:
+        load()
+    except FileNotFoundError as raised:
+        text = described(raised)
+    assert text.splitlines()[-1].strip() == 'np.load("/nowhere/x.npy")'
+    assert "site-packages" not in text
+
+
+def test_a_syntax_error_names_the_users_line(tmp_path: Path) -> None:
+    (tmp_path / "unparsable.py").write_text("x = 1\nif x\n    pass\n")
+    with pytest.raises(CalibError) as error:
+        import_callable("unparsable:make", "model.factory")
+    assert str(error.value) == (
+        "model.factory: importing unparsable raised SyntaxError: expected ':' (unparsable.py, line 2)\n"
+        f"  File {tmp_path / 'unparsable.py'}, line 2"
+    )
+
+
+def test_a_generator_that_ends_early_is_no_error_of_the_caller() -> None:
+    def samples() -> Any:
+        with user_code("x"):
+            yield 1
+
+    stream = samples()
+    assert next(stream) == 1
+    stream.close()
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("nothing", r"^k: must read package\.module:callable \(got 'nothing'\)\.$"),
+        ("surely_absent:make", r"must name a module that can be imported \(got 'surely_absent:make'\)\. Put surely_ab"),
+        ("surely.absent.too:make", r"Put surely\.py beside the job file, or install its package\.$"),
+        ("math:nothing", r"must be package\.module:callable \(got 'math:nothing'\)\. Check the name after the colon"),
+        ("math:pi", r"must be package\.module:callable \(got 'math:pi'\)"),
+    ],
+)
+def test_references_that_name_no_callable(reference: str, message: str) -> None:
+    with pytest.raises(CalibError, match=message):
+        import_callable(reference, "k")
+
+
+def test_a_callable_may_be_of_a_class() -> None:
+    assert import_callable("pathlib:Path.cwd", "k")() == Path.cwd()
+
+
+@pytest.mark.parametrize("end", ["__import__('os')._exit(3)", "__import__('os').kill(__import__('os').getpid(), 11)"])
+def test_a_worker_process_that_the_users_code_ends(end: str, tmp_path: Path) -> None:
+    body = (
+        "import numpy, os\nFIRST = os.getpid()\nclass D:\n    targets = [0, 0]\n    def __len__(self): return 2\n"
+        f"    def __getitem__(self, i):\n        return numpy.zeros(2, 'float32') if os.getpid() == FIRST else {end}\n"
+        "def make(): return D()"
+    )
+    reference = module(tmp_path, body, "ValueError()")
+    assert reference.partition(":")[0] not in sys.modules
+    with pytest.raises(CalibError, match=r"^workers: every worker process must live .* Set workers to 0 to see what e"):
+        read("item", reference, tmp_path, workers=1)

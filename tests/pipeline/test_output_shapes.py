@@ -1,0 +1,189 @@
+"""Outputs of every layout go down the whole line: build, golden data, recheck, kit, bench and a user's own batches."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trtpipe.bundle.format import read_bundle
+from trtpipe.errors import InputError
+from trtpipe.job.load import load_job
+from trtpipe.pipeline.bench import bench_bundle
+from trtpipe.pipeline.build import Built, build
+from trtpipe.pipeline.kit import finish_kit, write_kit
+from trtpipe.progress import Silent
+from trtpipe.runtime.recheck import recheck
+from trtpipe.runtime.session import load
+
+NET = """
+import torch
+from torch import nn
+
+HEADS = {
+    "rows": lambda y: y,
+    "one number a sample": lambda y: y.sum(1),
+    "batch last": lambda y: y.t(),
+    "batch in the middle": lambda y: y.reshape(-1, 2, 3).transpose(0, 1),
+    "scalar": lambda y: y.mean(),
+    "statistic": lambda y: y.mean(0),
+    "pairs": lambda y: y @ y.t(),
+    "two lists": lambda y: torch.cat([y, -y]),
+    "flat": lambda y: y.reshape(-1),
+    "detections": lambda y: y.reshape(-1, 2)[:3],
+}
+
+
+class Net(nn.Module):
+    def __init__(self, head):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.head = nn.Linear(4, 16), nn.Linear(16, 6), HEADS[head]
+
+    def forward(self, x):
+        return self.head(self.b(torch.relu(self.a(x))))
+
+
+def make(head):
+    return Net(head)
+"""
+#: layout -> (batch axis with a dynamic batch, with a batch of 1)
+LAYOUTS: dict[str, tuple[int | None, int | None]] = {
+    "rows": (0, 0),
+    "one number a sample": (0, 0),
+    "batch last": (1, 1),
+    "batch in the middle": (1, 1),
+    "scalar": (None, None),
+    "statistic": (None, None),
+    "pairs": (None, None),
+    "two lists": (None, None),
+    "flat": (None, None),
+    "detections": (None, None),
+}
+SAMPLES = 11
+
+
+def job(folder: Path, head: str, batch: Any = "N", **check: Any) -> Path:
+    (folder / "net_of_shapes.py").write_text(NET)
+    np.save(folder / "x.npy", np.random.default_rng(0).standard_normal((SAMPLES, 4)).astype(np.float32))
+    x: dict[str, Any] = {"shape": [batch, 4]} | ({"N": {"min": 2, "opt": 3, "max": 4}} if batch == "N" else {})
+    text = {
+        "name": "shapes",
+        "model": {"factory": "net_of_shapes:make", "args": {"head": head}},
+        "inputs": {"x": x},
+        "outputs": {"y": {}},
+        "build": {"target": "onnxruntime"},
+        "check": {"arrays": "x.npy", "limits": {"relative_l2_max": 1e-3}} | check,
+    }
+    (folder / "job.yaml").write_text(json.dumps(text))
+    return folder / "job.yaml"
+
+
+def network(head: str, x: Any) -> Any:
+    """What PyTorch itself computes."""
+    import torch
+
+    scope: dict[str, Any] = {"__name__": "net"}
+    exec(NET, scope)
+    with torch.inference_mode():
+        return scope["make"](head)(torch.from_numpy(x)).numpy()
+
+
+@pytest.mark.parametrize("batch", ["N", 1, 3])
+@pytest.mark.parametrize("head", sorted(LAYOUTS))
+def test_every_layout_goes_down_the_line(tmp_path: Path, head: str, batch: Any) -> None:
+    if head == "detections" and batch == "N":
+        pytest.skip("its first rows are another sample's when the batch is 2")
+    made: Built = build(load_job(job(tmp_path, head, batch)), tmp_path / "out", Silent())
+    assert made.report.passed, made.report.problems
+    assert made.report.samples == SAMPLES
+    spec = made.bundle.manifest.outputs[0]
+    assert spec.batch_axis == LAYOUTS[head][batch != "N"]
+    x = np.load(tmp_path / "x.npy")
+    size = 4 if batch == "N" else batch
+    golden = made.bundle.golden()
+    assert golden.batch == (None if spec.batch_axis is not None else size)
+    with load(tmp_path / "out" / "shapes") as model:
+        checked = recheck(model)
+        assert checked.passed, checked.problems
+        found = model({"x": x[: 2 * size]})["y"]
+        wanted = [network(head, x[k : k + size]) for k in (0, size)]
+        if spec.batch_axis is None:
+            assert np.allclose(found, np.stack(wanted), atol=1e-5)
+        else:
+            assert np.allclose(found, np.concatenate([np.moveaxis(w, spec.batch_axis, 0) for w in wanted]), atol=1e-5)
+        if spec.batch_axis is None and size > 1:
+            with pytest.raises(InputError, match=r"output y is of a whole batch: samples must fill whole batches"):
+                model({"x": x[: size + 1]})
+    rows = bench_bundle(made.bundle, Silent(), rounds=1, seconds=0).rows
+    assert [(r.skipped, r.sqnr_db is not None and r.sqnr_db > 60) for r in rows if not r.skipped] == [("", True)]
+
+
+@pytest.mark.parametrize("head", ["rows", "batch last", "scalar", "two lists"])
+def test_a_kit_is_finished_on_all_its_samples(tmp_path: Path, head: str) -> None:
+    kit = write_kit(load_job(job(tmp_path, head)), tmp_path / "kits", Silent())
+    assert kit.report.passed, kit.report.problems
+    assert kit.bundle.golden().samples == SAMPLES
+    made = finish_kit(tmp_path / "kits" / "shapes", tmp_path / "out", Silent())
+    assert made.report.passed
+    with load(tmp_path / "out" / "shapes") as model:
+        assert recheck(model).passed
+
+
+@pytest.mark.parametrize("head", sorted(set(LAYOUTS) - {"detections"}))
+def test_a_bundle_that_changed_by_one_element_fails_its_check(tmp_path: Path, head: str) -> None:
+    made = build(load_job(job(tmp_path, head)), tmp_path / "out", Silent())
+    with load(tmp_path / "out" / "shapes") as model:
+        runner = model.runner
+
+        class Wrong:
+            name = "wrong"
+
+            def run(self, inputs: Mapping[str, Any], /) -> dict[str, Any]:
+                value = np.array(runner.run(inputs)["y"])
+                value.reshape(-1)[0 if value.ndim else ...] = np.nan
+                return {"y": value}
+
+        model._runner = Wrong()  # type: ignore[assignment]
+        report = recheck(model)
+    assert not report.passed
+    assert report.problems[0] == "output y holds NaN or infinity in what was executed"
+    assert read_bundle(made.bundle.path).manifest == made.bundle.manifest
+
+
+def test_an_old_manifest_is_read(tmp_path: Path) -> None:
+    """One of before outputs knew their batch axis: it is the first."""
+    made = build(load_job(job(tmp_path, "rows")), tmp_path / "out", Silent())
+    path = made.bundle.path / "manifest.json"
+    raw = json.loads(path.read_text())
+    for spec in (*raw["inputs"], *raw["outputs"]):
+        del spec["batch_axis"]
+    del raw["check"]["warnings"], raw["check"]["control"]["executed"], raw["check"]["control"]["runner"]
+    del raw["limits"]["confident"]
+    path.write_text(json.dumps(raw, sort_keys=True, indent=2, ensure_ascii=False) + "\n")
+    manifest = read_bundle(made.bundle.path).manifest
+    assert [s.batch_axis for s in manifest.outputs] == [0]
+    assert dataclasses.replace(manifest.outputs[0]) == made.bundle.manifest.outputs[0]
+
+
+def test_a_shape_that_depends_on_the_data_is_refused(tmp_path: Path) -> None:
+    file = job(tmp_path, "rows")
+    text = (
+        (tmp_path / "net_of_shapes.py").read_text().replace("self.b(torch.relu(self.a(x)))", "self.b(x[x[:, 0] > 0])")
+    )
+    (tmp_path / "net_of_shapes.py").write_text(text.replace("nn.Linear(16, 6)", "nn.Linear(4, 6)"))
+    with pytest.raises(InputError, match=r"outputs\.y: must have one shape for all samples"):
+        build(load_job(file), tmp_path / "out", Silent())
+
+
+def test_a_report_says_that_the_last_batch_was_filled_up(tmp_path: Path) -> None:
+    made = build(load_job(job(tmp_path, "statistic")), tmp_path / "out", Silent())
+    assert (
+        "check: y is computed over the whole batch; the last batch, of 3 samples, was filled up to 4 with copies of its "
+        "last sample, for the baseline and for what was executed alike"
+    ) in made.bundle.manifest.notes

@@ -1,0 +1,247 @@
+"""What gains nothing from INT8: each rule against shapes worked out by hand, the choice of P4 against all choices."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import nets
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from trtpipe.job.job import Job
+from trtpipe.model.capture import capture
+from trtpipe.model.nodes import calls, module_path, op_name
+from trtpipe.progress import Silent
+from trtpipe.quantization.payoff import (
+    DEPTHWISE,
+    KERNEL_BYTES,
+    LARGER,
+    NOTHING_GAINS,
+    ONE_ROW,
+    SMALL,
+    gains_nothing,
+    keep_of,
+    makes_larger,
+    shape_reason,
+)
+from trtpipe.quantization.placement import MATMULS, WEIGHTED, find_sites
+from trtpipe.quantization.quantize import prepare, quantize
+from trtpipe.routes.onnx import to_onnx
+from trtpipe.values import Captured
+
+
+def captured(network: nn.Module, *shape: int) -> Captured:
+    with torch.no_grad():
+        out = network.eval()(torch.zeros(2, *shape))
+    return capture(nets.loaded(network, ("N", *shape), out_shape=("N", *out.shape[1:])))
+
+
+def reasons(graph: Captured) -> dict[str, str]:
+    """The reason of each operation by its module, or by its name where it has none."""
+    return {
+        module_path(n) or n.name: shape_reason(graph.graph, n)
+        for n in calls(graph.graph.graph)
+        if op_name(n) in WEIGHTED or op_name(n) in MATMULS
+    }
+
+
+class Shapes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 32, 3, padding=1)
+        self.depthwise = nn.Conv2d(32, 32, 3, padding=1, groups=32)
+        self.grouped = nn.Conv2d(32, 32, 3, padding=1, groups=4)
+        self.thin = nn.Conv2d(32, 20, 1)
+        self.odd = nn.Conv2d(20, 7, 1)
+        self.up = nn.ConvTranspose2d(7, 32, 2, 2)
+        self.squeeze = nn.Conv2d(32, 16, 1)
+        self.excite = nn.Conv2d(16, 32, 1)
+        self.tokens = nn.Linear(32, 48)
+        self.narrow = nn.Linear(48, 8)
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.grouped(self.depthwise(self.stem(x)))
+        x = self.up(self.odd(self.thin(x)))
+        x = x * torch.sigmoid(self.excite(self.squeeze(x.mean((2, 3), keepdim=True))))
+        return self.head(self.narrow(self.tokens(x.flatten(2).transpose(1, 2))).mean(1))
+
+
+def test_each_shape_has_its_reason() -> None:
+    assert reasons(captured(Shapes(), 3, 4, 4)) == {
+        "stem": "",  # three channels in, but it reads the image: Model Optimizer quantizes it
+        "depthwise": DEPTHWISE,
+        "grouped": "",  # eight channels a group, a multiple of eight out, 3 by 3
+        "thin": "",
+        "odd": SMALL,  # seven channels out
+        "up": "",  # 32 channels out: Model Optimizer quantizes it
+        "squeeze": ONE_ROW,
+        "excite": ONE_ROW,
+        "tokens": "",
+        "narrow": SMALL,  # eight columns
+        "head": ONE_ROW,
+    }
+
+
+class Scores(nn.Module):
+    """softmax(x x^T) x over tokens of `width` numbers, and its first row against all."""
+
+    def __init__(self, rows: slice) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x[:, self.rows] @ x.transpose(1, 2), -1) @ x
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width", "rows", "expected"),
+    [
+        (20, 32, slice(None), ["", ""]),
+        (20, 8, slice(None), [SMALL, SMALL]),  # K of the first, N of the second
+        (12, 32, slice(None), [SMALL, SMALL]),  # N of the first, K of the second
+        (20, 32, slice(0, 1), [ONE_ROW, ONE_ROW]),
+    ],
+)
+def test_a_matmul_is_judged_by_rows_columns_and_what_is_summed(
+    tokens: int, width: int, rows: slice, expected: list[str]
+) -> None:
+    assert list(reasons(captured(Scores(rows), tokens, width)).values()) == expected
+
+
+def chain(widths: list[int], between: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for i, o in itertools.pairwise(widths):
+        layers += [nn.Conv2d(i, o, 1), between() if between is not nn.BatchNorm2d else nn.Sigmoid()]
+    return nn.Sequential(*layers)
+
+
+def larger(graph: Captured) -> set[str]:
+    sites = [s for s in find_sites(graph.graph)[0] if s.rule in ("Q1", "Q2")]
+    nodes = list(dict.fromkeys(s.consumer for s in sites))
+    return {module_path(n) for n in makes_larger(graph.graph, sites, nodes)}
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(1, 900), min_size=2, max_size=6))
+def test_no_other_choice_of_a_chain_makes_a_smaller_engine(widths: list[int]) -> None:
+    # In a chain operation k needs the kernel behind k - 1 (its input's, for the first) and the one behind itself.
+    saves = [i * o for i, o in itertools.pairwise(widths)]
+
+    def gain(inside: set[int]) -> int:
+        kernels = {k - 1 for k in inside} | inside
+        return sum(saves[k] for k in inside) - KERNEL_BYTES * len(kernels)
+
+    every = [set(c) for n in range(len(saves) + 1) for c in itertools.combinations(range(len(saves)), n)]
+    wide = larger(captured(chain(widths), widths[0], 2, 2))
+    assert gain({k for k in range(len(saves)) if str(2 * k) not in wide}) == max(gain(c) for c in every)
+
+
+def test_rounding_is_free_where_a_kernel_stands_anyway() -> None:
+    class Preactivated(nn.Module):
+        """norm, relu, conv, norm, relu: the norms cannot be folded, so both ends of the conv have their kernel."""
+
+        def __init__(self, normed: bool) -> None:
+            super().__init__()
+            self.before, self.after = (nn.BatchNorm2d(64) if normed else nn.Sigmoid() for _ in range(2))
+            self.conv = nn.Conv2d(64, 64, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.after(torch.relu(self.conv(torch.relu(self.before(x))).sigmoid())))
+
+    assert larger(captured(Preactivated(normed=True), 64, 2, 2)) == set()
+    assert larger(captured(Preactivated(normed=False), 64, 2, 2)) == {"conv"}
+
+
+def job(precision: dict[str, Any], target: str = "tensorrt_rtx", **build: Any) -> Job:
+    return Job.model_validate(
+        {
+            "name": "j",
+            "model": {"factory": "torch.nn:Identity"},
+            "inputs": {"x": {"shape": (1, 3, 4, 4)}},
+            "outputs": {"y": {}},
+            "precision": precision,
+            "calibration": {"arrays": "x.npy"},
+            "build": {"target": target, **build},
+            "check": {"arrays": "x.npy"},
+        }
+    )
+
+
+BOTH = {"int8_mode": True, "fp16_mode": True}
+
+
+def wide(precision: dict[str, Any], target: str = "tensorrt_rtx", **build: Any) -> dict[str, str]:
+    """Reasons by module of a network whose first convolution is large, its second small and its third depthwise."""
+    network = nn.Sequential(
+        nn.Conv2d(600, 600, 1), nn.ReLU(), nn.Conv2d(600, 16, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, groups=16)
+    )
+    graph = captured(network, 600, 4, 4)
+    keep = keep_of(job(precision, target, **build), graph)
+    assert keep.notes == ()
+    modules = {n.name: module_path(n) for n in calls(graph.graph.graph)}
+    return {modules[name]: why for name, why in keep.wide.items()}
+
+
+def test_what_stays_wide_depends_on_what_the_job_allows_and_on_the_target() -> None:
+    assert wide(BOTH) == {"2": LARGER, "4": DEPTHWISE}
+    assert wide({"int8_mode": True, "bf16_mode": True}) == {"2": LARGER, "4": DEPTHWISE}
+    assert wide(BOTH, "tensorrt") == wide(BOTH, "onnxruntime") == {"4": DEPTHWISE}
+    assert wide(BOTH, "tensorrt", quantization="implicit") == {}
+    assert wide({"int8_mode": True}) == {}
+    assert wide({**BOTH, "placement": "all"}) == {}
+    assert wide({"fp16_mode": True}) == {}
+    # What the job keeps by itself is not judged: with the first gone no kernel stands behind it.
+    assert wide({**BOTH, "keep": {"fp16": ("4",)}}) == {"2": LARGER}
+
+
+def test_a_network_in_which_nothing_gains_is_quantized_all_the_same_and_says_so() -> None:
+    graph = captured(chain([16, 16, 16]), 16, 4, 4)
+    found, notes = gains_nothing(graph.graph, "tensorrt_rtx", lambda node: False)
+    assert (found, notes) == ({}, (NOTHING_GAINS.format(LARGER),))
+    head = captured(nn.Sequential(nn.Flatten(), nn.Linear(48, 10)), 3, 4, 4)
+    assert gains_nothing(head.graph, "tensorrt", lambda node: False) == ({}, (NOTHING_GAINS.format(ONE_ROW),))
+
+
+def test_the_reason_is_in_the_layers_and_the_table_is_that_of_every_placement() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3, groups=32), nn.ReLU())
+    graph = captured(network, 3, 8, 8)
+    table = dict.fromkeys(prepare(graph).observers, 1.0)
+    keep = keep_of(job(BOTH, "tensorrt"), graph)
+    made = quantize(graph, int8=True, half=torch.float16, keep=keep, amax=table, ranges={})
+    assert {layer.module: (layer.precision, layer.reason) for layer in made.layers if layer.op == "conv2d"} == {
+        "0": ("int8", ""),
+        "2": ("fp16", DEPTHWISE),
+    }
+
+
+@pytest.fixture(scope="module")
+def engines() -> dict[str, bytes]:
+    """Plans of a chain of convolutions, whose first two are large enough to gain from INT8, by placement."""
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed")
+    from trtpipe.trt.isolated import build_isolated
+
+    graph = captured(chain([640, 640, 640, 64, 64, 64]), 640, 4, 4)
+    table = {key: 1 + k / 7 for k, key in enumerate(prepare(graph).observers)}
+    plans = {}
+    for name, precision in {"fp16": {"fp16_mode": True}, "auto": BOTH, "all": {**BOTH, "placement": "all"}}.items():
+        one = job(precision)
+        keep = keep_of(one, graph)
+        made = quantize(graph, int8=one.precision.int8_mode, half=torch.float16, keep=keep, amax=table, ranges={})
+        plans[name] = build_isolated(to_onnx(made), one.build, progress=Silent(), precision=one.precision).data
+    return plans
+
+
+def test_the_int8_engine_is_smaller_than_that_of_fp16_and_of_all_in_int8(engines: dict[str, bytes]) -> None:
+    assert len(engines["auto"]) < min(len(engines["fp16"]), len(engines["all"]))
+
+
+def test_a_kernel_costs_what_the_installed_tensorrt_rtx_takes_for_it(engines: dict[str, bytes]) -> None:
+    # All in INT8 has a kernel more behind each small convolution but the last, where one casts to the output's FP32 in
+    # either; the weights of the three are 48 kB smaller.
+    more = len(engines["all"]) - len(engines["auto"]) + 640 * 64 + 2 * 64 * 64
+    assert more / 2 == pytest.approx(KERNEL_BYTES, rel=0.15)

@@ -1,0 +1,103 @@
+"""What is said of the house is so: the map, what CONTRIBUTING names, the gate against skips, what `make setup` says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trtpipe
+
+ROOT = Path(__file__).resolve().parent.parent
+MAP = (ROOT / "docs" / "architecture.md").read_text()
+
+
+def layers() -> list[set[str]]:
+    """The rooms of the contract, from the top, without what stands above `cli`."""
+    text = (ROOT / "pyproject.toml").read_text()
+    (listed,) = re.findall(r"^layers = \[\n(.*?)^\]", text, re.M | re.S)
+    rows = [re.findall(r"(?:trtpipe\.)?(\w+)(?= [|:]|\")", row) for row in listed.splitlines()]
+    return [set(row) for row in rows if not {"__main__", "ground"} & set(row)]
+
+
+def test_the_map_has_every_room_in_the_contracts_order() -> None:
+    (drawn,) = re.findall(r"^## The map\n(.*?)^`make lint`", MAP, re.M | re.S)
+    rows = [re.findall(r"^    (\w+)  |\|  (\w+)  ", line) for line in drawn.splitlines() if line.startswith("    ")]
+    found = [{a or b for a, b in row} for row in rows if row]
+    ground = {"values", "errors", "progress", "atomic", "outputs", "batching", "jsontext", "notebook"}
+    wanted = [{"ground"} if row & ground else row for row in layers()]
+    assert found == wanted
+    (listed,) = re.findall(r"^    ground +(.*)$", drawn, re.M)
+    assert set(listed.split(", ")) == ground == next(row for row in layers() if row & ground)
+
+
+def test_files_that_the_map_names_are_there() -> None:
+    text = MAP[MAP.index("## Where do I add") :]
+    rooms = "job|trt|model|bundle|evaluation|quantization|routes|runtime|report|pipeline|nightly|cli|calib"
+    named = re.findall(rf"`((?:{rooms})/[\w/.]+)`", text)
+    assert len(named) > 15
+    for name in named:
+        assert (ROOT / "trtpipe" / name).exists() or (ROOT / name).exists(), name
+
+
+def test_targets_that_are_named_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.M))
+    for page in (ROOT / "CONTRIBUTING.md", ROOT / "README.md", ROOT / ".ci" / "run"):
+        text = page.read_text()
+        for words in re.findall(r"(?:`|^ {4}|^)make ((?:[a-z-]+ ?)+)", text, re.M):
+            assert set(words.split()) <= targets, f"{page.name}: make {words}"
+
+
+def test_the_changelog_begins_with_what_is_unreleased_or_this_version() -> None:
+    first = re.search(r"^## \[?([\w.]+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert first is not None
+    assert first[1] in ("Unreleased", trtpipe.__version__)
+
+
+SKIPPING = """
+import pytest
+def test_passes(): pass
+def test_skips(): pytest.skip({reason!r})
+"""
+
+
+@pytest.mark.parametrize(
+    ("reason", "strict", "code"),
+    [
+        ("needs Chromium", True, 1),
+        ("needs Chromium", False, 0),
+        ("no NVIDIA GPU here", True, 0),
+        ("torch2trt is not installed", True, 0),
+    ],
+)
+@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+def test_a_skip_that_nobody_expects_fails_ci(
+    reason: str, strict: bool, code: int, workers: tuple[str, ...], tmp_path: Path
+) -> None:
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    (tmp_path / "test_it.py").write_text(SKIPPING.format(reason=reason))
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TRTPIPE", "PYTEST"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *workers, "test_it.py"],
+        cwd=tmp_path, env=kept | ({"TRTPIPE_NO_SKIPS": "1"} if strict else {}), capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    assert ("test_it.py::test_skips: Skipped: needs Chromium" in done.stdout) == (code == 1)
+    assert "1 passed, 1 skipped" in done.stdout.strip().splitlines()[-1]
+
+
+def test_setup_says_what_the_browser_tests_lack() -> None:
+    def said(browser: str) -> str:
+        command = ["make", "-s", "setup", "VENV=/usr", f"BROWSER={browser}"]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    assert said("true") == ""
+    assert said("false") == (
+        "no Chromium here: the tests of the report in a browser will be skipped. Install it: apt-get install chromium\n"
+    )

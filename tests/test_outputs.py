@@ -1,0 +1,118 @@
+"""What the operating system refuses: named, said in words, found out before work begins."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from calib.errors import CalibCancelled, CalibError
+from trtpipe.errors import _REFUSED, InputError, user_error
+from trtpipe.outputs import naming, naming_database, require_writable_file, require_writable_folder
+
+
+def refused(code: int, path: str | None = "out/a") -> str:
+    shown = user_error(OSError(code, os.strerror(code), path))
+    assert shown is not None
+    assert shown.exit_code == 2
+    return str(shown)
+
+
+def test_a_refusal_is_its_path_the_reason_and_a_next_step() -> None:
+    assert refused(errno.ENOSPC) == ("out/a: no space left on the disk. Free some space, or choose another place.")
+    assert refused(errno.EROFS) == "out/a: the file system is read-only. Choose another place, or mount it writable."
+    assert refused(errno.ENAMETOOLONG) == "out/a: the name is too long for the file system. Choose a shorter one."
+    assert refused(errno.EMFILE, None) == (
+        "too many open files. Raise the limit (`ulimit -n 4096`), or use fewer workers."
+    )
+    assert refused(errno.ENODEV) == "out/a: no such device. Check the path."
+    assert str(user_error(FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"))) == (
+        "no such file or folder (No usable temporary directory found in ['/tmp']). Check the path."
+    )
+    assert str(user_error(MemoryError())) == (
+        "out of memory. Use a smaller batch_size, fewer workers, or a machine with more memory."
+    )
+
+
+@pytest.mark.parametrize("code", sorted(errno.errorcode), ids=errno.errorcode.__getitem__)
+def test_every_refusal_that_names_a_file_is_a_message(code: int) -> None:
+    text = refused(code)
+    assert text.startswith("out/a: ")
+    assert text.endswith(".")
+    assert (user_error(OSError(code, os.strerror(code))) is None) == (code not in _REFUSED)
+
+
+def test_what_is_no_refusal_stays_a_bug() -> None:
+    for bug in (ValueError("x"), OSError("libx.so: cannot open"), KeyError("a"), ModuleNotFoundError("x")):
+        assert user_error(bug) is None
+    assert str(user_error(CalibError("a: must be b."))) == "a: must be b."
+    assert user_error(CalibCancelled("stopped")).exit_code == 130  # type: ignore[union-attr]
+    mine = InputError("x")
+    assert user_error(mine) is mine
+
+
+@pytest.mark.parametrize(
+    ("raised", "named"),
+    [
+        (None, "{d}/a.json"),
+        ("{d}/.a.json.77.part", "{d}/a.json"),
+        ("{d}/.a.json.trtpipe-new-1/model.engine", "{d}/a.json"),
+        ("{d}/a.json", "{d}/a.json"),
+        ("{d}/photos/1.png", "{d}/photos/1.png"),
+    ],
+)
+def test_naming_names_what_the_user_gave(raised: str | None, named: str, tmp_path: Path) -> None:
+    name = None if raised is None else raised.format(d=tmp_path)
+    with pytest.raises(OSError, match="No space left") as error, naming(tmp_path / "a.json"):
+        raise OSError(errno.ENOSPC, "No space left on device", name)
+    assert error.value.filename == named.format(d=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("database or disk is full", errno.ENOSPC),
+        ("attempt to write a readonly database", errno.EROFS),
+        ("disk I/O error", errno.EIO),
+        ("unable to open database file", errno.EACCES),
+    ],
+)
+def test_sqlites_refusals_are_the_systems(text: str, code: int, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=os.strerror(code)) as error, naming_database(tmp_path / "h.sqlite"):
+        raise sqlite3.OperationalError(text)
+    assert (error.value.errno, error.value.filename) == (code, str(tmp_path / "h.sqlite"))
+    with pytest.raises(sqlite3.OperationalError), naming_database(tmp_path / "h.sqlite"):
+        raise sqlite3.OperationalError("no such table: runs")
+
+
+def test_a_probe_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "there.json").write_text("kept")
+    require_writable_file(tmp_path / "there.json")
+    require_writable_file(tmp_path / "a" / "b" / "c.json")
+    require_writable_folder(tmp_path / "a" / "b")
+    require_writable_folder(tmp_path)
+    require_writable_file(Path("/dev/null"))
+    assert [p.name for p in tmp_path.iterdir()] == ["there.json"]
+    assert (tmp_path / "there.json").read_text() == "kept"
+
+
+def test_a_probe_finds_what_writing_would(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone" / "x")
+    for probe, path, code in (
+        (require_writable_folder, tmp_path / "file" / "x", errno.ENOTDIR),
+        (require_writable_folder, tmp_path / "file", errno.ENOTDIR),
+        (require_writable_file, tmp_path, errno.EISDIR),
+        (require_writable_file, tmp_path / ("n" * 300), errno.ENAMETOOLONG),
+        (require_writable_folder, tmp_path / ("n" * 240) / "x", errno.ENAMETOOLONG),
+        (require_writable_folder, tmp_path / "circle" / "x", errno.ELOOP),
+        (require_writable_file, tmp_path / "nowhere" / "x", errno.ENOENT),
+        (require_writable_file, Path("/proc/x.json"), errno.ENOENT),
+    ):
+        with pytest.raises(OSError, match=os.strerror(code)) as error:
+            probe(path)
+        assert (error.value.errno, error.value.filename) == (code, str(path)), path

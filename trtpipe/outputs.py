@@ -1,0 +1,103 @@
+"""Where results go: found out to be writable before work begins, and named when writing fails later."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+#: Bytes that a hidden sibling's name has beside the name of what it is moved to.
+_SIBLING_BYTES = 32
+#: What a probe writes: a disk that has not even this left is full.
+_PROBE_BYTES = 4096
+
+
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Let an OSError of this block name `path` where it names no file, or a temporary one beside it.
+
+    A write to a full disk fails without a name, and one that is made aside with a name that the user never gave.
+    """
+    try:
+        yield
+    except OSError as error:
+        aside = tuple(str(Path(path).parent / f"{hidden}{Path(path).name}") for hidden in (".", ""))
+        if error.errno is not None and (
+            not isinstance(error.filename, (str, bytes)) or os.fsdecode(error.filename).startswith(aside)
+        ):
+            error.filename, error.filename2 = str(path), None
+        raise
+
+
+@contextmanager
+def naming_database(path: Path) -> Iterator[None]:
+    """`naming` for SQLite, whose own errors for a full, read-only or unreachable disk become OSErrors."""
+    reasons = {
+        "disk is full": errno.ENOSPC,
+        "readonly database": errno.EROFS,
+        "disk I/O error": errno.EIO,
+        "unable to open": errno.EACCES,
+    }
+    try:
+        with naming(path):
+            yield
+    except sqlite3.OperationalError as error:
+        for text, code in reasons.items():
+            if text in str(error):
+                raise OSError(code, os.strerror(code), str(path)) from error
+        raise
+
+
+def require_writable_file(path: Path) -> None:
+    """Find out that a file can be written at `path`; leaves nothing behind.
+
+    Raises:
+        OSError: it cannot, as writing it would say.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():  # /dev/stdout, a named pipe: opening it may block, writing it tells
+        return
+    _require_writable(path, path.parent)
+
+
+def require_writable_folder(path: Path) -> None:
+    """Find out that a folder can be made at `path`, or that files can be written in the one there.
+
+    Raises:
+        OSError: they cannot, as writing them would say.
+    """
+    _require_writable(path, path)
+
+
+def _require_writable(path: Path, folder: Path) -> None:
+    """Write a little, and remove it, in `folder` or in the nearest folder above it that there is."""
+    try:
+        _probe(path, folder)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None  # and not the probe's, or a folder's above
+        raise
+
+
+def _probe(path: Path, folder: Path) -> None:
+    absent: list[str] = [] if folder == path else [path.name]
+    place = folder.absolute()
+    while not os.path.lexists(place):
+        absent.append(place.name)
+        place = place.parent
+    if not place.is_dir():
+        os.listdir(place)  # says what stands in the way: a file, a link to nothing, a circle of links
+    longest = os.pathconf(place, "PC_NAME_MAX")
+    if any(len(os.fsencode(name)) + _SIBLING_BYTES > longest for name in absent):
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+    probe = place / f".trtpipe-probe-{secrets.token_hex(8)}"
+    descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(descriptor, bytes(_PROBE_BYTES))
+    finally:
+        os.close(descriptor)
+        os.unlink(probe)

@@ -1,0 +1,195 @@
+"""What gains nothing from INT8 and stays in FP16 or BF16 where the job allows that; each with its reason.
+
+Rules for every TensorRT, in this order:
+
+    P1  one row: an operation with one output position a sample, such as squeeze-and-excitation, a classifier behind a
+        pool, a matmul with one row or column. Its weights are read once and used once, so that there is nothing for
+        tensor cores to gain (NVIDIA Model Optimizer 0.47 leaves out matmuls with M or N of 1,
+        `find_nodes_from_matmul_to_exclude`); the classifier also rounds what everything before it computed
+    P2  depthwise convolutions: one channel a group fills no tensor core tile (pytorch/pytorch pull request 22302, and
+        NVIDIA/TensorRT issue 2197: MobileNetV3 in INT8 is no faster than in FP16), and they are where INT8 costs
+        MobileNets and EfficientNets most of their accuracy
+    P3  small matrices: matmuls with K or N below 16, and convolutions with fewer than 16 channels, but for the shapes
+        that Model Optimizer quantizes (`find_nodes_from_convs_to_exclude`)
+
+and one for TensorRT-RTX alone, measured by building without a GPU (1.7.1; benchmarks/models.py writes the sizes):
+
+    P4  what would make the engine larger. TensorRT-RTX keeps weights as they are given, INT8 in half the bytes of FP16,
+        and beside them the CUDA source of each element-wise kernel that it generates: about 145 kB each, whatever the
+        kernel does, and nothing is shared between two of them. A convolution in FP16 does its bias, activation and
+        residual add itself. In INT8 it writes floats, and one such kernel scales them, adds, activates and rounds to
+        INT8 for what follows; so does the output of an FP16 operation that an INT8 one reads. 74 kernels of MobileNetV3
+        were 10.7 of the 16.7 MB of its INT8 engine, 20 kernels 2.9 of the 13.9 MB in FP16. Each is a pass over memory
+        too. Where a kernel stands anyway (a batch norm that is not folded, a layer norm, a concat), rounding is free.
+
+Which operations P4 leaves in INT8 is a choice of projects that share tools (Rhys, "A selection problem of shared fixed
+costs and network flows", Management Science 17 (1970) 200-207): an operation gains the bytes that its weights save, and
+needs the kernel behind itself and those behind what it reads. The best choice is a minimum cut.
+
+Nothing here changes where Q/DQ could stand: calibration tables do not depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import networkx
+
+from trtpipe.model.nodes import calls, constant_value, op_name
+from trtpipe.quantization.placement import MATMULS, WEIGHTED, Site, find_sites
+from trtpipe.quantization.precision import Keep
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule, Node
+
+    from trtpipe.job.job import Job
+    from trtpipe.values import Captured, Target
+
+#: Channels, rows and columns that fill a tile of the INT8 tensor cores.
+TILE = 16
+#: CUDA source that TensorRT-RTX 1.7.1 puts into an engine for each generated kernel: 141 to 165 kB were seen.
+KERNEL_BYTES = 145_000
+#: Operations that are generated kernels of their own in FP16 already: rounding joins them for nothing.
+OWN_KERNEL = (
+    "cat", "batch_norm", "_native_batch_norm_legit_no_training", "_native_batch_norm_legit", "native_batch_norm",
+    "layer_norm", "native_layer_norm",
+)  # fmt: skip
+
+ONE_ROW = "one row a sample: INT8 gains nothing where each weight is used once"
+DEPTHWISE = "depthwise: one channel a group is no work for INT8 tensor cores"
+SMALL = f"fewer than {TILE} channels, rows or columns do not fill INT8 tensor cores"
+LARGER = "in INT8 it adds more kernels to a TensorRT-RTX engine than its weights save"
+NOTHING_GAINS = (
+    "precision.placement: no operation of this network gains from INT8 ({}), and all are quantized because int8_mode "
+    "asks for it. Without int8_mode the engine is smaller."
+)
+
+
+def keep_of(job: Job, captured: Captured) -> Keep:
+    """The job's `precision.keep` and, where FP16 or BF16 is allowed and `precision.placement` is `auto`, P1 to P4.
+
+    Rules that would leave nothing in INT8 are not applied: who asks for INT8 in so small a network gets it, with a
+    note.
+    """
+    precision = job.precision
+    keep = Keep(precision.keep.fp32, precision.keep.fp16, precision.keep.bf16)
+    half = precision.fp16_mode or precision.bf16_mode
+    explicit = job.build.quantization == "explicit"  # or TensorRT places by itself
+    if not (precision.int8_mode and half and explicit and precision.placement == "auto"):
+        return keep
+    wide, notes = gains_nothing(captured.graph, job.build.target, keep.out_of_int8)
+    return replace(keep, wide=wide, notes=notes)
+
+
+def gains_nothing(
+    graph: GraphModule, target: Target, kept: Callable[[Node], bool]
+) -> tuple[Mapping[str, str], tuple[str, ...]]:
+    """Reasons by node name of the operations that stay wide, and notes on rules that were not applied.
+
+    Args:
+        graph: the hub graph.
+        target: P4 holds for tensorrt_rtx.
+        kept: operations that the job keeps out of INT8 by itself.
+    """
+    sites = [s for s in find_sites(graph)[0] if s.rule in ("Q1", "Q2") and not kept(s.consumer)]
+    left = list(dict.fromkeys(s.consumer for s in sites))
+    wide: dict[str, str] = {}
+    notes: tuple[str, ...] = ()
+
+    def apply(reasons: Mapping[Node, str]) -> None:
+        nonlocal left, notes
+        if reasons and len(reasons) == len(left):
+            notes += (NOTHING_GAINS.format("; ".join(dict.fromkeys(reasons.values()))),)
+            return
+        wide.update((n.name, why) for n, why in reasons.items())
+        left = [n for n in left if n not in reasons]
+
+    apply({n: why for n in left if (why := shape_reason(graph, n))})
+    if target == "tensorrt_rtx":
+        apply(dict.fromkeys(makes_larger(graph, sites, left), LARGER))
+    return wide, notes
+
+
+def shape_reason(graph: GraphModule, node: Node) -> str:
+    """Why a convolution, linear or matmul gains nothing by its shape (P1 to P3); "" when it may gain.
+
+    Dynamic extents are taken for large.
+    """
+    name, out = op_name(node), node.meta["val"].shape
+    if name in MATMULS:
+        (rows, inner), columns = node.args[0].meta["val"].shape[-2:], out[-1]  # type: ignore[union-attr]
+        if _is_one(rows) or _is_one(columns):
+            return ONE_ROW
+        return SMALL if _below_tile(inner) or _below_tile(columns) else ""
+    weight = constant_value(graph, node.args[1])  # type: ignore[arg-type]
+    if all(_is_one(extent) for extent in (out[1:-1] if name == "linear" else out[2:])):
+        return ONE_ROW
+    if name == "linear":
+        return SMALL if min(weight.shape) < TILE else ""
+    groups = int(node.args[6]) if len(node.args) > 6 else 1  # type: ignore[arg-type]
+    outputs, inputs = weight.shape[:2]
+    if groups > 1 and inputs == 1:
+        return DEPTHWISE
+    if min(outputs, inputs) >= TILE:
+        return ""
+    kernel = tuple(weight.shape[2:])
+    if groups > 1:
+        good = outputs % 8 == 0 and min(kernel) >= 3
+    else:
+        first = node.args[0].op == "placeholder"  # type: ignore[union-attr]
+        eights = outputs % 8 == 0 or inputs % 8 == 0
+        good = eights and (first or max(outputs, inputs) >= TILE) and len(set(kernel)) == 1
+    return "" if good else SMALL
+
+
+def _is_one(extent: object) -> bool:
+    return isinstance(extent, int) and extent == 1
+
+
+def _below_tile(extent: object) -> bool:
+    return isinstance(extent, int) and extent < TILE
+
+
+def makes_larger(graph: GraphModule, sites: Collection[Site], nodes: Collection[Node]) -> list[Node]:
+    """Of `nodes`, the operations whose INT8 weights save less than the kernels that INT8 adds (P4).
+
+    Args:
+        graph: the hub graph.
+        sites: inputs (Q1) and weights (Q2) of at least these operations.
+        nodes: those that would be INT8.
+    """
+    behind, free = _kernels(graph)
+    saves = {s.consumer: constant_value(graph, s.producer).numel() for s in sites if s.rule == "Q2"}
+    network = networkx.DiGraph()
+    for node in nodes:
+        network.add_edge("weights", node, capacity=saves.get(node, 0))
+        reads = {behind[s.producer] for s in sites if s.consumer is node and s.producer in behind}
+        for kernel in ({node} | reads) - free:
+            network.add_edge(node, ("kernel", kernel))  # no capacity: without limit
+            network.add_edge(("kernel", kernel), "kernels", capacity=KERNEL_BYTES)
+    network.add_node("kernels")
+    _, (stays, _) = networkx.minimum_cut(network, "weights", "kernels")
+    return [n for n in nodes if n not in stays]
+
+
+def _kernels(graph: GraphModule) -> tuple[dict[Node, Node], set[Node]]:
+    """The operation behind which each value's element-wise kernel would stand; and those where one stands anyway.
+
+    An element-wise operation counts to the last convolution, linear, matmul or input before it in execution order: what
+    is behind that one is computed with it in FP16, and in one kernel after it in INT8.
+    """
+    order = {n: i for i, n in enumerate(graph.graph.nodes)}
+    behind: dict[Node, Node] = {n: n for n in graph.graph.nodes if n.op == "placeholder"}
+    free = set()
+    for node in calls(graph.graph):
+        if op_name(node) in WEIGHTED or op_name(node) in MATMULS:
+            behind[node] = node
+            continue
+        before = [behind[n] for n in node.all_input_nodes if n in behind]
+        if before:
+            behind[node] = max(before, key=lambda n: order[n])
+            if op_name(node) in OWN_KERNEL:
+                free.add(behind[node])
+    return behind, free
