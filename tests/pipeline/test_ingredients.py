@@ -7,7 +7,8 @@ import pytest
 
 from trtpipe.job.load import load_job
 from trtpipe.pipeline.cache.digests import Digests
-from trtpipe.pipeline.cache.keys import Machine, Survey, stage_keys
+from trtpipe.pipeline.cache.environment import Machine
+from trtpipe.pipeline.cache.keys import Survey, stage_keys
 
 MACHINE = Machine(
     versions={"trtpipe": "1", "torch": "2.14.1", "tensorrt_rtx": "1.6", "tensorrt-rtx": "1.6", "onnx": "1.2",
@@ -147,7 +148,8 @@ def test_looking_imports_no_torch(folder):
     script = f"""
 import sys
 from trtpipe.pipeline.cache.digests import Digests
-from trtpipe.pipeline.cache.keys import Survey, this_machine
+from trtpipe.pipeline.cache.environment import this_machine
+from trtpipe.pipeline.cache.keys import Survey
 from trtpipe.job.load import load_job
 digests = Digests()
 assert Survey(digests, this_machine(digests)).ingredients(load_job({str(path)!r})).parts["source net"]

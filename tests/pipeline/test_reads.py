@@ -14,8 +14,10 @@ import pytest
 from trtpipe.cli.main import main
 from trtpipe.job.load import load_job
 from trtpipe.pipeline.cache.digests import Digests
-from trtpipe.pipeline.cache.keys import Survey, this_machine, with_reads
-from trtpipe.pipeline.cache.reads import Read, Reads, Recorder, recall, remember
+from trtpipe.pipeline.cache.environment import this_machine
+from trtpipe.pipeline.cache.keys import Survey, with_reads
+from trtpipe.pipeline.cache.reads import Read, Reads, recall, remember
+from trtpipe.pipeline.cache.recorder import Recorder
 from trtpipe.pipeline.cache.store import Cache
 
 SQL = "import sqlite3; sqlite3.connect(name).execute('pragma user_version').fetchone()"

@@ -16,7 +16,7 @@ from trtpipe.job.load import load_job
 from trtpipe.pipeline import stages as pipeline
 from trtpipe.pipeline.build import Built, build
 from trtpipe.pipeline.cache.keys import StageKeys
-from trtpipe.pipeline.cache.reads import Recorder
+from trtpipe.pipeline.cache.recorder import Recorder
 from trtpipe.pipeline.cache.store import Cache
 from trtpipe.pipeline.cached import CachedResults, Memory
 from trtpipe.progress import Silent

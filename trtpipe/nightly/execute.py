@@ -31,8 +31,10 @@ from trtpipe.nightly.task import (
 )
 from trtpipe.pipeline.build import build
 from trtpipe.pipeline.cache.digests import Digests
-from trtpipe.pipeline.cache.keys import Ingredients, Survey, code_key, stage_keys, this_machine, with_reads
-from trtpipe.pipeline.cache.reads import Reads, Recorder, recall, remember
+from trtpipe.pipeline.cache.environment import this_machine
+from trtpipe.pipeline.cache.keys import Ingredients, Survey, code_key, stage_keys, with_reads
+from trtpipe.pipeline.cache.reads import Reads, recall, remember
+from trtpipe.pipeline.cache.recorder import Recorder
 from trtpipe.pipeline.cache.remote import Store
 from trtpipe.pipeline.cache.store import Busy, Cache, DamagedEntry, Entry
 from trtpipe.pipeline.cached import CachedResults

@@ -27,8 +27,7 @@ from trtpipe.nightly.local import Local
 from trtpipe.nightly.task import BuildTask, FinishTask, KitTask, Task, failure, from_plain, task_to_plain
 from trtpipe.nightly.transport import transport
 from trtpipe.pipeline.cache.digests import Digests
-from trtpipe.pipeline.cache.environment import BUILDERS
-from trtpipe.pipeline.cache.keys import Machine, this_machine
+from trtpipe.pipeline.cache.environment import BUILDERS, Machine, this_machine
 from trtpipe.trt import driver
 
 if TYPE_CHECKING:

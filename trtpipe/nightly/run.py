@@ -27,8 +27,8 @@ from trtpipe.nightly.regressions import compare
 from trtpipe.nightly.signing import sign_green
 from trtpipe.nightly.task import from_plain, recorded
 from trtpipe.pipeline.cache.digests import Digests
-from trtpipe.pipeline.cache.environment import environment
-from trtpipe.pipeline.cache.keys import Ingredients, Machine, Survey, this_machine, with_reads
+from trtpipe.pipeline.cache.environment import Machine, environment, this_machine
+from trtpipe.pipeline.cache.keys import Ingredients, Survey, with_reads
 from trtpipe.pipeline.cache.reads import recall
 from trtpipe.pipeline.cache.remote import Store
 from trtpipe.pipeline.cache.store import Cache, DamagedEntry

@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TypeVar
 
 from calib.errors import CalibError
-from trtpipe.pipeline.cache.reads import Reads, Recorder
+from trtpipe.pipeline.cache.reads import Reads
+from trtpipe.pipeline.cache.recorder import Recorder
 from trtpipe.pipeline.cache.store import Cache, DamagedEntry
 
 if TYPE_CHECKING:

@@ -7,11 +7,9 @@ and not the graph's, and new check images neither the calibration's nor the engi
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import os
-import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,27 +21,14 @@ from typing import TYPE_CHECKING, Any
 from trtpipe.errors import InputError
 from trtpipe.job.importable import find_module, is_installed
 from trtpipe.pipeline.cache.digests import Digests
-from trtpipe.pipeline.cache.environment import BUILDERS, DECIDING, OTHERS, versions
+from trtpipe.pipeline.cache.environment import BUILDERS, DECIDING, ROUTE_PACKAGES, WITHOUT_EFFECT, Machine
 from trtpipe.pipeline.cache.reads import UNSEEN, Reads
-from trtpipe.trt import driver as cuda
+from trtpipe.pipeline.cache.sources import environment_variables, imported
 
 if TYPE_CHECKING:
     from trtpipe.job.job import Job
     from trtpipe.job.sections import Data
-    from trtpipe.trt.driver import Driver
 
-#: Job keys that change nothing in the result: how fast it comes, what is shown.
-WITHOUT_EFFECT = frozenset(
-    {
-        "build.log_level",
-        "build.timing_cache",
-        "build.calibration_cache",
-        "calibration.workers",
-        "check.workers",
-        "worker",
-        "name",
-    }
-)
 #: Job keys that name a file or folder; its content counts, under this name.
 CONTENTS: Mapping[str, str] = {
     "model.weights": "weights",
@@ -54,11 +39,6 @@ CONTENTS: Mapping[str, str] = {
     "calibration.table": "calibration table",
     "check.images": "check data",
     "check.arrays": "check data",
-}
-ROUTE_PACKAGES: Mapping[str, tuple[str, ...]] = {
-    "onnx": (),
-    "torch_tensorrt": ("torch-tensorrt", "torch-tensorrt-rtx"),
-    "torch2trt": ("torch2trt",),
 }
 _CAPTURE_VERSIONS = ("python", "trtpipe", "torch", "torchao", "torchvision", "numpy")
 _EXPORT_VERSIONS = ("onnx", "onnxscript", "onnx-ir")
@@ -85,47 +65,6 @@ class Ingredients:
         """`changes`, less what was not known to be read before."""
         known = {n: v for n, v in self.parts.items() if n in before or not _is_read(n)}
         return Ingredients(known).changes(before)
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What of a machine can change a result. `versions` are of the distributions that take part."""
-
-    versions: Mapping[str, str]
-    python: str
-    system: str
-    source: str
-    cuda: str
-    gpu: str
-
-
-def this_machine(digests: Digests, driver: Driver | None = None) -> Machine:
-    """The machine that this runs on; the CUDA driver is asked when it is not given."""
-    if driver is None:
-        driver = cuda.probe()
-    names = (*DECIDING, *OTHERS, *(n for names in (*BUILDERS.values(), *ROUTE_PACKAGES.values()) for n in names))
-    gpu = driver.devices[0] if driver.devices else None
-    return Machine(
-        versions=versions(tuple(dict.fromkeys(names))),
-        python=platform.python_version(),
-        system=f"{platform.system()} {platform.machine()}",
-        source=_own_source(digests),
-        cuda=driver.cuda or "none",
-        gpu="none" if gpu is None else f"{gpu.name} {gpu.compute_capability}",
-    )
-
-
-def _own_source(digests: Digests) -> str:
-    """Digest of the code of trtpipe and calib themselves: a version number does not move while one develops."""
-    found = hashlib.sha256()
-    for package in ("trtpipe", "calib"):
-        spec = find_module(package)
-        if spec is None or not spec.origin:
-            continue
-        root = Path(spec.origin).parent
-        for path in sorted(root.rglob("*.py")):
-            found.update(f"{package}/{path.relative_to(root).as_posix()} {digests.file(path)}\n".encode())
-    return found.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -227,8 +166,8 @@ class Survey:
                         found[top] = version
                 elif spec.origin.endswith(".py"):
                     source = Path(spec.origin).read_bytes()
-                    todo += _imported(source, name, bool(spec.submodule_search_locations))
-                    self._variables[name] = _environment_variables(source)
+                    todo += imported(source, name, bool(spec.submodule_search_locations))
+                    self._variables[name] = environment_variables(source)
             self._sources[known] = found
         return self._sources[known]
 
@@ -384,46 +323,6 @@ def _callables(job: Job) -> Iterator[tuple[str, str]]:
             yield data.factory, prefix
         if data.transform is not None and data.transform.callable is not None:
             yield data.transform.callable, prefix
-
-
-def _imported(source: bytes, name: str, package: bool) -> list[str]:
-    """Absolute names of the modules that a source imports, anywhere in it; `from a import b` may mean a.b."""
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:
-        return []
-    found: list[str] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            parent = name.split(".")[: len(name.split(".")) - node.level + (1 if package else 0)] if node.level else []
-            stem = ".".join([*parent, *([node.module] if node.module else [])])
-            if stem:
-                found += [stem, *(f"{stem}.{alias.name}" for alias in node.names)]
-    return list(dict.fromkeys(found))
-
-
-def _environment_variables(source: bytes) -> tuple[str, ...]:
-    """Names of the environment variables that a source reads: of `environ["X"]`, `environ.get("X")`, `getenv("X")`."""
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:
-        return ()
-    names: list[str] = []
-    for node in ast.walk(tree):
-        holder: ast.expr | None = None
-        key: ast.expr | None = None
-        if isinstance(node, ast.Subscript):
-            holder, key = node.value, node.slice
-        elif isinstance(node, ast.Call) and node.args:
-            function = node.func
-            holder = function.value if isinstance(function, ast.Attribute) and function.attr == "get" else function
-            key = node.args[0]
-        word = getattr(holder, "attr", None) or getattr(holder, "id", None)
-        if word in ("environ", "getenv"):
-            names.append(key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else "some")
-    return tuple(dict.fromkeys(names))
 
 
 def _is_read(name: str) -> bool:
