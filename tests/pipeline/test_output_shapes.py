@@ -184,6 +184,6 @@ def test_a_shape_that_depends_on_the_data_is_refused(tmp_path: Path) -> None:
 def test_a_report_says_that_the_last_batch_was_filled_up(tmp_path: Path) -> None:
     made = build(load_job(job(tmp_path, "statistic")), tmp_path / "out", Silent())
     assert (
-        "check: y is computed over the whole batch; the last batch, of 3 samples, was filled up to 4 with copies of its "
-        "last sample, for the baseline and for what was executed alike"
+        "check: y is computed over the whole batch; the last batch, of 3 samples, was filled up to 4 with copies of "
+        "its last sample, for the baseline and for what was executed alike"
     ) in made.bundle.manifest.notes
