@@ -275,7 +275,7 @@ model: {factory: "reader:net"}
 inputs: {image: {dtype: float32, shape: [N, 1, 16, 16], N: {min: 1, opt: 4, max: 8}}}
 outputs: {logits: {dtype: float32}}
 build: {target: onnxruntime}
-check: {factory: "samples_of:few", workers: 1, batch_size: 8, limits: {cosine_min: 0.9}}
+check: {factory: "samples_of:few", workers: 1, batch_size: 8, limits: {relative_l2_max: 0.01}}
 """
 
 
