@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.util
 import json
 import os
@@ -167,6 +168,9 @@ def _install() -> None:
     if not _installed:
         _installed = True
         sys.addaudithook(_heard)
+        for name in ("torch", "safetensors"):  # any build loads them; wrapped before the job's code runs
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
     _wrap_native()
 
 
@@ -303,11 +307,18 @@ def _unnamed_file() -> int:
     return descriptor
 
 
+def _not_loaded(module: str) -> bool:
+    """Whether a module is not imported, or is just being imported."""
+    return module not in sys.modules or getattr(sys.modules[module].__spec__, "_initializing", False)
+
+
 def _wrap_native() -> None:
     """Wrap functions that open files in native code, in the modules that are loaded by now, and wherever else a module
     holds the same function."""
     for module, functions in _NATIVE.items():
-        if module not in sys.modules:
+        if _not_loaded(module) or (
+            module.startswith("torch.") and _not_loaded("torch")
+        ):  # torch documents its functions
             continue
         for dotted, position in functions.items():
             holder: object = sys.modules[module]
