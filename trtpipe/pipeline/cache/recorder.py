@@ -318,7 +318,7 @@ def _wrap_native() -> None:
     for module, functions in _NATIVE.items():
         if _not_loaded(module) or (
             module.startswith("torch.") and _not_loaded("torch")
-        ):  # torch documents its functions
+        ):  # it documents itself
             continue
         for dotted, position in functions.items():
             holder: object = sys.modules[module]
