@@ -10,14 +10,18 @@ JOBS ?= 2
 RESULTS ?= benchmarks/results
 # It pins TensorRT-RTX below the 1.7.1 that builds INT8 convolutions, and works beside it.
 FRONTEND := torch-tensorrt-rtx==2.14.0 dllist==2.0.0
-# Modules of the programs, and what needs a GPU.
-NO_FIGURES := $(addprefix benchmarks/,compare_checkouts.py gpu.py gpu_page.py photos.py random_models.py rtx_loads.py)
+# Modules of the programs, what needs a GPU or another checkout, and what writes a page of the docs.
+NO_FIGURES := $(addprefix benchmarks/,compare_checkouts.py gpu.py gpu_page.py photos.py random_models.py rtx_loads.py \
+	accuracy.py accuracy_page.py fetch_zoo.py peers.py sizes.py zoo.py)
 BROWSER := command -v chromium || command -v chromium-browser || command -v google-chrome || command -v google-chrome-stable
 INSTALL_BROWSER := apt-get install chromium
+# Trained networks and photographs.
+ZOO ?= data/zoo
 DIGITS := data/digits/resnet.safetensors
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser quickstart test test-ci test-slow test-gpu fmt lint type bench bench-calibration bench-gpu schema dist clean
+.PHONY: help setup browser quickstart test test-ci test-slow test-gpu fmt lint type bench bench-calibration bench-accuracy \
+	bench-sizes bench-gpu schema dist clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -77,6 +81,15 @@ bench: $(SETUP)  ## Run the programs in benchmarks/, which print figures.
 bench-calibration: $(SETUP)  ## Calibration beside ONNX Runtime's, in one run on a quiet machine.
 	$(BIN)/python benchmarks/calibration.py $(ARGS)
 
+$(ZOO)/manifest.json: | $(SETUP)
+	$(BIN)/python benchmarks/fetch_zoo.py $(ZOO)
+
+bench-accuracy: $(SETUP) $(ZOO)/manifest.json  ## INT8 on trained networks, beside other tools (PEER_PYTHON=...); hours.
+	ZOO="$(ZOO)" $(BIN)/python benchmarks/accuracy.py $(ARGS)
+
+bench-sizes: $(SETUP)  ## Sizes of FP16 and INT8 engines of eleven networks, without a GPU.
+	$(BIN)/python benchmarks/sizes.py $(ARGS)
+
 bench-gpu: $(SETUP)  ## Four networks in every mode on this GPU, and whether TensorRT-RTX runs here; into RESULTS.
 	$(BIN)/python benchmarks/rtx_loads.py --results "$(RESULTS)"
 	$(BIN)/python benchmarks/gpu.py --results "$(RESULTS)" $(ARGS)
@@ -84,7 +97,8 @@ bench-gpu: $(SETUP)  ## Four networks in every mode on this GPU, and whether Ten
 schema: $(SETUP)  ## Write what is generated from the job file's models: its JSON Schema and its page in the docs.
 	$(BIN)/python -m trtpipe schema > configs/job.schema.json
 	$(BIN)/python -m trtpipe schema --markdown > docs/job-file.md
-	$(BIN)/python -c "from trtpipe.trt.versions import document; print(document(), end='')" > docs/versions.md
+	$(BIN)/python -c "import json; from trtpipe.trt.versions import document; \
+	    print(document(json.load(open('docs/rtx-options.json'))), end='')" > docs/versions.md
 
 dist: $(SETUP)  ## Make the wheel and the sdist of this version in dist/.
 	$(BIN)/python -m hatchling build -d dist

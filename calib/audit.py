@@ -128,6 +128,11 @@ def doubtful_thresholds(audit: Audit) -> tuple[str, ...]:
     return (*named, *_clipped(audit.tensors))
 
 
+def retold(halves: Halves, seen: TensorAudit, amax: float) -> TensorAudit:
+    """The audit of a tensor whose threshold was changed to `amax`; stability is of the choice before."""
+    return seen if seen.state == "dead" else _audit(halves[0] + halves[1], amax, seen.stability, seen.state)
+
+
 def warnings_of(
     tensors: Mapping[str, TensorAudit], coverage: Mapping[str, int] | None, skipped: tuple[str, ...]
 ) -> tuple[str, ...]:

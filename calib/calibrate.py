@@ -38,7 +38,7 @@ def calibrate(
     source: Source,
     *,
     batch_size: int,
-    algorithm: str = "entropy_2",
+    algorithm: str = "auto",
     percentile: float = 99.99,
     digests: Mapping[str, str] | None = None,
     progress: Progress | None = None,

@@ -17,16 +17,18 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from calib.algorithms import Algorithm
-from calib.audit import DEAD_AMAX, LEAST_AMAX, Audit, Halves, choose, nine_digits, warnings_of
+from calib.audit import DEAD_AMAX, LEAST_AMAX, Audit, Halves, choose, nine_digits, retold, warnings_of
+from calib.corrections import Corrections, Step, corrections_path, load_corrections
 from calib.errors import CalibError
 from calib.histogram import BINS, Histogram
 from calib.samples import combine_digests
 
 FORMAT = "calib-table"
-VERSION = 1
+#: A table with corrections is of version 2: a reader of version 1 would build its engine without them.
+PLAIN, CORRECTED = 1, 2
 #: Far beyond any real table; a longer file is refused unread.
 MOST_BYTES = 256 << 20
 
@@ -36,13 +38,22 @@ Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
 Amax = Annotated[float, Field(ge=LEAST_AMAX, le=float(np.finfo(np.float32).max), allow_inf_nan=False)]
 
 
+class _Corrections(BaseModel):
+    """The part of a table of version 2."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    steps: tuple[Step, ...]
+    sha256: Hex | None
+
+
 class _File(BaseModel):
     """The JSON file, field by field."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     format: Literal["calib-table"]
-    version: Literal[1]
+    version: Literal[1, 2]
     algorithm: Algorithm
     percentile: Annotated[float, Field(gt=0, le=100)]
     digests: dict[Name, Annotated[str, Field(min_length=1, max_length=256)]]
@@ -51,7 +62,14 @@ class _File(BaseModel):
     amax: Annotated[dict[Key, Amax], Field(min_length=1)]
     audit: Audit
     histograms_sha256: Hex | None
+    corrections: _Corrections | None = None
     digest: Hex
+
+    @model_validator(mode="after")
+    def _version_says_it(self) -> _File:
+        if (self.version == CORRECTED) != (self.corrections is not None):
+            raise ValueError("a table of version 2, and only that, has corrections")
+        return self
 
 
 @dataclass(frozen=True)
@@ -67,6 +85,7 @@ class CalibrationTable:
         audit: what was seen, and warnings.
         histograms: what was counted of each tensor, in two halves; None when the table was read without them.
         histograms_sha256: digest of the file that holds them; None when there is none.
+        corrections: what was corrected in the model for this table; None when nothing was tried.
     """
 
     algorithm: str
@@ -78,6 +97,7 @@ class CalibrationTable:
     audit: Audit
     histograms: Mapping[str, Halves] | None = field(default=None, repr=False, compare=False)
     histograms_sha256: str | None = None
+    corrections: Corrections | None = field(default=None, compare=False)
 
     @property
     def digest(self) -> str:
@@ -123,16 +143,34 @@ class CalibrationTable:
         Raises:
             CalibError: the table was read without its histograms.
         """
-        return make_table(
+        table = make_table(
             self._counted(), algorithm, percentile, self.digests, self.samples, self.recipe,
             self.audit.batches, self.audit.batch_size, self.audit.coverage, self.audit.skipped,
         )  # fmt: skip
+        return replace(table, corrections=self.corrections)
+
+    def corrected(self, amax: Mapping[str, float], corrections: Corrections) -> CalibrationTable:
+        """The table with the thresholds `amax` in place of its own, which belong to a model with `corrections`.
+
+        Raises:
+            CalibError: the table was read without its histograms.
+        """
+        counted = self._counted()
+        tensors = {k: retold(counted[k], t, amax[k]) if k in amax else t for k, t in self.audit.tensors.items()}
+        return replace(
+            self,
+            amax={k: float(np.float32(amax.get(k, v))) for k, v in self.amax.items()},
+            audit=self.audit.model_copy(update={"tensors": tensors}),
+            corrections=corrections,
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the table, and its histograms beside it when they are here; each whole or not at all."""
         target = Path(path)
         if self.histograms is not None:
             write_whole(histograms_path(target), _pack(self.histograms))
+        if self.corrections is not None and self.corrections.arrays:
+            write_whole(corrections_path(target), self.corrections.packed)
         content = self._content()
         write_whole(target, (_canonical(content | {"digest": self.digest}) + "\n").encode())
 
@@ -149,9 +187,10 @@ class CalibrationTable:
             raise CalibError(
                 f"{where}: must be a calibration table (got other JSON). Write one with `trtpipe calibrate`."
             )
-        if raw.get("version") != VERSION:
+        if raw.get("version") not in (PLAIN, CORRECTED):
             raise CalibError(
-                f"{where}: must be of version {VERSION} (got {str(raw.get('version'))[:40]}). Calibrate again."
+                f"{where}: must be of version {PLAIN} or {CORRECTED} (got {str(raw.get('version'))[:40]}). "
+                "Calibrate again."
             )
         try:
             file = _File.model_validate_json(json.dumps(raw))
@@ -166,6 +205,9 @@ class CalibrationTable:
             file.algorithm, file.percentile, amax, file.digests, file.samples, file.recipe, file.audit,
             histograms_sha256=file.histograms_sha256,
         )  # fmt: skip
+        if file.corrections is not None:
+            kept = load_corrections(where, file.corrections.steps, file.corrections.sha256)
+            table = replace(table, corrections=kept)
         _check(where, table)
         if table.digest != file.digest:
             raise CalibError(
@@ -186,6 +228,10 @@ class CalibrationTable:
         first = tables[0]
         samples: dict[str, str] = {}
         for table in tables:
+            if table.corrections is not None:
+                raise CalibError(
+                    "merge: shards must be without corrections (got one with them). Calibrate with corrections: false."
+                )
             names = [n for n in table.changed(first.digests, first.algorithm, first.percentile) if n != "data"]
             names += ["recipe"] if table.recipe != first.recipe else []
             names += ["tensors"] if table.amax.keys() != first.amax.keys() else []
@@ -224,9 +270,13 @@ class CalibrationTable:
         return self.histograms
 
     def _content(self) -> dict[str, Any]:
-        return {
+        corrections: dict[str, Any] = {}
+        if self.corrections is not None:
+            steps = [s.model_dump(mode="json") for s in self.corrections.steps]
+            corrections["corrections"] = {"steps": steps, "sha256": self.corrections.sha256}
+        return corrections | {
             "format": FORMAT,
-            "version": VERSION,
+            "version": CORRECTED if corrections else PLAIN,
             "algorithm": self.algorithm,
             "percentile": self.percentile,
             "digests": dict(self.digests),

@@ -29,6 +29,7 @@ GROUND = (
     "batching",
     "atomic",
     "jsontext",
+    "packages",
     "outputs",
 )
 

@@ -50,6 +50,12 @@ def test_what_is_no_refusal_stays_a_bug() -> None:
         assert user_error(bug) is None
     assert str(user_error(CalibError("a: must be b."))) == "a: must be b."
     assert user_error(CalibCancelled("stopped")).exit_code == 130  # type: ignore[union-attr]
+    assert str(user_error(RuntimeError("Symlink loop from '/a/b'"))) == (
+        "/a/b: symbolic links lead in a circle. Repair the links."
+    )
+    assert str(user_error(ValueError("embedded null byte"))) == (
+        "a path must not hold a NUL character (\\0). Check the paths of the command and of the job."
+    )
     mine = InputError("x")
     assert user_error(mine) is mine
 

@@ -14,7 +14,7 @@ from trtpipe.job.job import Job
 from trtpipe.notebook import watching
 from trtpipe.pipeline.build import build as run
 from trtpipe.pipeline.calibrate import make_table
-from trtpipe.pipeline.validate import plan
+from trtpipe.pipeline.validate import Purpose, plan
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
 from trtpipe.runtime.recheck import recheck
 from trtpipe.runtime.session import load
@@ -37,14 +37,7 @@ def load_job(path: str | Path, overrides: Iterable[str] = ()) -> Job:
     Raises:
         JobErrors: everything that is wrong with it, at once.
     """
-    return _one_job(path, overrides)
-
-
-def _one_job(path: str | Path, overrides: Iterable[str], *, compiles: bool = True) -> Job:
-    jobs = plan(Path(path), tuple(overrides), compiles=compiles)
-    if len(jobs) > 1:
-        raise InputError(f"{path}: must be one job (got a matrix of {len(jobs)}). Give the file to `trtpipe build`.")
-    return jobs[0]
+    return _planned(Path(path), tuple(overrides), "build")
 
 
 def build(
@@ -84,7 +77,7 @@ def calibrate(job: Job | str | Path, *, progress: Reporter | None = None) -> Cal
         InputError: the job has no calibration.
         TrtpipeError: as `build`.
     """
-    found = job if isinstance(job, Job) else _one_job(job, (), compiles=False)
+    found = _job(job, "calibrate")
     with watching(progress) as reporter:
         return make_table(found, reporter)
 
@@ -105,5 +98,12 @@ def check(bundle: str | Path, *, key: str | Path | None = None, graph: bool = Fa
         return recheck(model)
 
 
-def _job(job: Job | str | Path) -> Job:
-    return job if isinstance(job, Job) else load_job(job)
+def _job(job: Job | str | Path, purpose: Purpose = "build") -> Job:
+    return job if isinstance(job, Job) else _planned(Path(job), (), purpose)
+
+
+def _planned(path: Path, overrides: tuple[str, ...], purpose: Purpose) -> Job:
+    jobs = plan(path, overrides, purpose=purpose)
+    if len(jobs) > 1:
+        raise InputError(f"{path}: must be one job (got a matrix of {len(jobs)}). Give the file to `trtpipe build`.")
+    return jobs[0]

@@ -82,6 +82,10 @@ def user_error(error: BaseException) -> TrtpipeError | None:
         return MissingError("out of memory. Use a smaller batch_size, fewer workers, or a machine with more memory.")
     if isinstance(error, OSError) and error.errno is not None:
         return _refused(error)
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from "):  # pathlib's, before Python 3.13
+        return _refused(OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(error).split("'")[1]))
+    if isinstance(error, ValueError) and str(error).startswith("embedded null "):
+        return InputError("a path must not hold a NUL character (\\0). Check the paths of the command and of the job.")
     return None
 
 

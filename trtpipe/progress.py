@@ -42,3 +42,8 @@ class Silent:
     def stage(self, name: str) -> AbstractContextManager[object]:
         """Run a stage without showing it."""
         return nullcontext()
+
+
+def per_second(rate: float) -> str:
+    """A rate in as many digits as it needs to say something: `1,600`, `1.4`, `0.08`."""
+    return f"{rate:,.0f}" if rate >= 9.5 else f"{rate:.2g}"

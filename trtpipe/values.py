@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 #: Binding dtypes by their NumPy names; BF16 has none and is only ever used inside an engine.
 BINDING_DTYPES = ("float32", "float16", "uint8", "int8", "int32", "int64", "bool")
 
-Precision = Literal["fp32", "fp16", "bf16", "int8"]
+#: Number formats below 16 bits, each with scales: see `quantization.formats`.
+NumberFormatName = Literal["int8", "fp8", "int4", "nvfp4"]
+Precision = Literal["fp32", "fp16", "bf16", "int8", "fp8", "int4", "nvfp4"]
 Executed = Literal["engine", "graph"]
 Target = Literal["tensorrt", "tensorrt_rtx", "onnxruntime"]
 Route = Literal["onnx", "torch_tensorrt", "torch2trt"]
@@ -74,7 +76,7 @@ class LoadedModel:
 
     `module` is in eval mode on the CPU, takes the inputs in order in their binding dtypes and returns a tuple of the
     outputs in order, computed in float32 (an output's binding dtype is applied when the graph is lowered). `exported`
-    tells a .pt2 program from eager code.
+    tells a .pt2 program from eager code. `classes` is the model's own list of its classes' names, if it has one.
     """
 
     module: torch.nn.Module
@@ -84,6 +86,7 @@ class LoadedModel:
     source: str
     notes: tuple[str, ...] = ()
     exported: bool = False
+    classes: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -102,11 +105,24 @@ class Baseline:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, eq=False)
+class Int8Weight:
+    """What an operation reads in INT8 in place of its own weight and bias, each None where it keeps its own.
+
+    `weight` is float32 on the grid of `scales` (float32 [C_out]); `bias` is float32 [C_out].
+    """
+
+    weight: torch.Tensor | None
+    scales: torch.Tensor | None
+    bias: torch.Tensor | None
+
+
 @dataclass(frozen=True)
 class Captured:
     """The hub: the model as one ATen graph with conv+bn and constants folded and attention spelt out.
 
-    Every node keeps `nn_module_stack` and `stack_trace`, so its source module and line are known.
+    Every node keeps `nn_module_stack` and `stack_trace`, so its source module and line are known. `int8` holds, by the
+    name of an operation, the corrected weight and bias that it has where it is quantized.
     """
 
     graph: torch.fx.GraphModule
@@ -114,6 +130,7 @@ class Captured:
     outputs: tuple[TensorSpec, ...]
     digest: str
     notes: tuple[str, ...] = ()
+    int8: Mapping[str, Int8Weight] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -144,7 +161,8 @@ class WeightBytes:
 class Quantized:
     """The captured graph with Q/DQ pairs and FP16/BF16 casts placed: strongly typed, ready to lower.
 
-    `scales` maps a table key to float32 scale (amax/127) of that activation; `layers` lists every computing operation.
+    `scales` maps a table key to the float32 scale of that activation, amax by its format's largest number; `layers`
+    lists every computing operation.
     """
 
     program: torch.export.ExportedProgram

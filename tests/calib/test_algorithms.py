@@ -209,7 +209,9 @@ def test_percentile_is_monotone(values, percentiles):
 
 
 def test_unknown_options_are_refused():
-    with pytest.raises(CalibError, match=r"must be one of entropy_2, entropy, minmax, percentile, mse \(got 'kl'\)"):
+    with pytest.raises(
+        CalibError, match=r"must be one of auto, entropy_2, entropy, minmax, percentile, mse \(got 'kl'\)"
+    ):
         threshold(Histogram.empty(), "kl")
     for percentile in (0, 100.1, math.nan):
         with pytest.raises(CalibError, match="percentile: must be over 0 and at most 100"):

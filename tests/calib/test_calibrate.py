@@ -110,7 +110,14 @@ def test_clipping_and_noise_are_those_of_the_tensor(tmp_path):
     assert seen.clipped == pytest.approx(np.mean(np.abs(x) > amax), abs=1e-3) == pytest.approx(0.02, abs=1e-3)
     quantized = np.clip(np.rint(x / (amax / 127)), -127, 127) * (amax / 127)
     assert seen.sqnr_db == pytest.approx(10 * np.log10(np.mean(x**2) / np.mean((x - quantized) ** 2)), abs=0.3)
-    assert any("have over 1 % of their values clipped: first:input (2.0 %)" in w for w in table.audit.warnings)
+    assert not any("signal to quantization noise" in w for w in table.audit.warnings)
+
+
+def test_a_tensor_that_its_threshold_destroys_is_named(tmp_path):
+    table = table_of(opened(data(tmp_path)), algorithm="percentile", percentile=50.0)
+    seen = table.audit.tensors["first:input"]
+    (warning,) = [w for w in table.audit.warnings if "have under 15 dB signal to quantization noise" in w]
+    assert f"first:input ({seen.sqnr_db:.1f} dB)" in warning
 
 
 def test_a_threshold_that_needs_more_samples_is_named(tmp_path):
@@ -207,7 +214,7 @@ def failing(make, **options):
             failing(lambda o, x: o.observe(x / 0)),
             r"b:input: every value must be finite \(got 7680 NaN or infinite of 7680\)",
         ),
-        (failing(lambda o, x: o.observe(x), algorithm="kl"), r"algorithm: must be one of entropy_2"),
+        (failing(lambda o, x: o.observe(x), algorithm="kl"), r"algorithm: must be one of auto, entropy_2"),
         (failing(lambda o, x: o.observe(x), percentile=0.0), r"percentile: must be over 0 and at most 100 \(got 0.0\)"),
         (
             lambda s: calibrate(lambda x: None, {}, s, batch_size=8),

@@ -221,7 +221,7 @@ FORGED = {
     ),
     "a key without a role": (edit("amax", "conv1", value=1.0), r"amax.conv1.*: String should match pattern"),
     "a key with a control character": (edit("amax", "a\nb:input", value=1.0), r"String should match pattern"),
-    "an unknown algorithm": (edit("algorithm", value="kl"), r"algorithm: Input should be 'entropy_2', 'entropy'"),
+    "an unknown algorithm": (edit("algorithm", value="kl"), r"algorithm: Input should be 'auto', 'entropy_2'"),
     "percentile over 100": (edit("percentile", value=101.0), r"percentile: Input should be less than or equal to 100"),
     "an unknown field": (edit("extra", value=1), r"extra: Extra inputs are not permitted"),
     "a field missing": (edit("audit", drop=True), r"audit: Field required"),
@@ -232,7 +232,11 @@ FORGED = {
     "an unknown state": (edit(*SEEN, "state", value="fine"), r"state: Input should be 'live', 'constant' or 'dead'"),
     "a huge count": (edit(*SEEN, "elements", value=10**400), r"elements: Input should be|elements: Unable to parse"),
     "another format": (edit("format", value="onnx"), r"must be a calibration table \(got other JSON\)"),
-    "another version": (edit("version", value=2), r"must be of version 1 \(got 2\)\. Calibrate again\."),
+    "another version": (edit("version", value=3), r"must be of version 1 or 2 \(got 3\)\. Calibrate again\."),
+    "version 2 without corrections": (
+        edit("version", value=2),
+        r"a table of version 2, and only that, has corrections",
+    ),
     "a version as text": (edit("version", value="1"), r"version: Input should be 1|must be of version 1"),
 }
 

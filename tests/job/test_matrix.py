@@ -51,7 +51,7 @@ def test_the_name_says_where_labels_go_and_the_others_are_appended(tmp_path):
 def test_a_mapping_is_laid_over_and_anything_else_replaces(tmp_path):
     head = "name: a\nmatrix:\n  calibration: {few: {samples: 4}, other: {samples: 8, algorithm: minmax}}\n"
     few, other = load_jobs(write(tmp_path, head))
-    assert (few.calibration.samples, few.calibration.algorithm) == (4, "entropy_2")
+    assert (few.calibration.samples, few.calibration.algorithm) == (4, "auto")
     assert (other.calibration.samples, other.calibration.algorithm) == (8, "minmax")
     assert few.calibration.arrays == other.calibration.arrays == str(tmp_path / "data.npz")
 

@@ -11,7 +11,7 @@ from trtpipe.pipeline.cache.environment import Machine
 from trtpipe.pipeline.cache.keys import Survey, stage_keys
 
 MACHINE = Machine(
-    versions={"trtpipe": "1", "torch": "2.14.1", "tensorrt_rtx": "1.6", "tensorrt-rtx": "1.6", "onnx": "1.2",
+    versions={"trtpipe": "1", "torch": "2.14.1", "tensorrt-rtx": "1.6", "onnx": "1.2",
               "onnxruntime": "1.31", "numpy": "2.0", "pillow": "12"},
     python="3.11.7", system="Linux x86_64", source="s", cuda="12.6", gpu="RTX 4090 8.9",
 )  # fmt: skip
@@ -51,7 +51,7 @@ ALL = {"model", "baseline", "calibration", "graph", "engine"}
 @pytest.mark.parametrize(
     ("extra", "on", "stages", "reason"),
     [
-        ("precision: {int8_mode: true}\n", machine(tensorrt_rtx="1.7"), {"engine"}, "tensorrt_rtx 1.6 -> 1.7"),
+        ("precision: {int8_mode: true}\n", machine(**{"tensorrt-rtx": "1.7"}), {"engine"}, "tensorrt-rtx 1.6 -> 1.7"),
         ("precision: {int8_mode: true}\n", dataclasses.replace(MACHINE, gpu="RTX 5090 12.0"), {"engine"},
          "gpu RTX 4090 8.9 -> RTX 5090 12.0"),
         ("precision: {int8_mode: true}\n", dataclasses.replace(MACHINE, cuda="13.0"), {"engine"},

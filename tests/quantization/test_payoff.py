@@ -22,6 +22,7 @@ from trtpipe.quantization.payoff import (
     LARGER,
     NOTHING_GAINS,
     ONE_ROW,
+    ONLY_SIZE,
     SMALL,
     gains_nothing,
     keep_of,
@@ -203,6 +204,11 @@ def test_a_network_in_which_nothing_gains_is_quantized_all_the_same_and_says_so(
     graph = captured(chain([16, 16, 16]), 16, 4, 4)
     found, notes = gains_nothing(graph.graph, "tensorrt_rtx", lambda node: False)
     assert (found, notes) == ({}, (NOTHING_GAINS.format(LARGER),))
+    # A conv that is too small, and one row: the second needs kernels of 290 kB and saves 300.
+    large = captured(nn.Sequential(nn.Conv2d(3, 20, 1), nn.Flatten(), nn.Linear(500, 600)), 3, 5, 5)
+    found, notes = gains_nothing(large.graph, "tensorrt_rtx", lambda node: False)
+    assert notes == (ONLY_SIZE.format(f"{SMALL}; {ONE_ROW}"),)
+    assert list(found.values()) == [LARGER]
     head = captured(nn.Sequential(nn.Flatten(), nn.Linear(48, 10)), 3, 4, 4)
     assert gains_nothing(head.graph, "tensorrt", lambda node: False) == ({}, (NOTHING_GAINS.format(ONE_ROW),))
 

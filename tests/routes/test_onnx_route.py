@@ -48,17 +48,7 @@ def test_onnxruntime_answers_as_the_program(net: str, shape: tuple[int, ...], ha
     assert np.abs(found - expected).max() <= (1e-5 if half is None else 0.03) * np.abs(expected).max()
 
 
-def test_a_graph_that_onnxruntimes_optimizer_refuses_runs_as_written_and_says_so() -> None:
-    """INT8, FP16 and a concat: optimized, ONNX Runtime 1.31 would need a QLinearConcat of FP16."""
-    _, model = lowered("concat", torch.float16)
-    x = {"x": nets.images(3, 3, 8, 8).numpy()}
-    fast, exact = OrtRunner(model.data), OrtRunner(model.data, as_written=True)
-    assert fast.name.startswith(exact.name)
-    if fast.name == exact.name:
-        pytest.skip("this ONNX Runtime optimizes the graph")
-    assert fast.name == f"{exact.name}, not optimized: its optimizer refuses the graph"
-    # They differ in what is rounded to FP16 between operations.
-    np.testing.assert_allclose(fast.run(x)["logits"], exact.run(x)["logits"], atol=1e-3)
+def test_what_is_no_graph_is_refused() -> None:
     with pytest.raises(BuildError, match="onnxruntime: must accept the graph"):
         OrtRunner(b"no graph")
 
@@ -132,24 +122,3 @@ def test_the_runner_wants_exactly_its_inputs() -> None:
     _, model = lowered("residual")
     with OrtRunner(model.data) as runner, pytest.raises(InputError, match=r"inputs: must be x \(got y\)"):
         runner.run({"y": np.zeros((1, 3, 8, 8), np.float32)})
-
-
-def test_onnxruntimes_pad_fusion_is_kept_off() -> None:
-    """ONNX Runtime folds a zero Pad into MaxPool, whose own padding is -inf: all-negative inputs show it."""
-    helper = onnx.helper
-    graph = helper.make_graph(
-        [
-            helper.make_node("Pad", ["x", "pads"], ["p"]),
-            helper.make_node("MaxPool", ["p"], ["y"], kernel_shape=[3, 3], strides=[2, 2]),
-        ],
-        "padded",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 1, 4, 4])],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
-        [helper.make_tensor("pads", onnx.TensorProto.INT64, [8], [0, 0, 1, 1, 0, 0, 1, 1])],
-    )
-    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9).SerializeToString()
-    x = {"x": np.full((1, 1, 4, 4), -1.0, np.float32)}
-    # By hand: with a border of zeros the windows at the top and left see a 0; the one inside sees only -1.
-    expected = np.array([[[[0.0, 0.0], [0.0, -1.0]]]], np.float32)
-    for as_written in (True, False):
-        assert np.array_equal(OrtRunner(data, as_written=as_written).run(x)["y"], expected)

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from trtpipe.cli import main as cli
+from trtpipe.routes.options import Frontend
 from trtpipe.runtime import doctor
 from trtpipe.trt import driver, flavour, platforms
 from trtpipe.trt.driver import Device, Driver
@@ -28,8 +29,10 @@ def machine(monkeypatch):
         monkeypatch.setattr(flavour, "installed", lambda: tensorrts or {})
         monkeypatch.setattr(doctor, "is_jetson", lambda: jetson)
         monkeypatch.setattr(doctor.platform, "machine", lambda: processor)
-        by_distribution = {d: packages.get(name) for name, names in doctor.PACKAGES for d in names}
-        monkeypatch.setattr(doctor, "_version", lambda *names: by_distribution[names[0]])
+        by_module = {module: packages.get(name) for name, module in doctor.PACKAGES}
+        monkeypatch.setattr(doctor, "version", by_module.get)
+        frontend = Frontend("tensorrt_rtx", "torch-tensorrt-rtx", "2.14.0") if by_module["torch_tensorrt"] else None
+        monkeypatch.setattr(doctor.route_options, "installed_frontend", lambda: frontend)
         return doctor.examine()
 
     return examine
@@ -51,10 +54,12 @@ def test_no_gpu_and_tensorrt_rtx(machine):
         "build an engine (target tensorrt_rtx)": True,
         "run an engine (target tensorrt_rtx)": False,
         "build and run an engine (target tensorrt)": False,
-        "build by route torch_tensorrt": True,
+        "build by route torch_tensorrt": False,
         "build by route torch2trt": False,
     }
     assert why(found, "run an engine (target tensorrt_rtx)") == NO_GPU.problem
+    said = f"Torch-TensorRT loads each engine on a GPU, and {NO_GPU.problem}"
+    assert why(found, "torch_tensorrt") == said
     assert found.gpus == ()
     assert any("executed: graph" in note for note in found.notes)
     assert found.commands == ()  # no package puts a GPU into the machine
@@ -77,7 +82,7 @@ def test_a_gpu_with_everything(machine):
     assert found.commands == ()
     (gpu,) = found.gpus
     assert (gpu.name, gpu.compute_capability, gpu.precisions) == (
-        "NVIDIA L4", "8.9", ("fp32", "fp16", "bf16", "int8", "fp8"),
+        "NVIDIA L4", "8.9", ("fp32", "fp16", "bf16", "int8", "int4", "fp8"),
     )  # fmt: skip
     assert "gpu          NVIDIA L4, compute capability 8.9, 24.0 GiB, FP32, FP16, BF16, INT8, FP8" in doctor.lines(
         found
@@ -135,7 +140,7 @@ def test_the_command_in_text_and_json(machine, capsys):
     assert cli.main(["doctor", "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
     assert value["tensorrts"] == {"tensorrt_rtx": "tensorrt-rtx 1.7.1.116"}
-    assert [a["possible"] for a in value["abilities"]] == [True, True, True, False, False, True, False]
+    assert [a["possible"] for a in value["abilities"]] == [True, True, True, False, False, False, False]
     assert value["commands"] == []
 
 
@@ -157,3 +162,10 @@ def test_doctor_says_of_hopper_what_was_seen_there(machine, monkeypatch, runs):
     said = f"TensorRT-RTX does not name compute capability 9.0; a portable engine {verb} there (its words)"
     where = "TensorRT-RTX 1.7.1.116 on NVIDIA H100" if runs else "NVIDIA H100"
     assert why(found, "run an engine (target tensorrt_rtx)") == f"{where}: {said}"
+
+
+def test_torch_tensorrt_needs_the_tensorrt_it_is_made_for(machine):
+    found = machine(L4, {"tensorrt": TEN})
+    assert why(found, "torch_tensorrt") == ("torch-tensorrt-rtx 2.14.0 needs tensorrt_rtx, which is not installed")
+    assert "pip install 'trtpipe[rtx]'" in found.commands
+    assert can(machine(L4, {"tensorrt_rtx": RTX}))["build by route torch_tensorrt"]

@@ -7,8 +7,8 @@ from typing import ClassVar
 import shipping
 
 from trtpipe.bundle.manifest import GRAPH, EngineInfo
-from trtpipe.pipeline import stages as pipeline
 from trtpipe.runtime import compatibility as verify
+from trtpipe.runtime import executor
 from trtpipe.runtime.session import open_model
 from trtpipe.trt import driver
 from trtpipe.values import Engine, OnnxModel
@@ -58,10 +58,10 @@ def test_a_stripped_plan_gets_the_bundles_graph(monkeypatch, tmp_path):
 def test_a_build_is_checked_with_its_weights(monkeypatch):
     gpu = driver.Driver("12.6", (driver.Device(0, "NVIDIA L4", "8.9", 1),))
     monkeypatch.setattr(driver, "probe", lambda: gpu)
-    monkeypatch.setattr(pipeline, "EngineRunner", Recorder)
+    monkeypatch.setattr(executor, "EngineRunner", Recorder)
     monkeypatch.setattr(Recorder, "made", [])
     graph = OnnxModel(b"onnx", 20, (), ())
     options = {"strip_plan": True, "version_compatible": True}
-    _, executed = pipeline.open_runner(Engine(b"plan", "tensorrt", "10.3.0", ("8.9",), (), (), graph, options))
+    _, executed = executor.open_engine(Engine(b"plan", "tensorrt", "10.3.0", ("8.9",), (), (), graph, options))
     assert executed == "engine"
     assert Recorder.made == [(b"plan", {"version_compatible": True, "refit": b"onnx"})]

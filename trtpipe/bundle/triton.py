@@ -30,6 +30,8 @@ _TYPES = {
     "float32": "TYPE_FP32",
 }
 _LABELS = "labels.txt"
+#: Triton's number for each graph optimization level of its ONNX Runtime (README of its onnxruntime backend).
+_LEVELS = {"extended": 1, "basic": -1, "none": 2}
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,19 @@ class TritonModel:
     notes: tuple[str, ...] = ()
 
 
-def triton_model(bundle: Bundle, *, graph: bool = False) -> TritonModel:
+def serves_graph(bundle: Bundle, graph: bool) -> bool:
+    """Whether Triton is given the ONNX graph: because that is wanted, or because the engine is one."""
+    engine = bundle.manifest.engine
+    return graph or (engine is not None and engine.target == "onnxruntime")
+
+
+def triton_model(bundle: Bundle, *, graph: bool = False, optimization: str = "all") -> TritonModel:
     """The bundle for Triton: by its tensorrt backend, or its onnxruntime backend where the engine is an ONNX graph.
 
     Args:
         bundle: read and admitted.
         graph: export the ONNX graph instead of the engine.
+        optimization: how much Triton's ONNX Runtime may optimize the graph: all, extended, basic or none.
 
     Raises:
         InputError: a kit, a TensorRT-RTX engine (Triton has no backend for it), or no graph in the bundle.
@@ -55,7 +64,7 @@ def triton_model(bundle: Bundle, *, graph: bool = False) -> TritonModel:
     engine = manifest.engine
     if engine is None:
         raise InputError(f"{bundle.path}: must be a bundle (got a kit). Finish it first: trtpipe build {bundle.path}.")
-    graph = graph or engine.target == "onnxruntime"
+    graph = serves_graph(bundle, graph)
     if not graph and engine.target != "tensorrt":
         raise InputError(
             f"{bundle.path}: must be an engine of TensorRT, which Triton runs (got {engine.target}, for which it has "
@@ -79,17 +88,22 @@ def triton_model(bundle: Bundle, *, graph: bool = False) -> TritonModel:
         if batch
         else ("The batch is fixed or differs between bindings: Triton does no batching (max_batch_size 0).",)
     )
-    return TritonModel(_config(manifest, graph=graph, batch=batch, labelled=labelled), files, notes)
+    config = _config(manifest, graph=graph, batch=batch, labelled=labelled)
+    if graph and optimization in _LEVELS:
+        config += f"optimization {{\n  graph {{\n    level: {_LEVELS[optimization]}\n  }}\n}}\n"
+    return TritonModel(config, files, notes)
 
 
-def export_triton(bundle: Bundle, repository: Path, *, graph: bool = False) -> tuple[Path, TritonModel]:
+def export_triton(
+    bundle: Bundle, repository: Path, *, graph: bool = False, optimization: str = "all"
+) -> tuple[Path, TritonModel]:
     """Write `triton_model` to `<repository>/<name>`, whole or not at all, and return that folder and the model.
 
     Raises:
         InputError: as `triton_model`, or the folder exists already.
         OSError: it cannot be written; its filename is that folder.
     """
-    model = triton_model(bundle, graph=graph)
+    model = triton_model(bundle, graph=graph, optimization=optimization)
     folder = repository / bundle.manifest.name
     if os.path.lexists(folder):
         raise InputError(f"{folder}: must not exist yet (it does). Remove it, or choose another repository.")

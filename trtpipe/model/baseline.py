@@ -53,7 +53,7 @@ def record_baseline(
     """
     import torch
 
-    module, name = make_torchscript(loaded, kind, torchscript)
+    module, name = script(loaded, kind, torchscript)
     batching = Batching(loaded.inputs, loaded.outputs, batch_size)
     parts: list[dict[str, NDArray[Any]]] = []
     labels: list[NDArray[np.int64]] = []
@@ -112,16 +112,10 @@ def _largest(so_far: float, values: torch.Tensor) -> float:
     return seen if math.isnan(seen) or seen > so_far else so_far
 
 
-def make_torchscript(
+def script(
     loaded: LoadedModel, kind: Literal["trace", "script"], torchscript: str | None
 ) -> tuple[Any, Literal["trace", "script", "torchscript", "program"]]:
-    """The model as TorchScript, traced or scripted, or the file at `torchscript`; and which of these it is.
-
-    Of an exported program it is the program itself.
-
-    Raises:
-        InputError: the model cannot be traced or scripted, or the file is none of TorchScript.
-    """
+    """The module that the baseline's outputs come from, and what it is; arguments and errors as `record_baseline`."""
     import torch
 
     with warnings.catch_warnings():

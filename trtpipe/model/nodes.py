@@ -29,7 +29,7 @@ def module_path(node: torch.fx.Node) -> str:
     if not stack:
         return ""
     path = _CALL_SUFFIX.sub("", str(list(stack.values())[-1][0]))
-    if path == INNER:
+    if path == INNER or path.startswith("_empty_nn_module_stack"):  # torch's name for what no module's forward made
         return ""
     return path.removeprefix(INNER + ".")
 
@@ -79,6 +79,16 @@ def constant_value(graph: torch.fx.GraphModule, node: torch.fx.Node) -> torch.Te
     if not isinstance(owner, torch.Tensor):
         raise TypeError(f"{node.target} is no tensor")
     return owner
+
+
+def set_constant(graph: torch.fx.GraphModule, node: torch.fx.Node, value: torch.Tensor) -> None:
+    """Replace the tensor of a get_attr node, for every node that reads it; `graph` must be a copy of its own."""
+    path, _, name = str(node.target).rpartition(".")
+    owner = graph.get_submodule(path)
+    if name in owner._parameters:
+        owner._parameters[name] = torch.nn.Parameter(value, requires_grad=False)
+    else:
+        owner._buffers[name] = value
 
 
 def add_constant(graph: torch.fx.GraphModule, name: str, value: torch.Tensor, like: torch.fx.Node) -> torch.fx.Node:

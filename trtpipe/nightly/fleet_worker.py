@@ -20,8 +20,9 @@ from trtpipe.errors import InputError, MissingError
 from trtpipe.nightly.pool import Pool, Slot, visible
 from trtpipe.nightly.task import FinishTask, Task, failure, task_from_plain
 from trtpipe.nightly.transport import transport
+from trtpipe.packages import versions
 from trtpipe.pipeline.cache.digests import Digests
-from trtpipe.pipeline.cache.environment import Machine, this_machine, versions
+from trtpipe.pipeline.cache.environment import Machine, this_machine
 from trtpipe.pipeline.cache.store import Cache
 from trtpipe.runtime.device import Device, this_device
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,11 +15,11 @@ from trtpipe.bundle.format import write_bundle
 from trtpipe.bundle.golden import KEPT_SAMPLES, Golden
 from trtpipe.bundle.manifest import CALIBRATION, GOLDEN, GRAPH, REPORT, Manifest, describe_engine
 from trtpipe.job.sections import Transform
-from trtpipe.model.data import check_transform
 from trtpipe.pipeline.cache.environment import environment, fingerprint, portable_job, source_fingerprint
 from trtpipe.pipeline.stages import batching
 from trtpipe.report.content import Answers, ReportContent
 from trtpipe.report.page import render
+from trtpipe.routes.compiled_precision import read_back
 from trtpipe.trt.weights import stored_weights
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def assemble(
         manifest = describe(job, lowered, checked.front, checked.report, engine)
         files = {GOLDEN: golden.to_bytes(golden_data(job, checked.front))}
         if lowered.table is not None:
-            files[CALIBRATION] = table_bytes(lowered.table)
+            files |= table_files(lowered.table)
         if engine.graph is not None:
             files[GRAPH] = engine.graph.data
         files[manifest.engine_file] = engine.data
@@ -91,38 +91,41 @@ def report_page(
     ).encode()
 
 
-def table_bytes(table: CalibrationTable) -> bytes:
-    """The table's file."""
+def table_files(table: CalibrationTable) -> dict[str, bytes]:
+    """The table's file, and that of its corrections where it has any; histograms stay behind."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "calibration.json")
-        table.save(path)
-        return path.read_bytes()
+        replace(table, histograms=None).save(Path(folder, CALIBRATION))
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
 def describe(job: Job, lowered: Lowered, front: Front, report: CheckReport, engine: Engine | None) -> Manifest:
     """The manifest of the bundle, or, without an engine, of the kit."""
-    table, graph, source, baseline = lowered.table, lowered.graph, front.check_source, front.baseline
+    table, source, baseline = lowered.table, front.check_source, front.baseline
+    graph = lowered.graph if engine is None else engine.graph
     calibration = None if table is None else table.digest
     parts = {"weights": lowered.weights_digest, "graph": lowered.graph_digest, "calibration": calibration}
     made_from = source_fingerprint(job, parts)
-    notes = [*lowered.model_notes, *baseline.notes, *lowered.notes, *report.notes]
+    notes = [*job.unused(), *lowered.model_notes, *baseline.notes, *lowered.notes, *report.notes]
     notes += engine.notes if engine is not None else ()
     notes += [f"check: skipped {s}" for s in source.skipped]
     if table is not None:
         notes += table.audit.warnings
+        notes += [f"calibration: {s}" for s in (table.corrections.steps if table.corrections else ())]
     return Manifest(
         name=job.name,
         kind="kit" if engine is None else "bundle",
-        engine=None if engine is None else describe_engine(engine, job.build, int8_weights=_int8_weights(engine)),
+        engine=None
+        if engine is None
+        else describe_engine(engine, job.build, job.precision, int8_weights=_int8_weights(engine)),
         inputs=lowered.inputs,
         outputs=lowered.outputs,
         # A folder of timing caches is this machine's own business.
         build=job.build.model_copy(update={"timing_cache": None, "calibration_cache": None}),
         opset=None if graph is None else graph.opset,
         precision=job.precision,
-        layers=lowered.layers,
+        layers=lowered.layers if graph is None else read_back(lowered.layers, graph),
         # Images without a transform are only made tensors, which is a way too; None means that inputs are arrays.
-        preprocessing=(check_transform(job) or Transform()) if job.check.images else None,
+        preprocessing=(job.check_transform() or Transform()) if job.check.images else None,
         class_names=source.classes,
         calibration_digest=calibration,
         weights_digest=lowered.weights_digest,

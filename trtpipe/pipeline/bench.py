@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from trtpipe.batching import Array
 from trtpipe.bundle.manifest import GRAPH
-from trtpipe.errors import InputError
+from trtpipe.errors import InputError, MissingError
 from trtpipe.evaluation.bench import WARM_UP, Bench, Data, Mode, Ready, measure_modes, outputs_of
 from trtpipe.evaluation.speedup import HYBRID
 from trtpipe.model.data import open_calibration, open_check
 from trtpipe.pipeline.cache.environment import environment
 from trtpipe.pipeline.front import Front, Stages
 from trtpipe.pipeline.measure import Plan, batched, check_samples, plan_of
-from trtpipe.pipeline.stages import calibrate, compile_engine, prepare, quantize
+from trtpipe.pipeline.stages import calibrate, compile_engine, corrected, prepare, quantize
 from trtpipe.routes.onnx import to_onnx
+from trtpipe.runtime.compatibility import problems
+from trtpipe.runtime.device import this_device
+from trtpipe.runtime.executor import bundle_settings, open_graph
 from trtpipe.runtime.onnxruntime import OrtRunner
-from trtpipe.runtime.session import runner_settings
 from trtpipe.trt import driver
 from trtpipe.trt.timing import open_timed
 
@@ -91,9 +93,9 @@ def bench_front(
     first = next(iter(data.batches()))
     stand = Stand(front.loaded, first, device, lambda: _whole(_batches(job), batch))
     modes = [
-        *torch_modes(stand, front.torchscript),
+        *torch_modes(stand, None if front.baseline.kind == "program" else front.torchscript),
         *gpu_modes(stand),
-        *_ort_modes(job, front, None if table is None else table.amax, first),
+        *_ort_modes(job, front, table, first),
     ]
     for name, plan in plans.items():
         modes += _engine_modes(plan, job.build.target, first, name)
@@ -119,12 +121,11 @@ def bench_bundle(
     first = next(iter(data.batches()))
     modes: list[Mode] = []
     if GRAPH in manifest.files:
-        graph = bundle.read(GRAPH)
-        modes.append(_ort_mode("ONNX Runtime, the bundle's graph", lambda: graph, first, OrtRunner))
+        modes.append(_graph_mode(bundle, first))
     if manifest.engine is not None:
-        fallback = bool(manifest.engine.fallback)
+        fallback, misfits = bool(manifest.engine.fallback), problems(manifest, this_device())
         modes += _engine_modes(
-            lambda: Plan(bundle.read(manifest.engine_file), runner_settings(bundle), fallback),
+            lambda: Plan(bundle.read(manifest.engine_file), bundle_settings(bundle), fallback, "; ".join(misfits)),
             manifest.engine.target,
             first,
         )
@@ -200,34 +201,44 @@ def _batches(job: Job) -> Iterator[Mapping[str, Array]]:
     return (b.arrays for b in source.batches(job.batch_size(job.check)))
 
 
-def _ort_modes(job: Job, front: Front, amax: Mapping[str, float] | None, first: Mapping[str, Array]) -> list[Mode]:
+def _ort_modes(job: Job, front: Front, table: CalibrationTable | None, first: Mapping[str, Array]) -> list[Mode]:
     """ONNX Runtime on the CPU, optimized for speed: the float graph, and the Q/DQ graph with all else in FP32."""
     from trtpipe.quantization.payoff import keep_of
     from trtpipe.quantization.quantize import quantize as quantize_graph
 
     def graph(int8: bool) -> Callable[[], bytes]:
         def make() -> bytes:
-            made = quantize_graph(
-                front.captured, int8=int8, half=None, keep=keep_of(job, front.captured), amax=amax or {}, ranges={}
-            )
+            captured = corrected(front, table).captured if int8 else front.captured
+            amax, keep = {} if table is None else table.amax, keep_of(job, front.captured)
+            made = quantize_graph(captured, int8=int8, half=None, keep=keep, amax=amax, ranges={})
             return to_onnx(made).data
 
         return make
 
-    cannot = "" if amax is not None else "the job has no INT8 mode"
+    cannot = "" if table is not None else "the job has no INT8 mode"
     return [
-        _ort_mode("ONNX Runtime FP32", graph(False), first, OrtRunner),
-        _ort_mode("ONNX Runtime Q/DQ INT8", graph(True), first, OrtRunner, cannot),
+        _ort_mode("ONNX Runtime FP32", graph(False), first),
+        _ort_mode("ONNX Runtime Q/DQ INT8", graph(True), first, cannot),
     ]
 
 
-def _ort_mode(name: str, graph: Callable[[], bytes], first: Mapping[str, Array], runner: Any, cannot: str = "") -> Mode:
+def _ort_mode(name: str, graph: Callable[[], bytes], first: Mapping[str, Array], cannot: str = "") -> Mode:
     def prepare() -> Ready:
         data = graph()
-        made = runner(data)
-        return Ready(lambda: made.run(first), made.run, len(data), (made.name,))
+        runner = OrtRunner(data)
+        return Ready(lambda: runner.run(first), runner.run, len(data), (runner.name,))
 
     return Mode(name, "cpu", prepare, cannot)
+
+
+def _graph_mode(bundle: Bundle, first: Mapping[str, Array]) -> Mode:
+    """A bundle's graph as `trtpipe run --graph` executes it."""
+
+    def prepare() -> Ready:
+        runner, notes = open_graph(bundle)
+        return Ready(lambda: runner.run(first), runner.run, bundle.manifest.files[GRAPH].size, (runner.name, *notes))
+
+    return Mode("ONNX Runtime, the bundle's graph", "cpu", prepare)
 
 
 def _build_engine(job: Job, front: Front, table: Any, stages: Stages) -> Callable[[], Plan]:
@@ -255,6 +266,8 @@ def _engine_modes(
             made = once()
             if made.hybrid:
                 raise InputError(HYBRID)
+            if made.misfit:
+                raise MissingError(made.misfit)
             runner = open_timed(made.data, cuda_graph=cuda_graph, **made.settings)
             where = "copies from and to pageable memory included" if transfers else "data on the GPU, no copies"
             return Ready(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trtpipe.errors import InputError
 from trtpipe.pipeline.front import Front, Stages
-from trtpipe.pipeline.stages import calibrate
+from trtpipe.pipeline.stages import calibration_table
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
@@ -24,12 +24,5 @@ def make_table(job: Job, reporter: Reporter) -> CalibrationTable:
     if job.calibration is None:
         raise InputError("calibration: must be given to calibrate (got none). Add calibration.images.")
     stages = Stages(reporter)
-    quantized = job.model_copy(
-        update={
-            "precision": job.precision.model_copy(update={"int8_mode": True}),
-            "build": job.build.model_copy(update={"quantization": "explicit"}),
-        }
-    )
-    table = calibrate(quantized, Front(quantized, stages), stages)
-    assert table is not None
-    return table
+    front = Front(job, stages)
+    return calibration_table(job, job.calibration, front, stages)

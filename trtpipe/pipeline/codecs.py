@@ -49,7 +49,16 @@ def _load_specs(entry: Entry) -> tuple[TensorSpec, ...]:
     return _SPECS.validate_python(entry.facts["specs"])
 
 
-def _dump_baseline(baseline: Baseline) -> Stored:
+@dataclass(frozen=True)
+class Recorded:
+    """The baseline, and the names that number its labels: None where they are numbers, or there are none."""
+
+    baseline: Baseline
+    classes: tuple[str, ...] | None
+
+
+def _dump_recorded(recorded: Recorded) -> Stored:
+    baseline = recorded.baseline
     tensors = {f"output:{n}": np.ascontiguousarray(a) for n, a in baseline.outputs.items()}
     if baseline.labels is not None:
         tensors["labels"] = baseline.labels
@@ -58,14 +67,15 @@ def _dump_baseline(baseline: Baseline) -> Stored:
         "ids": list(baseline.ids),
         "eager_max_abs": baseline.eager_max_abs,
         "notes": list(baseline.notes),
+        "classes": None if recorded.classes is None else list(recorded.classes),
     }
     return facts, {_OUTPUTS: save_tensors(tensors)}
 
 
-def _load_baseline(entry: Entry) -> Baseline:
+def _load_recorded(entry: Entry) -> Recorded:
     tensors, facts = load_tensors(entry.read(_OUTPUTS)), entry.facts
     outputs = {n.removeprefix("output:"): a for n, a in tensors.items() if n.startswith("output:")}
-    return Baseline(
+    baseline = Baseline(
         facts["kind"],
         outputs,
         tensors.get("labels"),
@@ -73,6 +83,7 @@ def _load_baseline(entry: Entry) -> Baseline:
         facts["eager_max_abs"],
         tuple(facts["notes"]),
     )
+    return Recorded(baseline, None if facts["classes"] is None else tuple(facts["classes"]))
 
 
 def _dump_table(table: CalibrationTable | None) -> Stored:
@@ -165,7 +176,7 @@ def _load_compiled(entry: Entry) -> Compiled:
 
 
 SPECS: Codec[tuple[TensorSpec, ...]] = Codec(_dump_specs, _load_specs)
-BASELINE: Codec[Baseline] = Codec(_dump_baseline, _load_baseline)
+RECORDED: Codec[Recorded] = Codec(_dump_recorded, _load_recorded)
 TABLE: Codec[CalibrationTable | None] = Codec(_dump_table, _load_table)
 LOWERED: Codec[Lowered] = Codec(_dump_lowered, _load_lowered)
 COMPILED: Codec[Compiled] = Codec(_dump_compiled, _load_compiled)

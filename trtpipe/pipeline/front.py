@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,11 +14,11 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from calib.errors import CalibCancelled, CalibError
 from trtpipe.batching import Batching
 from trtpipe.errors import Cancelled, InputError
-from trtpipe.model.baseline import make_torchscript, record_baseline
+from trtpipe.model.baseline import record_baseline, script
 from trtpipe.model.capture import capture
-from trtpipe.model.data import open_calibration, open_check
+from trtpipe.model.data import open_calibration, open_check, with_labels
 from trtpipe.model.load import load_model
-from trtpipe.pipeline.codecs import BASELINE, SPECS, Codec
+from trtpipe.pipeline.codecs import RECORDED, SPECS, Codec, Recorded
 
 if TYPE_CHECKING:
     import torch
@@ -161,56 +162,84 @@ class Front:
         return self.results.in_memory("capture", make)
 
     @cached_property
-    def check_source(self) -> Source:
-        """The check samples."""
+    def check_samples(self) -> Source:
+        """The check samples, labelled as they come."""
         with self._stages.unnamed():
             return open_check(self.job)
 
     @cached_property
+    def check_source(self) -> Source:
+        """The check samples, their labels numbered as the model's classes are."""
+        source, names = self.check_samples, self._recorded.classes
+        if source.labels is None or source.classes is None:
+            return source
+        return source.without_labels() if names is None else source.numbered_by(names)
+
+    @property
     def baseline(self) -> Baseline:
         """The outputs of the model as TorchScript on the check samples."""
+        return self._recorded.baseline
+
+    @cached_property
+    def _recorded(self) -> Recorded:
         job = self.job
 
-        def make() -> Baseline:
+        def make() -> Recorded:
             loaded, size = self._model, job.batch_size(job.check)
             with self._stages("baseline") as progress:
-                return record_baseline(
+                source, notes = with_labels(job, loaded, self.check_samples)
+                for note in notes:
+                    progress.note(note)
+                baseline = record_baseline(
                     loaded,
-                    self.check_source.batches(size),
-                    self.check_source.sample_count,
+                    source.batches(size),
+                    source.sample_count,
                     batch_size=size,
                     kind=job.model.baseline,
                     torchscript=job.model.torchscript,
                     progress=progress,
                 )
+            return Recorded(replace(baseline, notes=(*baseline.notes, *notes)), source.classes)
 
-        return self.results.on_disk("baseline", BASELINE, make)
+        return self.results.on_disk("baseline", RECORDED, make)
+
+    def with_graph(self, captured: Captured) -> Front:
+        """The same with another graph of the model."""
+        other = copy.copy(self)
+        other.__dict__.pop("ranges", None)
+        other.__dict__["captured"] = captured
+        return other
 
     @cached_property
     def torchscript(self) -> torch.nn.Module:
         """The model as TorchScript, as the baseline was recorded with it."""
         with self._stages.unnamed():
             module: torch.nn.Module
-            module, _ = make_torchscript(self._model, self.job.model.baseline, self.job.model.torchscript)
+            module, _ = script(self._model, self.job.model.baseline, self.job.model.torchscript)
             return module
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether the job names samples to calibrate on, and not a table alone."""
+        data = self.job.calibration
+        return data is not None and bool(data.images or data.arrays or data.factory)
+
+    def first_batches(self) -> Iterator[list[torch.Tensor]]:
+        """Inputs in order of the first calibration samples, or check samples where there are none."""
+        import torch
+
+        job = self.job
+        source = open_calibration(job) if self.calibrates else self.check_samples
+        size = job.batch_size(job.calibration if job.calibration is not None and self.calibrates else job.check)
+        how = Batching(self.inputs, self.outputs, size)
+        pieces = (piece for batch in source.batches(size) for piece, _ in how.pieces(batch.arrays))
+        for piece in itertools.islice(pieces, max(1, RANGE_SAMPLES // size)):
+            yield [torch.from_numpy(piece[s.name]) for s in self.inputs]
 
     @cached_property
     def ranges(self) -> Mapping[str, float]:
-        """Largest |x| of every tensor by node name, over the first calibration samples or, without, check samples.
-
-        They decide what FP16 can hold.
-        """
-        import torch
-
+        """Largest |x| of every tensor by node name, over the first samples. They decide what FP16 can hold."""
         from trtpipe.quantization import precision
 
-        data = self.job.calibration
-        calibrates = data is not None and (data.images or data.arrays or data.factory)
-        size = self.job.batch_size(data if data is not None and calibrates else self.job.check)
         with self._stages.unnamed():
-            source = open_calibration(self.job) if calibrates else self.check_source
-            how = Batching(self.inputs, self.outputs, size)
-            pieces = (piece for batch in source.batches(size) for piece, _ in how.pieces(batch.arrays))
-            batches = itertools.islice(pieces, max(1, RANGE_SAMPLES // size))
-            names = [s.name for s in self.inputs]
-            return precision.observe_ranges(self.captured, ([torch.from_numpy(b[n]) for n in names] for b in batches))
+            return precision.observe_ranges(self.captured, self.first_batches())

@@ -12,12 +12,14 @@ from calib.audit import doubtful_thresholds
 from trtpipe.batching import Batching
 from trtpipe.bundle.format import write_bundle
 from trtpipe.bundle.kit import bundle_contents, kit_contents, kit_graph
+from trtpipe.bundle.manifest import CALIBRATION
 from trtpipe.errors import InputError
 from trtpipe.evaluation.check import CheckData, Damaged, check_engine
 from trtpipe.evaluation.control import damaged_copy
-from trtpipe.pipeline.assemble import describe, golden_data, table_bytes
+from trtpipe.packages import versions
+from trtpipe.pipeline.assemble import describe, golden_data, table_files
 from trtpipe.pipeline.build import Built, reason, retuned
-from trtpipe.pipeline.cache.environment import BUILDERS, fingerprint, versions
+from trtpipe.pipeline.cache.environment import BUILDERS, fingerprint
 from trtpipe.pipeline.front import Stages
 from trtpipe.pipeline.lowered import Lowered
 from trtpipe.pipeline.measure import diagnosis_wanted, explained
@@ -26,15 +28,16 @@ from trtpipe.pipeline.stages import (
     check_data,
     engine_control,
     graph_control,
-    lower,
-    open_runner,
+    lowered_of,
     prepare,
+    quantize,
 )
+from trtpipe.pipeline.validate import kit_refusals
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS, is_about_numbers
+from trtpipe.routes.onnx import lowered_for, to_onnx
 from trtpipe.runtime.compatibility import admit, require_fit
 from trtpipe.runtime.device import this_device
-from trtpipe.runtime.onnxruntime import OrtRunner
-from trtpipe.trt import driver
+from trtpipe.runtime.executor import graph_as_checked, not_executed_here, open_engine
 from trtpipe.trt.builder import build_engine
 from trtpipe.trt.isolated import build_isolated
 from trtpipe.values import CheckReport, Engine, OnnxModel
@@ -53,33 +56,35 @@ def write_kit(
     reporter: Reporter,
     *,
     sign: Sign | None = None,
+    release: str | None = None,
     diagnose_seconds: float = DIAGNOSE_SECONDS,
 ) -> Built:
     """Take `job` down the line as far as its graph, check that, and write the kit `out/<name>`.
 
+    Args:
+        job: of route onnx.
+        out: the folder that the kit goes to.
+        reporter: is told the stages.
+        sign: signs the kit's manifest, unless the check failed.
+        diagnose_seconds: as of `build`.
+        release: the device's TensorRT, like "8.6.1"; None for any from 10 on.
+
     Raises:
-        TrtpipeError: with the exit code of what went wrong; nothing is then written. A route other than onnx has no
-            graph that could be taken elsewhere.
+        TrtpipeError: with the exit code of what went wrong; nothing is then written.
     """
-    if job.build.route != "onnx":
-        raise InputError(
-            f"build.route: must be onnx to prepare a kit (got {job.build.route}). Build it where its GPU is."
-        )
-    if (speedup := job.check.limits.speedup_over_fp16_min) is not None:
-        raise InputError(
-            f"check.limits.speedup_over_fp16_min: must be left out to prepare a kit (got {speedup}). "
-            "Build the job where its GPU is: both engines are timed there."
-        )
+    if refused := [f"{option}: {text}" for option, text in kit_refusals(job, release)]:
+        raise InputError("\n".join(refused))
     stages = Stages(reporter)
     front = prepare(job, stages)
     table = calibrate(job, front, stages)
 
     def checked(job: Job, table: CalibrationTable | None) -> tuple[Lowered, OnnxModel, CheckReport]:
-        lowered = lower(job, front, lambda: table, stages)
-        graph = lowered.graph
-        assert graph is not None
-        as_written = job.build.target != "onnxruntime"
-        with stages("check") as progress, OrtRunner(graph.data, as_written=as_written) as runner:
+        quantized = quantize(job, front, table, stages)
+        with stages("lower"):
+            written_for = release if job.build.target == "tensorrt" else None
+            graph = lowered_for(to_onnx(quantized, written_for), job.build.target)
+        lowered = lowered_of(front, quantized, table, graph)
+        with stages("check") as progress, graph_as_checked(graph.data, job.build.target) as runner:
             report = check_engine(
                 runner,
                 "graph",
@@ -104,9 +109,10 @@ def write_kit(
     def written(report: CheckReport) -> Bundle:
         with stages("kit"):
             manifest = describe(job, lowered, front, report, None)
-            calibration = None if table is None else table_bytes(table)
+            extra = {} if table is None else table_files(table)
+            calibration = extra.pop(CALIBRATION, None)
             data = golden_data(job, front, front.check_source.sample_count)
-            contents = kit_contents(manifest, graph, data, calibration)
+            contents = kit_contents(manifest, graph, data, calibration, extra)
             return write_bundle(out / job.name, *contents, sign=sign)
 
     kit = written(report)
@@ -184,7 +190,7 @@ def _check(kit: Bundle, engine: Engine, progress: Progress) -> CheckReport | Non
         raise InputError(f"{kit.path}: a kit must hold the check of its graph (got none). Prepare it again.")
     if engine.target == "onnxruntime":
         return None
-    if not driver.probe().devices:
+    if not_executed_here(engine):
         if manifest.require == "graph":
             return None
         problem = "check.require is engine, and no GPU executed it here"
@@ -198,7 +204,7 @@ def _check(kit: Bundle, engine: Engine, progress: Progress) -> CheckReport | Non
         golden.samples,
         Batching(manifest.inputs, manifest.outputs, size),
     )
-    runner, executed = open_runner(engine)
+    runner, executed = open_engine(engine)
     with runner:
         return check_engine(
             runner,

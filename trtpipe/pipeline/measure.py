@@ -14,9 +14,10 @@ from trtpipe.batching import Array, Batching
 from trtpipe.evaluation.bench import Bench, Data
 from trtpipe.evaluation.speedup import HYBRID, judge_speedup, measure_speedup
 from trtpipe.pipeline.front import Front, Stages
-from trtpipe.pipeline.stages import compile_engine, engine_settings, quantize
+from trtpipe.pipeline.stages import compile_engine, corrected, narrow_of, quantize
 from trtpipe.quantization.diagnose import blame, diagnose, is_about_numbers
 from trtpipe.quantization.ranking import Sensitivity
+from trtpipe.runtime.executor import RunnerSettings, not_executed_here, settings_of
 from trtpipe.trt.timing import open_timed
 from trtpipe.values import CheckReport, Engine, Metric, TensorSpec
 
@@ -52,11 +53,10 @@ def explained(
     lines. `seconds` bounds what a failed check takes; sensitivities that the job asks for are measured in full."""
     if table is None or not diagnosis_wanted(job, table, report, seconds):
         return report, None
-    captured = front.captured
+    captured = corrected(front, table).captured
     with stages("diagnose") as progress:
-        found = diagnose(
-            job, captured, front.check_source, table.amax, progress, None if job.check.sensitivity else seconds
-        )
+        narrow, within = narrow_of(job, front, table), None if job.check.sensitivity else seconds
+        found = diagnose(job, captured, front.check_source, table.amax, progress, narrow, within)
     if _failed(report):
         half = "fp16" if job.precision.fp16_mode else None
         report = replace(report, problems=(*report.problems, blame(found, half)))
@@ -82,7 +82,7 @@ def timed(front: Front, engine: Engine, report: CheckReport, stages: Stages) -> 
 def latencies(front: Front, engine: Engine) -> tuple[float, ...]:
     """Milliseconds of `ROUNDS` executions of the engine on one batch of check samples; a GPU must be here."""
     inputs = first_batch(front)
-    runner: Any = open_timed(engine.data, cuda_graph=False, **engine_settings(engine))
+    runner: Any = open_timed(engine.data, cuda_graph=False, **settings_of(engine))
     for _ in range(WARM_UP):
         runner.run(inputs)
     return tuple(runner.milliseconds(inputs, transfers=False) for _ in range(ROUNDS))
@@ -90,16 +90,20 @@ def latencies(front: Front, engine: Engine) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Plan:
-    """A serialized engine, what its runner has to know of it, and whether it is a hybrid module."""
+    """A serialized engine, how its runner is opened, and whether it is a hybrid module.
+
+    `misfit` is why this machine does not execute it; empty where it does.
+    """
 
     data: bytes
-    settings: Mapping[str, Any]
+    settings: RunnerSettings
     hybrid: bool = False
+    misfit: str = ""
 
 
 def plan_of(engine: Engine) -> Plan:
     """The same of a build's engine."""
-    return Plan(engine.data, engine_settings(engine), bool(engine.fallback))
+    return Plan(engine.data, settings_of(engine), bool(engine.fallback), not_executed_here(engine))
 
 
 def first_batch(front: Front) -> Mapping[str, Array]:
@@ -155,10 +159,11 @@ def judged_speed(job: Job, front: Front, engine: Engine, report: CheckReport, st
     if report.executed != "engine":
         return judge_speedup(report, None, limit)
     keep = job.precision.keep.model_copy(update={"fp16": (), "bf16": ()})
-    update = {"int8_mode": False, "fp16_mode": True, "bf16_mode": False, "keep": keep}
+    none: dict[str, Any] = {"int8_mode": False, "fp8_mode": False, "nvfp4_mode": False, "weights": None, "formats": {}}
+    update = {**none, "fp16_mode": True, "bf16_mode": False, "keep": keep}
     plain = job.model_copy(update={"precision": job.precision.model_copy(update=update)})
     other = compile_engine(plain, front.loaded, quantize(plain, front, None, stages), stages)
     with stages("speed"):
-        int8, fp16 = (open_timed(e.data, cuda_graph=False, **engine_settings(e)) for e in (engine, other))
+        int8, fp16 = (open_timed(e.data, cuda_graph=False, **settings_of(e)) for e in (engine, other))
         found = measure_speedup(int8, fp16, first_batch(front))
     return judge_speedup(report, found, limit)

@@ -4,32 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from calib.audit import doubtful_thresholds
 from calib.data import overlap
+from calib.errors import CalibError
 from calib.table import CalibrationTable
 from trtpipe.batching import Array, Batching
-from trtpipe.errors import InputError, TrtpipeError
+from trtpipe.errors import BuildError, InputError, MissingError
 from trtpipe.evaluation.check import CheckData, Damaged, Executor, check_engine
 from trtpipe.evaluation.control import damaged_copy, damaged_program
 from trtpipe.model.data import open_calibration
 from trtpipe.pipeline.codecs import COMPILED, LOWERED, TABLE
 from trtpipe.pipeline.front import Front, MadeAnew, Results, Stages
 from trtpipe.pipeline.lowered import Compiled, Lowered
-from trtpipe.routes.onnx import compile_graph, to_onnx
+from trtpipe.routes.onnx import compile_graph, release, to_onnx
 from trtpipe.routes.registry import route
-from trtpipe.runtime.hybrid import HybridRunner
+from trtpipe.runtime.executor import graph_as_checked, graph_notes, open_engine
 from trtpipe.runtime.onnxruntime import OrtRunner
-from trtpipe.trt import driver
-from trtpipe.trt.runtime import EngineRunner
 from trtpipe.values import CheckReport, Engine, Executed, LoadedModel, OnnxModel, Quantized, Target
 
 if TYPE_CHECKING:
     from calib.data import Source
     from trtpipe.job.job import Job
+    from trtpipe.job.sections import Calibration
     from trtpipe.progress import Progress
+    from trtpipe.quantization.quantize import Narrow
+    from trtpipe.values import Captured
 
 
 #: Makes the calibration table, None where nothing is calibrated, when it is needed.
@@ -46,7 +49,7 @@ def prepare(job: Job, stages: Stages, results: Results | None = None) -> Front:
 
 
 def quantizes(job: Job) -> bool:
-    """Whether Q/DQ are placed: with implicit quantization TensorRT calibrates and quantizes by itself."""
+    """Whether INT8 Q/DQ are placed: with implicit quantization TensorRT calibrates and quantizes by itself."""
     return job.precision.int8_mode and job.build.quantization == "explicit"
 
 
@@ -56,7 +59,7 @@ def calibrate(job: Job, front: Front, stages: Stages) -> CalibrationTable | None
     None when nothing is quantized, or TensorRT is to calibrate by itself (build.quantization: implicit).
     """
     data = job.calibration
-    if not job.precision.int8_mode or data is None:
+    if not job.precision.calibrated or data is None:
         return None
     if job.build.quantization == "implicit":
         if data.table is not None:
@@ -65,34 +68,74 @@ def calibrate(job: Job, front: Front, stages: Stages) -> CalibrationTable | None
                 f"(got {data.table}). Give samples, or use explicit."
             )
         return None
-    return front.results.on_disk("calibration", TABLE, lambda: _calibration_table(job, front, stages))
+    return front.results.on_disk("calibration", TABLE, lambda: calibration_table(job, data, front, stages))
 
 
-def _calibration_table(job: Job, front: Front, stages: Stages) -> CalibrationTable:
-    """Read from the file that the job names, or made from its calibration samples."""
-    from trtpipe.quantization import quantize as stage
-
-    data = job.calibration
-    assert data is not None
+def calibration_table(job: Job, calibration: Calibration, front: Front, stages: Stages) -> CalibrationTable:
+    """The table read from the file that `calibration` names, or made from its samples."""
     captured = front.captured
     digests = {"weights": front.loaded.weights_digest, "graph": captured.digest}
     with stages("calibrate") as progress:
-        if data.table is not None:
-            table = CalibrationTable.load(data.table)
-            table.require(data.table, digests, data.algorithm, data.percentile)
-            return table
+        if calibration.table is not None:
+            return read_table(calibration, digests)
         source = open_calibration(job)
-        for note in overlap_notes(source, front.check_source):
+        for note in overlap_notes(source, front.check_samples):
             progress.note(note)
-        return stage.calibrate(
-            captured,
-            source,
-            batch_size=job.batch_size(data),
-            algorithm=data.algorithm,
-            percentile=data.percentile,
-            digests=digests,
-            progress=progress,
+        return observe(job, calibration, captured, source, digests, progress)
+
+
+def read_table(calibration: Calibration, digests: Mapping[str, str]) -> CalibrationTable:
+    """The table that `calibration.table` names; algorithm auto and corrections true take what it holds.
+
+    Raises:
+        calib.CalibError: it belongs to another model, or was made otherwise than the job says.
+    """
+    assert calibration.table is not None
+    table = CalibrationTable.load(calibration.table)
+    algorithm = table.algorithm if calibration.algorithm == "auto" else calibration.algorithm
+    percentile = table.percentile if calibration.algorithm == "auto" else calibration.percentile
+    table.require(calibration.table, digests, algorithm, percentile)
+    if table.corrections is not None and calibration.corrections is False:
+        raise CalibError(
+            f"{calibration.table}: must be without corrections for calibration.corrections: false (got "
+            f"{len(table.corrections.steps)} steps). Leave the key out, or calibrate again."
         )
+    return table
+
+
+def observe(
+    job: Job,
+    calibration: Calibration,
+    captured: Captured,
+    source: Source,
+    digests: Mapping[str, str],
+    progress: Progress,
+) -> CalibrationTable:
+    """The table of one pass over the samples, and with the corrections that the job asks for."""
+    from trtpipe.quantization.corrections.correct import STEPS, correct
+    from trtpipe.quantization.quantize import calibrate as one_pass
+
+    size = job.batch_size(calibration)
+    table = one_pass(
+        captured,
+        source,
+        batch_size=size,
+        algorithm=calibration.algorithm,
+        percentile=calibration.percentile,
+        digests=digests,
+        progress=progress,
+    )
+    which = STEPS if calibration.corrections is True else calibration.corrections or ()
+    return correct(captured, table, source, which=which, batch_size=size, progress=progress) if which else table
+
+
+def corrected(front: Front, table: CalibrationTable | None) -> Front:
+    """What is to be quantized: the parts of a build with the table's corrections in the captured graph."""
+    if table is None or table.corrections is None or not table.corrections.arrays:
+        return front
+    from trtpipe.quantization.corrections import edits
+
+    return front.with_graph(edits.corrected(front.captured, table.corrections.arrays))
 
 
 def overlap_notes(calibration: Source, check: Source) -> tuple[str, ...]:
@@ -112,7 +155,8 @@ def quantize(job: Job, front: Front, table: CalibrationTable | None, stages: Sta
     from trtpipe.quantization.payoff import keep_of
     from trtpipe.quantization.precision import half_dtype
 
-    precision, captured = job.precision, front.captured
+    precision, front = job.precision, corrected(front, table)
+    captured = front.captured
     with stages("quantize"):
         return stage.quantize(
             captured,
@@ -121,7 +165,28 @@ def quantize(job: Job, front: Front, table: CalibrationTable | None, stages: Sta
             keep=keep_of(job, front.captured),
             amax={} if table is None else table.amax,
             ranges=front.ranges if precision.fp16_mode else {},
+            narrow=narrow_of(job, front, table),
         )
+
+
+def narrow_of(job: Job, front: Front, table: CalibrationTable | None) -> Narrow | None:
+    """What FP8 and 4 bits are quantized by, from the table that INT8 uses; None for a job without them.
+
+    The weights of 4 bits are fitted to the first calibration samples, where the job names samples.
+    """
+    from trtpipe.quantization.formats import maxima
+    from trtpipe.quantization.importance import input_importance
+    from trtpipe.quantization.narrow import Statistics
+    from trtpipe.quantization.policy import modes_of
+    from trtpipe.quantization.quantize import Narrow
+
+    modes = modes_of(job.precision)
+    if not modes.narrow:
+        return None
+    importance = {}
+    if (modes.weights or "nvfp4" in modes.on) and front.calibrates:
+        importance = input_importance(front.captured, front.first_batches())
+    return Narrow(modes, Statistics({} if table is None else maxima(table), importance))
 
 
 def lower(job: Job, front: Front, table: Table, stages: Stages, results: Results | None = None) -> Lowered:
@@ -131,7 +196,7 @@ def lower(job: Job, front: Front, table: Table, stages: Stages, results: Results
         made = table()
         quantized = quantize(job, front, made, stages)
         with stages("export"):
-            graph = to_onnx(quantized)
+            graph = to_onnx(quantized, release(job))
         return lowered_of(front, quantized, made, graph)
 
     return (results or MadeAnew()).on_disk("graph", LOWERED, make)
@@ -212,9 +277,9 @@ def check(
         return front.loaded, quantize(job, front, table, stages)
 
     with stages("check") as progress:
-        runner, executed = open_runner(engine)
+        runner, executed = open_engine(engine)
         with runner:
-            return check_engine(
+            report = check_engine(
                 runner,
                 executed,
                 data,
@@ -225,27 +290,7 @@ def check(
                 warnings=() if table is None else doubtful_thresholds(table.audit),
                 progress=progress,
             )
-
-
-def open_runner(engine: Engine) -> tuple[EngineRunner | HybridRunner | OrtRunner, Executed]:
-    """What executes the engine here, and whether that is the engine or its graph."""
-    if engine.target != "onnxruntime" and driver.probe().devices:
-        settings = engine_settings(engine)
-        if engine.fallback:
-            return HybridRunner(engine.data, version_compatible=settings["version_compatible"]), "engine"
-        return EngineRunner(engine.data, **settings), "engine"
-    if engine.graph is None:
-        raise InputError(
-            f"check: a {engine.target} engine of this route has no graph to execute (got no GPU either). "
-            "Build where its GPU is, or take build.route: onnx."
-        )
-    return OrtRunner(engine.graph.data, as_written=engine.target != "onnxruntime"), "graph"
-
-
-def engine_settings(engine: Engine) -> dict[str, Any]:
-    """What an `EngineRunner` has to know of the engine beside its bytes."""
-    stripped = engine.graph.data if engine.graph is not None and engine.options.get("strip_plan") else None
-    return {"version_compatible": bool(engine.options.get("version_compatible")), "refit": stripped}
+        return replace(report, notes=(*report.notes, *graph_notes(engine, executed)))
 
 
 def control(
@@ -280,14 +325,14 @@ def engine_control(build: Callable[[], Engine], graph: OnnxModel | None, tensor:
     def opened() -> Iterator[Executor]:
         try:
             engine = build()
-        except TrtpipeError as error:
+        except (BuildError, InputError, MissingError) as error:
             if graph is None:
                 raise
             why = f"no engine could be built of the control: {str(error).splitlines()[0]}"
             with OrtRunner(graph.data, as_written=True) as stand_in:
                 yield Executor(stand_in, "graph", why)
             return
-        runner, executed = open_runner(engine)
+        runner, executed = open_engine(engine)
         with runner:
             yield Executor(runner, executed)
 
@@ -295,11 +340,11 @@ def engine_control(build: Callable[[], Engine], graph: OnnxModel | None, tensor:
 
 
 def graph_control(graph: OnnxModel, tensor: str, how: str, target: Target) -> Damaged:
-    """A damaged graph, executed as `open_runner` executes the graph of an engine of `target`."""
+    """A damaged graph, executed as the graph of an engine of `target` is."""
 
     @contextmanager
     def opened() -> Iterator[Executor]:
-        with OrtRunner(graph.data, as_written=target != "onnxruntime") as runner:
+        with graph_as_checked(graph.data, target) as runner:
             yield Executor(runner, "graph")
 
     return Damaged(opened, tensor, how)

@@ -6,22 +6,22 @@ No torch, ONNX or TensorRT is imported; what is installed is read from package m
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator
-from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
-from trtpipe.errors import InputError
 from trtpipe.job.importable import find_module, missing
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, JobFile, job_files
 from trtpipe.job.problems import Problem, said
+from trtpipe.packages import version as package_version
 from trtpipe.routes.options import FRONTENDS, TORCH2TRT, job_refusals
 from trtpipe.routes.options import INSTALL as INSTALL_FRONTEND
 from trtpipe.trt import driver
-from trtpipe.trt.flavour import INSTALL, installed
+from trtpipe.trt.flavour import INSTALL, installed, require_version
 from trtpipe.trt.options import platform_refusals, refusals
 from trtpipe.trt.platforms import unable
+from trtpipe.trt.versions import RELEASES as KNOWN_RELEASES
 
 #: What torchvision's ImageFolder reads.
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -45,19 +45,26 @@ def validate(
     return _all_of(judge(path, overrides, here=here, version=version))
 
 
-def plan(path: str | Path, overrides: Iterable[str] = (), *, compiles: bool = True) -> tuple[Job, ...]:
-    """The jobs in a file, if all of them can be built here: what `build` starts from.
+#: What a job is judged for: to be built here, to be prepared as a kit for another machine, or only to be calibrated.
+Purpose = Literal["build", "prepare", "calibrate"]
+
+
+def plan(
+    path: str | Path, overrides: Iterable[str] = (), *, purpose: Purpose = "build", version: str | None = None
+) -> tuple[Job, ...]:
+    """The jobs in a file, if all of them can be built (or prepared, or calibrated) here.
 
     Args:
         path: the YAML file.
         overrides: as in `validate`.
-        compiles: False for a kit, whose engine another machine compiles: this one needs no TensorRT, and its release
-            says nothing of that machine's.
+        purpose: a kit's engine is compiled by another machine, so this one needs no TensorRT; but what no release of
+            the target can finish is refused. Calibration needs nothing of the target, and asks nothing of it.
+        version: of the TensorRT the jobs are for; for a kit, the device's.
 
     Raises:
         JobErrors: with all problems found, in the order of the file.
     """
-    judged = judge(path, overrides, compiles=compiles)
+    judged = judge(path, overrides, purpose=purpose, version=version)
     if problems := _all_of(judged):
         raise JobErrors(problems)
     return tuple(job for job, _ in judged if job is not None)
@@ -69,30 +76,34 @@ def judge(
     *,
     here: bool = True,
     version: str | None = None,
-    compiles: bool = True,
+    purpose: Purpose = "build",
 ) -> tuple[tuple[Job | None, tuple[Problem, ...]], ...]:
     """Each job in a file with its problems; arguments as of `validate` and `plan`. None for what is no job.
 
     Raises:
         InputError: `version` is no version.
     """
-    if version is not None and not re.fullmatch(r"\d+(\.\d+)*", version):
-        raise InputError(f"--for: must be a version like 10.3.0 (got {version!r}).")
+    if version is not None:
+        require_version("--for", version)
     files = job_files(path, paths_exist=here)
-    return tuple(_judged(file, Path(path), overrides, here, version, compiles) for file in files)
+    return tuple(_judged(file, Path(path), overrides, here, version, purpose) for file in files)
 
 
 def _judged(
-    file: JobFile, path: Path, overrides: Iterable[str], here: bool, version: str | None, compiles: bool
+    file: JobFile, path: Path, overrides: Iterable[str], here: bool, version: str | None, purpose: Purpose
 ) -> tuple[Job | None, tuple[Problem, ...]]:
     job = file.read(overrides)
     if job is not None:
         if here:
-            for option, text in (*_modules(job, path), *_images(job), *(_gpu(job) if version is None else ())):
+            on_this_gpu = version is None and purpose == "build"
+            for option, text in (*_modules(job, path), *_images(job), *(_gpu(job) if on_this_gpu else ())):
                 file.add(tuple(option.split(".")), text)
-            for option, text in (*_packages(job, path), *(_compiler(job) if compiles else ())):
+            for option, text in (*_packages(job, path), *(_compiler(job) if purpose == "build" else ())):
                 file.add(tuple(option.split(".")), text, missing=True)
-        for option, text in _refusals(job, version) if compiles else ():
+        refused: Iterable[tuple[str, str]] = ()
+        if purpose != "calibrate":
+            refused = _refusals(job, version) if purpose == "build" else kit_refusals(job, version)
+        for option, text in refused:
             file.add(tuple(option.split(".")), text)
     return job, file.problems
 
@@ -157,13 +168,12 @@ def _packages(job: Job, path: Path) -> _Found:
     needed = [("model", name, "build") for name in ("torch", "onnx", "onnxscript", "onnxruntime", "safetensors")]
     if job.check.images is not None or (job.calibration is not None and job.calibration.images is not None):
         needed.append(("check.images", "torchvision", "build"))
-    if job.precision.int8_mode:
-        needed.append(("precision.int8_mode", "torchao", "build"))
+    if job.precision.quantized:
+        mode = next((m for m in ("int8_mode", "fp8_mode", "nvfp4_mode") if getattr(job.precision, m)), "weights")
+        needed.append((f"precision.{mode}", "torchao", "build"))
     absent: dict[tuple[str, str], list[str]] = {}
     for option, name, extra in needed:
-        try:
-            metadata.version(name)
-        except metadata.PackageNotFoundError:
+        if package_version(name) is None:
             absent.setdefault((option, extra), []).append(name)
     for (option, extra), names in absent.items():
         *most, last = names
@@ -182,12 +192,10 @@ def _compiler(job: Job) -> _Found:
 def _frontend(job: Job) -> _Found:
     """The package that the job's route goes through."""
     packages = {"torch_tensorrt": FRONTENDS.get(job.build.target), "torch2trt": "torch2trt"}
-    if name := packages.get(job.build.route):
-        try:
-            metadata.version(name)
-        except metadata.PackageNotFoundError:
-            step = TORCH2TRT if name == "torch2trt" else INSTALL_FRONTEND[job.build.target]
-            yield "build.route", said(f"have {name} installed", "nothing", f"Run: {step}; or use route onnx.")
+    name = packages.get(job.build.route)
+    if name and package_version(name) is None:
+        step = TORCH2TRT if name == "torch2trt" else INSTALL_FRONTEND[job.build.target]
+        yield "build.route", said(f"have {name} installed", "nothing", f"Run: {step}; or use route onnx.")
 
 
 def _refusals(job: Job, version: str | None) -> _Found:
@@ -205,6 +213,41 @@ def _refusals(job: Job, version: str | None) -> _Found:
         found = platform_refusals(job.build, job.precision)
     for option, message in found:
         yield option, message.removeprefix(f"{option}: ")
+
+
+def kit_refusals(job: Job, version: str | None = None) -> _Found:
+    """What keeps every device from finishing a kit of this job, as (dotted option path, message).
+
+    With a `version`, like "8.6.1", every device that has that release of TensorRT.
+    """
+    build, target = job.build, job.build.target
+    if build.route != "onnx":
+        yield (
+            "build.route",
+            f"must be onnx to prepare a kit (got {build.route}), whose graph is ONNX. Build where its GPU is.",
+        )
+    if build.quantization == "implicit":
+        yield (
+            "build.quantization",
+            "must be explicit to prepare a kit (got implicit): TensorRT would calibrate on the device, and a kit holds "
+            "no calibration samples. Use explicit, or build where its GPU is.",
+        )
+    if (speedup := job.check.limits.speedup_over_fp16_min) is not None:
+        yield (
+            "check.limits.speedup_over_fp16_min",
+            f"must be left out to prepare a kit (got {speedup:g}): a device has one engine to time. "
+            "Build the job where its GPU is.",
+        )
+    if target == "onnxruntime":
+        return
+    releases = [
+        dict(refusals(build, job.precision, target, release))
+        for release in ([version] if version else [r for name, r in KNOWN_RELEASES if name == target])
+    ]
+    # What one release cannot do another may; what none can, no device has.
+    for option in dict.fromkeys(o for refused in releases for o in refused):
+        if all(option in refused for refused in releases) and option != "build.quantization":
+            yield option, releases[-1][option].removeprefix(f"{option}: ")
 
 
 def _gpu(job: Job) -> _Found:

@@ -2,10 +2,14 @@
 
 __all__ = [
     "diagnose",
+    "formats",
+    "importance",
+    "narrow",
     "operators",
     "partial",
     "payoff",
     "placement",
+    "policy",
     "precision",
     "quantize",
     "ranking",

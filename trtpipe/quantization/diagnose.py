@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from calib.data import Source
     from trtpipe.job.job import Job
     from trtpipe.progress import Progress
+    from trtpipe.quantization.quantize import Narrow
     from trtpipe.quantization.ranking import Sensitivity
     from trtpipe.quantization.sensitivity import Sample
     from trtpipe.values import Captured, CheckReport
@@ -36,6 +37,7 @@ def diagnose(
     source: Source,
     amax: Mapping[str, float],
     progress: Progress,
+    narrow: Narrow | None = None,
     seconds: float | None = None,
 ) -> Sensitivity:
     """The sensitivity of every module that the job quantizes, over the first samples of `source`.
@@ -59,6 +61,8 @@ def diagnose(
         half=half_dtype(precision.fp16_mode, precision.bf16_mode),
         keep=keep_of(job, captured),
         progress=progress,
+        int8=precision.int8_mode,
+        narrow=narrow,
         seconds=seconds,
     )
 

@@ -11,9 +11,11 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from trtpipe.model.nodes import constant_value, is_constant, op_name
+from trtpipe.quantization.formats import SMALLEST_SCALE, rounded_up
 from trtpipe.quantization.macs import macs
 from trtpipe.quantization.placement import Site
-from trtpipe.quantization.quantize import ACTIVATION_RANGE, SMALLEST_SCALE, WEIGHT_RANGE, rounded_up
+from trtpipe.quantization.quantize import ACTIVATION_RANGE, WEIGHT_RANGE
+from trtpipe.values import Int8Weight
 
 #: What is read by an operation instead of its input.
 Rounding = Callable[[torch.Tensor], torch.Tensor]
@@ -29,20 +31,33 @@ class Spent:
 
 
 def roundings(
-    graph: GraphModule, sites: Sequence[Site], amax: Mapping[str, float], half: torch.dtype | None
+    graph: GraphModule,
+    sites: Sequence[Site],
+    amax: Mapping[str, float],
+    half: torch.dtype | None,
+    int8: Mapping[str, Int8Weight] | None = None,
 ) -> dict[Node, dict[Node, Rounding]]:
     """For each consumer, what stands between it and each of its quantized inputs: Q and DQ, in float32.
 
-    The scales are those of `quantize`: amax / 127, rounded up to `half` where there is one.
+    The scales are those of `quantize`: amax / 127, rounded up to `half` where there is one. `int8` is that of the
+    captured graph: a weight or bias with a correction is read in place of the constant.
     """
     found: dict[Node, dict[Node, Rounding]] = {}
     for site in sites:
+        own = (int8 or {}).get(site.consumer.name)
         if site.axis is None:
             one: Rounding = _per_tensor(amax[site.group], half)
         else:
-            one = _per_channel(site.axis, half)
+            one = _per_channel(site.axis, half) if own is None or own.weight is None else _replaced(own.weight)
+            bias = site.consumer.args[2] if len(site.consumer.args) > 2 else None
+            if own is not None and own.bias is not None and isinstance(bias, Node):
+                found.setdefault(site.consumer, {})[bias] = _replaced(own.bias)
         found.setdefault(site.consumer, {})[site.producer] = one
     return found
+
+
+def _replaced(value: torch.Tensor) -> Rounding:
+    return lambda _: value
 
 
 def _per_tensor(amax: float, half: torch.dtype | None) -> Rounding:
@@ -134,9 +149,13 @@ class Partial:
             return None
         result = self.value(node, alive, changed)
         alive[node] = result
-        for dead in self._dying.get(node, ()):
+        for dead in self.dying(node):
             alive.pop(dead, None)
         return result
+
+    def dying(self, node: Node) -> Sequence[Node]:
+        """What nobody reads after this node."""
+        return self._dying.get(node, ())
 
     def finish(
         self, at: int, alive: Mapping[Node, Any], changed: Roundings, watched: Sequence[Node] = ()

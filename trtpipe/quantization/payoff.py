@@ -61,17 +61,21 @@ ONE_ROW = "one row a sample: INT8 gains nothing where each weight is used once"
 DEPTHWISE = "depthwise: one channel a group is no work for INT8 tensor cores"
 SMALL = f"fewer than {TILE} channels, rows or columns do not fill INT8 tensor cores"
 LARGER = "in INT8 it adds more kernels to a TensorRT-RTX engine than its weights save"
+ONLY_SIZE = (
+    "precision.placement: no operation of this network gains from INT8 ({}); those whose weights make the engine "
+    "smaller are quantized, because int8_mode asks for INT8"
+)
 NOTHING_GAINS = (
     "precision.placement: no operation of this network gains from INT8 ({}), and all are quantized because int8_mode "
-    "asks for it. Without int8_mode the engine is smaller."
+    "asks for INT8. Without int8_mode the engine is smaller."
 )
 
 
 def keep_of(job: Job, captured: Captured) -> Keep:
     """The job's `precision.keep` and, where FP16 or BF16 is allowed and `precision.placement` is `auto`, P1 to P4.
 
-    Rules that would leave nothing in INT8 are not applied: who asks for INT8 in so small a network gets it, with a
-    note.
+    Where they leave nothing in INT8, P4 alone decides, and where that leaves nothing either everything is quantized:
+    who asks for INT8 in so small a network gets it, with a note.
     """
     precision = job.precision
     keep = Keep(precision.keep.fp32, precision.keep.fp16, precision.keep.bf16)
@@ -94,22 +98,20 @@ def gains_nothing(
         kept: operations that the job keeps out of INT8 by itself.
     """
     sites = [s for s in find_sites(graph)[0] if s.rule in ("Q1", "Q2") and not kept(s.consumer)]
-    left = list(dict.fromkeys(s.consumer for s in sites))
-    wide: dict[str, str] = {}
+    nodes = list(dict.fromkeys(s.consumer for s in sites))
+    by_shape = {n: why for n in nodes if (why := shape_reason(graph, n))}
+
+    def by_size(left: Collection[Node]) -> dict[Node, str]:
+        return dict.fromkeys(makes_larger(graph, sites, left), LARGER) if target == "tensorrt_rtx" else {}
+
+    wide = by_shape | by_size([n for n in nodes if n not in by_shape])
     notes: tuple[str, ...] = ()
-
-    def apply(reasons: Mapping[Node, str]) -> None:
-        nonlocal left, notes
-        if reasons and len(reasons) == len(left):
-            notes += (NOTHING_GAINS.format("; ".join(dict.fromkeys(reasons.values()))),)
-            return
-        wide.update((n.name, why) for n, why in reasons.items())
-        left = [n for n in left if n not in reasons]
-
-    apply({n: why for n in left if (why := shape_reason(graph, n))})
-    if target == "tensorrt_rtx":
-        apply(dict.fromkeys(makes_larger(graph, sites, left), LARGER))
-    return wide, notes
+    if wide and len(wide) == len(nodes):
+        reasons = "; ".join(dict.fromkeys(wide.values()))
+        smaller = by_size(nodes)
+        wide, note = (smaller, ONLY_SIZE) if 0 < len(smaller) < len(nodes) else ({}, NOTHING_GAINS)
+        notes = (note.format(reasons),)
+    return {n.name: why for n, why in wide.items()}, notes
 
 
 def shape_reason(graph: GraphModule, node: Node) -> str:
@@ -163,13 +165,13 @@ def makes_larger(graph: GraphModule, sites: Collection[Site], nodes: Collection[
     behind, free = _kernels(graph)
     saves = {s.consumer: constant_value(graph, s.producer).numel() for s in sites if s.rule == "Q2"}
     network = networkx.DiGraph()
+    network.add_nodes_from(("weights", "kernels"))
     for node in nodes:
         network.add_edge("weights", node, capacity=saves.get(node, 0))
         reads = {behind[s.producer] for s in sites if s.consumer is node and s.producer in behind}
         for kernel in ({node} | reads) - free:
             network.add_edge(node, ("kernel", kernel))  # no capacity: without limit
             network.add_edge(("kernel", kernel), "kernels", capacity=KERNEL_BYTES)
-    network.add_node("kernels")
     _, (stays, _) = networkx.minimum_cut(network, "weights", "kernels")
     return [n for n in nodes if n not in stays]
 

@@ -1,4 +1,4 @@
-"""What each module costs the model when it alone computes in INT8."""
+"""What each module costs the model when it alone is quantized."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trtpipe.errors import Cancelled, InputError
+from trtpipe.quantization import narrow as narrow_formats
 from trtpipe.quantization.partial import Partial, Roundings, Spent, roundings
-from trtpipe.quantization.placement import find_sites, kept_sites
+from trtpipe.quantization.policy import Assignment, Choice, cannot
+from trtpipe.quantization.quantize import Narrow, SitePlan, narrow_sites, plan_sites
 from trtpipe.quantization.ranking import ModuleSensitivity, Sensitivity
 from trtpipe.quantization.units import Unit, find_units
 
@@ -64,10 +66,12 @@ class _Found:
 
     unit: Unit
     changed: Roundings
+    wider: Roundings
     specs: tuple[TensorSpec, ...]
     outputs: list[_Ratio]
     own: _Ratio = field(default_factory=_Ratio)
     half: _Ratio = field(default_factory=_Ratio)
+    fp8: _Ratio = field(default_factory=_Ratio)
     ranked: bool = False
     samples: int = 0
     agreeing: int = 0
@@ -120,6 +124,7 @@ class _Found:
             self.agreeing / self.samples if self.ranked else None,
             self.loss_rise / self.labelled if self.labelled else None,
             self.lost / self.labelled if self.labelled else None,
+            self.fp8.db if self.wider else None,
         )
 
 
@@ -131,12 +136,14 @@ def measure_sensitivity(
     half: torch.dtype | None,
     keep: Keep,
     progress: Progress,
+    int8: bool = True,
+    narrow: Narrow | None = None,
     seconds: float | None = None,
 ) -> Sensitivity:
-    """Each quantizable module alone in INT8, by executing the graph from that module on.
+    """Each quantizable module alone in its format (INT8, or what `narrow` gives it), the rest in float32.
 
     One float32 pass walks along the graph with only the values that are still needed. Where it reaches a module, the
-    rest of the graph is executed once from there with that module's inputs and weights rounded to INT8: nothing before
+    rest of the graph is executed once from there with that module's inputs and weights rounded: nothing before
     the module is ever computed twice. For a network that is a chain of n equal modules that is (n + 1) / 2 passes, and
     one for the float values. A residual add's INT8 skip branch counts to the convolution that the add is fused with.
 
@@ -145,8 +152,9 @@ def measure_sensitivity(
         amax: float amax by table key.
         samples: what to execute; read once.
         half: torch.float16, torch.bfloat16 or None: what scales are rounded to, and what `half_sqnr_db` is about.
-        keep: modules that the job keeps out of INT8 already; they are not measured.
+        keep: modules that the job keeps wide already; they are not measured.
         progress: is told the modules done in each batch, and may cancel.
+        int8, narrow: the job's formats, as for `quantize`.
         seconds: after this long what was found is given; None: however long it takes. A network that needs longer for
             one batch is measured in the modules that lose most at their own output, as many as there is time for.
 
@@ -155,15 +163,23 @@ def measure_sensitivity(
         Cancelled: progress asked to stop.
     """
     graph = captured.graph
-    units = find_units(kept_sites(find_sites(graph)[0], keep.out_of_int8))
+    plan = plan_sites(graph, int8=int8, keep=keep, narrow=narrow)
+    units = find_units((*plan.int8, *dict.fromkeys(n.site for n in plan.narrow)))
     if not units:
         raise InputError("sensitivity: some module must be left to quantize (got none). Narrow precision.keep.")
     began = time.perf_counter()
     machine, bare, count = Partial(graph), Spent(), 0
-    found = [
-        _Found(u, roundings(graph, u.sites, amax, half), captured.outputs, [_Ratio() for _ in captured.outputs])
-        for u in units
-    ]
+    wider = _in_fp8(plan, half, narrow)
+    found = []
+    for unit in units:
+        eights = [s for s in unit.sites if s in plan.int8]
+        changed = roundings(graph, eights, amax, half, captured.int8)
+        if narrow is not None:
+            changed |= narrow_formats.roundings(
+                [n for n in plan.narrow if n.site in unit.sites], half, narrow.statistics
+            )
+        other = {n: wider[n] for n in unit.nodes if n in wider}
+        found.append(_Found(unit, changed, other, captured.outputs, [_Ratio() for _ in captured.outputs]))
     clock = _Clock(seconds)
     for sample in samples:
         before = Spent(machine.spent.macs, machine.spent.nodes)
@@ -265,11 +281,23 @@ def _walk(
         rounded = None
         if half is not None and node in owner:
             rounded = machine.value(node, alive, {node: dict.fromkeys(node.all_input_nodes, _through(half))})
+        in_fp8 = machine.value(node, alive, owner[node].wider) if node in owner and node in owner[node].wider else None
         result = machine.step(node, alive, {})
+        if in_fp8 is not None:
+            owner[node].fp8.add(result[: sample.count], in_fp8[: sample.count])
         if rounded is not None:
             owner[node].half.add(result[: sample.count], _through(half)(rounded)[: sample.count])  # type: ignore[arg-type]
         if node in own:
             ends[node].own.add(result[: sample.count], own.pop(node)[: sample.count])
+
+
+def _in_fp8(plan: SitePlan, half: torch.dtype | None, narrow: Narrow | None) -> Roundings:
+    """For each INT8 operation that could compute in FP8 instead, its inputs rounded to that; none without FP8."""
+    if narrow is None or "fp8" not in narrow.modes.on:
+        return {}
+    able = {n: Choice("fp8") for n in plan.chosen.of("int8") if not cannot(n, "fp8")}
+    sites = [s for s in plan.int8 if s.consumer in able]
+    return narrow_formats.roundings(narrow_sites(sites, Assignment(able), narrow.modes), half, narrow.statistics)
 
 
 def _rows(spec: TensorSpec, output: torch.Tensor, count: int) -> torch.Tensor:

@@ -14,13 +14,14 @@ from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError
 from trtpipe.evaluation.bench import Bench, Row
 from trtpipe.jsontext import json_text
+from trtpipe.progress import per_second
 
 #: Column title and what it shows, in order.
 COLUMNS = (
     ("median ms", "median_ms", "{:.3f}"),
     ("p90 ms", "p90_ms", "{:.3f}"),
     ("p99 ms", "p99_ms", "{:.3f}"),
-    ("samples/s", "throughput", "{:,.0f}"),
+    ("samples/s", "throughput", ""),  # `per_second`
     ("loss", "loss", "{:.4f}"),
     ("accuracy", "accuracy", "{:.4f}"),
     ("agreement", "agreement", "{:.4f}"),
@@ -62,31 +63,55 @@ def bench_text(bench: Bench) -> str:
 
 def markdown(bench: Bench) -> str:
     """One page: how it was measured, the table, and each mode that could not run with the reason."""
+    titles, *rows = _table(bench)
+    lines = [titles, ["---", *("---:" for _ in titles[1:])], *rows]
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return "\n\n".join([f"# Bench: {bench.name}", _head(bench), table, *_remarks(bench)]) + "\n"
+
+
+def terminal(bench: Bench) -> str:
+    """The same for a terminal, the table in aligned columns."""
+    lines = _table(bench)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    table = "\n".join(
+        "  ".join([cells[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True))])
+        for cells in lines
+    )
+    return "\n\n".join([f"Bench: {bench.name}", _head(bench), table, *_remarks(bench)]) + "\n"
+
+
+def _head(bench: Bench) -> str:
+    """How it was measured, in a line."""
     versions = ", ".join(f"{n} {bench.environment[n]}" for n in VERSIONS if n in bench.environment)
-    ran = [r for r in bench.rows if not r.skipped]
-    head = (
+    return (
         f"Batch {bench.batch}; {bench.rounds} rounds after {bench.warm_up} warm-up runs, each of every mode in turn; "
         f"{bench.samples} samples compared with {bench.reference}; {bench.threads} CPU cores; {versions}."
     )
+
+
+def _table(bench: Bench) -> list[list[str]]:
+    """The cells: titles of the columns that some mode has a figure for, then a row for each mode that ran."""
+    ran = [r for r in bench.rows if not r.skipped]
     used = [c for c in COLUMNS if any(getattr(r, c[1]) is not None for r in ran)]
-    lines = [["mode", *(title for title, _, _ in used)], ["---", *("---:" for _ in used)]]
-    lines += [[r.name, *(_cell(r, name, form) for _, name, form in used)] for r in ran]
-    parts = [f"# Bench: {bench.name}", head, "\n".join(f"| {' | '.join(cells)} |" for cells in lines)]
-    notes = [f"- {r.name}: {'; '.join(r.notes)}" for r in ran if r.notes]
-    if notes:
+    rows = [[r.name, *(_cell(r, name, form) for _, name, form in used)] for r in ran]
+    return [["mode", *(title for title, _, _ in used)], *rows]
+
+
+def _remarks(bench: Bench) -> list[str]:
+    """Paragraphs below the table: notes on modes, modes that could not run and why, notes on the machine."""
+    parts = []
+    if notes := [f"- {r.name}: {'; '.join(r.notes)}" for r in bench.rows if r.notes and not r.skipped]:
         parts.append("\n".join(notes))
-    skipped = [f"- {r.name}: {r.skipped}" for r in bench.rows if r.skipped]
-    if skipped:
+    if skipped := [f"- {r.name}: {r.skipped}" for r in bench.rows if r.skipped]:
         parts.append("Not run here:\n\n" + "\n".join(skipped))
-    parts += [f"Note: {note}" for note in bench.notes]
-    return "\n\n".join(parts) + "\n"
+    return parts + [f"Note: {note}" for note in bench.notes]
 
 
 def _cell(row: Row, name: str, form: str) -> str:
     value = getattr(row, name)
     if value is None:
         return ""
-    return form.format(value / 1e6 if name in MEGA else value)
+    return form.format(value / 1e6 if name in MEGA else value) if form else per_second(value)
 
 
 def table_csv(bench: Bench) -> str:

@@ -37,7 +37,7 @@ def native_calibration(job: Job, made_from: Mapping[str, str]) -> Calibration:
         )
     return Calibration(
         source=open_calibration(job),
-        algorithm=data.algorithm,
+        algorithm="entropy_2" if data.algorithm == "auto" else data.algorithm,
         percentile=data.percentile,
         batch_size=job.batch_size(data),
         file=job.build.calibration_cache,

@@ -1,3 +1,3 @@
 """Running a bundle on a device, without torch (hybrid engines aside)."""
 
-__all__ = ["compatibility", "device", "doctor", "hybrid", "inputs", "onnxruntime", "recheck", "session"]
+__all__ = ["compatibility", "device", "doctor", "executor", "hybrid", "inputs", "onnxruntime", "recheck", "session"]

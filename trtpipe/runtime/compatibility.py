@@ -53,6 +53,14 @@ def problems(manifest: Manifest, device: Device) -> tuple[str, ...]:
     return tuple(found)
 
 
+def placement_problems(engine: EngineInfo, device: Device) -> tuple[str, ...]:
+    """One line for each reason why an engine that was just built cannot run on the machine that built it.
+
+    The TensorRT that compiled it is there; but it may have been built for other GPUs, or another operating system.
+    """
+    return (*_platform(engine, device), *_hardware(engine, device))
+
+
 def failure(manifest: Manifest) -> str:
     """What was wrong with the bundle's answers when it was made; empty where its check passed, or is yet to come."""
     report = manifest.check
@@ -228,9 +236,11 @@ def _hardware(engine: EngineInfo, device: Device) -> list[str]:
     else:
         portable = not engine.compute_capabilities
     if portable:
-        if _numbers(here) < (8, 0):
+        least = engine.minimum_compute_capability or "8.0"
+        if _numbers(here) < _numbers(least):
+            what = "8.0 (Ampere)" if least == "8.0" else f"{least}, whose number formats it needs,"
             return [
-                f"compute capability: the engine runs on 8.0 (Ampere) and later (got {here}). "
+                f"compute capability: the engine runs on {what} and later (got {here}). "
                 "Build the bundle for this device."
             ]
         if engine.target == "tensorrt_rtx" and (support := rtx_support(here)).runs is False:

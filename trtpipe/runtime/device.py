@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from trtpipe import packages
 from trtpipe.trt import driver, flavour
 from trtpipe.trt.platforms import machine_name
-
-if TYPE_CHECKING:
-    from trtpipe.trt import driver
 
 
 @dataclass(frozen=True)
@@ -38,20 +34,16 @@ class Device:
 def this_device() -> Device:
     """This machine. Asks package metadata and the CUDA driver; imports no TensorRT and no torch."""
     versions: dict[str, str] = {str(name): version for name, (_, version) in flavour.installed().items()}
-    # whichever of its packages brought it
-    if onnxruntime := _version("onnxruntime", "onnxruntime-gpu"):
-        versions["onnxruntime"] = onnxruntime
-    if torch := _version("torch"):
-        versions["torch"] = torch
-    found = driver.probe()
-    first = found.devices[0] if found.devices else None
+    versions |= {name: found for name in ("onnxruntime", "torch") if (found := packages.version(name)) is not None}
+    gpus = driver.probe()
+    first = gpus.devices[0] if gpus.devices else None
     jetson = is_jetson()
     return Device(
         os=sys.platform,
         machine=machine_name(platform.machine()),
         versions=versions,
         compute_capability=first.compute_capability if first else None,
-        gpu=first.name if first else found.problem,
+        gpu=first.name if first else gpus.problem,
         jetson=jetson,
         memory_bytes=_memory(jetson, first),
     )
@@ -65,16 +57,6 @@ def is_jetson(root: Path = Path("/")) -> bool:
         return "jetson" in (root / "proc/device-tree/model").read_text(errors="replace").lower()
     except OSError:
         return False
-
-
-def _version(*distributions: str) -> str | None:
-    """The version of the first of these packages that is installed."""
-    for distribution in distributions:
-        try:
-            return importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
 
 
 def _memory(jetson: bool, gpu: driver.Device | None) -> int | None:

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 import sys
 from dataclasses import dataclass
 
+from trtpipe.packages import version
+from trtpipe.routes import options as route_options
 from trtpipe.runtime.device import is_jetson
 from trtpipe.trt import driver, flavour
 from trtpipe.trt.driver import Driver
 from trtpipe.trt.platforms import (
     BY_CAPABILITY,
     PLATFORMS,
+    PRECISIONS,
     RTX_COMPUTE_CAPABILITIES,
     machine_name,
     rtx_support,
     same_capability,
 )
 
-#: Packages that decide what can be done here: (shown name, distributions any of which brings it).
-PACKAGES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("torch", ("torch",)),
-    ("torchvision", ("torchvision",)),
-    ("torchao", ("torchao",)),
-    ("onnx", ("onnx",)),
-    ("onnxscript", ("onnxscript",)),
-    ("onnxruntime", ("onnxruntime", "onnxruntime-gpu")),
-    ("torch_tensorrt", ("torch-tensorrt", "torch-tensorrt-rtx")),
-    ("torch2trt", ("torch2trt",)),
-    ("cuda-python", ("cuda-python", "cuda-bindings")),
-    ("pycuda", ("pycuda",)),
+#: Packages that decide what can be done here: (shown name, module).
+PACKAGES: tuple[tuple[str, str], ...] = (
+    ("torch", "torch"),
+    ("torchvision", "torchvision"),
+    ("torchao", "torchao"),
+    ("onnx", "onnx"),
+    ("onnxscript", "onnxscript"),
+    ("onnxruntime", "onnxruntime"),
+    ("torch_tensorrt", "torch_tensorrt"),
+    ("torch2trt", "torch2trt"),
+    ("cuda-python", "cuda"),
+    ("pycuda", "pycuda"),
 )
 #: What a job needs to be captured, calibrated and exported, whatever its target.
 _CAPTURE = ("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnxruntime")
@@ -83,7 +85,7 @@ class Diagnosis:
 
 def examine() -> Diagnosis:
     """What this machine can do, asked of package metadata and of the CUDA driver."""
-    found, packages = driver.probe(), {name: _version(*names) for name, names in PACKAGES}
+    found, packages = driver.probe(), {name: version(module) for name, module in PACKAGES}
     tensorrts = flavour.installed()
     jetson = is_jetson()
     return Diagnosis(
@@ -107,18 +109,9 @@ def examine() -> Diagnosis:
     )
 
 
-def _version(*distributions: str) -> str | None:
-    for name in distributions:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
-
-
 def _precisions(compute_capability: str) -> tuple[str, ...]:
     abilities = BY_CAPABILITY.get(compute_capability)
-    return tuple(p for p in ("fp32", "fp16", "bf16", "int8", "fp8") if abilities and p in abilities.precisions)
+    return tuple(p for p in PRECISIONS if abilities and p in abilities.precisions)
 
 
 def _capture(packages: dict[str, str | None]) -> Ability:
@@ -128,9 +121,9 @@ def _capture(packages: dict[str, str | None]) -> Ability:
 
 
 def _onnxruntime(packages: dict[str, str | None]) -> tuple[Ability, ...]:
-    version = packages["onnxruntime"]
-    reason = f"onnxruntime {version}, on the CPU" if version else "onnxruntime is not installed"
-    return (_ability("run a graph (target onnxruntime)", version is not None, reason, "pip install onnxruntime"),)
+    release = packages["onnxruntime"]
+    reason = f"onnxruntime {release}, on the CPU" if release else "onnxruntime is not installed"
+    return (_ability("run a graph (target onnxruntime)", release is not None, reason, "pip install onnxruntime"),)
 
 
 def _rtx(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str | None]) -> tuple[Ability, ...]:
@@ -142,12 +135,12 @@ def _rtx(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str | No
             return Ability(build, False, reason), Ability(run, False, reason)
         reason = "tensorrt-rtx is not installed"
         return Ability(build, False, reason, install), Ability(run, False, reason, install)
-    _, version = tensorrts["tensorrt_rtx"]
-    if flavour.parse_version(version) < flavour.OLDEST["tensorrt_rtx"]:
-        reason = f"tensorrt-rtx {version} cannot build INT8 convolutions; 1.7.1 can"
+    _, release = tensorrts["tensorrt_rtx"]
+    if flavour.parse_version(release) < flavour.OLDEST["tensorrt_rtx"]:
+        reason = f"tensorrt-rtx {release} cannot build INT8 convolutions; 1.7.1 can"
         upgrade = "pip install --upgrade 'tensorrt-rtx>=1.7.1'"
         return Ability(build, False, reason, upgrade), Ability(run, False, reason, upgrade)
-    titled = flavour.title("tensorrt_rtx", version)
+    titled = flavour.title("tensorrt_rtx", release)
     built = Ability(build, True, f"{titled}, for any GPU: {', '.join(RTX_COMPUTE_CAPABILITIES)}")
     if gpu.problem:
         return built, Ability(run, False, gpu.problem)
@@ -166,14 +159,14 @@ def _tensorrt(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str
         return (Ability(both, False, f"it builds on the GPU that the engine is for, and {gpu.problem}"),)
     if "tensorrt" not in tensorrts:
         return (Ability(both, False, "TensorRT is not installed", flavour.INSTALL["tensorrt"]),)
-    distribution, version = tensorrts["tensorrt"]
-    if flavour.parse_version(version) < flavour.OLDEST["tensorrt"]:
-        return (Ability(both, False, f"TensorRT {version} is older than 8.6", flavour.INSTALL["tensorrt"]),)
-    if distribution == "tensorrt-lean":
+    distribution, release = tensorrts["tensorrt"]
+    if flavour.parse_version(release) < flavour.OLDEST["tensorrt"]:
+        return (Ability(both, False, f"TensorRT {release} is older than 8.6", flavour.INSTALL["tensorrt"]),)
+    if distribution.startswith("tensorrt-lean"):
         reason = "tensorrt-lean only runs engines that were built elsewhere"
         return (Ability(both, False, reason, flavour.INSTALL["tensorrt"]),)
     here = gpu.devices[0]
-    return (_with_memory(Ability(both, True, f"TensorRT {version} on {here.name}"), packages),)
+    return (_with_memory(Ability(both, True, f"TensorRT {release} on {here.name}"), packages),)
 
 
 def _with_memory(ability: Ability, packages: dict[str, str | None]) -> Ability:
@@ -185,24 +178,35 @@ def _with_memory(ability: Ability, packages: dict[str, str | None]) -> Ability:
 
 
 def _routes(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str | None]) -> tuple[Ability, ...]:
-    torch_tensorrt, torch2trt = packages["torch_tensorrt"], packages["torch2trt"]
-    first = _ability(
-        "build by route torch_tensorrt",
-        torch_tensorrt is not None,
-        f"torch_tensorrt {torch_tensorrt}" if torch_tensorrt else "torch_tensorrt is not installed",
-        "pip install 'trtpipe[torch-tensorrt]'",
-    )
+    first = _torch_tensorrt(gpu, tensorrts)
+    torch2trt = packages["torch2trt"]
     what = "build by route torch2trt"
-    version = tensorrts["tensorrt"][1] if "tensorrt" in tensorrts else ""
-    if version and flavour.parse_version(version) >= (11,):
-        return first, Ability(what, False, f"torch2trt needs TensorRT 8 to 10, and {version} is here")
+    release = tensorrts["tensorrt"][1] if "tensorrt" in tensorrts else ""
+    if release and flavour.parse_version(release) >= (11,):
+        return first, Ability(what, False, f"torch2trt needs TensorRT 8 to 10, and {release} is here")
     if gpu.problem:
         return first, Ability(what, False, f"it runs the model on a GPU, and {gpu.problem}")
     if torch2trt is None:
         return first, Ability(what, False, "torch2trt is not installed", _TORCH2TRT)
-    if not version:
+    if not release:
         return first, Ability(what, False, "TensorRT is not installed", flavour.INSTALL["tensorrt"])
-    return first, Ability(what, True, f"torch2trt {torch2trt} with TensorRT {version}")
+    return first, Ability(what, True, f"torch2trt {torch2trt} with TensorRT {release}")
+
+
+def _torch_tensorrt(gpu: Driver, tensorrts: flavour.Installed) -> Ability:
+    """Route torch_tensorrt needs a GPU even to build: Torch-TensorRT reads every engine back after building it."""
+    what = "build by route torch_tensorrt"
+    frontend = route_options.installed_frontend()
+    if frontend is None:
+        return Ability(what, False, "torch_tensorrt is not installed", "pip install 'trtpipe[torch-tensorrt]'")
+    if gpu.problem:
+        return Ability(what, False, f"Torch-TensorRT loads each engine on a GPU, and {gpu.problem}")
+    here = {str(name): release for name, (_, release) in tensorrts.items()}.get(frontend.target)
+    if here is None:
+        reason = f"{frontend.distribution} {frontend.version} needs {frontend.target}, which is not installed"
+        return Ability(what, False, reason, {str(k): v for k, v in flavour.INSTALL.items()}[frontend.target])
+    reason = f"{frontend.distribution} {frontend.version} for target {frontend.target} on {gpu.devices[0].name}"
+    return Ability(what, True, reason)
 
 
 def _notes(gpu: Driver, tensorrts: flavour.Installed, jetson: bool) -> tuple[str, ...]:

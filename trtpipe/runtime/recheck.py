@@ -13,7 +13,8 @@ from trtpipe.bundle.manifest import Manifest
 from trtpipe.evaluation.check import CheckData, Damaged, Executor, check_engine
 from trtpipe.job.sections import Limits
 from trtpipe.progress import Progress, Silent
-from trtpipe.runtime.session import Model, Runner
+from trtpipe.runtime.executor import Runner
+from trtpipe.runtime.session import Model
 from trtpipe.values import CheckReport
 
 #: Limits on a share of the samples say nothing of fewer than these: one sample of eight is already 12.5 %.

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,33 +21,16 @@ from trtpipe.bundle import signing
 from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.manifest import GRAPH, Manifest
 from trtpipe.errors import InputError
-from trtpipe.runtime import compatibility as verify
+from trtpipe.runtime import compatibility
 from trtpipe.runtime.device import this_device
+from trtpipe.runtime.executor import Runner, bundle_settings, graph_as_checked, open_graph
 from trtpipe.runtime.hybrid import HybridRunner
-from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.runtime.preprocess import load_image, preprocess
 from trtpipe.trt.runtime import EngineRunner
 from trtpipe.values import Executed, TensorSpec
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-
-class Runner(Protocol):
-    """What executes: `trt.runtime.EngineRunner` or `ort.OrtRunner`; `name` is like "onnxruntime 1.31.1"."""
-
-    name: str
-
-    def __enter__(self) -> Any:
-        """Load."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> Any:
-        """Release."""
-
-    def run(self, inputs: Mapping[str, Array], /) -> Mapping[str, Array]:
-        """The outputs of one batch by name."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +61,15 @@ class Prediction:
 
 
 class Model:
-    """An open bundle. Call it with images (paths or PIL images) or with arrays by input name."""
+    """An open bundle. Call it with images (paths or PIL images) or with arrays by input name.
 
-    def __init__(self, bundle: Bundle, runner: Runner, executed: Executed) -> None:
+    `executed` is whether the engine or the graph runs; `notes` say what a user of the outputs should know of that.
+    """
+
+    def __init__(self, bundle: Bundle, runner: Runner, executed: Executed, notes: tuple[str, ...] = ()) -> None:
         self.bundle = bundle
         self.executed: Executed = executed
+        self.notes = notes
         self._stack = ExitStack()
         self._runner: Runner | None = self._stack.enter_context(runner)
 
@@ -102,6 +88,15 @@ class Model:
         if self._runner is None:
             raise InputError(f"{self.bundle.path}: must be open to be run (it was closed). Load it again.")
         return self._runner
+
+    def __repr__(self) -> str:
+        """What is executed by what, and the bindings."""
+        by = "closed" if self._runner is None else f"{self.executed} executed by {self._runner.name}"
+        ins, outs = (
+            ", ".join(f"{s.name} {s.dtype} [{', '.join(map(str, s.shape))}]" for s in specs)
+            for specs in (self.manifest.inputs, self.manifest.outputs)
+        )
+        return f"<trtpipe.Model {self.manifest.name}: {by}; {ins} -> {outs}>"
 
     @property
     def batch(self) -> tuple[int, int, int]:
@@ -254,20 +249,20 @@ def load(path: str | Path, *, key: str | Path | None = None, graph: bool = False
         MissingError: it does not fit this device, or its runtime is not installed.
     """
     trusted = Path(key) if key is not None else signing.configured_key()
-    bundle, _ = verify.admit(Path(path), trusted)
-    if failed := verify.failure(bundle.manifest):
+    bundle, _ = compatibility.admit(Path(path), trusted)
+    if failed := compatibility.failure(bundle.manifest):
         logging.getLogger("trtpipe").warning("%s: %s", path, failed)
     return open_model(bundle, graph=graph, as_written=as_written)
 
 
 def open_model(bundle: Bundle, *, graph: bool = False, as_written: bool = False) -> Model:
-    """`bundle`, which `verify.admit` has let in, ready to be run here.
+    """`bundle`, which `compatibility.admit` has let in, ready to be run here.
 
     Args:
         bundle: read and admitted.
         graph: run the ONNX graph on the CPU instead of the engine; a kit has nothing else.
-        as_written: of the graph of a TensorRT engine: every node as it stands, as a check needs it, and not the
-            fastest equivalent.
+        as_written: the graph exactly as a check executes it (`executor.graph_as_checked`), whatever it gives; otherwise
+            the fastest way that gives the golden outputs as closely as the check did (`executor.open_graph`).
 
     Raises:
         InputError, MissingError: as `load`.
@@ -278,21 +273,14 @@ def open_model(bundle: Bundle, *, graph: bool = False, as_written: bool = False)
             f"{bundle.path}: must be a bundle to be run (got a kit). Finish it here: trtpipe build {bundle.path}."
         )
     if engine is None or graph or engine.target == "onnxruntime":
+        if not as_written:
+            runner, notes = open_graph(bundle)
+            return Model(bundle, runner, "graph", notes)
         if GRAPH not in bundle.manifest.files:
             raise InputError(f"{bundle.path}: must hold {GRAPH} to be run as a graph (it does not). Run it on its GPU.")
-        # Where ONNX Runtime is the target, what it makes of the graph is what has to be checked.
-        exact = as_written and bundle.manifest.build.target != "onnxruntime"
-        return Model(bundle, OrtRunner(bundle.read(GRAPH), as_written=exact), "graph")
-    verify.require_fit(bundle.manifest, this_device())
+        return Model(bundle, graph_as_checked(bundle.read(GRAPH), bundle.manifest.build.target), "graph")
+    compatibility.require_fit(bundle.manifest, this_device())
     if engine.fallback:
         hybrid = HybridRunner(bundle.read(engine.file), version_compatible=engine.version_compatible)
         return Model(bundle, hybrid, "engine")
-    return Model(bundle, EngineRunner(bundle.read(engine.file), **runner_settings(bundle)), "engine")
-
-
-def runner_settings(bundle: Bundle) -> dict[str, Any]:
-    """What an `EngineRunner` has to know of the bundle's engine beside its bytes."""
-    engine = bundle.manifest.engine
-    assert engine is not None
-    stripped = engine.options.get("strip_plan") and GRAPH in bundle.manifest.files
-    return {"version_compatible": engine.version_compatible, "refit": bundle.read(GRAPH) if stripped else None}
+    return Model(bundle, EngineRunner(bundle.read(engine.file), **bundle_settings(bundle)), "engine")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,7 +66,8 @@ def command(
     if as_json:
         console.out_json(found)
     else:
-        console.out(bench_page.markdown(found).rstrip())
+        shown = bench_page.terminal if sys.stdout.isatty() else bench_page.markdown
+        console.out(shown(found).rstrip())
     return 0
 
 

@@ -26,7 +26,7 @@ from trtpipe.job.load import JobErrors
 from trtpipe.job.problems import Problem
 from trtpipe.pipeline.build import build
 from trtpipe.pipeline.kit import finish_kit
-from trtpipe.pipeline.validate import plan
+from trtpipe.pipeline.validate import Purpose, plan
 
 if TYPE_CHECKING:
     from trtpipe.job.job import Job
@@ -76,9 +76,14 @@ def command(
 
 
 def load_jobs(
-    paths: tuple[Path, ...], overrides: tuple[str, ...], verbose: int, *, compiles: bool = True
+    paths: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    verbose: int,
+    *,
+    purpose: Purpose = "build",
+    version: str | None = None,
 ) -> list[tuple[Path, Job]]:
-    """Every job in `paths` with its file, found fit to be built here (or, without `compiles`, to be prepared).
+    """Every job in `paths` with its file, found fit for its purpose here.
 
     One of several in a file has the name `file#name`.
 
@@ -90,7 +95,7 @@ def load_jobs(
     problems: list[Problem] = []
     for path in job_files(paths):
         try:
-            jobs = plan(path, overrides, compiles=compiles)
+            jobs = plan(path, overrides, purpose=purpose, version=version)
         except JobErrors as error:
             problems.extend(error.problems)
             continue

@@ -9,7 +9,7 @@ import click
 
 from trtpipe.cli import console
 from trtpipe.cli.commands.build import load_jobs
-from trtpipe.cli.commands.options import OutputFolder, jobs_argument, json_option, set_option
+from trtpipe.cli.commands.options import OutputTables, jobs_argument, json_option, set_option
 from trtpipe.outputs import naming
 from trtpipe.pipeline.calibrate import make_table
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     "--out",
     default=Path("."),
     show_default=True,
-    type=OutputFolder(),
-    help="Folder the tables go to, each as <name of its job>.calibration.json.",
+    type=OutputTables(),
+    help="Folder the tables go to, each as <name of its job>.calibration.json; or, of one job, a file ending in .json.",
 )
 @set_option
 @json_option
@@ -40,15 +40,18 @@ def command(
     """
     if verbose and quiet:
         raise click.UsageError("--verbose must not be given with --quiet.")
-    loaded = load_jobs(jobs, overrides, verbose)
+    loaded = load_jobs(jobs, overrides, verbose, purpose="calibrate")
+    single = out.suffix.lower() == ".json"
+    if single and len(loaded) > 1:
+        raise click.UsageError(f"--out must be a folder for {len(loaded)} jobs (got the file {out}).")
 
     results = []
     with console.Console(quiet=quiet or as_json, verbose=verbose > 0).watching() as reporter:
         for _, job in loaded:
             table = make_table(job, reporter)
-            path = out / f"{job.name}.calibration.json"
+            path = out if single else out / f"{job.name}.calibration.json"
             with naming(path):
-                out.mkdir(parents=True, exist_ok=True)
+                path.parent.mkdir(parents=True, exist_ok=True)
                 table.save(path)
             results.append(
                 {"job": job.name, "table": str(path), "digest": table.digest, "audit": table.audit.model_dump()}

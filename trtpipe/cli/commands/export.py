@@ -6,11 +6,14 @@ from pathlib import Path
 
 import click
 
-from trtpipe.bundle.triton import export_triton
+from trtpipe.bundle.manifest import GRAPH
+from trtpipe.bundle.triton import export_triton, serves_graph
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import bundle_argument, graph_option, key_option, trusted
 from trtpipe.cli.commands.options import OutputFolder
 from trtpipe.runtime.compatibility import admit
+from trtpipe.runtime.executor import serving_optimization
+from trtpipe.runtime.onnxruntime import Optimization
 
 
 @click.command("export", short_help="Write a bundle into a server's model repository.")
@@ -22,7 +25,11 @@ from trtpipe.runtime.compatibility import admit
 def command(bundle: Path, server: str, directory: Path, key: Path | None, graph: bool) -> None:
     """Write BUNDLE into the model repository DIRECTORY of a server."""
     found, _ = admit(bundle, trusted(key))
-    folder, model = export_triton(found, directory, graph=graph)
-    for note in model.notes:
+    level: Optimization = "all"
+    notes: tuple[str, ...] = ()
+    if serves_graph(found, graph) and GRAPH in found.manifest.files:
+        level, notes = serving_optimization(found)
+    folder, model = export_triton(found, directory, graph=graph, optimization=level)
+    for note in (*model.notes, *notes):
         console.err(f"note: {note}")
     console.out(str(folder))

@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
+from calib.errors import CalibError
 from calib.table import CalibrationTable
+from calib.trt_cache import read_cache
 from trtpipe.bundle.format import read_bundle
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import json_option
-from trtpipe.errors import InputError
+from trtpipe.errors import InputError, MissingError
 from trtpipe.trt.plan import read_header
 
 _PLANS = (b"ftrt", b"vtrt", b"ptrt")
 
 
-@click.command("inspect", short_help="Say what is in a bundle, an engine or a table.")
+@click.command("inspect", short_help="Say what is in a bundle, an engine, an ONNX file or a table.")
 @click.argument("file", type=click.Path(path_type=Path))
 @json_option
 def command(file: Path, as_json: bool) -> None:
-    """Say what is in FILE: a bundle, an engine or a calibration table. Told by content; nothing is run."""
+    """Say what is in FILE, running nothing of it.
+
+    FILE is a bundle or kit, an engine, an ONNX file, a calibration table, or a calibration cache of TensorRT.
+    """
     found = console.jsonable(described(file))
     if as_json:
         console.out_json(found)
     else:
-        console.out("\n".join(_bundle_lines(found) if found["kind"] == "bundle" else _lines(found)))
+        console.out("\n".join(_LINES.get(found["kind"], _lines)(found)))
 
 
 def described(path: Path) -> Mapping[str, Any]:
-    """What `path` holds, as `{"kind": bundle | engine | calibration | calibration cache, ...}`.
+    """What `path` holds, as `{"kind": bundle | kit | engine | onnx | calibration | calibration cache, ...}`.
 
     Raises:
         InputError: nothing is there, or nothing of these kinds; or it is damaged (said by whoever reads that kind).
@@ -46,20 +51,31 @@ def described(path: Path) -> Mapping[str, Any]:
         with path.open("rb") as file:
             head = file.read(64)
     except FileNotFoundError:
-        raise InputError(f"{path}: must be a bundle, an engine or a calibration table (got nothing there).") from None
+        raise InputError(
+            f"{path}: must be a bundle, an engine, an ONNX file or a calibration table (got nothing there)."
+        ) from None
     except OSError as error:
         raise InputError(f"{path}: must be readable (got {error.strerror}).") from None
     if path.name == "manifest.json":
         return _bundle(path.parent)
+    if path.suffix.lower() == ".onnx":
+        return _onnx(path)
+    if head.startswith(b"manifest.json\0"):
+        raise InputError(
+            f"{path}: must be unpacked to be read (got a packed bundle). Run `trtpipe unpack {path} FOLDER`."
+        )
     if any(magic in head for magic in _PLANS):
         return _engine(path)
     if head.startswith(b"TRT-"):
         return _cache(path)
     if head.lstrip().startswith(b"{"):
         return _table(path)
+    with suppress(InputError, MissingError):  # protobuf has no magic number: what ONNX reads is ONNX
+        return _onnx(path)
     shown = head[:8].hex(" ") or "an empty file"
     raise InputError(
-        f"{path}: must be a bundle, an engine or a calibration table (got a file that begins with {shown})."
+        f"{path}: must be a bundle, an engine, an ONNX file or a calibration table "
+        f"(got a file that begins with {shown})."
     )
 
 
@@ -86,30 +102,86 @@ def _table(path: Path) -> Mapping[str, Any]:
 
 
 def _cache(path: Path) -> Mapping[str, Any]:
-    """A TensorRT calibration cache: `TRT-<N>-<algorithm>`, then `tensor: 8 hex digits` of a big-endian float32."""
-    header, *lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    scales: dict[str, float] = {}
-    for number, line in enumerate(lines, start=2):
-        name, colon, digits = line.rpartition(":")
-        if not line.strip():
+    """A TensorRT calibration cache: amax by TensorRT's own names of the tensors."""
+    data = path.read_bytes()
+    try:
+        cache = read_cache(data, str(path), zeros=True)
+    except CalibError as error:
+        raise InputError(str(error)) from None
+    header = data.partition(b"\n")[0].decode().strip()
+    return {"kind": "calibration cache", "path": str(path), "header": header, "amax": cache.amax}
+
+
+def _onnx(path: Path) -> Mapping[str, Any]:
+    """An ONNX file: bindings, opsets, operators, and what its operators compute in."""
+    try:
+        import onnx
+    except ImportError:
+        raise MissingError(
+            f"{path}: onnx must be installed to read an ONNX file (it is not). Run `pip install onnx`."
+        ) from None
+    try:
+        model = onnx.load(path, load_external_data=False)
+        graph = onnx.shape_inference.infer_shapes(model).graph
+    except Exception as error:  # noqa: BLE001  # protobuf and onnx raise whatever they like on damaged files
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(f"{path}: must be an ONNX file (got: {first[:200]}). Export it again.") from None
+    if not graph.node:
+        raise InputError(f"{path}: must be an ONNX file (got one without nodes). Export it again.")
+    names = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
+    names[onnx.TensorProto.FLOAT], names[onnx.TensorProto.DOUBLE] = "float32", "float64"
+    types = {v.name: names[v.type.tensor_type.elem_type] for v in (*graph.input, *graph.output, *graph.value_info)}
+    types |= {i.name: names[i.data_type] for i in graph.initializer}
+    operators = Counter(node.op_type for node in graph.node)
+    constants = {i.name for i in graph.initializer}
+    return {
+        "kind": "onnx",
+        "path": str(path),
+        "bytes": path.stat().st_size,
+        "opsets": {o.domain or "ai.onnx": o.version for o in model.opset_import},
+        "producer": f"{model.producer_name} {model.producer_version}".strip(),
+        "inputs": [_binding(v, names) for v in graph.input if v.name not in constants],
+        "outputs": [_binding(v, names) for v in graph.output],
+        "nodes": len(graph.node),
+        "quantize_linear": operators["QuantizeLinear"],
+        "dequantize_linear": operators["DequantizeLinear"],
+        "precisions": dict(Counter(_computes_in(graph, types)).most_common()),
+        "operators": dict(operators.most_common()),
+    }
+
+
+def _binding(value: Any, names: Mapping[int, str]) -> Mapping[str, Any]:
+    """Name, element type and shape of an input or output; a shape that the file does not say is None."""
+    kind = value.type.tensor_type
+    if not value.type.HasField("tensor_type"):
+        return {"name": value.name, "dtype": str(value.type.WhichOneof("value")).removesuffix("_type"), "shape": None}
+    shape = [d.dim_param or (d.dim_value if d.HasField("dim_value") else "?") for d in kind.shape.dim]
+    return {"name": value.name, "dtype": names[kind.elem_type], "shape": shape if kind.HasField("shape") else None}
+
+
+def _computes_in(graph: Any, types: Mapping[str, str]) -> Iterator[str]:
+    """The type that each convolution and matrix product computes in: of Q/DQ inputs the quantized one."""
+    makers = {name: node for node in graph.node for name in node.output}
+    for node in graph.node:
+        if node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
             continue
-        try:
-            if not colon:
-                raise ValueError
-            scales[name.strip()] = struct.unpack(">f", bytes.fromhex(digits.strip()))[0]
-        except (ValueError, struct.error):
-            raise InputError(f"{path}:{number}: must be 'tensor: 8 hex digits' (got {line[:60]!r}).") from None
-    amax = {name: scale * 127 for name, scale in scales.items()}
-    return {"kind": "calibration cache", "path": str(path), "header": header, "amax": amax}
+        sources = [makers.get(name) for name in node.input[:2]]
+        quantized = [types.get(s.input[0], "int8") for s in sources if s and s.op_type == "DequantizeLinear"]
+        yield quantized[0] if len(quantized) == 2 else types.get(node.output[0], "unknown")
 
 
 def _bundle_lines(found: Mapping[str, Any]) -> Iterator[str]:
     """What a person asks of a bundle; --json has the whole manifest."""
     engine, check = found["engine"], found["check"]
     yield f"{found['kind']} {found['name']} in {found['path']}"
-    if engine is not None:
+    if engine is None:
+        gpus = ", ".join(found["build"]["compute_capability"])
+        yield f"to be built: {found['build']['target']}{gpus and f' for compute capability {gpus}'}, on its device"
+    else:
         size = console.size(found["files"][engine["file"]]["size"])
-        gpus = ", ".join(engine["compute_capabilities"]) or "any that its kind of engine allows"
+        least = engine["minimum_compute_capability"]
+        anything = "any that its kind of engine allows" if least is None else f"{least} and later"
+        gpus = ", ".join(engine["compute_capabilities"]) or anything
         yield f"engine: {engine['target']} {engine['version']}, {size}, compute capability {gpus}"
         if engine["int8_weights"]:
             stored, total = engine["int8_weights"]["int8"], engine["int8_weights"]["total"]
@@ -145,6 +217,21 @@ def _bundle_lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"file: {name}, {console.size(file['size'])}"
 
 
+def _onnx_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """What a person asks of an ONNX file."""
+    opsets = ", ".join(f"{domain} {version}" for domain, version in found["opsets"].items())
+    yield f"ONNX file {found['path']}, {console.size(found['bytes'])}"
+    yield f"opset: {opsets}" + (f"; written by {found['producer']}" if found["producer"] else "")
+    for way in ("inputs", "outputs"):
+        for spec in found[way]:
+            shape = "of unknown shape" if spec["shape"] is None else _short(spec["shape"])
+            yield f"{way[:-1]}: {spec['name']} {spec['dtype']} {shape}"
+    precisions = ", ".join(f"{n} in {name}" for name, n in found["precisions"].items())
+    yield f"convolutions and matrix products: {precisions or 'none'}"
+    yield f"quantization: {found['quantize_linear']} QuantizeLinear, {found['dequantize_linear']} DequantizeLinear"
+    yield f"nodes: {found['nodes']}: " + ", ".join(f"{n} {name}" for name, n in found["operators"].items())
+
+
 def _lines(found: Mapping[str, Any], indent: str = "") -> Iterator[str]:
     """A value as indented `key: value` lines; what is absent, empty or off is left to --json."""
     for key, value in found.items():
@@ -169,3 +256,6 @@ def _short(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{k} {_short(v)}" for k, v in value.items())
     return "-" if value is None else str(value)
+
+
+_LINES = {"bundle": _bundle_lines, "kit": _bundle_lines, "onnx": _onnx_lines}

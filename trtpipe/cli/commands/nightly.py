@@ -24,7 +24,7 @@ from trtpipe.cli.commands.options import (
 from trtpipe.nightly.history import History
 from trtpipe.nightly.history_plot import series
 from trtpipe.nightly.options import Options
-from trtpipe.nightly.outcome import lines, to_json
+from trtpipe.nightly.outcome import NightlyReport, lines, to_json
 from trtpipe.nightly.page import render
 from trtpipe.nightly.regressions import parse_limits
 from trtpipe.nightly.run import explain, nightly
@@ -83,7 +83,7 @@ def command(jobs: tuple[Path, ...], as_json: bool, quiet: bool, explains: bool, 
     return report.exit_code
 
 
-def _options(jobs: tuple[Path, ...], **given: Any) -> Any:
+def _options(jobs: tuple[Path, ...], **given: Any) -> Options:
     if not jobs and not given["resume"]:
         raise click.UsageError("JOB... must be given, or --resume.")
     if given["force"] and given["resume"]:
@@ -118,7 +118,7 @@ def _options(jobs: tuple[Path, ...], **given: Any) -> Any:
     )
 
 
-def _write(report: Any, options: Any) -> list[Path]:
+def _write(report: NightlyReport, options: Options) -> list[Path]:
     """The report's files, each whole or not at all; the page last."""
     out: Path = options.out
     written = []
@@ -132,7 +132,7 @@ def _write(report: Any, options: Any) -> list[Path]:
     return written
 
 
-def _page(report: Any, options: Any) -> dict[str, str]:
+def _page(report: NightlyReport, options: Options) -> dict[str, str]:
     """The HTML page; none where jinja2 is not installed, as on a device."""
     try:
         with History(options.history) as history:

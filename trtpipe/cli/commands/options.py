@@ -50,6 +50,21 @@ class OutputFolder(click.Path):
         return found
 
 
+class OutputTables(click.Path):
+    """A folder for tables, or the file of one, which ends in .json; probed as `OutputFolder` and `OutputFile` are."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+        self.name = "path"
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        """The path; OSError when nothing can be written there."""
+        is_file = os.fsdecode(value).lower().endswith(".json")
+        return (OutputFile() if is_file else OutputFolder()).convert(value, param, ctx)
+
+
 @dataclass
 class Settings:
     """What `cli.main` has to know about the command it ran."""

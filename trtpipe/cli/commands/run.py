@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -29,12 +29,20 @@ if TYPE_CHECKING:
     from trtpipe.runtime.session import Model
 
 
+#: What one sample gives, by column or JSON key.
+Row = dict[str, Any]
+Write = Callable[[Row], None]
+FORMATS = ("jsonl", "json", "csv")
+
+
 @click.command("run", short_help="Run a bundle on images or arrays.")
 @bundle_argument
 @click.argument("source", metavar="INPUT", required=False, type=click.Path(path_type=Path))
 @key_option
 @graph_option
-@click.option("--format", "form", type=click.Choice(["jsonl", "csv"]), default="jsonl", show_default=True)
+@click.option(
+    "--format", "chosen", type=click.Choice(FORMATS), help="[default: by the suffix of --output; jsonl without one]"
+)
 @click.option("-o", "--output", type=OutputFile(), help="Write to this file, not stdout.")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Samples at a time. [default: the engine's best]")
 @click.option("--top", type=click.IntRange(min=1), default=1, show_default=True, help="Classes given for each sample.")
@@ -47,7 +55,7 @@ def command(
     source: Path | None,
     key: Path | None,
     graph: bool,
-    form: str,
+    chosen: str | None,
     output: Path | None,
     batch_size: int | None,
     top: int,
@@ -56,12 +64,15 @@ def command(
     iterations: int,
     quiet: bool,
 ) -> None:
-    """Run BUNDLE on INPUT (an image, a folder of them, .npy, .npz, .safetensors): one JSON or CSV line a sample."""
+    """Run BUNDLE on INPUT (an image, a folder of them, .npy, .npz, .safetensors): JSON or CSV, a line a sample."""
     if source is None and not benchmark:
         raise click.UsageError("INPUT must be given, unless --benchmark is.")
+    form = chosen or _format_of(output)
     if raw and form == "csv":
-        raise click.UsageError("--raw must not be given with --format csv: outputs are no columns.")
+        raise click.UsageError("--raw must not be given with CSV, which has no columns for outputs (got --raw).")
     with load(bundle, key=trusted(key), graph=graph) as model:
+        for note in model.notes if not quiet else ():
+            console.err(f"note: {note}")
         feed = None if source is None else open_feed(source, model)
         if benchmark:
             console.out_json(_measured(model, feed, batch_size, iterations))
@@ -70,8 +81,7 @@ def command(
         _refuse_raw_only(model, raw)
         with console.Console(quiet=quiet).watching() as reporter, _destination(output) as stream:
             right = labelled = 0
-            write = _csv_writer(stream, top) if form == "csv" else _json_writer(stream)
-            with reporter.stage("run"):
+            with reporter.stage("run"), _writer(form, stream, top) as write:
                 for done, row in enumerate(_rows(model, feed, batch_size or model.batch[1], top, raw), start=1):
                     write(row)
                     reporter.step(done, len(feed.ids), "samples")
@@ -88,7 +98,7 @@ def _refuse_raw_only(model: Model, raw: bool) -> None:
         raise InputError(f"{model.bundle.path}: must have an output [N, C] to classify (it has none). Add --raw.")
 
 
-def _rows(model: Model, feed: Feed, size: int, top: int, raw: bool) -> Iterator[dict[str, Any]]:
+def _rows(model: Model, feed: Feed, size: int, top: int, raw: bool) -> Iterator[Row]:
     """One row for each sample, in order."""
     at = 0
     for arrays in feed.batches(model, size):
@@ -96,7 +106,7 @@ def _rows(model: Model, feed: Feed, size: int, top: int, raw: bool) -> Iterator[
         count = len(next(iter(arrays.values())))
         predictions = [] if raw else model.predictions(outputs, top)
         for i in range(count):
-            row: dict[str, Any] = {"id": feed.ids[at + i]}
+            row: Row = {"id": feed.ids[at + i]}
             if feed.truths[at + i] is not None:
                 row["truth"] = feed.truths[at + i]
             if raw:
@@ -111,20 +121,39 @@ def _rows(model: Model, feed: Feed, size: int, top: int, raw: bool) -> Iterator[
         at += count
 
 
-def _json_writer(stream: TextIO) -> Any:
-    def write(row: dict[str, Any]) -> None:
-        stream.write(json.dumps(jsonable(row), ensure_ascii=False, allow_nan=False) + "\n")
+def _format_of(output: Path | None) -> str:
+    """The format that a file's suffix names; JSON lines where it names none, and on stdout."""
+    suffix = "" if output is None else output.suffix.lower().removeprefix(".")
+    return suffix if suffix in FORMATS else "jsonl"
 
-    return write
+
+@contextmanager
+def _writer(form: str, stream: TextIO, top: int) -> Iterator[Write]:
+    """What writes a row in this format; the text is whole when the block ends."""
+    if form == "csv":
+        yield _csv_writer(stream, top)
+        return
+    first, between, last = ("[\n", ",\n", "\n]\n") if form == "json" else ("", "\n", "\n")
+    written = 0
+
+    def write(row: Row) -> None:
+        nonlocal written
+        stream.write(between if written else first)
+        stream.write(json.dumps(jsonable(row), ensure_ascii=False, allow_nan=False))
+        written += 1
+
+    yield write
+    if written:
+        stream.write(last)
 
 
-def _csv_writer(stream: TextIO, top: int) -> Any:
+def _csv_writer(stream: TextIO, top: int) -> Write:
     """Columns id, truth, index, label, score, and index_2, label_2, score_2 ... for more classes."""
     keys = ("index", "label", "score")
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(["id", "truth", *keys, *(f"{k}_{n}" for n in range(2, top + 1) for k in keys)])
 
-    def write(row: dict[str, Any]) -> None:
+    def write(row: Row) -> None:
         ranked = row.get("top") or [row]
         writer.writerow([row["id"], row.get("truth"), *(entry[k] for entry in ranked for k in keys)])
 
@@ -171,6 +200,7 @@ def _measured(model: Model, feed: Feed | None, batch_size: int | None, iteration
     return {
         "executed": model.executed,
         "runner": model.runner.name,
+        "notes": list(model.notes),
         "batch_size": size,
         "iterations": iterations,
         "latency_ms": {"mean": times_ms.mean(), "p50": p50, "p90": p90, "p99": p99},

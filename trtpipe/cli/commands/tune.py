@@ -45,9 +45,9 @@ def command(
 
     Exits with 1 when no trial meets the limits; the job that came closest is written all the same.
     """
+    loaded = load_job(job, overrides)
     target = write or job.with_name(f"{job.stem}.tuned{job.suffix}")
     require_writable_file(target)
-    loaded = load_job(job, overrides)
     with console.Console(quiet=quiet or as_json, verbose=verbose > 0).watching() as reporter:
         found = tune(loaded, out, reporter, evaluations=evaluations)
     limits = loaded.check.limits

@@ -8,11 +8,11 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtpipe.job.importable import find_module
+from trtpipe.packages import distributions, versions
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.trt import driver as cuda
 
@@ -21,11 +21,9 @@ if TYPE_CHECKING:
 
 #: Distributions whose versions go into a manifest; those that can change an engine also go into the fingerprint.
 DECIDING = ("trtpipe", "torch", "torchao", "torchvision", "onnx", "onnxscript", "onnx-ir", "numpy", "pillow")
-OTHERS = ("onnxruntime", "numba", "safetensors")
+OTHERS = ("numba", "safetensors")
 BUILDERS: Mapping[str, tuple[str, ...]] = {
-    "tensorrt": ("tensorrt",),
-    "tensorrt_rtx": ("tensorrt-rtx", "tensorrt_rtx"),
-    "onnxruntime": ("onnxruntime",),
+    name: distributions(name) for name in ("tensorrt", "tensorrt_rtx", "onnxruntime")
 }
 
 ROUTE_PACKAGES: Mapping[str, tuple[str, ...]] = {
@@ -45,17 +43,6 @@ WITHOUT_EFFECT = frozenset(
         "name",
     }
 )
-
-
-def versions(names: tuple[str, ...]) -> dict[str, str]:
-    """Version of each distribution that is installed."""
-    found = {}
-    for name in names:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def environment() -> dict[str, str]:

@@ -24,6 +24,8 @@ from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import BUILDERS, DECIDING, ROUTE_PACKAGES, WITHOUT_EFFECT, Machine
 from trtpipe.pipeline.cache.reads import UNSEEN, Reads
 from trtpipe.pipeline.cache.sources import environment_variables, imported
+from trtpipe.routes.onnx import release as onnx_release
+from trtpipe.routes.release import needs_lowering
 
 if TYPE_CHECKING:
     from trtpipe.job.job import Job
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 CONTENTS: Mapping[str, str] = {
     "model.weights": "weights",
     "model.torchscript": "torchscript",
+    "check.labels": "check labels",
     "model.program": "program",
     "calibration.images": "calibration data",
     "calibration.arrays": "calibration data",
@@ -121,9 +124,9 @@ class Survey:
             notes += reads.notes
         machine = self.machine
         builders = BUILDERS[job.build.target] + ROUTE_PACKAGES[job.build.route]
-        for name in dict.fromkeys((*DECIDING, *builders, "onnxruntime")):
+        for name in dict.fromkeys((*DECIDING, *builders, *BUILDERS["onnxruntime"])):
             if name in machine.versions:
-                parts[f"version {_one_spelling(name)}"] = machine.versions[name]
+                parts[f"version {name}"] = machine.versions[name]
         parts["version python"] = machine.python
         parts["system"] = machine.system
         parts["trtpipe source"] = machine.source
@@ -223,7 +226,8 @@ def stage_keys(job: Job, found: Ingredients) -> StageKeys:
         for n, v in chosen("job check").items()
         if not n.startswith(("job check.limits", "job check.require", "job check.on_fail"))
     }
-    checked |= chosen("check data", "check source") | transform | data
+    # Class folders are numbered by check.labels, or by calibration's folders.
+    checked |= chosen("check data", "check source", "check labels", "calibration data") | transform | data
     baseline = {**model, **checked, "baseline": script, **chosen("torchscript")}
     calibrated = {
         **model,
@@ -231,21 +235,21 @@ def stage_keys(job: Job, found: Ingredients) -> StageKeys:
         **chosen("job calibration", "calibration data", "calibration table", "calibration source"),
     }
     graph = {**model, **chosen("job precision")}
-    if job.precision.int8_mode:  # what gains from INT8 depends on the target
+    if needs_lowering(release := onnx_release(job)):
+        graph["onnx form"] = f"TensorRT {release}"
+    if job.precision.quantized:  # what gains from INT8 depends on the target
         graph |= {**calibrated, **chosen("job build.target")}
     if job.precision.fp16_mode:  # its ranges are observed on data
         graph |= calibrated if job.calibration is not None else checked
         graph |= checked if job.calibration is not None and job.calibration.table is not None else {}
     graph |= {n: v for n, v in parts.items() if n in {f"version {v}" for v in _EXPORT_VERSIONS}}
-    builders = {_one_spelling(n) for n in BUILDERS[job.build.target]} | {
-        _one_spelling(n) for n in ROUTE_PACKAGES[job.build.route]
-    }
+    builders = {*BUILDERS[job.build.target], *ROUTE_PACKAGES[job.build.route]}
     engine = {**graph, **chosen("job build", "cuda driver", "gpu", "timing cache")}
     engine |= {n: v for n, v in parts.items() if n.removeprefix("version ") in builders}
     return StageKeys(
         model=_digest({"stage": "model", **model}),
         baseline=_digest({"stage": "baseline", **baseline}),
-        calibration=_digest({"stage": "calibration", **calibrated}) if job.precision.int8_mode else None,
+        calibration=_digest({"stage": "calibration", **calibrated}) if job.precision.calibrated else None,
         graph=_digest({"stage": "graph", **graph}),
         engine=_digest({"stage": "engine", **engine}),
     )
@@ -291,11 +295,6 @@ def _unseen(parts: Mapping[str, str], survey: Survey) -> list[str]:
 
 
 _OWN = frozenset({"trtpipe", "calib", *DECIDING, *sys.stdlib_module_names})
-
-
-def _one_spelling(distribution: str) -> str:
-    """The wheel of TensorRT-RTX is found under two names."""
-    return distribution.replace("tensorrt-rtx", "tensorrt_rtx")
 
 
 def _digest(parts: Mapping[str, str]) -> str:

@@ -316,9 +316,7 @@ def _wrap_native() -> None:
     """Wrap functions that open files in native code, in the modules that are loaded by now, and wherever else a module
     holds the same function."""
     for module, functions in _NATIVE.items():
-        if _not_loaded(module) or (
-            module.startswith("torch.") and _not_loaded("torch")
-        ):  # it documents itself
+        if _not_loaded(module) or (module.startswith("torch.") and _not_loaded("torch")):  # it documents itself
             continue
         for dotted, position in functions.items():
             holder: object = sys.modules[module]

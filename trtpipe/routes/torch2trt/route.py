@@ -247,7 +247,8 @@ def keywords(job: Job, loaded: LoadedModel, found: flavour.Flavour) -> dict[str,
     if flavour.parse_version(found.version) < (10,):
         made["max_workspace_size"] = build.workspace or driver.probe().devices[0].memory_bytes
     if implicit:
-        names = {"entropy_2": "ENTROPY_CALIBRATION_2", "entropy": "ENTROPY_CALIBRATION", "minmax": "MINMAX_CALIBRATION",
+        second = "ENTROPY_CALIBRATION_2"
+        names = {"auto": second, "entropy_2": second, "entropy": "ENTROPY_CALIBRATION", "minmax": "MINMAX_CALIBRATION",
                  "percentile": "LEGACY_CALIBRATION"}  # fmt: skip
         assert job.calibration is not None
         made["int8_calib_algorithm"] = getattr(trt.CalibrationAlgoType, names[job.calibration.algorithm])

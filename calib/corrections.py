@@ -1,0 +1,98 @@
+"""What post-training corrections changed, and what each step of them gained: kept beside the table.
+
+The arrays are the caller's business (calib does not read them); their file is `calibration.corrections.safetensors`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from calib.errors import CalibError
+
+#: Name of a step: what the caller calls it.
+StepName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
+Decibels = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Step(BaseModel):
+    """One correction as it was tried.
+
+    Attributes:
+        name: which one.
+        kept: whether it is part of the result; a step that does not gain on unseen samples is taken back.
+        before_db, after_db: signal to quantization noise ratio at the model's outputs without and with it.
+        detail: what it did, in words.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    name: StepName
+    kept: bool
+    before_db: Decibels
+    after_db: Decibels
+    detail: Annotated[str, Field(max_length=1024)] = ""
+
+    def __str__(self) -> str:
+        """`equalization: kept, 14.2 to 16.8 dB on unseen samples (42 domains)`."""
+        tail = f" ({self.detail})" if self.detail else ""
+        verdict = "kept" if self.kept else "rejected"
+        return f"{self.name}: {verdict}, {self.before_db:.1f} to {self.after_db:.1f} dB on unseen samples{tail}"
+
+
+@dataclass(frozen=True, eq=False)
+class Corrections:
+    """Steps in the order they were tried, and the arrays of those kept, by name."""
+
+    steps: tuple[Step, ...]
+    arrays: Mapping[str, np.ndarray[Any, Any]]
+
+    @cached_property
+    def packed(self) -> bytes:
+        """The arrays as safetensors; b"" when there are none."""
+        from safetensors.numpy import save
+
+        return bytes(save({k: np.ascontiguousarray(v) for k, v in self.arrays.items()})) if self.arrays else b""
+
+    @property
+    def sha256(self) -> str | None:
+        """Digest of the file; None when there is none."""
+        return hashlib.sha256(self.packed).hexdigest() if self.arrays else None
+
+
+def corrections_path(path: Path) -> Path:
+    """Where the arrays of the table at `path` are: calibration.json -> calibration.corrections.safetensors."""
+    return path.with_suffix(".corrections.safetensors")
+
+
+def load_corrections(where: Path, steps: tuple[Step, ...], sha256: str | None) -> Corrections:
+    """The corrections of the table at `where`.
+
+    Raises:
+        CalibError: the file beside it is missing or another one.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    if sha256 is None:
+        return Corrections(steps, {})
+    path = corrections_path(where)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CalibError(
+            f"{path}: {where.name} needs its corrections beside it (got {error.strerror}). Copy both files."
+        ) from error
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise CalibError(f"{path}: must be the corrections of {where.name} (got another digest). Calibrate again.")
+    try:
+        return Corrections(steps, load(data))
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise CalibError(f"{path}: must be a safetensors file (got {error}). Calibrate again.") from error

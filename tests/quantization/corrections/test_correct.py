@@ -1,0 +1,216 @@
+"""Corrections on networks made to need them, to be harmed by them, and to be nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import nets
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from calib.data import open_source
+from calib.samples import DataSpec, InputSpec
+from calib.table import CalibrationTable
+from trtpipe.model.capture import capture
+from trtpipe.quantization.corrections import correct as stage
+from trtpipe.quantization.corrections import rounding, sweep
+from trtpipe.quantization.corrections.correct import STEPS, correct
+from trtpipe.quantization.corrections.edits import corrected
+from trtpipe.quantization.partial import Partial, roundings
+from trtpipe.quantization.placement import find_sites
+from trtpipe.quantization.precision import Keep
+from trtpipe.quantization.quantize import calibrate, quantize
+from trtpipe.values import Captured
+
+
+class Log:
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def step(self, done: int, total: int | None, unit: str) -> None: ...
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    def cancelled(self) -> bool:
+        return False
+
+
+def uneven(act: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    """Depthwise behind channels of very different ranges: what equalization is for."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), act(), nn.Conv2d(16, 16, 3, padding=1, groups=16, bias=False), act(),
+        nn.Conv2d(16, 8, 1), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 10),
+    )  # fmt: skip
+    with torch.no_grad():
+        ranges = torch.logspace(-2, 0.5, 16)
+        net[0].weight.mul_(ranges.view(-1, 1, 1, 1))
+        net[0].bias.mul_(ranges)
+        net[2].weight.div_(ranges.view(-1, 1, 1, 1))
+    return net.eval()
+
+
+def samples(
+    folder: Path, count: int = 64, shape: Sequence[int] = (3, 8, 8), values: np.ndarray | None = None
+) -> object:
+    x = np.random.default_rng(0).normal(size=(count, *shape)).astype(np.float32) if values is None else values
+    np.save(folder / "x.npy", x)
+    return open_source(DataSpec(arrays=str(folder / "x.npy")), [InputSpec("x", "float32", tuple(shape))])
+
+
+def made(
+    net: nn.Module, folder: Path, which: Sequence[str] = STEPS, algorithm: str = "auto", **options: object
+) -> tuple[Captured, CalibrationTable, CalibrationTable, Log]:
+    captured = capture(nets.loaded(net, out_shape=("N", 10)))
+    source, log = samples(folder, **options), Log()  # type: ignore[arg-type]
+    plain = calibrate(
+        captured, source, batch_size=8, algorithm=algorithm, percentile=99.99, digests={"graph": "g"}, progress=log,  # type: ignore[arg-type]
+    )  # fmt: skip
+    return captured, plain, correct(captured, plain, source, which=which, batch_size=8, progress=log), log  # type: ignore[arg-type]
+
+
+def decibels(captured: Captured, table: CalibrationTable, x: torch.Tensor) -> float:
+    """SQNR of the Q/DQ program itself."""
+    graph = corrected(captured, table.corrections.arrays) if table.corrections else captured
+    found = quantize(graph, int8=True, half=None, keep=Keep(), amax=table.amax, ranges={})
+    machine, program = Partial(captured.graph), found.program.module()
+    signal = noise = 0.0
+    with torch.inference_mode():
+        for part in x.split(8):
+            want, got = machine.finish(0, machine.inputs([part]), {})[0][0], program(part)[0]
+            signal, noise = signal + float(want.square().sum()), noise + float((want - got).square().sum())
+    return float(10 * np.log10(signal / max(noise, 1e-30)))
+
+
+def test_equalization_pays_where_channels_are_uneven(tmp_path: Path) -> None:
+    captured, plain, table, _ = made(uneven(), tmp_path, ("equalization",))
+    (step,) = [s for s in table.corrections.steps if s.name == "equalization"]
+    assert step.kept
+    x = nets.images(64, 3, 8, 8, seed=9)
+    assert decibels(captured, table, x) > decibels(captured, plain, x) + 3
+
+
+def test_clips_are_equalized_below_their_bound(tmp_path: Path) -> None:
+    captured, plain, table, _ = made(uneven(nn.ReLU6), tmp_path, ("equalization",))
+    x = nets.images(64, 3, 8, 8, seed=9)
+    assert decibels(captured, table, x) > decibels(captured, plain, x) + 1
+
+
+def test_rounding_pays_where_inputs_are_correlated(tmp_path: Path) -> None:
+    """Inputs that are all the same number: each one's rounding error can be made up for by the others."""
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(192, 10)).eval()
+    rng = np.random.default_rng(1)
+
+    def values(count: int) -> np.ndarray:
+        return (rng.uniform(1, 2, (count, 1, 1, 1)) * np.ones((1, 3, 8, 8))).astype(np.float32)
+
+    captured, plain, table, _ = made(net, tmp_path, ("rounding",), values=values(64))
+    assert [s.kept for s in table.corrections.steps if s.name == "rounding"] == [True]
+    x = torch.from_numpy(values(64))
+    assert decibels(captured, table, x) > decibels(captured, plain, x) + 1
+
+
+@pytest.mark.parametrize("step", ["equalization", "bias", "rounding"])
+def test_a_step_that_harms_is_taken_back(step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step is made to do harm; the guard must see it."""
+    if step == "equalization":  # the wrong way round: ranges move further apart
+        right = stage.equalize
+        monkeypatch.setattr(stage, "equalize", lambda g, d, v: {k: 1 / a for k, a in right(g, d, v).items()})
+    elif step == "rounding":
+        monkeypatch.setattr(rounding, "second_order", lambda w, s, m: torch.zeros_like(w))
+        errors = iter(np.linspace(1.0, 0.0, 1000))  # the operation's own error says that all is well
+        monkeypatch.setattr(sweep.Sweep, "_error", lambda *a: float(next(errors)))
+    else:
+        biases = stage._biases
+        monkeypatch.setattr(stage, "_biases", lambda fitted: {k: b + 1 for k, b in biases(fitted).items()})
+    _, plain, table, log = made(uneven(), tmp_path, (step,))
+    steps = {s.name: s.kept for s in table.corrections.steps}
+    assert steps[step] is False
+    assert any(f"corrections: {step}: rejected" in n for n in log.notes)
+    assert not table.corrections.arrays
+    assert table.amax == plain.amax or "ranges" in steps
+
+
+def test_one_and_the_same_sample_does_no_harm(tmp_path: Path) -> None:
+    captured, plain, table, _ = made(uneven(), tmp_path, values=np.zeros((64, 3, 8, 8), np.float32))
+    x = torch.zeros(8, 3, 8, 8)
+    assert decibels(captured, table, x) > decibels(captured, plain, x) - 0.1
+
+
+def test_few_samples_and_outputs_that_say_nothing_are_left_alone(tmp_path: Path) -> None:
+    _, plain, table, log = made(uneven(), tmp_path, count=8)
+    assert table is plain
+    assert "corrections: need at least 16 calibration samples; none was made." in log.notes
+    net = nn.Sequential(nn.Flatten(), nn.Linear(192, 10)).eval()
+    with torch.no_grad():
+        net[1].weight.zero_()
+        net[1].bias.zero_()
+    _, plain, table, log = made(net, tmp_path)
+    assert table is plain
+    assert "corrections: need a finite floating-point output that is not zero; none was made." in log.notes
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_networks_are_not_worse_than_with_their_maxima(seed: int, tmp_path: Path) -> None:
+    torch.manual_seed(seed)
+    layers = (nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128, 10))
+    net = nn.Sequential(*layers).eval()
+    captured, _, table, _ = made(net, tmp_path)
+    _, plain, _, _ = made(net, tmp_path, (), algorithm="minmax")
+    x = nets.images(128, 3, 8, 8, seed=50 + seed)
+    assert decibels(captured, table, x) > decibels(captured, plain, x) - 0.3
+
+
+def test_the_same_data_give_the_same_table(tmp_path: Path) -> None:
+    tables = [made(uneven(), tmp_path)[2] for _ in range(2)]
+    assert tables[0].digest == tables[1].digest
+
+
+def test_the_graph_in_parts_computes_what_the_qdq_program_does(tmp_path: Path) -> None:
+    captured, _, table, _ = made(uneven(), tmp_path)
+    graph, x = corrected(captured, table.corrections.arrays), nets.images(8, 3, 8, 8)
+    assert graph.int8
+    machine = Partial(graph.graph)
+    changed = roundings(graph.graph, find_sites(graph.graph)[0], table.amax, None, graph.int8)
+    parts = machine.finish(0, machine.inputs([x]), changed)[0][0]
+    found = quantize(graph, int8=True, half=None, keep=Keep(), amax=table.amax, ranges={})
+    with torch.inference_mode():
+        torch.testing.assert_close(found.program.module()(x)[0], parts, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("half", [None, torch.float16, torch.bfloat16])
+def test_corrected_levels_are_the_stored_ones_in_every_precision(half: torch.dtype | None, tmp_path: Path) -> None:
+    captured, _, table, _ = made(uneven(), tmp_path, ("rounding",))
+    arrays = table.corrections.arrays
+    wanted = {tuple(a.reshape(-1)) for k, a in arrays.items() if k.startswith("levels:")}
+    assert wanted
+    found = quantize(corrected(captured, arrays), int8=True, half=half, keep=Keep(), amax=table.amax, ranges={})
+    constants = [*found.program.state_dict.values(), *found.program.constants.values()]
+    assert wanted <= {tuple(v.reshape(-1).numpy()) for v in constants if v.dtype == torch.int8}
+
+
+def test_a_kept_operation_has_its_own_weight_and_bias(tmp_path: Path) -> None:
+    captured, _, table, _ = made(uneven(), tmp_path, ("rounding", "bias"))
+    arrays = table.corrections.arrays
+    assert any(k.startswith("levels:") and k.endswith("7.weight") for k in arrays)
+    graph, own = corrected(captured, arrays), dict(uneven().named_parameters())["7.weight"]
+
+    def holds(keep: Keep) -> bool:
+        found = quantize(graph, int8=True, half=None, keep=keep, amax=table.amax, ranges={})
+        return any(v.shape == own.shape and torch.equal(v, own) for v in found.program.state_dict.values())
+
+    assert holds(Keep(fp32=("7",)))
+    assert not holds(Keep())
+
+
+def test_corrections_of_another_graph_are_refused(tmp_path: Path) -> None:
+    from calib.errors import CalibError
+
+    captured = capture(nets.loaded(uneven(), out_shape=("N", 10)))
+    with pytest.raises(CalibError, match=r"corrections: scale:0:other must belong to this model's graph"):
+        corrected(captured, {"scale:0:other": np.ones(3, np.float32)})

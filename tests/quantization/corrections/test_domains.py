@@ -1,0 +1,112 @@
+"""Domains: whatever scales their channels get, the network computes the same."""
+
+from __future__ import annotations
+
+import nets
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from trtpipe.model.capture import capture
+from trtpipe.model.nodes import is_constant
+from trtpipe.quantization.corrections.domains import find_domains, groups_of
+from trtpipe.quantization.corrections.edits import corrected
+from trtpipe.quantization.corrections.equalization import scales_around
+from trtpipe.quantization.partial import Partial
+from trtpipe.values import Captured
+
+
+class Inverted(nn.Module):
+    """Expansion, depthwise and projection with a skip branch, as in MobileNetV2, and a classifier behind a pool."""
+
+    def __init__(self, act: type[nn.Module]) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6)
+        self.expand, self.depth, self.project = (
+            nn.Conv2d(6, 12, 1),
+            nn.Conv2d(12, 12, 3, 1, 1, groups=12),
+            nn.Conv2d(12, 6, 1),
+        )
+        self.act, self.pool, self.fc = act(), nn.AdaptiveAvgPool2d(1), nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.stem(x))
+        x = x + self.project(self.act(self.depth(self.act(self.expand(x)))))
+        return self.fc(torch.flatten(self.pool(self.act(x)), 1))
+
+
+class Normed(nn.Module):
+    """A pre-norm block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x[:, :, 0]
+        return (x + self.down(nn.functional.gelu(self.up(self.norm(x))))).mean((1, 2))[:, None]
+
+
+def built(network: nn.Module, channels: int) -> Captured:
+    torch.manual_seed(3)
+    network = nets.settled(network, nets.images(8, 3, 8, 8))
+    return capture(nets.loaded(network, out_shape=("N", channels)))
+
+
+NETWORKS = {
+    "relu": (lambda: built(Inverted(nn.ReLU), 5), 3),
+    "relu6": (lambda: built(Inverted(nn.ReLU6), 5), 3),
+    "gelu": (lambda: built(Inverted(nn.GELU), 5), 0),
+    "layer norm": (lambda: built(Normed(), 1), 1),
+    "residual": (lambda: nets.captured("residual"), None),
+    "attention": (lambda: nets.captured("attention"), None),
+    "concat": (lambda: nets.captured("concat"), None),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_scaling_a_domain_changes_nothing(name: str) -> None:
+    make, count = NETWORKS[name]
+    captured = make()
+    domains = find_domains(captured.graph)
+    assert count is None or len(domains) == count
+    x = nets.images(4, *captured.inputs[0].shape[1:])  # type: ignore[arg-type]
+    machine = Partial(captured.graph)
+    wanted, seen = machine.finish(0, machine.inputs([x]), {}, [c for d in domains for c, _ in d.clips])
+    arrays: dict[str, np.ndarray] = {}
+    rng = np.random.default_rng(0)
+    for domain in domains:
+        channels = domain.readers[0].args[1].meta["val"].shape[1] * groups_of(domain.readers[0])  # type: ignore[union-attr]
+        s = torch.from_numpy(2.0 ** rng.uniform(-2, 2, channels))
+        for node, bound in domain.clips:  # exact only where the clip cuts the same values
+            most = seen[node].movedim(1, 0).flatten(1).amax(1).double()
+            s = torch.where(most >= bound, torch.ones_like(s), torch.minimum(s, bound / most.clamp_min(1e-9)))
+        for key, array in scales_around(domain, s).items():
+            arrays[key] = arrays.get(key, np.float32(1)) * array
+    changed = corrected(captured, arrays)
+    other = Partial(changed.graph)
+    got, _ = other.finish(0, other.inputs([x]), {})
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+    if domains:
+        pairs = zip(captured.graph.parameters(), changed.graph.parameters(), strict=True)
+        assert any(not torch.equal(a, b) for a, b in pairs)
+
+
+def test_weights_used_twice_are_left_alone() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 3, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.conv(torch.relu(self.conv(x)))
+
+    captured = capture(nets.loaded(Tied().eval(), out_shape=("N", 3, 8, 8)))
+    assert sum(is_constant(n) for n in captured.graph.graph.nodes) >= 1
+    assert find_domains(captured.graph) == ()
+
+
+def test_inputs_and_outputs_of_the_network_are_no_domain() -> None:
+    captured = capture(nets.loaded(nn.Conv2d(3, 5, 3).eval(), out_shape=("N", 5, 6, 6)))
+    assert find_domains(captured.graph) == ()

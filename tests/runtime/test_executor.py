@@ -1,0 +1,311 @@
+"""What executes for a user first gives the golden outputs as closely as the check did; and what executes where."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import models
+import numpy as np
+import pytest
+import shipping
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+import trtpipe
+from trtpipe.bundle import golden
+from trtpipe.bundle.format import Bundle
+from trtpipe.bundle.manifest import GOLDEN, GRAPH
+from trtpipe.cli.main import main
+from trtpipe.routes.onnx import to_onnx
+from trtpipe.runtime import executor
+from trtpipe.runtime.onnxruntime import OrtRunner
+from trtpipe.runtime.session import open_model
+from trtpipe.trt import driver
+from trtpipe.values import CheckReport, Control, DimRange, Engine, Metric, OnnxModel, TensorSpec
+
+BATCH = {"N": DimRange(1, 4, 8)}
+
+
+def bundle_around(path: Path, graph: bytes, given: str, out: str, shape: tuple[int, ...]) -> Bundle:
+    """A bundle of a graph from `given` [N, ...] to `out`, checked to within two percent of its baseline."""
+    x = np.random.default_rng(0).random((6, *shape), np.float32)
+    y = OrtRunner(graph, as_written=True).run({given: x})[out]
+    report = CheckReport(
+        "graph", "onnxruntime", 6,
+        (
+            Metric("cosine_worst", out, 0.999), Metric("relative_l2", out, 0.02),
+            Metric("max_abs", out, 0.05 * float(np.abs(y).max())),
+        ),
+        Control("w", "zeroed", True, 6), True,
+    )  # fmt: skip
+    specs = [(TensorSpec(n, "float32", ("N", *a.shape[1:]), BATCH),) for n, a in ((given, x), (out, y))]
+    kept = golden.to_bytes(golden.Golden({given: x}, {out: y}))
+    return shipping.bundle(
+        path, extra={GRAPH: graph, GOLDEN: kept}, inputs=specs[0], outputs=specs[1], check=report, preprocessing=None,
+        class_names=None,
+    )  # fmt: skip
+
+
+def padded_pool(path: Path) -> Bundle:
+    """ONNX Runtime (1.31) folds the Pad of zeros into the MaxPool, which pads with -inf."""
+    nodes = [
+        helper.make_node("Neg", ["x"], ["n"]),
+        helper.make_node("Abs", ["n"], ["a"]),
+        helper.make_node("Neg", ["a"], ["m"]),
+        helper.make_node("Pad", ["m", "pads"], ["p"]),
+        helper.make_node("MaxPool", ["p"], ["y"], kernel_shape=[3, 3], strides=[2, 2]),
+    ]
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", 2, s, s]) for n, s in (("x", 6), ("y", 3))]
+    pads = numpy_helper.from_array(np.array([0, 0, 1, 1, 0, 0, 1, 1]), "pads")
+    graph = helper.make_graph(nodes, "graph", ends[:1], ends[1:], [pads])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    return bundle_around(path, model.SerializeToString(), "x", "y", (2, 6, 6))
+
+
+class HalfNet(torch.nn.Module):
+    """Two convolutions with something between them that ONNX Runtime's optimizer wants to fuse."""
+
+    def __init__(self, middle: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.Conv2d(16, 16, 3, padding=1)
+        self.head = torch.nn.Linear(16 * 64, 5)
+        self.middle = middle
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.last(self.middle(torch.relu(self.first(x)))).flatten(1))
+
+
+def half_graph(middle: Callable[[torch.Tensor], torch.Tensor]) -> bytes:
+    """The network in INT8 and FP16 as TensorRT is given it, with FP16 scales."""
+    return to_onnx(models.line(HalfNet(middle).eval(), 8, 5).quantized(int8=True, half=torch.float16)).data
+
+
+def half_softmax(path: Path) -> Bundle:
+    """ONNX Runtime (1.31) fuses it into a QLinearSoftmax that reads the FP16 scales as something else."""
+    return bundle_around(path, half_graph(lambda y: torch.softmax(y, 1)), "image", "logits", (3, 8, 8))
+
+
+def half_concat(path: Path) -> Bundle:
+    """ONNX Runtime (1.31) makes a QLinearConcat of FP16 of it, which it then refuses."""
+    graph = half_graph(lambda y: torch.cat([y[:, 8:], y[:, :8]], 1))
+    return bundle_around(path, graph, "image", "logits", (3, 8, 8))
+
+
+REAL_FAULTS = [padded_pool, half_softmax, half_concat]
+
+
+@pytest.mark.parametrize("make", REAL_FAULTS)
+def test_what_onnxruntimes_optimizer_breaks_runs_as_it_stands_and_says_so(
+    make: Callable[[Path], Bundle], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = make(tmp_path / "b")
+    kept = bundle.golden()
+    with trtpipe.load(tmp_path / "b", graph=True) as model:
+        (name,) = kept.outputs
+        np.testing.assert_array_equal(model(kept.inputs)[name], kept.outputs[name])
+        (note,) = model.notes
+    assert note.startswith("ONNX Runtime executes each node as it stands, without graph optimizations: ")
+    np.save(tmp_path / "x.npy", next(iter(kept.inputs.values())))
+    assert main(["run", str(tmp_path / "b"), str(tmp_path / "x.npy"), "--graph", "--raw"]) == 0
+    assert f"note: {note}\n" in capsys.readouterr().err
+    assert main(["run", str(tmp_path / "b"), "--benchmark", "--iterations", "1"]) == 0
+    assert '"notes": [\n    "ONNX Runtime executes each node as it stands' in capsys.readouterr().out
+    assert main(["bench", str(tmp_path / "b"), "--rounds", "1", "--json"]) == 0
+    assert "ONNX Runtime executes each node as it stands" in capsys.readouterr().out
+    assert main(["export", str(tmp_path / "b"), "--to", "triton", str(tmp_path / "models")]) == 0
+    assert "note: graph optimizations are limited to " in capsys.readouterr().err
+    config = (tmp_path / "models" / "colour" / "config.pbtxt").read_text()
+    assert "optimization {\n  graph {\n    level: " in config
+
+
+def test_what_is_fast_and_right_stays_fast_and_silent(tmp_path: Path) -> None:
+    bundle = shipping.bundle(tmp_path / "c")
+    with trtpipe.load(tmp_path / "c") as model:
+        assert model.notes == ()
+    assert executor.serving_optimization(bundle) == ("all", ())
+
+
+def test_without_a_recorded_check_nothing_is_optimized(tmp_path: Path) -> None:
+    shipping.bundle(tmp_path / "c", check=None)
+    with trtpipe.load(tmp_path / "c") as model:
+        assert model.notes == (
+            "ONNX Runtime executes each node as it stands, without graph optimizations: no check of output logits is "
+            "recorded that its outputs could be held to",
+        )
+
+
+def test_without_onnxruntime_a_server_is_told_to_optimize_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = shipping.bundle(tmp_path / "c")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert executor.serving_optimization(bundle) == (
+        "none",
+        ("graph optimizations are turned off: onnxruntime is not installed here to try the graph.",),
+    )
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("figure", ["cosine_worst", "max_abs", "relative_l2"])
+def test_a_distance_that_is_not_finite_allows_nothing(tmp_path: Path, figure: str, value: float) -> None:
+    check = shipping.manifest().check
+    assert check is not None
+    metrics = tuple(replace(m, value=value) if m.name == figure else m for m in check.metrics)
+    shipping.bundle(tmp_path / "c", check=replace(check, metrics=metrics))
+    with trtpipe.load(tmp_path / "c") as model:
+        (note,) = model.notes
+        assert "no check of output logits is recorded" in note
+
+
+def test_a_graph_that_onnxruntime_refuses_is_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shipping.bundle(tmp_path / "c", extra={GRAPH: b"no graph"})
+    assert main(["export", str(tmp_path / "c"), "--to", "triton", str(tmp_path / "models")]) == 4
+    assert "onnxruntime: must accept the graph" in capsys.readouterr().err
+    assert not (tmp_path / "models").exists()
+
+
+class Optimizer:
+    """Stands for ONNX Runtime with an optimizer that changes outputs by `error`, relative to their size."""
+
+    def __init__(self, error: Callable[[np.ndarray], np.ndarray]) -> None:
+        self.error, self.real = error, OrtRunner
+
+    def __call__(self, model: bytes, *, as_written: bool = False, optimization: str = "all") -> Any:
+        runner = self.real(model, as_written=as_written)
+        if not as_written and optimization == "all":
+            run = runner.run
+            runner.run = lambda inputs: {n: self.error(o) for n, o in run(inputs).items()}  # type: ignore[method-assign]
+        return runner
+
+
+def noisy(size: float, seed: int) -> Callable[[np.ndarray], np.ndarray]:
+    noise = np.random.default_rng(seed).standard_normal(64).astype(np.float32)
+    return lambda o: o + np.float32(size) * np.abs(o).max() * noise[: o.size].reshape(o.shape)
+
+
+FAULTS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    "NaN in one element": lambda o: np.where(np.arange(o.size).reshape(o.shape) == 1, np.nan, o),
+    "infinity": lambda o: np.full_like(o, np.inf),
+    "zeros": np.zeros_like,
+    "half the size": lambda o: o / 2,
+    "a sign": lambda o: -o,
+    "two classes swapped": lambda o: o[:, ::-1],
+    "one sample wrong": lambda o: np.concatenate([o[:-1], -o[-1:]]),
+    "another shape": lambda o: o[:, :1],
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_no_fault_of_an_optimizer_reaches_a_user(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = shipping.bundle(tmp_path / "c")
+    kept = bundle.golden()
+    monkeypatch.setattr(executor, "OrtRunner", Optimizer(FAULTS[fault]))
+    with open_model(bundle, graph=True) as model:
+        np.testing.assert_allclose(model(kept.inputs)["logits"], kept.outputs["logits"], atol=1e-6)
+        assert len(model.notes) == 1
+    level, notes = executor.serving_optimization(bundle)
+    assert level == "extended"
+    assert notes[0].startswith("graph optimizations are limited to 'extended': with more, output logits has ")
+
+
+@given(size=st.floats(1e-7, 10), seed=st.integers(0, 99))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_runs_is_within_the_checks_distance(
+    size: float, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever an optimizer adds, the golden outputs that a user gets are as close as the check found them."""
+    bundle = shipping.bundle(tmp_path / "c")
+    kept = bundle.golden()
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "OrtRunner", Optimizer(noisy(size, seed)))
+        with open_model(bundle, graph=True) as model:
+            got = model(kept.inputs)["logits"]
+            baseline = kept.outputs["logits"]
+            assert np.linalg.norm(got - baseline) <= 1.25e-4 * np.linalg.norm(baseline) + 1e-9
+            assert np.abs(got - baseline).max() <= 1.001e-4
+            assert bool(model.notes) == (size > 1e-3 or bool(model.notes))
+
+
+def test_a_check_is_never_helped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where ONNX Runtime is the target, a check judges the session that users open, whatever it gives."""
+    bundle = shipping.bundle(tmp_path / "c")
+    monkeypatch.setattr(executor, "OrtRunner", Optimizer(np.zeros_like))
+    with open_model(bundle, as_written=True) as model:
+        assert not model(bundle.golden().inputs)["logits"].any()
+    assert main(["check", str(tmp_path / "c")]) == 1
+
+
+def test_the_repr_says_what_it_is(tmp_path: Path) -> None:
+    shipping.bundle(tmp_path / "c")
+    with trtpipe.load(tmp_path / "c") as model:
+        said = repr(model)
+        assert said.startswith("<trtpipe.Model colour: graph executed by onnxruntime ")
+        assert said.endswith("; image float32 [N, 3, 8, 8] -> logits float32 [N, 3]>")
+    assert repr(model).startswith("<trtpipe.Model colour: closed; ")
+
+
+# --- which machine executes which engine
+
+
+def gpu(capability: str | None) -> driver.Driver:
+    if capability is None:
+        return driver.Driver(problem="no driver")
+    return driver.Driver("12.8", (driver.Device(0, f"GPU {capability}", capability, 80 << 30),))
+
+
+def built(target: str, capabilities: tuple[str, ...], **options: Any) -> Engine:
+    graph = OnnxModel(shipping.graph(), 18, (shipping.INPUT,), (shipping.OUTPUT,))
+    return Engine(b"plan", target, "1.7.1", capabilities, (shipping.INPUT,), (shipping.OUTPUT,), graph, options)  # type: ignore[arg-type]
+
+
+GPUS = (None, "7.5", "8.0", "8.6", "8.7", "8.9", "9.0", "10.0", "12.0", "12.1")
+
+
+@pytest.mark.parametrize("capabilities", [("8.6",), ("8.6", "8.9"), ("7.5", "12.0"), ("9.0",)])
+@pytest.mark.parametrize("here", GPUS)
+def test_an_engine_runs_on_the_gpus_it_is_for_and_its_graph_elsewhere(
+    here: str | None, capabilities: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every GPU with every choice of targets: an H100 that builds for 8.6 and 8.9 is one of them."""
+    monkeypatch.setattr(driver, "probe", lambda: gpu(here))
+    engine = built("tensorrt_rtx", capabilities)
+    runner, executed = executor.open_engine(engine)
+    assert executed == ("engine" if here in capabilities else "graph")
+    assert isinstance(runner, OrtRunner) == (executed == "graph")
+    notes = executor.graph_notes(engine, executed)
+    if here is None or executed == "engine":
+        assert notes == ()
+    else:
+        assert notes == (
+            "the graph was executed, as the engine does not run on this machine: compute capability: the engine must "
+            f"run on {', '.join(capabilities)} (got {here}, GPU {here}). Build the bundle for this device, or with "
+            "hardware compatibility.",
+        )
+
+
+def test_an_engine_for_windows_is_not_executed_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "probe", lambda: gpu("8.9"))
+    engine = built("tensorrt", ("8.9",), runtime_platform="windows_amd64")
+    _, executed = executor.open_engine(engine)
+    assert executed == "graph"
+    assert "the engine must run on win32" in executor.graph_notes(engine, executed)[0]
+
+
+def test_an_engine_without_a_graph_says_why_neither_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "probe", lambda: gpu("9.0"))
+    engine = replace(built("tensorrt_rtx", ("8.9",)), graph=None)
+    with pytest.raises(trtpipe.errors.InputError) as caught:
+        executor.open_engine(engine)
+    said = str(caught.value)
+    assert said.startswith(
+        "check: a tensorrt_rtx engine of this route has no graph to execute in its place (got no engine either: "
+        "compute capability: the engine must run on 8.9 (got 9.0, GPU 9.0)."
+    )
+    assert said.endswith("Build where its GPU is, or take build.route: onnx.")

@@ -1,0 +1,96 @@
+"""Versions come from what is imported, whichever distribution brought it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from trtpipe import packages
+from trtpipe.packages import Package
+from trtpipe.pipeline.cache.environment import environment, fingerprint
+from trtpipe.runtime import doctor
+from trtpipe.runtime.device import this_device
+from trtpipe.trt import flavour
+
+
+def install(site: Path, distribution: str, version: str, module: str | None = None) -> None:
+    """Lay out what a wheel leaves behind: its metadata and, where it has one, its module."""
+    files = [f"{distribution.replace('-', '_')}-{version}.dist-info/METADATA"]
+    if module is not None:
+        (site / module).mkdir(exist_ok=True)
+        (site / module / "__init__.py").write_text(f"__version__ = {version!r}\n")
+        files.append(f"{module}/__init__.py")
+    info = site / Path(files[0]).parent
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+    (info / "RECORD").write_text("".join(f"{name},,\n" for name in files))
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder that packages are installed in."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    return tmp_path
+
+
+#: Every distribution of every module that more than one can bring.
+BRINGS = [(module, name) for module, names in packages.DISTRIBUTIONS.items() for name in names]
+
+
+@pytest.mark.parametrize(("module", "distribution"), BRINGS)
+def test_a_module_has_a_version_whichever_distribution_brings_it(site: Path, module: str, distribution: str) -> None:
+    assert packages.version(module) is None
+    install(site, distribution, "2.15.0.dev20261101+cu130", module)
+    assert packages.package(module) == Package(distribution, "2.15.0.dev20261101+cu130")
+
+
+@pytest.mark.parametrize(
+    "distribution", [n for module, n in BRINGS if module in ("tensorrt", "tensorrt_rtx", "onnxruntime")]
+)
+def test_an_upgrade_is_seen_whatever_brought_the_old_one(
+    site: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, distribution: str
+) -> None:
+    """The fingerprint, the manifest's environment, this device and doctor all see it."""
+    module = next(m for m, n in BRINGS if n == distribution)
+
+    def seen(version: str) -> tuple[object, ...]:
+        site = tmp_path_factory.mktemp(version)
+        install(site, distribution, version, module)
+        monkeypatch.setattr(sys, "path", [str(site)])
+        found = doctor.examine()
+        shown = found.packages["onnxruntime"] if module == "onnxruntime" else found.tensorrts[module]
+        assert shown is not None
+        assert version in shown
+        assert this_device().versions[module] == version
+        assert environment()[distribution] == version
+        return fingerprint("0" * 64, module), shown
+
+    assert not set(seen("10.3.0")) & set(seen("10.3.1"))
+
+
+def test_an_upgrade_of_the_libraries_alone_changes_the_fingerprint(site: Path) -> None:
+    install(site, "tensorrt-cu12-bindings", "10.3.0", "tensorrt")
+    install(site, "tensorrt-cu12-libs", "10.3.0")
+    before = fingerprint("0" * 64, "tensorrt")
+    (site / "tensorrt_cu12_libs-10.3.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: tensorrt-cu12-libs\nVersion: 10.3.1\n"
+    )
+    assert fingerprint("0" * 64, "tensorrt") != before
+
+
+def test_of_several_distributions_the_one_that_holds_the_module_counts(site: Path) -> None:
+    """After `pip install -U tensorrt-cu12-bindings` the metapackage still says what it once was."""
+    install(site, "tensorrt", "10.3.0")
+    install(site, "tensorrt-cu12", "10.3.0")
+    install(site, "tensorrt-cu12-bindings", "10.16.1.11", "tensorrt")
+    assert flavour.installed() == {"tensorrt": ("tensorrt-cu12-bindings", "10.16.1.11")}
+
+
+def test_without_the_file_lists_the_most_complete_counts(site: Path) -> None:
+    install(site, "tensorrt", "8.6.1")
+    install(site, "tensorrt-bindings", "8.6.1", "tensorrt")
+    for record in site.glob("*/RECORD"):
+        record.unlink()
+    assert packages.package("tensorrt") == Package("tensorrt", "8.6.1")

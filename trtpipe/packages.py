@@ -1,0 +1,112 @@
+"""Which distribution brings a module, and its version, by package metadata alone: nothing is imported.
+
+One module may come from several distributions: `import tensorrt` from tensorrt, tensorrt-cu12, tensorrt-cu13 or only
+their bindings, `import onnxruntime` from onnxruntime or onnxruntime-gpu. Whoever wants a version asks here by module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+
+#: Distributions that bring a module, most complete first. A module that is not here comes from one of its own name.
+DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
+    "tensorrt": (
+        "tensorrt",
+        "tensorrt-cu13",
+        "tensorrt-cu12",
+        "tensorrt-cu11",
+        # NVIDIA's bindings alone are enough where the libraries come from the system, as on a Jetson
+        "tensorrt-bindings",
+        "tensorrt-cu13-bindings",
+        "tensorrt-cu12-bindings",
+        "tensorrt-cu11-bindings",
+        "tensorrt-lean",
+        "tensorrt-lean-cu13",
+        "tensorrt-lean-cu12",
+    ),
+    "tensorrt_rtx": (
+        "tensorrt-rtx",
+        "tensorrt-rtx-cu13",
+        "tensorrt-rtx-cu12",
+        "tensorrt-rtx-cu13-bindings",
+        "tensorrt-rtx-cu12-bindings",
+    ),
+    "onnxruntime": (
+        "onnxruntime",
+        "onnxruntime-gpu",
+        "onnxruntime-openvino",
+        "onnxruntime-directml",
+        "onnxruntime-rocm",
+        "ort-nightly",
+        "ort-nightly-gpu",
+    ),
+    "torch_tensorrt": ("torch-tensorrt", "torch-tensorrt-rtx"),
+    "onnx": ("onnx", "onnx-weekly"),
+    "onnxscript": ("onnxscript", "onnxscript-preview"),
+    "onnx_ir": ("onnx-ir",),
+    "PIL": ("pillow", "pillow-simd"),
+    "cuda": ("cuda-python", "cuda-bindings"),
+}
+
+#: Distributions without a module that change what one computes: the libraries that TensorRT's bindings load.
+LIBRARIES: Mapping[str, tuple[str, ...]] = {
+    "tensorrt": ("tensorrt-libs", "tensorrt-cu13-libs", "tensorrt-cu12-libs", "tensorrt-cu11-libs"),
+    "tensorrt_rtx": ("tensorrt-rtx-cu13-libs", "tensorrt-rtx-cu12-libs"),
+}
+
+
+@dataclass(frozen=True)
+class Package:
+    """An installed distribution and its version, local part included, like "2.15.0.dev20261101+cu130"."""
+
+    distribution: str
+    version: str
+
+
+def package(module: str) -> Package | None:
+    """The distribution that `import module` takes the module from; None where none is installed.
+
+    Where several are installed, as after an upgrade of the bindings alone, it is the one that holds the module's file.
+    """
+    there = _installed(DISTRIBUTIONS.get(module, (module,)))
+    if not there:
+        return None
+    owner = next((p for p in there if len(there) > 1 and _holds(p.distribution, module)), there[0])
+    return owner
+
+
+def version(module: str) -> str | None:
+    """The version of the distribution that `import module` takes the module from."""
+    found = package(module)
+    return None if found is None else found.version
+
+
+def distributions(module: str) -> tuple[str, ...]:
+    """Every distribution that could bring a module, or the libraries that it loads, installed or not."""
+    return *DISTRIBUTIONS.get(module, (module,)), *LIBRARIES.get(module, ())
+
+
+def versions(names: Iterable[str]) -> dict[str, str]:
+    """Version of each of these distributions that is installed."""
+    return {p.distribution: p.version for p in _installed(names)}
+
+
+def _installed(distributions: Iterable[str]) -> tuple[Package, ...]:
+    found = []
+    for name in distributions:
+        try:
+            found.append(Package(name, metadata.version(name)))
+        except metadata.PackageNotFoundError:
+            continue
+    return tuple(found)
+
+
+def _holds(distribution: str, module: str) -> bool:
+    """Whether a distribution installed the module itself, and does not only depend on one that did."""
+    try:
+        listed = metadata.files(distribution) or ()
+    except metadata.PackageNotFoundError:
+        return False
+    return any(f.parts[0] == module and len(f.parts) == 2 and f.name.startswith("__init__.") for f in listed)

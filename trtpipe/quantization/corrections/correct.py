@@ -1,0 +1,292 @@
+"""All corrections, one after another, each kept or taken back by what it does on samples it was not made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from calib.algorithms import threshold
+from calib.audit import DEAD_AMAX, LEAST_AMAX, nine_digits
+from calib.corrections import Corrections, Step
+from calib.observers import HistogramObserver
+from trtpipe.batching import Batching
+from trtpipe.quantization.corrections.domains import Domain, find_domains
+from trtpipe.quantization.corrections.edits import Arrays, corrected
+from trtpipe.quantization.corrections.equalization import channel_values, equalize, merged
+from trtpipe.quantization.corrections.guard import LEAST_GAIN_DB, Batch, Guard
+from trtpipe.quantization.corrections.sweep import Fitted, Sweep
+from trtpipe.quantization.partial import Partial
+from trtpipe.quantization.quantize import calibrate, prepare
+from trtpipe.values import Captured
+
+if TYPE_CHECKING:
+    from calib.data import Source
+    from calib.table import CalibrationTable
+    from trtpipe.progress import Progress
+
+#: Steps in the order they are tried.
+STEPS = ("equalization", "smoothing", "thresholds", "rounding", "bias")
+#: Samples used, in batches of `BATCH`: of eight batches five are fitted on, one decides about single operations, and
+#: two about whole steps. Fewer where the values alive at once would not fit in `MOST_BYTES`.
+SAMPLES, BATCH, MOST_BYTES = 128, 4, 4 << 30
+#: With fewer samples nothing can be fitted and judged apart.
+LEAST_SAMPLES = 16
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Batches to fit on, to decide about single operations, and to judge steps by."""
+
+    fit: tuple[Batch, ...]
+    local: tuple[Batch, ...]
+    judge: tuple[Batch, ...]
+
+
+def correct(
+    captured: Captured,
+    table: CalibrationTable,
+    source: Source,
+    *,
+    which: Sequence[str],
+    batch_size: int,
+    progress: Progress,
+) -> CalibrationTable:
+    """The table with thresholds for the corrected model, and the corrections.
+
+    Args:
+        captured: the hub graph.
+        table: its calibration without corrections, with histograms.
+        source: the calibration samples.
+        which: names out of `STEPS`.
+        batch_size: samples per forward pass, where all of them are run.
+        progress: is told the steps, and may cancel.
+
+    Raises:
+        calib.CalibError: the data is bad.
+        Cancelled: progress asked to stop.
+    """
+    samples = _samples(captured, source)
+    if samples is None:
+        progress.note(f"corrections: need at least {LEAST_SAMPLES} calibration samples; none was made.")
+        return table
+    guard = Guard(captured, samples.judge)
+    if not guard.comparable:
+        progress.note("corrections: need a finite floating-point output that is not zero; none was made.")
+        return table
+    return _Corrector(captured, table, source, guard, samples, which, batch_size, progress).run()
+
+
+class _Corrector:
+    def __init__(
+        self,
+        captured: Captured,
+        table: CalibrationTable,
+        source: Source,
+        guard: Guard,
+        samples: _Samples,
+        which: Sequence[str],
+        batch_size: int,
+        progress: Progress,
+    ) -> None:
+        self._plain, self._table, self._source = captured, table, source
+        self._guard, self._samples, self._which = guard, samples, which
+        self._batch_size, self._progress = batch_size, progress
+        self._steps: list[Step] = []
+        self._arrays: Arrays = {}
+        self._now = captured
+        self._amax: Mapping[str, float] = table.amax
+        self._db = guard.decibels(captured, table.amax)
+
+    def run(self) -> CalibrationTable:
+        self._choose_ranges()
+        domains = find_domains(self._plain.graph)
+        for name, mine in (
+            ("equalization", [d for d in domains if not d.normalized]),
+            ("smoothing", [d for d in domains if d.normalized]),
+        ):
+            if name in self._which and mine:
+                self._scale(name, mine)
+        table = self._table
+        if self._arrays:
+            table = calibrate(
+                self._now,
+                self._source,
+                batch_size=self._batch_size,
+                algorithm=table.algorithm,  # type: ignore[arg-type]
+                percentile=table.percentile,
+                digests={k: v for k, v in table.digests.items() if k != "data"},
+                progress=_Quiet(self._progress),
+            )
+            self._amax = table.amax
+            self._db = self._guard.decibels(self._now, self._amax)
+        if {"thresholds", "rounding", "bias"} & set(self._which):
+            self._fit(table)
+        for step in self._steps:
+            self._progress.note(f"corrections: {step}")
+        return table.corrected(self._amax, Corrections(tuple(self._steps), self._arrays))
+
+    def _choose_ranges(self) -> None:
+        """With `auto`, the exact maxima in place of its thresholds, where that alone is better at the outputs."""
+        if self._table.algorithm != "auto" or self._table.histograms is None:
+            return
+        most = {k: max((a + b).max, LEAST_AMAX) for k, (a, b) in self._table.histograms.items()}
+        most = {k: v if self._table.audit.tensors[k].state != "dead" else DEAD_AMAX for k, v in most.items()}
+        db = self._guard.decibels(self._now, most)
+        if db > self._db + LEAST_GAIN_DB:
+            self._note("ranges", True, db, "the exact maxima")
+            self._table = self._table.recomputed("minmax")
+            self._amax = self._table.amax
+
+    def _scale(self, name: str, domains: Sequence[Domain]) -> None:
+        """Equalize the domains in the graph as it is now; without ReLU6-like clips where that is better."""
+        tries = [domains]
+        if any(d.clips for d in domains) and not all(d.clips for d in domains):
+            tries.append([d for d in domains if not d.clips])
+        by_name = {n.name: n for n in self._now.graph.graph.nodes}
+        moved = [[_moved(d, by_name) for d in some] for some in tries]
+        values = channel_values(self._now.graph, moved[0], self._samples.fit)
+        best = None
+        for some in moved:
+            arrays = equalize(self._now.graph, some, values)
+            if not arrays:
+                continue
+            trial = corrected(self._plain, merged(self._arrays, arrays))
+            amax = self._observed(trial)
+            db = self._guard.decibels(trial, amax)
+            if best is None or db > best[0]:
+                best = (db, trial, amax, arrays, f"{len(some)} groups of channels")
+            if db > self._db + LEAST_GAIN_DB:
+                break
+        if best is None:
+            return
+        db, trial, amax, arrays, detail = best
+        if self._note(name, db > self._db + LEAST_GAIN_DB, db, detail):
+            self._now, self._amax = trial, amax
+            self._arrays = merged(self._arrays, arrays)
+
+    def _observed(self, captured: Captured) -> dict[str, float]:
+        """Thresholds of a changed graph, from all samples here, as the table's are from all."""
+        prepared = prepare(captured)
+        for observer in prepared.observers.values():
+            observer.histogram = HistogramObserver()
+        with torch.inference_mode():
+            for batch in (*self._samples.fit, *self._samples.local, *self._samples.judge):
+                prepared.graph(*batch)
+        found = {}
+        for key, observer in prepared.observers.items():
+            assert observer.histogram is not None
+            histogram = observer.histogram.histogram
+            amax = threshold(histogram, self._table.algorithm, self._table.percentile)
+            found[key] = amax if amax >= LEAST_AMAX else max(histogram.max, DEAD_AMAX * (histogram.max < LEAST_AMAX))
+        return found
+
+    def _fit(self, table: CalibrationTable) -> None:
+        """Thresholds, levels and biases in one sweep, and each kind judged on top of the ones before."""
+        most = {k: max(abs(t.low), abs(t.high), table.amax[k]) for k, t in table.audit.tensors.items()}
+        which = self._which
+        fitted = self._swept(which, most)
+        if fitted.amax and not self._judged("thresholds", {}, fitted.amax, f"{len(fitted.amax)} tensors"):
+            which = [name for name in which if name != "thresholds"]
+            fitted = self._swept(which, most)  # levels and biases were fitted to thresholds that are not to be
+        for name, arrays in (("rounding", _levels(fitted)), ("bias", _biases(fitted))):
+            if arrays:
+                count = sum(not key.startswith("steps:") for key in arrays)
+                self._judged(name, arrays, {}, f"{count} {'weights' if name == 'rounding' else 'operations'}")
+
+    def _swept(self, which: Sequence[str], most: Mapping[str, float]) -> Fitted:
+        samples = self._samples
+        return Sweep(self._now.graph, self._amax, most, samples.fit, samples.local, which, self._progress).run()
+
+    def _judged(self, name: str, arrays: Arrays, amax: Mapping[str, float], detail: str) -> bool:
+        """Take a step if it gains on the samples kept apart."""
+        trial_arrays, trial_amax = {**self._arrays, **arrays}, {**self._amax, **amax}
+        trial = corrected(self._plain, trial_arrays)
+        db = self._guard.decibels(trial, trial_amax)
+        if kept := self._note(name, db > self._db + LEAST_GAIN_DB, db, detail):
+            self._now, self._arrays, self._amax = trial, trial_arrays, trial_amax
+        return kept
+
+    def _note(self, name: str, kept: bool, db: float, detail: str) -> bool:
+        self._steps.append(
+            Step(name=name, kept=kept, before_db=nine_digits(self._db), after_db=nine_digits(db), detail=detail)
+        )
+        if kept:
+            self._db = db
+        return kept
+
+
+class _Quiet:
+    """A Progress that keeps the notes of a second pass to itself: the first one said them."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def step(self, done: int, total: int | None, unit: str) -> None:
+        self._progress.step(done, total, unit)
+
+    def note(self, message: str) -> None:
+        pass
+
+    def cancelled(self) -> bool:
+        return self._progress.cancelled()
+
+
+def _samples(captured: Captured, source: Source) -> _Samples | None:
+    """The first samples of the source, every eighth batch apart; None when there are too few."""
+    specs = captured.inputs
+    how, batches = Batching(specs, captured.outputs, BATCH), list[Batch]()
+    count, most = 0, SAMPLES
+    for batch in source.batches(BATCH):
+        for piece, used in how.pieces(batch.arrays):
+            batches.append([torch.from_numpy(piece[s.name]) for s in specs])
+            count += used
+        if len(batches) == 1:
+            most = min(SAMPLES, max(LEAST_SAMPLES, MOST_BYTES // max(1, _alive_bytes(captured, batches[0]))))
+        if count >= most:
+            break
+    if count < LEAST_SAMPLES or len(batches) < 4:
+        return None
+    local = [b for i, b in enumerate(batches) if i % 8 == 1]
+    judge = [b for i, b in enumerate(batches) if i % 4 == 3]
+    fit = [b for i, b in enumerate(batches) if i % 8 != 1 and i % 4 != 3]
+    return _Samples(tuple(fit), tuple(local), tuple(judge))
+
+
+def _alive_bytes(captured: Captured, batch: Batch) -> int:
+    """Most bytes alive at once for one sample, in float and in INT8."""
+    machine = Partial(captured.graph)
+    alive, most = machine.inputs(batch), 0
+    with torch.inference_mode():
+        for node in machine.nodes:
+            if node.op == "output":
+                break
+            machine.step(node, alive, {})
+            most = max(most, sum(x.nbytes for x in alive.values() if isinstance(x, torch.Tensor)))
+    return 2 * most // max(1, len(batch[0]))
+
+
+def _moved(domain: Domain, by_name: Mapping[str, torch.fx.Node]) -> Domain:
+    """The same domain of a copy of its graph."""
+    return replace(
+        domain,
+        tensors=tuple(by_name[n.name] for n in domain.tensors),
+        makers=tuple(by_name[n.name] for n in domain.makers),
+        readers=tuple(by_name[n.name] for n in domain.readers),
+        clips=tuple((by_name[n.name], bound) for n, bound in domain.clips),
+    )
+
+
+def _levels(fitted: Fitted) -> dict[str, np.ndarray]:
+    found = {}
+    for name, (levels, steps) in fitted.levels.items():
+        found[f"levels:{name}"] = levels.numpy()
+        found[f"steps:{name}"] = steps.numpy()
+    return found
+
+
+def _biases(fitted: Fitted) -> dict[str, np.ndarray]:
+    return {f"bias:{name}": b.numpy() for name, b in fitted.biases.items()}

@@ -1,0 +1,90 @@
+"""Corrections as arrays: what a table's sidecar holds, and the captured graph with them applied.
+
+    scale:AXIS:CONSTANT   float32 [C]: the constant of the graph times this along AXIS
+    levels:CONSTANT       int8, the constant's shape: what the operation reads in INT8, and
+    steps:CONSTANT        float32 [C_out]: the weight scale of each output channel
+    bias:OPERATION        float32 [C_out]: the bias that goes with INT8 weights
+
+Scales apply whatever precision the operation gets; levels and bias only where it is quantized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from calib.errors import CalibError
+from trtpipe.model.nodes import add_constant, calls, constant_value, copied, is_constant, op_name, set_constant
+from trtpipe.quantization.placement import WEIGHTED
+from trtpipe.values import Captured, Int8Weight
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule, Node
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def corrected(captured: Captured, arrays: Arrays) -> Captured:
+    """The captured graph with a table's corrections; `captured` itself where there are none.
+
+    Raises:
+        CalibError: an array is of no constant or operation of this graph, or has another shape.
+    """
+    if not arrays:
+        return captured
+    graph = copied(captured.graph)
+    constants = {str(n.target): n for n in graph.graph.nodes if is_constant(n)}
+    operations = {n.name: n for n in calls(graph.graph)}
+    for key, array in sorted(arrays.items()):
+        kind, _, name = key.partition(":")
+        if kind == "scale":
+            axis, _, name = name.partition(":")
+            node = _known(constants, name, key)
+            set_constant(graph, node, scaled(constant_value(graph, node), torch.from_numpy(array), int(axis)))
+        elif kind == "levels":
+            _known(constants, name, key)
+        elif kind == "bias":
+            _with_bias(graph, _known(operations, name, key), len(array))
+    graph.recompile()
+    return replace(captured, graph=graph, int8=_int8(graph, arrays))
+
+
+def _known(nodes: Mapping[str, Node], name: str, key: str) -> Node:
+    if name not in nodes:
+        raise CalibError(f"corrections: {key} must belong to this model's graph (got another graph). Calibrate again.")
+    return nodes[name]
+
+
+def _with_bias(graph: GraphModule, node: Node, channels: int) -> None:
+    """Zeros as the bias of an operation that has none."""
+    if len(node.args) < 3 or node.args[2] is None:
+        zeros = add_constant(graph, f"{node.name}_bias", torch.zeros(channels), node)
+        node.args = (*node.args[:2], zeros, *node.args[3:])
+
+
+def scaled(w: torch.Tensor, s: torch.Tensor, axis: int) -> torch.Tensor:
+    """`w` times `s` [C] along `axis`."""
+    return w * s.reshape([-1 if d == axis else 1 for d in range(w.dim())])
+
+
+def _int8(graph: GraphModule, arrays: Arrays) -> dict[str, Int8Weight]:
+    found = {}
+    for node in calls(graph.graph):
+        weight = node.args[1] if len(node.args) > 1 else None
+        if not is_constant(weight):
+            continue
+        levels = arrays.get(f"levels:{weight.target}")
+        bias = arrays.get(f"bias:{node.name}")
+        if levels is None and bias is None:
+            continue
+        one = Int8Weight(None, None, None if bias is None else torch.from_numpy(bias.copy()))
+        if levels is not None:
+            steps = torch.from_numpy(arrays[f"steps:{weight.target}"].copy())
+            grid = scaled(torch.from_numpy(levels).to(torch.float32), steps, WEIGHTED[op_name(node)])
+            one = replace(one, weight=grid, scales=steps)
+        found[node.name] = one
+    return found

@@ -1,0 +1,196 @@
+"""Equalization and smoothing: scales of a domain's channels that make INT8 err less, chosen from what channels hold.
+
+A tensor's step is set by its largest channel; scaling the small ones up lets them use more of the 256 levels, and
+their scale goes into the weights that read them. How far to go is a trade with those weights' own steps: the strength
+of each domain is the one of least predicted error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from trtpipe.model.nodes import constant_value, is_constant, op_name
+from trtpipe.quantization.corrections.domains import Domain, groups_of
+from trtpipe.quantization.corrections.edits import Arrays
+from trtpipe.quantization.partial import Partial
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule, Node
+
+#: Strengths tried: 0 leaves a domain as it is, 1 gives all its channels one range.
+STRENGTHS = tuple(i / 10 for i in range(11))
+#: Buckets of a channel's histogram: 8 an octave, 24 octaves.
+BUCKETS = 192
+#: A channel under a clip is scaled up to this much less than the clip: other samples have larger values.
+SLACK = 1.0
+#: Of so many batches one is counted; maxima are of all.
+COUNTED = 4
+#: A channel with less than this of the tensor's range is scaled as if it had that much.
+LEAST_SHARE = 2.0**-10
+
+
+@dataclass
+class ChannelValues:
+    """What the channels of one tensor held: int64 counts [C, BUCKETS] of |x|, and the exact maxima float32 [C]."""
+
+    base: int
+    counts: torch.Tensor
+    most: torch.Tensor
+
+    @classmethod
+    def empty(cls, channels: int, top: float) -> ChannelValues:
+        """For a tensor whose first values reach `top`."""
+        exponent = math.floor(math.log2(max(top, 1e-30))) + 4 + 127
+        return cls(exponent * 8 - BUCKETS, torch.zeros(channels, BUCKETS, dtype=torch.int64), torch.zeros(channels))
+
+    def add(self, x: torch.Tensor, count: bool = True) -> None:
+        """Take |x|, float32 [C, ...], into account; its maxima alone where it is not to be counted."""
+        self.most = torch.maximum(self.most, x.amax(1))
+        if not count:
+            return
+        bucket = ((x.view(torch.int32) >> 20) - self.base).clamp_(0, BUCKETS - 1)
+        bucket += torch.arange(len(x), dtype=torch.int32)[:, None] * BUCKETS
+        self.counts += torch.bincount(bucket.reshape(-1), minlength=self.counts.numel()).view_as(self.counts)
+
+    @property
+    def power(self) -> torch.Tensor:
+        """Mean square by channel, float64 [C]."""
+        middle, _ = self._bounds()
+        return (self.counts.double() @ (middle * middle)) / self.counts.sum(1).clamp_min(1)
+
+    @property
+    def amax(self) -> torch.Tensor:
+        """The threshold of least squared error of each channel alone, float64 [C]."""
+        middle, upper = self._bounds()
+        step, x = upper[:, None] / 127, middle[None]
+        inside = torch.where(x < step / 2, x * x, step * step / 12)
+        error = torch.where(x > upper[:, None], (x - upper[:, None]) ** 2, inside)
+        best = (self.counts.double() @ error.T).argmin(1)
+        return torch.minimum(upper[best], self.most.double())
+
+    def _bounds(self) -> tuple[torch.Tensor, torch.Tensor]:
+        bits = (torch.arange(BUCKETS + 1) + self.base).clamp(0, 255 * 8 - 1).to(torch.int32) << 20
+        edges = bits.view(torch.float32).double()
+        return (edges[:-1] + edges[1:]) / 2, edges[1:]
+
+
+def channel_values(
+    graph: GraphModule, domains: Sequence[Domain], batches: Iterable[Sequence[torch.Tensor]]
+) -> dict[Node, ChannelValues]:
+    """What the channels of every tensor that a domain's reader or clip concerns hold on `batches`."""
+    wanted = {node: d.axis for d in domains for node in (*_inputs(d), *(c for c, _ in d.clips))}
+    machine = Partial(graph)
+    found: dict[Node, ChannelValues] = {}
+    for at, batch in enumerate(batches):
+        alive = machine.inputs(batch)
+        with torch.inference_mode():
+            for node in machine.nodes:
+                x = machine.step(node, alive, {})
+                if node in wanted:
+                    rows = x.movedim(wanted[node], 0).flatten(1).abs().contiguous()
+                    if node not in found:
+                        found[node] = ChannelValues.empty(len(rows), float(rows.max()))
+                    found[node].add(rows, at % COUNTED == 0)
+    return found
+
+
+def _inputs(domain: Domain) -> tuple[Node, ...]:
+    return tuple(dict.fromkeys(r.args[0] for r in domain.readers))  # type: ignore[misc]
+
+
+def equalize(
+    graph: GraphModule, domains: Sequence[Domain], values: Mapping[Node, ChannelValues]
+) -> dict[str, np.ndarray]:
+    """Scales for the constants around each domain, as `edits` writes them."""
+    found: dict[str, np.ndarray] = {}
+    for domain in domains:
+        s = _scales(graph, domain, values)
+        if s is not None:
+            found = merged(found, scales_around(domain, s))
+    return dict(sorted(found.items()))
+
+
+def scales_around(domain: Domain, s: torch.Tensor) -> dict[str, np.ndarray]:
+    """What the constants of a domain's makers and readers are multiplied by for channel scales `s` (float64 [C])."""
+    found: dict[str, np.ndarray] = {}
+    for maker in domain.makers:
+        first = 2 if op_name(maker) == "layer_norm" else 1
+        for constant in maker.args[first : first + 2]:
+            if is_constant(constant):
+                found[f"scale:0:{constant.target}"] = s.float().numpy()
+    for reader in domain.readers:
+        axis = 0 if groups_of(reader) > 1 else 1
+        found = merged(found, {f"scale:{axis}:{reader.args[1].target}": (1 / s).float().numpy()})  # type: ignore[union-attr]
+    return found
+
+
+def _scales(graph: GraphModule, domain: Domain, values: Mapping[Node, ChannelValues]) -> torch.Tensor | None:
+    """float64 [C], every one > 0, or None where nothing is better than 1."""
+    read = [(r, values[r.args[0]]) for r in domain.readers]  # type: ignore[index]
+    amax = {id(v): v.amax for _, v in read}
+    share = torch.stack([amax[id(v)] / amax[id(v)].max().clamp_min(1e-30) for _, v in read]).amax(0)
+    live = share > 0
+    share = share.clamp_min(LEAST_SHARE)
+    weights = [_Reader.of(graph, r, v, amax[id(v)]) for r, v in read]
+    errors, found = [], []
+    for strength in STRENGTHS:
+        s = torch.where(live, share**-strength, torch.ones_like(share))
+        found.append(s)
+        errors.append(sum(w.error(s) for w in weights))
+    best = int(np.argmin(errors))
+    if best == 0 and not domain.clips:
+        return None
+    s = found[best]
+    for node, bound in domain.clips:
+        # A channel cut by the clip must not come to lie under it, and its threshold may not exceed the bound.
+        own = values[node]
+        top = (own.amax * s).max()
+        # Values of other samples go further than those of these.
+        if top > 0:
+            s = s * torch.clamp(bound / top, min=1e-6)
+        s = torch.minimum(s, bound / (SLACK * own.most.double()).clamp_min(1e-30))
+        s = torch.where(own.most.double() >= bound * 0.999, s.clamp_min(1.0), s)
+        s = torch.where(own.most > 0, s, torch.ones_like(s))
+    return s
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """A domain's reader: sums over its kernel of w^2 and maxima of |w|, float64 [C_out, C_in / groups]."""
+
+    squares: torch.Tensor
+    most: torch.Tensor
+    kernel: int
+    groups: int
+    power: torch.Tensor
+    amax: torch.Tensor
+
+    @classmethod
+    def of(cls, graph: GraphModule, node: Node, values: ChannelValues, amax: torch.Tensor) -> _Reader:
+        w = constant_value(graph, node.args[1]).detach().double()  # type: ignore[arg-type]
+        w = w.reshape(*w.shape[:2], -1)
+        return cls((w * w).sum(2), w.abs().amax(2), w.shape[2], groups_of(node), values.power, amax)
+
+    def error(self, s: torch.Tensor) -> float:
+        """Predicted noise over signal at its output when its input is scaled by `s` and its weight by 1 / s."""
+        per = len(self.squares) // self.groups
+
+        def rows(v: torch.Tensor) -> torch.Tensor:
+            return v.view(self.groups, -1).repeat_interleave(per, 0)
+
+        step = (self.amax * s).max() / 127
+        weight_step = (self.most / rows(s)).amax(1, keepdim=True) / 127
+        of_input = (self.squares / rows(s) ** 2).sum() * step**2 / 12
+        of_weight = (weight_step**2 / 12 * rows(self.power * s * s) * self.kernel).sum()
+        return float((of_input + of_weight) / (self.squares * rows(self.power)).sum().clamp_min(1e-30))
+
+
+def merged(first: Arrays, second: Arrays) -> dict[str, np.ndarray]:
+    """Scales applied one after another."""
+    return {**first, **{k: v * first[k] if k in first else v for k, v in second.items()}}

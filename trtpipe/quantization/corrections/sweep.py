@@ -1,0 +1,293 @@
+"""One sweep along the graph, twice at once: what each operation gives in float, and with everything before it in INT8.
+
+At each quantized operation, in execution order, thresholds of its inputs, levels of its weight and its bias are chosen
+so that its output in INT8 comes closest to its output in float, given what quantization has already done to its
+inputs. Each choice is made on the samples to fit and kept only if it is also better on samples it did not see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+
+from calib.audit import LEAST_AMAX
+from trtpipe.errors import Cancelled
+from trtpipe.model.nodes import constant_value, is_constant, op_name
+from trtpipe.quantization.corrections import rounding
+from trtpipe.quantization.corrections.domains import groups_of
+from trtpipe.quantization.partial import Partial, Rounding
+from trtpipe.quantization.placement import Site, find_sites
+from trtpipe.quantization.quantize import ACTIVATION_RANGE
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule, Node
+
+    from trtpipe.progress import Progress
+
+Batch = Sequence[torch.Tensor]
+
+#: Thresholds tried for an activation, relative to the table's; the exact maximum is tried too.
+FACTORS = (0.6, 0.8, 1.25, 1.6)
+#: A threshold is changed for less than this share of the error.
+LEAST_IMPROVEMENT = 0.98
+#: Samples that thresholds are tried on.
+THRESHOLD_SAMPLES = 8
+#: Rows of inputs that second moments are taken of, for each of a weight's inputs, and at least.
+ROWS_PER_INPUT, LEAST_ROWS = 4, 8192
+#: A weight with more inputs than this keeps its nearest levels: the moments' square would not fit.
+MOST_INPUTS = 8192
+#: How strongly a weight that makes up for its inputs' errors is held to itself; None: no such weight.
+REGRESSIONS = (None, 0.1)
+#: Share of samples left out at each end of the mean that corrects a bias.
+TRIM = 0.1
+
+
+@dataclass
+class Fitted:
+    """What a sweep chose: amax by key of a scale, levels and scales by constant, bias by operation."""
+
+    amax: dict[str, float] = field(default_factory=dict)
+    levels: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    biases: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """An operation, with the values alive before it and its output in float, for every batch."""
+
+    node: Node
+    plain: list[dict[Node, Any]]
+    coded: list[dict[Node, Any]]
+    wanted: list[Any]
+
+
+class Sweep:
+    """Holds the values alive at one place of the graph for every batch, in float and in INT8."""
+
+    def __init__(
+        self,
+        graph: GraphModule,
+        amax: Mapping[str, float],
+        most: Mapping[str, float],
+        fit: Sequence[Batch],
+        guard: Sequence[Batch],
+        which: Sequence[str],
+        progress: Progress,
+    ) -> None:
+        self._machine = Partial(graph)
+        self._graph = graph
+        self._amax, self._most = dict(amax), most
+        self._batches = [*fit, *guard]
+        self._fit = range(len(fit))
+        self._guard = range(len(fit), len(fit) + len(guard))
+        self._which, self._progress = which, progress
+        self._sites: dict[Node, list[Site]] = {}
+        for site in find_sites(graph)[0]:
+            self._sites.setdefault(site.consumer, []).append(site)
+        self.fitted = Fitted()
+        self._settled: set[str] = set()
+
+    def run(self) -> Fitted:
+        """Sweep to the end of the graph.
+
+        Raises:
+            Cancelled: progress asked to stop.
+        """
+        plain = [self._machine.inputs(b) for b in self._batches]
+        coded = [self._machine.inputs(b) for b in self._batches]
+        with torch.inference_mode():
+            for at, node in enumerate(self._machine.nodes):
+                if node.op in ("placeholder", "get_attr", "output"):
+                    continue
+                if self._progress.cancelled():
+                    raise Cancelled("interrupted")
+                wanted = [self._machine.value(node, alive, {}) for alive in plain]
+                if node in self._sites:
+                    self._progress.step(at, len(self._machine.nodes), "operations")
+                    found = self._coded(_Place(node, plain, coded, wanted))
+                else:
+                    found = [self._machine.value(node, alive, {}) for alive in coded]
+                dying = self._machine.dying(node)
+                for k, (one, other) in enumerate(zip(plain, coded, strict=True)):
+                    one[node], other[node] = wanted[k], found[k]
+                    for dead in dying:
+                        one.pop(dead, None)
+                        other.pop(dead, None)
+        return self.fitted
+
+    def _bias(self, node: Node, channels: int) -> torch.Tensor:
+        bias = node.args[2] if len(node.args) > 2 else None
+        return constant_value(self._graph, bias).detach() if is_constant(bias) else torch.zeros(channels)
+
+    def _coded(self, place: _Place) -> list[Any]:
+        """What a quantized operation gives for each batch, its thresholds, levels and bias chosen."""
+        sites = self._sites[place.node]
+        changed: dict[Node, Rounding] = {}
+        weight = next((s for s in sites if s.axis is not None), None)
+        for site in sites:
+            changed[site.producer] = self._nearest(site) if site is weight else _saturating(self._amax[site.group])
+        if "thresholds" in self._which and any(s.rule == "Q1" for s in sites):
+            self._thresholds(place, changed)
+        # From here on the inputs stay as they are: each is quantized once.
+        inputs = {s.producer: changed[s.producer] for s in sites if s is not weight}
+        quantized = [{n: q(alive[n]) for n, q in inputs.items()} for alive in place.coded]
+        if weight is not None and "rounding" in self._which:
+            self._rounding(place, weight, quantized, changed)
+        found = [self._value(place, k, changed, quantized[k]) for k in range(len(self._batches))]
+        if weight is not None and "bias" in self._which:
+            found = self._correct_bias(place, found)
+        return found
+
+    def _value(
+        self, place: _Place, k: int, changed: Mapping[Node, Rounding], quantized: Mapping[Node, torch.Tensor]
+    ) -> Any:
+        """The operation on batch `k`; inputs that are in `quantized` need not be quantized again."""
+        ready = {n: _constant(x) for n, x in quantized.items()}
+        return self._machine.value(place.node, place.coded[k], {place.node: {**changed, **ready}})
+
+    def _nearest(self, site: Site) -> Rounding:
+        w = constant_value(self._graph, site.producer).detach()
+        assert site.axis is not None
+        rows = w.movedim(site.axis, 0).flatten(1)
+        scales = rounding.weight_scales(rows)
+        return _constant(_unrowed(rounding.nearest(rows, scales) * scales[:, None], w, site.axis))
+
+    def _error(
+        self,
+        place: _Place,
+        changed: Mapping[Node, Rounding],
+        which: Sequence[int],
+        quantized: Sequence[Mapping[Node, torch.Tensor]] | None = None,
+    ) -> float:
+        """Squared distance of the operation's output from that in float, over some batches."""
+        total = 0.0
+        for k in which:
+            got = self._value(place, k, changed, quantized[k] if quantized is not None else {})
+            total += float((got - place.wanted[k]).double().square().sum())
+        return total
+
+    def _thresholds(self, place: _Place, changed: dict[Node, Rounding]) -> None:
+        """The threshold of each input of least error at the output, where it is not another operation's already."""
+        few = list(self._fit)[: max(1, THRESHOLD_SAMPLES // max(1, len(self._batches[0][0])))]
+        for site in self._sites[place.node]:
+            if site.axis is not None or site.group in self._settled:
+                continue
+            self._settled.add(site.group)
+            amax, most = self._amax[site.group], self._most[site.group]
+            candidates = sorted({min(amax * f, most) for f in FACTORS} | {amax, most})
+            errors = {
+                c: self._error(place, {**changed, site.producer: _saturating(c)}, few)
+                for c in candidates
+                if c >= LEAST_AMAX
+            }
+            best = min(errors, key=lambda c: (errors[c], -c))
+            if best == amax or errors[best] >= LEAST_IMPROVEMENT * errors[amax]:
+                continue
+            trial = {**changed, site.producer: _saturating(best)}
+            if self._error(place, trial, self._guard) < self._error(place, changed, self._guard):
+                changed[site.producer] = trial[site.producer]
+                self._amax[site.group] = self.fitted.amax[site.group] = best
+
+    def _rounding(
+        self,
+        place: _Place,
+        site: Site,
+        quantized: Sequence[Mapping[Node, torch.Tensor]],
+        changed: dict[Node, Rounding],
+    ) -> None:
+        """Levels of the weight by second-order rounding, where they are better than the nearest ones."""
+        node, w = place.node, constant_value(self._graph, site.producer).detach()
+        padding = node.args[4] if len(node.args) > 4 else 0
+        if op_name(node) not in ("conv2d", "linear") or isinstance(padding, str) or w[0].numel() > MOST_INPUTS:
+            return
+        groups = groups_of(node)
+        moments, lost = self._moments(place, quantized, groups, w)
+        rows = w.flatten(1).reshape(groups, len(w) // groups, -1)
+        best = self._error(place, changed, self._guard, quantized)
+        found = None
+        for damping in REGRESSIONS:
+            target = rows if damping is None else rounding.regressed(rows, moments, lost, damping)
+            steps = rounding.weight_scales(target)
+            one = rounding.second_order(target, steps, moments)
+            trial = {**changed, site.producer: _constant((one * steps[..., None]).view_as(w))}
+            error = self._error(place, trial, self._guard, quantized)
+            if error < best:
+                best, found = error, (one, steps.flatten(), trial)
+        if found is not None:
+            one, steps, trial = found
+            changed[site.producer] = trial[site.producer]
+            self.fitted.levels[str(site.producer.target)] = (one.view_as(w).to(torch.int8), steps)
+
+    def _moments(
+        self, place: _Place, quantized: Sequence[Mapping[Node, torch.Tensor]], groups: int, w: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """E[q q^T] and E[(x - q) q^T] over the samples to fit: float32 [groups, K, K]."""
+        x: Node = place.node.args[0]  # type: ignore[assignment]
+        inputs = w[0].numel()
+        each = -(-max(LEAST_ROWS, ROWS_PER_INPUT * inputs) // len(self._fit))
+        moments, lost, count = torch.zeros(groups, inputs, inputs), torch.zeros(groups, inputs, inputs), 0
+        for k in self._fit:
+            q = _patches(place.node, quantized[k][x], w, groups, each)
+            f = _patches(place.node, place.plain[k][x], w, groups, each)
+            moments += q @ q.mT
+            lost += (f - q) @ q.mT
+            count += q.shape[-1]
+        return moments / count, lost / count
+
+    def _correct_bias(self, place: _Place, found: list[Any]) -> list[Any]:
+        """Add what is missing of each channel's mean: over samples, the largest and smallest left out."""
+        node = place.node
+        axis = found[0].dim() - 1 if op_name(node) == "linear" else 1
+        missing = [(place.wanted[k] - found[k]).movedim(axis, 1) for k in self._fit]
+        by_sample = torch.cat([x.flatten(2).mean(2) if x.dim() > 2 else x for x in missing]).sort(0).values
+        cut = int(len(by_sample) * TRIM)
+        delta = by_sample[cut : len(by_sample) - cut].mean(0)
+        added = delta if axis != 1 or found[0].dim() == 2 else delta.reshape(-1, *[1] * (found[0].dim() - 2))
+        before = after = 0.0
+        for k in self._guard:
+            lost = place.wanted[k] - found[k]
+            before += float(lost.double().square().sum())
+            after += float((lost - added).double().square().sum())
+        if after >= before:
+            return found
+        self.fitted.biases[node.name] = self._bias(node, len(delta)) + delta
+        return [x + added for x in found]
+
+
+def _saturating(amax: float) -> Rounding:
+    scale = max(amax / 127, 1e-38)
+    return lambda x: torch.fake_quantize_per_tensor_affine(x, scale, 0, *ACTIVATION_RANGE)
+
+
+def _constant(value: torch.Tensor) -> Rounding:
+    return lambda _: value
+
+
+def _unrowed(rows: torch.Tensor, like: torch.Tensor, axis: int) -> torch.Tensor:
+    return rows.reshape(like.movedim(axis, 0).shape).movedim(0, axis)
+
+
+def _patches(node: Node, x: torch.Tensor, w: torch.Tensor, groups: int, most: int) -> torch.Tensor:
+    """The inputs of each output value, at most about `most` of them evenly drawn: float32 [groups, K, rows]."""
+    if op_name(node) == "linear":
+        rows = x.reshape(-1, x.shape[-1])
+        return rows[:: max(1, len(rows) // most)].T[None].contiguous()
+    stride, padding, dilation = (_pair(node.args[i] if len(node.args) > i else d) for i, d in ((3, 1), (4, 0), (5, 1)))
+    if w.shape[2:] == (1, 1) and padding == (0, 0):
+        columns = x[:, :, :: stride[0], :: stride[1]].flatten(2)
+    else:
+        columns = F.unfold(x, w.shape[2:], dilation, padding, stride)
+    step = max(1, columns.shape[0] * columns.shape[2] // most)
+    flat = columns.movedim(1, 0).flatten(1)[:, ::step]
+    return flat.reshape(groups, -1, flat.shape[1]).contiguous()
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    if isinstance(value, int):
+        return value, value
+    pair = tuple(value)
+    return (pair[0], pair[0]) if len(pair) == 1 else (pair[0], pair[1])

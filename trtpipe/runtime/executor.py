@@ -1,0 +1,243 @@
+"""What executes an engine, or its graph, on this machine: one decision for build, check, run, bench and export."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, TypedDict
+
+import numpy as np
+
+from trtpipe.batching import Array, Batching, joined
+from trtpipe.bundle.format import Bundle
+from trtpipe.bundle.golden import KEPT_SAMPLES
+from trtpipe.bundle.manifest import GRAPH, EngineInfo, describe_engine
+from trtpipe.errors import BuildError, InputError, MissingError
+from trtpipe.evaluation import metrics
+from trtpipe.job.sections import Build
+from trtpipe.runtime.compatibility import placement_problems
+from trtpipe.runtime.device import Device, this_device
+from trtpipe.runtime.hybrid import HybridRunner
+from trtpipe.runtime.onnxruntime import Optimization, OrtRunner
+from trtpipe.trt.runtime import EngineRunner
+from trtpipe.values import CheckReport, Engine, Executed, Target, TensorSpec
+
+#: The relative L2 error of a few golden samples may be this much larger than that of all samples of the check.
+_FEW_SAMPLES = 1.25
+#: Relative differences below this are float32 rounding: another order of summation, no other result.
+_ROUNDING, _COSINE_ROUNDING = 1e-4, 1e-6
+
+
+class Runner(Protocol):
+    """What executes, a context manager: `EngineRunner`, `HybridRunner` or `OrtRunner`; `name` is like
+    "onnxruntime 1.31.1"."""
+
+    name: str
+
+    def __enter__(self) -> Any:
+        """Load."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> Any:
+        """Release."""
+
+    def run(self, inputs: Mapping[str, Array], /) -> Mapping[str, Array]:
+        """The outputs of one batch by name."""
+
+
+class RunnerSettings(TypedDict):
+    """What an `EngineRunner` has to know of a plan beside its bytes: see its arguments of these names."""
+
+    version_compatible: bool
+    refit: bytes | None
+
+
+def info_of(engine: Engine) -> EngineInfo:
+    """What the manifest will say of an engine, from the options that were honoured."""
+    chosen = {k: v for k, v in engine.options.items() if k in ("hardware_compatibility", "runtime_platform")}
+    compatible = bool(engine.options.get("version_compatible"))
+    return describe_engine(engine, Build(target=engine.target, version_compatible=compatible, **chosen))
+
+
+def not_executed_here(engine: Engine, device: Device | None = None) -> str:
+    """Why this machine does not execute an engine that was built on it; empty where it does.
+
+    An engine for other GPUs than the one here, or for another operating system, is as good as on a machine without one.
+    """
+    if engine.target == "onnxruntime":
+        return "the target is onnxruntime: there is no engine"
+    return "; ".join(placement_problems(info_of(engine), device or this_device()))
+
+
+def open_engine(engine: Engine) -> tuple[Runner, Executed]:
+    """What executes a built engine here, and whether that is the engine or, where it does not fit, its graph.
+
+    Raises:
+        InputError: the engine does not fit this machine, and its route made no graph.
+    """
+    why = not_executed_here(engine)
+    if not why:
+        settings = settings_of(engine)
+        if engine.fallback:
+            return HybridRunner(engine.data, version_compatible=settings["version_compatible"]), "engine"
+        return EngineRunner(engine.data, **settings), "engine"
+    if engine.graph is None:
+        raise InputError(
+            f"check: a {engine.target} engine of this route has no graph to execute in its place (got no engine "
+            f"either: {why}). Build where its GPU is, or take build.route: onnx."
+        )
+    return graph_as_checked(engine.graph.data, engine.target), "graph"
+
+
+def graph_notes(engine: Engine, executed: Executed) -> tuple[str, ...]:
+    """Why the graph was executed on a machine that has a GPU; without a GPU `executed` says enough."""
+    device = this_device()
+    if executed == "engine" or engine.target == "onnxruntime" or device.compute_capability is None:
+        return ()
+    return (f"the graph was executed, as the engine does not run on this machine: {not_executed_here(engine, device)}",)
+
+
+def settings_of(engine: Engine) -> RunnerSettings:
+    """How the runner of a built engine is opened."""
+    stripped = engine.graph.data if engine.graph is not None and engine.options.get("strip_plan") else None
+    return {"version_compatible": bool(engine.options.get("version_compatible")), "refit": stripped}
+
+
+def bundle_settings(bundle: Bundle) -> RunnerSettings:
+    """How the runner of a bundle's engine is opened."""
+    engine = bundle.manifest.engine
+    assert engine is not None
+    stripped = engine.options.get("strip_plan") and GRAPH in bundle.manifest.files
+    return {"version_compatible": engine.version_compatible, "refit": bundle.read(GRAPH) if stripped else None}
+
+
+def graph_as_checked(model: bytes, target: Target) -> OrtRunner:
+    """The graph as a check executes it.
+
+    In the place of a TensorRT engine every node as it stands; for target onnxruntime as its users will open it.
+    """
+    return OrtRunner(model, as_written=target != "onnxruntime")
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far outputs are from the baseline's, over some samples of one output: see `evaluation.metrics`."""
+
+    cosine_worst: float
+    max_abs: float
+    relative_l2: float
+
+
+def open_graph(bundle: Bundle) -> tuple[OrtRunner, tuple[str, ...]]:
+    """The graph of a bundle or kit, executed the fastest way that is as close to the baseline as the check was.
+
+    ONNX Runtime's optimizations may change what a quantized graph computes, differently on other releases and CPUs. So
+    they are used only where the golden inputs then give outputs within the distance that the check measured; else
+    each node is executed as it stands, and a note says so.
+
+    Raises:
+        InputError: the bundle has no graph.
+        MissingError: onnxruntime is not installed.
+        BuildError: ONNX Runtime refuses the graph.
+    """
+    if GRAPH not in bundle.manifest.files:
+        raise InputError(f"{bundle.path}: must hold {GRAPH} to be run as a graph (it does not). Run it on its GPU.")
+    model = bundle.read(GRAPH)
+    try:
+        runner = OrtRunner(model)
+        why = deviation(runner, bundle)
+    except BuildError:
+        why = "its optimizer refuses the graph"
+    if not why:
+        return runner, ()
+    exact = OrtRunner(model, as_written=True)
+    notes = [f"ONNX Runtime executes each node as it stands, without graph optimizations: {why}"]
+    if not unrecorded(bundle) and (still := deviation(exact, bundle)):
+        notes.append(f"as it stands, {still}: run `trtpipe check` on the bundle")
+    return exact, tuple(notes)
+
+
+def serving_optimization(bundle: Bundle) -> tuple[Optimization, tuple[str, ...]]:
+    """The most optimization that another server's ONNX Runtime may do to the graph, as `open_graph` decides, and notes.
+
+    Without onnxruntime here nothing can be tried: then none is allowed.
+
+    Raises:
+        BuildError: ONNX Runtime refuses the graph at every level.
+    """
+    model, why = bundle.read(GRAPH), ""
+    levels: tuple[Optimization, ...] = ("all", "extended", "basic", "none")
+    for level in levels:
+        try:
+            found = deviation(OrtRunner(model, optimization=level), bundle)
+        except MissingError:
+            return "none", ("graph optimizations are turned off: onnxruntime is not installed here to try the graph.",)
+        except BuildError:
+            if level == "none":
+                raise
+            found = "ONNX Runtime refuses the graph"
+        if not found:
+            return level, (f"graph optimizations are limited to {level!r}: with more, {why}.",) if why else ()
+        why = why or found
+    return "none", (f"even without graph optimizations {found}. Run `trtpipe check --graph` on the bundle.",)
+
+
+def deviation(runner: Runner, bundle: Bundle) -> str:
+    """In what the outputs of `runner` on the golden inputs are further from the baseline's than those of the check.
+
+    Empty where they are not. A bundle without the figures of a check has no distance to be held to, and says that.
+    """
+    if unknown := unrecorded(bundle):
+        return unknown
+    golden, manifest = bundle.golden(), bundle.manifest
+    how = Batching(manifest.inputs, manifest.outputs, golden.batch or manifest.inputs[0].at("opt")[0])
+    size = golden.batch or 1
+    count = min(-(-KEPT_SAMPLES // size) * size, golden.samples)  # a kit holds every sample of its check
+    inputs = {n: a[:count] for n, a in golden.inputs.items()}
+    got = joined(how.rows(runner.run(piece), samples) for piece, samples in how.pieces(inputs))
+    baseline = how.first(golden.outputs, count)
+    for spec in manifest.outputs:
+        limit = _checked_distance(manifest.check, spec)
+        if limit is not None and (why := _beyond(baseline[spec.name], got[spec.name], limit)):
+            return f"output {spec.name} has {why} on the golden inputs"
+    return ""
+
+
+def unrecorded(bundle: Bundle) -> str:
+    """That the bundle has no distance for some output that it could be held to; empty where it has all of them."""
+    manifest = bundle.manifest
+    missing = [s.name for s in manifest.outputs if _checked_distance(manifest.check, s) is None]
+    return f"no check of output {missing[0]} is recorded that its outputs could be held to" if missing else ""
+
+
+def _checked_distance(report: CheckReport | None, spec: TensorSpec) -> Distance | None:
+    """The distance of one output in the check; None where it was not measured, or is not finite."""
+    found = {} if report is None else {m.name: m.value for m in report.metrics if m.output == spec.name}
+    figures = [found.get(name, math.nan) for name in ("cosine_worst", "max_abs", "relative_l2")]
+    return Distance(*figures) if all(map(math.isfinite, figures)) else None
+
+
+def _beyond(baseline: Array, got: Array, limit: Distance) -> str:
+    """Which figure is beyond the check's; empty when none is. NaN and infinity always are."""
+    got = np.asarray(got, np.float32)
+    if got.shape != baseline.shape or not np.isfinite(got).all():
+        return "another shape, NaN or infinity"
+    scale = float(np.abs(baseline).max(initial=0.0))
+    figures = {
+        "a worst cosine of": (
+            float(metrics.cosine(baseline, got).min()), limit.cosine_worst - _COSINE_ROUNDING, limit.cosine_worst, -1
+        ),
+        "a maximum difference of": (
+            metrics.max_abs(baseline, got), max(limit.max_abs * 1.001, _ROUNDING * scale), limit.max_abs, 1
+        ),
+        "a relative L2 error of": (
+            metrics.relative_l2(baseline, got), max(limit.relative_l2 * _FEW_SAMPLES, _ROUNDING), limit.relative_l2, 1
+        ),
+    }  # fmt: skip
+    for what, (value, bound, checked, sign) in figures.items():
+        if not sign * value <= sign * bound:
+            return f"{what} {value:.4g} (check: {checked:.4g})"
+    return ""
