@@ -91,13 +91,12 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The TorchScript module and its outputs on the check data.
+    """The outputs of the model as TorchScript on the check data.
 
     `outputs` maps output name to float32 [S, ...], one row a sample, or [B, ...], one row a batch, where the output has
     no batch axis; `labels` is int64 [S] or None (-1: unknown), `ids` names the samples.
     """
 
-    module: torch.nn.Module
     kind: Literal["trace", "script", "torchscript", "program"]
     outputs: Mapping[str, np.ndarray[Any, Any]]
     labels: np.ndarray[Any, Any] | None

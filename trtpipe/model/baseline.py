@@ -84,7 +84,6 @@ def record_baseline(
     every = np.concatenate(labels)
     padded = len(ids) % batch_size if batching.whole else 0
     return Baseline(
-        module,
         name,
         joined(parts),
         every if (every >= 0).any() else None,

@@ -15,10 +15,9 @@ from trtpipe.evaluation.check import check_engine, measure
 from trtpipe.evaluation.control import damaged_copy
 from trtpipe.evaluation.speedup import HYBRID
 from trtpipe.job.dump import job_text
+from trtpipe.pipeline.front import Front, Stages
 from trtpipe.pipeline.measure import latencies
 from trtpipe.pipeline.stages import (
-    Front,
-    Stages,
     batching,
     calibrate,
     check_data,
@@ -26,7 +25,6 @@ from trtpipe.pipeline.stages import (
     corrected,
     graph_control,
     narrow_of,
-    observe_ranges,
     prepare,
 )
 from trtpipe.quantization.diagnose import diagnose, first_samples
@@ -44,6 +42,8 @@ if TYPE_CHECKING:
     from trtpipe.quantization.ranking import Sensitivity
     from trtpipe.values import Quantized
 
+#: What the name of a tuned job ends in.
+TUNED = "-tuned"
 #: Every algorithm, for a table that still has its histograms.
 ALGORITHMS = ("auto", "entropy_2", "entropy", "minmax", "percentile", "mse")
 
@@ -59,7 +59,7 @@ class TunedJob:
 
 
 def tune(job: Job, out: Path, reporter: Reporter, *, evaluations: int = EVALUATIONS) -> TunedJob:
-    """The job with as little as possible out of INT8 that meets its limits, or comes closest.
+    """The job with as little as possible out of INT8 that meets its limits, or comes closest, as `<name>-tuned`.
 
     Every trial is in `out/<name>.trials.json` as soon as it is done; another run over the same job and data takes them
     up. Trials run the Q/DQ graph that the engine is compiled from in ONNX Runtime, on all check samples.
@@ -70,7 +70,8 @@ def tune(job: Job, out: Path, reporter: Reporter, *, evaluations: int = EVALUATI
     stages = Stages(reporter)
     front = prepare(job, stages)
     table = calibrate(job, front, stages)
-    return tune_from(job, front, table, out, stages, evaluations=evaluations)
+    found = tune_from(job, front, table, out, stages, evaluations=evaluations)
+    return replace(found, job=renamed(found.job))
 
 
 def tune_from(
@@ -118,6 +119,12 @@ def chosen(job: Job, candidate: Candidate) -> Job:
     return changed if job.folder is None else changed.read_from(job.folder, job_text(changed, job.folder))
 
 
+def renamed(job: Job) -> Job:
+    """The job as `<name>-tuned`: it and the one that it was made of can be built from one folder, and in one night."""
+    changed = job.model_copy(update={"name": job.name + TUNED})
+    return changed if job.folder is None else changed.read_from(job.folder, job_text(changed, job.folder))
+
+
 class _Bench:
     """What the search asks for, made of the line's own stages; it only adds to what it has computed."""
 
@@ -128,7 +135,6 @@ class _Bench:
         counted = table.histograms is not None and (job.calibration is None or job.calibration.table is None)
         others = [a for a in ALGORITHMS if a != self.first] if counted else []
         self.algorithms = (self.first, *others)
-        self._ranges: dict[str, float] | None = None
         self._macs: dict[str, int] = {}
         self._narrow = narrow_of(job, front, table)
 
@@ -161,12 +167,6 @@ class _Bench:
 
         return None if self._narrow is None else replace(self._narrow, modes=modes_of(job.precision))
 
-    def ranges(self) -> dict[str, float]:
-        """Largest values of all tensors, for FP16; observed once."""
-        if self._ranges is None:
-            self._ranges = observe_ranges(self.job, self.front) if self.job.precision.fp16_mode else {}
-        return self._ranges
-
     def rank(self, algorithm: str) -> Sensitivity:
         """Sensitivities over the first check samples."""
         with self.stages("sensitivity") as progress:
@@ -194,7 +194,7 @@ class _Bench:
                 half=half_dtype(precision.fp16_mode, precision.bf16_mode),
                 keep=keep,
                 amax=self.table(candidate.algorithm).amax,
-                ranges=self.ranges(),
+                ranges=front.ranges if precision.fp16_mode else {},
                 narrow=self.narrow(job),
             )
             model = lowered_for(to_onnx(quantized, release(job)), job.build.target)
@@ -219,7 +219,7 @@ class _Bench:
         if not_executed_here(engine):
             return None
         if engine.fallback:
-            self.stages.note_of(f"latency_ms: not measured: {HYBRID}")()
+            self.stages.note(f"latency_ms: not measured: {HYBRID}")
             return None
         return statistics.median(latencies(self.front, engine))
 

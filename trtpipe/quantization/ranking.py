@@ -40,7 +40,8 @@ class Sensitivity:
     """All modules, the most sensitive first, and what it took to find out.
 
     `passes` is the work in forward passes over the samples, by multiply-accumulates; `node_passes` by operations
-    executed. `macs` are those of the whole network for one sample.
+    executed. `macs` are those of the whole network for one sample. `left_out` modules were not measured for want of
+    time.
     """
 
     modules: tuple[ModuleSensitivity, ...]
@@ -49,6 +50,7 @@ class Sensitivity:
     passes: float
     node_passes: float
     seconds: float
+    left_out: int = 0
 
     def find(self, module: str) -> ModuleSensitivity:
         """The figures of one module; KeyError when it is not among them."""

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from trtpipe.values import Captured, TensorSpec
 
 
+#: Modules that are measured however little time there is.
+LEAST = 3
+
+
 @dataclass(frozen=True)
 class Sample:
     """Inputs in order, each [B, ...]; how many samples count (the rest is padding); labels [B] or None."""
@@ -69,6 +73,7 @@ class _Found:
     half: _Ratio = field(default_factory=_Ratio)
     fp8: _Ratio = field(default_factory=_Ratio)
     ranked: bool = False
+    samples: int = 0
     agreeing: int = 0
     labelled: int = 0
     loss_rise: float = 0.0
@@ -76,6 +81,7 @@ class _Found:
 
     def add(self, reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sample: Sample) -> None:
         """Sum what the unit alone in INT8 does to one batch; classes are read off the first output that ranks them."""
+        self.samples += sample.count
         pairs = [
             (_rows(spec, a, sample.count), _rows(spec, b, sample.count), spec.batch_axis)
             for spec, a, b in zip(self.specs, reference, outputs, strict=True)
@@ -104,7 +110,7 @@ class _Found:
         self.loss_rise += float(losses[1] - losses[0])
         self.lost += int((a.argmax(1) == labels).sum()) - int((b.argmax(1) == labels).sum())
 
-    def result(self, macs: int, samples: int, half: torch.dtype | None) -> ModuleSensitivity:
+    def result(self, macs: int, half: torch.dtype | None) -> ModuleSensitivity:
         """The figures of the unit."""
         used = [r.db for r in self.outputs if r.signal or r.noise]
         return ModuleSensitivity(
@@ -115,7 +121,7 @@ class _Found:
             self.own.db,
             None if half is None else self.half.db,
             macs,
-            self.agreeing / samples if self.ranked else None,
+            self.agreeing / self.samples if self.ranked else None,
             self.loss_rise / self.labelled if self.labelled else None,
             self.lost / self.labelled if self.labelled else None,
             self.fp8.db if self.wider else None,
@@ -132,6 +138,7 @@ def measure_sensitivity(
     progress: Progress,
     int8: bool = True,
     narrow: Narrow | None = None,
+    seconds: float | None = None,
 ) -> Sensitivity:
     """Each quantizable module alone in its format (INT8, or what `narrow` gives it), the rest in float32.
 
@@ -148,6 +155,8 @@ def measure_sensitivity(
         keep: modules that the job keeps wide already; they are not measured.
         progress: is told the modules done in each batch, and may cancel.
         int8, narrow: the job's formats, as for `quantize`.
+        seconds: after this long what was found is given; None: however long it takes. A network that needs longer for
+            one batch is measured in the modules that lose most at their own output, as many as there is time for.
 
     Raises:
         InputError: nothing is left to quantize, or there is no sample.
@@ -171,18 +180,24 @@ def measure_sensitivity(
             )
         other = {n: wider[n] for n in unit.nodes if n in wider}
         found.append(_Found(unit, changed, other, captured.outputs, [_Ratio() for _ in captured.outputs]))
+    clock = _Clock(seconds)
     for sample in samples:
         before = Spent(machine.spent.macs, machine.spent.nodes)
         reference, _ = machine.finish(0, machine.inputs(sample.inputs), {})
         bare.macs += machine.spent.macs - before.macs
         bare.nodes += machine.spent.nodes - before.nodes
         with torch.inference_mode():
-            _walk(machine, found, sample, reference, half, progress)
+            if not count and seconds is not None:
+                found = _affordable(machine, found, sample, clock)
+            _walk(machine, found, sample, reference, half, progress, clock)
         count += sample.count
         size = len(sample.inputs[0])
+        if clock.over:
+            break
     if not count:
         raise InputError("sensitivity: at least one sample is needed (got none). Give check or calibration data.")
-    modules = [f.result(sum(machine.macs_of[n] for n in f.unit.nodes) // size, count, half) for f in found]
+    measured = [f for f in found if f.samples]
+    modules = [f.result(sum(machine.macs_of[n] for n in f.unit.nodes) // size, half) for f in measured]
     modules.sort(key=lambda m: m.sqnr_db)
     return Sensitivity(
         tuple(modules),
@@ -191,7 +206,47 @@ def measure_sensitivity(
         machine.spent.macs / max(1, bare.macs),
         machine.spent.nodes / bare.nodes,
         time.perf_counter() - began,
+        len(units) - len(modules),
     )
+
+
+class _Clock:
+    """The time that is left; at least `least` modules are measured whatever it says."""
+
+    def __init__(self, seconds: float | None, least: int = LEAST) -> None:
+        self._end = math.inf if seconds is None else time.perf_counter() + seconds
+        self._least, self.measured = least, 0
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self._end - time.perf_counter()
+
+    @property
+    def over(self) -> bool:
+        """Whether to stop."""
+        return self.left <= 0 and self.measured >= self._least
+
+
+def _affordable(machine: Partial, found: Sequence[_Found], sample: Sample, clock: _Clock) -> list[_Found]:
+    """Of all modules those that can be measured on this batch in the time left: the worst at their own output.
+
+    One more pass says how much each loses there by its last operation; a module then takes half a pass on average.
+    """
+    began = time.perf_counter()
+    ends = {f.unit.nodes[-1]: f for f in found}
+    own: dict[str, _Ratio] = {}
+    alive = machine.inputs(sample.inputs)
+    for node in machine.nodes:
+        noisy = machine.value(node, alive, ends[node].changed) if node in ends else None
+        result = machine.step(node, alive, {})
+        if noisy is not None:
+            ratio = own[ends[node].unit.path] = _Ratio()
+            ratio.add(result[: sample.count], noisy[: sample.count])
+    pass_seconds = (time.perf_counter() - began) / 2
+    room = max(LEAST, int(clock.left / max(pass_seconds / 2, 1e-9)))
+    worst = {f.unit.path for f in sorted(found, key=lambda f: own[f.unit.path].db)[:room]}
+    return [f for f in found if f.unit.path in worst]
 
 
 def _walk(
@@ -201,6 +256,7 @@ def _walk(
     reference: tuple[torch.Tensor, ...],
     half: torch.dtype | None,
     progress: Progress,
+    clock: _Clock,
 ) -> None:
     """One batch: float32 from the first node to the last, and from each unit on once more with that unit in INT8."""
     begins = {f.unit.nodes[0]: f for f in found}
@@ -209,6 +265,8 @@ def _walk(
     own: dict[Node, torch.Tensor] = {}
     alive, done = machine.inputs(sample.inputs), 0
     for at, node in enumerate(machine.nodes):
+        if clock.over:
+            return
         if node in begins:
             if progress.cancelled():
                 raise Cancelled("interrupted")
@@ -218,6 +276,7 @@ def _walk(
             one.add(reference, outputs, sample)
             own[last] = seen[last]
             done += 1
+            clock.measured += 1
             progress.step(done, len(found), "modules")
         rounded = None
         if half is not None and node in owner:
