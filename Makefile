@@ -87,7 +87,7 @@ $(ZOO)/manifest.json: | $(SETUP)
 bench-accuracy: $(SETUP) $(ZOO)/manifest.json  ## INT8 on trained networks, beside other tools (PEER_PYTHON=...); hours.
 	ZOO="$(ZOO)" $(BIN)/python benchmarks/accuracy.py $(ARGS)
 
-bench-sizes: $(SETUP)  ## Sizes of FP16 and INT8 engines of eleven networks, without a GPU.
+bench-sizes: $(SETUP)  ## Sizes of FP16 and INT8 engines of ten networks, without a GPU.
 	$(BIN)/python benchmarks/sizes.py $(ARGS)
 
 bench-gpu: $(SETUP)  ## Four networks in every mode on this GPU, and whether TensorRT-RTX runs here; into RESULTS.
@@ -97,7 +97,8 @@ bench-gpu: $(SETUP)  ## Four networks in every mode on this GPU, and whether Ten
 schema: $(SETUP)  ## Write what is generated from the job file's models: its JSON Schema and its page in the docs.
 	$(BIN)/python -m trtpipe schema > configs/job.schema.json
 	$(BIN)/python -m trtpipe schema --markdown > docs/job-file.md
-	$(BIN)/python -c "from trtpipe.trt.versions import document; print(document(), end='')" > docs/versions.md
+	$(BIN)/python -c "import json; from trtpipe.trt.versions import document; \
+	    print(document(json.load(open('docs/rtx-options.json'))), end='')" > docs/versions.md
 
 dist: $(SETUP)  ## Make the wheel and the sdist of this version in dist/.
 	$(BIN)/python -m hatchling build -d dist

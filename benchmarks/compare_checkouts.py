@@ -1,10 +1,11 @@
 """Whether two checkouts of trtpipe build the same: engine, graph, table and manifest of four examples, byte for byte.
 
-    python benchmarks/compare_checkouts.py BEFORE AFTER [--job quickstart ...]
+    python benchmarks/compare_checkouts.py BEFORE AFTER [--job quickstart ...] [--digits data/digits]
 
 Each checkout builds with its own code and this Python, in a folder of its own but of the same name, so that paths tell
-nothing. What a rebuild may change is left out of the manifest: versions, times, and the digests of the files that are
-compared themselves. The report is a page for people, and is not compared. Exits with 1 when anything else differs.
+nothing, with one thread and from the same digits. What a rebuild may change is left out of the manifest: versions,
+times, the digests of the files that are compared themselves, and the line numbers of the examples' own sources. The
+report is a page for people, and is not compared. Exits with 1 when anything else differs.
 """
 
 from __future__ import annotations
@@ -34,12 +35,17 @@ def main() -> int:
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
     parser.add_argument("--job", action="append", choices=JOBS, help="only these")
+    parser.add_argument("--digits", type=Path, help="the quickstart's data; made by BEFORE when absent")
     given = parser.parse_args()
     different = 0
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch, "place")
         for job in given.job or JOBS:
-            sides = [build(checkout.resolve(), job, place) for checkout in (given.before, given.after)]
+            digits = given.digits
+            if digits is None and job == "quickstart":
+                digits = Path(scratch, "digits")
+                called(["-m", "trtpipe.examples.digits", "make", str(digits)], Path(scratch), settings(given.before))
+            sides = [build(checkout.resolve(), job, place, digits) for checkout in (given.before, given.after)]
             lines = compared(*sides)
             different += bool(lines)
             print(f"{job}: {'the same' if not lines else 'different'}", flush=True)
@@ -48,15 +54,19 @@ def main() -> int:
     return int(different > 0)
 
 
-def build(checkout: Path, job: str, place: Path) -> dict[str, bytes]:
+def settings(checkout: Path) -> dict[str, str]:
+    """The environment in which Python finds the code of a checkout; one thread, as sums depend on their number."""
+    return os.environ | {"PYTHONPATH": str(checkout.resolve()), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
+
+
+def build(checkout: Path, job: str, place: Path, digits: Path | None) -> dict[str, bytes]:
     """The files of the bundle that a checkout builds; the same folder is used each time."""
     place.mkdir()
     try:
         shutil.copytree(checkout / "configs", place / "configs")
-        environment = os.environ | {"PYTHONPATH": str(checkout), "PYTHONSAFEPATH": "1"}
-        if "data/digits" in (place / "configs" / f"{job}.yaml").read_text():
-            called(["-m", "trtpipe.examples.digits", "make", "data/digits"], place, environment)
-        called(["-m", "trtpipe", "build", f"configs/{job}.yaml", "-q", "-o", "out"], place, environment)
+        if digits is not None:
+            shutil.copytree(digits, place / "data" / "digits")
+        called(["-m", "trtpipe", "build", f"configs/{job}.yaml", "-q", "-o", "out"], place, settings(checkout))
         return {path.name: path.read_bytes() for path in sorted((place / "out" / job).iterdir())}
     finally:
         shutil.rmtree(place)
@@ -94,7 +104,7 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
     elif isinstance(value, list):
         found = {k: v for i, each in enumerate(value) for k, v in flat(each, f"{path}.{i}").items()}
     else:
-        return {path.lstrip("."): value}
+        return {path.lstrip("."): str(value).partition(":")[0] if path.endswith(".source") else value}
     return found or {path.lstrip("."): value}
 
 

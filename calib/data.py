@@ -18,7 +18,7 @@ from calib.errors import CalibError
 from calib.factories import open_factory
 from calib.images import Images
 from calib.loading import in_workers
-from calib.samples import Array, Batch, DataSpec, InputSpec, Origin, TransformSpec, combine_digests
+from calib.samples import Array, Batch, DataSpec, InputSpec, Origin, Sample, TransformSpec, combine_digests
 
 
 class Source:
@@ -67,6 +67,35 @@ class Source:
         """sha256 hex of the samples drawn (names and content, in whatever order) and how they become arrays."""
         return combine_digests(dict(zip(self.ids, self.sample_digests, strict=True)), self.recipe)
 
+    def numbered_by(self, names: Sequence[str]) -> Source:
+        """The same samples with labels that are places in `names`, which has to have every class of this source.
+
+        Raises:
+            CalibError: it has not, or the classes of this source have no names.
+        """
+        have = self.classes
+        if have is None or self._origin.labels is None:
+            raise CalibError("labels: the samples must have class names (got numbers or none). Give images in folders.")
+        if unknown := [c for c in have if c not in names]:
+            raise CalibError(
+                f"labels: every class folder must be a class of the model (got {', '.join(unknown[:5])}"
+                f"{f' and {len(unknown) - 5} more' if len(unknown) > 5 else ''}, which is none). The model's classes: "
+                f"{', '.join(names[:5])}{' ...' if len(names) > 5 else ''}. Rename the folders, or name the classes in "
+                "check.labels."
+            )
+        places = [list(names).index(c) for c in have]
+        labels = tuple(places[k] for k in self._origin.labels)
+        return self._relabelled(_Relabelled(self._origin, labels, tuple(names)))
+
+    def without_labels(self) -> Source:
+        """The same samples, of unknown class."""
+        return self._relabelled(_Relabelled(self._origin, None, None))
+
+    def _relabelled(self, origin: Origin) -> Source:
+        source = Source(origin, self._inputs, self._drawn, self._workers)
+        source.skipped = self.skipped
+        return source
+
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """All samples in order, `batch_size` at a time; the last batch holds the rest.
 
@@ -95,6 +124,23 @@ class Source:
         kept = Source(self._origin, self._inputs, [i for i in self._drawn if i not in problems], self._workers)
         kept.skipped = tuple(problems.values())
         return kept
+
+
+class _Relabelled:
+    """The samples of another origin under other labels."""
+
+    def __init__(self, origin: Origin, labels: tuple[int, ...] | None, classes: tuple[str, ...] | None) -> None:
+        self.ids, self.recipe, self.sequential = origin.ids, origin.recipe, origin.sequential
+        self.labels, self.classes = labels, classes
+        self._origin = origin
+
+    def load(self, at: int) -> Sample:
+        """The arrays of one sample."""
+        return self._origin.load(at)
+
+    def content(self, at: int) -> str:
+        """sha256 hex of what is stored of one sample."""
+        return self._origin.content(at)
 
 
 class _Loading:

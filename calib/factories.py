@@ -107,7 +107,10 @@ class Factory:
                     f"(got a tuple of {len(item)})."
                 )
             item, label = item[0], int(item[1])
-        if not isinstance(item, Mapping):
+        if isinstance(item, Mapping):
+            with user_code(f"{where}: reading the sample's arrays"):
+                item = {name: item[name] for name in item}
+        else:
             if len(self._inputs) != 1:
                 raise CalibError(
                     f"{where}: must be {{input: array}} for {len(self._inputs)} inputs (got {type(item).__name__})."

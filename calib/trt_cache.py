@@ -1,4 +1,4 @@
-"""TensorRT's calibration cache, the text file that 8.6 to 10.x read and write.
+"""TensorRT's calibration cache, read: the text file that the calibrators of 8.6 to 10.x keep what they found in.
 
     TRT-<N>-<algorithm>
     <tensor name>: <8 hex digits>
@@ -15,12 +15,10 @@ import re
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from calib.errors import CalibError
-from calib.table import write_whole
 
 #: TensorRT's name of each algorithm. The first and third are seen in caches; the other two are named alike.
 CACHE_ALGORITHMS = {
@@ -49,44 +47,6 @@ class TrtCache:
     def amax(self) -> dict[str, float]:
         """float32 scale * 127 by tensor name."""
         return {name: float(np.float32(scale) * np.float32(127)) for name, scale in self.scales.items()}
-
-
-def version_number(version: tuple[int, int, int]) -> int:
-    """(8, 6, 1) -> 8601, (10, 3, 0) -> 100300.
-
-    Raises:
-        CalibError: TensorRT 11 or later, which has no calibration caches, or a version that is none.
-    """
-    major, minor, patch = version
-    if not (1 <= major <= 10 and 0 <= minor <= 99 and 0 <= patch <= 99) or (major < 10 and minor > 9):
-        named = ".".join(map(str, version))
-        raise CalibError(
-            f"TensorRT version: must be at most 10.x to have calibration caches (got {named}). Use Q/DQ in the graph."
-        )
-    return (10_000 if major >= 10 else 1000) * major + 100 * minor + patch
-
-
-def write_cache(scales: Mapping[str, float], version: tuple[int, int, int], algorithm: str = "entropy_2") -> str:
-    """The text of a cache with these float32 scales (amax / 127, > 0) by TensorRT's tensor names, in their order.
-
-    Raises:
-        CalibError: an algorithm or version without caches, a scale that is none, a name that would not read back.
-    """
-    if algorithm not in CACHE_ALGORITHMS:
-        raise CalibError(
-            f"algorithm: must be one of {', '.join(CACHE_ALGORITHMS)} for a TensorRT cache (got {algorithm!r})."
-        )
-    lines = [f"TRT-{version_number(version)}-{CACHE_ALGORITHMS[algorithm]}"]
-    if not scales:
-        raise CalibError("TensorRT cache: must hold at least one tensor (got none).")
-    for name, scale in scales.items():
-        _checked("TensorRT cache", name, scale)
-        if not name or name != name.strip() or not name.isprintable():
-            raise CalibError(
-                f"TensorRT cache: a tensor name must be printable text of one line (got {name!r}). Rename it."
-            )
-        lines.append(f"{name}: {struct.pack('>f', scale).hex()}")
-    return "\n".join(lines) + "\n"
 
 
 def read_cache(
@@ -139,22 +99,6 @@ def read_cache(
         named = ", ".join(missing[:5]) or "any tensor"
         raise CalibError(f"{where}: must hold every quantized tensor (got none for {named}). Calibrate again.")
     return TrtCache(_version(where, int(match[1])), match[2], scales)
-
-
-def save_cache(
-    path: str | Path, scales: Mapping[str, float], version: tuple[int, int, int], algorithm: str = "entropy_2"
-) -> None:
-    """Write the cache file, whole or not at all; see `write_cache`."""
-    write_whole(Path(path), write_cache(scales, version, algorithm).encode())
-
-
-def load_cache(path: str | Path, expected: Iterable[str] = ()) -> TrtCache:
-    """Read a cache file; see `read_cache`."""
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise CalibError(f"{path}: must be a TensorRT calibration cache (got {error.strerror}).") from error
-    return read_cache(data, str(path), expected)
 
 
 def _checked(where: str, name: str, scale: float) -> None:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from trtpipe.errors import InputError
 from trtpipe.job.job import Job
 from trtpipe.notebook import watching
-from trtpipe.pipeline import stages as pipeline
 from trtpipe.pipeline.build import build as run
+from trtpipe.pipeline.calibrate import make_table
 from trtpipe.pipeline.validate import Purpose, plan
+from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
 from trtpipe.runtime.recheck import recheck
 from trtpipe.runtime.session import load
 
@@ -45,6 +46,7 @@ def build(
     *,
     progress: Reporter | None = None,
     sign: Sign | None = None,
+    diagnose_seconds: float = DIAGNOSE_SECONDS,
 ) -> Built:
     """Build a job, check the engine against its baseline, and write the bundle `out/<name>`.
 
@@ -55,36 +57,29 @@ def build(
         out: the folder that the bundle's folder is made in.
         progress: told of stages and steps; by default a bar in a notebook, and nothing elsewhere.
         sign: signs the manifest, as `trtpipe.bundle.signing.signer` makes it, unless the check failed.
+        diagnose_seconds: after a failed INT8 check, how long to look for the modules to blame; 0: not at all.
 
     Raises:
         TrtpipeError: what the command line would end with, with the same exit code; no bundle is then written.
     """
     with watching(progress) as reporter:
-        return run(_job(job), Path(out), reporter, sign=sign)
+        return run(_job(job), Path(out), reporter, sign=sign, diagnose_seconds=diagnose_seconds)
 
 
 def calibrate(job: Job | str | Path, *, progress: Reporter | None = None) -> CalibrationTable:
-    """The calibration table of a job whose precision is INT8, with its histograms and its audit.
+    """The calibration table of a job, with its histograms and its audit.
 
     Args:
         job: a job, or the path of one; a `calibration.table` in it is read, not made.
         progress: as for `build`.
 
     Raises:
-        InputError: the job quantizes nothing.
+        InputError: the job has no calibration.
         TrtpipeError: as `build`.
     """
     found = _job(job, "calibrate")
     with watching(progress) as reporter:
-        stages = pipeline.Stages(reporter)
-        if not found.precision.int8_mode or found.calibration is None:
-            raise InputError(
-                "calibrate: precision.int8_mode must be true and calibration be given (got a job that quantizes "
-                "nothing). Set precision.int8_mode=true."
-            )
-        table = pipeline.calibrate(found, pipeline.prepare(found, stages), stages)
-    assert table is not None
-    return table
+        return make_table(found, reporter)
 
 
 def check(bundle: str | Path, *, key: str | Path | None = None, graph: bool = False) -> CheckReport:

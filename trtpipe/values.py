@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 #: Binding dtypes by their NumPy names; BF16 has none and is only ever used inside an engine.
 BINDING_DTYPES = ("float32", "float16", "uint8", "int8", "int32", "int64", "bool")
 
-Precision = Literal["fp32", "fp16", "bf16", "int8"]
+#: Number formats below 16 bits, each with scales: see `quantization.formats`.
+NumberFormatName = Literal["int8", "fp8", "int4", "nvfp4"]
+Precision = Literal["fp32", "fp16", "bf16", "int8", "fp8", "int4", "nvfp4"]
 Executed = Literal["engine", "graph"]
 Target = Literal["tensorrt", "tensorrt_rtx", "onnxruntime"]
 Route = Literal["onnx", "torch_tensorrt", "torch2trt"]
@@ -74,7 +76,7 @@ class LoadedModel:
 
     `module` is in eval mode on the CPU, takes the inputs in order in their binding dtypes and returns a tuple of the
     outputs in order, computed in float32 (an output's binding dtype is applied when the graph is lowered). `exported`
-    tells a .pt2 program from eager code.
+    tells a .pt2 program from eager code. `classes` is the model's own list of its classes' names, if it has one.
     """
 
     module: torch.nn.Module
@@ -84,17 +86,17 @@ class LoadedModel:
     source: str
     notes: tuple[str, ...] = ()
     exported: bool = False
+    classes: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """The TorchScript module and its outputs on the check data.
+    """The outputs of the model as TorchScript on the check data.
 
     `outputs` maps output name to float32 [S, ...], one row a sample, or [B, ...], one row a batch, where the output has
     no batch axis; `labels` is int64 [S] or None (-1: unknown), `ids` names the samples.
     """
 
-    module: torch.nn.Module
     kind: Literal["trace", "script", "torchscript", "program"]
     outputs: Mapping[str, np.ndarray[Any, Any]]
     labels: np.ndarray[Any, Any] | None
@@ -159,7 +161,8 @@ class WeightBytes:
 class Quantized:
     """The captured graph with Q/DQ pairs and FP16/BF16 casts placed: strongly typed, ready to lower.
 
-    `scales` maps a table key to float32 scale (amax/127) of that activation; `layers` lists every computing operation.
+    `scales` maps a table key to the float32 scale of that activation, amax by its format's largest number; `layers`
+    lists every computing operation.
     """
 
     program: torch.export.ExportedProgram

@@ -50,6 +50,7 @@ PLACES = {
     "iterator": "class D:\n    def __iter__(self): boom()\ndef make(): return D()",
     "generator": "import numpy\ndef make():\n    yield numpy.zeros(2, 'float32')\n    boom()",
     "array": "class A:\n    def __array__(self, *a, **k): boom()\ndef make(): return [A()]",
+    "mapping": "class M(dict):\n    def __getitem__(self, k): boom()\ndef make(): return [M(x=0)]",
     "transform": "def make(image): boom()",
 }
 _NUMBERS = itertools.count()

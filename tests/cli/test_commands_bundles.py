@@ -161,6 +161,43 @@ def test_run_writes_csv_whole_or_not_at_all(tmp_path: Path, trtpipe: Any, photos
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("x.csv", "csv"),
+        ("X.CSV", "csv"),
+        ("x.json", "json"),
+        ("x.jsonl", "jsonl"),
+        ("x.txt", "jsonl"),
+        ("csv", "jsonl"),
+    ],
+)
+def test_the_suffix_of_the_output_is_its_format(
+    tmp_path: Path, trtpipe: Any, photos: Path, name: str, form: str
+) -> None:
+    shipping.bundle(tmp_path / "c")
+    lines = trtpipe("run", tmp_path / "c", photos).out.splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert trtpipe("run", tmp_path / "c", photos, "-o", tmp_path / name).code == 0
+    text = (tmp_path / name).read_text()
+    if form == "csv":
+        header, *cells = csv.reader(text.splitlines())
+        assert [dict(zip(header, c, strict=True))["id"] for c in cells] == [r["id"] for r in rows]
+    else:
+        assert (json.loads(text) if form == "json" else [json.loads(line) for line in text.splitlines()]) == rows
+    chosen = tmp_path / f"chosen-{name}"  # what is asked for by name wins
+    assert trtpipe("run", tmp_path / "c", photos, "-o", chosen, "--format", "json").code == 0
+    assert json.loads(chosen.read_text()) == rows
+
+
+def test_raw_outputs_are_no_csv_whoever_asks_for_it(tmp_path: Path, trtpipe: Any, photos: Path) -> None:
+    shipping.bundle(tmp_path / "c")
+    for how in (("--format", "csv"), ("-o", tmp_path / "x.csv")):
+        ran = trtpipe("run", tmp_path / "c", photos, "--raw", *how)
+        assert ran.code == 2
+        assert "--raw must not be given with CSV, which has no columns for outputs (got --raw)." in ran.err
+
+
 def test_run_one_image_and_arrays(tmp_path: Path, trtpipe: Any, photos: Path) -> None:
     shipping.bundle(tmp_path / "c")
     one = json.loads(trtpipe("run", tmp_path / "c", photos / "red" / "0.png").out)
@@ -188,7 +225,7 @@ def test_run_needs_something_to_run(tmp_path: Path, trtpipe: Any) -> None:
     assert ran.code == 2
     assert "INPUT must be given, unless --benchmark is." in ran.err
     ran = trtpipe("run", tmp_path / "c", "x", "--raw", "--format", "csv")
-    assert "--raw must not be given with --format csv" in ran.err
+    assert "--raw must not be given with CSV" in ran.err
 
 
 def test_pack_and_unpack(tmp_path: Path, trtpipe: Any) -> None:

@@ -1,4 +1,5 @@
 import json
+import sys
 
 import pytest
 import shipping
@@ -65,14 +66,16 @@ def test_an_engine_is_told_by_its_header(tmp_path, capsys):
 
 def test_a_tensorrt_calibration_cache(tmp_path, capsys):
     path = tmp_path / "calibration.cache"
-    path.write_text("TRT-8601-EntropyCalibration2\ninput:0: 3c010a14\n\nconv: 3f800000\n")
+    path.write_text("TRT-8601-EntropyCalibration2\ninput:0: 3c010a14\nconv: 3f800000\n")
     found = inspected(path, capsys)
     assert (found["kind"], found["header"]) == ("calibration cache", "TRT-8601-EntropyCalibration2")
     assert found["amax"]["conv"] == 127.0
     assert found["amax"]["input:0"] == pytest.approx(1 + 0.5 / 2048, rel=1e-6)  # half a bin of 2048 over 1
     path.write_text("TRT-8601-EntropyCalibration2\nconv: 3f80\n")
     assert main(["inspect", str(path)]) == 2
-    assert capsys.readouterr().err == f"{path}:2: must be 'tensor: 8 hex digits' (got 'conv: 3f80').\n"
+    assert capsys.readouterr().err == (
+        f"{path}:2: must read `tensor: 8 hex digits` (got 'conv: 3f80'). Is the file cut short?\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,9 +91,129 @@ def test_what_is_nothing_of_these(content, got, tmp_path, capsys):
     if content is not None:
         path.write_bytes(content)
     assert main(["inspect", str(path)]) == 2
-    assert capsys.readouterr().err == f"{path}: must be a bundle, an engine or a calibration table (got {got}).\n"
+    assert (
+        capsys.readouterr().err
+        == f"{path}: must be a bundle, an engine, an ONNX file or a calibration table (got {got}).\n"
+    )
 
 
 def test_a_folder_that_is_no_bundle(tmp_path, capsys):
     assert main(["inspect", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"{tmp_path}: must be a bundle (got a folder without manifest.json).\n"
+
+
+def test_a_kit_is_prose_as_a_bundle_is(tmp_path, capsys):
+    shipping.bundle(tmp_path / "k", kind="kit", engine=None)
+    assert inspected(tmp_path / "k", capsys)["kind"] == "kit"
+    assert main(["inspect", str(tmp_path / "k")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        f"kit colour in {tmp_path / 'k'}",
+        "to be built: onnxruntime, on its device",
+        "input: image float32 [N, 3, 8, 8] (N 1/4/8)",
+    ]
+    assert "check: passed, graph executed by onnxruntime 1.20.0" in lines
+    assert not any(line.startswith(("schema_version", "build:", "  {")) for line in lines)
+
+
+def test_an_onnx_file(tmp_path, capsys):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(shipping.graph())
+    found = inspected(path, capsys)
+    assert found == {
+        "kind": "onnx",
+        "path": str(path),
+        "bytes": len(shipping.graph()),
+        "opsets": {"ai.onnx": 18},
+        "producer": "",
+        "inputs": [{"name": "image", "dtype": "float32", "shape": ["N", 3, 8, 8]}],
+        "outputs": [{"name": "logits", "dtype": "float32", "shape": ["N", 3]}],
+        "nodes": 2,
+        "quantize_linear": 0,
+        "dequantize_linear": 0,
+        "precisions": {"float32": 1},
+        "operators": {"Flatten": 1, "MatMul": 1},
+    }
+    assert main(["inspect", str(path)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"ONNX file {path}, {len(shipping.graph()) / 1000:.1f} kB",
+        "opset: ai.onnx 18",
+        "input: image float32 [N, 3, 8, 8]",
+        "output: logits float32 [N, 3]",
+        "convolutions and matrix products: 1 in float32",
+        "quantization: 0 QuantizeLinear, 0 DequantizeLinear",
+        "nodes: 2: 1 Flatten, 1 MatMul",
+    ]
+
+
+@pytest.mark.parametrize(("int8", "half"), [(False, None), (True, None), (True, "float16"), (False, "float16")])
+def test_the_precisions_of_an_onnx_file_are_read_off_it(tmp_path, capsys, int8, half):
+    import models
+    import torch
+
+    from trtpipe.routes.onnx import to_onnx
+
+    line = models.line(models.tiny(), 8, 5)
+    graph = to_onnx(line.quantized(int8=int8, half=None if half is None else getattr(torch, half)))
+    (tmp_path / "m.onnx").write_bytes(graph.data)
+    found = inspected(tmp_path / "m.onnx", capsys)
+    assert sum(found["precisions"].values()) == 4  # three convolutions and a linear
+    assert set(found["precisions"]) == ({"int8"} if int8 else {half or "float32"})
+    assert bool(found["quantize_linear"]) == int8
+    assert found["dequantize_linear"] >= found["quantize_linear"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\x00" * 64, b"no protobuf at all, only text that goes on", "half"],
+    ids=["empty", "zeros", "text", "half"],
+)
+def test_what_is_no_onnx_file_is_a_user_error(tmp_path, capsys, content):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(shipping.graph()[: len(shipping.graph()) // 2] if content == "half" else content)
+    assert main(["inspect", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert f"{path}: must be an ONNX file (got" in said
+    assert "Traceback" not in said
+
+
+def test_without_onnx_the_message_says_what_to_install(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    (tmp_path / "m.onnx").write_bytes(shipping.graph())
+    assert main(["inspect", str(tmp_path / "m.onnx")]) == 3
+    assert (
+        "m.onnx: onnx must be installed to read an ONNX file (it is not). Run `pip install onnx`."
+        in capsys.readouterr().err
+    )
+
+
+def test_an_onnx_file_is_one_whatever_its_name(tmp_path, capsys):
+    (tmp_path / "model").write_bytes(shipping.graph())
+    assert inspected(tmp_path / "model", capsys)["kind"] == "onnx"
+
+
+def test_what_an_onnx_file_does_not_say_is_unknown(tmp_path, capsys):
+    from onnx import TensorProto, helper, save
+
+    ends = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, None),
+        helper.make_tensor_value_info("s", TensorProto.FLOAT, []),
+        helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, [1]),
+    ]
+    node = helper.make_node("SequenceConstruct", ["x"], ["y"])
+    save(helper.make_model(helper.make_graph([node], "g", ends[:2], ends[2:])), tmp_path / "m.onnx")
+    assert main(["inspect", str(tmp_path / "m.onnx")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2:5] == [
+        "input: x float32 of unknown shape",
+        "input: s float32 []",
+        "output: y sequence of unknown shape",
+    ]
+
+
+def test_a_packed_bundle_is_to_be_unpacked(tmp_path, capsys):
+    shipping.bundle(tmp_path / "b")
+    assert main(["pack", str(tmp_path / "b"), str(tmp_path / "b.trtb")]) == 0
+    capsys.readouterr()
+    assert main(["inspect", str(tmp_path / "b.trtb")]) == 2
+    assert "b.trtb: must be unpacked to be read (got a packed bundle). Run `trtpipe unpack " in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import signal
 
 import pytest
@@ -33,6 +34,19 @@ def test_installed_names_the_bindings():
     distribution, version = flavour.installed()["tensorrt"]
     assert distribution.endswith("bindings")
     assert version == stub.VERSION
+
+
+def test_a_graph_of_a_newer_opset_than_the_parser_takes_is_refused_with_the_way_out(world):
+    newer = dataclasses.replace(MODEL, opset=18)
+    if STRONG:
+        assert build_engine(newer, build(), progress=Silent(), precision=FP16).data == PLAN
+        return
+    with pytest.raises(errors.InputError) as raised:
+        build_engine(newer, build(), progress=Silent(), precision=FP16)
+    assert str(raised.value) == (
+        f"onnx: TensorRT {stub.VERSION} parses opset 17 at most (got 18). "
+        f"Prepare the kit for it: trtpipe prepare --for {stub.VERSION}."
+    )
 
 
 def test_an_engine_comes_out_with_its_header_read(world):

@@ -115,7 +115,7 @@ def test_an_option_is_honoured_or_refused(world, option, tmp_path):
     refused = dict(refusals(options, FP16, "tensorrt", stub.VERSION))
     if option in REFUSED[VERSION[:2]] | {"compute_capability"}:
         message = refused[f"build.{option}"]
-        assert message.startswith(f"build.{option}: TensorRT {stub.VERSION} must have ")
+        assert message.startswith(f"build.{option}: TensorRT {stub.VERSION} does not support ")
         with pytest.raises(errors.InputError) as raised:
             build_engine(MODEL, options, progress=Silent(), precision=FP16)
         assert message in str(raised.value)
@@ -148,7 +148,8 @@ def test_tactic_sources_of_11():
     ((path, message),) = refusals(build(tactic_sources=("cudnn",)), None, "tensorrt", stub.VERSION)
     assert path == "build.tactic_sources"
     assert message == (
-        f"build.tactic_sources: TensorRT {stub.VERSION} must have tactic sources CUBLAS, CUBLAS_LT, CUDNN (got cudnn). "
+        f"build.tactic_sources: TensorRT {stub.VERSION} does not support tactic sources CUBLAS, "
+        "CUBLAS_LT, CUDNN (got cudnn). "
         "Name only edge_mask_convolutions and jit_convolutions."
     )
 

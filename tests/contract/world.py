@@ -22,7 +22,7 @@ GPU = Driver("12.6", (Device(0, "NVIDIA L4", "8.9", 24 << 30),))
 BATCH = DimRange(1, 4, 8)
 MODEL = OnnxModel(
     b"onnx",
-    18,
+    17,
     (TensorSpec("image", "float32", ("N", 3, 8, 8), {"N": BATCH}),),
     (TensorSpec("logits", "float32", ("N", 10), {"N": BATCH}),),
 )

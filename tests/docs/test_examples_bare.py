@@ -116,7 +116,7 @@ def test_a_job_that_its_target_cannot_honour_fails_there_too(tmp_path: Path) -> 
     dla = ("--job-only", "--for", "11.0.0", "configs/jetson-orin-torch2trt-int8-dla.yaml")
     done = validated([sys.executable, "-c", BARE], tmp_path, *dla)
     assert done.returncode == 2
-    assert "build.default_device_type: TensorRT 11.0.0 must have DLA" in done.stderr
+    assert "build.default_device_type: TensorRT 11.0.0 does not support DLA" in done.stderr
     assert "--job-only" not in done.stderr
 
 

@@ -1,6 +1,9 @@
 """The bench: turns, percentiles, reasons, and figures against hand-worked numbers and torch."""
 
+import dataclasses
+import io
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +13,7 @@ from trtpipe.batching import Batching
 from trtpipe.cli.main import main
 from trtpipe.errors import Cancelled, InputError
 from trtpipe.evaluation.bench import Bench, Data, Mode, PeakMemory, Ready, Row, compare, cross_entropy, measure_modes
-from trtpipe.progress import Silent
+from trtpipe.progress import Silent, per_second
 from trtpipe.report import bench_page
 from trtpipe.values import DimRange, TensorSpec
 
@@ -222,3 +225,38 @@ def test_the_docs_page_is_what_its_json_gives():
     found = bench_page.read_bench(ROOT / "docs" / "bench.json")
     assert (ROOT / "docs" / "bench.md").read_text() == bench_page.markdown(found)
     assert sum(not r.skipped for r in found.rows) >= 8
+
+
+class Terminal(io.StringIO):
+    """What stdout is in a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_gets_columns_and_a_file_markdown(tmp_path, monkeypatch):
+    saved = tmp_path / "bench.json"
+    saved.write_text(bench_page.bench_text(BENCH))
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stdout", shown)
+    assert main(["bench", str(saved)]) == 0
+    text = shown.getvalue()
+    assert text == bench_page.terminal(BENCH)
+    assert "|" not in text
+    lines = text.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("mode "))
+    titles = bench_page._table(BENCH)[0]
+    for title in titles[1:]:  # each column ends where its title ends
+        end = lines[at].index(title) + len(title)
+        assert all(line[end - 1] != " " or not line[:end].split()[1:] for line in lines[at + 1 : at + 2])
+
+
+@pytest.mark.parametrize("rate", [1e-4, 0.004, 0.04, 0.4, 0.6, 4.0, 9.4, 9.6, 44.4, 4444.0, 1e7])
+def test_a_rate_is_never_nothing(rate):
+    """A mode that takes minutes a batch has a rate too."""
+    said = per_second(rate)
+    assert float(said.replace(",", "")) == pytest.approx(rate, rel=0.06)
+    row = Row("slow", "cpu", median_ms=1.0, throughput=rate)
+    bench = dataclasses.replace(BENCH, rows=(row,))
+    for text in (bench_page.markdown(bench), bench_page.terminal(bench)):
+        assert said in text

@@ -53,8 +53,8 @@ BROKEN = [
      ["job.yaml:3: model.factroy: must be one of the keys factory, args, weights, torchscript, program or baseline "
       "(got factroy). Did you mean factory?"]),
     ([("  int8_mode: true", "  int8: true")],
-     ["job.yaml:12: precision.int8: must be one of the keys fp16_mode, bf16_mode, int8_mode, placement or keep (got int8). "
-      "Did you mean int8_mode?"]),
+     ["job.yaml:12: precision.int8: must be one of the keys fp16_mode, bf16_mode, int8_mode, fp8_mode, nvfp4_mode, "
+      "weights, formats, placement or keep (got int8). Did you mean int8_mode?"]),
     ([("check:\n", "chekc:\n")],
      ["job.yaml:1: check: must be given (got nothing).",
       "job.yaml:19: chekc: must be one of the keys name, model, inputs, outputs, precision, calibration, build, check or worker "
@@ -63,7 +63,7 @@ BROKEN = [
      ["job.yaml:5: model.zzz: must be one of the keys factory, args, weights, torchscript, program or baseline (got zzz)."]),
     ([("cosine_min", "cosin_min")],
      ["job.yaml:21: check.limits.cosin_min: must be one of the keys cosine_min, max_abs_max, relative_l2_max, sqnr_db_min, "
-      "top1_agreement_min, accuracy_drop_max or speedup_over_fp16_min (got cosin_min). Did you mean cosine_min?"]),
+      "top1_agreement_min, accuracy_drop_max, speedup_over_fp16_min or confident (got cosin_min). Did you mean cosine_min?"]),
     ([("name: digits\n", "")], ["job.yaml:1: name: must be given (got nothing)."]),
     ([(INPUT, "{dtype: float32, N: {min: 1, opt: 8, max: 32}}")], ["job.yaml:7: inputs.image.shape: must be given (got nothing)."]),
     # types and words
@@ -163,7 +163,8 @@ BROKEN = [
     ([("  fp16_mode: true", "  fp16_mode: true\n  bf16_mode: true")],
      ["job.yaml:12: precision.bf16_mode: must not be set with fp16_mode (got both true). Choose one."]),
     ([("  fp16_mode: true", "  keep: {fp16: [head]}")],
-     ["job.yaml:11: precision.keep.fp16: must be empty unless fp16_mode and int8_mode are true (got [head])."]),
+     ["job.yaml:11: precision.keep.fp16: must be empty unless fp16_mode and int8_mode (or another "
+      "number format) are on (got [head])."]),
     ([("  fp16_mode: true", "  placement: all")],
      ["job.yaml:11: precision.placement: must be auto unless int8_mode and one of fp16_mode and bf16_mode are true "
       "(got all). INT8 alone leaves out nothing."]),

@@ -1,9 +1,24 @@
+import json
 import sys
 import types
 
-from trtpipe.nightly.execute import _forget_modules
+import pytest
+
+from trtpipe.job.load import load_job
+from trtpipe.nightly.execute import _fresh_modules
 from trtpipe.nightly.outcome import Drift, JobOutcome
-from trtpipe.nightly.task import from_plain, plain
+from trtpipe.nightly.task import (
+    BuildTask,
+    FinishTask,
+    KitTask,
+    RepeatTask,
+    from_plain,
+    plain,
+    task_from_plain,
+    task_to_plain,
+)
+from trtpipe.pipeline.cache.reads import Reads
+from trtpipe.pipeline.cached import Memory
 from trtpipe.values import Metric
 
 
@@ -13,20 +28,60 @@ def module(monkeypatch, name, path):
     monkeypatch.setitem(sys.modules, name, found)
 
 
-def test_modules_of_the_folder_before_and_shadowed_ones_are_forgotten(tmp_path, monkeypatch):
-    first, second, other = tmp_path / "a", tmp_path / "b", tmp_path / "c"
-    for folder in (first, second, other):
-        folder.mkdir()
-    (second / "tt_net.py").touch()
-    module(monkeypatch, "tt_net", other / "tt_net.py")
-    module(monkeypatch, "tt_net.part", other / "part.py")
-    module(monkeypatch, "tt_mine", second / "tt_mine.py")
-    module(monkeypatch, "tt_helper", first / "tt_helper.py")
-    module(monkeypatch, "tt_elsewhere", other / "tt_elsewhere.py")
-    _forget_modules(second, first)
-    assert {n for n in sys.modules if n.startswith("tt_")} == {"tt_mine", "tt_elsewhere"}
-    _forget_modules(second, second)
-    assert {n for n in sys.modules if n.startswith("tt_")} == {"tt_mine", "tt_elsewhere"}
+def test_modules_of_the_job_before_and_those_the_job_names_are_forgotten(tmp_path, monkeypatch):
+    for name in ("before", "named", "elsewhere"):
+        module(monkeypatch, f"tt_{name}", tmp_path / f"{name}.py")
+    memory = Memory()
+    memory.modules = frozenset({"tt_before", "json"})
+    with _fresh_modules({"source tt_named": "", "weights": "x"}, "key", memory):
+        assert {n for n in sys.modules if n.startswith("tt_")} == {"tt_elsewhere"}
+        module(monkeypatch, "tt_now", tmp_path / "now.py")
+    assert "json" in sys.modules
+    assert "tt_now" in memory.modules
+
+
+def test_modules_of_a_model_that_is_shared_stay(tmp_path, monkeypatch):
+    for name in ("model", "data"):
+        module(monkeypatch, f"tt_{name}", tmp_path / f"{name}.py")
+    memory = Memory()
+    memory.put("key", "model", object(), Reads())
+    memory.modules, memory.model_modules = frozenset({"tt_model", "tt_data"}), frozenset({"tt_model"})
+    with _fresh_modules({"source tt_model": ""}, "key", memory):
+        assert {n for n in sys.modules if n.startswith("tt_")} == {"tt_model"}
+    with _fresh_modules({"source tt_model": ""}, "other", memory):
+        assert not {n for n in sys.modules if n.startswith("tt_")}
+
+
+TEXT = """
+name: a
+model: {factory: "net:net"}
+inputs: {x: {shape: [N, 4], N: {min: 1, opt: 2, max: 4}}}
+outputs: {y: {}}
+check: {arrays: x.npz}
+"""
+
+
+@pytest.fixture
+def job(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text(TEXT)
+    (tmp_path / "x.npz").touch()
+    return load_job(path)
+
+
+def test_tasks_survive_being_plain_data(job):
+    first = ("a", "a.yaml", "k", "out", "cache", True, ("weights changed",), ("died",))
+    tasks = [
+        BuildTask(*first, job=job, parts={"weights": "x"}, store="s", force=True, diagnose_seconds=3.0),
+        RepeatTask(*first, job=job, times=3),
+        KitTask(*first, job=job),
+        FinishTask(*first, kits="kits", store="s", force=True),
+    ]
+    for task in tasks:
+        again = task_from_plain(json.loads(json.dumps(task_to_plain(task))))
+        assert type(again) is type(task)
+        assert again == task
+    assert task_from_plain(task_to_plain(tasks[0])).job.folder == job.folder
 
 
 def test_an_outcome_survives_being_plain_data():

@@ -88,7 +88,7 @@ def test_a_killed_writer_loses_nothing_that_was_recorded(tmp_path):
     script = f"""
 import sys
 from pathlib import Path
-sys.path.insert(0, {os.path.dirname(__file__)!r})
+sys.path[:0] = {[os.path.dirname(m.__file__) for m in (sys.modules[__name__], nights)]!r}
 from test_history import outcome
 from trtpipe.nightly.history import History
 history = History(Path({str(tmp_path / "h.sqlite")!r}))

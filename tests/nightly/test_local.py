@@ -2,17 +2,32 @@ import io
 import sys
 
 from trtpipe.cli.console import Jobs
+from trtpipe.job.job import Job
 from trtpipe.nightly.local import PROCESS_BYTES, Local, _Queue, expected_bytes
 from trtpipe.nightly.pool import Slot, visible
-from trtpipe.nightly.task import Task
+from trtpipe.nightly.task import BuildTask
 from trtpipe.trt.driver import Device, Driver
 
+JOB = Job.model_validate(
+    {
+        "name": "a",
+        "model": {"factory": "a:b"},
+        "inputs": {"x": {"shape": ["N", 4], "N": {"min": 1, "opt": 2, "max": 4}}},
+        "outputs": {"y": {}},
+        "check": {"arrays": "x.npz"},
+    }
+)
 CPU, CPU1, GPU = Slot("cpu0", 1), Slot("cpu1", 1), Slot("gpu0", 1, 0)
 
 
 def task(name, target="onnxruntime", weights="w"):
-    job = {"model": {"factory": "a:b", "weights": weights}, "build": {"target": target}}
-    return Task(name, f"{name}.yaml", job, "/jobs", "", "key", {}, "out", "cache")
+    job = JOB.model_copy(
+        update={
+            "model": JOB.model.model_copy(update={"weights": weights}),
+            "build": JOB.build.model_copy(update={"target": target}),
+        }
+    )
+    return BuildTask(name, f"{name}.yaml", "key", "out", "cache", job=job)
 
 
 def test_a_gpu_has_a_queue_of_its_own(tmp_path):

@@ -108,7 +108,7 @@ def test_an_executed_engine_is_timed(monkeypatch):
     monkeypatch.setattr(evidence, "open_timed", open_timed)
     monkeypatch.setattr(evidence, "first_batch", lambda front: {"x": np.zeros(1)})
     spec = TensorSpec("y", "float32", (1,), {})
-    front = SimpleNamespace(loaded=SimpleNamespace(outputs=(spec,)))
+    front = SimpleNamespace(outputs=(spec,))
     engine = Engine(b"plan", "tensorrt_rtx", "1.7", (), (spec,), (spec,), None, {"version_compatible": True}, ())
     report, found = evidence.timed(front, engine, EXECUTED, Stages(Silent()))
     assert opened == [(b"plan", False, True, None)]

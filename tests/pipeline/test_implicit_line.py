@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import nets
 import numpy as np
 import onnx
@@ -37,7 +39,7 @@ def test_tensorrt_gets_the_samples_and_a_graph_without_qdq(job, monkeypatch):
         asked.update(others, model=model, build=build)
 
     monkeypatch.setattr(route, "build_engine", build_engine)
-    front = pipeline.Front(None, None, None, nets.captured("residual"))
+    front = SimpleNamespace(captured=nets.captured("residual"), ranges={})
     assert pipeline.calibrate(job, front, pipeline.Stages(Silent())) is None
     quantized = pipeline.quantize(job, front, None, pipeline.Stages(Silent()))
     route.compile_engine(job, None, quantized, Silent())

@@ -108,10 +108,10 @@ def test_what_a_release_cannot_honour(folder):
     assert (
         messages(path, here=False, version="8.6.1")
         == [
-            "precision.bf16_mode: TensorRT 8.6.1 must have BF16 (got True). Use precision.fp16_mode.",
-            "build.compute_capability: TensorRT 8.6.1 must have engines for compute capabilities (got 8.6). "
+            "precision.bf16_mode: TensorRT 8.6.1 does not support BF16 (got True). Use precision.fp16_mode.",
+            "build.compute_capability: TensorRT 8.6.1 does not support engines for compute capabilities (got 8.6). "
             "TensorRT proper builds for the GPU at hand: leave it out, or use build.hardware_compatibility.",
-            "build.strip_plan: TensorRT 8.6.1 must have plans without weights (got True). "
+            "build.strip_plan: TensorRT 8.6.1 does not support plans without weights (got True). "
             "Use TensorRT 10.0 or later or TensorRT-RTX, or leave it out.",
         ]
         or len(messages(path, here=False, version="8.6.1")) == 3

@@ -11,9 +11,10 @@ from torch import nn
 from trtpipe.errors import InputError
 from trtpipe.model.capture import capture
 from trtpipe.model.nodes import calls, op_name
+from trtpipe.quantization.formats import rounded_up
 from trtpipe.quantization.placement import find_sites
 from trtpipe.quantization.precision import Keep
-from trtpipe.quantization.quantize import prepare, quantize, rounded_up
+from trtpipe.quantization.quantize import prepare, quantize
 from trtpipe.values import Captured
 
 

@@ -14,9 +14,11 @@ from driverless import driverless
 from trtpipe.bundle.format import read_bundle
 from trtpipe.job.load import load_job
 from trtpipe.pipeline import stages as pipeline
+from trtpipe.pipeline.build import Built, build
 from trtpipe.pipeline.cache.keys import StageKeys
+from trtpipe.pipeline.cache.recorder import Recorder
 from trtpipe.pipeline.cache.store import Cache
-from trtpipe.pipeline.cached import Memory, rebuild
+from trtpipe.pipeline.cached import CachedResults, Memory
 from trtpipe.progress import Silent
 from trtpipe.routes import options
 
@@ -78,7 +80,13 @@ def test_down_the_whole_line(tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "compile_engine", compiled)
     wanted = load_job(tmp_path / "job.yaml")
     keys = StageKeys(**{f.name: hashlib.sha256(f.name.encode()).hexdigest() for f in dataclasses.fields(StageKeys)})
-    built = rebuild(wanted, tmp_path / "out", Silent(), Cache(tmp_path / "cache"), keys, Memory()).built
+
+    def built_with_cache(out: str) -> Built:
+        cache = Cache(tmp_path / "cache")
+        results = CachedResults(cache, keys, Memory(), Silent(), Recorder(), lambda: keys)
+        return build(wanted, tmp_path / out, Silent(), results=results)
+
+    built = built_with_cache("out")
     manifest = read_bundle(tmp_path / "out" / "odd").manifest
     assert built.report.executed == "graph"
     assert built.report.passed, [(m.name, m.value) for m in built.report.metrics] + list(built.report.problems)
@@ -93,6 +101,6 @@ def test_down_the_whole_line(tmp_path, monkeypatch):
         raise AssertionError("the engine has to come from the cache")
 
     monkeypatch.setattr(pipeline, "compile_engine", not_again)
-    again = rebuild(wanted, tmp_path / "again", Silent(), Cache(tmp_path / "cache"), keys, Memory()).built.bundle
+    again = built_with_cache("again").bundle
     assert again.manifest.engine == manifest.engine
     assert again.manifest.files["model.hybrid"] == manifest.files["model.hybrid"]

@@ -183,7 +183,7 @@ IMPLICIT = {"build": {"quantization": "implicit"}, "precision": {"int8_mode": Tr
         ({**IMPLICIT, "calibration": {**CALIBRATED, "algorithm": "mse"}}, "10.3", "calibration.algorithm",
          "must be entropy_2, entropy, minmax or percentile, which TensorRT has (got mse). Use build.quantization "
          "explicit."),
-        ({**IMPLICIT, "calibration": {"table": "c.json", "batch_size": 8}}, "10.3", "calibration.table",
+        ({**IMPLICIT, "calibration": {"table": "c.json"}}, "10.3", "calibration.table",
          "must be samples with build.quantization implicit, where TensorRT calibrates by itself (got "),
         ({"build": {"default_device_type": "dla"}, "precision": {"fp16_mode": True}}, "10.3",
          "build.default_device_type",

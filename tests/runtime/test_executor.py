@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,25 @@ def test_without_onnxruntime_a_server_is_told_to_optimize_nothing(
     )
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("figure", ["cosine_worst", "max_abs", "relative_l2"])
+def test_a_distance_that_is_not_finite_allows_nothing(tmp_path: Path, figure: str, value: float) -> None:
+    check = shipping.manifest().check
+    assert check is not None
+    metrics = tuple(replace(m, value=value) if m.name == figure else m for m in check.metrics)
+    shipping.bundle(tmp_path / "c", check=replace(check, metrics=metrics))
+    with trtpipe.load(tmp_path / "c") as model:
+        (note,) = model.notes
+        assert "no check of output logits is recorded" in note
+
+
+def test_a_graph_that_onnxruntime_refuses_is_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shipping.bundle(tmp_path / "c", extra={GRAPH: b"no graph"})
+    assert main(["export", str(tmp_path / "c"), "--to", "triton", str(tmp_path / "models")]) == 4
+    assert "onnxruntime: must accept the graph" in capsys.readouterr().err
+    assert not (tmp_path / "models").exists()
+
+
 class Optimizer:
     """Stands for ONNX Runtime with an optimizer that changes outputs by `error`, relative to their size."""
 
@@ -279,10 +299,8 @@ def test_an_engine_for_windows_is_not_executed_on_linux(monkeypatch: pytest.Monk
 
 
 def test_an_engine_without_a_graph_says_why_neither_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    import dataclasses
-
     monkeypatch.setattr(driver, "probe", lambda: gpu("9.0"))
-    engine = dataclasses.replace(built("tensorrt_rtx", ("8.9",)), graph=None)
+    engine = replace(built("tensorrt_rtx", ("8.9",)), graph=None)
     with pytest.raises(trtpipe.errors.InputError) as caught:
         executor.open_engine(engine)
     said = str(caught.value)

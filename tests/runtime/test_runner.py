@@ -257,7 +257,7 @@ def test_recheck_without_a_recorded_control_makes_its_own(tmp_path: Path) -> Non
     with trtpipe.load(tmp_path / "c") as model:
         report = recheck(model)
     assert report.passed
-    assert (report.control.damaged, report.control.failed) == ("every answer", True)
+    assert (report.control.damaged, report.control.failed) == ("every output", True)
     shipping.bundle(tmp_path / "blunt", check=None, limits=Limits(cosine_min=-1))
     with trtpipe.load(tmp_path / "blunt") as model:
         report = recheck(model)

@@ -36,16 +36,15 @@ class Residual(nn.Module):
 class Attention(nn.Module):
     """One attention layer over 6 tokens of 8 numbers, and a head."""
 
-    def __init__(self, causal: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.qkv = nn.Linear(8, 24)
         self.norm = nn.LayerNorm(8)
         self.proj = nn.Linear(8, 5)
-        self.causal = causal
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self.qkv(self.norm(x)).reshape(x.shape[0], 6, 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0)
-        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v)
         return self.proj(y.transpose(1, 2).reshape(x.shape[0], 6, 8).mean(1))
 
 
@@ -102,9 +101,9 @@ def residual() -> LoadedModel:
 
 
 @cache
-def attention(causal: bool = False) -> LoadedModel:
+def attention() -> LoadedModel:
     """`Attention` behind its bindings."""
-    return loaded(settled(Attention(causal), images(4, 6, 8)), ("N", 6, 8))
+    return loaded(settled(Attention(), images(4, 6, 8)), ("N", 6, 8))
 
 
 @cache

@@ -33,26 +33,29 @@ def test_an_empty_build_asks_for_nothing():
 #: (options, precision, release, the messages it gets).
 REFUSED = [
     ({"strip_plan": True}, FP16, OLD,
-     [f"build.strip_plan: TensorRT 8.6.1 must have STRIP_PLAN (got True). {SINCE_10}"]),
+     [f"build.strip_plan: TensorRT 8.6.1 does not support STRIP_PLAN (got True). {SINCE_10}"]),
     ({"refit": "identical"}, FP16, OLD,
-     [f"build.refit: TensorRT 8.6.1 must have REFIT_IDENTICAL (got identical). {SINCE_10}"]),
+     [f"build.refit: TensorRT 8.6.1 does not support REFIT_IDENTICAL (got identical). {SINCE_10}"]),
     ({"tiling_optimization_level": "fast"}, FP16, TEN,
-     ["build.tiling_optimization_level: TensorRT 10.3.0 must have tiling optimization level (got fast). "
-      "Use TensorRT 10.8 or later or TensorRT-RTX, or leave it out."]),
+     ["build.tiling_optimization_level: TensorRT 10.3.0 does not support tiling optimization level (got fast). "
+      "Use TensorRT 10.8 or later, or leave it out."]),
     ({"hardware_compatibility": "same_compute_capability"}, FP16, TEN,
-     ["build.hardware_compatibility: TensorRT 10.3.0 must have hardware compatibility SAME_COMPUTE_CAPABILITY "
+     ["build.hardware_compatibility: TensorRT 10.3.0 does not support hardware compatibility SAME_COMPUTE_CAPABILITY "
       "(got same_compute_capability). On TensorRT-RTX use build.compute_capability instead."]),
     ({"compute_capability": ("8.6", "8.9")}, FP16, TEN,
-     ["build.compute_capability: TensorRT 10.3.0 must have choice of compute capabilities (got 8.6, 8.9). TensorRT "
+     ["build.compute_capability: TensorRT 10.3.0 does not support choice of compute capabilities "
+      "(got 8.6, 8.9). TensorRT "
       "proper builds for the GPU at hand: leave it out, or use build.hardware_compatibility."]),
     ({"compute_capability": ("9.0",)}, FP16, RTX,
      ["build.compute_capability: must be among 7.5, 8.0, 8.6, 8.9, 12.0, 12.1 (got 9.0). Leave it out for an engine "
       "portable from Ampere on."]),
     ({"timing_cache": "x"}, FP16, RTX,
-     ["build.timing_cache: TensorRT-RTX 1.7.1.116 must have timing cache (got x). It times no tactic while building: "
+     ["build.timing_cache: TensorRT-RTX 1.7.1.116 does not support timing cache (got x). It times no "
+      "tactic while building: "
       "leave it out."]),
     ({"quantization": "implicit"}, INT8, NEW,
-     ["build.quantization: TensorRT 11.4.0.106 must have calibrators and implicit quantization (got implicit). Use "
+     ["build.quantization: TensorRT 11.4.0.106 does not support calibrators and implicit "
+      "quantization (got implicit). Use "
       "explicit: Q/DQ in the graph."]),
     ({"quantization": "implicit", "weight_streaming": True}, INT8, TEN,
      ["build.weight_streaming: must be built strongly typed (got build.quantization implicit). Use explicit, or leave "
@@ -66,7 +69,7 @@ REFUSED = [
     ({"quantization": "implicit", "route": "torch_tensorrt"}, INT8, TEN,
      ["build.quantization: must be explicit with build.route torch_tensorrt (got implicit). Use build.route onnx."]),
     ({}, Precision(bf16_mode=True), OLD,
-     ["precision.bf16_mode: TensorRT 8.6.1 must have BF16 (got True). Use precision.fp16_mode."]),
+     ["precision.bf16_mode: TensorRT 8.6.1 does not support BF16 (got True). Use precision.fp16_mode."]),
     ({"exclude_lean_runtime": True}, FP16, TEN,
      ["build.exclude_lean_runtime: build.version_compatible must be set too (got True). Set it, or leave this out."]),
     ({"error_on_timing_cache_miss": True}, FP16, TEN,
@@ -80,10 +83,12 @@ REFUSED = [
      ["build.quantization: DLA must get INT8 by implicit quantization on TensorRT 10.3.0 (got explicit). "
       "Use implicit."]),
     ({"default_device_type": "dla"}, FP16, ("tensorrt", "11.2.0"),
-     ["build.default_device_type: TensorRT 11.2.0 must have DLA (got dla). Use TensorRT before 11 or TensorRT 11.4 or "
+     ["build.default_device_type: TensorRT 11.2.0 does not support DLA (got dla). Use TensorRT "
+      "before 11 or TensorRT 11.4 or "
       "later, or leave it out."]),
     ({"memory_pools": {"dla_local_dram": 1 << 30}}, FP16, RTX,
-     ["build.memory_pools: TensorRT-RTX 1.7.1.116 must have DLA (got dla_local_dram: 1073741824). Use TensorRT before "
+     ["build.memory_pools: TensorRT-RTX 1.7.1.116 does not support DLA (got dla_local_dram: "
+      "1073741824). Use TensorRT before "
       "11 or TensorRT 11.4 or later, or leave it out."]),
 ]  # fmt: skip
 

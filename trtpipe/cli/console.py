@@ -24,8 +24,10 @@ from trtpipe.outputs import naming
 from trtpipe.progress import per_second
 
 if TYPE_CHECKING:
+    from rich.live import Live
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
+    from rich.table import Table
 
 _BAR_EVERY_S = 0.05
 
@@ -36,7 +38,7 @@ def out(text: str) -> None:
         print(text, flush=True)
 
 
-def out_json(value: Any) -> None:
+def out_json(value: object) -> None:
     """One result as JSON, on stdout: UTF-8, two spaces, a newline at the end."""
     out(json.dumps(jsonable(value), indent=2, ensure_ascii=False, allow_nan=False))
 
@@ -46,7 +48,7 @@ def err(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def jsonable(value: Any) -> Any:
+def jsonable(value: object) -> Any:
     """`value` as JSON's types: dataclasses and pydantic models as objects, NaN and infinities as text."""
     if hasattr(value, "model_dump"):
         return jsonable(value.model_dump())
@@ -269,7 +271,7 @@ class Jobs:
         self._draw = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not quiet
         self._states: dict[str, tuple[str, str]] = {}
         self._began: dict[str, float] = {}
-        self._live: Any = None
+        self._live: Live | None = None
         self._cancelled = False
 
     @contextmanager
@@ -305,7 +307,7 @@ class Jobs:
         """Whether the user has asked to stop."""
         return self._cancelled
 
-    def _table(self) -> Any:
+    def _table(self) -> Table:
         from rich.table import Table
         from rich.text import Text
 
@@ -353,13 +355,13 @@ def _interrupted_by(interrupt: Callable[[int, FrameType | None], None]) -> Itera
     """Call `interrupt` on SIGINT and SIGTERM until the end of the block; a signal that is ignored stays so."""
     hook = sys.unraisablehook
 
-    def unraisable(found: Any) -> None:
+    def unraisable(found: sys.UnraisableHookArgs) -> None:
         # An interrupt inside a destructor cannot be raised: Python would print it. The flag ends the stage.
         if not isinstance(found.exc_value, KeyboardInterrupt):
             hook(found)
 
     sys.unraisablehook = unraisable
-    before: dict[signal.Signals, Any] = {}
+    before: dict[signal.Signals, signal._HANDLER] = {}
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup, or a shell's `&`, wants it

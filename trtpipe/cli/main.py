@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,6 +22,9 @@ from trtpipe import __version__
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import Settings
 from trtpipe.errors import did_you_mean, either, user_error
+
+if TYPE_CHECKING:
+    from trtpipe.job.problems import Problem
 
 #: Every command and where it is; a command's module is imported when it is called (or listed).
 COMMANDS: Mapping[str, str] = {
@@ -140,7 +143,7 @@ def _unexpected(settings: Settings, error: Exception) -> int:
     return _failed(settings, f"this is a bug in trtpipe {__version__}; please report it with the lines above", 70)
 
 
-def _failed(settings: Settings, message: str, code: int, problems: Sequence[Any] = ()) -> int:
+def _failed(settings: Settings, message: str, code: int, problems: Sequence[Problem] = ()) -> int:
     console.err(message)
     if settings.json:
         listed = {"problems": [p.as_dict() for p in problems]} if problems else {}

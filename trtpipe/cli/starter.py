@@ -8,10 +8,9 @@ import math
 import os
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 from PIL import Image, ImageDraw
@@ -35,7 +34,7 @@ class Source:
     """Where the network comes from, and the images it takes."""
 
     factory: str
-    args: Mapping[str, Any]
+    args: Mapping[str, str | int | bool]
     about: str
     shape: tuple[int, int, int]
     transform: str
@@ -122,11 +121,11 @@ def _timm(name: str) -> Source:
         f"normalize: {{mean: {_numbers(mean)}, std: {_numbers(std)}}}}}"
     )
     about = "pretrained: true downloads timm's weights; false makes random ones"
-    args = {"model_name": name, "pretrained": True}
+    args: dict[str, str | int | bool] = {"model_name": name, "pretrained": True}
     return Source("timm:create_model", args, about, (channels, height, width), transform)
 
 
-def _numbers(values: Any) -> str:
+def _numbers(values: Iterable[float]) -> str:
     return f"[{', '.join(f'{float(v):.6g}' for v in values)}]"
 
 
@@ -174,7 +173,7 @@ def _pictures() -> dict[str, bytes]:
     return found
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     """A value as YAML: text without quotes where it reads back as it is."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z/.][A-Za-z0-9/._-]*", value) and scalar(value) == value:
         return value

@@ -1,7 +1,9 @@
 """The control of a check: a copy of the graph with one tensor damaged, as an ONNX file or as an exported program.
 
 In a quantized graph the scale of the last activation (in its Q and in every DQ that reads it) is multiplied by 127, as
-if calibration had gone wrong by that much. In any other graph the last weight is set to zero.
+if calibration had gone wrong by that much; FP8 keeps its precision under a larger scale, so there it is divided, and
+nearly all of the tensor is clipped. In any other graph the last weight is set to zero, or the scale that it is stored
+with.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtpipe.errors import BuildError
+from trtpipe.model.export import export
 from trtpipe.values import LoadedModel, OnnxModel, Quantized
 
 if TYPE_CHECKING:
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 #: A calibration gone wrong by this factor leaves only -1, 0 and 1 of the 255 levels.
 SCALE_FACTOR = 127.0
 HOW_SCALE, HOW_WEIGHT = f"scale x {SCALE_FACTOR:g}", "weight set to zero"
+HOW_FP8 = f"scale / {SCALE_FACTOR:g}"
 _NOTHING = "check: cannot build the negative control: no quantization scale and no Conv/Gemm/MatMul weight to damage"
 
 
@@ -37,21 +41,28 @@ def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
     proto = onnx.load_from_string(model.data)
     graph = proto.graph
     constants: dict[str, TensorProto] = {i.name: i for i in graph.initializer}
-    quantizers = [n for n in graph.node if n.op_type == "QuantizeLinear" and n.input[1] in constants]
+    quantizers = [
+        n
+        for n in graph.node  # of activations: for TensorRT 8.6 weights have a Q of their own
+        if n.op_type == "QuantizeLinear" and n.input[1] in constants and n.input[0] not in constants
+    ]
     if quantizers:
         last = quantizers[-1]
+        zero_point = constants.get(last.input[2]) if len(last.input) > 2 else None
+        fp8 = zero_point is not None and zero_point.data_type == onnx.TensorProto.FLOAT8E4M3FN
+        factor = 1 / SCALE_FACTOR if fp8 else SCALE_FACTOR
         readers = [n for n in graph.node if n.op_type == "DequantizeLinear" and n.input[0] == last.output[0]]
         for k, node in enumerate((last, *readers)):
             scale = numpy_helper.to_array(constants[node.input[1]])
-            new = (scale.astype(np.float32) * SCALE_FACTOR).astype(scale.dtype)
+            new = (scale.astype(np.float32) * factor).astype(scale.dtype)
             node.input[1] = f"damaged_scale_{k}"
             graph.initializer.append(numpy_helper.from_array(new, node.input[1]))
-        return replace(model, data=proto.SerializeToString()), last.name, HOW_SCALE
+        return replace(model, data=proto.SerializeToString()), last.name, HOW_FP8 if fp8 else HOW_SCALE
     weights = [
         (n, i)
         for n in graph.node
-        for i in n.input[:2]
-        if i in constants and n.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul")
+        for i in (n.input[1:2] if n.op_type == "DequantizeLinear" else n.input[:2])
+        if i in constants and n.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul", "DequantizeLinear")
     ]
     if not weights:
         raise BuildError(_NOTHING)
@@ -72,7 +83,6 @@ def damaged_program(loaded: LoadedModel, quantized: Quantized) -> tuple[Quantize
     Raises:
         BuildError: the program has no quantization scale and no weight.
     """
-    from trtpipe.model.export import export
     from trtpipe.model.nodes import calls, module_path, op_name
 
     graph: GraphModule = quantized.program.module(check_guards=False)

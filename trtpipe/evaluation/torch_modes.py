@@ -54,7 +54,7 @@ class Stand:
 
 
 def torch_modes(stand: Stand, script: Any) -> tuple[Mode, ...]:
-    """Every mode, the reference (eager FP32) first. `script` is the baseline's TorchScript module.
+    """Every mode, the reference (eager FP32) first. `script` is the baseline's TorchScript module, or None.
 
     On a GPU times are CUDA events around the launches, inputs already on the device, and FP32 is FP32: TF32, which
     PyTorch allows in convolutions by itself, is off (`gpu_modes` has it as a mode of its own).
@@ -79,7 +79,7 @@ def torch_modes(stand: Stand, script: Any) -> tuple[Mode, ...]:
         mode("eager BF16", lambda: moved(InHalf(module, bfloat))),
         mode("autocast FP16", lambda: moved(module), within=autocast(half)),
         mode("autocast BF16", lambda: moved(module), within=autocast(bfloat)),
-        mode("TorchScript FP32", lambda: _as_script(script, stand)),
+        mode("TorchScript FP32", lambda: _as_script(script, stand), _NO_SCRIPT if script is None else ""),
         mode("TorchScript FP16", lambda: _traced(moved(InHalf(module, half)), stand)),
         mode("TorchScript BF16", lambda: _traced(moved(InHalf(module, bfloat)), stand)),
         mode("torch.compile FP32", lambda: compiled(moved(module)), compiler),
@@ -88,6 +88,7 @@ def torch_modes(stand: Stand, script: Any) -> tuple[Mode, ...]:
     )
 
 
+_NO_SCRIPT = "TorchScript cannot take a .pt2 program"
 _NO_COMPILER = "Inductor needs a C++ compiler; none of g++ and clang++ is on PATH"
 
 

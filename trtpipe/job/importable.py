@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import sys
+import sysconfig
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
@@ -25,6 +27,12 @@ def on_path(base: Path | None) -> Iterator[None]:
             sys.path.remove(folder)
         for folder in last:  # what was added, and not where the path may have had it before
             del sys.path[len(sys.path) - 1 - sys.path[::-1].index(folder)]
+
+
+def is_installed(origin: str) -> bool:
+    """Whether a module's file belongs to an installed package or to Python itself."""
+    folders = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}
+    return any(origin.startswith(folder + os.sep) for folder in folders) or "site-packages" in origin
 
 
 def find_module(name: str, folders: Iterable[Path] = ()) -> ModuleSpec | None:

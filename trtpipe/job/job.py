@@ -64,6 +64,23 @@ class Job(Section):
             return self.calibration.transform
         return self.check.transform
 
+    def unused(self) -> tuple[str, ...]:
+        """What the calibration section gives and a job without INT8 does not use, as notes."""
+        data, precision = self.calibration, self.precision
+        if data is None or precision.int8_mode:
+            return ()
+        if not precision.fp16_mode:
+            shared = self.check.images is not None and self.check.transform is None and data.transform is not None
+            what = "only its transform is used, by the check" if shared else "not used"
+            return (f"calibration: {what}, since precision.int8_mode and precision.fp16_mode are false",)
+        given = (
+            f"calibration.{n}"
+            for n in ("algorithm", "percentile", "corrections", "table")
+            if n in data.model_fields_set
+        )
+        names = ", ".join(given)
+        return (f"{names}: not used, since precision.int8_mode is false",) if names else ()
+
     def batch_size(self, data: Data) -> int:
         """`data.batch_size`, within what the batch dimension of the inputs takes."""
         first = next(iter(self.inputs.values()))

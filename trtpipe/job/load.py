@@ -20,6 +20,7 @@ from trtpipe.job.rules import BrokenRules, broken
 PATHS: Mapping[tuple[str, ...], str] = {
     ("model", "weights"): "file",
     ("model", "torchscript"): "file",
+    ("check", "labels"): "file",
     ("model", "program"): "file",
     ("calibration", "images"): "folder",
     ("calibration", "arrays"): "file",

@@ -8,21 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from trtpipe.job.sections import (
-        Build,
-        Calibration,
-        Check,
-        Data,
-        Input,
-        Model,
-        Normalize,
-        Output,
-        Precision,
-        Transform,
-    )
+from trtpipe.job.sections import Build, Calibration, Check, Data, Input, Model, Normalize, Output, Precision, Transform
 
 Path = tuple[str | int, ...]
 
@@ -76,6 +64,9 @@ def _one_source(model: Model) -> Iterator[Broken]:
         yield Broken(("model",), "have exactly one of factory and program", _count(sources))
     yield from _callable(model.factory, ("model", "factory"))
     if sources == ("program",):
+        if "baseline" in _changed(model) and model.torchscript is None:
+            hint = "A program is its own baseline: TorchScript cannot take it."
+            yield Broken(("model", "baseline"), "be given only with factory", f"{model.baseline} with program", hint)
         for key, value in (("args", model.args), ("weights", model.weights)):
             if value:
                 yield Broken(("model", key), "be given only with factory", f"{key} with program", f"Remove {key}.")
@@ -167,13 +158,33 @@ def _precision(precision: Precision) -> Iterator[Broken]:
             "INT8 alone leaves out nothing.",
         )
         yield Broken(("precision", "placement"), must, "all", hint)
-    if precision.keep.fp32 and not (precision.fp16_mode or precision.bf16_mode or precision.int8_mode):
+    if precision.keep.fp32 and not (precision.fp16_mode or precision.bf16_mode or precision.quantized):
         yield Broken(("precision", "keep", "fp32"), "be empty when everything is FP32", _list(precision.keep.fp32))
     for half, mode in (("fp16", precision.fp16_mode), ("bf16", precision.bf16_mode)):
         kept = getattr(precision.keep, half)
-        if kept and not (mode and precision.int8_mode):
-            must = f"be empty unless {half}_mode and int8_mode are true"
+        if kept and not (mode and precision.quantized):
+            must = f"be empty unless {half}_mode and int8_mode (or another number format) are on"
             yield Broken(("precision", "keep", half), must, _list(kept))
+    if precision.weights is not None and precision.nvfp4_mode:
+        hint = "NVFP4 holds weights and activations of linears: choose one."
+        yield Broken(("precision", "weights"), "not be given with nvfp4_mode", precision.weights, hint)
+    yield from _formats(precision)
+
+
+def _formats(precision: Precision) -> Iterator[Broken]:
+    """What `precision.formats` names must be on, and there must be a choice."""
+    on = {"int8": precision.int8_mode, "fp8": precision.fp8_mode, "nvfp4": precision.nvfp4_mode, "int4": False}
+    if precision.weights is not None:
+        on[precision.weights] = True
+    for glob, name in precision.formats.items():
+        if not on[name]:
+            key = f"{name}_mode: true" if f"{name}_mode" in type(precision).model_fields else f"weights: {name}"
+            path = ("precision", "formats", glob)
+            yield Broken(path, "be a number format that is on", name, f"Add precision.{key}.")
+    if precision.formats and sum(on.values()) == 1 and all(on[n] for n in precision.formats.values()):
+        only = next(n for n, chosen in on.items() if chosen)
+        hint = "Add another format, or use precision.keep."
+        yield Broken(("precision", "formats"), "choose among several formats that are on", only, hint)
 
 
 def _route(build: Build, precision: Precision, model: Model) -> Iterator[Broken]:
@@ -190,18 +201,39 @@ def _route(build: Build, precision: Precision, model: Model) -> Iterator[Broken]
             yield Broken(
                 ("precision", "bf16_mode"), "be false for route torch2trt", "true", "It has FP16 and INT8 alone."
             )
+        for key in ("fp8_mode", "nvfp4_mode", "weights"):
+            if value := getattr(precision, key):
+                must, hint = "be left out for route torch2trt", "It has FP16 and INT8 alone: use route onnx."
+                yield Broken(("precision", key), must, _word(value), hint)
         if model.program is not None:
             hint = "torch2trt converts an eager module: use model.factory."
             yield Broken(("model", "program"), "not be given for route torch2trt", repr(model.program), hint)
-    elif build.route == "torch_tensorrt" and build.target == "onnxruntime":
+    if build.route == "torch_tensorrt":
+        for key in ("fp8_mode", "nvfp4_mode", "weights"):
+            if value := getattr(precision, key):
+                must, hint = "be left out for route torch_tensorrt", "Its Q/DQ are INT8 alone: use route onnx."
+                yield Broken(("precision", key), must, _word(value), hint)
+    if build.route == "torch_tensorrt" and build.target == "onnxruntime":
         yield Broken(("build", "target"), "be tensorrt or tensorrt_rtx for route torch_tensorrt", build.target)
     if build.target == "onnxruntime" and precision.bf16_mode:
         hint = "Its operators take no BF16. Use fp16_mode or int8_mode."
         yield Broken(("precision", "bf16_mode"), "be false for target onnxruntime", "true", hint)
     if build.target == "onnxruntime":
+        for key in ("fp8_mode", "nvfp4_mode"):
+            if getattr(precision, key):
+                hint = "ONNX Runtime optimizes FP8 graphs wrongly on a CPU and has no FP4: use int8_mode."
+                yield Broken(("precision", key), "be false for target onnxruntime", "true", hint)
+        if precision.weights == "nvfp4":
+            hint = "ONNX Runtime has no FP4 on a CPU: use int4."
+            yield Broken(("precision", "weights"), "not be nvfp4 for target onnxruntime", "nvfp4", hint)
         for name in _changed(build):
             if name not in ("route", "target"):
                 yield Broken(("build", name), "be left out for target onnxruntime", "a value", "It steers TensorRT.")
+
+
+def _word(value: bool | str) -> str:
+    """A value as YAML writes it."""
+    return "true" if value is True else str(value)
 
 
 def _fallback(build: Build, check: Check) -> Iterator[Broken]:
@@ -213,10 +245,22 @@ def _fallback(build: Build, check: Check) -> Iterator[Broken]:
         yield Broken(path, "be left out with build.allow_torch_fallback", str(limit), hint)
 
 
+def _measured_in_int8(precision: Precision, build: Build, check: Check) -> Iterator[Broken]:
+    """Sensitivity and tuning compare modules with and without Q/DQ, which only explicit INT8 has."""
+    if precision.int8_mode and build.quantization == "explicit":
+        return
+    got = "build.quantization: implicit" if precision.int8_mode else "precision.int8_mode: false"
+    for name, value, default in (("sensitivity", check.sensitivity, False), ("on_fail", check.on_fail, "error")):
+        if value != default:
+            hint = f"It measures what Q/DQ cost module by module: remove check.{name}, or quantize explicitly."
+            yield Broken(("check", name), f"be {str(default).lower()} without explicit INT8", got, hint)
+
+
 def _calibrated(precision: Precision, calibration: Calibration | None) -> Iterator[Broken]:
-    if precision.int8_mode and calibration is None:
+    if precision.calibrated and calibration is None:
+        mode = next(m for m in ("int8_mode", "fp8_mode", "nvfp4_mode") if getattr(precision, m))
         hint = "Add calibration.images, or calibration.table."
-        yield Broken(("calibration",), "be given when precision.int8_mode is true", "none", hint)
+        yield Broken(("calibration",), f"be given when precision.{mode} is true", "none", hint)
 
 
 def _calibration(calibration: Calibration | None) -> Iterator[Broken]:
@@ -227,6 +271,11 @@ def _calibration(calibration: Calibration | None) -> Iterator[Broken]:
         got = f"algorithm: {calibration.algorithm}"
         yield Broken(("calibration", "percentile"), "be given only with algorithm: percentile", got)
     yield from _suffix(calibration.table, ("calibration", "table"), (".json",))
+    if calibration.table is not None:
+        for name in ("samples", "batch_size", "seed", "workers", "on_bad_sample"):
+            if name in _changed(calibration):
+                got = f"{getattr(calibration, name)} with table"
+                yield Broken(("calibration", name), "be left out with calibration.table", got, "No sample is read.")
 
 
 def _calibration_fits(calibration: Calibration | None, inputs: Mapping[str, Input]) -> Iterator[Broken]:
@@ -236,6 +285,8 @@ def _calibration_fits(calibration: Calibration | None, inputs: Mapping[str, Inpu
 
 def _check(check: Check) -> Iterator[Broken]:
     yield from _data("check", check, ("images", "arrays", "factory"))
+    if check.labels is not None and check.images is None:
+        yield Broken(("check", "labels"), "be given only with check.images", "no images", "It names class folders.")
     limits = check.limits
     if not limits.given:
         hint = "A check without a limit cannot fail; start with cosine_min: 0.99."
@@ -332,6 +383,7 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Broken]]], ...] = (
     (("precision",), _precision),
     (("build", "precision", "model"), _route),
     (("build", "check"), _fallback),
+    (("precision", "build", "check"), _measured_in_int8),
     (("precision", "calibration"), _calibrated),
     (("calibration",), _calibration),
     (("calibration", "inputs"), _calibration_fits),

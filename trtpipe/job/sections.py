@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from pydantic_core import PydanticCustomError
 
 from trtpipe.job.build_options import BuildOptions
-from trtpipe.values import DimRange, Route, Target
+from trtpipe.values import DimRange, NumberFormatName, Route, Target
 
 
 def _tuples(value: Any) -> Any:
@@ -180,6 +180,9 @@ class Check(Data):
     require: Literal["graph", "engine"] = Field(
         default="graph", description="engine: fail where the engine itself cannot run"
     )
+    labels: str | None = Field(
+        default=None, description="a text file of the model's class names, one a line, that class folders are found in"
+    )
     sensitivity: bool = Field(
         default=False, description="measure what INT8 costs by module even where the check passes, for the report"
     )
@@ -191,8 +194,8 @@ class Keep(Section):
     """Globs over source module paths that stay out of a lower precision."""
 
     fp32: tuple[str, ...] = Field(default=(), description="stay in FP32")
-    fp16: tuple[str, ...] = Field(default=(), description="stay in FP16 instead of INT8")
-    bf16: tuple[str, ...] = Field(default=(), description="stay in BF16 instead of INT8")
+    fp16: tuple[str, ...] = Field(default=(), description="stay in FP16 instead of a quantized format")
+    bf16: tuple[str, ...] = Field(default=(), description="stay in BF16 instead of a quantized format")
 
 
 class Precision(Section):
@@ -201,11 +204,32 @@ class Precision(Section):
     fp16_mode: bool = Field(default=False, description="compute in FP16 where that is safe")
     bf16_mode: bool = Field(default=False, description="compute in BF16 where that is safe")
     int8_mode: bool = Field(default=False, description="quantize convolutions, linears and matmuls to INT8")
+    fp8_mode: bool = Field(
+        default=False, description="quantize linears and matmuls to FP8 (E4M3), and convolutions where INT8 is off"
+    )
+    nvfp4_mode: bool = Field(default=False, description="quantize linears to NVFP4, their activations as they come")
+    weights: Literal["int4", "nvfp4"] | None = Field(
+        default=None, description="4 bits for the weights of linears alone, in blocks of 128 (int4) or 16 (nvfp4)"
+    )
+    formats: dict[str, NumberFormatName] = Field(
+        default_factory=dict,
+        description="number format by glob over module paths, of those that are on; the last glob that fits decides",
+    )
     placement: Literal["auto", "all"] = Field(
         default="auto",
         description="auto: with fp16_mode or bf16_mode, what gains nothing from INT8 stays in that; all: nothing does",
     )
     keep: Keep = Field(default=Keep(), description="what stays out")
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether activations are quantized, so that a calibration table is needed."""
+        return self.int8_mode or self.fp8_mode or self.nvfp4_mode
+
+    @property
+    def quantized(self) -> bool:
+        """Whether anything is."""
+        return self.calibrated or self.weights is not None
 
 
 class Range(Section):

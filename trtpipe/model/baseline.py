@@ -53,7 +53,7 @@ def record_baseline(
     """
     import torch
 
-    module, name = _script(loaded, kind, torchscript)
+    module, name = script(loaded, kind, torchscript)
     batching = Batching(loaded.inputs, loaded.outputs, batch_size)
     parts: list[dict[str, NDArray[Any]]] = []
     labels: list[NDArray[np.int64]] = []
@@ -84,7 +84,6 @@ def record_baseline(
     every = np.concatenate(labels)
     padded = len(ids) % batch_size if batching.whole else 0
     return Baseline(
-        module,
         name,
         joined(parts),
         every if (every >= 0).any() else None,
@@ -113,9 +112,10 @@ def _largest(so_far: float, values: torch.Tensor) -> float:
     return seen if math.isnan(seen) or seen > so_far else so_far
 
 
-def _script(
+def script(
     loaded: LoadedModel, kind: Literal["trace", "script"], torchscript: str | None
 ) -> tuple[Any, Literal["trace", "script", "torchscript", "program"]]:
+    """The module that the baseline's outputs come from, and what it is; arguments and errors as `record_baseline`."""
     import torch
 
     with warnings.catch_warnings():

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -55,25 +54,87 @@ class Bound(torch.nn.Module):
             found.append(x)
         return found
 
-    def outputs(self, answer: Any) -> tuple[torch.Tensor, ...]:
-        """The network's answer as a tuple; a dict is taken by name, anything else in order.
+    def outputs(self, returned: object) -> tuple[torch.Tensor, ...]:
+        """What the network returned as a tuple; a dict is taken by name, anything else in order.
 
         Raises:
-            InputError: the number or the names of the outputs are not the job's.
+            InputError: the number or the names of the outputs are not the job's, or one is not a tensor.
         """
         names = self.output_names
-        if isinstance(answer, dict):
-            missing = [n for n in names if n not in answer]
-            if missing:
-                raise InputError(f"outputs: must be among what the model returns, {list(answer)} (got {missing}).")
-            found = [answer[n] for n in names]
+        if isinstance(returned, dict) and all(n in returned for n in names):
+            values = [returned[n] for n in names]
+        elif isinstance(returned, torch.Tensor):
+            values = [returned]
         else:
-            found = [answer] if isinstance(answer, torch.Tensor) else list(answer)
-        if len(found) != len(names) or not all(isinstance(t, torch.Tensor) for t in found):
-            kinds = [type(t).__name__ for t in found]
-            raise InputError(f"outputs: must name each tensor that the model returns, {kinds} (got {list(names)}).")
+            values = list(returned) if isinstance(returned, list | tuple) else []
+        if len(values) != len(names) or not all(isinstance(t, torch.Tensor) for t in values):
+            raise InputError(_unlike_the_job(returned, names))
         half = (torch.float16, torch.bfloat16, torch.float64)
-        return tuple(t.to(torch.float32) if t.dtype in half else t for t in found)
+        return tuple(t.to(torch.float32) if t.dtype in half else t for t in values)
+
+
+#: Tensors that a message lists.
+_MOST_LISTED = 6
+
+
+def _unlike_the_job(returned: object, names: tuple[str, ...]) -> str:
+    """What the model returned instead of the job's outputs, and the lines that help."""
+    tensors = list(_tensors(returned, "out"))[:_MOST_LISTED]
+    said = f"outputs: must be the tensors that the model returns (got {', '.join(names)}, and it returns "
+    said += f"{described(returned)}). "
+    flat = isinstance(returned, dict | torch.Tensor) or (isinstance(returned, tuple | list) and bool(returned))
+    if flat and all(isinstance(v, torch.Tensor) for v in _parts(returned).values()):
+        keys = [k if isinstance(returned, dict) else f"output_{i}" for i, k in enumerate(_parts(returned))]
+        return said + "Name each of them in the job:\n    outputs:" + "".join(f"\n      {k}: {{}}" for k in keys)
+    if not tensors:
+        return said + "Return tensors from its forward."
+    return (
+        said
+        + "Return tensors from a wrapper's forward:\n    out = self.model(*inputs)\n    return "
+        + ", ".join(tensors)
+    )
+
+
+def _parts(value: object) -> dict[str, object]:
+    """The parts of a container by how they are reached: a key, a place or a field."""
+    if isinstance(value, dict):
+        return {str(k): v for k, v in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {n: getattr(value, n) for n in value._fields}
+    if isinstance(value, list | tuple):
+        return {str(k): v for k, v in enumerate(value)}
+    if isinstance(value, torch.Tensor) or value is None or isinstance(value, int | float | str | bool):
+        return {}
+    return dict(vars(value)) if hasattr(value, "__dict__") else {}
+
+
+def _tensors(value: object, path: str) -> Iterator[str]:
+    """The expression of each tensor in a value, as `out["boxes"][0]`."""
+    if isinstance(value, torch.Tensor):
+        yield path
+        return
+    for key, part in _parts(value).items():
+        if isinstance(value, dict):
+            step = f'["{key}"]'
+        else:
+            step = f"[{key}]" if isinstance(value, list | tuple) and not hasattr(value, "_fields") else f".{key}"
+        yield from _tensors(part, path + step)
+
+
+def described(value: object) -> str:
+    """A value in a few words, as `a dict of boxes: a list of 2 (float32 [3, 4], ...)`."""
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if value is None:
+        return "None"
+    parts = _parts(value)
+    shown = [f"{k}: {described(v)}" for k, v in list(parts.items())[:3]] + (["..."] if len(parts) > 3 else [])
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        inside = ", ".join([described(v) for v in value[:3]] + (["..."] if len(value) > 3 else []))
+        return f"a {type(value).__name__} of {len(value)} ({inside})"
+    if isinstance(value, dict):
+        return f"a dict of {', '.join(shown) or 'nothing'}"
+    return f"{type(value).__name__}({', '.join(shown)})"
 
 
 def bind(

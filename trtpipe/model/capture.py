@@ -29,7 +29,6 @@ def capture(loaded: LoadedModel) -> Captured:
 
     from trtpipe.model.pt2e import constant_fold, fuse_conv_bn
 
-    notes: list[str] = []
     program = export(loaded.module, loaded.inputs)
     with warnings.catch_warnings():  # torch 2.11 announces a deprecation of its own
         warnings.simplefilter("ignore")
@@ -37,13 +36,13 @@ def capture(loaded: LoadedModel) -> Captured:
     assert isinstance(graph, torch.fx.GraphModule)
     fuse_conv_bn(graph)
     constant_fold(graph)
-    notes += _spell_out_attention(graph)
+    _spell_out_attention(graph)
     _tidy(graph)
     graph.recompile()
     graph = export(graph, loaded.inputs).module(check_guards=False)
     assert isinstance(graph, torch.fx.GraphModule)
     outputs = _output_specs(graph, loaded)
-    return Captured(graph, loaded.inputs, outputs, _digest(graph, loaded.weights_digest), tuple(notes))
+    return Captured(graph, loaded.inputs, outputs, _digest(graph, loaded.weights_digest))
 
 
 def _output_specs(graph: torch.fx.GraphModule, loaded: LoadedModel) -> tuple[TensorSpec, ...]:
@@ -127,44 +126,86 @@ def _tidy(graph: torch.fx.GraphModule) -> None:
     graph.graph.eliminate_dead_code()
 
 
-def _spell_out_attention(graph: torch.fx.GraphModule) -> list[str]:
-    """Replace scaled_dot_product_attention by matmul(q*scale, k^T) + mask, softmax, matmul(., v).
+def _spell_out_attention(graph: torch.fx.GraphModule) -> None:
+    """Replace every scaled_dot_product_attention by `attention`, which the next export takes apart.
 
-    The scale is 1/sqrt(E) unless given (Vaswani et al. 2017, equation 1), applied to q so that FP16 holds the product.
+    Raises:
+        BuildError: an attention has dropout, which makes the model's outputs random.
     """
     import torch
 
-    from trtpipe.model.nodes import calls, module_path
+    from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, module_path
 
-    aten = torch.ops.aten
-    notes = []
-    for node in [n for n in calls(graph.graph) if n.target is aten.scaled_dot_product_attention.default]:
-        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-        given = dict(zip(names, node.args, strict=False)) | node.kwargs
-        q, k, v, mask = (given.get(n) for n in names[:4])
-        assert isinstance(q, torch.fx.Node)
-        assert isinstance(k, torch.fx.Node)
-        assert isinstance(v, torch.fx.Node)
-        boolean = isinstance(mask, torch.fx.Node) and mask.meta["val"].dtype == torch.bool
-        if given.get("is_causal") or given.get("enable_gqa") or boolean:
-            notes.append(
-                f"{module_path(node) or 'the model'}: causal, grouped or boolean-masked attention is left whole, "
-                "in FP32 and not quantized"
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    for node in [n for n in calls(graph.graph) if n.target is torch.ops.aten.scaled_dot_product_attention.default]:
+        given: dict[str, Any] = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+        if given.get("dropout_p"):
+            raise BuildError(
+                f"{module_path(node) or 'the model'}: attention has dropout_p {given['dropout_p']} in eval mode, so "
+                "its outputs are random. Pass dropout_p=self.dropout if self.training else 0.0."
             )
-            continue
-        scale = given.get("scale") or 1.0 / math.sqrt(q.meta["val"].shape[-1])
-        new: list[torch.fx.Node] = []
+        q, k, mask = given["query"], given["key"], given.get("attn_mask")
+        rows, columns = q.meta["val"].shape[-2], k.meta["val"].shape[-2]
+        causal = bool(given.get("is_causal"))
+        if causal and isinstance(rows, int) and isinstance(columns, int):
+            mask, causal = add_constant(graph, "causal_mask", torch.ones(rows, columns).tril().bool(), node), False
+        open_rows = causal or (is_constant(mask) and _has_no_closed_row(constant_value(graph, mask)))
+        node.target = attention
+        node.args = (q, k, given["value"], mask, causal, given.get("scale"), bool(given.get("enable_gqa")), open_rows)
+        node.kwargs = {}
 
-        def add(target: Any, *args: Any, new: list[torch.fx.Node] = new, node: torch.fx.Node = node) -> torch.fx.Node:
-            made = graph.graph.call_function(target, args)
-            made.meta = {key: m for key, m in node.meta.items() if key in ("nn_module_stack", "stack_trace")}
-            new.append(made)
-            return made
 
-        with graph.graph.inserting_before(node):
-            scores = add(aten.matmul.default, add(aten.mul.Tensor, q, scale), add(aten.transpose.int, k, -2, -1))
-            if mask is not None:
-                scores = add(aten.add.Tensor, scores, mask)
-            node.replace_all_uses_with(add(aten.matmul.default, add(aten.softmax.int, scores, -1), v))
-        graph.graph.erase_node(node)
-    return notes
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    scale: float | None,
+    grouped: bool,
+    open_rows: bool,
+) -> torch.Tensor:
+    """softmax(query*scale key^T + mask) value, in operations that can be quantized and kept in FP32 one by one.
+
+    What torch.nn.functional.scaled_dot_product_attention defines, without dropout. The scale is 1/sqrt(E) unless given
+    (Vaswani et al. 2017, equation 1), and is applied to the query so that FP16 holds the product.
+
+    Args:
+        query: [..., H, L, E]; key, value: [..., H or fewer, S, E].
+        mask: bool [..., L, S], False where a key is not seen, or float that is added; None for none.
+        causal: a query sees keys up to its own position.
+        scale: None for 1/sqrt(E).
+        grouped: several heads of the query share one of the key and the value (Ainslie et al. 2023).
+        open_rows: every query sees some key; otherwise one that sees none gets zeros, as in PyTorch.
+    """
+    import torch
+
+    if grouped and key.shape[-3] != query.shape[-3]:
+        key, value = (_repeated(x, query.shape[-3] // x.shape[-3]) for x in (key, value))
+    factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = torch.matmul(query * factor, key.transpose(-2, -1))
+    if causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if mask is None:
+        return torch.matmul(torch.softmax(scores, -1), value)
+    seen = mask if mask.dtype == torch.bool else mask != -math.inf
+    unseen = torch.finfo(torch.float32).min
+    scores = torch.where(mask, scores, unseen) if mask.dtype == torch.bool else scores + mask
+    weights = torch.softmax(scores, -1)
+    if not open_rows:
+        weights = torch.where(seen.any(-1, keepdim=True), weights, 0.0)
+    return torch.matmul(weights, value)
+
+
+def _repeated(x: torch.Tensor, times: int) -> torch.Tensor:
+    """[..., H, S, E] with each head `times` in a row, [..., H * times, S, E]."""
+    *outer, heads, length, size = x.shape
+    return x.unsqueeze(-3).expand(*outer, heads, times, length, size).reshape(*outer, heads * times, length, size)
+
+
+def _has_no_closed_row(mask: torch.Tensor) -> bool:
+    """Whether every row of a mask lets some key through."""
+    import torch
+
+    seen = mask if mask.dtype == torch.bool else mask != -math.inf
+    return bool(seen.any(-1).all())

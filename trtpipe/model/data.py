@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calib.data import open_source
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from calib.samples import TransformSpec
     from trtpipe.job.job import Job
     from trtpipe.job.sections import Data, Transform
+    from trtpipe.values import LoadedModel
 
 
 def open_calibration(job: Job) -> Source:
@@ -34,14 +36,70 @@ def open_check(job: Job) -> Source:
     Raises:
         InputError: they are bad.
     """
-    return _open(job, "check", job.check, check_transform(job))
+    return _open(job, "check", job.check, job.check_transform())
 
 
-def check_transform(job: Job) -> Transform | None:
-    """How images become inputs: what the check used, and what a bundle tells its users to do."""
-    if job.check.transform is not None or job.calibration is None or job.check.images is None:
-        return job.check.transform
-    return job.calibration.transform
+def with_labels(job: Job, loaded: LoadedModel, source: Source) -> tuple[Source, tuple[str, ...]]:
+    """The check samples with labels that number the model's classes, and a note where they have to go without.
+
+    Class folders are found by name in check.labels, else in the model's own list (`classes` of the module), else in
+    the folders of calibration.images where those are as many as the model has classes. Without any of them the folders
+    are the classes themselves where they are as many, or are numbers below that.
+
+    Raises:
+        InputError: more classes than the model has, a class that the model has not, or a label beyond them.
+    """
+    scores = (s for s in loaded.outputs if s.batch_axis is not None and len(s.row_shape) == 1)
+    count = next((s.row_shape[0] for s in scores if isinstance(s.row_shape[0], int) and s.row_shape[0] > 1), None)
+    if source.labels is None or count is None:
+        return source, ()
+    folders = source.classes
+    if folders is None:
+        if (largest := int(source.labels.max())) >= count:
+            raise InputError(
+                f"check: labels must be below {count}, the number of the model's classes (got {largest}). Number them "
+                "from 0 in the order of the model's outputs."
+            )
+        return source, ()
+    names, where = _class_names(job, loaded, folders, count)
+    if len(names or folders) > count or (where == "check.labels" and names is not None and len(names) != count):
+        raise InputError(
+            f"{where}: must name the model's {count} classes (got {len(names or folders)}). "
+            "Name one class a line in check.labels, in the order of the model's outputs."
+        )
+    if names is None:
+        return source.without_labels(), (
+            f"check.images: {len(folders)} class folders say nothing of {count} classes of the model, so no accuracy "
+            "was measured. Name the classes in check.labels, one a line, in the order of the model's outputs",
+        )
+    try:
+        return source.numbered_by(names), ()
+    except CalibError as error:
+        raise InputError(f"{where}: {str(error).removeprefix('labels: ')}") from error
+
+
+def _class_names(
+    job: Job, loaded: LoadedModel, folders: tuple[str, ...], count: int
+) -> tuple[tuple[str, ...] | None, str]:
+    """The model's classes in the order of its outputs, None where nothing says them; and the key that does."""
+    if job.check.labels is not None:
+        try:
+            lines = Path(job.check.labels).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"check.labels: must be a readable text file (got {error}).") from error
+        return tuple(line.strip() for line in lines if line.strip()), "check.labels"
+    if loaded.classes is not None:
+        return loaded.classes, "model.factory"
+    if job.calibration is not None and job.calibration.images is not None:
+        there = tuple(sorted(p.name for p in Path(job.calibration.images).iterdir() if p.is_dir()))
+        if len(there) == count:
+            return there, "calibration.images"
+    if len(folders) == count:
+        return folders, "check.images"
+    if all(name.isdecimal() and int(name) < count for name in folders):
+        numbered = {int(name): name for name in folders}
+        return tuple(numbered.get(k, str(k)) for k in range(count)), "check.images"
+    return None, "check.images"
 
 
 def _open(job: Job, where: str, data: Data, transform: Transform | None) -> Source:

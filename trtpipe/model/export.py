@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trtpipe.errors import BuildError
+from trtpipe.model.failures import branches_on_data, first_line, place_of
 from trtpipe.values import TensorSpec
 
 if TYPE_CHECKING:
@@ -50,8 +51,27 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
             warnings.simplefilter("ignore")
             return torch.export.export(module, example_inputs(inputs), dynamic_shapes=(shapes,) if star else shapes)
     except Exception as error:
-        text = "\n".join(str(error).strip().splitlines()[:12])
-        raise BuildError(
-            f"capture: torch.export must be able to capture the model (got {type(error).__name__}: {text}). "
-            "Change the model's forward, or declare the dimension it fixes as a number in inputs.*.shape."
-        ) from error
+        raise BuildError(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    """What keeps torch.export from capturing the model, where, and what to do."""
+    where = place_of(error)
+    at = f" at {where}" if where else ""
+    if branches_on_data(error):
+        return (
+            f"capture: the model decides by the values of a tensor{at}, and a graph holds one way alone. Compute both "
+            "ways and choose:\n    y = torch.where(condition, a, b)\n"
+            "For a decision by a shape, use Python numbers of x.shape; for int(x), a constant."
+        )
+    if "onstraint" in type(error).__name__ + str(error)[:400] or "specialized" in str(error):
+        told = [line.strip() for line in str(error).splitlines() if "pecializ" in line]
+        return (
+            f"capture: the model fixes a dimension that the job declares as dynamic ({(*told, first_line(error))[0]}). "
+            "Declare it as a number in inputs.*.shape, or take it from x.shape in the model:\n"
+            "    x = x.reshape(x.shape[0], -1)"
+        )
+    return (
+        f"capture: torch.export cannot capture the model{at}: {first_line(error)}. Write that line in operations on "
+        "tensors alone, or keep it out of forward."
+    )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from calib.user_code import import_callable, user_code
 from trtpipe.errors import BuildError, InputError
 from trtpipe.job.importable import on_path
+from trtpipe.model.failures import first_line, place_of
 from trtpipe.values import DimRange, LoadedModel, TensorSpec
 
 if TYPE_CHECKING:
@@ -41,7 +42,9 @@ def load_model(job: Job, base: Path | None = None) -> LoadedModel:
     module = bind(network, inputs, normalize, tuple(job.outputs))
     digest = _weights_digest(network)
     outputs = _output_specs(module, inputs, {n: o.dtype for n, o in job.outputs.items()})
-    return LoadedModel(module, inputs, outputs, digest, source, exported=job.model.program is not None)
+    exported, own = job.model.program is not None, getattr(network, "classes", None)
+    classes = tuple(own) if isinstance(own, list | tuple) and own and all(isinstance(c, str) for c in own) else None
+    return LoadedModel(module, inputs, outputs, digest, source, exported=exported, classes=classes)
 
 
 def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
@@ -123,10 +126,13 @@ def _load_weights(network: torch.nn.Module, path: Path) -> None:
     for wrapper in ("state_dict", "model"):
         if isinstance(state.get(wrapper), dict):
             state = state[wrapper]
-    try:
-        network.load_state_dict(state, strict=True)
-    except RuntimeError as error:
-        raise InputError(f"model.weights: must fit the model (got {path.name}: {error}). Check model.args.") from None
+    with user_code("model.weights: load_state_dict() of the model", InputError):
+        try:
+            network.load_state_dict(state, strict=True)
+            return
+        except RuntimeError as error:
+            unfit = str(error)
+    raise InputError(f"model.weights: must fit the model (got {path.name}: {unfit}). Check model.args.")
 
 
 def _weights_digest(network: torch.nn.Module) -> str:
@@ -206,9 +212,11 @@ def _shapes(
     except InputError:
         raise
     except Exception as error:
+        where = place_of(error)
+        tried = ", ".join(f"{s.name} {s.dtype} {list(a.shape)}" for s, a in zip(inputs, args, strict=True))
         raise BuildError(
-            f"model: must run on zeros of the declared input shapes (got {type(error).__name__}: {error}). "
-            "Check inputs.*.shape and dtype."
+            f"model: it fails on zeros of the declared inputs ({tried}){f' at {where}' if where else ''}: "
+            f"{first_line(error)}. Change inputs.*.shape or dtype in the job, or that line of the model."
         ) from error
 
 

@@ -29,7 +29,7 @@ def module_path(node: torch.fx.Node) -> str:
     if not stack:
         return ""
     path = _CALL_SUFFIX.sub("", str(list(stack.values())[-1][0]))
-    if path == INNER:
+    if path == INNER or path.startswith("_empty_nn_module_stack"):  # torch's name for what no module's forward made
         return ""
     return path.removeprefix(INNER + ".")
 

@@ -12,7 +12,7 @@ import numpy as np
 from trtpipe.bundle.format import place
 from trtpipe.errors import TrtpipeError
 from trtpipe.nightly.outcome import Drift, JobOutcome
-from trtpipe.nightly.task import Task, of_bundle
+from trtpipe.nightly.task import RepeatTask, of_bundle
 from trtpipe.pipeline.build import build
 from trtpipe.runtime.session import open_model
 
@@ -20,30 +20,29 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from trtpipe.bundle.format import Bundle
-    from trtpipe.job.job import Job
     from trtpipe.progress import Reporter
 
 
-def repeat(task: Task, job: Job, reporter: Reporter) -> JobOutcome:
-    """Build `task.repeat` times; the last bundle goes where the job's belongs.
+def repeat(task: RepeatTask, reporter: Reporter) -> JobOutcome:
+    """Build the job `task.times` times; the last bundle goes where the job's belongs.
 
     Raises:
         TrtpipeError: as `pipeline.build`.
     """
     engines, answers, notes = [], [], []
-    for number in range(task.repeat):
-        reporter.note(f"build {number + 1} of {task.repeat}")
+    for number in range(task.times):
+        reporter.note(f"build {number + 1} of {task.times}")
         with tempfile.TemporaryDirectory(prefix="trtpipe-repeat-") as scratch:
-            built = build(job, Path(scratch), reporter)
+            built = build(task.job, Path(scratch), reporter, diagnose_seconds=task.diagnose_seconds)
             manifest = built.bundle.manifest
             assert manifest.engine is not None
             engines.append(manifest.files[manifest.engine.file].sha256)
             answers.append(_answers(built.bundle))
-            if number + 1 == task.repeat:
+            if number + 1 == task.times:
                 bundle = place(Path(task.out, task.name), built.bundle.contents(), where=built.bundle.path)
                 seconds = dict(built.seconds)
     executed = [a for a in answers if a is not None]
-    if built.report.executed == "graph" and job.build.target != "onnxruntime":
+    if built.report.executed == "graph" and task.job.build.target != "onnxruntime":
         notes.append("drift: no GPU executed the engines here; the outputs are those of their graphs")
     if len(executed) < len(answers):
         notes.append("drift: outputs were not compared, nothing here can execute the engine or its graph")

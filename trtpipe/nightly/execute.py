@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+import importlib
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtpipe.bundle.format import place
 from trtpipe.errors import Cancelled, InputError, user_error
-from trtpipe.job.job import Job
+from trtpipe.job.importable import is_installed
 from trtpipe.nightly.drift import repeat
 from trtpipe.nightly.outcome import JobOutcome
-from trtpipe.nightly.task import Task, failure, of_bundle, plain, recorded
+from trtpipe.nightly.task import (
+    BuildTask,
+    FinishTask,
+    JobTask,
+    RepeatTask,
+    Task,
+    failure,
+    of_bundle,
+    plain,
+    recorded,
+)
+from trtpipe.pipeline.build import build
 from trtpipe.pipeline.cache.digests import Digests
-from trtpipe.pipeline.cache.keys import Survey, is_installed, stage_keys, this_machine
+from trtpipe.pipeline.cache.environment import this_machine
+from trtpipe.pipeline.cache.keys import Ingredients, Survey, code_key, stage_keys, with_reads
+from trtpipe.pipeline.cache.reads import Reads, recall, remember
+from trtpipe.pipeline.cache.recorder import Recorder
 from trtpipe.pipeline.cache.remote import Store
 from trtpipe.pipeline.cache.store import Busy, Cache, DamagedEntry, Entry
-from trtpipe.pipeline.cached import rebuild
+from trtpipe.pipeline.cached import CachedResults
 from trtpipe.pipeline.kit import finish_kit, write_kit
 
 if TYPE_CHECKING:
+    from trtpipe.job.job import Job
+    from trtpipe.pipeline.cache.keys import StageKeys
     from trtpipe.pipeline.cached import Memory
     from trtpipe.progress import Reporter
 
@@ -37,13 +55,15 @@ def execute(task: Task, reporter: Reporter, memory: Memory) -> dict[str, Any]:
     """Build the job unless its bundle is in the cache, and say what came of it.
 
     Returns:
-        The fields of a JobOutcome as plain data; `{"outcome": "busy"}` when another process is building it.
+        The fields of a JobOutcome as plain data; `{"outcome": "busy"}` when another process is building it. With what
+        the job's code read, under "reads": see `record_reads`.
 
     Raises:
         Cancelled: the user stopped it. Every other user error is in what is returned.
     """
     try:
-        return plain(_execute(task, reporter, memory))
+        outcome, reads = _execute(task, reporter, memory)
+        return plain(outcome) | ({} if reads is None else {"reads": reads})
     except Busy:
         return {"outcome": BUSY}
     except Cancelled:
@@ -57,70 +77,117 @@ def execute(task: Task, reporter: Reporter, memory: Memory) -> dict[str, Any]:
         return failure(task, f"this is a bug in trtpipe, please report it:\n{where}", 70)
 
 
-def _execute(task: Task, reporter: Reporter, memory: Memory) -> JobOutcome:
-    if task.kit == "finish":
-        return _finish(task, reporter)
-    job = task.load()
-    _forget_modules(Path(task.folder), memory.folder)
-    memory.folder = Path(task.folder)
-    if task.repeat:
-        return repeat(task, job, reporter)
-    if task.kit == "make":
-        kit = write_kit(job, Path(task.out), reporter).bundle
-        return JobOutcome(task.name, task.file, "built", key=task.key, bundle=str(kit.path))
-    cache = _cache(task, reporter)
-    with cache.lock("built", task.key, wait=task.wait):
-        return _kept(task, cache) or _build(task, job, cache, reporter, memory)
+def record_reads(cache: Cache, raw: Mapping[str, Any]) -> None:
+    """Keep what a worker with another cache says that the job's code read, so that it can be watched from here too."""
+    reads = raw.get("reads")
+    if reads is not None:
+        remember(cache, reads["code"], Reads.from_plain(reads))
 
 
-def _kept(task: Task, cache: Cache) -> JobOutcome | None:
+def _execute(task: Task, reporter: Reporter, memory: Memory) -> tuple[JobOutcome, dict[str, Any] | None]:
+    if isinstance(task, FinishTask):
+        return _finish(task, reporter), None
+    if isinstance(task, BuildTask):
+        return _build(task, reporter, memory)
+    assert isinstance(task, JobTask)
+    with _fresh_modules({}, "", memory):
+        if isinstance(task, RepeatTask):
+            return repeat(task, reporter), None
+        kit = write_kit(task.job, Path(task.out), reporter, diagnose_seconds=task.diagnose_seconds).bundle
+        return JobOutcome(task.name, task.file, "built", key=task.key, bundle=str(kit.path)), None
+
+
+def _kept(task: Task, cache: Cache, key: str) -> JobOutcome | None:
     """The outcome that the cache holds, its bundle put in place; None where it holds none that is whole."""
-    record = cache.get("built", task.key)
+    record = cache.get("built", key)
     if record is None:
         return None
     try:
-        return _reused(task, cache, record)
+        return _reused(task, cache, record, key)
     except (DamagedEntry, InputError):
-        cache.discard("built", task.key)
+        cache.discard("built", key)
         return None
 
 
-def _cache(task: Task, reporter: Reporter) -> Cache:
+def _cache(task: BuildTask | FinishTask, reporter: Reporter) -> Cache:
     store = Store(task.store) if task.store else None
     return Cache(Path(task.cache), store, reporter.cancelled, force=task.force)
 
 
-def _finish(task: Task, reporter: Reporter) -> JobOutcome:
-    """The kit in the task's folder as a bundle; needs neither torch nor the job's data."""
+def _finish(task: FinishTask, reporter: Reporter) -> JobOutcome:
+    """A kit as a bundle; needs neither torch nor the job's data."""
     cache = _cache(task, reporter)
     with cache.lock("built", task.key, wait=task.wait):
-        if (kept := _kept(task, cache)) is not None:
+        if (kept := _kept(task, cache, task.key)) is not None:
             return kept
-        built = finish_kit(Path(task.folder, task.name), Path(task.out), reporter)
+        built = finish_kit(Path(task.kits, task.name), Path(task.out), reporter)
         outcome = dataclasses.replace(of_bundle(task, built.bundle), seconds=dict(built.seconds))
         keep(cache, task.key, outcome, built.bundle.contents())
         return outcome
 
 
-def _build(task: Task, job: Job, cache: Cache, reporter: Reporter, memory: Memory) -> JobOutcome:
+def _build(task: BuildTask, reporter: Reporter, memory: Memory) -> tuple[JobOutcome, dict[str, Any]]:
+    """The job's bundle, built unless the cache has it; and what its code read."""
+    cache, job = _cache(task, reporter), task.job
     with Digests(cache.digests_path) as digests:
         machine = this_machine(digests)
-        ingredients = Survey(digests, machine).ingredients(job)
-    if ingredients.key != task.key:
-        moved = "; ".join(ingredients.changes(task.parts))
-        raise InputError(f"{task.name}: must stay as it was when it was planned (got: {moved}). Run again.")
-    done = rebuild(job, Path(task.out), reporter, cache, stage_keys(job, ingredients), memory)
-    with Digests(cache.digests_path) as digests:
-        after = Survey(digests, machine).ingredients(job)
-    outcome = of_bundle(task, done.built.bundle)
-    outcome = dataclasses.replace(
-        outcome, seconds=dict(done.built.seconds), stages_reused=done.reused, notes=(*outcome.notes, *ingredients.notes)
-    )
-    if after.key != ingredients.key:
-        moved = "; ".join(after.changes(ingredients.parts))
-        raise InputError(f"{task.name}: must stay as it is while it is built (got: {moved}). Run again.")
-    keep(cache, task.key, outcome, done.built.bundle.contents())
-    return outcome
+        survey = Survey(digests, machine)
+        ingredients, reads = with_reads(survey, job, lambda key: recall(cache, key))
+        code = code_key(ingredients)
+    if moved := _moved(task.parts, ingredients):
+        raise InputError(f"{task.name}: inputs changed since planning ({moved}). Run again.")
+    with cache.lock("built", ingredients.key, wait=task.wait):
+        if (kept := _kept(task, cache, ingredients.key)) is not None:
+            return kept, {"code": code, **reads.to_plain()}
+        recorder = Recorder(job.folder, _known(job, survey, cache.root, Path(task.out)))
+
+        def now() -> tuple[Ingredients, Reads]:
+            """The ingredients as the files are now, with all that has been read so far, and that."""
+            read = recorder.reads
+            known = (reads | read).present(job.folder or Path.cwd(), read)
+            remember(cache, code, known)
+            with Digests(cache.digests_path) as digests:
+                return Survey(digests, machine).ingredients(job, known), known
+
+        def keys_now() -> StageKeys | None:
+            latest, _ = now()
+            return None if recorder.changed() or _moved(ingredients.parts, latest) else stage_keys(job, latest)
+
+        try:
+            keys = stage_keys(job, ingredients)
+            results = CachedResults(cache, keys, memory, reporter, recorder, keys_now)
+            with _fresh_modules(ingredients.parts, keys.model, memory):
+                built = build(job, Path(task.out), reporter, diagnose_seconds=task.diagnose_seconds, results=results)
+            latest, known = now()
+            changed = [_shown(job, path) for path in recorder.changed()]
+        finally:
+            recorder.close()
+        if moved := "; ".join([*filter(None, [_moved(ingredients.parts, latest)]), *changed]):
+            raise InputError(f"{task.name}: inputs changed while it was built ({moved}). Run again.")
+        outcome = dataclasses.replace(
+            of_bundle(task, built.bundle),
+            key=latest.key,
+            seconds=dict(built.seconds),
+            stages_reused=tuple(results.reused),
+        )
+        outcome = dataclasses.replace(outcome, notes=tuple(dict.fromkeys((*outcome.notes, *latest.notes))))
+        keep(cache, latest.key, outcome, built.bundle.contents())
+        return outcome, {"code": code, **known.to_plain()}
+
+
+def _moved(before: Mapping[str, str], now: Ingredients) -> str:
+    """What has changed of all that was known before; what was not known to be read is no change. Empty for nothing."""
+    return "; ".join(now.moved_since(before))
+
+
+def _shown(job: Job, path: str) -> str:
+    inside = os.path.relpath(path, job.folder or Path.cwd())
+    return f"{path if inside.startswith(os.pardir) else inside} changed after it was read"
+
+
+def _known(job: Job, survey: Survey, *folders: Path) -> list[Path]:
+    """What needs no watching: files and folders that are ingredients anyhow, and where trtpipe itself writes."""
+    return [*survey.files(job), *(f.resolve() for f in folders)]
 
 
 def keep(cache: Cache, key: str, outcome: JobOutcome, files: Mapping[str, bytes]) -> None:
@@ -130,28 +197,33 @@ def keep(cache: Cache, key: str, outcome: JobOutcome, files: Mapping[str, bytes]
     cache.put("built", key, {k: v for k, v in facts.items() if k not in ("reasons", "attempts", "bundle")}, {})
 
 
-def _reused(task: Task, cache: Cache, record: Entry) -> JobOutcome:
+def _reused(task: Task, cache: Cache, record: Entry, key: str) -> JobOutcome:
     """The bundle of the cache put where the job wants it."""
-    entry = cache.get("bundle", task.key)
+    entry = cache.get("bundle", key)
     if entry is None:
         raise InputError(f"{task.name}: its bundle is no longer in the cache")
-    place(Path(task.out, task.name), {n: entry.read(n) for n in entry.files}, where=entry.path)
-    return recorded(record.facts, task)
+    target = Path(task.out, task.name)
+    place(target, {n: entry.read(n) for n in entry.files}, where=entry.path)
+    return recorded(record.facts, task.name, task.file, target, task.attempts)
 
 
-def _forget_modules(folder: Path, before: Path | None) -> None:
-    """Let `model.py` beside this job not be the `model.py` beside an earlier one: one process runs many jobs.
+@contextlib.contextmanager
+def _fresh_modules(parts: Mapping[str, str], model_key: str, memory: Memory) -> Iterator[None]:
+    """The job's own modules are loaded as they are on disk now, in a process that may have run other jobs.
 
-    What stands in the folder of the job before goes, and whatever this folder has a module of the same name for.
+    What the job before loaded is forgotten, and so are the modules that this job's callables name: `model.py` beside
+    one job is not the `model.py` beside another, and what is not loaded anew is not seen to be read. Modules of a model
+    that the two share stay.
     """
-    for name, module in list(sys.modules.items()):
-        origin = getattr(module, "__file__", None)
-        top = name.partition(".")[0]
-        if not isinstance(origin, str) or top in _NEVER or is_installed(origin):
-            continue
-        inside = before is not None and before != folder and origin.startswith(str(before) + os.sep)
-        shadows = not origin.startswith(str(folder) + os.sep) and (
-            (folder / f"{top}.py").is_file() or (folder / top).is_dir()
-        )
-        if inside or shadows:
+    named = {name.rpartition("source ")[2] for name in parts if "source " in name}
+    stale = memory.stale_modules(model_key)
+    for name in sorted(stale | (named if stale == memory.modules else frozenset())):
+        origin = getattr(sys.modules.get(name), "__file__", None)
+        if isinstance(origin, str) and name.partition(".")[0] not in _NEVER and not is_installed(origin):
             del sys.modules[name]
+    importlib.invalidate_caches()
+    before = set(sys.modules)
+    try:
+        yield
+    finally:
+        memory.modules = frozenset(set(sys.modules) - before) | (memory.modules - stale)

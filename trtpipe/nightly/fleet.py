@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from trtpipe.bundle.format import place, read_bundle
 from trtpipe.errors import Cancelled, MissingError, TrtpipeError
-from trtpipe.nightly.execute import keep
+from trtpipe.nightly.execute import keep, record_reads
 from trtpipe.nightly.fleet_worker import TOPIC, introduce, run_task, stop
 from trtpipe.nightly.local import Local
-from trtpipe.nightly.task import Task, failure, from_plain
+from trtpipe.nightly.task import BuildTask, FinishTask, KitTask, Task, failure, from_plain, task_to_plain
+from trtpipe.nightly.transport import transport
 from trtpipe.pipeline.cache.digests import Digests
-from trtpipe.pipeline.cache.environment import BUILDERS
-from trtpipe.pipeline.cache.keys import Machine, this_machine
+from trtpipe.pipeline.cache.environment import BUILDERS, Machine, this_machine
 from trtpipe.trt import driver
 
 if TYPE_CHECKING:
@@ -90,24 +90,29 @@ class Fleet:
     """The workers of one scheduler.
 
     Args:
-        address: like tcp://host:8786.
+        address: like tls://host:8786.
         cache: of this machine; bundles that come back are kept in it.
+        credentials, insecure: as of `transport`.
 
     Raises:
+        InputError: the address needs credentials.
         MissingError: distributed is not installed, the scheduler does not answer, or it has no worker of trtpipe.
     """
 
-    def __init__(self, address: str, cache: Cache) -> None:
+    def __init__(self, address: str, cache: Cache, credentials: Path | None = None, *, insecure: bool = False) -> None:
         try:
             from distributed import Client
         except ImportError:
             raise MissingError(
                 "--scheduler: needs dask distributed (it is not installed). Run: pip install 'trtpipe[fleet]'"
             ) from None
-        self.address, self._cache = address, cache
+        way = transport(address, credentials, insecure=insecure, where="--scheduler")
+        self.address, self._cache = way.address, cache
+        #: For the report.
+        self.notes: tuple[str, ...] = (way.note,) if way.note else ()
         try:
-            self._client = Client(address, timeout=_CONNECT_S, name="trtpipe-nightly")
-        except (OSError, ValueError) as error:
+            self._client = Client(way.address, timeout=_CONNECT_S, name="trtpipe-nightly", security=way.security)
+        except (OSError, ValueError, TypeError) as error:
             what = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise MissingError(
                 f"--scheduler: must be a Dask scheduler that answers (got {address}: {what}). Run: dask scheduler"
@@ -155,9 +160,10 @@ class Fleet:
         Raises:
             Cancelled: the user stopped it.
         """
-        whole = [task for task in tasks if task.name not in self._by_kit]
-        sent = {task.name: self._send(task, needs(task.load())) for task in whole}
-        self._make_kits([task for task in tasks if task.name in self._by_kit], sent, watcher, finished)
+        builds = [task for task in tasks if isinstance(task, BuildTask)]
+        whole = [task for task in builds if task.name not in self._by_kit]
+        sent = {task.name: self._send(task, needs(task.job)) for task in whole}
+        self._make_kits([task for task in builds if task.name in self._by_kit], sent, watcher, finished)
         looked = time.monotonic()
         try:
             while sent:
@@ -187,7 +193,7 @@ class Fleet:
         return tuple(sorted(found, key=lambda m: m.name))
 
     def _make_kits(
-        self, tasks: Sequence[Task], sent: dict[str, _Sent], watcher: Watcher, finished: Callable[..., None]
+        self, tasks: Sequence[BuildTask], sent: dict[str, _Sent], watcher: Watcher, finished: Callable[..., None]
     ) -> None:
         """All but the engine of jobs whose workers have no torch, made here and sent on as each is ready."""
         if not tasks:
@@ -200,11 +206,23 @@ class Fleet:
                 finished(task, raw)
                 return
             files = read_bundle(Path(raw["bundle"])).contents()
-            finishing = dataclasses.replace(task, kit="finish", job={})
-            sent[task.name] = self._send(finishing, needs(task.load()) - {"torch"}, files)
+            finishing = FinishTask(
+                task.name,
+                task.file,
+                task.key,
+                task.out,
+                task.cache,
+                reasons=task.reasons,
+                store=task.store,
+                force=task.force,
+            )
+            sent[task.name] = self._send(finishing, needs(task.job) - {"torch"}, files)
 
         with tempfile.TemporaryDirectory(prefix="trtpipe-kits-") as scratch:
-            making = [dataclasses.replace(task, kit="make", out=scratch) for task in tasks]
+            making = [
+                KitTask(t.name, t.file, t.key, scratch, t.cache, job=t.job, diagnose_seconds=t.diagnose_seconds)
+                for t in tasks
+            ]
             logs = Path(tasks[0].out) / ".nightly"
             try:
                 Local(None, None, driver.probe(), logs).run(making, watcher, send)
@@ -213,7 +231,7 @@ class Fleet:
                 raise
 
     def _send(self, task: Task, wanted: frozenset[str], kit: Mapping[str, bytes] | None = None) -> _Sent:
-        raw = dataclasses.asdict(dataclasses.replace(task, wait=True))
+        raw = task_to_plain(dataclasses.replace(task, wait=True))
         future = self._client.submit(
             run_task,
             raw,
@@ -252,9 +270,9 @@ class Fleet:
             what = f"{type(error).__name__}: {error}" if error is not None else "it was cancelled"
             if type(error).__name__ == "KilledWorker":
                 lost = ", ".join(done.starts) or "its workers"
-                what = f"each worker that began it died: {lost}"
+                what = f"every worker that started this job died ({lost})"
                 task = dataclasses.replace(task, attempts=tuple(f"worker {n} died" for n in done.starts))
-            finished(task, failure(task, f"{task.name}: must be built by a worker (got: {what}).", 4))
+            finished(task, failure(task, f"{task.name}: {what}.", 4))
             return
         answer = done.future.result()
         done.future.release()
@@ -270,7 +288,8 @@ class Fleet:
             except TrtpipeError as error:
                 finished(task, failure(task, str(error), error.exit_code) | {"attempts": raw["attempts"]})
                 return
-            keep(self._cache, task.key, from_plain(raw), answer["files"])
+            record_reads(self._cache, raw)
+            keep(self._cache, raw["key"] or task.key, from_plain(raw), answer["files"])
         finished(task, raw)
 
     def _place(self, task: Task, files: Mapping[str, bytes]) -> Path:

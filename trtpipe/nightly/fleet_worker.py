@@ -18,10 +18,11 @@ from typing import Any
 from trtpipe.bundle.format import place, read_bundle
 from trtpipe.errors import InputError, MissingError
 from trtpipe.nightly.pool import Pool, Slot, visible
-from trtpipe.nightly.task import Task, failure
+from trtpipe.nightly.task import FinishTask, Task, failure, task_from_plain
+from trtpipe.nightly.transport import transport
 from trtpipe.packages import versions
 from trtpipe.pipeline.cache.digests import Digests
-from trtpipe.pipeline.cache.keys import Machine, this_machine
+from trtpipe.pipeline.cache.environment import Machine, this_machine
 from trtpipe.pipeline.cache.store import Cache
 from trtpipe.runtime.device import Device, this_device
 
@@ -65,10 +66,10 @@ class Jobs:
             Its outcome, this worker's name, and the files of the bundle.
         """
         with tempfile.TemporaryDirectory(prefix="trtpipe-", dir=self.cache / "scratch") as scratch:
-            local = dataclasses.replace(task, out=str(Path(scratch, "out")), cache=str(self.cache))
-            if kit:
+            local: Task = dataclasses.replace(task, out=str(Path(scratch, "out")), cache=str(self.cache))
+            if isinstance(local, FinishTask):
                 place(Path(scratch, "kits", task.name), kit, where=Path(f"kit of {task.name}"))
-                local = dataclasses.replace(local, folder=str(Path(scratch, "kits")))
+                local = dataclasses.replace(local, kits=str(Path(scratch, "kits")))
             self._running = task.key
             outcome = self._watched(local, say)
             files: dict[str, bytes] = {}
@@ -117,12 +118,14 @@ def serve(
     cache: Path,
     threads: int | None = None,
     gpu: int | None = None,
+    credentials: Path | None = None,
+    insecure: bool = False,
 ) -> None:
     """Be a worker of `scheduler` until it closes or the process is stopped.
 
     Raises:
         MissingError: distributed is not installed, or the scheduler does not answer.
-        InputError: the cache cannot be written.
+        InputError: the cache cannot be written, or the address needs credentials (see `transport`).
     """
     try:
         from distributed import Worker
@@ -130,6 +133,7 @@ def serve(
         raise MissingError(
             "worker: needs dask distributed (it is not installed). Run: pip install 'trtpipe[fleet]'"
         ) from None
+    way = transport(scheduler, credentials, insecure=insecure, where="ADDRESS")
     if gpu is not None:  # before anything asks the driver
         os.environ["CUDA_VISIBLE_DEVICES"] = visible(gpu)
     Cache(cache)  # makes its folders, or says why it cannot
@@ -143,7 +147,10 @@ def serve(
 
     async def live() -> None:
         worker = Worker(
-            scheduler,
+            way.address,
+            host=way.host,
+            security=way.security,
+            dashboard_address="127.0.0.1:0",  # it is plain HTTP
             nthreads=1,
             name=name,
             resources=dict.fromkeys(words, 1),
@@ -184,7 +191,7 @@ def run_task(raw: Mapping[str, Any], kit: Mapping[str, bytes]) -> dict[str, Any]
     from distributed import get_worker
 
     worker = get_worker()
-    task = Task(**raw)
+    task = task_from_plain(raw)
 
     def say(kind: str, value: Any = None) -> None:
         event = {"kind": kind, "name": task.name, "key": task.key, "member": worker.trtpipe_jobs.name, "value": value}

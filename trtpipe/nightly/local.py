@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trtpipe.errors import Cancelled
 from trtpipe.nightly.execute import BUSY, execute
 from trtpipe.nightly.pool import Event, Pool, Slot
-from trtpipe.nightly.task import Task, failure
+from trtpipe.nightly.task import JobTask, Task, failure
 from trtpipe.pipeline.cached import Memory
 
 if TYPE_CHECKING:
@@ -204,23 +204,23 @@ class _Queue:
 
 def _model(task: Task) -> str:
     """Jobs with the same text here share model and graph."""
-    return json.dumps([dict(task.job).get("model"), task.folder], sort_keys=True)
+    if not isinstance(task, JobTask):
+        return ""
+    return json.dumps([task.job.model.model_dump(mode="json"), str(task.job.folder)], sort_keys=True)
 
 
 def uses_gpu(task: Task) -> bool:
     """Whether a GPU, where there is one, builds or checks it."""
-    return bool(dict(task.job).get("build", {}).get("target", "tensorrt_rtx") != "onnxruntime")
+    return isinstance(task, JobTask) and task.job.build.target != "onnxruntime"
 
 
 def expected_bytes(task: Task) -> int:
     """A rough guess of what it takes at its peak."""
-    model = dict(task.job).get("model", {})
-    sizes = [
-        os.path.getsize(model[k])
-        for k in ("weights", "program", "torchscript")
-        if model.get(k) and os.path.exists(model[k])
-    ]
-    return PROCESS_BYTES + PER_WEIGHT_BYTE * sum(sizes)
+    if not isinstance(task, JobTask):
+        return PROCESS_BYTES
+    model = task.job.model
+    files = [p for p in (model.weights, model.program, model.torchscript) if p is not None and os.path.exists(p)]
+    return PROCESS_BYTES + PER_WEIGHT_BYTE * sum(os.path.getsize(p) for p in files)
 
 
 def available_bytes() -> int | None:

@@ -10,14 +10,19 @@ from typing import Any, Protocol
 from trtpipe.bundle.format import Sign
 from trtpipe.job.job import Job
 from trtpipe.nightly.regressions import LIMITS, Limit
-from trtpipe.nightly.task import Task
+from trtpipe.nightly.task import BuildTask, RepeatTask, Task
 from trtpipe.pipeline.cache.keys import Ingredients
 from trtpipe.pipeline.cache.store import DEFAULT_LIMIT_BYTES
+from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
 
 
 @dataclass(frozen=True)
 class Options:
-    """What `trtpipe nightly` was asked for: see its help. `accept` are globs over names of jobs."""
+    """What `trtpipe nightly` was asked for: see its help. `accept` are globs over names of jobs.
+
+    `credentials` is the folder of `trtpipe keygen --fleet` that has this machine's certificate; `insecure` allows a
+    fleet without TLS.
+    """
 
     jobs: tuple[Path, ...]
     out: Path
@@ -35,6 +40,9 @@ class Options:
     accept: tuple[str, ...] = ()
     limits: Mapping[str, Limit] = field(default_factory=lambda: dict(LIMITS))
     sign: Sign | None = None
+    diagnose_seconds: float = DIAGNOSE_SECONDS
+    credentials: Path | None = None
+    insecure: bool = False
 
     def arguments(self) -> dict[str, Any]:
         """What a resumed run must have in common with this one."""
@@ -55,27 +63,39 @@ class Planned:
         """Of the job."""
         return self.job.name
 
-    def task(self, options: Options) -> Task:
-        """What a worker is told."""
-        return Task(
-            name=self.job.name,
-            file=str(self.file),
-            job=self.job.model_dump(mode="json", exclude_defaults=True),
-            folder=str(self.job.folder),
-            text=self.job.text,
-            key=self.ingredients.key,
+    def task(self, options: Options) -> BuildTask | RepeatTask:
+        """The work for a worker."""
+        name, file, key = self.job.name, str(self.file), self.ingredients.key
+        out, cache = str(options.out.resolve()), str(options.cache.resolve())
+        if options.repeat:
+            return RepeatTask(
+                name,
+                file,
+                key,
+                out,
+                cache,
+                reasons=self.reasons,
+                job=self.job,
+                diagnose_seconds=options.diagnose_seconds,
+                times=options.repeat,
+            )
+        return BuildTask(
+            name,
+            file,
+            key,
+            out,
+            cache,
+            reasons=self.reasons,
+            job=self.job,
             parts=dict(self.ingredients.parts),
-            out=str(options.out.resolve()),
-            cache=str(options.cache.resolve()),
             store=options.store,
             force=options.force,
-            repeat=options.repeat,
-            reasons=self.reasons,
+            diagnose_seconds=options.diagnose_seconds,
         )
 
 
 class Watcher(Protocol):
-    """Who looks on while the jobs run; `console` shows it."""
+    """Progress callbacks for a set of jobs; `cli.console` shows them."""
 
     def planned(self, names: Sequence[str]) -> None:
         """These jobs are part of tonight."""

@@ -7,7 +7,6 @@ replaced. When the process that made the pool dies, its workers end themselves.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import multiprocessing
 import os
 import signal
@@ -23,7 +22,7 @@ from typing import Any
 
 from trtpipe.errors import Cancelled
 from trtpipe.nightly.execute import execute
-from trtpipe.nightly.task import Task, failure
+from trtpipe.nightly.task import Task, failure, task_from_plain, task_to_plain
 from trtpipe.pipeline.cached import Memory
 
 #: A worker that is told to stop and does not is ended after this long.
@@ -140,14 +139,12 @@ class _Worker:
         if self._process is None or not self._process.is_alive():
             self.pipe, theirs = self._context.Pipe()
             arguments = (theirs, self._cancel, self.slot.threads, self.slot.gpu, self.slot.log)
-            self._process = self._context.Process(
-                target=_serve, args=arguments, name=f"trtpipe-{self.slot.name}", daemon=True
-            )
+            self._process = self._context.Process(target=_serve, args=arguments, name=f"trtpipe-{self.slot.name}")
             self._process.start()
             theirs.close()
         self.task = task
         with contextlib.suppress(OSError):  # it died just now: `receive` says so
-            self.pipe.send(dataclasses.asdict(task))
+            self.pipe.send(task_to_plain(task))
 
     def receive(self) -> Iterator[Event]:
         task = self.task
@@ -185,6 +182,7 @@ class _Worker:
 def _serve(pipe: Any, cancel: Any, threads: int, gpu: int | None, log: Path | None) -> None:
     """A worker's life: take a job, run it, say what came of it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who made the pool decides
+    _load_data_as_elsewhere()
     _end_with_parent()
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
     if gpu is not None:
@@ -193,7 +191,7 @@ def _serve(pipe: Any, cancel: Any, threads: int, gpu: int | None, log: Path | No
         _write_to(log)
     memory = Memory()
     while (raw := pipe.recv()) is not None:
-        task = Task(**raw)
+        task = task_from_plain(raw)
         os.write(1, f"== {task.name}\n".encode())
         try:
             _set_threads(threads)
@@ -202,8 +200,15 @@ def _serve(pipe: Any, cancel: Any, threads: int, gpu: int | None, log: Path | No
             pipe.send(("cancelled", None))
             continue
         except MemoryError:
-            done = failure(task, f"{task.name}: there must be memory for it (got none). Use fewer --workers.", 4)
+            done = failure(task, f"{task.name}: out of memory. Reduce --workers.", 4)
         pipe.send(("done", done))
+
+
+def _load_data_as_elsewhere() -> None:
+    """Let processes that load data start as in any other program: a spawned process would spawn its own too, and those
+    cannot import the modules beside a job."""
+    methods = multiprocessing.get_all_start_methods()
+    multiprocessing.set_start_method(methods[0], force=True)  # the system's own
 
 
 def visible(gpu: int) -> str:

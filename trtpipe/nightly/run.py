@@ -25,10 +25,11 @@ from trtpipe.nightly.options import Executor, Options, Planned, Unwatched, Watch
 from trtpipe.nightly.outcome import JobOutcome, NightlyReport
 from trtpipe.nightly.regressions import compare
 from trtpipe.nightly.signing import sign_green
-from trtpipe.nightly.task import Task, from_plain, recorded
+from trtpipe.nightly.task import from_plain, recorded
 from trtpipe.pipeline.cache.digests import Digests
-from trtpipe.pipeline.cache.environment import environment
-from trtpipe.pipeline.cache.keys import Ingredients, Machine, Survey, this_machine
+from trtpipe.pipeline.cache.environment import Machine, environment, this_machine
+from trtpipe.pipeline.cache.keys import Ingredients, Survey, with_reads
+from trtpipe.pipeline.cache.reads import recall
 from trtpipe.pipeline.cache.remote import Store
 from trtpipe.pipeline.cache.store import Cache, DamagedEntry
 from trtpipe.pipeline.validate import judge
@@ -100,14 +101,17 @@ class _Night:
     ) -> None:
         self.options, self.watcher, self.cache, self.history, self.run = options, watcher, cache, history, run
         self.digests = digests
-        self._fleet = Fleet(options.scheduler, cache) if options.scheduler else None
+        self.notes: list[str] = []
+        self._fleet = None
+        if options.scheduler:
+            self._fleet = Fleet(options.scheduler, cache, options.credentials, insecure=options.insecure)
+            self.notes += self._fleet.notes
         self._here = Survey(digests, this_machine(digests)) if self._fleet is None else None
         self.outcomes: dict[str, JobOutcome] = {}
-        self.notes: list[str] = []
         self.workers: tuple[str, ...] = ()
         self._latest = history.latest(run)
         self._greens = history.greens(run)
-        self._parts: dict[str, Mapping[str, str]] = {}
+        self._planned: dict[str, Planned] = {}
         self._surveys: list[tuple[Machine, Survey]] = []
 
     def __enter__(self) -> _Night:
@@ -128,7 +132,7 @@ class _Night:
         todo: list[Planned] = []
         ended = list(self.outcomes.values())
         for p in planned:
-            self._parts[p.name] = p.ingredients.parts
+            self._planned[p.name] = p
             outcome = None if self.options.repeat else self.standing(p)
             if outcome is None:
                 todo.append(p)
@@ -143,6 +147,17 @@ class _Night:
         if not todo:
             return False
         return self._build(todo)
+
+    def _parts_of(self, outcome: JobOutcome) -> Mapping[str, str]:
+        """What the outcome was made of; building a job may have shown that its code reads more than was known."""
+        planned = self._planned.get(outcome.name)
+        if planned is None:
+            return {}
+        if outcome.key in ("", planned.ingredients.key):
+            return planned.ingredients.parts
+        with Digests(self.cache.digests_path) as digests:
+            survey = Survey(digests, self._survey(planned.job).machine)
+            return self._ingredients(survey, planned.job).parts
 
     def plan(self) -> list[Planned]:
         """Every job that can be read; the others already have an outcome."""
@@ -162,12 +177,15 @@ class _Night:
                     self._broken(f"{job.name} ({file.name})", file, twice)
                     continue
                 try:
-                    ingredients = self._survey(job).ingredients(job)
+                    ingredients = self._ingredients(self._survey(job), job)
                 except TrtpipeError as error:
                     self._broken(job.name, file, error)
                     continue
                 found[job.name] = Planned(job, file, ingredients, self._reasons(job.name, ingredients))
         return list(found.values())
+
+    def _ingredients(self, survey: Survey, job: Job) -> Ingredients:
+        return with_reads(survey, job, lambda key: recall(self.cache, key))[0]
 
     def _survey(self, job: Job) -> Survey:
         """The machine that is to build a job.
@@ -193,22 +211,23 @@ class _Night:
         if record is None:
             return None
         target = self.options.out / planned.name
-        task = Task(
-            planned.name, str(planned.file), {}, "", "", key, {}, str(self.options.out), str(self.options.cache)
-        )
+
+        def outcome() -> JobOutcome:
+            return recorded(record.facts, planned.name, str(planned.file), target)
+
         if _whole(target, str(record.facts.get("manifest_sha256")), self.digests):
-            return recorded(record.facts, task)
+            return outcome()
         entry = self.cache.get("bundle", key)
         if entry is None:
             return None
         if not put_back:
-            return recorded(record.facts, task)
+            return outcome()
         try:
             place(target, {n: entry.read(n) for n in entry.files}, where=entry.path)
         except (DamagedEntry, TrtpipeError):
             self.cache.discard("bundle", key)
             return None
-        return recorded(record.facts, task)
+        return outcome()
 
     def _reasons(self, name: str, ingredients: Ingredients) -> tuple[str, ...]:
         past = self._latest.get(name)
@@ -275,7 +294,7 @@ class _Night:
             outcome = dataclasses.replace(outcome, comparisons=comparisons, regressions=lines)
         self.outcomes[outcome.name] = outcome
         if outcome.outcome != "cancelled":
-            parts = self._parts.get(outcome.name, {})
+            parts = self._parts_of(outcome)
             self.history.record(self.run, outcome, parts, green=outcome.green and not self.options.repeat)
         word = "failed" if outcome.exit_code == 1 and outcome.outcome != "error" else outcome.outcome
         detail = [*outcome.regressions, *outcome.error.splitlines()[:1]] or list(outcome.reasons)

@@ -1,4 +1,4 @@
-"""A job of a night as plain data for a worker, and what came of it as plain data on the way back."""
+"""What a worker is asked to do for a job, what came of it, and both as plain data for pipes and networks."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import dataclasses
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from trtpipe.job.job import Job
 from trtpipe.nightly.outcome import Drift, JobOutcome
+from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
 from trtpipe.values import Metric
 
 if TYPE_CHECKING:
@@ -20,33 +21,98 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker needs to know of a job. Plain data: it goes through pipes and networks.
+    """A job's work for a worker.
 
-    `job` is its model dump, `folder` that of its file, `parts` and `key` what the planner found it to be made of.
-    `wait` is whether to wait for another process that builds the same. `repeat` > 0 builds that many times without the
-    cache instead. With `kit`, "make" writes the job's kit to `out`, and "finish" makes a bundle of the one in `folder`.
+    Attributes:
+        name, file: of the job.
+        key: digest of everything that the job is made of, as the planner saw it.
+        out: the folder that the result goes to, under the job's name.
+        cache: the folder of the build cache.
+        wait: wait for another process that builds the same, instead of coming back to it later.
+        reasons: why it is built.
+        attempts: what went wrong on workers before.
     """
 
     name: str
     file: str
-    job: Mapping[str, Any]
-    folder: str
-    text: str
     key: str
-    parts: Mapping[str, str]
     out: str
     cache: str
+    wait: bool = False
+    reasons: tuple[str, ...] = ()
+    attempts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class JobTask(Task):
+    """A task that takes the job itself; `diagnose_seconds` as of `pipeline.build`."""
+
+    job: Job = dataclasses.field(kw_only=True)
+    diagnose_seconds: float = DIAGNOSE_SECONDS
+
+
+@dataclass(frozen=True)
+class BuildTask(JobTask):
+    """Build the job's bundle, or take it from the cache.
+
+    Attributes:
+        parts: what the planner found the job to be made of.
+        store: address of the shared cache; empty: none.
+        force: take nothing from the cache.
+    """
+
+    parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     store: str = ""
     force: bool = False
-    wait: bool = False
-    repeat: int = 0
-    kit: Literal["", "make", "finish"] = ""
-    reasons: tuple[str, ...] = ()
-    attempts: tuple[str, ...] = field(default=())
 
-    def load(self) -> Job:
-        """The job itself."""
-        return Job.model_validate(dict(self.job)).read_from(Path(self.folder), self.text)
+
+@dataclass(frozen=True)
+class RepeatTask(JobTask):
+    """Build the job's bundle `times` times without the cache, and compare."""
+
+    times: int = 2
+
+
+@dataclass(frozen=True)
+class KitTask(JobTask):
+    """Write the job's kit."""
+
+
+@dataclass(frozen=True)
+class FinishTask(Task):
+    """Make the bundle of the job's kit, `kits`/`name`, or take it from the cache.
+
+    Attributes:
+        store, force: as of a BuildTask.
+    """
+
+    kits: str = ""
+    store: str = ""
+    force: bool = False
+
+
+_KINDS: Mapping[str, type[Task]] = {t.__name__: t for t in (BuildTask, RepeatTask, KitTask, FinishTask)}
+
+
+def task_to_plain(task: Task) -> dict[str, Any]:
+    """A task in JSON's own types."""
+    fields = {f.name: getattr(task, f.name) for f in dataclasses.fields(task)}
+    if isinstance(task, JobTask):
+        job = task.job
+        fields["job"] = {
+            "sections": job.model_dump(mode="json", exclude_defaults=True),
+            "folder": str(job.folder),
+            "text": job.text,
+        }
+    return {"kind": type(task).__name__, **_jsonable(fields)}
+
+
+def task_from_plain(raw: Mapping[str, Any]) -> Task:
+    """The task that `task_to_plain` made plain."""
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items() if k != "kind"}
+    if job := fields.get("job"):
+        fields["job"] = Job.model_validate(job["sections"]).read_from(Path(job["folder"]), job["text"])
+    return _KINDS[raw["kind"]](**fields)
 
 
 def failure(task: Task, message: str, exit_code: int) -> dict[str, Any]:
@@ -56,11 +122,13 @@ def failure(task: Task, message: str, exit_code: int) -> dict[str, Any]:
     }
 
 
-def recorded(facts: Mapping[str, Any], task: Task) -> JobOutcome:
-    """What the cache knows of a job built earlier, as tonight's outcome."""
+def recorded(
+    facts: Mapping[str, Any], name: str, file: str, bundle: Path, attempts: tuple[str, ...] = ()
+) -> JobOutcome:
+    """What the cache knows of a job built earlier, as tonight's outcome; its bundle is put back at `bundle`."""
     known = {k: v for k, v in facts.items() if k != "manifest_sha256"}
-    known |= {"outcome": "reused", "name": task.name, "file": task.file, "bundle": str(Path(task.out, task.name))}
-    return from_plain(known | {"stages_reused": [], "attempts": list(task.attempts)})
+    known |= {"outcome": "reused", "name": name, "file": file, "bundle": str(bundle)}
+    return from_plain(known | {"stages_reused": [], "attempts": list(attempts)})
 
 
 def of_bundle(task: Task, bundle: Bundle) -> JobOutcome:

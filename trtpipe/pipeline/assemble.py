@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtpipe.batching import joined
 from trtpipe.bundle import golden
@@ -15,87 +15,78 @@ from trtpipe.bundle.format import write_bundle
 from trtpipe.bundle.golden import KEPT_SAMPLES, Golden
 from trtpipe.bundle.manifest import CALIBRATION, GOLDEN, GRAPH, REPORT, Manifest, describe_engine
 from trtpipe.job.sections import Transform
-from trtpipe.model.data import check_transform
 from trtpipe.pipeline.cache.environment import environment, fingerprint, portable_job, source_fingerprint
 from trtpipe.pipeline.stages import batching
 from trtpipe.report.content import Answers, ReportContent
 from trtpipe.report.page import render
+from trtpipe.routes.compiled_precision import read_back
 from trtpipe.trt.weights import stored_weights
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from calib.table import CalibrationTable
+    from trtpipe.batching import Array
     from trtpipe.bundle.format import Bundle, Sign
-    from trtpipe.bundle.manifest import Manifest
     from trtpipe.job.job import Job
+    from trtpipe.pipeline.front import Front, Stages
+    from trtpipe.pipeline.lowered import Compiled, Lowered
     from trtpipe.pipeline.measure import Evidence
-    from trtpipe.pipeline.stages import Front, Stages
-    from trtpipe.values import Captured, CheckReport, Engine, OnnxModel, Quantized, WeightBytes
+    from trtpipe.values import CheckReport, Engine, WeightBytes
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Everything a bundle is made of.
+class Checked:
+    """A built engine and what it was checked against and with what result: all that a bundle is made of.
 
-    `scales` maps each quantized tensor's key to that of the scale it shares; `answers` are what was executed in the
-    check answered on all samples, [S, ...] by output name.
+    `outputs` are those of the engine, or of the graph that was executed for it, on every check sample, [S, ...] by
+    name, or [B, ...] where an output has no batch axis.
     """
 
+    compiled: Compiled
     front: Front
-    table: CalibrationTable | None
-    scales: Mapping[str, str]
-    quantized: Quantized
-    engine: Engine
     report: CheckReport
-    answers: Mapping[str, np.ndarray[Any, Any]]
-    evidence: Evidence
+    outputs: Mapping[str, Array]
 
 
-def shared_scales(captured: Captured) -> dict[str, str]:
-    """The key of the shared scale of each quantized tensor, by the tensor's own key."""
-    from trtpipe.quantization.placement import find_sites
-
-    return {s.key: s.group for s in find_sites(captured.graph)[0] if s.axis is None}
-
-
-def assemble(job: Job, out: Path, parts: Parts, stages: Stages, *, sign: Sign | None = None) -> Bundle:
+def assemble(
+    job: Job, out: Path, checked: Checked, evidence: Evidence, stages: Stages, *, sign: Sign | None = None
+) -> Bundle:
     """The bundle `out/<name>`, written."""
-    front, table, engine = parts.front, parts.table, parts.engine
+    lowered, engine = checked.compiled.lowered, checked.compiled.engine
     with stages("bundle"):
-        manifest = describe(job, front, table, parts.quantized, parts.report, engine, engine.graph)
-        files = {GOLDEN: golden.to_bytes(golden_data(job, front))}
-        if table is not None:
-            files |= table_files(table)
+        manifest = describe(job, lowered, checked.front, checked.report, engine)
+        files = {GOLDEN: golden.to_bytes(golden_data(job, checked.front))}
+        if lowered.table is not None:
+            files |= table_files(lowered.table)
         if engine.graph is not None:
             files[GRAPH] = engine.graph.data
         files[manifest.engine_file] = engine.data
-        files[REPORT] = report_page(job, parts, manifest, files)
+        files[REPORT] = report_page(job, checked, evidence, manifest, files)
         return write_bundle(out / job.name, manifest, files, sign=sign)
 
 
-def report_page(job: Job, parts: Parts, manifest: Manifest, files: Mapping[str, bytes]) -> bytes:
+def report_page(
+    job: Job, checked: Checked, evidence: Evidence, manifest: Manifest, files: Mapping[str, bytes]
+) -> bytes:
     """The bundle's report.html."""
     images = None if job.check.images is None else Path(job.check.images)
-    baseline, ids = parts.front.baseline, parts.front.check_source.ids
+    baseline, lowered = checked.front.baseline, checked.compiled.lowered
     # Of outputs that have one row a sample: the page is about samples.
-    names = [s.name for s in parts.front.captured.outputs if s.batch_axis is not None]
-    rows = [{n: a[n] for n in names if n in a} for a in (baseline.outputs, parts.answers)]
+    names = [s.name for s in lowered.outputs if s.batch_axis is not None]
+    rows = [{n: a[n] for n in names if n in a} for a in (baseline.outputs, checked.outputs)]
+    ids = checked.front.check_source.ids
     answers = Answers(rows[0], rows[1], ids, baseline.labels, images) if rows[1] else None
-    sizes = {name: len(data) for name, data in files.items()}
-    evidence = parts.evidence
-    found = () if evidence.sensitivity is None else evidence.sensitivity.modules
+    modules = () if evidence.sensitivity is None else evidence.sensitivity.modules
     return render(
         ReportContent(
             manifest,
-            sizes,
+            {name: len(data) for name, data in files.items()},
             answers,
-            parts.table,
-            parts.scales,
-            {m.module: m.sqnr_db for m in found},
+            lowered.table,
+            lowered.shared_scales,
+            {m.module: m.sqnr_db for m in modules},
             evidence.latencies_ms,
             evidence.bench,
-            parts.report.runner if evidence.latencies_ms else "",
+            checked.report.runner if evidence.latencies_ms else "",
         )
     ).encode()
 
@@ -107,47 +98,43 @@ def table_files(table: CalibrationTable) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
-def describe(
-    job: Job,
-    front: Front,
-    table: CalibrationTable | None,
-    quantized: Quantized,
-    report: CheckReport,
-    engine: Engine | None,
-    graph: OnnxModel | None,
-) -> Any:
+def describe(job: Job, lowered: Lowered, front: Front, report: CheckReport, engine: Engine | None) -> Manifest:
     """The manifest of the bundle, or, without an engine, of the kit."""
+    table, source, baseline = lowered.table, front.check_source, front.baseline
+    graph = lowered.graph if engine is None else engine.graph
     calibration = None if table is None else table.digest
-    parts = {"weights": front.loaded.weights_digest, "graph": front.captured.digest, "calibration": calibration}
-    source = source_fingerprint(job, parts)
-    notes = [*front.loaded.notes, *front.baseline.notes, *quantized.notes, *report.notes]
+    parts = {"weights": lowered.weights_digest, "graph": lowered.graph_digest, "calibration": calibration}
+    made_from = source_fingerprint(job, parts)
+    notes = [*job.unused(), *lowered.model_notes, *baseline.notes, *lowered.notes, *report.notes]
     notes += engine.notes if engine is not None else ()
-    notes += [f"check: skipped {s}" for s in front.check_source.skipped]
+    notes += [f"check: skipped {s}" for s in source.skipped]
     if table is not None:
         notes += table.audit.warnings
         notes += [f"calibration: {s}" for s in (table.corrections.steps if table.corrections else ())]
     return Manifest(
         name=job.name,
         kind="kit" if engine is None else "bundle",
-        engine=None if engine is None else describe_engine(engine, job.build, int8_weights=_int8_weights(engine)),
-        inputs=front.loaded.inputs,
-        outputs=front.captured.outputs,
+        engine=None
+        if engine is None
+        else describe_engine(engine, job.build, job.precision, int8_weights=_int8_weights(engine)),
+        inputs=lowered.inputs,
+        outputs=lowered.outputs,
         # A folder of timing caches is this machine's own business.
         build=job.build.model_copy(update={"timing_cache": None, "calibration_cache": None}),
         opset=None if graph is None else graph.opset,
         precision=job.precision,
-        layers=quantized.layers,
+        layers=lowered.layers if graph is None else read_back(lowered.layers, graph),
         # Images without a transform are only made tensors, which is a way too; None means that inputs are arrays.
-        preprocessing=(check_transform(job) or Transform()) if job.check.images else None,
-        class_names=front.check_source.classes,
+        preprocessing=(job.check_transform() or Transform()) if job.check.images else None,
+        class_names=source.classes,
         calibration_digest=calibration,
-        weights_digest=front.loaded.weights_digest,
+        weights_digest=lowered.weights_digest,
         check=report,
         limits=job.check.limits,
         require=job.check.require,
         job=portable_job(job),
         environment=environment(),
-        fingerprint=source if engine is None else fingerprint(source, job.build.target),
+        fingerprint=made_from if engine is None else fingerprint(made_from, job.build.target),
         notes=tuple(dict.fromkeys(notes)),
     )
 

@@ -16,8 +16,9 @@ from trtpipe.evaluation.bench import WARM_UP, Bench, Data, Mode, Ready, measure_
 from trtpipe.evaluation.speedup import HYBRID
 from trtpipe.model.data import open_calibration, open_check
 from trtpipe.pipeline.cache.environment import environment
+from trtpipe.pipeline.front import Front, Stages
 from trtpipe.pipeline.measure import Plan, batched, check_samples, plan_of
-from trtpipe.pipeline.stages import Front, Stages, calibrate, compile_engine, corrected, prepare, quantize
+from trtpipe.pipeline.stages import calibrate, compile_engine, corrected, prepare, quantize
 from trtpipe.routes.onnx import to_onnx
 from trtpipe.runtime.compatibility import problems
 from trtpipe.runtime.device import this_device
@@ -92,7 +93,7 @@ def bench_front(
     first = next(iter(data.batches()))
     stand = Stand(front.loaded, first, device, lambda: _whole(_batches(job), batch))
     modes = [
-        *torch_modes(stand, front.baseline.module),
+        *torch_modes(stand, None if front.baseline.kind == "program" else front.torchscript),
         *gpu_modes(stand),
         *_ort_modes(job, front, table, first),
     ]

@@ -1,28 +1,29 @@
-"""A job down the whole line to its bundle."""
+"""A job through all stages to its bundle."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from trtpipe.bundle.format import Bundle, Sign
 from trtpipe.bundle.manifest import REPORT
 from trtpipe.notebook import page_html
-from trtpipe.pipeline.assemble import Parts, assemble, shared_scales
+from trtpipe.pipeline.assemble import Checked, assemble
 from trtpipe.pipeline.bench import bench_front
-from trtpipe.pipeline.measure import Evidence, explained, judged_speed, plan_of, timed
-from trtpipe.pipeline.stages import Front, Stages, calibrate, check, compile_engine, prepare, quantize
+from trtpipe.pipeline.front import Front, Results, Stages
+from trtpipe.pipeline.measure import Evidence, diagnosis_wanted, explained, judged_speed, plan_of, timed
+from trtpipe.pipeline.stages import build_engine, calibrate, check, prepare
 from trtpipe.pipeline.tune import tune_from
-from trtpipe.quantization.diagnose import is_about_numbers
+from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS, is_about_numbers
 from trtpipe.report.tune_page import verdict
-from trtpipe.values import CheckReport, Engine
+from trtpipe.values import CheckReport
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
+    from trtpipe.batching import Array
     from trtpipe.job.job import Job
     from trtpipe.progress import Reporter
 
@@ -42,34 +43,58 @@ class Built:
         return self.report._repr_html_()
 
 
-def build(job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = None) -> Built:
-    """Take `job` down the whole line and write `out/<name>`, signed by `sign` (`signing.signer`) if that is given.
+def build(
+    job: Job,
+    out: Path,
+    reporter: Reporter,
+    *,
+    sign: Sign | None = None,
+    diagnose_seconds: float = DIAGNOSE_SECONDS,
+    results: Results | None = None,
+) -> Built:
+    """Take `job` through all stages and write `out/<name>`, signed by `sign` (`signing.signer`) if that is given.
 
     The bundle is written whether or not the check passes, and signed only if it does; `Built.report.passed` says which.
+    What is only measured to explain the result (sensitivities, the modes of `check.bench`) is measured after that, and
+    the bundle is replaced by one that has it: who interrupts it keeps the first.
+
+    Args:
+        job: the job.
+        out: the folder of bundles.
+        reporter: is told the stages.
+        sign: signs the manifest.
+        diagnose_seconds: how long to look for the modules that make a check fail; 0: do not look.
+        results: where results of stages come from that need not be made.
 
     Raises:
-        TrtpipeError: with the exit code of what went wrong; nothing is then written.
+        TrtpipeError: with the exit code of what went wrong; before the check, nothing is then written.
     """
-    stages = Stages(reporter)
-    front = prepare(job, stages)
-    table = calibrate(job, front, stages)
-    quantized = quantize(job, front, table, stages)
-    engine = compile_engine(job, front.loaded, quantized, stages)
-    found: dict[str, np.ndarray[Any, Any]] = {}
-    report = check(
-        job, front, engine, stages, made_of=lambda: (front.loaded, quantized), table=table, keep=found.update
-    )
-    if table is not None and is_about_numbers(report) and job.check.on_fail == "tune":
-        job, table, how = retuned(job, front, table, out, stages)
-        quantized = quantize(job, front, table, stages)
-        engine = compile_engine(job, front.loaded, quantized, stages)
-        made_of = (front.loaded, quantized)
-        report = check(job, front, engine, stages, made_of=lambda: made_of, table=table, keep=found.update)
+    stages = Stages(reporter, nullcontext if results is None else results.recording)
+    front = prepare(job, stages, results)
+    compiled = build_engine(job, front, lambda: calibrate(job, front, stages), stages, results)
+    outputs: dict[str, Array] = {}
+    report = check(job, front, compiled, stages, keep=outputs.update)
+    if compiled.lowered.table is not None and is_about_numbers(report) and job.check.on_fail == "tune":
+        job, tuned, how = retuned(job, front, compiled.lowered.table, out, stages)
+        compiled = build_engine(job, front, lambda: tuned, stages)
+        report = check(job, front, compiled, stages, keep=outputs.update)
         report = replace(report, notes=(*report.notes, how))
-    report, evidence = gather(job, front, table, engine, report, stages)
-    scales = {} if table is None else shared_scales(front.captured)
-    parts = Parts(front, table, scales, quantized, engine, report, found, evidence)
-    bundle = assemble(job, out, parts, stages, sign=sign)
+    report = judged_speed(job, front, compiled.engine, report, stages)
+    report, latencies_ms = timed(front, compiled.engine, report, stages)
+    checked = Checked(compiled, front, report, outputs)
+    evidence = Evidence(latencies_ms=latencies_ms)
+    bundle = assemble(job, out, checked, evidence, stages, sign=sign)
+    wanted = diagnosis_wanted(job, compiled.lowered.table, report, diagnose_seconds)
+    if wanted or job.check.bench:
+        if not report.passed:
+            stages.note(f"check FAILED: {reason(report)}; bundle: {bundle.path}")
+        table = compiled.lowered.table
+        report, sensitivity = explained(job, front, table, report, stages, diagnose_seconds)
+        bench = None
+        if job.check.bench:
+            bench = bench_front(job, front, table, {"engine": lambda: plan_of(compiled.engine)}, stages)
+        evidence = replace(evidence, sensitivity=sensitivity, bench=bench)
+        bundle = assemble(job, out, replace(checked, report=report), evidence, stages, sign=sign)
     return Built(bundle, report, stages.seconds)
 
 
@@ -84,16 +109,6 @@ def retuned(
     return found.job, table, f"check.on_fail: tune: {verdict(found.tuned, job.check.limits)}"
 
 
-def gather(
-    job: Job, front: Front, table: CalibrationTable | None, engine: Engine, report: CheckReport, stages: Stages
-) -> tuple[CheckReport, Evidence]:
-    """The check's report with speed and blame added, and what they come from.
-
-    The engine is timed wherever it was executed. Sensitivity is measured where the check fails over numbers, or where
-    `check.sensitivity` asks for it; the modes where `check.bench` does.
-    """
-    report = judged_speed(job, front, engine, report, stages)
-    report, latencies = timed(front, engine, report, stages)
-    report, sensitivity = explained(job, front, table, report, stages)
-    bench = bench_front(job, front, table, {"engine": lambda: plan_of(engine)}, stages) if job.check.bench else None
-    return report, Evidence(sensitivity, latencies, bench)
+def reason(report: CheckReport) -> str:
+    """Why a check failed: the figures beyond their limits, then the problems."""
+    return "; ".join([*(str(m) for m in report.metrics if m.passed is False), *report.problems])

@@ -18,27 +18,29 @@ from trtpipe.evaluation.check import CheckData, Damaged, check_engine
 from trtpipe.evaluation.control import damaged_copy
 from trtpipe.packages import versions
 from trtpipe.pipeline.assemble import describe, golden_data, table_files
-from trtpipe.pipeline.build import Built, retuned
+from trtpipe.pipeline.build import Built, reason, retuned
 from trtpipe.pipeline.cache.environment import BUILDERS, fingerprint
-from trtpipe.pipeline.measure import explained
+from trtpipe.pipeline.front import Stages
+from trtpipe.pipeline.lowered import Lowered
+from trtpipe.pipeline.measure import diagnosis_wanted, explained
 from trtpipe.pipeline.stages import (
-    Stages,
     calibrate,
     check_data,
     engine_control,
     graph_control,
+    lowered_of,
     prepare,
     quantize,
 )
 from trtpipe.pipeline.validate import kit_refusals
-from trtpipe.quantization.diagnose import is_about_numbers
+from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS, is_about_numbers
 from trtpipe.routes.onnx import lowered_for, to_onnx
 from trtpipe.runtime.compatibility import admit, require_fit
 from trtpipe.runtime.device import this_device
 from trtpipe.runtime.executor import graph_as_checked, not_executed_here, open_engine
 from trtpipe.trt.builder import build_engine
 from trtpipe.trt.isolated import build_isolated
-from trtpipe.values import CheckReport, Engine, OnnxModel, Quantized
+from trtpipe.values import CheckReport, Engine, OnnxModel
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
@@ -48,22 +50,40 @@ if TYPE_CHECKING:
     from trtpipe.progress import Progress, Reporter
 
 
-def write_kit(job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = None) -> Built:
+def write_kit(
+    job: Job,
+    out: Path,
+    reporter: Reporter,
+    *,
+    sign: Sign | None = None,
+    release: str | None = None,
+    diagnose_seconds: float = DIAGNOSE_SECONDS,
+) -> Built:
     """Take `job` down the line as far as its graph, check that, and write the kit `out/<name>`.
+
+    Args:
+        job: of route onnx.
+        out: the folder that the kit goes to.
+        reporter: is told the stages.
+        sign: signs the kit's manifest, unless the check failed.
+        diagnose_seconds: as of `build`.
+        release: the device's TensorRT, like "8.6.1"; None for any from 10 on.
 
     Raises:
         TrtpipeError: with the exit code of what went wrong; nothing is then written.
     """
-    if refused := [f"{option}: {text}" for option, text in kit_refusals(job)]:
+    if refused := [f"{option}: {text}" for option, text in kit_refusals(job, release)]:
         raise InputError("\n".join(refused))
     stages = Stages(reporter)
     front = prepare(job, stages)
     table = calibrate(job, front, stages)
 
-    def checked(job: Job, table: CalibrationTable | None) -> tuple[Quantized, OnnxModel, CheckReport]:
+    def checked(job: Job, table: CalibrationTable | None) -> tuple[Lowered, OnnxModel, CheckReport]:
         quantized = quantize(job, front, table, stages)
         with stages("lower"):
-            graph = lowered_for(to_onnx(quantized), job.build.target)
+            written_for = release if job.build.target == "tensorrt" else None
+            graph = lowered_for(to_onnx(quantized, written_for), job.build.target)
+        lowered = lowered_of(front, quantized, table, graph)
         with stages("check") as progress, graph_as_checked(graph.data, job.build.target) as runner:
             report = check_engine(
                 runner,
@@ -74,30 +94,34 @@ def write_kit(job: Job, out: Path, reporter: Reporter, *, sign: Sign | None = No
                 warnings=() if table is None else doubtful_thresholds(table.audit),
                 progress=progress,
             )
-        return quantized, graph, report
+        return lowered, graph, report
 
-    quantized, graph, report = checked(job, table)
+    lowered, graph, report = checked(job, table)
     if table is not None and is_about_numbers(report) and job.check.on_fail == "tune":
         job, table, how = retuned(job, front, table, out, stages)
-        quantized, graph, report = checked(job, table)
+        lowered, graph, report = checked(job, table)
         report = dataclasses.replace(report, notes=(*report.notes, how))
     asked = [key for key in ("sensitivity", "bench") if getattr(job.check, key)]
     if asked:  # both are for the report.html of a build, which a kit has not
         note = f"a kit has no report: {' and '.join(f'check.{key}' for key in asked)} measured nothing"
         report = dataclasses.replace(report, notes=(*report.notes, note))
+
+    def written(report: CheckReport) -> Bundle:
+        with stages("kit"):
+            manifest = describe(job, lowered, front, report, None)
+            extra = {} if table is None else table_files(table)
+            calibration = extra.pop(CALIBRATION, None)
+            data = golden_data(job, front, front.check_source.sample_count)
+            contents = kit_contents(manifest, graph, data, calibration, extra)
+            return write_bundle(out / job.name, *contents, sign=sign)
+
+    kit = written(report)
     check = job.check.model_copy(update={"sensitivity": False})
-    report, _ = explained(job.model_copy(update={"check": check}), front, table, report, stages)
-    with stages("kit"):
-        manifest = describe(job, front, table, quantized, report, None, graph)
-        extra = {} if table is None else table_files(table)
-        calibration = extra.pop(CALIBRATION, None)
-        kit = write_bundle(
-            out / job.name,
-            *kit_contents(
-                manifest, graph, golden_data(job, front, front.check_source.sample_count), calibration, extra
-            ),
-            sign=sign,
-        )
+    unasked = job.model_copy(update={"check": check})
+    if diagnosis_wanted(unasked, table, report, diagnose_seconds):
+        stages.note(f"check FAILED: {reason(report)}; kit: {kit.path}")
+        report, _ = explained(unasked, front, table, report, stages, diagnose_seconds)
+        kit = written(report)
     return Built(kit, report, stages.seconds)
 
 

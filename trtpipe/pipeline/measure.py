@@ -13,7 +13,8 @@ import numpy as np
 from trtpipe.batching import Array, Batching
 from trtpipe.evaluation.bench import Bench, Data
 from trtpipe.evaluation.speedup import HYBRID, judge_speedup, measure_speedup
-from trtpipe.pipeline.stages import Front, Stages, compile_engine, corrected, quantize
+from trtpipe.pipeline.front import Front, Stages
+from trtpipe.pipeline.stages import compile_engine, corrected, narrow_of, quantize
 from trtpipe.quantization.diagnose import blame, diagnose, is_about_numbers
 from trtpipe.quantization.ranking import Sensitivity
 from trtpipe.runtime.executor import RunnerSettings, not_executed_here, settings_of
@@ -40,19 +41,30 @@ class Evidence:
     bench: Bench | None = None
 
 
+def diagnosis_wanted(job: Job, table: CalibrationTable | None, report: CheckReport, seconds: float) -> bool:
+    """Whether sensitivities are to be measured: the job asks for them, or an INT8 job failed over numbers."""
+    return table is not None and (job.check.sensitivity or (_failed(report) and seconds > 0))
+
+
 def explained(
-    job: Job, front: Front, table: CalibrationTable | None, report: CheckReport, stages: Stages
+    job: Job, front: Front, table: CalibrationTable | None, report: CheckReport, stages: Stages, seconds: float
 ) -> tuple[CheckReport, Sensitivity | None]:
-    """The sensitivity of an INT8 job; a failed report has one problem more, the worst modules with their lines."""
-    failed = not report.passed and is_about_numbers(report)
-    if table is None or not (failed or job.check.sensitivity):
+    """The sensitivities, where they are wanted; a failed report has one problem more, the worst modules with their
+    lines. `seconds` bounds what a failed check takes; sensitivities that the job asks for are measured in full."""
+    if table is None or not diagnosis_wanted(job, table, report, seconds):
         return report, None
+    captured = corrected(front, table).captured
     with stages("diagnose") as progress:
-        found = diagnose(job, corrected(front, table).captured, front.check_source, table.amax, progress)
-    if failed:
+        narrow, within = narrow_of(job, front, table), None if job.check.sensitivity else seconds
+        found = diagnose(job, captured, front.check_source, table.amax, progress, narrow, within)
+    if _failed(report):
         half = "fp16" if job.precision.fp16_mode else None
         report = replace(report, problems=(*report.problems, blame(found, half)))
     return report, found
+
+
+def _failed(report: CheckReport) -> bool:
+    return not report.passed and is_about_numbers(report)
 
 
 def timed(front: Front, engine: Engine, report: CheckReport, stages: Stages) -> tuple[CheckReport, tuple[float, ...]]:
@@ -63,7 +75,7 @@ def timed(front: Front, engine: Engine, report: CheckReport, stages: Stages) -> 
         return replace(report, notes=(*report.notes, f"latency_ms: not measured: {HYBRID}")), ()
     with stages("speed"):
         found = latencies(front, engine)
-    metric = Metric("latency_ms", front.loaded.outputs[0].name, statistics.median(found))
+    metric = Metric("latency_ms", front.outputs[0].name, statistics.median(found))
     return replace(report, metrics=(*report.metrics, metric)), found
 
 
@@ -96,8 +108,8 @@ def plan_of(engine: Engine) -> Plan:
 
 def first_batch(front: Front) -> Mapping[str, Array]:
     """The first check samples, as one batch of the `opt` size."""
-    arrays, labels = check_samples(front, front.loaded.inputs[0].at("opt")[0])
-    data = batched(arrays, labels, front.loaded.inputs, front.captured.outputs)
+    arrays, labels = check_samples(front, front.inputs[0].at("opt")[0])
+    data = batched(arrays, labels, front.inputs, front.outputs)
     return next(iter(data.batches()))
 
 
@@ -147,7 +159,8 @@ def judged_speed(job: Job, front: Front, engine: Engine, report: CheckReport, st
     if report.executed != "engine":
         return judge_speedup(report, None, limit)
     keep = job.precision.keep.model_copy(update={"fp16": (), "bf16": ()})
-    update = {"int8_mode": False, "fp16_mode": True, "bf16_mode": False, "keep": keep}
+    none: dict[str, Any] = {"int8_mode": False, "fp8_mode": False, "nvfp4_mode": False, "weights": None, "formats": {}}
+    update = {**none, "fp16_mode": True, "bf16_mode": False, "keep": keep}
     plain = job.model_copy(update={"precision": job.precision.model_copy(update=update)})
     other = compile_engine(plain, front.loaded, quantize(plain, front, None, stages), stages)
     with stages("speed"):

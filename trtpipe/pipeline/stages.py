@@ -1,130 +1,87 @@
-"""The stages of a job, from its model to the check of its engine."""
+"""The stages of a job from its shared front on: calibrate, quantize, lower, compile, check."""
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from calib.audit import doubtful_thresholds
 from calib.data import overlap
-from calib.errors import CalibCancelled, CalibError
+from calib.errors import CalibError
 from calib.table import CalibrationTable
 from trtpipe.batching import Array, Batching
-from trtpipe.errors import Cancelled, InputError, TrtpipeError
+from trtpipe.errors import BuildError, InputError, MissingError
 from trtpipe.evaluation.check import CheckData, Damaged, Executor, check_engine
 from trtpipe.evaluation.control import damaged_copy, damaged_program
-from trtpipe.model.baseline import record_baseline
-from trtpipe.model.capture import capture
-from trtpipe.model.data import open_calibration, open_check
-from trtpipe.model.load import load_model
-from trtpipe.routes.onnx import compile_graph, to_onnx
+from trtpipe.model.data import open_calibration
+from trtpipe.pipeline.codecs import COMPILED, LOWERED, TABLE
+from trtpipe.pipeline.front import Front, MadeAnew, Results, Stages
+from trtpipe.pipeline.lowered import Compiled, Lowered
+from trtpipe.routes.onnx import compile_graph, release, to_onnx
 from trtpipe.routes.registry import route
 from trtpipe.runtime.executor import graph_as_checked, graph_notes, open_engine
 from trtpipe.runtime.onnxruntime import OrtRunner
-from trtpipe.values import Baseline, Captured, CheckReport, Engine, Executed, LoadedModel, OnnxModel, Quantized, Target
+from trtpipe.values import CheckReport, Engine, Executed, LoadedModel, OnnxModel, Quantized, Target
 
 if TYPE_CHECKING:
     from calib.data import Source
-    from calib.table import CalibrationTable
     from trtpipe.job.job import Job
     from trtpipe.job.sections import Calibration
-    from trtpipe.progress import Progress, Reporter
-
-#: Samples whose ranges decide what FP16 can hold.
-RANGE_SAMPLES = 64
-
-
-@dataclass(frozen=True)
-class Front:
-    """What every precision of a job shares: the model, its baseline on the check data, and the captured graph."""
-
-    loaded: LoadedModel
-    check_source: Source
-    baseline: Baseline
-    captured: Captured
+    from trtpipe.progress import Progress
+    from trtpipe.quantization.quantize import Narrow
+    from trtpipe.values import Captured
 
 
-class Stages:
-    """Names the stages of one build to a Reporter and keeps how long each took, in seconds."""
-
-    def __init__(self, reporter: Reporter) -> None:
-        self._reporter = reporter
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[Progress]:
-        """One stage; calib's errors become the user's."""
-        began = time.perf_counter()
-        with self._reporter.stage(name):
-            try:
-                yield self._reporter
-            except CalibCancelled as error:
-                raise Cancelled(str(error)) from error
-            except CalibError as error:
-                raise InputError(f"{name}: {error}") from error
-        self.seconds[name] = time.perf_counter() - began
-
-    def note_of(self, message: str) -> Callable[[], None]:
-        """What says `message` to the reader of the log when it is called."""
-        return lambda: self._reporter.note(message)
+#: Makes the calibration table, None where nothing is calibrated, when it is needed.
+Table = Callable[[], CalibrationTable | None]
 
 
-def prepare(job: Job, stages: Stages) -> Front:
-    """The model, its baseline and its graph."""
-    with stages("model"):
-        loaded = load_model(job, job.folder)
-    source, baseline = record(job, loaded, stages)
-    with stages("capture"):
-        captured = capture(loaded)
-    return Front(replace(loaded, outputs=captured.outputs), source, baseline, captured)
-
-
-def record(job: Job, loaded: LoadedModel, stages: Stages) -> tuple[Source, Baseline]:
-    """The check samples, and what the model answers on them as TorchScript."""
-    with stages("baseline") as progress:
-        source = open_check(job)
-        baseline = record_baseline(
-            loaded,
-            source.batches(job.batch_size(job.check)),
-            source.sample_count,
-            batch_size=job.batch_size(job.check),
-            kind=job.model.baseline,
-            torchscript=job.model.torchscript,
-            progress=progress,
-        )
-    return source, baseline
+def prepare(job: Job, stages: Stages, results: Results | None = None) -> Front:
+    """The model, its baseline and its graph; what `results` has is only made when a later stage asks for it."""
+    front = Front(job, stages, results)
+    _ = front.baseline
+    if results is None:
+        _ = front.captured
+    return front
 
 
 def quantizes(job: Job) -> bool:
-    """Whether Q/DQ are placed: with implicit quantization TensorRT calibrates and quantizes by itself."""
+    """Whether INT8 Q/DQ are placed: with implicit quantization TensorRT calibrates and quantizes by itself."""
     return job.precision.int8_mode and job.build.quantization == "explicit"
 
 
 def calibrate(job: Job, front: Front, stages: Stages) -> CalibrationTable | None:
-    """The job's calibration table, made now or read from `calibration.table`; None when nothing is quantized, or
-    TensorRT is to calibrate by itself (build.quantization: implicit)."""
-    if not job.precision.int8_mode or job.calibration is None:
+    """The job's calibration table, made or read from `calibration.table`.
+
+    None when nothing is quantized, or TensorRT is to calibrate by itself (build.quantization: implicit).
+    """
+    data = job.calibration
+    if not job.precision.calibrated or data is None:
         return None
     if job.build.quantization == "implicit":
-        if job.calibration.table is not None:
+        if data.table is not None:
             raise InputError(
                 "calibration.table: must be left out with build.quantization implicit, where TensorRT names tensors "
-                f"(got {job.calibration.table}). Give samples, or use explicit."
+                f"(got {data.table}). Give samples, or use explicit."
             )
         return None
-    digests = {"weights": front.loaded.weights_digest, "graph": front.captured.digest}
+    return front.results.on_disk("calibration", TABLE, lambda: calibration_table(job, data, front, stages))
+
+
+def calibration_table(job: Job, calibration: Calibration, front: Front, stages: Stages) -> CalibrationTable:
+    """The table read from the file that `calibration` names, or made from its samples."""
+    captured = front.captured
+    digests = {"weights": front.loaded.weights_digest, "graph": captured.digest}
     with stages("calibrate") as progress:
-        if job.calibration.table is not None:
-            return read_table(job.calibration, digests)
+        if calibration.table is not None:
+            return read_table(calibration, digests)
         source = open_calibration(job)
-        for note in overlap_notes(source, front.check_source):
+        for note in overlap_notes(source, front.check_samples):
             progress.note(note)
-        return observe(job, job.calibration, front.captured, source, digests, progress)
+        return observe(job, calibration, captured, source, digests, progress)
 
 
 def read_table(calibration: Calibration, digests: Mapping[str, str]) -> CalibrationTable:
@@ -178,7 +135,7 @@ def corrected(front: Front, table: CalibrationTable | None) -> Front:
         return front
     from trtpipe.quantization.corrections import edits
 
-    return replace(front, captured=edits.corrected(front.captured, table.corrections.arrays))
+    return front.with_graph(edits.corrected(front.captured, table.corrections.arrays))
 
 
 def overlap_notes(calibration: Source, check: Source) -> tuple[str, ...]:
@@ -199,38 +156,95 @@ def quantize(job: Job, front: Front, table: CalibrationTable | None, stages: Sta
     from trtpipe.quantization.precision import half_dtype
 
     precision, front = job.precision, corrected(front, table)
+    captured = front.captured
     with stages("quantize"):
-        ranges = observe_ranges(job, front) if precision.fp16_mode else {}
         return stage.quantize(
-            front.captured,
+            captured,
             int8=quantizes(job),
             half=half_dtype(precision.fp16_mode, precision.bf16_mode),
             keep=keep_of(job, front.captured),
             amax={} if table is None else table.amax,
-            ranges=ranges,
+            ranges=front.ranges if precision.fp16_mode else {},
+            narrow=narrow_of(job, front, table),
         )
 
 
-def observe_ranges(job: Job, front: Front) -> dict[str, float]:
-    """Largest |x| of every tensor over the first calibration samples, or check samples where there are none."""
-    import torch
+def narrow_of(job: Job, front: Front, table: CalibrationTable | None) -> Narrow | None:
+    """What FP8 and 4 bits are quantized by, from the table that INT8 uses; None for a job without them.
 
-    from trtpipe.quantization import precision
+    The weights of 4 bits are fitted to the first calibration samples, where the job names samples.
+    """
+    from trtpipe.quantization.formats import maxima
+    from trtpipe.quantization.importance import input_importance
+    from trtpipe.quantization.narrow import Statistics
+    from trtpipe.quantization.policy import modes_of
+    from trtpipe.quantization.quantize import Narrow
 
-    data = job.calibration
-    calibrates = data is not None and (data.images or data.arrays or data.factory)
-    source = open_calibration(job) if calibrates else front.check_source
-    size = job.batch_size(data if data is not None and calibrates else job.check)
-    batches = itertools.islice(_pieces(source, front, size), max(1, RANGE_SAMPLES // size))
-    names = [s.name for s in front.loaded.inputs]
-    return precision.observe_ranges(front.captured, ([torch.from_numpy(b[n]) for n in names] for b in batches))
+    modes = modes_of(job.precision)
+    if not modes.narrow:
+        return None
+    importance = {}
+    if (modes.weights or "nvfp4" in modes.on) and front.calibrates:
+        importance = input_importance(front.captured, front.first_batches())
+    return Narrow(modes, Statistics({} if table is None else maxima(table), importance))
 
 
-def _pieces(source: Source, front: Front, size: int) -> Iterator[Mapping[str, Any]]:
-    how = Batching(front.loaded.inputs, front.captured.outputs, size)
-    for batch in source.batches(size):
-        for piece, _ in how.pieces(batch.arrays):
-            yield piece
+def lower(job: Job, front: Front, table: Table, stages: Stages, results: Results | None = None) -> Lowered:
+    """The graph in the job's precisions as ONNX, taken from `results` or made of `table()`."""
+
+    def make() -> Lowered:
+        made = table()
+        quantized = quantize(job, front, made, stages)
+        with stages("export"):
+            graph = to_onnx(quantized, release(job))
+        return lowered_of(front, quantized, made, graph)
+
+    return (results or MadeAnew()).on_disk("graph", LOWERED, make)
+
+
+def lowered_of(front: Front, quantized: Quantized, table: CalibrationTable | None, graph: OnnxModel | None) -> Lowered:
+    """The data of a quantized graph."""
+    return Lowered(
+        inputs=front.inputs,
+        outputs=front.captured.outputs,
+        weights_digest=front.loaded.weights_digest,
+        graph_digest=front.captured.digest,
+        model_notes=front.loaded.notes,
+        layers=quantized.layers,
+        notes=quantized.notes,
+        table=table,
+        shared_scales={} if table is None else _shared_scales(front),
+        graph=graph,
+    )
+
+
+def _shared_scales(front: Front) -> dict[str, str]:
+    from trtpipe.quantization.placement import find_sites
+
+    return {s.key: s.group for s in find_sites(front.captured.graph)[0] if s.axis is None}
+
+
+def build_engine(job: Job, front: Front, table: Table, stages: Stages, results: Results | None = None) -> Compiled:
+    """The engine by the job's route with what it was compiled from, taken from `results` or made of `table()`."""
+    kept = results or MadeAnew()
+
+    def through_onnx() -> Compiled:
+        lowered = lower(job, front, table, stages, kept)
+        assert lowered.graph is not None
+        with stages("compile") as progress:
+            return Compiled(lowered, compile_graph(job, lowered.graph, progress))
+
+    def directly() -> Compiled:
+        made = table()
+        quantized = quantize(job, front, made, stages)
+        engine = compile_engine(job, front.loaded, quantized, stages)
+        return Compiled(lowered_of(front, quantized, made, engine.graph), engine)
+
+    if job.build.route != "onnx":
+        return kept.on_disk("engine", COMPILED, directly)
+    if job.build.target == "onnxruntime":  # the graph is the engine
+        return through_onnx()
+    return kept.on_disk("engine", COMPILED, through_onnx)
 
 
 def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, stages: Stages) -> Engine:
@@ -243,11 +257,9 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, stages: 
 def check(
     job: Job,
     front: Front,
-    engine: Engine,
+    compiled: Compiled,
     stages: Stages,
     *,
-    made_of: Callable[[], tuple[LoadedModel, Quantized]],
-    table: CalibrationTable | None = None,
     keep: Callable[[Mapping[str, Array]], None] | None = None,
 ) -> CheckReport:
     """The engine (or its graph, where no GPU can run it) against the baseline, with a control.
@@ -255,19 +267,22 @@ def check(
     Args:
         job: its limits.
         front: the check samples and the baseline's outputs on them.
-        engine: what was built.
+        compiled: the engine and what it was compiled from; its table's doubtful thresholds become warnings.
         stages: is told.
-        made_of: the model and the program that the engine was compiled from, asked for where only they can be damaged.
-        table: its doubtful thresholds become warnings of the report.
         keep: is given the outputs, as `check_engine` has it.
     """
+    engine, table, data = compiled.engine, compiled.lowered.table, check_data(job, front)
+
+    def made_of() -> tuple[LoadedModel, Quantized]:
+        return front.loaded, quantize(job, front, table, stages)
+
     with stages("check") as progress:
         runner, executed = open_engine(engine)
         with runner:
             report = check_engine(
                 runner,
                 executed,
-                check_data(job, front),
+                data,
                 job.check.limits,
                 damaged=control(job, engine, executed, made_of, progress),
                 require=job.check.require,
@@ -310,7 +325,7 @@ def engine_control(build: Callable[[], Engine], graph: OnnxModel | None, tensor:
     def opened() -> Iterator[Executor]:
         try:
             engine = build()
-        except TrtpipeError as error:
+        except (BuildError, InputError, MissingError) as error:
             if graph is None:
                 raise
             why = f"no engine could be built of the control: {str(error).splitlines()[0]}"
@@ -337,7 +352,7 @@ def graph_control(graph: OnnxModel, tensor: str, how: str, target: Target) -> Da
 
 def batching(job: Job, front: Front) -> Batching:
     """How the check samples are run."""
-    return Batching(front.loaded.inputs, front.captured.outputs, job.batch_size(job.check))
+    return Batching(front.inputs, front.outputs, job.batch_size(job.check))
 
 
 def check_data(job: Job, front: Front) -> CheckData:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,23 +15,22 @@ from trtpipe.evaluation.check import check_engine, measure
 from trtpipe.evaluation.control import damaged_copy
 from trtpipe.evaluation.speedup import HYBRID
 from trtpipe.job.dump import job_text
+from trtpipe.pipeline.front import Front, Stages
 from trtpipe.pipeline.measure import latencies
 from trtpipe.pipeline.stages import (
-    Front,
-    Stages,
     batching,
     calibrate,
     check_data,
     compile_engine,
     corrected,
     graph_control,
-    observe_ranges,
+    narrow_of,
     prepare,
 )
 from trtpipe.quantization.diagnose import diagnose, first_samples
 from trtpipe.quantization.search import EVALUATIONS, Candidate, Laboratory, Preview, Trial, Tuned, search, shortfall
 from trtpipe.quantization.trials import Trials
-from trtpipe.routes.onnx import lowered_for, to_onnx
+from trtpipe.routes.onnx import lowered_for, release, to_onnx
 from trtpipe.runtime.executor import graph_as_checked, not_executed_here
 from trtpipe.trt import driver
 
@@ -39,10 +38,12 @@ if TYPE_CHECKING:
     from calib.table import CalibrationTable
     from trtpipe.job.job import Job
     from trtpipe.progress import Reporter
-    from trtpipe.quantization.precision import Keep
+    from trtpipe.quantization.quantize import Narrow
     from trtpipe.quantization.ranking import Sensitivity
     from trtpipe.values import Quantized
 
+#: What the name of a tuned job ends in.
+TUNED = "-tuned"
 #: Every algorithm, for a table that still has its histograms.
 ALGORITHMS = ("auto", "entropy_2", "entropy", "minmax", "percentile", "mse")
 
@@ -58,7 +59,7 @@ class TunedJob:
 
 
 def tune(job: Job, out: Path, reporter: Reporter, *, evaluations: int = EVALUATIONS) -> TunedJob:
-    """The job with as little as possible out of INT8 that meets its limits, or comes closest.
+    """The job with as little as possible out of INT8 that meets its limits, or comes closest, as `<name>-tuned`.
 
     Every trial is in `out/<name>.trials.json` as soon as it is done; another run over the same job and data takes them
     up. Trials run the Q/DQ graph that the engine is compiled from in ONNX Runtime, on all check samples.
@@ -69,7 +70,8 @@ def tune(job: Job, out: Path, reporter: Reporter, *, evaluations: int = EVALUATI
     stages = Stages(reporter)
     front = prepare(job, stages)
     table = calibrate(job, front, stages)
-    return tune_from(job, front, table, out, stages, evaluations=evaluations)
+    found = tune_from(job, front, table, out, stages, evaluations=evaluations)
+    return replace(found, job=renamed(found.job))
 
 
 def tune_from(
@@ -83,7 +85,7 @@ def tune_from(
 ) -> TunedJob:
     """`tune` with what a build has already made."""
     if table is None:
-        raise InputError("tune: the job must quantize (got int8_mode: false). Set precision.int8_mode.")
+        raise InputError("tune: the job must quantize (got no mode that does). Set precision.int8_mode or fp8_mode.")
     if not job.check.limits.given:
         raise InputError("tune: check.limits must set the budget (got none). Add one, like accuracy_drop_max: 0.01.")
     bench = _Bench(job, corrected(front, table), table, stages)
@@ -107,12 +109,19 @@ def chosen(job: Job, candidate: Candidate) -> Job:
     """The job with a candidate's modules kept and its calibration algorithm."""
     keep, half = job.precision.keep, "bf16" if job.precision.bf16_mode else "fp16"
     update = {"fp32": keep.fp32 + candidate.fp32, half: getattr(keep, half) + candidate.half}
-    precision = job.precision.model_copy(update={"keep": keep.model_copy(update=update)})
+    formats = job.precision.formats | dict.fromkeys(candidate.fp8, "fp8")
+    precision = job.precision.model_copy(update={"keep": keep.model_copy(update=update), "formats": formats})
     calibration = job.calibration
     if calibration is not None and candidate.algorithm != calibration.algorithm:
         defaults = {"percentile": type(calibration).model_fields["percentile"].default}
         calibration = calibration.model_copy(update={"algorithm": candidate.algorithm, **defaults})
     changed = job.model_copy(update={"precision": precision, "calibration": calibration})
+    return changed if job.folder is None else changed.read_from(job.folder, job_text(changed, job.folder))
+
+
+def renamed(job: Job) -> Job:
+    """The job as `<name>-tuned`: it and the one that it was made of can be built from one folder, and in one night."""
+    changed = job.model_copy(update={"name": job.name + TUNED})
     return changed if job.folder is None else changed.read_from(job.folder, job_text(changed, job.folder))
 
 
@@ -126,8 +135,8 @@ class _Bench:
         counted = table.histograms is not None and (job.calibration is None or job.calibration.table is None)
         others = [a for a in ALGORITHMS if a != self.first] if counted else []
         self.algorithms = (self.first, *others)
-        self._ranges: dict[str, float] | None = None
         self._macs: dict[str, int] = {}
+        self._narrow = narrow_of(job, front, table)
 
     def table(self, algorithm: str) -> CalibrationTable:
         """The table under one algorithm, recomputed from the histograms of the first."""
@@ -152,17 +161,22 @@ class _Bench:
             "devices": ", ".join(d.name for d in driver.probe().devices),  # latencies are of these
         }
 
-    def ranges(self) -> dict[str, float]:
-        """Largest values of all tensors, for FP16; observed once."""
-        if self._ranges is None:
-            self._ranges = observe_ranges(self.job, self.front) if self.job.precision.fp16_mode else {}
-        return self._ranges
+    def narrow(self, job: Job) -> Narrow | None:
+        """What a trial's FP8 and 4 bits are quantized by; None without them."""
+        from trtpipe.quantization.policy import modes_of
+
+        return None if self._narrow is None else replace(self._narrow, modes=modes_of(job.precision))
 
     def rank(self, algorithm: str) -> Sensitivity:
         """Sensitivities over the first check samples."""
         with self.stages("sensitivity") as progress:
             return diagnose(
-                self.job, self.front.captured, self.front.check_source, self.table(algorithm).amax, progress
+                self.job,
+                self.front.captured,
+                self.front.check_source,
+                self.table(algorithm).amax,
+                progress,
+                self._narrow,
             )
 
     def evaluate(self, candidate: Candidate) -> Trial:
@@ -176,13 +190,14 @@ class _Bench:
         with self.stages(f"trial: {described(candidate)}") as progress:
             quantized = stage.quantize(
                 front.captured,
-                int8=True,
+                int8=precision.int8_mode,
                 half=half_dtype(precision.fp16_mode, precision.bf16_mode),
                 keep=keep,
                 amax=self.table(candidate.algorithm).amax,
-                ranges=self.ranges(),
+                ranges=front.ranges if precision.fp16_mode else {},
+                narrow=self.narrow(job),
             )
-            model = lowered_for(to_onnx(quantized), job.build.target)
+            model = lowered_for(to_onnx(quantized, release(job)), job.build.target)
             report = check_engine(
                 graph_as_checked(model.data, job.build.target),
                 "graph",
@@ -192,7 +207,7 @@ class _Bench:
                 progress=progress,
             )
         missed = shortfall(report.metrics, job.check.limits)
-        share = self.int8_share(keep)
+        share = self.int8_share(job)
         size, latency = len(model.data), self.latency_ms(job, quantized)
         return Trial(candidate, report.passed, missed, report.metrics, report.problems, share, size, latency)
 
@@ -204,15 +219,15 @@ class _Bench:
         if not_executed_here(engine):
             return None
         if engine.fallback:
-            self.stages.note_of(f"latency_ms: not measured: {HYBRID}")()
+            self.stages.note(f"latency_ms: not measured: {HYBRID}")
             return None
         return statistics.median(latencies(self.front, engine))
 
-    def int8_share(self, keep: Keep) -> float:
-        """Share of the network's multiply-accumulates that stay in INT8 under `keep`."""
+    def int8_share(self, job: Job) -> float:
+        """Share of the network's multiply-accumulates that compute in INT8 or another number format."""
         from trtpipe.quantization.partial import Partial
-        from trtpipe.quantization.placement import find_sites, kept_sites
-        from trtpipe.quantization.units import find_units
+        from trtpipe.quantization.payoff import keep_of
+        from trtpipe.quantization.quantize import plan_sites
 
         graph = self.front.captured.graph
         if not self._macs:
@@ -220,22 +235,28 @@ class _Bench:
             machine = Partial(graph)
             machine.finish(0, machine.inputs(sample.inputs), {})
             self._macs.update({node.name: count for node, count in machine.macs_of.items()})
-        units = find_units(kept_sites(find_sites(graph)[0], keep.out_of_int8))
-        inside = sum(self._macs[n.name] for u in units for n in u.nodes)
+        keep = keep_of(job, self.front.captured)
+        plan = plan_sites(graph, int8=job.precision.int8_mode, keep=keep, narrow=self.narrow(job))
+        sites = (*plan.int8, *(n.site for n in plan.narrow))
+        inside = sum(self._macs[name] for name in {s.consumer.name for s in sites if s.rule in ("Q1", "Q2")})
         return inside / max(1, sum(self._macs.values()))
 
     def preview(self, candidate: Candidate) -> Preview:
-        """The first samples through the graph with the candidate's tensors rounded to INT8; FP16 is not imitated."""
+        """The first samples through the graph with the candidate's tensors rounded; FP16 is not imitated."""
+        from trtpipe.quantization.narrow import roundings as narrow_roundings
         from trtpipe.quantization.partial import Partial, roundings
         from trtpipe.quantization.payoff import keep_of
-        from trtpipe.quantization.placement import find_sites, kept_sites
         from trtpipe.quantization.precision import half_dtype
+        from trtpipe.quantization.quantize import plan_sites
 
         job, front = chosen(self.job, candidate), self.front
         graph, precision = front.captured.graph, job.precision
-        sites = kept_sites(find_sites(graph)[0], keep_of(job, front.captured).out_of_int8)
+        narrow = self.narrow(job)
+        plan = plan_sites(graph, int8=precision.int8_mode, keep=keep_of(job, front.captured), narrow=narrow)
         half = half_dtype(precision.fp16_mode, precision.bf16_mode)
-        changed = roundings(graph, sites, self.table(candidate.algorithm).amax, half, front.captured.int8)
+        changed = roundings(graph, plan.int8, self.table(candidate.algorithm).amax, half, front.captured.int8)
+        if narrow is not None:
+            changed |= narrow_roundings(plan.narrow, half, narrow.statistics)
         machine, parts, how = Partial(graph), [], batching(job, front)
         count = 0
         for sample in first_samples(front.check_source, how):

@@ -6,12 +6,10 @@ No torch, ONNX or TensorRT is imported; what is installed is read from package m
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from trtpipe.errors import InputError
 from trtpipe.job.importable import find_module, missing
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, JobFile, job_files
@@ -20,7 +18,7 @@ from trtpipe.packages import version as package_version
 from trtpipe.routes.options import FRONTENDS, TORCH2TRT, job_refusals
 from trtpipe.routes.options import INSTALL as INSTALL_FRONTEND
 from trtpipe.trt import driver
-from trtpipe.trt.flavour import INSTALL, installed
+from trtpipe.trt.flavour import INSTALL, installed, require_version
 from trtpipe.trt.options import platform_refusals, refusals
 from trtpipe.trt.platforms import unable
 from trtpipe.trt.versions import RELEASES as KNOWN_RELEASES
@@ -51,7 +49,9 @@ def validate(
 Purpose = Literal["build", "prepare", "calibrate"]
 
 
-def plan(path: str | Path, overrides: Iterable[str] = (), *, purpose: Purpose = "build") -> tuple[Job, ...]:
+def plan(
+    path: str | Path, overrides: Iterable[str] = (), *, purpose: Purpose = "build", version: str | None = None
+) -> tuple[Job, ...]:
     """The jobs in a file, if all of them can be built (or prepared, or calibrated) here.
 
     Args:
@@ -59,11 +59,12 @@ def plan(path: str | Path, overrides: Iterable[str] = (), *, purpose: Purpose = 
         overrides: as in `validate`.
         purpose: a kit's engine is compiled by another machine, so this one needs no TensorRT; but what no release of
             the target can finish is refused. Calibration needs nothing of the target, and asks nothing of it.
+        version: of the TensorRT the jobs are for; for a kit, the device's.
 
     Raises:
         JobErrors: with all problems found, in the order of the file.
     """
-    judged = judge(path, overrides, purpose=purpose)
+    judged = judge(path, overrides, purpose=purpose, version=version)
     if problems := _all_of(judged):
         raise JobErrors(problems)
     return tuple(job for job, _ in judged if job is not None)
@@ -82,8 +83,8 @@ def judge(
     Raises:
         InputError: `version` is no version.
     """
-    if version is not None and not re.fullmatch(r"\d+(\.\d+)*", version):
-        raise InputError(f"--for: must be a version like 10.3.0 (got {version!r}).")
+    if version is not None:
+        require_version("--for", version)
     files = job_files(path, paths_exist=here)
     return tuple(_judged(file, Path(path), overrides, here, version, purpose) for file in files)
 
@@ -101,7 +102,7 @@ def _judged(
                 file.add(tuple(option.split(".")), text, missing=True)
         refused: Iterable[tuple[str, str]] = ()
         if purpose != "calibrate":
-            refused = _refusals(job, version) if purpose == "build" else kit_refusals(job)
+            refused = _refusals(job, version) if purpose == "build" else kit_refusals(job, version)
         for option, text in refused:
             file.add(tuple(option.split(".")), text)
     return job, file.problems
@@ -167,8 +168,9 @@ def _packages(job: Job, path: Path) -> _Found:
     needed = [("model", name, "build") for name in ("torch", "onnx", "onnxscript", "onnxruntime", "safetensors")]
     if job.check.images is not None or (job.calibration is not None and job.calibration.images is not None):
         needed.append(("check.images", "torchvision", "build"))
-    if job.precision.int8_mode:
-        needed.append(("precision.int8_mode", "torchao", "build"))
+    if job.precision.quantized:
+        mode = next((m for m in ("int8_mode", "fp8_mode", "nvfp4_mode") if getattr(job.precision, m)), "weights")
+        needed.append((f"precision.{mode}", "torchao", "build"))
     absent: dict[tuple[str, str], list[str]] = {}
     for option, name, extra in needed:
         if package_version(name) is None:
@@ -213,8 +215,11 @@ def _refusals(job: Job, version: str | None) -> _Found:
         yield option, message.removeprefix(f"{option}: ")
 
 
-def kit_refusals(job: Job) -> _Found:
-    """What keeps every device from finishing a kit of this job, as (dotted option path, message)."""
+def kit_refusals(job: Job, version: str | None = None) -> _Found:
+    """What keeps every device from finishing a kit of this job, as (dotted option path, message).
+
+    With a `version`, like "8.6.1", every device that has that release of TensorRT.
+    """
     build, target = job.build, job.build.target
     if build.route != "onnx":
         yield (
@@ -236,7 +241,8 @@ def kit_refusals(job: Job) -> _Found:
     if target == "onnxruntime":
         return
     releases = [
-        dict(refusals(build, job.precision, name, release)) for name, release in KNOWN_RELEASES if name == target
+        dict(refusals(build, job.precision, target, release))
+        for release in ([version] if version else [r for name, r in KNOWN_RELEASES if name == target])
     ]
     # What one release cannot do another may; what none can, no device has.
     for option in dict.fromkeys(o for refused in releases for o in refused):

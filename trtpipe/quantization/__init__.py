@@ -1,11 +1,16 @@
 """Q/DQ and casts on the captured graph, sensitivities, and the search for what to keep wide."""
 
 __all__ = [
+    "corrections",
     "diagnose",
+    "formats",
+    "importance",
+    "narrow",
     "operators",
     "partial",
     "payoff",
     "placement",
+    "policy",
     "precision",
     "quantize",
     "ranking",

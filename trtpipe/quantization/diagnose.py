@@ -14,12 +14,17 @@ if TYPE_CHECKING:
     from calib.data import Source
     from trtpipe.job.job import Job
     from trtpipe.progress import Progress
+    from trtpipe.quantization.quantize import Narrow
     from trtpipe.quantization.ranking import Sensitivity
     from trtpipe.quantization.sensitivity import Sample
     from trtpipe.values import Captured, CheckReport
 
-#: Samples that sensitivities are measured on, and how many are run at a time: memory is what limits the second.
+#: Samples that sensitivities are measured on, and how many are run at a time.
 SAMPLES, BATCH = 32, 8
+#: What the values of such a batch may take, should all of them live at once, bytes; larger networks take fewer samples.
+BATCH_BYTES = 2 << 30
+#: How long the modules that make a check fail are looked for, unless the user says otherwise.
+DIAGNOSE_SECONDS = 60.0
 #: How many modules a failed check names.
 NAMED = 3
 #: How the line of `blame` begins.
@@ -27,9 +32,19 @@ BLAME = "worst modules in INT8"
 
 
 def diagnose(
-    job: Job, captured: Captured, source: Source, amax: Mapping[str, float], progress: Progress
+    job: Job,
+    captured: Captured,
+    source: Source,
+    amax: Mapping[str, float],
+    progress: Progress,
+    narrow: Narrow | None = None,
+    seconds: float | None = None,
 ) -> Sensitivity:
-    """The sensitivity of every module that the job quantizes, over the first samples of `source`."""
+    """The sensitivity of every module that the job quantizes, over the first samples of `source`.
+
+    After `seconds` it gives what it has: fewer samples, and of a large network only the modules that are worst by
+    themselves.
+    """
     from trtpipe.quantization.payoff import keep_of
     from trtpipe.quantization.precision import half_dtype
     from trtpipe.quantization.sensitivity import measure_sensitivity
@@ -38,24 +53,39 @@ def diagnose(
     return measure_sensitivity(
         captured,
         amax,
-        first_samples(source, Batching(captured.inputs, captured.outputs, job.batch_size(job.check))),
+        first_samples(
+            source,
+            Batching(captured.inputs, captured.outputs, job.batch_size(job.check)),
+            batch=batch_size(captured),
+        ),
         half=half_dtype(precision.fp16_mode, precision.bf16_mode),
         keep=keep_of(job, captured),
         progress=progress,
+        int8=precision.int8_mode,
+        narrow=narrow,
+        seconds=seconds,
     )
 
 
-def first_samples(source: Source, how: Batching, count: int = SAMPLES) -> Iterator[Sample]:
-    """The first `count` samples as tensors, in small batches; in those of `how` where an output has no batch axis."""
+def batch_size(captured: Captured) -> int:
+    """How many samples at a time keep within `BATCH_BYTES`."""
+    from trtpipe.quantization.partial import value_bytes
+
+    return max(1, min(BATCH, BATCH_BYTES // max(1, value_bytes(captured.graph))))
+
+
+def first_samples(source: Source, how: Batching, count: int = SAMPLES, batch: int = BATCH) -> Iterator[Sample]:
+    """The first `count` samples as tensors, about `batch` at a time; in batches of `how` where an output has no batch
+    axis."""
     import torch
 
     from trtpipe.quantization.sensitivity import Sample
 
     left = count
-    size = how.size if how.whole else min(BATCH, count)
-    for batch in source.batches(size):
-        labels = batch.labels
-        for piece, real in how.pieces(batch.arrays):
+    size = how.size if how.whole else min(batch, count)
+    for samples in source.batches(size):
+        labels = samples.labels
+        for piece, real in how.pieces(samples.arrays):
             real = real if how.whole else min(real, left)
             some = None if labels is None else torch.from_numpy(labels[:real])
             labels = None if labels is None else labels[real:]
@@ -77,9 +107,12 @@ def blame(sensitivity: Sensitivity, half: str | None) -> str:
     median = statistics.median(m.sqnr_db for m in modules)
     first = next((m.module for m in modules if m.module), None)
     step = "" if first is None else f" Keep the first in precision.keep.{half or 'fp32'}, or run `trtpipe tune`."
+    measured = f"{len(modules)}"
+    if sensitivity.left_out:
+        measured += f" of {len(modules) + sensitivity.left_out} that there was time for"
     return (
         f"{BLAME}: {', then '.join(named)} at the outputs when it alone is quantized "
-        f"(the median of {len(modules)}: {_db(median)}).{step}"
+        f"(the median of {measured}: {_db(median)}).{step}"
     )
 
 

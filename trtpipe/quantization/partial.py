@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,9 +11,10 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from trtpipe.model.nodes import constant_value, is_constant, op_name
+from trtpipe.quantization.formats import SMALLEST_SCALE, rounded_up
 from trtpipe.quantization.macs import macs
+from trtpipe.quantization.observers import ACTIVATION_RANGE, WEIGHT_RANGE
 from trtpipe.quantization.placement import Site
-from trtpipe.quantization.quantize import ACTIVATION_RANGE, SMALLEST_SCALE, WEIGHT_RANGE, rounded_up
 from trtpipe.values import Int8Weight
 
 #: What is read by an operation instead of its input.
@@ -76,6 +78,24 @@ def _per_channel(axis: int, half: torch.dtype | None) -> Rounding:
         )
 
     return one
+
+
+def value_bytes(graph: GraphModule) -> int:
+    """What all values of the graph take together for one sample, bytes, at the sizes it was captured with."""
+    total = 0
+    for node in graph.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and node.op == "call_function":
+            total += math.prod(_extent(d) for d in value.shape) * value.element_size()
+    first = next(n for n in graph.graph.nodes if n.op == "placeholder").meta["val"]
+    return total // max(1, _extent(first.shape[0]))
+
+
+def _extent(dimension: int | torch.SymInt) -> int:
+    if isinstance(dimension, int):
+        return dimension
+    hint = dimension.node.hint
+    return 1 if hint is None else int(hint)
 
 
 @dataclass

@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from trtpipe.errors import InputError
 from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, module_path, op_name, source_line
 from trtpipe.values import Captured, LayerPrecision, TensorSpec
+from trtpipe.values import Precision as PrecisionName
 
 #: Largest finite FP16 (IEEE 754 binary16). An activation observed above half of it stays in FP32: other data go higher.
 FP16_MAX = 65504.0
@@ -44,10 +45,18 @@ PASSIVE = (
 _CASTS = ("_to_copy", "to", "type_as")
 #: Operations that read a tensor's shape and not its values.
 _SHAPES = ("sym_size", "size", "sym_numel")
-QUANTIZE, DEQUANTIZE = (
-    ("quantize_per_tensor", "quantize_per_channel"),
-    ("dequantize_per_tensor", "dequantize_per_channel"),
-)
+QUANTIZE = ("quantize_per_tensor", "quantize_per_channel", "fp8_quantize")
+#: Dequantizer to the format that it reads.
+FORMAT_OF: Mapping[str, PrecisionName] = {
+    "dequantize_per_tensor": "int8",
+    "dequantize_per_channel": "int8",
+    "fp8_dequantize": "fp8",
+    "fp8_dequantize_weight": "fp8",
+    "int4_dequantize": "int4",
+    "fp4_dequantize": "nvfp4",
+    "fp4_dynamic": "nvfp4",
+}
+DEQUANTIZE = tuple(FORMAT_OF)
 
 
 @dataclass(frozen=True)
@@ -67,23 +76,27 @@ class Keep:
 
     def fp32_glob(self, node: Node) -> str | None:
         """The first glob that keeps the node in FP32."""
-        return _matching(self.fp32, module_path(node))
+        return matching(self.fp32, module_path(node))
 
     def out_of_int8(self, node: Node) -> bool:
         """Whether the node must not compute in INT8."""
-        globs = self.fp32 + self.fp16 + self.bf16
-        return node.name in self.wide or _matching(globs, module_path(node)) is not None
+        return self.reason(node) is not None
 
     def reason(self, node: Node) -> str | None:
         """Why the node is kept out of INT8: the entry of the job, or what it does not gain."""
+        return self.entry(node) or self.wide.get(node.name)
+
+    def entry(self, node: Node) -> str | None:
+        """The entry of the job that keeps the node out of every number format."""
         for name, globs in (("fp32", self.fp32), ("fp16", self.fp16), ("bf16", self.bf16)):
-            glob = _matching(globs, module_path(node))
+            glob = matching(globs, module_path(node))
             if glob:
                 return f"precision.keep.{name}: {glob}"
-        return self.wide.get(node.name)
+        return None
 
 
-def _matching(globs: Iterable[str], path: str) -> str | None:
+def matching(globs: Iterable[str], path: str) -> str | None:
+    """The first glob that fits the path, or a container that it is in."""
     parts = path.split(".")
     ancestors = [".".join(parts[: k + 1]) for k in range(len(parts))]
     return next((g for g in globs if any(fnmatch.fnmatchcase(a, g) for a in ancestors)), None)
@@ -98,7 +111,7 @@ def checked_keep(keep: Keep, graph: GraphModule) -> Keep:
     paths = sorted({module_path(n) for n in calls(graph.graph)} - {""})
     for name, globs in (("fp32", keep.fp32), ("fp16", keep.fp16), ("bf16", keep.bf16)):
         for glob in globs:
-            if not any(_matching((glob,), p) for p in paths):
+            if not any(matching((glob,), p) for p in paths):
                 near = difflib.get_close_matches(glob.replace("*", ""), paths, n=3, cutoff=0.0)
                 raise InputError(
                     f"precision.keep.{name}: each glob must match a module (got {glob!r}, which matches none). "
@@ -161,7 +174,7 @@ def place_casts(
         keep: the job's globs.
         ranges: largest |x| by node name; used for float16 alone.
         outputs: the output bindings, whose dtypes get a last cast.
-        unquantized: node name -> why an operation that INT8 wants stays in float.
+        unquantized: node name -> why an operation stays in float, or is not in the format that it would have had.
     """
     placer = _Placer(graph, half)
     layers = []
@@ -180,19 +193,28 @@ def place_casts(
             placer.compute(node, dtype)
             if placer.now(node) is not None:
                 layers.append(_layer(node, name, dtype, why, keep, unquantized))
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
+    drop_unread(graph)
     return Assignment(tuple(layers))
+
+
+def drop_unread(graph: GraphModule) -> None:
+    """Take out what nobody reads, our own Q/DQ included, whose tag tells torch to leave them alone."""
+    graph.graph.eliminate_dead_code(lambda n: n.is_impure() and not _is(n, QUANTIZE + DEQUANTIZE))
+    graph.recompile()
 
 
 def _layer(
     node: Node, name: str, dtype: torch.dtype, why: str, keep: Keep, unquantized: Mapping[str, str]
 ) -> LayerPrecision:
-    floats = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-    precision: Any = floats[dtype]
-    quantized = name != "add" and any(_is(a, DEQUANTIZE) for a in node.all_input_nodes)
-    if quantized:
-        precision, why = "int8", ""
+    floats: Mapping[torch.dtype, PrecisionName] = {
+        torch.float32: "fp32",
+        torch.float16: "fp16",
+        torch.bfloat16: "bf16",
+    }
+    precision = floats[dtype]
+    read = [FORMAT_OF[op_name(a)] for a in node.all_input_nodes if _is(a, DEQUANTIZE)]
+    if read and name != "add":
+        precision, why = read[-1], unquantized.get(node.name, "")
     elif not why:
         why = unquantized.get(node.name) or keep.reason(node) or ""
     return LayerPrecision(module_path(node), name, precision, why, source_line(node))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,11 +20,14 @@ from trtpipe.model.pt2e import (
     QuantizationSpec,
     Quantizer,
     SharedQuantizationSpec,
-    UniformQuantizationObserverBase,
     convert_pt2e,
     prepare_pt2e,
 )
+from trtpipe.quantization.formats import SMALLEST_SCALE, rounded_up
+from trtpipe.quantization.narrow import NarrowSite, Statistics, place_narrow
+from trtpipe.quantization.observers import ACTIVATION_RANGE, WEIGHT_RANGE, ActivationObserver, PerChannelWeightObserver
 from trtpipe.quantization.placement import Site, Skipped, find_sites, kept_sites
+from trtpipe.quantization.policy import Assignment, Modes, assign, checked_modes
 from trtpipe.quantization.precision import Keep, checked_keep, place_casts
 from trtpipe.values import Captured, Int8Weight, Quantized, TensorSpec
 
@@ -35,73 +38,6 @@ if TYPE_CHECKING:
     from calib.data import Source
     from calib.table import CalibrationTable
     from trtpipe.progress import Progress
-
-#: Symmetric INT8. A weight's amax is its exact maximum, so its levels are [-127, 127]; activations saturate at -128.
-ACTIVATION_RANGE, WEIGHT_RANGE = (-128, 127), (-127, 127)
-#: A tensor that is zero on all samples still needs a positive scale.
-SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
-
-
-class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
-    """Observes into a histogram while calibrating, and answers with the table's amax when converting.
-
-    `forward` takes any float tensor of any shape and returns it unchanged.
-    """
-
-    def __init__(self, dtype: torch.dtype = torch.int8, **_: Any) -> None:
-        low, high = ACTIVATION_RANGE
-        super().__init__(dtype=dtype, qscheme=torch.per_tensor_symmetric, quant_min=low, quant_max=high)
-        self.histogram: HistogramObserver | None = None
-        self.scale = 0.0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`x`, after it was observed."""
-        if self.histogram is not None:
-            self.histogram.observe(x)
-        return x
-
-    def calculate_qparams(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """float32 scale [1] and int64 zero point [1] (always 0)."""
-        return torch.tensor([self.scale], dtype=torch.float32), torch.zeros(1, dtype=torch.int64)
-
-
-class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
-    """The exact maximum of |w| by output channel; scale = amax / 127 (NVIDIA, 8-bit Inference with TensorRT, 2017).
-
-    A corrected weight comes with its own `scales` (float32 [C]).
-    """
-
-    def __init__(self, dtype: torch.dtype = torch.int8, ch_axis: int = 0, half: torch.dtype | None = None, **_: Any):
-        low, high = WEIGHT_RANGE
-        super().__init__(dtype=dtype, qscheme=torch.per_channel_symmetric, quant_min=low, quant_max=high)
-        self.ch_axis = ch_axis
-        self.half = half
-        self.amax = torch.zeros(0)
-        self.scales: torch.Tensor | None = None
-
-    def forward(self, w: torch.Tensor) -> torch.Tensor:
-        """`w` [..., C at ch_axis, ...], after its maxima were taken: once, since it is a constant of the graph."""
-        if not self.amax.numel():
-            self.amax = w.detach().abs().amax(dim=[d for d in range(w.dim()) if d != self.ch_axis])
-        return w
-
-    def calculate_qparams(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """float32 scales [C] and int64 zero points [C] (all 0)."""
-        scales = (self.amax / WEIGHT_RANGE[1]).clamp_min(SMALLEST_SCALE) if self.scales is None else self.scales
-        scales = rounded_up(scales, self.half)
-        return scales, torch.zeros_like(scales, dtype=torch.int64)
-
-
-def rounded_up(scales: torch.Tensor, half: torch.dtype | None) -> torch.Tensor:
-    """The float32 scales, or the smallest numbers of `half` that are not below them, as float32.
-
-    An FP16 engine holds its scales in FP16; quantizing with the very same numbers leaves no mismatch between Q and DQ.
-    """
-    if half is None:
-        return scales
-    near = scales.to(half)
-    up = torch.nextafter(near, torch.full_like(near, float("inf")))
-    return torch.where(near.to(torch.float32) < scales, up, near).to(torch.float32)
 
 
 class TensorRTQuantizer(Quantizer):  # type: ignore[misc]
@@ -298,6 +234,14 @@ def _observer_on(graph: GraphModule, consumer: Node, producer: str) -> Activatio
     raise AssertionError(f"no observer between {producer} and {consumer.name}")
 
 
+@dataclass(frozen=True)
+class Narrow:
+    """What a job with other formats than INT8 quantizes by: its modes, and what calibration knows beyond amax."""
+
+    modes: Modes
+    statistics: Statistics
+
+
 def quantize(
     captured: Captured,
     *,
@@ -306,16 +250,18 @@ def quantize(
     keep: Keep,
     amax: Mapping[str, float],
     ranges: Mapping[str, float],
+    narrow: Narrow | None = None,
 ) -> Quantized:
-    """The captured graph made strongly typed: Q/DQ where `int8`, casts where `half`, output bindings in their dtypes.
+    """The captured graph made strongly typed: Q/DQ where wanted, casts where `half`, output bindings in their dtypes.
 
     Args:
         captured: the hub graph; it is not changed.
-        int8: place Q/DQ pairs.
+        int8: place INT8 Q/DQ pairs; on everything, or where `narrow` says so.
         half: torch.float16, torch.bfloat16 or None.
         keep: globs over module paths that stay in a higher precision.
         amax: float amax by table key, for `int8`.
         ranges: largest |x| by node name, for float16.
+        narrow: FP8 and 4 bits, and what shares the graph between them and INT8; None for INT8 alone.
 
     Raises:
         InputError: a glob matches nothing, or the table lacks a tensor.
@@ -323,21 +269,88 @@ def quantize(
     keep = checked_keep(keep, captured.graph)
     notes: list[str] = [*captured.notes, *keep.notes]
     scales: dict[str, float] = {}
-    unquantized: dict[str, str] = {}
-    if int8:
-        prepared = prepare(captured, keep.out_of_int8, half)
-        unquantized = {s.node.name: s.reason for s in prepared.skipped}
-        notes += [f"{module_path(s.node)}: not quantized, {s.reason}" for s in prepared.skipped]
-        if not prepared.sites:
-            raise InputError(
-                "precision.int8_mode: something must be left to quantize (got none). "
-                "Narrow precision.keep, or turn int8_mode off."
-            )
-        graph, scales = place_qdq(prepared, amax, half)
+    plan = plan_sites(captured.graph, int8=int8, keep=keep, narrow=narrow)
+    if int8 or narrow is not None:
+        if not plan.int8 and not plan.narrow:
+            raise InputError(_nothing_left(plan, narrow))
+        notes += [f"{module_path(s.node)}: not quantized, {s.reason}" for s in plan.skipped]
+    if plan.int8:
+        graph, scales = place_qdq(prepare(captured, plan.out_of_int8(keep), half), amax, half)
     else:
         graph = copied(captured.graph)
+    if narrow is not None:
+        scales |= place_narrow(graph, plan.narrow, half, narrow.statistics)
     layers = place_casts(
-        graph, half=half, keep=keep, ranges=ranges, outputs=captured.outputs, unquantized=unquantized
+        graph, half=half, keep=keep, ranges=ranges, outputs=captured.outputs, unquantized=plan.reasons
     ).layers
     program = export(graph, captured.inputs)
     return Quantized(program, captured.inputs, captured.outputs, layers, scales, tuple(notes))
+
+
+@dataclass(frozen=True)
+class SitePlan:
+    """Which inputs of which operations are quantized, and how.
+
+    `int8` are the sites of INT8, `narrow` those of FP8 and 4 bits, `chosen` the format of each operation (empty where
+    INT8 alone was asked for), `skipped` what no format can have.
+    """
+
+    int8: tuple[Site, ...]
+    narrow: tuple[NarrowSite, ...]
+    chosen: Assignment
+    skipped: tuple[Skipped, ...]
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """By the name of a node, why it is in no format, or not in the one it would have had."""
+        found = {n.name: c.reason for n, c in self.chosen.choices.items() if c.reason}
+        return found | {s.node.name: s.reason for s in self.skipped}
+
+    def out_of_int8(self, keep: Keep) -> Callable[[Node], bool]:
+        """Whether a node must not compute in INT8."""
+        return lambda node: keep.out_of_int8(node) or self.chosen.excludes(node, "int8")
+
+
+def plan_sites(graph: GraphModule, *, int8: bool, keep: Keep, narrow: Narrow | None) -> SitePlan:
+    """The sites of a job's formats; changes nothing. `int8`, `keep` and `narrow` are as for `quantize`.
+
+    Raises:
+        InputError: a glob of `precision.formats` matches nothing that its format can hold.
+    """
+    if not int8 and narrow is None:
+        return SitePlan((), (), Assignment(), ())
+    sites, skipped = find_sites(graph)
+    chosen = Assignment()
+    if narrow is not None:
+        nodes = tuple(dict.fromkeys(s.consumer for s in sites if s.rule in ("Q1", "Q2")))
+        chosen = assign(sites, checked_modes(narrow.modes, nodes), keep)
+    plan = SitePlan((), () if narrow is None else narrow_sites(sites, chosen, narrow.modes), chosen, skipped)
+    return replace(plan, int8=kept_sites(sites, plan.out_of_int8(keep))) if int8 else plan
+
+
+def _nothing_left(plan: SitePlan, narrow: Narrow | None) -> str:
+    if narrow is None:
+        return (
+            "precision.int8_mode: something must be left to quantize (got none). "
+            "Narrow precision.keep, or turn int8_mode off."
+        )
+    why = next(iter(plan.reasons.values()), "the graph has no convolution, linear or matmul")
+    return (
+        f"precision: something must be left to quantize in {narrow.modes.title} (got none: {why}). "
+        "Narrow precision.keep, or choose another format."
+    )
+
+
+def narrow_sites(sites: Sequence[Site], chosen: Assignment, modes: Modes) -> tuple[NarrowSite, ...]:
+    """The inputs that get Q/DQ in FP8 or 4 bits: both of an operation, or its weight where that alone is narrow."""
+    found = []
+    for site in sites:
+        choice = chosen.choices.get(site.consumer)
+        name = None if choice is None else choice.format
+        if name in (None, "int8") or site.rule not in ("Q1", "Q2"):
+            continue
+        if site.axis is None and modes.weights_alone(name):
+            continue
+        arguments = [k for k, a in enumerate(site.consumer.args[:2]) if a is site.producer]
+        found += [NarrowSite(site, k, name) for k in arguments]
+    return tuple(dict.fromkeys(found))

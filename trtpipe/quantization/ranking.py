@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ModuleSensitivity:
-    """One source module, alone in INT8 in an otherwise float32 network.
+    """One source module, alone in its number format in an otherwise float32 network.
 
     Attributes:
         module, source, op: its path, `file.py:line`, and its first operation.
@@ -19,6 +19,7 @@ class ModuleSensitivity:
         agreement: share of samples with the float network's argmax, in [0, 1]; None without one score a class.
         loss_rise: mean cross-entropy less the float network's, nats, on labelled samples; None without labels.
         accuracy_drop: top-1 accuracy less, on labelled samples; None without labels.
+        fp8_sqnr_db: of an INT8 module, at its own output in FP8 instead; None where the job or the module has no FP8.
     """
 
     module: str
@@ -31,6 +32,7 @@ class ModuleSensitivity:
     agreement: float | None = None
     loss_rise: float | None = None
     accuracy_drop: float | None = None
+    fp8_sqnr_db: float | None = None
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class Sensitivity:
     """All modules, the most sensitive first, and what it took to find out.
 
     `passes` is the work in forward passes over the samples, by multiply-accumulates; `node_passes` by operations
-    executed. `macs` are those of the whole network for one sample.
+    executed. `macs` are those of the whole network for one sample. `left_out` modules were not measured for want of
+    time.
     """
 
     modules: tuple[ModuleSensitivity, ...]
@@ -47,6 +50,7 @@ class Sensitivity:
     passes: float
     node_passes: float
     seconds: float
+    left_out: int = 0
 
     def find(self, module: str) -> ModuleSensitivity:
         """The figures of one module; KeyError when it is not among them."""

@@ -18,16 +18,20 @@ HALF_MARGIN_DB = 6.0
 
 @dataclass(frozen=True)
 class Candidate:
-    """What a trial keeps out of INT8 beyond what the job itself keeps, and how scales are chosen."""
+    """What a trial keeps out of its format beyond what the job itself keeps, and how scales are chosen.
+
+    `fp8` are modules in FP8 that would be INT8, `half` and `fp32` those in no number format at all.
+    """
 
     algorithm: str
     half: tuple[str, ...] = ()
     fp32: tuple[str, ...] = ()
+    fp8: tuple[str, ...] = ()
 
     @property
     def kept(self) -> frozenset[str]:
         """All modules kept."""
-        return frozenset(self.half + self.fp32)
+        return frozenset(self.half + self.fp32 + self.fp8)
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Trial:
     Attributes:
         passed: whether the check passed; `problems` says what else than a limit stood in the way.
         shortfall: by how much the worst limit is missed (see `shortfall`); 0 or less: none is.
-        int8_share: share of the network's multiply-accumulates that compute in INT8, in [0, 1].
+        int8_share: share of the network's multiply-accumulates in INT8 or another number format, in [0, 1].
         size_bytes: of the quantized graph as ONNX, INT8 weights stored as such.
         latency_ms: of the engine, at the optimal batch; None where no GPU could execute one.
     """
@@ -223,12 +227,16 @@ class _Search:
 
 
 def keeping(base: Candidate, modules: Iterable[ModuleSensitivity]) -> Candidate:
-    """`base` with the modules kept: in half precision where that is clearly better than INT8 there, else in FP32."""
-    half, fp32 = list(base.half), list(base.fp32)
+    """`base` with the modules kept: in FP8, else in half precision, where that is clearly better, else in FP32."""
+    fp8, half, fp32 = list(base.fp8), list(base.half), list(base.fp32)
     for m in modules:
-        good = m.half_sqnr_db is not None and m.half_sqnr_db >= m.own_sqnr_db + HALF_MARGIN_DB
-        (half if good else fp32).append(m.module)
-    return replace(base, half=tuple(half), fp32=tuple(fp32))
+        better = [
+            where
+            for where, db in ((fp8, m.fp8_sqnr_db), (half, m.half_sqnr_db))
+            if db is not None and db >= m.own_sqnr_db + HALF_MARGIN_DB
+        ]
+        (*better, fp32)[0].append(m.module)
+    return replace(base, fp8=tuple(fp8), half=tuple(half), fp32=tuple(fp32))
 
 
 def left(modules: Sequence[ModuleSensitivity], kept: Sequence[str]) -> list[ModuleSensitivity]:

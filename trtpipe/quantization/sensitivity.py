@@ -1,4 +1,4 @@
-"""What each module costs the model when it alone computes in INT8."""
+"""What each module costs the model when it alone is quantized."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trtpipe.errors import Cancelled, InputError
+from trtpipe.quantization import narrow as narrow_formats
 from trtpipe.quantization.partial import Partial, Roundings, Spent, roundings
-from trtpipe.quantization.placement import find_sites, kept_sites
+from trtpipe.quantization.policy import Assignment, Choice, cannot
+from trtpipe.quantization.quantize import Narrow, SitePlan, narrow_sites, plan_sites
 from trtpipe.quantization.ranking import ModuleSensitivity, Sensitivity
 from trtpipe.quantization.units import Unit, find_units
 
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
     from trtpipe.progress import Progress
     from trtpipe.quantization.precision import Keep
     from trtpipe.values import Captured, TensorSpec
+
+
+#: Modules that are measured however little time there is.
+LEAST = 3
 
 
 @dataclass(frozen=True)
@@ -60,11 +66,14 @@ class _Found:
 
     unit: Unit
     changed: Roundings
+    wider: Roundings
     specs: tuple[TensorSpec, ...]
     outputs: list[_Ratio]
     own: _Ratio = field(default_factory=_Ratio)
     half: _Ratio = field(default_factory=_Ratio)
+    fp8: _Ratio = field(default_factory=_Ratio)
     ranked: bool = False
+    samples: int = 0
     agreeing: int = 0
     labelled: int = 0
     loss_rise: float = 0.0
@@ -72,6 +81,7 @@ class _Found:
 
     def add(self, reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sample: Sample) -> None:
         """Sum what the unit alone in INT8 does to one batch; classes are read off the first output that ranks them."""
+        self.samples += sample.count
         pairs = [
             (_rows(spec, a, sample.count), _rows(spec, b, sample.count), spec.batch_axis)
             for spec, a, b in zip(self.specs, reference, outputs, strict=True)
@@ -100,7 +110,7 @@ class _Found:
         self.loss_rise += float(losses[1] - losses[0])
         self.lost += int((a.argmax(1) == labels).sum()) - int((b.argmax(1) == labels).sum())
 
-    def result(self, macs: int, samples: int, half: torch.dtype | None) -> ModuleSensitivity:
+    def result(self, macs: int, half: torch.dtype | None) -> ModuleSensitivity:
         """The figures of the unit."""
         used = [r.db for r in self.outputs if r.signal or r.noise]
         return ModuleSensitivity(
@@ -111,9 +121,10 @@ class _Found:
             self.own.db,
             None if half is None else self.half.db,
             macs,
-            self.agreeing / samples if self.ranked else None,
+            self.agreeing / self.samples if self.ranked else None,
             self.loss_rise / self.labelled if self.labelled else None,
             self.lost / self.labelled if self.labelled else None,
+            self.fp8.db if self.wider else None,
         )
 
 
@@ -125,11 +136,14 @@ def measure_sensitivity(
     half: torch.dtype | None,
     keep: Keep,
     progress: Progress,
+    int8: bool = True,
+    narrow: Narrow | None = None,
+    seconds: float | None = None,
 ) -> Sensitivity:
-    """Each quantizable module alone in INT8, by executing the graph from that module on.
+    """Each quantizable module alone in its format (INT8, or what `narrow` gives it), the rest in float32.
 
     One float32 pass walks along the graph with only the values that are still needed. Where it reaches a module, the
-    rest of the graph is executed once from there with that module's inputs and weights rounded to INT8: nothing before
+    rest of the graph is executed once from there with that module's inputs and weights rounded: nothing before
     the module is ever computed twice. For a network that is a chain of n equal modules that is (n + 1) / 2 passes, and
     one for the float values. A residual add's INT8 skip branch counts to the convolution that the add is fused with.
 
@@ -138,40 +152,52 @@ def measure_sensitivity(
         amax: float amax by table key.
         samples: what to execute; read once.
         half: torch.float16, torch.bfloat16 or None: what scales are rounded to, and what `half_sqnr_db` is about.
-        keep: modules that the job keeps out of INT8 already; they are not measured.
+        keep: modules that the job keeps wide already; they are not measured.
         progress: is told the modules done in each batch, and may cancel.
+        int8, narrow: the job's formats, as for `quantize`.
+        seconds: after this long what was found is given; None: however long it takes. A network that needs longer for
+            one batch is measured in the modules that lose most at their own output, as many as there is time for.
 
     Raises:
         InputError: nothing is left to quantize, or there is no sample.
         Cancelled: progress asked to stop.
     """
     graph = captured.graph
-    units = find_units(kept_sites(find_sites(graph)[0], keep.out_of_int8))
+    plan = plan_sites(graph, int8=int8, keep=keep, narrow=narrow)
+    units = find_units((*plan.int8, *dict.fromkeys(n.site for n in plan.narrow)))
     if not units:
         raise InputError("sensitivity: some module must be left to quantize (got none). Narrow precision.keep.")
     began = time.perf_counter()
     machine, bare, count = Partial(graph), Spent(), 0
-    found = [
-        _Found(
-            u,
-            roundings(graph, u.sites, amax, half, captured.int8),
-            captured.outputs,
-            [_Ratio() for _ in captured.outputs],
-        )
-        for u in units
-    ]
+    wider = _in_fp8(plan, half, narrow)
+    found = []
+    for unit in units:
+        eights = [s for s in unit.sites if s in plan.int8]
+        changed = roundings(graph, eights, amax, half, captured.int8)
+        if narrow is not None:
+            changed |= narrow_formats.roundings(
+                [n for n in plan.narrow if n.site in unit.sites], half, narrow.statistics
+            )
+        other = {n: wider[n] for n in unit.nodes if n in wider}
+        found.append(_Found(unit, changed, other, captured.outputs, [_Ratio() for _ in captured.outputs]))
+    clock = _Clock(seconds)
     for sample in samples:
         before = Spent(machine.spent.macs, machine.spent.nodes)
         reference, _ = machine.finish(0, machine.inputs(sample.inputs), {})
         bare.macs += machine.spent.macs - before.macs
         bare.nodes += machine.spent.nodes - before.nodes
         with torch.inference_mode():
-            _walk(machine, found, sample, reference, half, progress)
+            if not count and seconds is not None:
+                found = _affordable(machine, found, sample, clock)
+            _walk(machine, found, sample, reference, half, progress, clock)
         count += sample.count
         size = len(sample.inputs[0])
+        if clock.over:
+            break
     if not count:
         raise InputError("sensitivity: at least one sample is needed (got none). Give check or calibration data.")
-    modules = [f.result(sum(machine.macs_of[n] for n in f.unit.nodes) // size, count, half) for f in found]
+    measured = [f for f in found if f.samples]
+    modules = [f.result(sum(machine.macs_of[n] for n in f.unit.nodes) // size, half) for f in measured]
     modules.sort(key=lambda m: m.sqnr_db)
     return Sensitivity(
         tuple(modules),
@@ -180,7 +206,47 @@ def measure_sensitivity(
         machine.spent.macs / max(1, bare.macs),
         machine.spent.nodes / bare.nodes,
         time.perf_counter() - began,
+        len(units) - len(modules),
     )
+
+
+class _Clock:
+    """The time that is left; at least `least` modules are measured whatever it says."""
+
+    def __init__(self, seconds: float | None, least: int = LEAST) -> None:
+        self._end = math.inf if seconds is None else time.perf_counter() + seconds
+        self._least, self.measured = least, 0
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self._end - time.perf_counter()
+
+    @property
+    def over(self) -> bool:
+        """Whether to stop."""
+        return self.left <= 0 and self.measured >= self._least
+
+
+def _affordable(machine: Partial, found: Sequence[_Found], sample: Sample, clock: _Clock) -> list[_Found]:
+    """Of all modules those that can be measured on this batch in the time left: the worst at their own output.
+
+    One more pass says how much each loses there by its last operation; a module then takes half a pass on average.
+    """
+    began = time.perf_counter()
+    ends = {f.unit.nodes[-1]: f for f in found}
+    own: dict[str, _Ratio] = {}
+    alive = machine.inputs(sample.inputs)
+    for node in machine.nodes:
+        noisy = machine.value(node, alive, ends[node].changed) if node in ends else None
+        result = machine.step(node, alive, {})
+        if noisy is not None:
+            ratio = own[ends[node].unit.path] = _Ratio()
+            ratio.add(result[: sample.count], noisy[: sample.count])
+    pass_seconds = (time.perf_counter() - began) / 2
+    room = max(LEAST, int(clock.left / max(pass_seconds / 2, 1e-9)))
+    worst = {f.unit.path for f in sorted(found, key=lambda f: own[f.unit.path].db)[:room]}
+    return [f for f in found if f.unit.path in worst]
 
 
 def _walk(
@@ -190,6 +256,7 @@ def _walk(
     reference: tuple[torch.Tensor, ...],
     half: torch.dtype | None,
     progress: Progress,
+    clock: _Clock,
 ) -> None:
     """One batch: float32 from the first node to the last, and from each unit on once more with that unit in INT8."""
     begins = {f.unit.nodes[0]: f for f in found}
@@ -198,6 +265,8 @@ def _walk(
     own: dict[Node, torch.Tensor] = {}
     alive, done = machine.inputs(sample.inputs), 0
     for at, node in enumerate(machine.nodes):
+        if clock.over:
+            return
         if node in begins:
             if progress.cancelled():
                 raise Cancelled("interrupted")
@@ -207,15 +276,28 @@ def _walk(
             one.add(reference, outputs, sample)
             own[last] = seen[last]
             done += 1
+            clock.measured += 1
             progress.step(done, len(found), "modules")
         rounded = None
         if half is not None and node in owner:
             rounded = machine.value(node, alive, {node: dict.fromkeys(node.all_input_nodes, _through(half))})
+        in_fp8 = machine.value(node, alive, owner[node].wider) if node in owner and node in owner[node].wider else None
         result = machine.step(node, alive, {})
+        if in_fp8 is not None:
+            owner[node].fp8.add(result[: sample.count], in_fp8[: sample.count])
         if rounded is not None:
             owner[node].half.add(result[: sample.count], _through(half)(rounded)[: sample.count])  # type: ignore[arg-type]
         if node in own:
             ends[node].own.add(result[: sample.count], own.pop(node)[: sample.count])
+
+
+def _in_fp8(plan: SitePlan, half: torch.dtype | None, narrow: Narrow | None) -> Roundings:
+    """For each INT8 operation that could compute in FP8 instead, its inputs rounded to that; none without FP8."""
+    if narrow is None or "fp8" not in narrow.modes.on:
+        return {}
+    able = {n: Choice("fp8") for n in plan.chosen.of("int8") if not cannot(n, "fp8")}
+    sites = [s for s in plan.int8 if s.consumer in able]
+    return narrow_formats.roundings(narrow_sites(sites, Assignment(able), narrow.modes), half, narrow.statistics)
 
 
 def _rows(spec: TensorSpec, output: torch.Tensor, count: int) -> torch.Tensor:

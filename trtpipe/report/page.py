@@ -43,7 +43,9 @@ METRICS: Mapping[str, tuple[str, str, float, bool]] = {
     "accuracy_drop": ("Accuracy lost", "baseline − executed", 0.0, True),
 }
 
-PRECISIONS = ("int8", "fp16", "bf16", "fp32")
+#: From the narrowest to the widest.
+PRECISIONS = ("int4", "nvfp4", "int8", "fp8", "fp16", "bf16", "fp32")
+NUMBER_FORMATS = PRECISIONS[:4]
 #: Histograms that are open at once; the rest is behind a click.
 OPEN_HISTOGRAMS = 12
 #: Rows after which a table scrolls by itself.
@@ -332,7 +334,7 @@ def module_rows(
     highest = max([r for r in ratios if r is not None], default=1.0)
     most = max((s for s in sensitivity.values() if math.isfinite(s)), default=1.0)
     for number, (layer, ratio) in enumerate(zip(layers, ratios, strict=True), 1):
-        felt = sensitivity.get(layer.module) if layer.precision == "int8" else None
+        felt = sensitivity.get(layer.module) if layer.precision in NUMBER_FORMATS else None
         found.append(
             ModuleRow(
                 layer.module or "(model)", layer.op, layer.precision, layer.reason, layer.source,
@@ -345,7 +347,10 @@ def module_rows(
 
 
 def input_sqnr(layer: LayerPrecision, audits: Mapping[str, TensorAudit], scales: Mapping[str, str]) -> float | None:
-    """The least SQNR in dB of the INT8 tensors that an operation reads; None where it reads none."""
+    """The least SQNR in dB of the INT8 tensors that an operation reads; None where it reads none, or computes in FP8 or
+    4 bits, which the table's figures are not of."""
+    if layer.precision in NUMBER_FORMATS and layer.precision != "int8":
+        return None
     starts = (f"{layer.module}:input", f"{layer.module}:{layer.op}.")
     read = [audits[scale] for key, scale in scales.items() if key.startswith(starts) and scale in audits]
     return min((a.sqnr_db for a in read if a.sqnr_db is not None), default=None)

@@ -18,9 +18,12 @@ from trtpipe.errors import BuildError
 from trtpipe.job.job import Job
 from trtpipe.model.export import example_inputs
 from trtpipe.progress import Progress
+from trtpipe.routes import narrow_onnx
 from trtpipe.routes.float_scales import with_float_scales
 from trtpipe.routes.native import native_calibration
+from trtpipe.routes.release import EXPORTED_OPSET, lower, needs_lowering, require_parsable
 from trtpipe.trt.builder import build_engine
+from trtpipe.trt.flavour import installed
 from trtpipe.trt.isolated import build_isolated
 from trtpipe.values import Engine, LoadedModel, OnnxModel, Quantized, Target
 
@@ -30,7 +33,13 @@ OPSET = 20
 
 def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress: Progress) -> Engine:
     """The engine of the job's target, compiled from the quantized graph as ONNX; for onnxruntime that file itself."""
-    return compile_graph(job, to_onnx(quantized), progress)
+    return compile_graph(job, to_onnx(quantized, release(job)), progress)
+
+
+def release(job: Job) -> str | None:
+    """The TensorRT that the graph is written for, where its parser matters: the one here, for target tensorrt."""
+    found = installed().get("tensorrt") if job.build.target == "tensorrt" else None
+    return None if found is None else found[1]
 
 
 def compile_graph(job: Job, model: OnnxModel, progress: Progress) -> Engine:
@@ -56,18 +65,27 @@ def lowered_for(model: OnnxModel, target: Target) -> OnnxModel:
     return model if data is model.data else replace(model, data=data)
 
 
-def to_onnx(quantized: Quantized, opset: int = OPSET) -> OnnxModel:
-    """The quantized program as one checked ONNX file, byte-identical for the same program.
+def to_onnx(quantized: Quantized, release: str | None = None) -> OnnxModel:
+    """The quantized program as one checked ONNX file, byte-identical for the same program and form.
+
+    Its opset is `OPSET`, or the first that has the types of its number formats.
 
     Node names begin with the source module path (`layer3.1.conv2/Conv`), so that engine layers can be read. Traces,
     which hold paths of the exporting machine, are removed.
 
+    Args:
+        quantized: the program.
+        release: TensorRT whose parser is to take the file, like "8.6.1". Before 10 that is a form of its own
+            (`routes.release`); every other target, and None, gets the same file.
+
     Raises:
-        BuildError: an operation has no ONNX translation, or the file is over ONNX's 2 GB.
+        BuildError: an operation has no ONNX translation, or none that the release parses, or the file is over ONNX's
+            2 GB.
     """
     import onnx
     import torch
 
+    old = needs_lowering(release)
     names_in, names_out = [s.name for s in quantized.inputs], [s.name for s in quantized.outputs]
     try:
         with _quiet():
@@ -75,10 +93,10 @@ def to_onnx(quantized: Quantized, opset: int = OPSET) -> OnnxModel:
                 quantized.program,
                 example_inputs(quantized.inputs),
                 dynamo=True,
-                opset_version=opset,
+                opset_version=EXPORTED_OPSET if old else narrow_onnx.opset_of(quantized, OPSET),
                 input_names=names_in,
                 output_names=names_out,
-                custom_translation_table=_translations(),
+                custom_translation_table=_translations(float32_only=old) | narrow_onnx.translations(),
                 external_data=False,
                 verbose=False,
                 optimize=True,
@@ -90,7 +108,10 @@ def to_onnx(quantized: Quantized, opset: int = OPSET) -> OnnxModel:
             "Rewrite the operation named, or take another build.route."
         ) from error
     assert program is not None
+    narrow_onnx.store_four_bits(program.model)
     _rename(program.model, quantized)
+    if old:
+        lower(program.model)
     model = program.model_proto
     _strip(model)
     _name_dimensions(model, quantized)
@@ -101,6 +122,8 @@ def to_onnx(quantized: Quantized, opset: int = OPSET) -> OnnxModel:
         raise BuildError(
             f"onnx: the exported file must be valid (got {error}). This is a bug of the exporter."
         ) from error
+    if old and release is not None:
+        require_parsable(model, release)
     return OnnxModel(data, model.opset_import[0].version, quantized.inputs, quantized.outputs)
 
 
@@ -118,10 +141,17 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _translations() -> dict[Any, Any]:
-    """Q/DQ whose scales have the dtype of the float side, as ONNX before opset 23 and TensorRT want them."""
+def _translations(*, float32_only: bool) -> dict[Any, Any]:
+    """Q/DQ whose scales have the dtype of the float side, as ONNX before opset 23 and TensorRT want them.
+
+    Args:
+        float32_only: of opset 18, where Q/DQ are float32 on that side; other dtypes are cast.
+    """
     import onnx_ir as ir
     import torch
+
+    if float32_only:
+        return _float32_translations()
     from onnxscript import opset20 as op
 
     ops = torch.ops.quantized_decomposed
@@ -165,6 +195,50 @@ def _translations() -> dict[Any, Any]:
         if kind != ir.DataType.FLOAT:
             scales = op.Cast(scales, to=int(kind))
         return op.DequantizeLinear(input, scales, axis=axis)
+
+    return {
+        ops.quantize_per_tensor.default: quantize,
+        ops.dequantize_per_tensor.default: dequantize,
+        ops.dequantize_per_channel.default: dequantize_channel,
+    }
+
+
+def _float32_translations() -> dict[Any, Any]:
+    import onnx_ir as ir
+    import torch
+    from onnxscript import opset18 as op
+
+    ops = torch.ops.quantized_decomposed
+
+    def constant(array: Any) -> Any:
+        return op.Constant(value=ir.tensor(array))
+
+    def wide(value: Any) -> Any:
+        return value if value.dtype == ir.DataType.FLOAT else op.Cast(value, to=int(ir.DataType.FLOAT))
+
+    def narrow(value: Any, out_dtype: Any) -> Any:
+        kind = ir.DataType.FLOAT if out_dtype in (None, -1) else ir.DataType(int(out_dtype))
+        return value if kind == ir.DataType.FLOAT else op.Cast(value, to=int(kind))
+
+    def quantize(input: Any, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int) -> Any:
+        return op.QuantizeLinear(wide(input), constant(np.float32(scale)), constant(np.int8(0)))
+
+    def dequantize(
+        input: Any, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int, out_dtype: int = -1
+    ) -> Any:
+        return narrow(op.DequantizeLinear(input, constant(np.float32(scale)), constant(np.int8(0))), out_dtype)
+
+    def dequantize_channel(
+        input: Any,
+        scales: Any,
+        zero_points: Any,
+        axis: int,
+        quant_min: int,
+        quant_max: int,
+        dtype: int,
+        out_dtype: int = -1,
+    ) -> Any:
+        return narrow(op.DequantizeLinear(input, wide(scales), axis=axis), out_dtype)
 
     return {
         ops.quantize_per_tensor.default: quantize,

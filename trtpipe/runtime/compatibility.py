@@ -236,9 +236,11 @@ def _hardware(engine: EngineInfo, device: Device) -> list[str]:
     else:
         portable = not engine.compute_capabilities
     if portable:
-        if _numbers(here) < (8, 0):
+        least = engine.minimum_compute_capability or "8.0"
+        if _numbers(here) < _numbers(least):
+            what = "8.0 (Ampere)" if least == "8.0" else f"{least}, whose number formats it needs,"
             return [
-                f"compute capability: the engine runs on 8.0 (Ampere) and later (got {here}). "
+                f"compute capability: the engine runs on {what} and later (got {here}). "
                 "Build the bundle for this device."
             ]
         if engine.target == "tensorrt_rtx" and (support := rtx_support(here)).runs is False:

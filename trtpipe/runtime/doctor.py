@@ -14,6 +14,7 @@ from trtpipe.trt.driver import Driver
 from trtpipe.trt.platforms import (
     BY_CAPABILITY,
     PLATFORMS,
+    PRECISIONS,
     RTX_COMPUTE_CAPABILITIES,
     machine_name,
     rtx_support,
@@ -110,7 +111,7 @@ def examine() -> Diagnosis:
 
 def _precisions(compute_capability: str) -> tuple[str, ...]:
     abilities = BY_CAPABILITY.get(compute_capability)
-    return tuple(p for p in ("fp32", "fp16", "bf16", "int8", "fp8") if abilities and p in abilities.precisions)
+    return tuple(p for p in PRECISIONS if abilities and p in abilities.precisions)
 
 
 def _capture(packages: dict[str, str | None]) -> Ability:

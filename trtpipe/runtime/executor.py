@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -154,7 +155,7 @@ def open_graph(bundle: Bundle) -> tuple[OrtRunner, tuple[str, ...]]:
         return runner, ()
     exact = OrtRunner(model, as_written=True)
     notes = [f"ONNX Runtime executes each node as it stands, without graph optimizations: {why}"]
-    if bundle.manifest.check is not None and (still := deviation(exact, bundle)):
+    if not unrecorded(bundle) and (still := deviation(exact, bundle)):
         notes.append(f"as it stands, {still}: run `trtpipe check` on the bundle")
     return exact, tuple(notes)
 
@@ -163,6 +164,9 @@ def serving_optimization(bundle: Bundle) -> tuple[Optimization, tuple[str, ...]]
     """The most optimization that another server's ONNX Runtime may do to the graph, as `open_graph` decides, and notes.
 
     Without onnxruntime here nothing can be tried: then none is allowed.
+
+    Raises:
+        BuildError: ONNX Runtime refuses the graph at every level.
     """
     model, why = bundle.read(GRAPH), ""
     levels: tuple[Optimization, ...] = ("all", "extended", "basic", "none")
@@ -172,6 +176,8 @@ def serving_optimization(bundle: Bundle) -> tuple[Optimization, tuple[str, ...]]
         except MissingError:
             return "none", ("graph optimizations are turned off: onnxruntime is not installed here to try the graph.",)
         except BuildError:
+            if level == "none":
+                raise
             found = "ONNX Runtime refuses the graph"
         if not found:
             return level, (f"graph optimizations are limited to {level!r}: with more, {why}.",) if why else ()
@@ -184,8 +190,8 @@ def deviation(runner: Runner, bundle: Bundle) -> str:
 
     Empty where they are not. A bundle without the figures of a check has no distance to be held to, and says that.
     """
-    report = bundle.manifest.check
-    allowed = {} if report is None else {s.name: _checked_distance(report, s) for s in bundle.manifest.outputs}
+    if unknown := unrecorded(bundle):
+        return unknown
     golden, manifest = bundle.golden(), bundle.manifest
     how = Batching(manifest.inputs, manifest.outputs, golden.batch or manifest.inputs[0].at("opt")[0])
     size = golden.batch or 1
@@ -193,21 +199,25 @@ def deviation(runner: Runner, bundle: Bundle) -> str:
     inputs = {n: a[:count] for n, a in golden.inputs.items()}
     got = joined(how.rows(runner.run(piece), samples) for piece, samples in how.pieces(inputs))
     baseline = how.first(golden.outputs, count)
-    for spec in bundle.manifest.outputs:
-        limit = allowed.get(spec.name)
-        if limit is None:
-            return f"no check of output {spec.name} is recorded that its outputs could be held to"
-        if why := _beyond(baseline[spec.name], got[spec.name], limit):
+    for spec in manifest.outputs:
+        limit = _checked_distance(manifest.check, spec)
+        if limit is not None and (why := _beyond(baseline[spec.name], got[spec.name], limit)):
             return f"output {spec.name} has {why} on the golden inputs"
     return ""
 
 
-def _checked_distance(report: CheckReport, spec: TensorSpec) -> Distance | None:
-    found = {m.name: m.value for m in report.metrics if m.output == spec.name}
-    try:
-        return Distance(found["cosine_worst"], found["max_abs"], found["relative_l2"])
-    except KeyError:
-        return None
+def unrecorded(bundle: Bundle) -> str:
+    """That the bundle has no distance for some output that it could be held to; empty where it has all of them."""
+    manifest = bundle.manifest
+    missing = [s.name for s in manifest.outputs if _checked_distance(manifest.check, s) is None]
+    return f"no check of output {missing[0]} is recorded that its outputs could be held to" if missing else ""
+
+
+def _checked_distance(report: CheckReport | None, spec: TensorSpec) -> Distance | None:
+    """The distance of one output in the check; None where it was not measured, or is not finite."""
+    found = {} if report is None else {m.name: m.value for m in report.metrics if m.output == spec.name}
+    figures = [found.get(name, math.nan) for name in ("cosine_worst", "max_abs", "relative_l2")]
+    return Distance(*figures) if all(map(math.isfinite, figures)) else None
 
 
 def _beyond(baseline: Array, got: Array, limit: Distance) -> str:

@@ -57,7 +57,8 @@ class OrtRunner:
             ) from None
         self.name = f"onnxruntime {onnxruntime.__version__}"
         if as_written:
-            optimization, model = "none", self._rounded(model if isinstance(model, bytes) else Path(model).read_bytes())
+            given = model if isinstance(model, bytes) else Path(model).read_bytes()
+            optimization, model = "none", self._rounded(self._widened(given))
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4  # what it refuses is raised below
         options.intra_op_num_threads = threads
@@ -74,6 +75,17 @@ class OrtRunner:
             ) from error
         self._inputs = tuple(i.name for i in self._session.get_inputs())
         self._outputs = tuple(o.name for o in self._session.get_outputs())
+
+    def _widened(self, model: bytes) -> bytes:
+        """The model with NVFP4, which ONNX Runtime cannot execute, dequantized to the same numbers; `name` says so."""
+        if b"FP4DynamicQuantize" not in model and b"block_size" not in model:
+            return model
+        from trtpipe.runtime.four_bits import widened
+
+        if (wide := widened(model)) is None:
+            return model
+        self.name += ", NVFP4 dequantized to the same numbers"
+        return wide
 
     def _rounded(self, model: bytes) -> bytes:
         """The model with its half-precision results rounded; where that cannot be, `name` says why."""

@@ -11,11 +11,12 @@ from trtpipe.errors import BuildError, InputError
 from trtpipe.job.sections import Build, Precision
 from trtpipe.progress import Progress
 from trtpipe.trt import config as configuration
-from trtpipe.trt import driver, flavour, implicit, lowering, network, plan, platforms, timing_cache
+from trtpipe.trt import driver, flavour, formats, implicit, lowering, network, plan, platforms, timing_cache
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.implicit import Calibration
 from trtpipe.trt.monitor import PERCENT, Watch, interruptible, make_logger, make_monitor
 from trtpipe.trt.options import asked, needs_driver, refusals
+from trtpipe.trt.parser import newest_opset
 from trtpipe.values import Engine, OnnxModel
 
 #: Warnings that say nothing about the engine; every other one goes into its notes.
@@ -32,6 +33,7 @@ def build_engine(
     progress: Progress,
     precision: Precision | None = None,
     calibration: Calibration | None = None,
+    judged: bool = True,
 ) -> Engine:
     """The engine of a graph, checked against its bindings and its own plan header.
 
@@ -44,6 +46,8 @@ def build_engine(
             (from 10 on).
         precision: the job's, which implicit quantization takes its FP16 flag from.
         calibration: ranges or samples for implicit quantization.
+        judged: False gives TensorRT every option as it is, also those that `options.refusals` would refuse: how the
+            tables of what it honours are measured.
 
     Raises:
         InputError: when the job asks for something this TensorRT cannot honour.
@@ -53,11 +57,17 @@ def build_engine(
     """
     found = flavour.load(build.target)
     gpu = None
-    for path in needs_driver(build, found.name):
+    for path in needs_driver(build, found.name) if judged else ():
         gpu = driver.require(f"{path} with {found.title}")
     refused = refusals(build, precision, found.name, found.version, found.capabilities) + _unfit(gpu, build, precision)
-    if refused:
+    if refused and judged:
         raise InputError("\n".join(message for _, message in refused))
+    newest = newest_opset(found.version) if found.name == "tensorrt" else None
+    if newest is not None and model.opset > newest:
+        raise InputError(
+            f"onnx: {found.title} parses opset {newest} at most (got {model.opset}). "
+            f"Prepare the kit for it: trtpipe prepare --for {found.version}."
+        )
     watch = Watch(progress, build.log_level)
     try:
         data, notes = _serialize(found, gpu, model, build, precision, calibration, watch)
@@ -69,6 +79,9 @@ def build_engine(
     header = _checked_header(found, build, data)
     if not found.has("progress_monitor"):
         notes += (f"{found.title} has no progress monitor: neither progress nor cancelling while it built",)
+    least = None if precision is None or build.compute_capability else formats.floor(precision)
+    if least is not None and found.name == "tensorrt_rtx":
+        notes += (f"portable engine: its number formats need compute capability {least} or later, not Ampere's 8.0",)
     return Engine(
         data=data,
         target=found.name,

@@ -54,6 +54,9 @@ CAPABILITIES: tuple[Capability, ...] = (
                ("BuilderFlag.FP16", "BuilderFlag.INT8", "BuilderFlag.OBEY_PRECISION_CONSTRAINTS"), _WEAK),
     Capability("bf16_flag", "BF16 flag", ("BuilderFlag.BF16",), (("10.0", "11"),)),
     Capability("bf16", "BF16", ("DataType.BF16",), _TEN, _ALL),
+    Capability("fp8", "FP8 Q/DQ", ("DataType.FP8", "NetworkDefinitionCreationFlag.STRONGLY_TYPED"), _TEN, _ALL),
+    Capability("int4", "INT4 weights", ("DataType.INT4",), _TEN, _ALL),
+    Capability("fp4", "FP4", ("DataType.FP4",), (("10.8", ""),), _ALL),
     Capability("explicit_batch", "EXPLICIT_BATCH network flag", ("NetworkDefinitionCreationFlag.EXPLICIT_BATCH",),
                _WEAK),
     Capability("strong_typing", "strong typing", ("NetworkDefinitionCreationFlag.STRONGLY_TYPED",), _TEN, _ALL),
@@ -73,10 +76,15 @@ CAPABILITIES: tuple[Capability, ...] = (
                ("BuilderFlag.EDITABLE_TIMING_CACHE", "ITimingCache.update"), (("10.8", ""),), _NONE),
     Capability("error_on_timing_cache_miss", "ERROR_ON_TIMING_CACHE_MISS",
                ("BuilderFlag.ERROR_ON_TIMING_CACHE_MISS",), _TEN, _NONE),
-    Capability("tiling", "tiling optimization level", ("TilingOptimizationLevel",), (("10.8", ""),), _ALL),
+    Capability("tactic_search", "a search for tactics while it builds",
+               ("IBuilderConfig.builder_optimization_level", "IBuilderConfig.avg_timing_iterations"), _ALL, _NONE),
+    Capability("tiling", "tiling optimization level", ("TilingOptimizationLevel",), (("10.8", ""),), _NONE),
     Capability("max_num_tactics", "limit on the number of tactics", ("IBuilderConfig.max_num_tactics",),
-               (("10.8", ""),), _ALL),
-    Capability("strict_nans", "STRICT_NANS", ("BuilderFlag.STRICT_NANS",), (("10.4", ""),), _ALL),
+               (("10.8", ""),), _NONE),
+    Capability("aux_streams", "auxiliary streams", ("IBuilderConfig.max_aux_streams",), _ALL, _NONE),
+    Capability("sparse_weights", "2:4 sparse kernels", ("BuilderFlag.SPARSE_WEIGHTS",), _ALL, _NONE),
+    Capability("strict_nans", "STRICT_NANS", ("BuilderFlag.STRICT_NANS",), (("10.4", ""),), _NONE),
+    Capability("direct_io", "DIRECT_IO", ("BuilderFlag.DIRECT_IO",), _ALL, _NONE),
     Capability("hardware_compatibility", "hardware compatibility", ("IBuilderConfig.hardware_compatibility_level",),
                _ALL, _NONE),
     Capability("hardware_same_cc", "hardware compatibility SAME_COMPUTE_CAPABILITY",
@@ -86,7 +94,9 @@ CAPABILITIES: tuple[Capability, ...] = (
                ("RuntimePlatform", "IBuilderConfig.runtime_platform"), _TEN, _NONE),
     Capability("serialization_config", "serialization config",
                ("ICudaEngine.create_serialization_config",), _TEN, _ALL),
+    Capability("tactic_sources", "tactic sources", ("IBuilderConfig.set_tactic_sources",), _ALL, _NONE),
     Capability("cublas_tactics", "tactic sources CUBLAS, CUBLAS_LT, CUDNN", ("TacticSource.CUDNN",), _WEAK),
+    Capability("tactic_dram", "memory pool TACTIC_DRAM", ("MemoryPoolType.TACTIC_DRAM",), _ALL, _NONE),
     Capability("tactic_shared_memory", "memory pool TACTIC_SHARED_MEMORY", ("MemoryPoolType.TACTIC_SHARED_MEMORY",),
                _TEN, _ALL),
     Capability("lean_runtime", "a lean runtime inside the plan", (), _ALL, _NONE),
@@ -127,6 +137,19 @@ def title(name: str, version: str) -> str:
     return f"{'TensorRT-RTX' if name == 'tensorrt_rtx' else 'TensorRT'} {version}"
 
 
+def where(capability: Capability) -> str:
+    """Where a capability is: "TensorRT 10.0 or later or TensorRT-RTX"."""
+    places = [f"TensorRT {_span(since, until)}".strip() for since, until in capability.tensorrt]
+    places += [f"TensorRT-RTX {_span(since, until)}".strip() for since, until in capability.rtx]
+    return " or ".join(places)
+
+
+def _span(since: str, until: str) -> str:
+    if since and until:
+        return f"{since} to before {until}"
+    return f"{since} or later" if since else f"before {until}" if until else ""
+
+
 def known(capability: str) -> str:
     """`capability` itself; KeyError when `CAPABILITIES` does not list it."""
     if capability not in _NAMES:
@@ -135,6 +158,16 @@ def known(capability: str) -> str:
 
 
 _NAMES = frozenset(c.name for c in CAPABILITIES)
+
+
+def require_version(where: str, text: str) -> None:
+    """Hold `text` to be a version of numbers and dots.
+
+    Raises:
+        InputError: it is not, at `where`.
+    """
+    if not re.fullmatch(r"\d+(\.\d+)*", text):
+        raise InputError(f"{where}: must be a version like 10.3.0 (got {text!r}).")
 
 
 def parse_version(text: str) -> tuple[int, ...]:

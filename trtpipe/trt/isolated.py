@@ -69,7 +69,9 @@ RANDOMIZED = (
 )
 
 
-def build_isolated(model: OnnxModel, build: Build, *, progress: Progress, precision: Precision | None = None) -> Engine:
+def build_isolated(
+    model: OnnxModel, build: Build, *, progress: Progress, precision: Precision | None = None, judged: bool = True
+) -> Engine:
     """`builder.build_engine` in a new process; the same graph, options and TensorRT-RTX give the same bytes.
 
     Args:
@@ -77,6 +79,7 @@ def build_isolated(model: OnnxModel, build: Build, *, progress: Progress, precis
         build: target tensorrt_rtx.
         progress: told the percentage built; polled for the wish to cancel.
         precision: the job's.
+        judged: as of `build_engine`.
 
     Raises:
         TrtpipeError: as `build_engine` does.
@@ -86,6 +89,7 @@ def build_isolated(model: OnnxModel, build: Build, *, progress: Progress, precis
     request = {
         "build": build.model_dump(mode="json"),
         "precision": None if precision is None else precision.model_dump(mode="json"),
+        "judged": judged,
         "opset": model.opset,
         "inputs": [_plain(s) for s in model.inputs],
         "outputs": [_plain(s) for s in model.outputs],
@@ -223,7 +227,7 @@ def serve(descriptor: int, fixed: bool) -> None:
 
     def run() -> None:
         try:
-            engine = build_engine(model, build, progress=telling, precision=precision)
+            engine = build_engine(model, build, progress=telling, precision=precision, judged=request["judged"])
         except TrtpipeError as error:
             telling.tell("error", [type(error).__name__, str(error)])
             return

@@ -14,6 +14,7 @@ from trtpipe.job.sections import Build, Precision
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.network import enum_name
 from trtpipe.trt.options import uses_dla
+from trtpipe.trt.regions import Operation, int8_regions
 
 #: Layers that compute nothing: a precision constraint on them says nothing, or breaks the fusion of Q/DQ pairs.
 _NOT_COMPUTING = frozenset({"CONSTANT", "SHAPE", "CAST", "IDENTITY", "QUANTIZE", "DEQUANTIZE", "SHUFFLE"})
@@ -55,18 +56,28 @@ def allow_precisions(
 
 
 def _hold_in_fp32(trt: Any, layers: list[Any]) -> None:
-    dequantized = {layer.get_output(0).name for layer in layers if enum_name(layer.type) == "DEQUANTIZE"}
+    """Constrain every computing FP32 layer to FP32, but for those that INT8 kernels take whole."""
+    int8 = int8_regions([_operation(layer) for layer in layers])
     with warnings.catch_warnings():
         # Deprecated in 10.12 in favour of strong typing, which DLA does not have there.
         warnings.simplefilter("ignore", DeprecationWarning)
-        for layer in layers:
+        for index, layer in enumerate(layers):
             outputs = [layer.get_output(i) for i in range(layer.num_outputs)]
-            inputs = [t for t in (layer.get_input(i) for i in range(layer.num_inputs)) if t is not None]
             if (
                 enum_name(layer.type) not in _NOT_COMPUTING
                 and all(enum_name(t.dtype) == "FLOAT" for t in outputs)
-                and not any(t.name in dequantized for t in inputs)
+                and index not in int8
             ):
                 layer.precision = trt.float32
-                for index in range(layer.num_outputs):
-                    layer.set_output_type(index, trt.float32)
+                for output in range(layer.num_outputs):
+                    layer.set_output_type(output, trt.float32)
+
+
+def _operation(layer: Any) -> Operation:
+    kinds: dict[str, Any] = {"QUANTIZE": "quantize", "DEQUANTIZE": "dequantize", "CONSTANT": "constant"}
+    inputs = (layer.get_input(i) for i in range(layer.num_inputs))
+    return Operation(
+        kinds.get(enum_name(layer.type), "other"),
+        tuple(t.name for t in inputs if t is not None),
+        tuple(layer.get_output(i).name for i in range(layer.num_outputs)),
+    )

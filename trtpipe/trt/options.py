@@ -12,8 +12,8 @@ from typing import Any
 
 from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.sections import Build, Precision
-from trtpipe.trt import flavour, platforms
-from trtpipe.trt.flavour import CAPABILITIES, Capability, expected, known, title
+from trtpipe.trt import flavour, formats, platforms
+from trtpipe.trt.flavour import CAPABILITIES, expected, known, title, where
 from trtpipe.trt.platforms import RTX_COMPUTE_CAPABILITIES, rtx_support
 
 
@@ -43,11 +43,12 @@ def _hardware(value: str) -> tuple[str, ...]:
 
 def _pools(value: dict[str, int]) -> tuple[str, ...]:
     dla = ("dla",) if any(p.startswith("dla_") for p in value) else ()
-    return (*dla, *(("tactic_shared_memory",) if "tactic_shared_memory" in value else ()))
+    return (*dla, *(known(p) for p in ("tactic_dram", "tactic_shared_memory") if p in value))
 
 
 def _sources(value: tuple[str, ...]) -> tuple[str, ...]:
-    return ("cublas_tactics",) if {"cublas", "cublas_lt", "cudnn"} & set(value) else ()
+    cublas = ("cublas_tactics",) if {"cublas", "cublas_lt", "cudnn"} & set(value) else ()
+    return ("tactic_sources", *cublas)
 
 
 def _devices(value: dict[str, str]) -> tuple[str, ...]:
@@ -63,22 +64,23 @@ OPTIONS: tuple[Option, ...] = (
     Option("profiles"),
     Option("workspace"),
     Option("memory_pools", _pools),
-    Option("optimization_level"),
+    Option("optimization_level", _always("tactic_search")),
     Option("tiling_optimization_level", _always("tiling")),
     Option("l2_limit_for_tiling", _always("tiling")),
     Option("max_num_tactics", _always("max_num_tactics")),
-    Option("avg_timing_iterations"),
-    Option("max_aux_streams"),
-    Option("tactic_sources", _sources, "Name only edge_mask_convolutions and jit_convolutions."),
+    Option("avg_timing_iterations", _always("tactic_search")),
+    Option("max_aux_streams", _always("aux_streams")),
+    Option("tactic_sources", _sources,
+           "Name only edge_mask_convolutions and jit_convolutions, or on TensorRT-RTX leave it out."),
     Option("timing_cache", _always("timing_cache"), "It times no tactic while building: leave it out."),
     Option("editable_timing_cache", _always("editable_timing_cache")),
     Option("error_on_timing_cache_miss", _always("error_on_timing_cache_miss")),
     Option("profiling_verbosity"),
     Option("log_level"),
     Option("tf32"),
-    Option("sparse_weights"),
+    Option("sparse_weights", _always("sparse_weights")),
     Option("strict_nans", _always("strict_nans")),
-    Option("direct_io"),
+    Option("direct_io", _always("direct_io")),
     Option("tensor_formats"),
     Option("hardware_compatibility", _hardware,
            "On TensorRT-RTX use build.compute_capability instead."),
@@ -137,6 +139,7 @@ def refusals(
     found = [*_unable(wanted, able, title(name, version)), *_together(wanted, name)]
     if precision is not None:
         found += _precision(build, precision, able, title(name, version))
+        found += formats.refusals(build, precision, name, able, title(name, version))
     judged = tuple((path, f"{path}: {message}") for path, message in found)
     return judged if precision is None else judged + platform_refusals(build, precision)
 
@@ -157,7 +160,7 @@ def _unable(wanted: dict[str, Any], able: frozenset[str], release: str) -> Itera
             if need not in able:
                 step = option.instead or f"Use {where(by_name[need])}, or leave it out."
                 got = shown(wanted[option.field])
-                yield f"build.{option.field}", f"{release} must have {by_name[need].title} (got {got}). {step}"
+                yield f"build.{option.field}", f"{release} does not support {by_name[need].title} (got {got}). {step}"
                 break
 
 
@@ -226,7 +229,7 @@ def _rtx_platform(platform: platforms.Platform, capabilities: tuple[str, ...]) -
 def _precision(build: Build, precision: Precision, able: frozenset[str], release: str) -> Iterator[tuple[str, str]]:
     implicit = build.quantization == "implicit"
     if precision.bf16_mode and "bf16" not in able:
-        yield "precision.bf16_mode", f"{release} must have BF16 (got True). Use precision.fp16_mode."
+        yield "precision.bf16_mode", f"{release} does not support BF16 (got True). Use precision.fp16_mode."
     if implicit and not precision.int8_mode:
         yield (
             "build.quantization",
@@ -256,19 +259,6 @@ def _precision(build: Build, precision: Precision, able: frozenset[str], release
                 "build.quantization",
                 f"DLA must get INT8 by implicit quantization on {release} (got explicit). Use implicit.",
             )
-
-
-def where(capability: Capability) -> str:
-    """Where a capability is: "TensorRT 10.0 or later or TensorRT-RTX"."""
-    places = [f"TensorRT {_span(since, until)}".strip() for since, until in capability.tensorrt]
-    places += [f"TensorRT-RTX {_span(since, until)}".strip() for since, until in capability.rtx]
-    return " or ".join(places)
-
-
-def _span(since: str, until: str) -> str:
-    if since and until:
-        return f"{since} to before {until}"
-    return f"{since} or later" if since else f"before {until}" if until else ""
 
 
 def shown(value: Any) -> str:

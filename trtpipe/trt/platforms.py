@@ -31,6 +31,10 @@ SOURCES: Mapping[str, str] = {
     "matrix RTX": "https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/getting-started/support-matrix.html",
     "matrix Thor": "https://developer.nvidia.com/docs/drive/drive-os/7.0.3/public/drive-os-tensorrt-release-notes/"
     "release-properties.html",
+    # INT4: "Ampere and later"; FP4: "Blackwell and later".
+    "matrix ModelOpt": "https://nvidia.github.io/Model-Optimizer/guides/0_support_matrix.html",
+    "notes 10.8": "https://docs.nvidia.com/deeplearning/tensorrt/latest/getting-started/release-notes-10/10.8.0.html",
+    "types RTX": "https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/inference-library/work-quantized-types.html",
     "CUDA GPUs": "https://developer.nvidia.com/cuda-gpus",
 }
 
@@ -60,15 +64,22 @@ class Platform:
 
     @property
     def precisions(self) -> frozenset[str]:
-        """fp32, fp16, bf16, int8, fp8."""
+        """Some of `PRECISIONS`."""
         return BY_CAPABILITY[self.compute_capability].precisions
 
 
 def _can(precisions: str, *sources: str) -> Abilities:
-    return Abilities(frozenset(precisions.split()), (*sources, "CUDA GPUs"))
+    narrow = {"int4": ("matrix ModelOpt",), "fp4": ("notes 10.8", "types RTX")}
+    more = [s for name in precisions.split() for s in narrow.get(name, ())]
+    return Abilities(frozenset(precisions.split()), (*sources, *more, "CUDA GPUs"))
 
 
-_AMPERE, _ADA = "fp32 fp16 bf16 int8", "fp32 fp16 bf16 int8 fp8"
+_AMPERE = "fp32 fp16 bf16 int8 int4"
+_ADA = f"{_AMPERE} fp8"
+_BLACKWELL = f"{_ADA} fp4"
+
+#: All that a GPU may have, in the order that pages and messages list it.
+PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int4", "fp8", "fp4")
 
 #: Compute capability to what it accelerates. TensorRT 10 needs 7.0 or later, and 7.5 from 10.5 on.
 BY_CAPABILITY: Mapping[str, Abilities] = {
@@ -84,12 +95,12 @@ BY_CAPABILITY: Mapping[str, Abilities] = {
     "8.7": _can(_AMPERE, "matrix 10"),
     "8.9": _can(_ADA, "matrix 10", "matrix RTX"),
     "9.0": _can(_ADA, "matrix 10"),
-    "10.0": _can(_ADA, "matrix 10"),
-    "10.1": _can(_ADA, "matrix Thor"),
-    "10.3": _can(_ADA, "matrix 10"),
-    "11.0": _can(_ADA, "matrix Thor"),
-    "12.0": _can(_ADA, "matrix 10", "matrix RTX"),
-    "12.1": _can(_ADA, "matrix 10"),
+    "10.0": _can(_BLACKWELL, "matrix 10"),
+    "10.1": _can(_BLACKWELL, "matrix Thor"),
+    "10.3": _can(_BLACKWELL, "matrix 10"),
+    "11.0": _can(_BLACKWELL, "matrix Thor"),
+    "12.0": _can(_BLACKWELL, "matrix 10", "matrix RTX"),
+    "12.1": _can(_BLACKWELL, "matrix 10"),
 }
 
 #: What TensorRT-RTX 1.7 builds for by name; an engine that names none is for all of them from 8.0 on.
@@ -184,18 +195,23 @@ def unable(title: str, compute_capability: str, precision: Precision) -> tuple[t
     if abilities is None:
         return ()
     found = []
-    for mode, name, instead in (
-        ("int8_mode", "int8", "precision.fp16_mode" if "fp16" in abilities.precisions else "FP32"),
-        ("fp16_mode", "fp16", "precision.int8_mode" if "int8" in abilities.precisions else "FP32"),
-        ("bf16_mode", "bf16", "precision.fp16_mode" if "fp16" in abilities.precisions else "FP32"),
+    weights = {"int4": "int4", "nvfp4": "fp4", None: ""}[precision.weights]
+    for key, name, others in (
+        ("int8_mode", "int8" if precision.int8_mode else "", ("fp16",)),
+        ("fp16_mode", "fp16" if precision.fp16_mode else "", ("int8",)),
+        ("bf16_mode", "bf16" if precision.bf16_mode else "", ("fp16",)),
+        ("fp8_mode", "fp8" if precision.fp8_mode else "", ("int8", "fp16")),
+        ("nvfp4_mode", "fp4" if precision.nvfp4_mode else "", ("fp8", "int8", "fp16")),
+        ("weights", weights, ("int8", "fp16")),
     ):
-        if getattr(precision, mode) and name not in abilities.precisions:
-            can = ", ".join(p.upper() for p in ("fp32", "fp16", "bf16", "int8", "fp8") if p in abilities.precisions)
+        if name and name not in abilities.precisions:
+            can = ", ".join(p.upper() for p in PRECISIONS if p in abilities.precisions)
+            instead = next((f"precision.{o}_mode" for o in others if o in abilities.precisions), "FP32")
             message = (
                 f"{title} (compute capability {compute_capability}) must compute in {name.upper()} "
                 f"(got a platform with {can}). Use {instead}."
             )
-            found.append((f"precision.{mode}", f"precision.{mode}: {message}"))
+            found.append((f"precision.{key}", f"precision.{key}: {message}"))
     return tuple(found)
 
 

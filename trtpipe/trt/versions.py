@@ -1,18 +1,17 @@
-"""docs/versions.md, written from the tables that the code itself goes by.
-
-python -c "from trtpipe.trt.versions import document; print(document(), end='')" > docs/versions.md
-"""
+"""docs/versions.md, written by `make schema` from the tables that the code goes by and from what was measured."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.sections import Build
-from trtpipe.trt.flavour import CAPABILITIES, Name, expected, title
-from trtpipe.trt.options import OPTIONS, refusals, where
-from trtpipe.trt.platforms import BY_CAPABILITY, PLATFORMS, RTX_COMPUTE_CAPABILITIES, SOURCES, rtx_support
+from trtpipe.trt.flavour import CAPABILITIES, Name, expected, title, where
+from trtpipe.trt.options import OPTIONS, refusals
+from trtpipe.trt.parser import newest_opset
+from trtpipe.trt.platforms import BY_CAPABILITY, PLATFORMS, PRECISIONS, RTX_COMPUTE_CAPABILITIES, SOURCES, rtx_support
 
 #: The releases that the contract tests drive, and the one of TensorRT-RTX.
 RELEASES: tuple[tuple[Name, str], ...] = (
@@ -27,15 +26,20 @@ _VALUES = {
     "compute_capability": ("8.6",),
     "quantization": "implicit",
     "calibration_cache": "calibration.cache",
-    "memory_pools": {"tactic_shared_memory": 1},
+    "memory_pools": {"tactic_dram": 1},
+    "optimization_level": 5,
     "tiling_optimization_level": "fast",
     "l2_limit_for_tiling": 1,
     "max_num_tactics": 1,
+    "avg_timing_iterations": 8,
+    "max_aux_streams": 0,
     "tactic_sources": ("cudnn",),
     "timing_cache": "timing",
     "editable_timing_cache": True,
     "error_on_timing_cache_miss": True,
+    "sparse_weights": True,
     "strict_nans": True,
+    "direct_io": True,
     "hardware_compatibility": "ampere_plus",
     "runtime_platform": "windows_amd64",
     "strip_plan": True,
@@ -48,8 +52,12 @@ _VALUES = {
 }
 
 
-def document() -> str:
-    """The text of docs/versions.md."""
+def document(measured: Mapping[str, Any]) -> str:
+    """The text of docs/versions.md.
+
+    Args:
+        measured: docs/rtx-options.json, as benchmarks/rtx_options.py writes it.
+    """
     parts = (
         "# What each TensorRT can do",
         "This page is written by `trtpipe.trt.versions` from the tables that the code goes by; a test keeps it so. At "
@@ -64,10 +72,22 @@ def document() -> str:
         "TensorRT-RTX builds for the compute capabilities "
         f"{', '.join(RTX_COMPUTE_CAPABILITIES)}; named none, for all from 8.0 on. `refit: all` and `identical` and "
         "`strip_plan` need a GPU there, and `version_compatible` needs `exclude_lean_runtime`.",
+        "### What TensorRT-RTX does with each option",
+        f"TensorRT-RTX accepts every option without a word and carries out some. With {measured['tensorrt_rtx']}, each "
+        f"value below was built with and without, on {len(measured['networks'])} networks "
+        f"({', '.join(measured['networks'])}), by `benchmarks/rtx_options.py`, without a GPU. `plan`: the plan differs "
+        "on the networks counted; `nothing`: it does not, on any, and trtpipe refuses the value; `refused`: "
+        "TensorRT-RTX ends with an error, and trtpipe refuses the value, or asks for a GPU, before it builds.",
+        _table(("option", "effect", "networks"), _measured(measured)),
         "## How a graph is lowered",
-        _table(("release", "typing", "INT8", "FP16, BF16"), _lowering()),
+        _table(("release", "typing", "ONNX", "INT8", "FP16, BF16"), _lowering()),
         "On a weakly typed network the flags follow from the graph, and precision constraints hold its FP32 layers in "
-        "FP32.",
+        "FP32, but for what lies between Q/DQ, which INT8 kernels do whole. For 8.6, Q/DQ have zero points and float32 "
+        "scales, weights are float32 with a Q of their own, reductions have their axes as attributes, and Gelu, Mish "
+        "and the like are spelt out; the graph is then held against the operators that 8.6's parser takes, and what it "
+        "does not take is refused by node. `trtpipe prepare --for 8.6.1` writes a kit so.",
+        "## What was checked, and what never ran",
+        _table(("release", "checked", "never done"), _checked()),
         "## Platforms",
         _table(
             ("`build.platform`", "device", "compute capability", "precisions", "DLA", "RTX engines", ""), _platforms()
@@ -97,10 +117,22 @@ def _options() -> Iterator[list[str]]:
         build = Build.model_construct(**asked)
         cells = []
         for name, version in RELEASES:
-            unable = f"build.{field}: {title(name, version)} must have"
+            unable = f"build.{field}: {title(name, version)} does not support"
             refused = any(message.startswith(unable) for _, message in refusals(build, None, name, version))
             cells.append("-" if refused else "yes")
         yield [f"`{field}: {_shown(value)}`", *cells]
+
+
+def _measured(measured: Mapping[str, Any]) -> Iterator[list[str]]:
+    for option, rows in measured["options"].items():
+        for row in rows:
+            beside = "".join(f", `{name}: {_as_json(value)}`" for name, value in row["with"].items())
+            count = f"{len(row['networks'])} of {len(measured['networks'])}" if row["networks"] else ""
+            yield [f"`{option}: {_as_json(row['value'])}`{beside}", row["effect"], count]
+
+
+def _as_json(value: object) -> str:
+    return json.dumps(value).replace('"', "")
 
 
 def _shown(value: object) -> str:
@@ -118,12 +150,26 @@ def _lowering() -> Iterator[list[str]]:
         typing = "strong" if always else "strong, weak on request" if "strong_typing" in able else "weak"
         int8 = "Q/DQ in the graph" + (", or a calibrator (`quantization: implicit`)" if "weak_typing" in able else "")
         half = "in the graph" if "strong_typing" in able else "in the graph, and the FP16 flag; no BF16"
-        yield [title(name, version), typing, int8, half]
+        newest = newest_opset(version) if name == "tensorrt" else None
+        form = "as exported" if newest is None else f"opset {newest}, its own form"
+        yield [title(name, version), typing, form, int8, half]
+
+
+def _checked() -> Iterator[list[str]]:
+    bindings = "every builder call on its real Python bindings over stub libraries, which compute nothing"
+    for name, version in RELEASES:
+        if name == "tensorrt_rtx":
+            yield [title(name, version), "engines built, without a GPU", "engines executed, unless a report says so"]
+        elif newest_opset(version) is not None:
+            graphs = "graphs against the table of its parser's operators, and in ONNX Runtime"
+            yield [title(name, version), f"{bindings}; {graphs}", "a graph parsed, an engine built or executed"]
+        else:
+            yield [title(name, version), bindings, "a graph parsed, an engine built or executed"]
 
 
 def _platforms() -> Iterator[list[str]]:
     for platform in PLATFORMS.values():
-        order = [p for p in ("fp32", "fp16", "bf16", "int8", "fp8") if p in platform.precisions]
+        order = [p for p in PRECISIONS if p in platform.precisions]
         assert set(order) == BY_CAPABILITY[platform.compute_capability].precisions
         precisions = ", ".join(p.upper() for p in order)
         dla = "yes" if platform.dla else "-"

@@ -12,7 +12,15 @@ import click
 from trtpipe.bundle.signing import signer
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import key_option, sign_option, trusted
-from trtpipe.cli.commands.options import job_files, jobs_argument, json_option, loudness_options, out_option, set_option
+from trtpipe.cli.commands.options import (
+    diagnose_option,
+    job_files,
+    jobs_argument,
+    json_option,
+    loudness_options,
+    out_option,
+    set_option,
+)
 from trtpipe.errors import Cancelled, InputError, user_error
 from trtpipe.job.load import JobErrors
 from trtpipe.job.problems import Problem
@@ -36,6 +44,7 @@ if TYPE_CHECKING:
 @json_option
 @sign_option
 @key_option
+@diagnose_option
 @loudness_options
 def command(
     jobs: tuple[Path, ...],
@@ -44,6 +53,7 @@ def command(
     as_json: bool,
     sign: Path | None,
     key: Path | None,
+    diagnose_seconds: float,
     verbose: int,
     quiet: bool,
 ) -> int:
@@ -57,14 +67,21 @@ def command(
     loaded = load_jobs(tuple(p for p in jobs if p not in kits), overrides, verbose)
 
     signing = None if sign is None else signer(sign)
-    tasks: list[Task] = [(path, partial(build, job, out, sign=signing)) for path, job in loaded]
+    tasks: list[Task] = [
+        (path, partial(build, job, out, sign=signing, diagnose_seconds=diagnose_seconds)) for path, job in loaded
+    ]
     if kits:
         tasks += [(path, partial(finish_kit, path, out, key=trusted(key), sign=signing)) for path in kits]
     return run_tasks(tasks, as_json=as_json, verbose=verbose, quiet=quiet, signs=sign is not None)
 
 
 def load_jobs(
-    paths: tuple[Path, ...], overrides: tuple[str, ...], verbose: int, *, purpose: Purpose = "build"
+    paths: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    verbose: int,
+    *,
+    purpose: Purpose = "build",
+    version: str | None = None,
 ) -> list[tuple[Path, Job]]:
     """Every job in `paths` with its file, found fit for its purpose here.
 
@@ -78,7 +95,7 @@ def load_jobs(
     problems: list[Problem] = []
     for path in job_files(paths):
         try:
-            jobs = plan(path, overrides, purpose=purpose)
+            jobs = plan(path, overrides, purpose=purpose, version=version)
         except JobErrors as error:
             problems.extend(error.problems)
             continue

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from trtpipe.bundle.signing import configured_key
+from trtpipe.values import CheckReport
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -50,7 +51,7 @@ def trusted(key: Path | None) -> Path | None:
     return key if key is not None else configured_key()
 
 
-def report_lines(report: Any) -> list[str]:
+def report_lines(report: CheckReport) -> list[str]:
     """A check's figures, each beside its limit."""
     word = "passed" if report.passed else "FAILED"
     lines = [f"{word}: {report.executed} executed by {report.runner} on {report.samples} golden samples"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +58,20 @@ def described(path: Path) -> Mapping[str, Any]:
         raise InputError(f"{path}: must be readable (got {error.strerror}).") from None
     if path.name == "manifest.json":
         return _bundle(path.parent)
-    if path.suffix.lower() == ".onnx":  # protobuf has no magic number
+    if path.suffix.lower() == ".onnx":
         return _onnx(path)
+    if head.startswith(b"manifest.json\0"):
+        raise InputError(
+            f"{path}: must be unpacked to be read (got a packed bundle). Run `trtpipe unpack {path} FOLDER`."
+        )
     if any(magic in head for magic in _PLANS):
         return _engine(path)
     if head.startswith(b"TRT-"):
         return _cache(path)
     if head.lstrip().startswith(b"{"):
         return _table(path)
+    with suppress(InputError, MissingError):  # protobuf has no magic number: what ONNX reads is ONNX
+        return _onnx(path)
     shown = head[:8].hex(" ") or "an empty file"
     raise InputError(
         f"{path}: must be a bundle, an engine, an ONNX file or a calibration table "
@@ -144,9 +151,12 @@ def _onnx(path: Path) -> Mapping[str, Any]:
 
 
 def _binding(value: Any, names: Mapping[int, str]) -> Mapping[str, Any]:
+    """Name, element type and shape of an input or output; a shape that the file does not say is None."""
     kind = value.type.tensor_type
+    if not value.type.HasField("tensor_type"):
+        return {"name": value.name, "dtype": str(value.type.WhichOneof("value")).removesuffix("_type"), "shape": None}
     shape = [d.dim_param or (d.dim_value if d.HasField("dim_value") else "?") for d in kind.shape.dim]
-    return {"name": value.name, "dtype": names[kind.elem_type], "shape": shape}
+    return {"name": value.name, "dtype": names[kind.elem_type], "shape": shape if kind.HasField("shape") else None}
 
 
 def _computes_in(graph: Any, types: Mapping[str, str]) -> Iterator[str]:
@@ -169,7 +179,9 @@ def _bundle_lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"to be built: {found['build']['target']}{gpus and f' for compute capability {gpus}'}, on its device"
     else:
         size = console.size(found["files"][engine["file"]]["size"])
-        gpus = ", ".join(engine["compute_capabilities"]) or "any that its kind of engine allows"
+        least = engine["minimum_compute_capability"]
+        anything = "any that its kind of engine allows" if least is None else f"{least} and later"
+        gpus = ", ".join(engine["compute_capabilities"]) or anything
         yield f"engine: {engine['target']} {engine['version']}, {size}, compute capability {gpus}"
         if engine["int8_weights"]:
             stored, total = engine["int8_weights"]["int8"], engine["int8_weights"]["total"]
@@ -212,7 +224,8 @@ def _onnx_lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"opset: {opsets}" + (f"; written by {found['producer']}" if found["producer"] else "")
     for way in ("inputs", "outputs"):
         for spec in found[way]:
-            yield f"{way[:-1]}: {spec['name']} {spec['dtype']} {_short(spec['shape'])}"
+            shape = "of unknown shape" if spec["shape"] is None else _short(spec["shape"])
+            yield f"{way[:-1]}: {spec['name']} {spec['dtype']} {shape}"
     precisions = ", ".join(f"{n} in {name}" for name, n in found["precisions"].items())
     yield f"convolutions and matrix products: {precisions or 'none'}"
     yield f"quantization: {found['quantize_linear']} QuantizeLinear, {found['dequantize_linear']} DequantizeLinear"

@@ -9,12 +9,26 @@ import click
 from trtpipe.bundle.signing import generate_key, key_id, load_public_keys
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import OutputFile
+from trtpipe.nightly.transport import make_credentials
 
 
-@click.command("keygen", short_help="Make a key to sign bundles.")
+@click.command("keygen", short_help="Make a key to sign bundles, or certificates for a fleet.")
 @click.argument("path", type=OutputFile())
-def command(path: Path) -> None:
-    """Make an Ed25519 key to sign bundles: PATH, for its owner alone, and PATH.pub, for the devices."""
+@click.option("--fleet", is_flag=True, help="Make certificates for a fleet: its scheduler, workers, planner.")
+def command(path: Path, fleet: bool) -> None:
+    """Make an Ed25519 key to sign bundles: PATH, for its owner alone, and PATH.pub, for the devices.
+
+    With --fleet, PATH is a new folder with certificates for a scheduler, its workers and `trtpipe nightly`.
+    """
+    if fleet:
+        until = make_credentials(path)
+        console.err(f"certificates until {until:%Y-%m-%d}; copy each folder to its machines, and keep them secret:")
+        at = path / "scheduler"
+        files = f"--tls-ca-file {at / 'ca.pem'} --tls-cert {at / 'cert.pem'} --tls-key {at / 'key.pem'}"
+        console.err(f"scheduler: dask scheduler --protocol tls {files} --no-dashboard")
+        console.err(f"each worker: trtpipe worker tls://SCHEDULER:8786 --tls {path / 'worker'}")
+        console.err(f"planner: trtpipe nightly JOB... --scheduler tls://SCHEDULER:8786 --tls {path / 'planner'}")
+        return
     public = generate_key(path)
     console.err(f"private key: {path} (keep it; sign with: trtpipe build --sign {path})")
     console.err(f"public key: {public}, id {key_id(load_public_keys(public)[0])} (give it to the devices)")

@@ -11,11 +11,20 @@ from trtpipe.atomic import write_whole
 from trtpipe.bundle.signing import signer
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import sign_option
-from trtpipe.cli.commands.options import OutputFile, OutputFolder, job_files, json_option, out_option, set_option
+from trtpipe.cli.commands.options import (
+    OutputFile,
+    OutputFolder,
+    diagnose_option,
+    job_files,
+    json_option,
+    out_option,
+    set_option,
+    tls_options,
+)
 from trtpipe.nightly.history import History
 from trtpipe.nightly.history_plot import series
 from trtpipe.nightly.options import Options
-from trtpipe.nightly.outcome import lines, to_json
+from trtpipe.nightly.outcome import NightlyReport, lines, to_json
 from trtpipe.nightly.page import render
 from trtpipe.nightly.regressions import parse_limits
 from trtpipe.nightly.run import explain, nightly
@@ -28,7 +37,8 @@ from trtpipe.pipeline.cache.store import default_root, parse_bytes
 @set_option
 @click.option("--workers", type=click.IntRange(min=0), help="Processes for jobs without a GPU; 0: this one alone.")
 @click.option("--memory", metavar="SIZE", help="What all jobs together may take, like 16GB; what is free when absent.")
-@click.option("--scheduler", metavar="ADDRESS", default="", help="Dask scheduler of a fleet, like tcp://host:8786.")
+@click.option("--scheduler", metavar="ADDRESS", default="", help="Dask scheduler of a fleet, like tls://host:8786.")
+@tls_options
 @click.option("--cache", type=OutputFolder(), help="Folder of the build cache.")
 @click.option("--cache-size", metavar="SIZE", default="20GB", show_default=True, help="What the cache may take.")
 @click.option("--store", metavar="URL", default="", help="Share the cache: file://, s3:// or gs:// (fsspec).")
@@ -44,6 +54,7 @@ from trtpipe.pipeline.cache.store import default_root, parse_bytes
 )
 @click.option("--accept", multiple=True, metavar="GLOB", help="Regressions of these jobs are the new normal.")
 @sign_option
+@diagnose_option
 @json_option
 @click.option("-q", "--quiet", is_flag=True, help="Show only the report.")
 def command(jobs: tuple[Path, ...], as_json: bool, quiet: bool, explains: bool, **given: Any) -> int:
@@ -72,7 +83,7 @@ def command(jobs: tuple[Path, ...], as_json: bool, quiet: bool, explains: bool, 
     return report.exit_code
 
 
-def _options(jobs: tuple[Path, ...], **given: Any) -> Any:
+def _options(jobs: tuple[Path, ...], **given: Any) -> Options:
     if not jobs and not given["resume"]:
         raise click.UsageError("JOB... must be given, or --resume.")
     if given["force"] and given["resume"]:
@@ -81,6 +92,8 @@ def _options(jobs: tuple[Path, ...], **given: Any) -> Any:
         raise click.UsageError("--repeat must not be given with --scheduler.")
     if given["repeat"] and given["sign"]:
         raise click.UsageError("--repeat must not be given with --sign: it looks for differences, and is no release.")
+    if not given["scheduler"] and (given["credentials"] or given["insecure"]):
+        raise click.UsageError("--tls and --insecure must be given with --scheduler.")
     out = given["out"]
     return Options(
         jobs=job_files(jobs),
@@ -99,10 +112,13 @@ def _options(jobs: tuple[Path, ...], **given: Any) -> Any:
         accept=given["accept"],
         limits=parse_limits(given["limits"]),
         sign=signer(given["sign"]) if given["sign"] else None,
+        diagnose_seconds=given["diagnose_seconds"],
+        credentials=given["credentials"],
+        insecure=given["insecure"],
     )
 
 
-def _write(report: Any, options: Any) -> list[Path]:
+def _write(report: NightlyReport, options: Options) -> list[Path]:
     """The report's files, each whole or not at all; the page last."""
     out: Path = options.out
     written = []
@@ -116,7 +132,7 @@ def _write(report: Any, options: Any) -> list[Path]:
     return written
 
 
-def _page(report: Any, options: Any) -> dict[str, str]:
+def _page(report: NightlyReport, options: Options) -> dict[str, str]:
     """The HTML page; none where jinja2 is not installed, as on a device."""
     try:
         with History(options.history) as history:

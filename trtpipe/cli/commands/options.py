@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from trtpipe.outputs import require_writable_file, require_writable_folder
+from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -108,6 +109,34 @@ def loudness_options(function: F) -> F:
     verbose = click.option("-v", "--verbose", count=True, help="Show what TensorRT and the stages log; -vv all of it.")
     quiet = click.option("-q", "--quiet", is_flag=True, help="Show only the verdict.")
     return verbose(quiet(function))
+
+
+def tls_options(function: F) -> F:
+    """`--tls DIR` and `--insecure`, of whoever reaches the scheduler of a fleet."""
+    tls = click.option(
+        "--tls",
+        "credentials",
+        metavar="DIR",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="This machine's folder of `trtpipe keygen --fleet`: certificates for the fleet.",
+    )
+    insecure = click.option(
+        "--insecure", is_flag=True, help="Reach a scheduler on another machine without TLS; reports say so."
+    )
+    return tls(insecure(function))
+
+
+def diagnose_option(function: F) -> F:
+    """`--diagnose SECONDS`."""
+    return click.option(
+        "--diagnose",
+        "diagnose_seconds",
+        default=DIAGNOSE_SECONDS,
+        show_default=True,
+        type=click.FloatRange(min=0),
+        metavar="SECONDS",
+        help="After a failed INT8 check, how long to look for the modules to blame; 0: not at all.",
+    )(function)
 
 
 def jobs_argument(function: F) -> F:

@@ -11,8 +11,16 @@ import click
 from trtpipe.bundle.signing import signer
 from trtpipe.cli.commands.build import load_jobs, run_tasks
 from trtpipe.cli.commands.bundles import sign_option
-from trtpipe.cli.commands.options import jobs_argument, json_option, loudness_options, out_option, set_option
+from trtpipe.cli.commands.options import (
+    diagnose_option,
+    jobs_argument,
+    json_option,
+    loudness_options,
+    out_option,
+    set_option,
+)
 from trtpipe.pipeline.kit import write_kit
+from trtpipe.trt.flavour import require_version
 
 if TYPE_CHECKING:
     from trtpipe.cli.commands.build import Task
@@ -24,6 +32,10 @@ if TYPE_CHECKING:
 @set_option
 @json_option
 @sign_option
+@diagnose_option
+@click.option(
+    "--for", "release", metavar="VERSION", help="TensorRT of the device, like 8.6.1; one of 10 or later if not given."
+)
 @loudness_options
 def command(
     jobs: tuple[Path, ...],
@@ -31,6 +43,8 @@ def command(
     overrides: tuple[str, ...],
     as_json: bool,
     sign: Path | None,
+    diagnose_seconds: float,
+    release: str | None,
     verbose: int,
     quiet: bool,
 ) -> int:
@@ -38,8 +52,13 @@ def command(
 
     `trtpipe build KIT` finishes it on a device that has NumPy and its TensorRT, but neither torch nor the data.
     """
-    loaded = load_jobs(jobs, overrides, verbose, purpose="prepare")
+    if release is not None:
+        require_version("--for", release)
+    loaded = load_jobs(jobs, overrides, verbose, purpose="prepare", version=release)
 
     signing = None if sign is None else signer(sign)
-    tasks: list[Task] = [(path, partial(write_kit, job, out, sign=signing)) for path, job in loaded]
+    tasks: list[Task] = [
+        (path, partial(write_kit, job, out, sign=signing, release=release, diagnose_seconds=diagnose_seconds))
+        for path, job in loaded
+    ]
     return run_tasks(tasks, as_json=as_json, verbose=verbose, quiet=quiet, signs=sign is not None)

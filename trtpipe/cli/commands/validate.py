@@ -8,32 +8,47 @@ import click
 
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import job_files, jobs_argument, json_option, set_option
-from trtpipe.pipeline.validate import validate
+from trtpipe.errors import TrtpipeError
+from trtpipe.pipeline.deep import deep_problems
+from trtpipe.pipeline.validate import plan, validate
 
 
 @click.command("validate", short_help="Say every problem of jobs, building nothing.")
 @jobs_argument
 @set_option
 @click.option("--job-only", is_flag=True, help="Leave out what this machine lacks: data, modules, packages.")
+@click.option("--deep", is_flag=True, help="Run the model on zeros too, and export it; needs PyTorch.")
 @click.option("--for", "version", metavar="VERSION", help="Judge for this TensorRT, like 10.3.0, not the one here.")
 @json_option
 def command(
-    jobs: tuple[Path, ...], overrides: tuple[str, ...], job_only: bool, version: str | None, as_json: bool
+    jobs: tuple[Path, ...], overrides: tuple[str, ...], job_only: bool, deep: bool, version: str | None, as_json: bool
 ) -> int:
     """Say every problem of each JOB (files or folders) on this machine and for its target, building nothing."""
+    if deep and (job_only or version is not None):
+        raise click.UsageError("--deep must not be given with --job-only or --for: it runs the model here.")
     found = {path: validate(path, overrides, here=not job_only, version=version) for path in job_files(jobs)}
+    faults: dict[Path, tuple[TrtpipeError, ...]] = {}
     for path, problems in found.items():
         for problem in problems:
             console.err(str(problem))
-        if not problems and not as_json:
+        if deep and not problems:
+            faults[path] = tuple(error for job in plan(path, overrides) for error in deep_problems(job))
+            for error in faults[path]:
+                console.err(f"{path}: {error}")
+        if not problems and not faults.get(path) and not as_json:
             console.out(f"{path}: ok")
         if any(p.missing for p in problems) and not validate(path, overrides, here=False, version=version):
             lacks = "data, modules and packages that are not here (--job-only leaves those out)"
             console.err(f"{path}: the job is right but for {lacks}.")
     if as_json:
         listed = [
-            {"job": str(path), "ok": not problems, "problems": [p.as_dict() for p in problems]}
+            {
+                "job": str(path),
+                "ok": not problems and not faults.get(path),
+                "problems": [p.as_dict() for p in problems] + [{"message": str(e)} for e in faults.get(path, ())],
+            }
             for path, problems in found.items()
         ]
         console.out_json(listed)
-    return min((problem.exit_code for problems in found.values() for problem in problems), default=0)
+    codes = [problem.exit_code for problems in found.values() for problem in problems]
+    return min([*codes, *(error.exit_code for errors in faults.values() for error in errors)], default=0)

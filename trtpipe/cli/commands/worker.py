@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from trtpipe.cli import console
-from trtpipe.cli.commands.options import OutputFolder
+from trtpipe.cli.commands.options import OutputFolder, tls_options
 from trtpipe.nightly.fleet_worker import serve
 from trtpipe.pipeline.cache.store import default_root
 
@@ -18,13 +18,31 @@ from trtpipe.pipeline.cache.store import default_root
 @click.option("--name", default="", help="What reports call this worker; host and process when absent.")
 @click.option("--cache", type=OutputFolder(), help="Folder of the build cache.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of a job; all cores when absent.")
+@tls_options
 @click.option("--gpu", type=click.IntRange(min=0), help="CUDA index of the GPU it uses; start one worker for each.")
 def command(
-    scheduler: str, tags: tuple[str, ...], name: str, cache: Path | None, threads: int | None, gpu: int | None
+    scheduler: str,
+    tags: tuple[str, ...],
+    name: str,
+    cache: Path | None,
+    threads: int | None,
+    gpu: int | None,
+    credentials: Path | None,
+    insecure: bool,
 ) -> None:
-    """Build jobs that `trtpipe nightly --scheduler` sends by the Dask scheduler at ADDRESS, like tcp://host:8786.
+    """Build jobs that `trtpipe nightly --scheduler` sends by the Dask scheduler at ADDRESS, like tls://host:8786.
 
-    The worker announces its GPU (sm87), its TensorRT (tensorrt=10.3), its processor and its tags.
+    Whoever the scheduler lets in runs code here: off this machine that takes a certificate (--tls). The worker
+    announces its GPU (sm87), its TensorRT (tensorrt=10.3), its processor and its tags.
     """
     console.err(f"worker of {scheduler}; stop it with Ctrl-C")
-    serve(scheduler, tags=tags, name=name, cache=cache or default_root(), threads=threads, gpu=gpu)
+    serve(
+        scheduler,
+        tags=tags,
+        name=name,
+        cache=cache or default_root(),
+        threads=threads,
+        gpu=gpu,
+        credentials=credentials,
+        insecure=insecure,
+    )

@@ -7,11 +7,14 @@ import json
 import os
 import platform
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtpipe.job.importable import find_module
 from trtpipe.packages import distributions, versions
-from trtpipe.trt import driver
+from trtpipe.pipeline.cache.digests import Digests
+from trtpipe.trt import driver as cuda
 
 if TYPE_CHECKING:
     from trtpipe.job.job import Job
@@ -22,6 +25,24 @@ OTHERS = ("numba", "safetensors")
 BUILDERS: Mapping[str, tuple[str, ...]] = {
     name: distributions(name) for name in ("tensorrt", "tensorrt_rtx", "onnxruntime")
 }
+
+ROUTE_PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "onnx": (),
+    "torch_tensorrt": ("torch-tensorrt", "torch-tensorrt-rtx"),
+    "torch2trt": ("torch2trt",),
+}
+#: Job keys that change nothing in the result: how fast it comes, what is shown.
+WITHOUT_EFFECT = frozenset(
+    {
+        "build.log_level",
+        "build.timing_cache",
+        "build.calibration_cache",
+        "calibration.workers",
+        "check.workers",
+        "worker",
+        "name",
+    }
+)
 
 
 def environment() -> dict[str, str]:
@@ -60,7 +81,7 @@ def source_fingerprint(job: Job, parts: Mapping[str, str | None]) -> str:
     sections = {
         "name": job.name,
         "precision": job.precision.model_dump(mode="json"),
-        "build": job.build.model_dump(mode="json", exclude={"timing_cache", "calibration_cache", "log_level"}),
+        "build": job.build.model_dump(mode="json", exclude=_without_effect("build")),
         "outputs": {n: o.model_dump(mode="json") for n, o in job.outputs.items()},
         "versions": versions(DECIDING),
         "parts": dict(parts),
@@ -68,10 +89,55 @@ def source_fingerprint(job: Job, parts: Mapping[str, str | None]) -> str:
     return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()
 
 
+def _without_effect(section: str) -> set[str]:
+    return {key.partition(".")[2] for key in WITHOUT_EFFECT if key.startswith(f"{section}.")}
+
+
 def fingerprint(source: str, target: str) -> str:
     """SHA-256 over everything that can change an engine: its source's fingerprint and the compiler on this machine."""
     sections: dict[str, Any] = {"source": source, "versions": versions(BUILDERS[target])}
     if target == "tensorrt":  # it times its kernels on the GPU that is here
-        found = driver.probe()
+        found = cuda.probe()
         sections["device"] = [found.cuda, *(f"{d.name} {d.compute_capability}" for d in found.devices[:1])]
     return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What of a machine can change a result. `versions` are of the distributions that take part."""
+
+    versions: Mapping[str, str]
+    python: str
+    system: str
+    source: str
+    cuda: str
+    gpu: str
+
+
+def this_machine(digests: Digests, driver: cuda.Driver | None = None) -> Machine:
+    """The machine that this runs on; the CUDA driver is asked when it is not given."""
+    if driver is None:
+        driver = cuda.probe()
+    names = (*DECIDING, *OTHERS, *(n for names in (*BUILDERS.values(), *ROUTE_PACKAGES.values()) for n in names))
+    gpu = driver.devices[0] if driver.devices else None
+    return Machine(
+        versions=versions(tuple(dict.fromkeys(names))),
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.machine()}",
+        source=_own_source(digests),
+        cuda=driver.cuda or "none",
+        gpu="none" if gpu is None else f"{gpu.name} {gpu.compute_capability}",
+    )
+
+
+def _own_source(digests: Digests) -> str:
+    """Digest of the code of trtpipe and calib themselves: a version number does not move while one develops."""
+    found = hashlib.sha256()
+    for package in ("trtpipe", "calib"):
+        spec = find_module(package)
+        if spec is None or not spec.origin:
+            continue
+        root = Path(spec.origin).parent
+        for path in sorted(root.rglob("*.py")):
+            found.update(f"{package}/{path.relative_to(root).as_posix()} {digests.file(path)}\n".encode())
+    return found.hexdigest()

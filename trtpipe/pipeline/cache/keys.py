@@ -7,14 +7,11 @@ and not the graph's, and new check images neither the calibration's nor the engi
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import os
-import platform
 import sys
-import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
@@ -22,44 +19,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtpipe.errors import InputError
-from trtpipe.job.importable import find_module
-from trtpipe.packages import versions
+from trtpipe.job.importable import find_module, is_installed
 from trtpipe.pipeline.cache.digests import Digests
-from trtpipe.pipeline.cache.environment import BUILDERS, DECIDING, OTHERS
-from trtpipe.trt import driver as cuda
+from trtpipe.pipeline.cache.environment import BUILDERS, DECIDING, ROUTE_PACKAGES, WITHOUT_EFFECT, Machine
+from trtpipe.pipeline.cache.reads import UNSEEN, Reads
+from trtpipe.pipeline.cache.sources import environment_variables, imported
+from trtpipe.routes.onnx import release as onnx_release
+from trtpipe.routes.release import needs_lowering
 
 if TYPE_CHECKING:
     from trtpipe.job.job import Job
     from trtpipe.job.sections import Data
-    from trtpipe.trt.driver import Driver
 
-#: Job keys that change nothing in the result: how fast it comes, what is shown.
-WITHOUT_EFFECT = frozenset(
-    {
-        "build.log_level",
-        "build.timing_cache",
-        "build.calibration_cache",
-        "calibration.workers",
-        "check.workers",
-        "worker",
-        "name",
-    }
-)
 #: Job keys that name a file or folder; its content counts, under this name.
 CONTENTS: Mapping[str, str] = {
     "model.weights": "weights",
     "model.torchscript": "torchscript",
+    "check.labels": "check labels",
     "model.program": "program",
     "calibration.images": "calibration data",
     "calibration.arrays": "calibration data",
     "calibration.table": "calibration table",
     "check.images": "check data",
     "check.arrays": "check data",
-}
-ROUTE_PACKAGES: Mapping[str, tuple[str, ...]] = {
-    "onnx": (),
-    "torch_tensorrt": ("torch-tensorrt", "torch-tensorrt-rtx"),
-    "torch2trt": ("torch2trt",),
 }
 _CAPTURE_VERSIONS = ("python", "trtpipe", "torch", "torchao", "torchvision", "numpy")
 _EXPORT_VERSIONS = ("onnx", "onnxscript", "onnx-ir")
@@ -82,46 +64,10 @@ class Ingredients:
         names = sorted({*self.parts, *before}, key=lambda n: (_rank(n), n))
         return tuple(_change(n, before.get(n), self.parts.get(n)) for n in names if before.get(n) != self.parts.get(n))
 
-
-@dataclass(frozen=True)
-class Machine:
-    """What of a machine can change a result. `versions` are of the distributions that take part."""
-
-    versions: Mapping[str, str]
-    python: str
-    system: str
-    source: str
-    cuda: str
-    gpu: str
-
-
-def this_machine(digests: Digests, driver: Driver | None = None) -> Machine:
-    """The machine that this runs on; the CUDA driver is asked when it is not given."""
-    if driver is None:
-        driver = cuda.probe()
-    names = (*DECIDING, *OTHERS, *(n for names in (*BUILDERS.values(), *ROUTE_PACKAGES.values()) for n in names))
-    gpu = driver.devices[0] if driver.devices else None
-    return Machine(
-        versions=versions(tuple(dict.fromkeys(names))),
-        python=platform.python_version(),
-        system=f"{platform.system()} {platform.machine()}",
-        source=_own_source(digests),
-        cuda=driver.cuda or "none",
-        gpu="none" if gpu is None else f"{gpu.name} {gpu.compute_capability}",
-    )
-
-
-def _own_source(digests: Digests) -> str:
-    """Digest of the code of trtpipe and calib themselves: a version number does not move while one develops."""
-    found = hashlib.sha256()
-    for package in ("trtpipe", "calib"):
-        spec = find_module(package)
-        if spec is None or not spec.origin:
-            continue
-        root = Path(spec.origin).parent
-        for path in sorted(root.rglob("*.py")):
-            found.update(f"{package}/{path.relative_to(root).as_posix()} {digests.file(path)}\n".encode())
-    return found.hexdigest()
+    def moved_since(self, before: Mapping[str, str]) -> tuple[str, ...]:
+        """`changes`, less what was not known to be read before."""
+        known = {n: v for n, v in self.parts.items() if n in before or not _is_read(n)}
+        return Ingredients(known).changes(before)
 
 
 @dataclass(frozen=True)
@@ -147,9 +93,14 @@ class Survey:
         self.digests, self.machine = digests, machine
         self._versions: dict[str, str | None] = {}
         self._sources: dict[tuple[str, str], dict[str, str]] = {}
+        self._variables: dict[str, tuple[str, ...]] = {}
 
-    def ingredients(self, job: Job) -> Ingredients:
+    def ingredients(self, job: Job, reads: Reads | None = None) -> Ingredients:
         """Everything that goes into the job's bundle.
+
+        Args:
+            job: the job.
+            reads: what its code is known to read.
 
         Raises:
             InputError: a file it names cannot be read.
@@ -167,9 +118,10 @@ class Survey:
         for target, prefix in _callables(job):
             for module, digest in self.sources(target.partition(":")[0], folder).items():
                 parts[f"{prefix}source {module}"] = digest
-        for name, data in (("calibration", job.calibration), ("check", job.check)):
-            if data is not None and data.factory is not None:
-                notes.append(f"{name}.factory: its source is watched, not what it reads; use --force when that changes")
+        notes += _unseen(parts, self)
+        if reads is not None:
+            parts |= reads.values(folder, self.digests)
+            notes += reads.notes
         machine = self.machine
         builders = BUILDERS[job.build.target] + ROUTE_PACKAGES[job.build.route]
         for name in dict.fromkeys((*DECIDING, *builders, *BUILDERS["onnxruntime"])):
@@ -216,9 +168,27 @@ class Survey:
                     if (version := self.version(top)) is not None:
                         found[top] = version
                 elif spec.origin.endswith(".py"):
-                    todo += _imported(Path(spec.origin).read_bytes(), name, bool(spec.submodule_search_locations))
+                    source = Path(spec.origin).read_bytes()
+                    todo += imported(source, name, bool(spec.submodule_search_locations))
+                    self._variables[name] = environment_variables(source)
             self._sources[known] = found
         return self._sources[known]
+
+    def files(self, job: Job) -> tuple[Path, ...]:
+        """Files and folders whose content is among the job's ingredients anyhow, whatever its code reads."""
+        flat = dict(_flat(job.model_dump(mode="json", exclude_defaults=True)))
+        found = [Path(value) for key, value in flat.items() if key in CONTENTS]
+        folder = job.folder or Path.cwd()
+        for target, _ in _callables(job):
+            for module in self.sources(target.partition(":")[0], folder):
+                spec = find_module(module, (folder, Path.cwd()))
+                if spec is not None and spec.origin is not None and not is_installed(spec.origin):
+                    found.append(Path(spec.origin))
+        return tuple(found)
+
+    def variables(self, module: str) -> tuple[str, ...]:
+        """Environment variables that a source of the user's own mentions, of those that `sources` has seen."""
+        return self._variables.get(module, ())
 
     def _content(self, key: str, path: str) -> str:
         try:
@@ -244,7 +214,9 @@ def stage_keys(job: Job, found: Ingredients) -> StageKeys:
             if any(n == p or n.startswith(p + " ") or n.startswith(p + ".") for p in prefixes)
         }
 
-    model = chosen("job model", "job inputs", "job outputs", "weights", "program", "source", "system", "trtpipe source")
+    #: What the job's code reads counts for all stages: whichever part of it reads.
+    code = ("source", "read", "listing")
+    model = chosen("job model", "job inputs", "job outputs", "weights", "program", *code, "system", "trtpipe source")
     model |= {n: v for n, v in parts.items() if n in {f"version {v}" for v in _CAPTURE_VERSIONS}}
     script = model.pop("job model.baseline", "trace")
     data = {n: parts[n] for n in ("version pillow",) if n in parts}
@@ -254,7 +226,8 @@ def stage_keys(job: Job, found: Ingredients) -> StageKeys:
         for n, v in chosen("job check").items()
         if not n.startswith(("job check.limits", "job check.require", "job check.on_fail"))
     }
-    checked |= chosen("check data", "check source") | transform | data
+    # Class folders are numbered by check.labels, or by calibration's folders.
+    checked |= chosen("check data", "check source", "check labels", "calibration data") | transform | data
     baseline = {**model, **checked, "baseline": script, **chosen("torchscript")}
     calibrated = {
         **model,
@@ -262,7 +235,9 @@ def stage_keys(job: Job, found: Ingredients) -> StageKeys:
         **chosen("job calibration", "calibration data", "calibration table", "calibration source"),
     }
     graph = {**model, **chosen("job precision")}
-    if job.precision.int8_mode:  # what gains from INT8 depends on the target
+    if needs_lowering(release := onnx_release(job)):
+        graph["onnx form"] = f"TensorRT {release}"
+    if job.precision.quantized:  # what gains from INT8 depends on the target
         graph |= {**calibrated, **chosen("job build.target")}
     if job.precision.fp16_mode:  # its ranges are observed on data
         graph |= calibrated if job.calibration is not None else checked
@@ -274,10 +249,49 @@ def stage_keys(job: Job, found: Ingredients) -> StageKeys:
     return StageKeys(
         model=_digest({"stage": "model", **model}),
         baseline=_digest({"stage": "baseline", **baseline}),
-        calibration=_digest({"stage": "calibration", **calibrated}) if job.precision.int8_mode else None,
+        calibration=_digest({"stage": "calibration", **calibrated}) if job.precision.calibrated else None,
         graph=_digest({"stage": "graph", **graph}),
         engine=_digest({"stage": "engine", **engine}),
     )
+
+
+def code_key(found: Ingredients) -> str:
+    """The key of the record of what the job's own code reads: over all but that which decides which code runs."""
+    sections = ("model", "inputs", "outputs", "calibration", "check")
+    names = (*(f"job {section}" for section in sections), "source", "calibration source", "check source")
+    return _digest(
+        {n: v for n, v in found.parts.items() if any(n == p or n.startswith((p + " ", p + ".")) for p in names)}
+    )
+
+
+def with_reads(survey: Survey, job: Job, known: Callable[[str], Reads]) -> tuple[Ingredients, Reads]:
+    """The ingredients of a job with what its code read when it last ran, and that.
+
+    Args:
+        survey: looks at the files.
+        job: the job.
+        known: what was read, by `code_key`.
+    """
+    if not any(True for _ in _callables(job)):
+        return survey.ingredients(job), Reads()
+    reads = known(code_key(survey.ingredients(job)))
+    return survey.ingredients(job, reads), reads
+
+
+def _unseen(parts: Mapping[str, str], survey: Survey) -> list[str]:
+    """Notes on what sources of the job use whose content nobody watches."""
+    modules = {name.rpartition("source ")[2] for name in parts if "source " in name}
+    notes = [
+        f"the job's code imports {name}, which reads files unseen; use --force when these change"
+        for name in UNSEEN
+        if name in modules
+    ]
+    variables = sorted({v for m in modules for v in survey.variables(m)})
+    if variables:
+        notes.append(
+            f"the job's code reads environment variables ({', '.join(variables)}); use --force when these change"
+        )
+    return notes
 
 
 _OWN = frozenset({"trtpipe", "calib", *DECIDING, *sys.stdlib_module_names})
@@ -310,33 +324,26 @@ def _callables(job: Job) -> Iterator[tuple[str, str]]:
             yield data.transform.callable, prefix
 
 
-def is_installed(origin: str) -> bool:
-    """Whether a module's file belongs to an installed package or to Python itself."""
-    folders = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}
-    return any(origin.startswith(folder + os.sep) for folder in folders) or "site-packages" in origin
-
-
-def _imported(source: bytes, name: str, package: bool) -> list[str]:
-    """Absolute names of the modules that a source imports, anywhere in it; `from a import b` may mean a.b."""
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:
-        return []
-    found: list[str] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            parent = name.split(".")[: len(name.split(".")) - node.level + (1 if package else 0)] if node.level else []
-            stem = ".".join([*parent, *([node.module] if node.module else [])])
-            if stem:
-                found += [stem, *(f"{stem}.{alias.name}" for alias in node.names)]
-    return list(dict.fromkeys(found))
+def _is_read(name: str) -> bool:
+    return name.startswith(("read ", "listing "))
 
 
 def _rank(name: str) -> int:
     """The order in which a reader wants to hear of changes."""
-    order = ("weights", "program", "torchscript", "source", "job", "calibration", "check", "version", "gpu", "cuda")
+    order = (
+        "weights",
+        "program",
+        "torchscript",
+        "source",
+        "read",
+        "listing",
+        "job",
+        "calibration",
+        "check",
+        "version",
+        "gpu",
+        "cuda",
+    )
     return next((i for i, word in enumerate(order) if name.startswith(word)), len(order))
 
 
@@ -348,7 +355,10 @@ def _change(name: str, before: str | None, now: str | None) -> str:
     )
     for prefix in ("job ", "version "):
         short = short.removeprefix(prefix)
-    if " source " in f" {name}" and name != "trtpipe source":
+    if _is_read(name):
+        what, _, path = name.partition(" ")
+        short = f"{path}, read by the job's code," if what == "read" else f"the list of files in {path}"
+    elif " source " in f" {name}" and name != "trtpipe source":
         short = f"source of {name.rpartition(' ')[2]}"
     if before is None or now is None:
         what = "added" if before is None else "removed"

@@ -37,7 +37,9 @@ ENTRY = "entry.json"
 SCHEMA = 1
 DEFAULT_LIMIT_BYTES = 20_000_000_000
 #: Kinds that only say what was; they are small and never evicted for size.
-RECORDS = ("built",)
+RECORDS = ("built", "reads")
+#: Of these, what is found even where results must be made anew.
+ALWAYS_FOUND = ("reads",)
 #: What a killed writer left is removed when it is older.
 _STALE_S = 3600.0
 _POLL_S = 0.05
@@ -87,7 +89,7 @@ class Cache:
         root: the folder; it is made.
         store: where entries are shared beyond this machine.
         cancelled: asked while waiting for another process.
-        force: find nothing and replace what is there.
+        force: find no result and replace what is there.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class Cache:
 
     def get(self, kind: str, key: str) -> Entry | None:
         """The entry, here or in the store; None when there is none. It counts as used now."""
-        if self._force:
+        if self._force and kind not in ALWAYS_FOUND:
             return None
         path = self._path(kind, key)
         found = _read(path, kind, key)

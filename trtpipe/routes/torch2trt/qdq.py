@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import trtpipe.quantization.operators  # noqa: F401  # registers torch.ops.trtpipe
 from trtpipe.trt.flavour import parse_version
 
 #: Operations whose weight `weighted` takes as INT8, with the number of spatial axes; a linear has none.

@@ -1,0 +1,71 @@
+"""A threshold that serves its tensor badly is a warning that names the tensor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from calib.algorithms import ALGORITHMS
+from calib.audit import CLIPPED, GAIN_DB, POOR_DB, Audit, choose, doubtful_thresholds, warnings_of
+from calib.observers import HistogramObserver
+
+
+def counted(values: np.ndarray) -> HistogramObserver:
+    observer = HistogramObserver()
+    for k, part in enumerate(np.array_split(values.astype(np.float32), 4)):
+        observer.half = k % 2
+        observer.observe(torch.from_numpy(part))
+    return observer
+
+
+def audited(values: np.ndarray, algorithm: str) -> tuple[Audit, float]:
+    amax, audit, warning = choose("net:input", counted(values).halves, algorithm, 99.99)
+    tensors = {"net:input": audit}
+    said = ([warning] if warning else []) + list(warnings_of(tensors, None, ()))
+    return Audit(batches=4, batch_size=1, coverage=None, skipped=(), tensors=tensors, warnings=tuple(said)), amax
+
+
+RANDOM = np.random.default_rng(0)
+SHAPES = {
+    "normal": RANDOM.standard_normal(20000),
+    "relu": np.maximum(RANDOM.standard_normal(20000), 0),
+    "bright images": RANDOM.uniform(0.4, 1, 20000),
+    "sigmoid": 1 / (1 + np.exp(-0.2 * RANDOM.standard_normal(20000))),
+    "softmax": RANDOM.dirichlet(np.full(64, 0.05), 400).reshape(-1),
+    "heavy tail": RANDOM.standard_t(2, 20000),
+}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_a_bad_threshold_warns_and_a_good_one_does_not(shape: str, algorithm: str) -> None:
+    """Held against NumPy: the values themselves are clipped and rounded at each algorithm's amax."""
+    values = SHAPES[shape].astype(np.float32)
+
+    def sqnr_db(amax: float) -> float:
+        scale = amax / 127
+        rounded = np.clip(np.round(values / scale), -128, 127) * scale
+        return float(10 * np.log10((values.astype(np.float64) ** 2).sum() / ((values - rounded) ** 2).sum()))
+
+    audit, amax = audited(values, algorithm)
+    got = sqnr_db(amax)
+    best = max(sqnr_db(audited(values, a)[1]) for a in ALGORITHMS if a != algorithm)
+    lines = doubtful_thresholds(audit)
+    if abs(got - POOR_DB) > 1 and abs(best - got - GAIN_DB) > 1:  # the estimate of the histogram is not exact
+        assert any(" leaves " in line for line in lines) is (got < POOR_DB and best > got + GAIN_DB)
+    clipped = float((np.abs(values) > amax).mean())
+    if abs(clipped - CLIPPED) > 0.003:
+        assert any("clipped: net:input" in line for line in lines) is (clipped > CLIPPED)
+
+
+def test_the_warning_names_the_tensor_the_loss_and_what_to_set() -> None:
+    values = np.concatenate([RANDOM.uniform(0.0, 0.001, 90000), RANDOM.uniform(0.9, 1.0, 2000)])
+    audit, _ = audited(values, "percentile")
+    assert doubtful_thresholds(audit) == ()
+    amax, _, warning = choose("net:input", counted(values).halves, "percentile", 97.0)
+    assert amax < 0.01
+    assert warning is not None
+    assert warning.startswith("net:input: percentile leaves 0.")
+    assert "dB of signal to noise and clips 3 % of the values; " in warning
+    assert warning.endswith(". Set calibration.algorithm: mse.") or warning.endswith("algorithm: minmax.")

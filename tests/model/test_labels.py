@@ -1,0 +1,164 @@
+"""Labels number the model's classes, by name, whatever the folders of the check are; what cannot be is said."""
+# ruff: noqa: E501  (whole messages)
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from calib.data import Source
+from calib.samples import InputSpec, Sample
+from trtpipe.errors import InputError
+from trtpipe.job.job import Job
+from trtpipe.job.load import load_job
+from trtpipe.model.data import open_check, with_labels
+from trtpipe.values import LoadedModel, TensorSpec
+
+CLASSES = ("bird", "cat", "dog", "fish", "horse")
+
+
+def folders(root: Path, names: tuple[str, ...]) -> Path:
+    """One image for each class; its brightness is the class's place in CLASSES."""
+    for name in names:
+        (root / name).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4), (20 * len(name),) * 3).save(root / name / f"{name}.png")
+    return root
+
+
+def job(tmp: Path, check: tuple[str, ...], calib: tuple[str, ...] = (), labels: str | None = None) -> Job:
+    folders(tmp / "check", check)
+    text: dict[str, Any] = {
+        "name": "labels",
+        "model": {"factory": "torch.nn:Identity"},
+        "inputs": {"x": {"shape": [1, 3, 4, 4]}},
+        "outputs": {"y": {}},
+        "build": {"target": "onnxruntime"},
+        "check": {"images": "check", "transform": {"resize": [4, 4]}, "limits": {"cosine_min": 0.9}},
+    }
+    if calib:
+        folders(tmp / "calib", calib)
+        text |= {"calibration": {"images": "calib", "transform": {"resize": [4, 4]}}, "precision": {"int8_mode": True}}
+    if labels is not None:
+        (tmp / "classes.txt").write_text(labels)
+        text["check"]["labels"] = "classes.txt"
+    (tmp / "job.yaml").write_text(json.dumps(text))
+    return load_job(tmp / "job.yaml")
+
+
+def model(count: int = 5, own: tuple[str, ...] | None = None) -> LoadedModel:
+    return LoadedModel(None, (), (TensorSpec("y", "float32", (1, count)),), "", "", classes=own)  # type: ignore[arg-type]
+
+
+def numbered(made: Job, loaded: LoadedModel) -> dict[str, int]:
+    """Label by folder."""
+    source, _ = with_labels(made, loaded, open_check(made))
+    assert source.labels is not None
+    return {i.partition("/")[0]: int(label) for i, label in zip(source.ids, source.labels, strict=True)}
+
+
+SOME = {"cat": 1, "horse": 4}
+
+
+@pytest.mark.parametrize("by", ["check.labels", "the model's own list", "the calibration folders"])
+def test_labels_are_places_in_the_models_classes(tmp_path: Path, by: str) -> None:
+    text = "\n".join(CLASSES) + "\n" if by == "check.labels" else None
+    made = job(tmp_path, ("cat", "horse"), CLASSES if by == "the calibration folders" else (), text)
+    assert numbered(made, model(own=CLASSES if by == "the model's own list" else None)) == SOME
+
+
+def test_folders_are_the_classes_where_they_are_as_many_or_numbers(tmp_path: Path) -> None:
+    assert numbered(job(tmp_path / "a", CLASSES), model()) == {c: k for k, c in enumerate(CLASSES)}
+    assert numbered(job(tmp_path / "b", ("0", "3", "7")), model(10)) == {"0": 0, "3": 3, "7": 7}
+
+
+def test_folders_that_say_nothing_are_no_labels_and_are_said(tmp_path: Path) -> None:
+    made = job(tmp_path, ("cat", "horse"))
+    source, notes = with_labels(made, model(), open_check(made))
+    assert source.labels is None
+    assert source.sample_count == 2
+    assert notes == (
+        "check.images: 2 class folders say nothing of 5 classes of the model, so no accuracy was measured. Name the "
+        "classes in check.labels, one a line, in the order of the model's outputs",
+    )
+
+
+@pytest.mark.parametrize(
+    ("check", "calib", "labels", "count", "message"),
+    [
+        (("cat", "cow"), CLASSES, None, 5, "calibration.images: every class folder must be a class of the model "
+         "(got cow, which is none). The model's classes: bird, cat, dog, fish, horse. Rename the folders, or name the "
+         "classes in check.labels."),
+        (("cat",), (), "cat\ndog\n", 5, "check.labels: must name the model's 5 classes (got 2). Name one class a line in "
+         "check.labels, in the order of the model's outputs."),
+        (tuple("abcdefghi"), (), None, 5, "check.images: must name the model's 5 classes (got 9). Name one class a line "
+         "in check.labels, in the order of the model's outputs."),
+        (("cat", "cow"), (), "\n".join(CLASSES), 5, "check.labels: every class folder must be a class of the model "
+         "(got cow, which is none). The model's classes: bird, cat, dog, fish, horse. Rename the folders, or name the "
+         "classes in check.labels."),
+    ],
+)  # fmt: skip
+def test_unknown_or_too_many_classes_are_errors(
+    tmp_path: Path, check: tuple[str, ...], calib: tuple[str, ...], labels: str | None, count: int, message: str
+) -> None:
+    made = job(tmp_path, check, calib, labels)
+    with pytest.raises(InputError) as caught:
+        with_labels(made, model(count), open_check(made))
+    assert str(caught.value) == message
+
+
+class Listed:
+    """Samples of given classes, without files."""
+
+    recipe, sequential = "", False
+
+    def __init__(self, names: tuple[str, ...], of: tuple[int, ...]) -> None:
+        self.classes, self.labels, self.ids = names, of, tuple(map(str, range(len(of))))
+
+    def load(self, at: int) -> Sample:
+        return {"x": np.zeros(1, np.float32)}
+
+    def content(self, at: int) -> str:
+        return str(at)
+
+
+@settings(max_examples=50)
+@given(data=st.data(), names=st.lists(st.text("abc", min_size=1, max_size=3), min_size=1, max_size=8, unique=True))
+def test_every_sample_keeps_its_class_whatever_the_order_of_names(data: st.DataObject, names: list[str]) -> None:
+    have = data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
+    of = tuple(data.draw(st.lists(st.integers(0, len(have) - 1), min_size=1, max_size=9)))
+    source = Source(Listed(tuple(have), of), [InputSpec("x", "float32", (1,))], range(len(of)))
+    found = source.numbered_by(names)
+    assert found.labels is not None
+    assert [names[k] for k in found.labels] == [have[k] for k in of]
+    assert found.classes == tuple(names)
+    batch = next(found.batches(len(of)))
+    assert batch.labels is not None
+    assert batch.labels.tolist() == found.labels.tolist()
+    assert found.digest == source.digest
+
+
+def test_numbers_beyond_the_models_classes_are_an_error(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=np.zeros((3, 4), np.float32), labels=np.array([0, 1, 5]))
+    text = {
+        "name": "labels",
+        "model": {"factory": "torch.nn:Identity"},
+        "inputs": {"x": {"shape": [1, 4]}},
+        "outputs": {"y": {}},
+        "build": {"target": "onnxruntime"},
+        "check": {"arrays": "x.npz"},
+    }
+    (tmp_path / "job.yaml").write_text(json.dumps(text))
+    made = load_job(tmp_path / "job.yaml")
+    with pytest.raises(InputError) as caught:
+        with_labels(made, model(5), open_check(made))
+    assert str(caught.value) == (
+        "check: labels must be below 5, the number of the model's classes (got 5). Number them from 0 in the order of "
+        "the model's outputs."
+    )

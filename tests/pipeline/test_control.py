@@ -1,0 +1,167 @@
+"""The control goes through the executor of the check: an engine of the damaged copy where an engine was executed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import nets
+import numpy as np
+import pytest
+import torch
+
+from trtpipe.batching import Batching
+from trtpipe.errors import BuildError
+from trtpipe.evaluation.check import CheckData, check_engine
+from trtpipe.evaluation.control import damaged_copy, damaged_program
+from trtpipe.job.job import Job
+from trtpipe.job.sections import Limits
+from trtpipe.pipeline import stages
+from trtpipe.progress import Silent
+from trtpipe.quantization.precision import Keep
+from trtpipe.quantization.quantize import quantize
+from trtpipe.routes.onnx import to_onnx
+from trtpipe.runtime.onnxruntime import OrtRunner
+from trtpipe.values import Engine, LoadedModel, OnnxModel, Quantized
+
+X = nets.images(8, 3, 8, 8).numpy()
+
+
+def quantized(int8: bool = True) -> Quantized:
+    captured = nets.captured("residual")
+    amax = dict.fromkeys(_keys(), 4.0) if int8 else {}
+    return quantize(captured, int8=int8, half=None, keep=Keep(), amax=amax, ranges={})
+
+
+def _keys() -> set[str]:
+    from trtpipe.quantization.placement import find_sites
+
+    return {s.group for s in find_sites(nets.captured("residual").graph)[0] if s.axis is None}
+
+
+def outputs(program: Quantized) -> Any:
+    with torch.inference_mode():
+        return program.program.module()(torch.from_numpy(X))[0].numpy()
+
+
+@dataclass
+class OfProgram:
+    """An engine in disguise: a program executed by PyTorch."""
+
+    program: Quantized
+    name: str = "double of TensorRT"
+
+    def __enter__(self) -> OfProgram:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def run(self, inputs: Mapping[str, Any], /) -> dict[str, Any]:
+        with torch.inference_mode():
+            return {"logits": self.program.program.module()(torch.from_numpy(inputs["x"]))[0].numpy()}
+
+
+def engine(graph: OnnxModel | None, data: bytes = b"engine") -> Engine:
+    inputs, specs = nets.residual().inputs, nets.residual().outputs
+    return Engine(data, "tensorrt", "11.4", (), inputs, specs, graph)
+
+
+def job(route: str) -> Job:
+    return Job.model_validate(
+        {
+            "name": "control",
+            "model": {"factory": "nets:Residual"},
+            "inputs": {"x": {"shape": ["N", 3, 8, 8], "N": {"min": 1, "opt": 4, "max": 8}}},
+            "outputs": {"logits": {}},
+            "build": {"route": route, "target": "tensorrt"},
+            "check": {"arrays": "x.npy", "limits": {"cosine_min": 0.99}},
+        }
+    )
+
+
+def checked(damaged: Any, program: Quantized) -> Any:
+    loaded = nets.residual()
+    how = Batching(loaded.inputs, loaded.outputs, 8)
+    data = CheckData(lambda: [{"x": X}], {"logits": outputs(program)}, None, 8, how)
+    runner = OfProgram(program)
+    return check_engine(runner, "engine", data, Limits(cosine_min=0.99), damaged=damaged, progress=Silent())
+
+
+@pytest.mark.parametrize("int8", [True, False])
+def test_a_program_is_damaged_as_its_file_is(int8: bool) -> None:
+    program = quantized(int8)
+    changed, loaded, tensor, how = damaged_program(nets.residual(), program)
+    assert how == ("scale x 127" if int8 else "weight set to zero")
+    assert tensor == "head/linear"
+    wrong = outputs(changed)
+    file, _, same = damaged_copy(to_onnx(program))
+    assert same == how
+    assert np.allclose(wrong, OrtRunner(file.data, as_written=True).run({"x": X})["logits"], atol=1e-3)
+    assert np.abs(wrong - outputs(program)).max() > 0.1
+    with torch.inference_mode():
+        eager = loaded.module(torch.from_numpy(X))[0].numpy()
+    assert np.allclose(eager, wrong, atol=1e-5) is not int8  # a route that converts the module sees the damage too
+    assert nets.residual().module.network.head.weight.abs().sum() > 0
+
+
+@pytest.mark.parametrize("route", ["onnx", "torch_tensorrt"])
+@pytest.mark.parametrize("with_graph", [True, False])
+def test_where_an_engine_was_executed_the_control_is_an_engine(
+    monkeypatch: pytest.MonkeyPatch, route: str, with_graph: bool
+) -> None:
+    """And a program without an ONNX form has one too."""
+    program, built = quantized(), []
+    graph = to_onnx(program) if with_graph else None
+    if route == "onnx" and not with_graph:
+        pytest.skip("that route has a graph")
+
+    def compile_file(job: Job, model: OnnxModel, progress: Any) -> Engine:
+        built.append(model)
+        return engine(model)
+
+    def compile_program(job: Job, loaded: LoadedModel, changed: Quantized, progress: Any) -> Engine:
+        built.append(changed)
+        return engine(None)
+
+    def opened(made: Engine) -> tuple[Any, str]:
+        last = built[-1]
+        return (OrtRunner(last.data, as_written=True) if isinstance(last, OnnxModel) else OfProgram(last)), "engine"
+
+    monkeypatch.setattr(stages, "compile_graph", compile_file)
+    monkeypatch.setattr(stages, "route", lambda name: compile_program)
+    monkeypatch.setattr(stages, "open_engine", opened)
+    made_of: Callable[[], Any] = lambda: (nets.residual(), program)  # noqa: E731
+    damaged = stages.control(job(route), engine(graph), "engine", made_of, Silent())
+    assert built == []  # nothing is built before the check has run
+    report = checked(damaged, program)
+    assert report.passed, report.problems
+    assert (report.control.executed, report.control.failed) == ("engine", True)
+    assert report.notes == ()
+    assert len(built) == 1
+    assert isinstance(built[0], OnnxModel if route == "onnx" else Quantized)
+
+
+def test_where_no_engine_can_be_built_of_it_the_graph_stands_in_and_the_report_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any) -> Engine:
+        raise BuildError("tensorrt: out of memory. Lower build.workspace.\nmore")
+
+    monkeypatch.setattr(stages, "compile_graph", refuse)
+    program = quantized()
+    damaged = stages.control(job("onnx"), engine(to_onnx(program)), "engine", lambda: None, Silent())  # type: ignore[arg-type, return-value]
+    report = checked(damaged, program)
+    assert report.passed
+    assert report.notes[0] == (
+        "no engine could be built of the control: tensorrt: out of memory. Lower build.workspace."
+    )
+    assert report.notes[1].startswith("the control was executed as a graph (onnxruntime ")
+
+
+def test_where_the_graph_was_executed_so_is_the_control() -> None:
+    program = quantized()
+    damaged = stages.control(job("onnx"), engine(to_onnx(program)), "graph", lambda: None, Silent())  # type: ignore[arg-type, return-value]
+    with damaged.open() as executor:
+        assert (executor.executed, executor.note) == ("graph", "")

@@ -1,0 +1,166 @@
+"""One calibration table down the whole line to bundles in INT8, FP8 and 4 bits, without a GPU."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from trtpipe.api import build, calibrate
+from trtpipe.errors import InputError
+from trtpipe.job.load import load_job
+from trtpipe.runtime.compatibility import problems
+from trtpipe.runtime.device import Device
+
+MODULE = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = torch.nn.Conv2d(3, 64, 4, 4)
+        self.conv = torch.nn.Conv2d(64, 64, 3, padding=1)
+        self.q, self.k, self.v = (torch.nn.Linear(64, 64) for _ in range(3))
+        self.head = torch.nn.Linear(64, 16, bias=False)
+
+    def forward(self, x):
+        x = torch.relu(self.conv(self.stem(x))).flatten(2).transpose(1, 2)
+        a = torch.softmax(self.q(x) @ self.k(x).transpose(1, 2), -1) @ self.v(x)
+        return self.head(x + a).mean(1)
+
+def net():
+    return Net().eval()
+"""
+JOB = """
+name: {name}
+model: {{factory: "formatnet:net"}}
+inputs: {{image: {{shape: [N, 3, 32, 32], N: {{min: 1, opt: 4, max: 8}}}}}}
+outputs: {{logits: {{}}}}
+precision: {precision}
+calibration: {calibration}
+build: {build}
+check: {{arrays: check.npy, limits: {{cosine_min: 0.9}}}}
+"""
+SAMPLES = "{arrays: calib.npy, batch_size: 4, algorithm: percentile}"
+TABLE = "{table: calibration.json, algorithm: percentile}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("formats")
+    rng = np.random.default_rng(0)
+    np.save(path / "calib.npy", rng.random((8, 3, 32, 32), np.float32))
+    np.save(path / "check.npy", rng.random((4, 3, 32, 32), np.float32))
+    (path / "formatnet.py").write_text(MODULE)
+    write(path, "table", "{int8_mode: true}", calibration=SAMPLES)
+    calibrate(path / "table.yaml").save(path / "calibration.json")
+    return path
+
+
+def write(folder, name, precision, *, calibration=TABLE, build="{}"):
+    path = folder / f"{name}.yaml"
+    path.write_text(JOB.format(name=name, precision=precision, calibration=calibration, build=build))
+    return path
+
+
+def device(compute_capability):
+    versions = {"tensorrt_rtx": "1.7.1.116"}
+    fields = dict.fromkeys(Device.__dataclass_fields__)
+    return Device(**fields | {
+        "gpu": "a GPU", "compute_capability": compute_capability, "versions": versions, "os": "linux",
+        "machine": "x86_64", "jetson": False,
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "floor", "formats"),
+    [
+        ("int8", "{int8_mode: true}", None, {"int8"}),
+        ("fp8", "{fp16_mode: true, fp8_mode: true}", "8.9", {"fp8"}),
+        ("mixed", "{fp8_mode: true, int8_mode: true, formats: {stem: int8, q: int8}}", "8.9", {"fp8", "int8"}),
+        ("int4", "{fp16_mode: true, weights: int4}", None, {"int4"}),
+        ("nvfp4", "{nvfp4_mode: true, fp8_mode: true}", "12.0", {"nvfp4", "fp8"}),
+    ],
+)
+def test_a_portable_engine_from_one_table(folder, tmp_path, name, precision, floor, formats):
+    calibration = SAMPLES if name == "int4" else TABLE
+    built = build(write(folder, name, precision, calibration=calibration), tmp_path)
+    manifest = built.bundle.manifest
+    assert built.report.passed, built.report.problems
+    assert built.report.executed == "graph"
+    assert manifest.engine.compute_capabilities == ()
+    assert manifest.engine.minimum_compute_capability == floor
+    assert {layer.precision for layer in manifest.layers} - {"fp16", "fp32"} == formats
+    assert ("NVFP4 dequantized to the same numbers" in built.report.runner) == (name == "nvfp4")
+    note = f"portable engine: its number formats need compute capability {floor} or later, not Ampere's 8.0"
+    assert (note in manifest.notes) == (floor is not None)
+    report = built.bundle.read("report.html").decode()
+    assert all(re.search(rf"\b{f}\b", report) for f in formats)
+    assert (f"portable, compute capability {floor} and later" in report) == (floor is not None)
+    least = floor or "8.0"
+    below = {"8.0": "7.5", "8.9": "8.6", "12.0": "8.9"}[least]
+    refused = [p for p in problems(manifest, device(below)) if p.startswith("compute capability")]
+    what = "8.0 (Ampere)" if floor is None else f"{floor}, whose number formats it needs,"
+    assert refused == [
+        f"compute capability: the engine runs on {what} and later (got {below}). Build the bundle for this device."
+    ]
+    assert not [p for p in problems(manifest, device(least)) if p.startswith("compute capability")]
+
+
+def test_named_gpus_are_in_the_plan_and_need_no_floor(folder, tmp_path):
+    path = write(folder, "named", "{fp8_mode: true}", build='{compute_capability: ["8.9", "12.0"]}')
+    engine = build(path, tmp_path).bundle.manifest.engine
+    assert (engine.compute_capabilities, engine.minimum_compute_capability) == (("8.9", "12.0"), None)
+
+
+@pytest.mark.parametrize(
+    ("precision", "build_section", "message"),
+    [
+        ("{fp8_mode: true}", "{route: torch2trt, target: tensorrt}",
+         "precision.fp8_mode: must be left out for route torch2trt (got true). It has FP16 and INT8 alone: use route "
+         "onnx."),
+        ("{weights: int4}", "{route: torch2trt, target: tensorrt}",
+         "precision.weights: must be left out for route torch2trt (got int4). It has FP16 and INT8 alone: use route "
+         "onnx."),
+        ("{nvfp4_mode: true}", "{route: torch_tensorrt}",
+         "precision.nvfp4_mode: must be left out for route torch_tensorrt (got true). Its Q/DQ are INT8 alone: use "
+         "route onnx."),
+        ("{fp8_mode: true}", "{target: onnxruntime}",
+         "precision.fp8_mode: must be false for target onnxruntime (got true). ONNX Runtime optimizes FP8 graphs "
+         "wrongly on a CPU and has no FP4: use int8_mode."),
+        ("{weights: nvfp4}", "{target: onnxruntime}",
+         "precision.weights: must not be nvfp4 for target onnxruntime (got nvfp4). ONNX Runtime has no FP4 on a CPU: "
+         "use int4."),
+        ("{nvfp4_mode: true, weights: int4}", "{}",
+         "precision.weights: must not be given with nvfp4_mode (got int4). NVFP4 holds weights and activations of "
+         "linears: choose one."),
+        ("{int8_mode: true, formats: {stem: fp8}}", "{}",
+         "precision.formats.stem: must be a number format that is on (got fp8). Add precision.fp8_mode: true."),
+        ("{int8_mode: true, formats: {stem: int4}}", "{}",
+         "precision.formats.stem: must be a number format that is on (got int4). Add precision.weights: int4."),
+        ("{int8_mode: true, formats: {stem: int8}}", "{}",
+         "precision.formats: must choose among several formats that are on (got int8). Add another format, or use "
+         "precision.keep."),
+        ("{weights: int3}", "{}", "precision.weights: must be int4 or nvfp4 (got 'int3'). Did you mean int4?"),
+    ],
+)  # fmt: skip
+def test_the_words_of_a_job_that_cannot_be(folder, precision, build_section, message):
+    with pytest.raises(InputError) as raised:
+        load_job(write(folder, "bad", precision, build=build_section))
+    lines = [re.sub(r"^.*bad.yaml:\d+: ", "", line) for line in str(raised.value).splitlines()]
+    assert message in lines
+
+
+def test_calibration_is_needed_by_what_quantizes_activations(folder):
+    for mode in ("fp8_mode", "nvfp4_mode"):
+        path = write(folder, "bad", f"{{{mode}: true}}")
+        path.write_text("\n".join(x for x in path.read_text().splitlines() if not x.startswith("calibration")))
+        with pytest.raises(
+            InputError, match=rf"calibration: must be given when precision\.{mode} is true \(got none\)"
+        ):
+            load_job(path)
+    path = write(folder, "alone", "{weights: int4}")
+    path.write_text("\n".join(x for x in path.read_text().splitlines() if not x.startswith("calibration")))
+    assert load_job(path).calibration is None

@@ -1,0 +1,212 @@
+"""A job judged for what is to be done with it: built here, prepared for another machine, or only calibrated."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jobs import GOOD
+
+from calib.table import CalibrationTable
+from trtpipe import calibrate
+from trtpipe.cli.main import main
+from trtpipe.job.load import JobErrors
+from trtpipe.pipeline.validate import Purpose, plan
+from trtpipe.trt.flavour import CAPABILITIES, parse_version
+from trtpipe.trt.options import refusals
+from trtpipe.trt.versions import RELEASES
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("calib", "val"):
+        (tmp_path / name / "0").mkdir(parents=True)
+        (tmp_path / name / "0" / "a.png").write_bytes(b"")
+    (tmp_path / "w.safetensors").write_bytes(b"")
+    return tmp_path
+
+
+def refused(folder: Path, build: str, purpose: Purpose, *edits: tuple[str, str]) -> list[str]:
+    text = GOOD.replace("  compute_capability: [8.6, 12.0]\n", build)
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "job.yaml").write_text(text)
+    try:
+        plan(folder / "job.yaml", purpose=purpose)
+    except JobErrors as error:
+        return [p.message for p in error.problems]
+    return []
+
+
+@pytest.fixture
+def no_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = metadata.version
+
+    def version(name: str) -> str:
+        if "tensorrt" in name or name == "torch2trt":
+            raise metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+
+
+def test_prepare_refuses_implicit_quantization_at_plan_time(folder: Path, no_tensorrt: None) -> None:
+    edits = (("build:\n", "build: {target: tensorrt, quantization: implicit}\n"),)
+    (said,) = refused(folder, "", "prepare", *edits)
+    assert said == (
+        "build.quantization: must be explicit to prepare a kit (got implicit): TensorRT would calibrate on the device, "
+        "and a kit holds no calibration samples. Use explicit, or build where its GPU is."
+    )
+
+
+def test_the_command_says_so_before_any_work(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "job.yaml").write_text(
+        GOOD.replace(
+            "build:\n  compute_capability: [8.6, 12.0]\n", "build: {target: tensorrt, quantization: implicit}\n"
+        )
+    )
+    assert main(["prepare", str(folder / "job.yaml"), "-o", str(folder / "kits")]) == 2
+    assert "build.quantization: must be explicit to prepare a kit" in capsys.readouterr().err
+    assert not list(folder.glob("kits/*"))
+
+
+@pytest.mark.parametrize(
+    ("build", "edits", "message"),
+    [
+        ("build: {target: tensorrt, route: torch_tensorrt}\n", (),
+         "build.route: must be onnx to prepare a kit (got torch"),
+        ("build: {target: tensorrt, route: torch2trt}\n", (), "build.route: must be onnx to prepare a kit (got torch2"),
+        ("build: {target: tensorrt_rtx, timing_cache: c}\n", (), "build.timing_cache: "),
+        ("build: {target: tensorrt_rtx, hardware_compatibility: ampere_plus}\n", (), "build.hardware_compatibility: "),
+        ("build: {target: tensorrt, platform: jetson_nano}\n", (), "precision.int8_mode: "),
+        (
+            "build: {target: tensorrt}\n",
+            (("limits: {cosine_min: 0.99}", "require: engine\n  limits: {speedup_over_fp16_min: 1.5}"),),
+            "check.limits.speedup_over_fp16_min: must be left out to prepare a kit (got 1.5)",
+        ),
+    ],
+)  # fmt: skip
+def test_prepare_refuses_what_no_device_can_finish(
+    folder: Path, no_tensorrt: None, build: str, edits: tuple[tuple[str, str], ...], message: str
+) -> None:
+    edits = (("build:\n", build), *edits)
+    assert any(said.startswith(message) for said in refused(folder, "", "prepare", *edits))
+
+
+#: An option of each kind that some releases have and others lack.
+SOME_RELEASES = ("refit: identical", "strip_plan: true", "weight_streaming: true", "tiling_optimization_level: fast",
+                 "max_num_tactics: 4", "strict_nans: true", "hardware_compatibility: ampere_plus", "tf32: true",
+                 "editable_timing_cache: true", "runtime_platform: windows_amd64", "sparse_weights: true")  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["tensorrt", "tensorrt_rtx"])
+@pytest.mark.parametrize("option", SOME_RELEASES)
+def test_prepare_refuses_exactly_what_every_release_refuses(
+    folder: Path, no_tensorrt: None, target: str, option: str
+) -> None:
+    """Property over options and targets: a release that could finish the kit is enough."""
+    said = refused(folder, "", "prepare", ("build:\n", f"build: {{target: {target}, {option}}}\n"))
+    (job,) = plan(folder / "job.yaml", purpose="calibrate")
+    by_release = [refusals(job.build, job.precision, name, r) for name, r in RELEASES if name == target]
+    assert bool(said) == all(by_release)
+
+
+@pytest.mark.parametrize("release", [r for n, r in RELEASES if n == "tensorrt"])
+@pytest.mark.parametrize("option", SOME_RELEASES)
+def test_prepare_for_a_release_refuses_what_that_one_refuses(
+    folder: Path, no_tensorrt: None, release: str, option: str
+) -> None:
+    (folder / "job.yaml").write_text(
+        GOOD.replace("build:\n  compute_capability: [8.6, 12.0]\n", f"build: {{target: tensorrt, {option}}}\n")
+    )
+    (job,) = plan(folder / "job.yaml", purpose="calibrate")
+    try:
+        plan(folder / "job.yaml", purpose="prepare", version=release)
+        refused_here = False
+    except JobErrors:
+        refused_here = True
+    assert refused_here == bool(refusals(job.build, job.precision, "tensorrt", release))
+
+
+def test_every_capability_is_of_a_release_that_is_asked() -> None:
+    """Releases that only a capability's table knows would be refused by none that `prepare` asks."""
+    for name in ("tensorrt", "tensorrt_rtx"):
+        oldest = min(parse_version(r) for n, r in RELEASES if n == name)
+        newest = max(parse_version(r) for n, r in RELEASES if n == name)
+        for capability in CAPABILITIES:
+            for since, _ in capability.spans(name):
+                assert not since or oldest <= parse_version(since) <= newest, capability
+
+
+@pytest.mark.parametrize(
+    "build",
+    ["{target: tensorrt}", "{target: tensorrt_rtx}", "{target: tensorrt, route: torch_tensorrt}",
+     "{target: tensorrt, route: torch2trt}", "{target: tensorrt_rtx, compute_capability: [8.9]}",
+     "{target: tensorrt, platform: jetson_agx_orin}", "{target: tensorrt, strip_plan: true}"],
+)  # fmt: skip
+def test_calibrating_needs_no_tensorrt_whatever_the_target(folder: Path, no_tensorrt: None, build: str) -> None:
+    edits = (("build:\n", f"build: {build}\n"),)
+    assert refused(folder, "", "calibrate", *edits) == []
+    assert refused(folder, "", "build", *edits) != []
+
+
+NETWORK = """
+import torch
+
+def make():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 2, 3), torch.nn.Flatten())
+"""
+JOB = """
+name: NAME
+model: {factory: small_network_for_purposes:make}
+inputs: {x: {shape: [N, 1, 8, 8], N: {min: 1, opt: 2, max: 8}}}
+outputs: {y: {}}
+precision: {int8_mode: true}
+calibration: {arrays: x.npy, batch_size: 4, algorithm: minmax}
+build: {target: tensorrt}
+check: {arrays: other.npy}
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "small_network_for_purposes.py").write_text(NETWORK)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    random = np.random.default_rng(0)
+    for name in ("x.npy", "other.npy"):
+        np.save(tmp_path / name, random.normal(size=(10, 1, 8, 8)).astype(np.float32))
+    (tmp_path / "job.yaml").write_text(JOB.replace("NAME", "small"))
+    return tmp_path
+
+
+def test_calibrate_writes_one_table_to_a_file(
+    small: Path, no_tensorrt: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = small / "new" / "table.json"
+    assert main(["calibrate", str(small / "job.yaml"), "-o", str(path), "-q"]) == 0
+    assert path.is_file()
+    assert CalibrationTable.load(path).amax == calibrate(small / "job.yaml").amax
+    capsys.readouterr()
+    (small / "other.yaml").write_text(JOB.replace("NAME", "other"))
+    assert main(["calibrate", str(small / "job.yaml"), str(small / "other.yaml"), "-o", str(path)]) == 2
+    assert "--out must be a folder for 2 jobs (got the file " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "is_file"), [("t.json", True), ("T.JSON", True), ("json", False), ("t.d", False)])
+def test_only_a_path_that_ends_in_json_is_a_file(small: Path, no_tensorrt: None, name: str, is_file: bool) -> None:
+    assert main(["calibrate", str(small / "job.yaml"), "-o", str(small / name), "-q"]) == 0
+    assert (small / name).is_file() == is_file
+    assert is_file or (small / name / "small.calibration.json").is_file()
+
+
+def test_what_stands_in_the_way_of_a_table_is_said(small: Path, no_tensorrt: None, capsys: Any) -> None:
+    (small / "folder.json").mkdir()
+    (small / "file").touch()
+    for name in ("folder.json", "file"):
+        assert main(["calibrate", str(small / "job.yaml"), "-o", str(small / name)]) != 0
+        assert str(small / name) in capsys.readouterr().err

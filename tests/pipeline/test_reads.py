@@ -1,0 +1,450 @@
+"""Whatever a job's code reads is part of what the job is made of: recorded as it runs, and watched from then on."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import nights
+import numpy as np
+import pytest
+
+from trtpipe.cli.main import main
+from trtpipe.job.load import load_job
+from trtpipe.pipeline.cache.digests import Digests
+from trtpipe.pipeline.cache.environment import this_machine
+from trtpipe.pipeline.cache.keys import Survey, with_reads
+from trtpipe.pipeline.cache.reads import Read, Reads, recall, remember
+from trtpipe.pipeline.cache.recorder import Recorder
+from trtpipe.pipeline.cache.store import Cache
+
+SQL = "import sqlite3; sqlite3.connect(name).execute('pragma user_version').fetchone()"
+#: Ways to read the file `name`, each as a statement.
+WAYS = {
+    "open": "open(name).close()",
+    "open bytes": "open(name.encode(), 'rb').close()",
+    "pathlib": "import pathlib; pathlib.Path(name).read_bytes()",
+    "os.open": "import os; os.close(os.open(name, os.O_RDONLY))",
+    "io.FileIO": "import io; io.FileIO(name).close()",
+    "mmap": "import mmap; f = open(name, 'rb'); mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ).close(); f.close()",
+    "np.load": "import numpy; numpy.load(name)",
+    "np.fromfile": "import numpy; numpy.fromfile(name, 'u1')",
+    "np.memmap": "import numpy; numpy.memmap(name, 'u1', 'r')",
+    "np.loadtxt": "import numpy; numpy.loadtxt(name)",
+    "sqlite": SQL,
+    "PIL": "from PIL import Image; Image.open(name).load()",
+    "torch.load": "import torch; torch.load(name, weights_only=True)",
+    "torch.load mmap": "import torch; torch.load(name, weights_only=True, mmap=True)",
+    "torch.from_file": "import torch; torch.from_file(name, size=4, dtype=torch.uint8)",
+    "UntypedStorage": "import torch; torch.UntypedStorage.from_file(name, False, 4)",
+    "torch.jit.load": "import torch; torch.jit.load(name)",
+    "safe_open": "from safetensors import safe_open; safe_open(name, 'np').keys()",
+    "load_file": "from safetensors.torch import load_file; load_file(name)",
+    "numpy load_file": "from safetensors.numpy import load_file; load_file(name)",
+    "read_image": "from torchvision.io import read_image; read_image(name)",
+    "ImageFolder": "from torchvision.datasets import ImageFolder; import os;"
+    "ImageFolder(os.path.dirname(os.path.dirname(name)))[0]",
+    "thread": "import threading; t = threading.Thread(target=lambda: open(name).close()); t.start(); t.join()",
+    "fork": "import os; p = os.fork() or (open(name).close(), os._exit(0)); os.waitpid(p, 0)",
+    "shutil": "import shutil; shutil.copyfile(name, name + '.copy')",
+    "zipfile": "import zipfile; zipfile.is_zipfile(name)",
+    "r+": "open(name, 'r+').close()",
+    "json": "import json; json.load(open(name))",
+}
+
+
+def make_file(way, folder):
+    """A file that can be read that way."""
+    import torch
+    from PIL import Image
+    from safetensors.numpy import save_file
+
+    folder = folder / "deep" / "class"
+    folder.mkdir(parents=True)
+    path = folder / "file.bin"
+    if way in ("PIL", "read_image", "ImageFolder"):
+        path = folder / "file.png"
+        Image.new("L", (4, 4)).save(path)
+    elif way.startswith("torch.load"):
+        torch.save({"x": torch.ones(3)}, path)
+    elif way in ("safe_open", "load_file", "numpy load_file"):
+        save_file({"x": np.ones(3, np.float32)}, path)
+    elif way == "np.load":
+        with path.open("wb") as stream:
+            np.save(stream, np.ones(3))
+    elif way == "torch.jit.load":
+        torch.jit.script(torch.nn.ReLU()).save(str(path))
+    elif way == "sqlite":
+        path.touch()
+    else:
+        path.write_text("123456")
+    return path
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_read_a_file_is_recorded(way, tmp_path):
+    path = make_file(way, tmp_path)
+    recorder = Recorder(tmp_path)
+    with recorder:
+        exec(WAYS[way], {"name": str(path)})
+    exec("open(name).close()", {"name": str(make_file("open", tmp_path / "after"))})
+    found = recorder.reads
+    recorder.close()
+    assert Read("file", os.path.relpath(path, tmp_path)) in found.items
+    assert not [i for i in found.items if "after" in i.path or "site-packages" in i.path]
+
+
+@pytest.mark.parametrize("way", ["os.listdir(name)", "list(os.scandir(name))", "list(os.walk(name))",
+                                 "list(__import__('pathlib').Path(name).iterdir())",
+                                 "__import__('glob').glob(name + '/*')"])  # fmt: skip
+def test_every_way_to_list_a_folder_is_recorded(way, tmp_path):
+    (tmp_path / "data").mkdir()
+    recorder = Recorder(tmp_path)
+    with recorder:
+        eval(way, {"name": str(tmp_path / "data"), "os": os})
+    assert recorder.reads.items == (Read("folder", "data"),)
+    recorder.close()
+
+
+def test_what_is_only_written_and_scratch_files_are_not_read(tmp_path):
+    recorder = Recorder(tmp_path)
+    with recorder:
+        for mode in ("w", "wb", "a", "x"):
+            (tmp_path / f"{mode}.log").open(mode).close()
+        scratch = tmp_path / "scratch"
+        scratch.write_text("1")
+        scratch.read_text()
+        scratch.unlink()
+        (tmp_path / "own").write_text("1")
+        (tmp_path / "own").read_text()
+    assert [i.path for i in recorder.reads.items] == ["own"]
+    assert recorder.changed() == ()
+    recorder.close()
+
+
+def test_a_file_that_changes_after_it_was_read_is_told_of(tmp_path):
+    path = tmp_path / "list.txt"
+    path.write_text("1")
+    recorder = Recorder(tmp_path)
+    with recorder:
+        path.read_text()
+    assert recorder.changed() == ()
+    path.write_text("22")
+    assert recorder.changed() == (str(path),)
+    recorder.close()
+
+
+def test_what_is_known_anyhow_is_not_recorded_again(tmp_path):
+    for name in ("w.bin", "data/a", "database"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("1")
+    recorder = Recorder(tmp_path, [tmp_path / "w.bin", tmp_path / "data"])
+    with recorder:
+        for name in ("w.bin", "data/a", "database"):
+            (tmp_path / name).read_text()
+    assert [i.path for i in recorder.reads.items] == ["database"]
+    recorder.close()
+
+
+def test_connections_and_programs_are_noted(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        recorder = Recorder(tmp_path)
+        with recorder:
+            socket.create_connection(("127.0.0.1", port)).close()
+            subprocess.run([sys.executable, "-c", ""], check=True)
+    assert recorder.reads.notes == (
+        f"the job's code opened a network connection (127.0.0.1:{port}): what came over it is not watched",
+        f"the job's code ran {os.path.basename(sys.executable)}: what that program read is not watched",
+    )
+    recorder.close()
+
+
+def test_nothing_is_recorded_outside_and_nested_parts_are_told_apart(tmp_path):
+    for name in "abcd":
+        (tmp_path / name).touch()
+    recorder = Recorder(tmp_path)
+    with recorder:
+        open(tmp_path / "a").close()
+        with recorder.only() as part, recorder:
+            open(tmp_path / "b").close()
+        open(tmp_path / "c").close()
+    open(tmp_path / "d").close()
+    assert [i.path for i in part.reads.items] == ["b"]
+    assert [i.path for i in recorder.reads.items] == ["a", "b", "c"]
+    recorder.close()
+
+
+def test_reads_survive_the_cache_and_are_found_where_everything_is_forced(tmp_path):
+    reads = Reads((Read("file", "a"), Read("folder", "/x")), ("a note",))
+    remember(Cache(tmp_path), "k" * 64, reads)
+    remember(Cache(tmp_path), "k" * 64, reads | Reads((Read("file", "b"),)))
+    again = recall(Cache(tmp_path, force=True), "k" * 64)
+    assert again == Reads((Read("file", "a"), Read("file", "b"), Read("folder", "/x")), ("a note",))
+    assert recall(Cache(tmp_path), "l" * 64) == Reads()
+
+
+def test_a_value_tells_content_place_and_absence_apart(tmp_path):
+    def value(kind, path):
+        return Read(kind, path).value(tmp_path, Digests())
+
+    (tmp_path / "v1").write_text("same")
+    (tmp_path / "v2").write_text("same")
+    (tmp_path / "link").symlink_to("v1")
+    seen = [value("file", "link")]
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").symlink_to("v2")  # the same bytes, but the code may ask where it leads
+    seen.append(value("file", "link"))
+    (tmp_path / "link").unlink()
+    seen += [value("file", "link"), value("file", "v1"), value("folder", ".")]
+    (tmp_path / "new").touch()
+    seen += [value("folder", "."), value("folder", "nowhere")]
+    (tmp_path / "fifo").mkdir()
+    seen.append(value("file", "fifo"))
+    assert seen[2] == seen[6] == "absent"
+    assert len(set(seen)) == 7
+
+
+# Nights.
+
+NET = """
+import importlib
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+HERE = Path(__file__).parent
+MIDDLE = importlib.import_module("mid" + "dle")
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.Linear(4, 3)
+        self.scale = None
+        factor = MIDDLE.factor() * json.loads((HERE / "settings.json").read_text())["factor"]
+        for name in sorted(os.listdir(HERE / "parts")):
+            factor *= float(np.load(HERE / "parts" / name)[0])
+        factor *= float(np.memmap(HERE / "map.bin", np.float32, "r")[0])
+        factor *= float(np.load(HERE / "current.npy")[0])
+        factor *= float(torch.from_file(str(HERE / "raw.bin"), size=1)[0])
+        with torch.no_grad():
+            from safetensors.torch import load_file
+            self.load_state_dict(load_file(HERE / "checkpoint.safetensors"), strict=False)
+            self.conv.weight.mul_(factor)
+        try:
+            open(HERE / "optional.txt").close()
+        except FileNotFoundError:
+            pass
+
+    def forward(self, x):
+        if self.scale is None:  # lazily, where the model first runs
+            self.scale = torch.load(HERE / "lazy.pt", weights_only=True)
+        return self.head(torch.relu(self.conv(x)).mean((2, 3))) * self.scale
+
+
+def net():
+    return Net()
+"""
+MIDDLE = "import importlib\nBOTTOM = importlib.import_module('bot' + 'tom')\ndef factor():\n    return BOTTOM.FACTOR\n"
+SAMPLES = """
+from pathlib import Path
+import numpy as np
+
+class Samples:
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, k):
+        return {"image": np.load(Path(__file__).parent / "samples" / f"{k}.npy")}
+
+
+def few():
+    return Samples()
+"""
+JOB = """
+name: reader
+model: {factory: "reader:net"}
+inputs: {image: {dtype: float32, shape: [N, 1, 16, 16], N: {min: 1, opt: 4, max: 8}}}
+outputs: {logits: {dtype: float32}}
+build: {target: onnxruntime}
+check: {factory: "samples_of:few", workers: 1, batch_size: 8, limits: {relative_l2_max: 0.01}}
+"""
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A job whose code reads in every way, and one night over it."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder = tmp_path_factory.mktemp("reads") / "jobs"
+    for inside in ("parts", "samples"):
+        (folder / inside).mkdir(parents=True)
+    texts = {
+        "reader.py": NET,
+        "middle.py": MIDDLE,
+        "bottom.py": "FACTOR = 1.5\n",
+        "samples_of.py": SAMPLES,
+        "reader.yaml": JOB,
+        "settings.json": '{"factor": 1.0}',
+        "unrelated.txt": "x",
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    one = np.ones(1, np.float32)
+    for name in ("parts/a.npy", "parts/b.npy", "v1.npy"):
+        np.save(folder / name, one)
+    np.save(folder / "v2.npy", 2 * one)
+    (folder / "current.npy").symlink_to("v1.npy")
+    for name in ("map.bin", "raw.bin"):
+        (folder / name).write_bytes(one.tobytes())
+    rng = np.random.default_rng(0)
+    for k in range(8):
+        np.save(folder / "samples" / f"{k}.npy", rng.random((1, 16, 16)).astype(np.float32))
+    torch.manual_seed(0)
+    save_file({"conv.weight": torch.randn(4, 1, 3, 3)}, folder / "checkpoint.safetensors")
+    torch.save(torch.tensor(1.0), folder / "lazy.pt")
+    nights.night(folder.parent, "--workers", "1")
+    return folder
+
+
+def explained(folder):
+    where = ("-o", "out", "--cache", "cache")
+    (found,) = json.loads(nights.run("nightly", "jobs", *where, "--json", "--explain", cwd=folder.parent))
+    return found["reasons"] if found["build"] else None
+
+
+def planned(folder):
+    """The same without a process of its own."""
+    cache = Cache(folder.parent / "cache")
+    with Digests() as digests:
+        survey = Survey(digests, this_machine(digests))
+        return with_reads(survey, load_job(folder / "reader.yaml"), lambda key: recall(cache, key))[0]
+
+
+READ = ["settings.json", "parts/a.npy", "parts/b.npy", "map.bin", "current.npy", "raw.bin", "checkpoint.safetensors",
+        "lazy.pt", "bottom.py", "middle.py", "optional.txt", *(f"samples/{k}.npy" for k in range(8))]  # fmt: skip
+
+
+def test_a_night_over_a_job_that_reads_is_reused_when_nothing_changed(world):
+    assert explained(world) is None
+    assert {n for n in planned(world).parts if n.startswith("read ")} == {f"read {name}" for name in READ}
+    (world / "unrelated.txt").write_text("another")
+    os.utime(world / "lazy.pt")
+    assert explained(world) is None
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_change_of_anything_that_was_read_is_a_reason_to_build(world, name):
+    before = planned(world)
+    path = world / name
+    held = path.read_bytes() if path.exists() else None
+    target = os.readlink(path) if path.is_symlink() else None
+    path.unlink(missing_ok=True)
+    path.write_bytes(b"changed")
+    try:
+        assert planned(world).changes(before.parts) == (f"{name}, read by the job's code, changed",)
+        path.unlink()
+        gone = planned(world).changes(before.parts)
+        assert gone == (() if held is None else (f"{name}, read by the job's code, changed",))[: len(gone)]
+    finally:
+        path.unlink(missing_ok=True)
+        if target is not None:
+            path.symlink_to(target)
+        elif held is not None:
+            path.write_bytes(held)
+    assert planned(world).key == before.key
+
+
+def test_a_new_file_in_a_folder_that_was_listed_and_a_moved_link_are_reasons(world):
+    before = planned(world)
+    np.save(world / "parts" / "c.npy", np.ones(1))
+    assert planned(world).changes(before.parts) == ("the list of files in parts changed",)
+    (world / "parts" / "c.npy").unlink()
+    (world / "current.npy").unlink()
+    (world / "current.npy").symlink_to("v2.npy")
+    assert planned(world).changes(before.parts) == ("current.npy, read by the job's code, changed",)
+    (world / "current.npy").unlink()
+    (world / "current.npy").symlink_to("v1.npy")
+    assert planned(world).key == before.key
+
+
+def test_a_changed_checkpoint_gives_another_engine_and_nothing_of_the_old_one(world):
+    import torch
+
+    engine = world.parent / "out" / "reader" / "model.onnx"
+    before = engine.read_bytes()
+    torch.save(torch.tensor(3.0), world / "lazy.pt")
+    report = nights.night(world.parent, "--workers", "1")
+    assert nights.outcomes(report) == {"reader": "built"}
+    assert report["outcomes"][0]["reasons"] == ["lazy.pt, read by the job's code, changed"]
+    assert report["outcomes"][0]["stages_reused"] == []
+    assert engine.read_bytes() != before
+    assert nights.outcomes(nights.night(world.parent, "--workers", "1")) == {"reader": "reused"}
+    torch.save(torch.tensor(1.0), world / "lazy.pt")
+    assert nights.outcomes(nights.night(world.parent, "--workers", "1")) == {"reader": "reused"}  # it is still kept
+    assert engine.read_bytes() == before
+
+
+def test_two_jobs_of_one_model_in_one_process_both_know_what_it_read(world, capsys):
+    """The second takes the model from memory: nothing is read then."""
+    (world / "second.yaml").write_text(JOB.replace("name: reader", "name: second") + "precision: {fp16_mode: true}\n")
+    where = ["-o", str(world.parent / "o2"), "--cache", str(world.parent / "c2"), "--workers", "0", "--json"]
+    files = [str(world / name) for name in ("reader.yaml", "second.yaml")]
+    try:
+        assert main(["nightly", *files, *where]) == 0
+        (world / "map.bin").write_bytes(np.float32(2.0).tobytes())
+        capsys.readouterr()
+        assert main(["nightly", *files, *where, "--explain"]) == 0
+        found = json.loads(capsys.readouterr().out)
+    finally:
+        (world / "map.bin").write_bytes(np.float32(1.0).tobytes())
+        (world / "second.yaml").unlink()
+    assert [f["reasons"] for f in found] == [["map.bin, read by the job's code, changed"]] * 2
+
+
+def test_a_file_that_changes_while_the_job_is_built_fails_it_and_is_not_kept(world, capsys, monkeypatch):
+    from trtpipe.nightly import execute
+
+    def build(*args, **kwargs):
+        done = original(*args, **kwargs)
+        (world / "settings.json").write_text('{"factor": 1.25}')
+        return done
+
+    original = execute.build
+    monkeypatch.setattr(execute, "build", build)
+    where = ["-o", str(world.parent / "o3"), "--cache", str(world.parent / "c3"), "--workers", "0", "--json"]
+    try:
+        assert main(["nightly", str(world / "reader.yaml"), *where]) == 2
+        (found,) = json.loads(capsys.readouterr().out)["outcomes"]
+        assert found["error"] == (
+            "reader: inputs changed while it was built (settings.json changed after it was read). Run again."
+        )
+        monkeypatch.setattr(execute, "build", original)
+        assert main(["nightly", str(world / "reader.yaml"), *where]) == 0
+        (found,) = json.loads(capsys.readouterr().out)["outcomes"]
+        assert found["outcome"] == "built"
+    finally:
+        (world / "settings.json").write_text('{"factor": 1.0}')
+
+
+def test_threads_of_the_process_itself_do_not_confuse_it(tmp_path):
+    recorder, stop = Recorder(tmp_path), threading.Event()
+    (tmp_path / "a").touch()
+    threads = [threading.Thread(target=lambda: [open(tmp_path / "a").close() for _ in range(200)]) for _ in range(4)]
+    with recorder:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    stop.set()
+    assert [i.path for i in recorder.reads.items] == ["a"]
+    recorder.close()

@@ -1,0 +1,331 @@
+"""FP8 and 4 bits on the captured graph: which operation gets what, and its numbers against an emulation in PyTorch."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from models import line, tiny
+from torch.nn import functional
+
+from calib.audit import Audit, TensorAudit
+from calib.table import CalibrationTable
+from trtpipe.errors import InputError
+from trtpipe.progress import Silent
+from trtpipe.quantization import formats
+from trtpipe.quantization import narrow as ops
+from trtpipe.quantization.importance import input_importance
+from trtpipe.quantization.narrow import Statistics
+from trtpipe.quantization.policy import Modes
+from trtpipe.quantization.precision import Keep
+from trtpipe.quantization.quantize import Narrow, quantize
+from trtpipe.quantization.sensitivity import Sample, measure_sensitivity
+from trtpipe.routes.onnx import to_onnx
+from trtpipe.runtime.onnxruntime import OrtRunner
+
+FP8, BOTH = Modes(frozenset({"fp8"})), Modes(frozenset({"fp8", "int8"}))
+INT4, NVFP4 = Modes(weights="int4"), Modes(frozenset({"nvfp4"}))
+NVFP4_WEIGHTS = Modes(weights="nvfp4")
+
+
+class Attention(torch.nn.Module):
+    """A patch embedding, a convolution, one head of attention, an MLP and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = torch.nn.Conv2d(3, 128, 4, 4)
+        self.conv = torch.nn.Conv2d(128, 128, 3, padding=1)
+        self.norm = torch.nn.LayerNorm(128)
+        self.q, self.k, self.v, self.mlp = (torch.nn.Linear(128, 128) for _ in range(4))
+        self.narrow = torch.nn.Linear(128, 24)
+        self.head = torch.nn.Linear(24, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.conv(self.stem(x)).flatten(2).transpose(1, 2)
+        h = self.norm(x)
+        a = torch.softmax(self.q(h) @ self.k(h).transpose(1, 2) * 0.1, -1) @ self.v(h)
+        return self.head(self.narrow(x + self.mlp(a))).mean(1)
+
+
+@pytest.fixture(scope="module")
+def net():
+    return line(Attention().eval(), 16, 10)
+
+
+@pytest.fixture
+def images():
+    return torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(7))
+
+
+def quantized(net, modes, *, half=None, keep=None, importance=None):
+    statistics = Statistics(net.amax, importance or {})
+    return quantize(
+        net.captured,
+        int8="int8" in modes.on,
+        half=half,
+        keep=keep or Keep(),
+        amax=net.amax,
+        ranges={},
+        narrow=Narrow(modes, statistics),
+    )
+
+
+def kinds(found):
+    return {
+        (layer.module, layer.op): layer.precision
+        for layer in found.layers
+        if layer.op in ("conv2d", "linear", "matmul")
+    }
+
+
+LINEARS = [(n, "linear") for n in ("q", "k", "v", "mlp", "narrow", "head")]
+#: Modes to what [stem, conv, matmuls, q k v mlp narrow, head] compute in; "head" has 10 outputs and 24 inputs.
+CASES = [
+    (FP8, ["fp32", "fp8", "fp8", "fp8", "fp32"]),
+    (BOTH, ["int8", "int8", "fp8", "fp8", "int8"]),
+    (INT4, ["fp32", "fp32", "fp32", "int4", "fp32"]),
+    (NVFP4, ["fp32", "fp32", "fp32", "nvfp4", "fp32"]),
+    (NVFP4_WEIGHTS, ["fp32", "fp32", "fp32", "nvfp4", "fp32"]),
+    (Modes(frozenset({"fp8", "int8"}), "int4"), ["int8", "int8", "fp8", "int4", "int8"]),
+    (Modes(frozenset({"nvfp4", "fp8"})), ["fp32", "fp8", "fp8", "nvfp4", "fp32"]),
+]
+
+
+@pytest.mark.parametrize(("modes", "expected"), CASES)
+def test_the_default_format_of_each_operation(net, modes, expected):
+    found = kinds(quantized(net, modes))
+    stem, conv, matmul, linear, head = expected
+    assert found[("stem", "conv2d")] == stem
+    assert found[("conv", "conv2d")] == conv
+    assert found[("", "matmul")] == matmul
+    assert {found[n] for n in LINEARS[:-1]} == {linear}
+    assert found[("head", "linear")] == head
+
+
+def test_why_an_operation_is_not_in_the_format_it_would_have(net):
+    reasons = {layer.module: layer.reason for layer in quantized(net, FP8).layers}
+    assert reasons["stem"] == "FP8: a convolution of at most 16 channels gains nothing"
+    assert reasons["head"] == "FP8: a matmul of under 16 inputs or outputs gains nothing"
+    reasons = {layer.module: layer.reason for layer in quantized(net, INT4).layers}
+    assert reasons["head"] == "INT4: its 24 inputs do not fill blocks of 64"
+
+
+def test_globs_choose_and_the_last_that_fits_decides(net):
+    modes = Modes(frozenset({"int8", "fp8"}), formats=(("*", "int8"), ("q", "fp8"), ("conv", "fp8")))
+    found = kinds(quantized(net, modes))
+    assert found[("q", "linear")] == found[("conv", "conv2d")] == "fp8"
+    assert found[("k", "linear")] == found[("", "matmul")] == found[("head", "linear")] == "int8"
+
+
+def test_what_the_job_keeps_is_in_no_format(net):
+    found = quantized(net, BOTH, half=torch.float16, keep=Keep(fp16=("q",), fp32=("conv",)))
+    assert kinds(found)[("q", "linear")] == "fp16"
+    assert kinds(found)[("conv", "conv2d")] == "fp32"
+    assert {layer.module: layer.reason for layer in found.layers}["q"] == "precision.keep.fp16: q"
+
+
+@pytest.mark.parametrize(
+    ("modes", "message"),
+    [
+        (Modes(frozenset({"int8", "fp8"}), formats=(("qq*", "fp8"),)),
+         "precision.formats.qq*: must match a module with a convolution, linear or matmul (got 'qq*', which matches "
+         "none). Nearest paths: q, "),
+        (Modes(frozenset({"int8", "fp8"}), formats=(("stem", "fp8"),)),
+         "precision.formats.stem: must match something that FP8 can hold (got stem: a convolution of at most 16 "
+         "channels gains nothing). Choose another format, or another module."),
+        (Modes(frozenset({"int8"}), "int4", (("conv", "int4"),)),
+         "precision.formats.conv: must match something that INT4 can hold (got conv: 4 bits are for the weights of "
+         "linears). Choose another format, or another module."),
+        (Modes(frozenset({"nvfp4", "int8"}), formats=(("conv", "nvfp4"),)),
+         "precision.formats.conv: must match something that NVFP4 can hold (got conv: 4 bits are for the weights of "
+         "linears). Choose another format, or another module."),
+    ],
+)  # fmt: skip
+def test_a_glob_that_cannot_be(net, modes, message):
+    with pytest.raises(InputError, match=f"^{re.escape(message)}"):
+        quantized(net, modes)
+
+
+def test_a_network_of_convolutions_has_nothing_for_4_bits():
+    with pytest.raises(InputError) as raised:
+        quantized(line(torch.nn.Sequential(tiny().stem, torch.nn.Flatten()), 16, 2048), INT4)
+    assert str(raised.value) == (
+        "precision: something must be left to quantize in INT4 (got none: INT4: 4 bits are for the weights of linears)."
+        " Narrow precision.keep, or choose another format."
+    )
+
+
+def test_a_table_without_a_tensor(net):
+    lacking = {k: v for k, v in net.amax.items() if k != "mlp:input"}
+    with pytest.raises(InputError, match=re.escape("got none for mlp:input). Calibrate again")):
+        quantize(
+            net.captured, int8=False, half=None, keep=Keep(), amax={}, ranges={},
+            narrow=Narrow(FP8, Statistics(lacking, {})),
+        )  # fmt: skip
+
+
+def through(x, amax):
+    """FP8 and back, by PyTorch's own type alone."""
+    scale = np.float32(amax) / np.float32(448)
+    return (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
+
+
+def weight(w):
+    amax = w.abs().amax(dim=tuple(range(1, w.dim())), keepdim=True)
+    return (w / (amax / 448)).clamp(-448, 448).to(torch.float8_e4m3fn).float() * (amax / 448)
+
+
+def emulated(module, amax, x):
+    """`Attention` in FP8 written out once more: what `place_narrow` should have made of it."""
+
+    def linear(layer, key, h):
+        return functional.linear(through(h, amax[key]), weight(layer.weight), layer.bias)
+
+    x = module.stem(x)
+    x = functional.conv2d(through(x, amax["conv:input"]), weight(module.conv.weight), module.conv.bias, padding=1)
+    x = x.flatten(2).transpose(1, 2)
+    h = module.norm(x)
+    q, k, v = (linear(layer, "q:input", h) for layer in (module.q, module.k, module.v))
+    scores = through(q, amax[":matmul.input_0"]) @ through(k.transpose(1, 2), amax[":matmul.input_1"]) * 0.1
+    a = through(torch.softmax(scores, -1), amax[":matmul_1.input_0"]) @ through(v, amax[":matmul_1.input_1"])
+    return module.head(linear(module.narrow, "narrow:input", x + linear(module.mlp, "mlp:input", a))).mean(1)
+
+
+def test_the_fp8_graph_agrees_with_an_emulation_in_pytorch(net, images):
+    found = quantized(net, FP8)
+    with torch.inference_mode():
+        reference = emulated(Attention().eval(), net.amax, images)
+        program = found.program.module()(images)[0]
+    with OrtRunner(to_onnx(found).data, as_written=True) as runner:
+        graph = torch.from_numpy(runner.run({"image": images.numpy()})["logits"])
+    wide = Attention().eval()(images)
+    for got in (program, graph):
+        assert (got - reference).norm() / reference.norm() < 1e-3
+        assert (got - wide).norm() / wide.norm() > 1e-2  # it is quantized at all
+
+
+@pytest.mark.parametrize("half", [None, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("modes", [m for m, _ in CASES], ids=lambda m: m.title)
+def test_the_onnx_file_computes_what_the_program_does(net, images, modes, half):
+    """Every format and float type: ONNX Runtime on the file, against PyTorch on the program."""
+    found = quantized(net, modes, half=half)
+    model = to_onnx(found)
+    with torch.inference_mode():
+        program = found.program.module()(images)[0]
+    with OrtRunner(model.data, as_written=True) as runner:
+        graph = torch.from_numpy(runner.run({"image": images.numpy()})["logits"])
+        assert ("NVFP4" in runner.name) == ("NVFP4" in modes.title)
+    error = (graph - program).norm() / program.norm()
+    # Sums in another order round to other halves, and those to other FP8 or FP4 numbers.
+    assert error < (1e-5 if half is None else 0.05)
+    wide = Attention().eval()(images)
+    ratio = 10 * torch.log10(wide.square().sum() / (graph - wide).square().sum())
+    assert ratio > (12 if "NVFP4" in modes.title else 15)
+
+
+def test_weights_are_stored_as_narrow_as_they_are(net):
+    types = {}
+    for modes in (FP8, INT4, NVFP4_WEIGHTS):
+        model = onnx.load_from_string(to_onnx(quantized(net, modes)).data)
+        types[modes.title] = {onnx.TensorProto.DataType.Name(i.data_type) for i in model.graph.initializer if
+                              tuple(i.dims) == (128, 128)}  # fmt: skip
+        assert model.opset_import[0].version == {"FP8": 20, "INT4": 21, "NVFP4": 23}[modes.title]
+    assert types == {"FP8": {"FLOAT8E4M3FN"}, "INT4": {"INT4"}, "NVFP4": {"FLOAT4E2M1"}}
+
+
+def test_the_same_job_gives_the_same_file(net):
+    for modes in (BOTH, INT4, NVFP4):
+        first, second = (to_onnx(quantized(net, modes, half=torch.float16)).data for _ in range(2))
+        assert first == second
+
+
+def test_what_several_operations_read_is_quantized_once(net):
+    graph = quantized(net, FP8).program.graph
+    quantizers = [n for n in graph.nodes if "fp8_quantize" in str(n.target)]
+    read = [n.args[0] for n in quantizers]
+    assert len(read) == len(set(read))
+
+
+def test_importance_is_the_mean_square_of_each_input(net, images):
+    found = input_importance(net.captured, [[images[:1]], [images[1:]]])
+    module = Attention().eval()
+    seen = {}
+    for name in ("q", "mlp"):
+        getattr(module, name).register_forward_hook(lambda _m, x, _y, name=name: seen.__setitem__(name, x[0].detach()))
+    module(images)
+    by_module = {
+        "".join(n.meta["nn_module_stack"][list(n.meta["nn_module_stack"])[-1]][0].split(".")[-1:]): n.name
+        for n in net.captured.graph.graph.nodes
+        if n.name in found
+    }
+    for name, x in seen.items():
+        reference = x.reshape(-1, 128).square().mean(0)
+        torch.testing.assert_close(found[by_module[name]], reference, rtol=1e-4, atol=1e-6)
+
+
+def test_dynamic_nvfp4_by_hand():
+    x = torch.zeros(1, 16)
+    x[0, :3] = torch.tensor([6.0, 2.4, -0.3])
+    # amax 6: the block's scale is 6 / 6 / (1 / 448) = 448 exactly; 2.4 rounds to 2, -0.3 to -0.5.
+    assert ops.fp4_dynamic(x, 1 / 448)[0, :4].tolist() == pytest.approx([6.0, 2.0, -0.5, 0.0], rel=1e-6)
+
+
+def table(tensors, amax):
+    audit = Audit(batches=1, batch_size=1, coverage=None, skipped=(), tensors=tensors, warnings=())
+    return CalibrationTable("entropy_2", 99.99, amax, {}, {}, "", audit)
+
+
+def seen(low, high, state="live"):
+    return TensorAudit(
+        low=low, high=high, elements=9, zeros=0.0, clipped=0.0, sqnr_db=None, stability=None, state=state
+    )
+
+
+def test_fp8_takes_the_exact_maximum_out_of_a_table_of_any_algorithm():
+    tensors = {"a": seen(-3.0, 2.0), "b": seen(0.0, 7.5), "dead": seen(0.0, 0.0, "dead")}
+    found = formats.maxima(table(tensors, {"a": 1.25, "b": 2.0, "dead": 1.0}))
+    assert found == {"a": 3.0, "b": 7.5, "dead": 1.0}
+
+
+@pytest.mark.parametrize("modes", [FP8, BOTH, INT4], ids=lambda m: m.title)
+def test_each_module_is_measured_in_its_own_format(net, images, modes):
+    found = measure_sensitivity(
+        net.captured,
+        net.amax,
+        [Sample((images,), len(images))],
+        half=None,
+        keep=Keep(),
+        progress=Silent(),
+        int8="int8" in modes.on,
+        narrow=Narrow(modes, Statistics(net.amax, {})),
+    )
+    measured = {m.module for m in found.modules}
+    quantized_modules = {m for (m, _), p in kinds(quantized(net, modes)).items() if p != "fp32"}
+    assert measured == quantized_modules
+    conv = next((m for m in found.modules if m.module == "conv"), None)
+    if modes is BOTH:
+        assert conv is not None
+        assert conv.fp8_sqnr_db is not None
+        assert 10 < conv.fp8_sqnr_db < 60
+    else:
+        assert all(m.fp8_sqnr_db is None for m in found.modules)
+    assert all(5 < m.own_sqnr_db < 80 for m in found.modules)
+
+
+def test_every_pair_of_modes_leaves_each_operation_one_format(net):
+    """The property behind the table above: whatever is on, an operation reads Q/DQ of one format alone."""
+    on = [frozenset(c) for n in range(4) for c in itertools.combinations(("int8", "fp8", "nvfp4"), n)]
+    for modes in (Modes(o, w) for o in on for w in (None, "int4") if (o or w) and not (w and "nvfp4" in o)):
+        found = quantized(net, modes)
+        for node in found.program.graph.nodes:
+            formats_read = {
+                "int8" if "per_" in str(a.target) else re.split(r"[._]", str(a.target))[1]
+                for a in node.all_input_nodes
+                if "dequantize" in str(a.target) or "fp4_dynamic" in str(a.target)
+            }
+            assert len(formats_read) <= 1, (modes, node, formats_read)

@@ -1,0 +1,31 @@
+"""An error inside the user's own model, said by its place and its reason."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+#: Folders whose frames are not the user's.
+_NOT_THE_USERS = ("torch", "trtpipe", "torchao", "onnx", "onnxscript", "sympy")
+
+
+def place_of(error: BaseException) -> str:
+    """`net.py:14 (y = self.head(x))`, the innermost line of the user's own code; empty when there is none."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        # Code that torch writes, and what is evaluated, has no file.
+        if path.suffix != ".py" or any(name in path.parts for name in _NOT_THE_USERS):
+            continue
+        return f"{path.name}:{frame.lineno}" + (f" ({frame.line})" if frame.line else "")
+    return ""
+
+
+def first_line(error: BaseException) -> str:
+    """The type and the first line of a message, without the advice for developers of torch that follows it."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+
+
+def branches_on_data(error: BaseException) -> bool:
+    """Whether torch.export stopped at a decision that depends on the values of a tensor."""
+    return "data-dependent" in str(error) or "DataDependent" in type(error).__name__

@@ -1,0 +1,182 @@
+"""How results of stages are stored: facts that are JSON, and files."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import numpy as np
+from pydantic import TypeAdapter
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+
+from calib.table import CalibrationTable
+from trtpipe.pipeline.lowered import Compiled, Lowered
+from trtpipe.values import Baseline, Engine, Fallback, LayerPrecision, OnnxModel, TensorSpec
+
+if TYPE_CHECKING:
+    from trtpipe.pipeline.cache.store import Entry
+
+T = TypeVar("T")
+Stored = tuple[Mapping[str, object], Mapping[str, bytes]]
+
+_GRAPH, _ENGINE, _TABLE, _OUTPUTS = "model.onnx", "model.engine", "calibration.json", "outputs.safetensors"
+_HISTOGRAMS = "calibration.histograms.safetensors"
+_SPECS = TypeAdapter(tuple[TensorSpec, ...])
+_LAYERS = TypeAdapter(tuple[LayerPrecision, ...])
+
+
+@dataclass(frozen=True)
+class Codec(Generic[T]):
+    """`dump` gives the facts and the files of a value; `load` the value of an entry.
+
+    `load` raises DamagedEntry, CalibError, KeyError, TypeError or ValueError for an entry that `dump` did not write.
+    """
+
+    dump: Callable[[T], Stored]
+    load: Callable[[Entry], T]
+
+
+def _dump_specs(specs: tuple[TensorSpec, ...]) -> Stored:
+    return {"specs": _SPECS.dump_python(specs, mode="json")}, {}
+
+
+def _load_specs(entry: Entry) -> tuple[TensorSpec, ...]:
+    return _SPECS.validate_python(entry.facts["specs"])
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The baseline, and the names that number its labels: None where they are numbers, or there are none."""
+
+    baseline: Baseline
+    classes: tuple[str, ...] | None
+
+
+def _dump_recorded(recorded: Recorded) -> Stored:
+    baseline = recorded.baseline
+    tensors = {f"output:{n}": np.ascontiguousarray(a) for n, a in baseline.outputs.items()}
+    if baseline.labels is not None:
+        tensors["labels"] = baseline.labels
+    facts = {
+        "kind": baseline.kind,
+        "ids": list(baseline.ids),
+        "eager_max_abs": baseline.eager_max_abs,
+        "notes": list(baseline.notes),
+        "classes": None if recorded.classes is None else list(recorded.classes),
+    }
+    return facts, {_OUTPUTS: save_tensors(tensors)}
+
+
+def _load_recorded(entry: Entry) -> Recorded:
+    tensors, facts = load_tensors(entry.read(_OUTPUTS)), entry.facts
+    outputs = {n.removeprefix("output:"): a for n, a in tensors.items() if n.startswith("output:")}
+    baseline = Baseline(
+        facts["kind"],
+        outputs,
+        tensors.get("labels"),
+        tuple(facts["ids"]),
+        facts["eager_max_abs"],
+        tuple(facts["notes"]),
+    )
+    return Recorded(baseline, None if facts["classes"] is None else tuple(facts["classes"]))
+
+
+def _dump_table(table: CalibrationTable | None) -> Stored:
+    return {}, _table_files(table)
+
+
+def _table_files(table: CalibrationTable | None) -> dict[str, bytes]:
+    """The table's JSON, and its histograms where it has them."""
+    if table is None:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        table.save(Path(folder, _TABLE))
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def _load_table(entry: Entry) -> CalibrationTable | None:
+    if _TABLE not in entry.files:
+        return None
+    for name in entry.files:
+        if name.startswith("calibration."):
+            entry.read(name)  # checks its digest
+    return CalibrationTable.load(entry.path / _TABLE, histograms=_HISTOGRAMS in entry.files)
+
+
+def _dump_lowered(lowered: Lowered) -> Stored:
+    graph = lowered.graph
+    facts = {
+        "inputs": _SPECS.dump_python(lowered.inputs, mode="json"),
+        "outputs": _SPECS.dump_python(lowered.outputs, mode="json"),
+        "weights_digest": lowered.weights_digest,
+        "graph_digest": lowered.graph_digest,
+        "model_notes": list(lowered.model_notes),
+        "layers": _LAYERS.dump_python(lowered.layers, mode="json"),
+        "notes": list(lowered.notes),
+        "shared_scales": dict(lowered.shared_scales),
+        "onnx": None if graph is None else {"opset": graph.opset, "notes": list(graph.notes)},
+    }
+    return facts, _table_files(lowered.table) | ({} if graph is None else {_GRAPH: graph.data})
+
+
+def _load_lowered(entry: Entry) -> Lowered:
+    facts = entry.facts
+    inputs, outputs = _SPECS.validate_python(facts["inputs"]), _SPECS.validate_python(facts["outputs"])
+    graph = None
+    if facts["onnx"] is not None:
+        graph = OnnxModel(entry.read(_GRAPH), facts["onnx"]["opset"], inputs, outputs, tuple(facts["onnx"]["notes"]))
+    return Lowered(
+        inputs=inputs,
+        outputs=outputs,
+        weights_digest=facts["weights_digest"],
+        graph_digest=facts["graph_digest"],
+        model_notes=tuple(facts["model_notes"]),
+        layers=_LAYERS.validate_python(facts["layers"]),
+        notes=tuple(facts["notes"]),
+        table=_load_table(entry),
+        shared_scales=facts["shared_scales"],
+        graph=graph,
+    )
+
+
+def _dump_compiled(compiled: Compiled) -> Stored:
+    facts, files = _dump_lowered(compiled.lowered)
+    engine = compiled.engine
+    about = {
+        "target": engine.target,
+        "version": engine.version,
+        "compute_capabilities": list(engine.compute_capabilities),
+        "options": dict(engine.options),
+        "notes": list(engine.notes),
+        "fallback": [dataclasses.asdict(f) for f in engine.fallback],
+    }
+    return {**facts, "engine": about}, {**files, _ENGINE: engine.data}
+
+
+def _load_compiled(entry: Entry) -> Compiled:
+    lowered, about = _load_lowered(entry), entry.facts["engine"]
+    engine = Engine(
+        data=entry.read(_ENGINE),
+        target=about["target"],
+        version=about["version"],
+        compute_capabilities=tuple(about["compute_capabilities"]),
+        inputs=lowered.inputs,
+        outputs=lowered.outputs,
+        graph=lowered.graph,
+        options=about["options"],
+        notes=tuple(about["notes"]),
+        fallback=tuple(Fallback(**f) for f in about["fallback"]),
+    )
+    return Compiled(lowered, engine)
+
+
+SPECS: Codec[tuple[TensorSpec, ...]] = Codec(_dump_specs, _load_specs)
+RECORDED: Codec[Recorded] = Codec(_dump_recorded, _load_recorded)
+TABLE: Codec[CalibrationTable | None] = Codec(_dump_table, _load_table)
+LOWERED: Codec[Lowered] = Codec(_dump_lowered, _load_lowered)
+COMPILED: Codec[Compiled] = Codec(_dump_compiled, _load_compiled)

@@ -1,0 +1,43 @@
+"""`validate --deep`: what only running the model can tell, on zeros of its declared inputs."""
+
+from __future__ import annotations
+
+from trtpipe.errors import TrtpipeError
+from trtpipe.job.job import Job
+from trtpipe.model.baseline import script
+from trtpipe.model.capture import capture
+from trtpipe.model.data import open_check, with_labels
+from trtpipe.model.load import load_model
+from trtpipe.routes.onnx import to_onnx
+
+
+def deep_problems(job: Job) -> tuple[TrtpipeError, ...]:
+    """The first thing of each kind that would stop the job later: its model, data, baseline, graph and ONNX form.
+
+    The model is run twice or three times on zeros, traced, exported and lowered in FP32; nothing is calibrated,
+    compiled or written.
+    """
+    from trtpipe.quantization.payoff import keep_of
+    from trtpipe.quantization.quantize import quantize
+
+    problems: list[TrtpipeError] = []
+    try:
+        loaded = load_model(job, job.folder)
+    except TrtpipeError as error:
+        return (error,)
+    try:
+        with_labels(job, loaded, open_check(job))
+    except TrtpipeError as error:
+        problems.append(error)
+    try:
+        script(loaded, job.model.baseline, job.model.torchscript)
+    except TrtpipeError as error:
+        problems.append(error)
+    try:
+        captured = capture(loaded)
+        quantized = quantize(captured, int8=False, half=None, keep=keep_of(job, captured), amax={}, ranges={})
+        if job.build.route == "onnx":
+            to_onnx(quantized)
+    except TrtpipeError as error:
+        problems.append(error)
+    return tuple(problems)

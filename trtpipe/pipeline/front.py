@@ -1,0 +1,245 @@
+"""What every precision of a job shares: its model, its check data, the baseline and the captured graph."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from calib.errors import CalibCancelled, CalibError
+from trtpipe.batching import Batching
+from trtpipe.errors import Cancelled, InputError
+from trtpipe.model.baseline import record_baseline, script
+from trtpipe.model.capture import capture
+from trtpipe.model.data import open_calibration, open_check, with_labels
+from trtpipe.model.load import load_model
+from trtpipe.pipeline.codecs import RECORDED, SPECS, Codec, Recorded
+
+if TYPE_CHECKING:
+    import torch
+
+    from calib.data import Source
+    from trtpipe.job.job import Job
+    from trtpipe.progress import Progress, Reporter
+    from trtpipe.values import Baseline, Captured, LoadedModel, TensorSpec
+
+T = TypeVar("T")
+
+#: Samples whose ranges decide what FP16 can hold.
+RANGE_SAMPLES = 64
+#: Stages in which only trtpipe's and the compiler's code runs, and none of the job's.
+COMPILING = frozenset({"compile", "export", "bundle", "kit", "speed", "verify"})
+
+
+class Results(Protocol):
+    """Where results of stages come from when they need not be made anew."""
+
+    def in_memory(self, name: str, make: Callable[[], T]) -> T:
+        """A value that only lives in this process: the one that an earlier job with the same model made, or `make()`.
+
+        Args:
+            name: "model" or "capture".
+            make: makes it.
+        """
+
+    def on_disk(self, kind: str, codec: Codec[T], make: Callable[[], T]) -> T:
+        """A value that can be stored: the one stored for this job's stage, or `make()`.
+
+        Args:
+            kind: "outputs", "baseline", "calibration", "graph" or "engine".
+            codec: how it is stored.
+            make: makes it.
+        """
+
+    def recording(self) -> AbstractContextManager[object]:
+        """What is entered while code of the job may run, and what it reads is recorded."""
+
+
+class MadeAnew:
+    """`Results` without any store: everything is made."""
+
+    def in_memory(self, name: str, make: Callable[[], T]) -> T:
+        """Make it."""
+        return make()
+
+    def on_disk(self, kind: str, codec: Codec[T], make: Callable[[], T]) -> T:
+        """Make it."""
+        return make()
+
+    def recording(self) -> AbstractContextManager[object]:
+        """Record nothing."""
+        return nullcontext()
+
+
+class Stages:
+    """Names the stages of one build to a Reporter and keeps how long each took, in seconds.
+
+    Args:
+        reporter: is told the stages.
+        recording: makes what is entered while code of the job may run.
+    """
+
+    def __init__(
+        self, reporter: Reporter, recording: Callable[[], AbstractContextManager[object]] = nullcontext
+    ) -> None:
+        self._reporter, self._recording = reporter, recording
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[Progress]:
+        """One stage; calib's errors become the user's."""
+        began = time.perf_counter()
+        with self._reporter.stage(name), nullcontext() if name in COMPILING else self._recording():
+            try:
+                yield self._reporter
+            except CalibCancelled as error:
+                raise Cancelled(str(error)) from error
+            except CalibError as error:
+                raise InputError(f"{name}: {error}") from error
+        self.seconds[name] = time.perf_counter() - began
+
+    @contextmanager
+    def unnamed(self) -> Iterator[None]:
+        """Code of the job runs, too shortly for a stage of its own."""
+        with self._recording():
+            yield
+
+    def note(self, message: str) -> None:
+        """Tell the reader of the log."""
+        self._reporter.note(message)
+
+
+class Front:
+    """What every precision of one job shares. Each value is made, or taken from `results`, when it is first asked for.
+
+    Args:
+        job: its model, check data and, for the ranges, calibration data count.
+        stages: names the stages as they run.
+        results: where values come from that need not be made.
+    """
+
+    def __init__(self, job: Job, stages: Stages, results: Results | None = None) -> None:
+        self.job, self.results = job, results or MadeAnew()
+        self._stages = stages
+
+    @cached_property
+    def loaded(self) -> LoadedModel:
+        """The model behind its bindings; the outputs' shapes are those of its graph."""
+        return replace(self._model, outputs=self.captured.outputs)
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The input bindings."""
+        return self.job.input_specs()
+
+    @cached_property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """The output bindings."""
+        return self.results.on_disk("outputs", SPECS, lambda: self.captured.outputs)
+
+    @cached_property
+    def _model(self) -> LoadedModel:
+        def make() -> LoadedModel:
+            with self._stages("model"):
+                return load_model(self.job, self.job.folder)
+
+        return self.results.in_memory("model", make)
+
+    @cached_property
+    def captured(self) -> Captured:
+        """The model's graph."""
+        loaded = self._model
+
+        def make() -> Captured:
+            with self._stages("capture"):
+                return capture(loaded)
+
+        return self.results.in_memory("capture", make)
+
+    @cached_property
+    def check_samples(self) -> Source:
+        """The check samples, labelled as they come."""
+        with self._stages.unnamed():
+            return open_check(self.job)
+
+    @cached_property
+    def check_source(self) -> Source:
+        """The check samples, their labels numbered as the model's classes are."""
+        source, names = self.check_samples, self._recorded.classes
+        if source.labels is None or source.classes is None:
+            return source
+        return source.without_labels() if names is None else source.numbered_by(names)
+
+    @property
+    def baseline(self) -> Baseline:
+        """The outputs of the model as TorchScript on the check samples."""
+        return self._recorded.baseline
+
+    @cached_property
+    def _recorded(self) -> Recorded:
+        job = self.job
+
+        def make() -> Recorded:
+            loaded, size = self._model, job.batch_size(job.check)
+            with self._stages("baseline") as progress:
+                source, notes = with_labels(job, loaded, self.check_samples)
+                for note in notes:
+                    progress.note(note)
+                baseline = record_baseline(
+                    loaded,
+                    source.batches(size),
+                    source.sample_count,
+                    batch_size=size,
+                    kind=job.model.baseline,
+                    torchscript=job.model.torchscript,
+                    progress=progress,
+                )
+            return Recorded(replace(baseline, notes=(*baseline.notes, *notes)), source.classes)
+
+        return self.results.on_disk("baseline", RECORDED, make)
+
+    def with_graph(self, captured: Captured) -> Front:
+        """The same with another graph of the model."""
+        other = copy.copy(self)
+        other.__dict__.pop("ranges", None)
+        other.__dict__["captured"] = captured
+        return other
+
+    @cached_property
+    def torchscript(self) -> torch.nn.Module:
+        """The model as TorchScript, as the baseline was recorded with it."""
+        with self._stages.unnamed():
+            module: torch.nn.Module
+            module, _ = script(self._model, self.job.model.baseline, self.job.model.torchscript)
+            return module
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether the job names samples to calibrate on, and not a table alone."""
+        data = self.job.calibration
+        return data is not None and bool(data.images or data.arrays or data.factory)
+
+    def first_batches(self) -> Iterator[list[torch.Tensor]]:
+        """Inputs in order of the first calibration samples, or check samples where there are none."""
+        import torch
+
+        job = self.job
+        source = open_calibration(job) if self.calibrates else self.check_samples
+        size = job.batch_size(job.calibration if job.calibration is not None and self.calibrates else job.check)
+        how = Batching(self.inputs, self.outputs, size)
+        pieces = (piece for batch in source.batches(size) for piece, _ in how.pieces(batch.arrays))
+        for piece in itertools.islice(pieces, max(1, RANGE_SAMPLES // size)):
+            yield [torch.from_numpy(piece[s.name]) for s in self.inputs]
+
+    @cached_property
+    def ranges(self) -> Mapping[str, float]:
+        """Largest |x| of every tensor by node name, over the first samples. They decide what FP16 can hold."""
+        from trtpipe.quantization import precision
+
+        with self._stages.unnamed():
+            return precision.observe_ranges(self.captured, self.first_batches())

@@ -1,0 +1,191 @@
+"""The number formats below 16 bits: their ranges, their scales, and tensors rounded to them.
+
+    int8   symmetric, 255 levels; a scale a tensor, or a scale an output channel of a weight
+    fp8    E4M3 without infinities: 3 bits of mantissa from 2^-6 to 448, subnormal down to 2^-9; scales as INT8 has them
+    int4   weights alone: -8 to 7, a scale for every block of 128 (or 64) numbers along the inputs of a linear
+    nvfp4  E2M1 (0, 0.5, 1, 1.5, 2, 3, 4, 6) in blocks of 16; a block's scale is itself E4M3, times one FP32 a tensor
+
+Sources: NVIDIA's TensorRT documentation, "Quantization Schemes" and "Working with Quantized Types"; the ONNX operators
+QuantizeLinear and DequantizeLinear; P. Micikevicius et al., "FP8 Formats for Deep Learning" (2022); for a weight's
+clipping by what its inputs are, J. Lin et al., "AWQ" (2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from trtpipe.values import NumberFormatName
+
+if TYPE_CHECKING:
+    from calib.table import CalibrationTable
+
+#: A tensor that is zero on all samples still needs a positive scale.
+SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """One format. `largest` is what a block's amax is mapped to; `blocks` are the block sizes, none for a whole tensor
+    or channel."""
+
+    name: NumberFormatName
+    title: str
+    bits: int
+    largest: float
+    blocks: tuple[int, ...] = ()
+
+
+INT8 = NumberFormat("int8", "INT8", 8, 127.0)
+FP8 = NumberFormat("fp8", "FP8", 8, 448.0)
+INT4 = NumberFormat("int4", "INT4", 4, 7.0, (128, 64))
+NVFP4 = NumberFormat("nvfp4", "NVFP4", 4, 6.0, (16,))
+FORMATS: Mapping[str, NumberFormat] = {f.name: f for f in (INT8, FP8, INT4, NVFP4)}
+
+#: A block's threshold is searched among these shares of its amax.
+SHARES = tuple(1.0 - 0.025 * k for k in range(17))
+
+
+def rounded_up(scales: torch.Tensor, half: torch.dtype | None) -> torch.Tensor:
+    """The float32 scales, or the smallest numbers of `half` that are not below them, as float32.
+
+    An FP16 engine holds its scales in FP16; quantizing with the very same numbers leaves no mismatch between Q and DQ.
+    """
+    if half is None:
+        return scales
+    near = scales.to(half)
+    up = torch.nextafter(near, torch.full_like(near, float("inf")))
+    return torch.where(near.to(torch.float32) < scales, up, near).to(torch.float32)
+
+
+def scales_of(amax: torch.Tensor, number_format: NumberFormat, half: torch.dtype | None) -> torch.Tensor:
+    """float32 scales, of amax's shape: amax / largest, positive, rounded up to `half` where there is one."""
+    return rounded_up((amax.to(torch.float32) / number_format.largest).clamp_min(SMALLEST_SCALE), half)
+
+
+def block_size(number_format: NumberFormat, inputs: int) -> int | None:
+    """The largest block that divides `inputs`, a linear's number of inputs; None where none does."""
+    return next((b for b in number_format.blocks if inputs % b == 0), None)
+
+
+def maxima(table: CalibrationTable) -> dict[str, float]:
+    """The exact largest |x| by table key: FP8's thresholds, from the audit of a table of any algorithm.
+
+    FP8's rounding error is relative, so that clipping buys no resolution; a clipped value is lost as it is in INT8. An
+    amax above it is of a tensor that a correction has made larger.
+    """
+    seen = table.audit.tensors
+    return {
+        key: amax if seen[key].state == "dead" else max(abs(seen[key].low), abs(seen[key].high), amax)
+        for key, amax in table.amax.items()
+    }
+
+
+def to_fp8(x: torch.Tensor) -> torch.Tensor:
+    """`x` saturated to +-448 and rounded to the nearest E4M3, ties to even: float8_e4m3fn of the same shape."""
+    return x.to(torch.float32).clamp(-FP8.largest, FP8.largest).to(torch.float8_e4m3fn)
+
+
+def to_fp4(x: torch.Tensor) -> torch.Tensor:
+    """`x` saturated to +-6 and rounded to the nearest E2M1, ties to even, as float32 of the same shape.
+
+    The step between neighbours is 0.5 below 2, 1 below 4 and 2 above; an even multiple of it has an even mantissa.
+    """
+    size = x.abs()
+    step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
+    return (torch.round(x / step) * step).clamp(-NVFP4.largest, NVFP4.largest)
+
+
+#: The numbers of E2M1 by their code; 8 more are the same with the sign bit.
+_FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def fp4_codes(values: torch.Tensor) -> torch.Tensor:
+    """The codes of E2M1 numbers (float, any shape): uint8, 0 to 7, 8 more for a negative sign."""
+    table = torch.tensor(_FP4_VALUES, dtype=values.dtype)
+    codes = torch.searchsorted(table, values.abs().contiguous())
+    return (codes + 8 * (values < 0)).to(torch.uint8)
+
+
+def fp4_values(codes: torch.Tensor) -> torch.Tensor:
+    """float32 numbers of E2M1 codes."""
+    exponent, fraction = ((codes >> 1) & 3).to(torch.float32), (codes & 1).to(torch.float32)
+    size = torch.where(exponent == 0, fraction / 2, (1 + fraction / 2) * torch.exp2(exponent - 1))
+    return torch.where(codes >= 8, -size, size)
+
+
+def quantize_int4(
+    w: torch.Tensor, block: int, half: torch.dtype | None, importance: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A linear's weight in INT4: codes int8 [N, K] in -8..7 and float32 scales [N, K / block].
+
+    Args:
+        w: float [N, K]; K is a multiple of `block`.
+        block: numbers that share a scale, along K.
+        half: what the scales are rounded up to.
+        importance: float [K], the mean square of each input: a block's threshold is the share of its amax that leaves
+            the least error where inputs are large. None: all inputs alike.
+    """
+    blocks = w.to(torch.float32).reshape(w.shape[0], -1, block)
+    amax = blocks.abs().amax(-1)
+
+    def at(share: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        scales = scales_of(amax * share, INT4, half)
+        codes = torch.round(blocks / scales[..., None]).clamp(-8, 7)
+        return codes, scales, codes * scales[..., None]
+
+    codes, scales = _best_share(blocks, at, importance)
+    return codes.reshape(w.shape).to(torch.int8), scales
+
+
+def quantize_nvfp4(w: torch.Tensor, importance: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """A linear's weight in NVFP4: codes uint8 [N, K], block scales float8_e4m3fn [N, K / 16], and their scale.
+
+    Args and the search as for `quantize_int4`; the scale of the scales is amax / (6 * 448).
+    """
+    (block,) = NVFP4.blocks
+    blocks = w.to(torch.float32).reshape(w.shape[0], -1, block)
+    amax = blocks.abs().amax(-1)
+    scale = global_scale(float(amax.max()))
+
+    def at(share: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        narrow = block_scales(amax * share, scale)
+        wide = narrow.to(torch.float32) * scale
+        values = to_fp4(blocks / torch.where(wide == 0, 1.0, wide)[..., None])
+        return values, narrow.to(torch.float32), values * wide[..., None]
+
+    values, narrow = _best_share(blocks, at, importance)
+    return fp4_codes(values.reshape(w.shape)), narrow.to(torch.float8_e4m3fn), scale
+
+
+def global_scale(amax: float) -> float:
+    """NVFP4's one FP32 scale for a tensor: its largest block then has the largest E4M3 for its scale."""
+    return max(float(np.float32(amax) / np.float32(NVFP4.largest * FP8.largest)), SMALLEST_SCALE)
+
+
+def block_scales(amax: torch.Tensor, scale: float) -> torch.Tensor:
+    """E4M3 scales of NVFP4 blocks, of amax's shape, in units of `scale`."""
+    return to_fp8(amax / NVFP4.largest / scale)
+
+
+#: Codes, scales and the numbers that they stand for, at a share of each block's amax.
+_At = Callable[[float], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+
+
+def _best_share(blocks: torch.Tensor, at: _At, importance: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """By block, the codes and scales of the share with the least weighted squared error; `blocks` is [N, B, block]."""
+    weight = 1.0 if importance is None else importance.to(torch.float32).reshape(1, *blocks.shape[1:])
+    codes, scales, near = at(SHARES[0])
+    least = ((near - blocks).square() * weight).sum(-1)
+    for share in SHARES[1:]:
+        other_codes, other_scales, near = at(share)
+        error = ((near - blocks).square() * weight).sum(-1)
+        better = error < least
+        least = torch.where(better, error, least)
+        scales = torch.where(better, other_scales, scales)
+        codes = torch.where(better[..., None], other_codes, codes)
+    return codes, scales

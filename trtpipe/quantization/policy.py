@@ -1,0 +1,208 @@
+"""Which operation computes in which number format: the job's modes, its globs, and what each format can do.
+
+The order of preference, where several modes are on:
+
+    linears                  precision.weights or NVFP4, then FP8, then INT8
+    matmuls of activations   FP8, then INT8
+    convolutions             INT8, then FP8
+
+`precision.formats` chooses by module instead; the last glob that fits decides. What a format cannot do, or gains
+nothing from, goes to the next one, and to none: then it stays wide and the report says why.
+
+FP8's limits are those of ModelOpt (modelopt/onnx/quantization/graph_utils.py): matmuls with one row or column or under
+16 inputs or outputs, depthwise convolutions, convolutions of at most 16 channels or a kernel of over 32 elements. The
+4-bit formats hold linears alone, whose inputs fill whole blocks.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from trtpipe.errors import InputError
+from trtpipe.job.sections import Precision
+from trtpipe.model.nodes import module_path, op_name
+from trtpipe.quantization.formats import FORMATS, block_size
+from trtpipe.quantization.placement import MATMULS, Site
+from trtpipe.quantization.precision import Keep, matching
+from trtpipe.values import NumberFormatName
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+#: Under this many inputs or outputs a matmul gains nothing in FP8, and a convolution with no more channels.
+LEAST_FEATURES = 16
+#: Kernel elements of a convolution beyond which FP8 has no kernels.
+MOST_KERNEL = 32
+
+
+@dataclass(frozen=True)
+class Modes:
+    """The job's number formats: those that are on, the one of weights alone, and (glob, format) of modules."""
+
+    on: frozenset[NumberFormatName] = frozenset()
+    weights: NumberFormatName | None = None
+    formats: tuple[tuple[str, NumberFormatName], ...] = ()
+
+    @property
+    def narrow(self) -> bool:
+        """Whether any format but INT8 is asked for."""
+        return bool(self.on - {"int8"}) or self.weights is not None
+
+    @property
+    def title(self) -> str:
+        """Like "INT8 and FP8"."""
+        asked = self.on | ({self.weights} if self.weights else set())
+        return " and ".join(f.title for f in FORMATS.values() if f.name in asked)
+
+    def weights_alone(self, number_format: NumberFormatName) -> bool:
+        """Whether the format holds weights while activations stay wide."""
+        return number_format == self.weights
+
+
+def modes_of(precision: Precision) -> Modes:
+    """The job's `precision` as number formats."""
+    modes = {"int8": precision.int8_mode, "fp8": precision.fp8_mode, "nvfp4": precision.nvfp4_mode}
+    on: frozenset[NumberFormatName] = frozenset(name for name, chosen in modes.items() if chosen)  # type: ignore[misc]
+    return Modes(on, precision.weights, tuple(precision.formats.items()))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The format of one operation, None where it stays wide, and why it is not what it would have been."""
+
+    format: NumberFormatName | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The choice for each operation with quantizable inputs, by node."""
+
+    choices: Mapping[Node, Choice] = field(default_factory=dict)
+
+    def excludes(self, node: Node, number_format: NumberFormatName) -> bool:
+        """Whether the operation got another format, or none."""
+        choice = self.choices.get(node)
+        return choice is not None and choice.format != number_format
+
+    def of(self, number_format: NumberFormatName) -> frozenset[Node]:
+        """The operations that got this format."""
+        return frozenset(n for n, c in self.choices.items() if c.format == number_format)
+
+
+def assign(sites: Sequence[Site], modes: Modes, keep: Keep) -> Assignment:
+    """The format of every operation that reads one of `sites` (rules Q1 and Q2)."""
+    nodes = dict.fromkeys(s.consumer for s in sites if s.rule in ("Q1", "Q2"))
+    kept = {n: Choice(None, why) for n in nodes if (why := keep.entry(n)) is not None}
+    return Assignment({n: kept.get(n) or _choice(n, modes, keep.wide) for n in nodes})
+
+
+def checked_modes(modes: Modes, nodes: Sequence[Node]) -> Modes:
+    """`modes`, after every glob was found to match a module that its format can hold.
+
+    Raises:
+        InputError: a glob matches nothing, or only what its format cannot do.
+    """
+    for glob, name in modes.formats:
+        there = [n for n in nodes if matching((glob,), module_path(n))]
+        where = f"precision.formats.{glob}"
+        if not there:
+            paths = sorted({module_path(n) for n in nodes} - {""})
+            near = ", ".join(difflib.get_close_matches(glob.replace("*", ""), paths, n=3, cutoff=0.0))
+            raise InputError(
+                f"{where}: must match a module with a convolution, linear or matmul (got {glob!r}, which matches "
+                f"none). Nearest paths: {near}."
+            )
+        refused = [cannot(n, name) for n in there]
+        if all(refused):
+            raise InputError(
+                f"{where}: must match something that {FORMATS[name].title} can hold (got {module_path(there[0])}: "
+                f"{refused[0]}). Choose another format, or another module."
+            )
+    return modes
+
+
+def _choice(node: Node, modes: Modes, wide: Mapping[str, str]) -> Choice:
+    """`wide` says, by node name, what stays out of INT8 because it gains nothing there."""
+    wanted = _preference(node, modes)
+    reasons = []
+    for name in wanted:
+        if why := wide.get(node.name, "") if name == "int8" else cannot(node, name):
+            reasons.append(f"{FORMATS[name].title}: {why}")
+        else:
+            return Choice(name, "; ".join(reasons))
+    return Choice(None, "; ".join(reasons))
+
+
+def _preference(node: Node, modes: Modes) -> tuple[NumberFormatName, ...]:
+    """The formats to try, best first."""
+    chosen = [name for glob, name in modes.formats if matching((glob,), module_path(node))]
+    if chosen:
+        return (chosen[-1],)
+    name = op_name(node)
+    order: tuple[NumberFormatName, ...]
+    if name.startswith("conv"):
+        order = ("int8", "fp8")
+    elif name in MATMULS:
+        order = ("fp8", "int8")
+    else:
+        order = (*((modes.weights,) if modes.weights else ()), "nvfp4", "fp8", "int8")
+    asked = modes.on | ({modes.weights} if modes.weights else set())
+    return tuple(dict.fromkeys(f for f in order if f in asked))
+
+
+def cannot(node: Node, name: NumberFormatName) -> str:
+    """Why the format cannot hold the operation, or gains nothing there; "" where it can."""
+    kind = op_name(node)
+    if name == "int8":
+        return ""
+    if FORMATS[name].bits == 4:
+        if kind != "linear":
+            return "4 bits are for the weights of linears"
+        inputs = _shape(node.args[1])[1]
+        if block_size(FORMATS[name], inputs) is None:
+            return f"its {inputs} inputs do not fill blocks of {FORMATS[name].blocks[-1]}"
+        return ""
+    return _no_fp8_convolution(node) if kind.startswith("conv") else _no_fp8_matmul(node, kind)
+
+
+def _no_fp8_convolution(node: Node) -> str:
+    shape = _shape(node.args[1])
+    groups = _groups(node)
+    transposed = op_name(node).startswith("conv_transpose")
+    inner, outer = (shape[1], shape[0] // groups) if transposed else (shape[0] // groups, shape[1])
+    kernel = 1
+    for extent in shape[2:]:
+        kernel *= extent
+    if groups > 1 and min(inner, outer) == 1:
+        return "a depthwise convolution has no FP8 kernel"
+    if min(inner, outer) <= LEAST_FEATURES:
+        return f"a convolution of at most {LEAST_FEATURES} channels gains nothing"
+    if kernel > MOST_KERNEL:
+        return f"a kernel of {kernel} elements (over {MOST_KERNEL}) has no FP8 convolution"
+    return ""
+
+
+def _no_fp8_matmul(node: Node, kind: str) -> str:
+    left, right = _shape(node.args[0]), _shape(node.args[1])
+    rows = left[:-1] if kind == "linear" else left[-2:-1]
+    inputs, outputs = left[-1], right[0] if kind == "linear" else right[-1]
+    if all(r == 1 for r in rows) or outputs == 1:
+        return "a matmul of one row or column gains nothing"
+    if min(inputs, outputs) < LEAST_FEATURES:
+        return f"a matmul of under {LEAST_FEATURES} inputs or outputs gains nothing"
+    return ""
+
+
+def _groups(node: Node) -> int:
+    """Its groups: the seventh argument of a convolution, and the same of a transposed one."""
+    return int(node.args[6]) if len(node.args) > 6 else 1  # type: ignore[arg-type]
+
+
+def _shape(node: object) -> tuple[int, ...]:
+    """Extents of a node's value; a dynamic one counts as large."""
+    shape = node.meta["val"].shape  # type: ignore[attr-defined]
+    return tuple(d if isinstance(d, int) else 1 << 20 for d in shape)

@@ -1,0 +1,81 @@
+"""What each operation of a compiled ONNX graph computes in, read from the graph's own types."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from trtpipe.values import LayerPrecision, OnnxModel, Precision
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
+#: Operation of the captured graph -> what it is in ONNX. Others are written as several operations, or by other names.
+ONNX_OPERATORS = {
+    "conv1d": ("Conv",),
+    "conv2d": ("Conv",),
+    "conv3d": ("Conv",),
+    "conv_transpose1d": ("ConvTranspose",),
+    "conv_transpose2d": ("ConvTranspose",),
+    "linear": ("Gemm", "MatMul"),
+    "matmul": ("MatMul",),
+    "bmm": ("MatMul",),
+    "softmax": ("Softmax",),
+    "layer_norm": ("LayerNormalization",),
+    "mean": ("ReduceMean",),
+}
+
+
+def read_back(layers: Sequence[LayerPrecision], graph: OnnxModel) -> tuple[LayerPrecision, ...]:
+    """`layers` with the precision that the graph says: a node between Q/DQ is INT8, any other is what its input is.
+
+    An operation is found by its module and its place among those of one kind there. Where their numbers differ (the
+    exporter split or merged some), or the operation has no name in ONNX, what was planned stays.
+    """
+    import onnx
+
+    model = onnx.shape_inference.infer_shapes(onnx.load_from_string(graph.data))
+    types = _types(model)
+    producers = {output: node for node in model.graph.node for output in node.output}
+    nodes: dict[tuple[str, tuple[str, ...]], list[Precision]] = {}
+    kinds = dict.fromkeys(ONNX_OPERATORS.values())
+    for node in model.graph.node:
+        path = re.sub(rf"/?{node.op_type}(_\d+)?$", "", node.name)
+        for kind in kinds:
+            if node.op_type in kind:
+                nodes.setdefault((path, kind), []).append(_precision(node, types, producers))
+    planned: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for at, layer in enumerate(layers):
+        if layer.op in ONNX_OPERATORS:
+            planned.setdefault((layer.module, ONNX_OPERATORS[layer.op]), []).append(at)
+    found = list(layers)
+    for key, places in planned.items():
+        compiled = nodes.get(key, [])
+        if len(compiled) != len(places):
+            continue
+        for at, precision in zip(places, compiled, strict=True):
+            if found[at].precision != precision:
+                reason = f"planned as {found[at].precision}; the compiled graph computes it in {precision}"
+                found[at] = replace(found[at], precision=precision, reason=reason)
+    return tuple(found)
+
+
+def _types(model: ModelProto) -> dict[str, int]:
+    """ONNX element type by value."""
+    values = (*model.graph.input, *model.graph.output, *model.graph.value_info)
+    return {v.name: v.type.tensor_type.elem_type for v in values} | {
+        i.name: i.data_type for i in model.graph.initializer
+    }
+
+
+def _precision(node: NodeProto, types: dict[str, int], producers: dict[str, NodeProto]) -> Precision:
+    """The precision of one node."""
+    import onnx
+
+    quantized = [i for i in node.input[:2] if i in producers and producers[i].op_type == "DequantizeLinear"]
+    if quantized:
+        return "int8"
+    names: dict[int, Precision] = {onnx.TensorProto.FLOAT16: "fp16", onnx.TensorProto.BFLOAT16: "bf16"}
+    return names.get(types.get(node.input[0], onnx.TensorProto.FLOAT), "fp32")

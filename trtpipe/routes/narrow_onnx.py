@@ -1,0 +1,144 @@
+"""FP8 and 4 bits in ONNX, as TensorRT's parser reads them.
+
+FP8: QuantizeLinear and DequantizeLinear of FLOAT8E4M3FN, scales in the dtype of the float side (opset 19 on). INT4:
+DequantizeLinear with a block size (opset 21 on). NVFP4: a weight's DequantizeLinear of FLOAT4E2M1 (opset 23 on), whose
+scales are themselves dequantized from FLOAT8E4M3FN; activations through `TRT_FP4DynamicQuantize` of TensorRT's own
+domain, which gives numbers and block scales.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtpipe.model.nodes import calls, op_name
+from trtpipe.quantization.formats import NVFP4
+
+if TYPE_CHECKING:
+    from trtpipe.values import Quantized
+
+#: The first opset with the types that an operator needs.
+OPSETS = {"int4_dequantize": 21, "fp4_dequantize": 23, "fp4_dynamic": 23}
+#: TensorRT's domain of operators that ONNX does not have.
+DOMAIN = "trt"
+DYNAMIC_QUANTIZE = "TRT_FP4DynamicQuantize"
+
+
+def opset_of(quantized: Quantized, least: int) -> int:
+    """The opset that the program's number formats need, `least` or later."""
+    names = {op_name(n) for n in calls(quantized.program.graph)}
+    return max(least, *(OPSETS.get(n, least) for n in names))
+
+
+def translations() -> dict[Any, Any]:
+    """What `torch.ops.trtpipe`'s operators in FP8 and 4 bits are in ONNX."""
+    import ml_dtypes
+    import onnx_ir as ir
+    import torch
+    from onnxscript import opset20, opset21, opset23, values
+
+    import trtpipe.quantization.narrow  # noqa: F401  # registers torch.ops.trtpipe.fp8_* and so on
+
+    ops = torch.ops.trtpipe
+    dynamic_quantize = values.Op(values.Opset(DOMAIN, 1), DYNAMIC_QUANTIZE, _dynamic_quantize_schema())
+    floats = {
+        ir.DataType.FLOAT: np.float32,
+        ir.DataType.FLOAT16: np.float16,
+        ir.DataType.BFLOAT16: ml_dtypes.bfloat16,
+    }
+
+    def kind(out_dtype: Any) -> ir.DataType:
+        return ir.DataType.FLOAT if out_dtype in (None, -1) else ir.DataType(int(out_dtype))
+
+    def constant(op: Any, value: float, dtype: ir.DataType) -> Any:
+        return op.Constant(value=ir.tensor(np.asarray(value, floats[dtype])))
+
+    def zero(op: Any) -> Any:
+        return op.Constant(value=ir.tensor(np.asarray(0, ml_dtypes.float8_e4m3fn)))
+
+    def cast(op: Any, scales: Any, dtype: ir.DataType) -> Any:
+        return scales if dtype == ir.DataType.FLOAT else op.Cast(scales, to=int(dtype))
+
+    def fp8_quantize(x: Any, scale: float) -> Any:
+        return opset20.QuantizeLinear(x, constant(opset20, scale, x.dtype or ir.DataType.FLOAT), zero(opset20))
+
+    def fp8_dequantize(q: Any, scale: float, out_dtype: int = -1) -> Any:
+        return opset20.DequantizeLinear(q, constant(opset20, scale, kind(out_dtype)), zero(opset20))
+
+    def fp8_dequantize_weight(q: Any, scales: Any, axis: int, out_dtype: int = -1) -> Any:
+        return opset20.DequantizeLinear(q, cast(opset20, scales, kind(out_dtype)), axis=axis)
+
+    def int4_dequantize(q: Any, scales: Any, out_dtype: int = -1) -> Any:
+        block = q.shape[1] // scales.shape[1]
+        return opset21.DequantizeLinear(q, cast(opset21, scales, kind(out_dtype)), axis=1, block_size=block)
+
+    def by_block(q: Any, scales: Any, scale: float, axis: int, out_dtype: int) -> Any:
+        op = opset23
+        wide = op.DequantizeLinear(scales, constant(op, scale, ir.DataType.FLOAT))
+        return op.DequantizeLinear(q, cast(op, wide, kind(out_dtype)), axis=axis, block_size=NVFP4.blocks[0])
+
+    def fp4_dequantize(q: Any, scales: Any, scale: float, out_dtype: int = -1) -> Any:
+        return by_block(q, scales, scale, 1, out_dtype)
+
+    def fp4_dynamic(x: Any, scale: float, out_dtype: int = -1) -> Any:
+        q, scales = dynamic_quantize(
+            x,
+            constant(opset23, scale, ir.DataType.FLOAT),
+            axis=-1,
+            block_size=NVFP4.blocks[0],
+            scale_type=int(ir.DataType.FLOAT8E4M3FN),
+        )
+        return by_block(q, scales, scale, -1, out_dtype)
+
+    return {
+        ops.fp8_quantize.default: fp8_quantize,
+        ops.fp8_dequantize.default: fp8_dequantize,
+        ops.fp8_dequantize_weight.default: fp8_dequantize_weight,
+        ops.int4_dequantize.default: int4_dequantize,
+        ops.fp4_dequantize.default: fp4_dequantize,
+        ops.fp4_dynamic.default: fp4_dynamic,
+    }
+
+
+def _dynamic_quantize_schema() -> Any:
+    """The operator of TensorRT's parser, as onnx describes operators: numbers and their block scales."""
+    from onnx.defs import OpSchema
+
+    parameter, attribute, kinds = OpSchema.FormalParameter, OpSchema.Attribute, OpSchema.AttrType
+    floats = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
+    return OpSchema(
+        DYNAMIC_QUANTIZE,
+        DOMAIN,
+        1,
+        inputs=[parameter("x", "T"), parameter("scale", "S")],
+        outputs=[parameter("y", "Q"), parameter("y_scale", "B")],
+        type_constraints=[
+            ("T", floats, ""),
+            ("S", floats[:1], ""),
+            ("Q", ["tensor(float4e2m1)"], ""),
+            ("B", ["tensor(float8e4m3fn)"], ""),
+        ],
+        attributes=[attribute(n, kinds.INT, "", required=True) for n in ("axis", "block_size", "scale_type")],
+    )
+
+
+def store_four_bits(model: Any) -> None:
+    """Give the weights of blocked DequantizeLinear nodes their 4-bit types: the program holds them in bytes, which
+    PyTorch has no narrower type for. int8 becomes INT4 and uint8 FLOAT4E2M1; changed in place."""
+    import ml_dtypes
+    import onnx_ir as ir
+
+    narrow = {
+        ir.DataType.INT8: (ir.DataType.INT4, lambda a: a.astype(ml_dtypes.int4)),
+        ir.DataType.UINT8: (ir.DataType.FLOAT4E2M1, lambda a: a.view(ml_dtypes.float4_e2m1fn)),
+    }
+    for node in model.graph.all_nodes():
+        if node.op_type != "DequantizeLinear" or "block_size" not in node.attributes:
+            continue
+        value = node.inputs[0]
+        if value.const_value is not None and value.dtype in narrow:
+            dtype, convert = narrow[value.dtype]
+            stored: Any = convert(value.const_value.numpy())  # type: ignore[no-untyped-call]
+            value.const_value = ir.Tensor(stored, dtype=dtype, name=value.name)
+            value.dtype = dtype

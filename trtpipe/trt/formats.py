@@ -1,0 +1,98 @@
+"""Which TensorRT and which GPU can compute in FP8, INT4 and NVFP4: one table, held against every job at plan time.
+
+What a release has is a capability of `flavour`, what a GPU has an ability of `platforms`; here is what of both a number
+format needs, and what is said where it is not there. Weak typing needs no flags of these formats: the releases that
+have them (10.0 and later) take a strongly typed network wherever a job with one of them is accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtpipe.trt.flavour import CAPABILITIES, parse_version, where
+from trtpipe.trt.platforms import BY_CAPABILITY, RTX_COMPUTE_CAPABILITIES
+
+if TYPE_CHECKING:
+    from trtpipe.job.sections import Build, Precision
+    from trtpipe.values import NumberFormatName
+
+
+@dataclass(frozen=True)
+class FormatSupport:
+    """What one number format needs.
+
+    `capability` is its name in `flavour.CAPABILITIES` and among a platform's precisions; `instead` the next step where
+    it is missing.
+    """
+
+    name: NumberFormatName
+    title: str
+    capability: str
+    instead: str
+
+
+FP8 = FormatSupport("fp8", "FP8", "fp8", "precision.int8_mode")
+INT4 = FormatSupport("int4", "INT4 weights", "int4", "precision.int8_mode")
+NVFP4 = FormatSupport("nvfp4", "NVFP4", "fp4", "precision.fp8_mode")
+SUPPORT = (FP8, INT4, NVFP4)
+
+
+def asked(precision: Precision) -> tuple[tuple[str, FormatSupport], ...]:
+    """(option path, what it needs) of the formats below INT8's generation that a job asks for."""
+    found = []
+    if precision.fp8_mode:
+        found.append(("precision.fp8_mode", FP8))
+    if precision.nvfp4_mode:
+        found.append(("precision.nvfp4_mode", NVFP4))
+    if precision.weights is not None:
+        found.append(("precision.weights", INT4 if precision.weights == "int4" else NVFP4))
+    return tuple(found)
+
+
+def floor(precision: Precision) -> str | None:
+    """The least compute capability that a portable TensorRT-RTX engine in these formats runs on; None: Ampere's 8.0.
+
+    TensorRT-RTX 1.7.1 builds such an engine without a word, and an Ampere GPU cannot run it.
+    """
+    needed = [f.capability for _, f in asked(precision)]
+    able = [c for c in RTX_COMPUTE_CAPABILITIES if parse_version(c) >= (8, 0)]
+    fitting = [c for c in able if all(n in BY_CAPABILITY[c].precisions for n in needed)]
+    return None if fitting == able else fitting[0]
+
+
+def refusals(
+    build: Build, precision: Precision, name: str, able: frozenset[str], release: str
+) -> Iterator[tuple[str, str]]:
+    """(option path, message) of every number format that this release, or a GPU the job names, does not have."""
+    by_name = {c.name: c for c in CAPABILITIES}
+    for path, needed in asked(precision):
+        capability = by_name[needed.capability]
+        if needed.capability not in able:
+            yield (
+                path,
+                f"{release} must have {capability.title} (got none). Use {where(capability)}, or {needed.instead}.",
+            )
+        if build.quantization == "implicit":
+            yield path, f"{needed.title} must be explicit (got build.quantization implicit). Use explicit."
+        if build.default_device_type == "dla" or "dla" in build.device_types.values():
+            yield path, f"{needed.title} must be on the GPU, as no DLA has it (got layers on a DLA). Use FP16 or INT8."
+        if name == "tensorrt_rtx":
+            yield from _named(build, path, needed)
+
+
+def _named(build: Build, path: str, needed: FormatSupport) -> Iterator[tuple[str, str]]:
+    """What is wrong with the compute capabilities that a TensorRT-RTX job names."""
+    unable = [
+        c
+        for c in build.compute_capability
+        if c in RTX_COMPUTE_CAPABILITIES and needed.capability not in BY_CAPABILITY[c].precisions
+    ]
+    if unable:
+        legal = [c for c in RTX_COMPUTE_CAPABILITIES if needed.capability in BY_CAPABILITY[c].precisions]
+        yield (
+            path,
+            f"each of build.compute_capability must have {needed.title}, as {', '.join(legal)} do (got "
+            f"{', '.join(unable)}). Leave them out, or use {needed.instead}.",
+        )
