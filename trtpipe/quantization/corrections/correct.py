@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,8 @@ STEPS = ("equalization", "smoothing", "thresholds", "rounding", "bias")
 #: Samples used, in batches of at most `BATCH`: of eight, five are fitted on, one decides about single operations,
 #: and two about whole steps. Fewer where the values alive at once would not fit in `MOST_BYTES`.
 SAMPLES, BATCH, MOST_BYTES = 128, 8, 4 << 30
+#: Values that must have been seen of a tensor for its largest to be cut: a few do not show how large they get.
+ENOUGH_VALUES = 1 << 16
 #: With fewer samples nothing can be fitted and judged apart.
 LEAST_SAMPLES = 16
 
@@ -185,19 +187,21 @@ class _Corrector:
     def _fit(self, table: CalibrationTable) -> None:
         """Thresholds, levels and biases in one sweep, and each kind judged on top of the ones before."""
         most = {k: max(abs(t.low), abs(t.high), table.amax[k]) for k, t in table.audit.tensors.items()}
+        rare = {k for k, t in table.audit.tensors.items() if t.elements < ENOUGH_VALUES}
         which = self._which
-        fitted = self._swept(which, most)
+        fitted = self._swept(which, most, rare)
         if fitted.amax and not self._judged("thresholds", {}, fitted.amax, f"{len(fitted.amax)} tensors"):
             which = [name for name in which if name != "thresholds"]
-            fitted = self._swept(which, most)  # levels and biases were fitted to thresholds that are not to be
+            fitted = self._swept(which, most, rare)  # levels and biases were fitted to thresholds that are not to be
         for name, arrays in (("rounding", _levels(fitted)), ("bias", _biases(fitted))):
             if arrays:
                 count = sum(not key.startswith("steps:") for key in arrays)
                 self._judged(name, arrays, {}, f"{count} {'weights' if name == 'rounding' else 'operations'}")
 
-    def _swept(self, which: Sequence[str], most: Mapping[str, float]) -> Fitted:
+    def _swept(self, which: Sequence[str], most: Mapping[str, float], rare: Collection[str]) -> Fitted:
         samples = self._samples
-        return Sweep(self._now.graph, self._amax, most, samples.fit, samples.local, which, self._progress).run()
+        sweep = Sweep(self._now.graph, self._amax, most, rare, samples.fit, samples.local, which, self._progress)
+        return sweep.run()
 
     def _judged(self, name: str, arrays: Arrays, amax: Mapping[str, float], detail: str) -> bool:
         """Take a step if it gains on the samples kept apart."""

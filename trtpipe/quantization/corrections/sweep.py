@@ -7,7 +7,7 @@ inputs. Each choice is made on the samples to fit and kept only if it is also be
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -66,13 +66,18 @@ class _Place:
 
 
 class Sweep:
-    """Holds the values alive at one place of the graph for every batch, in float and in INT8."""
+    """Holds the values alive at one place of the graph for every batch, in float and in INT8.
+
+    `amax` are the thresholds to begin with, `most` the exact maxima, and `rare` the keys of tensors of which too few
+    values were seen to cut any of them.
+    """
 
     def __init__(
         self,
         graph: GraphModule,
         amax: Mapping[str, float],
         most: Mapping[str, float],
+        rare: Collection[str],
         fit: Sequence[Batch],
         guard: Sequence[Batch],
         which: Sequence[str],
@@ -80,7 +85,7 @@ class Sweep:
     ) -> None:
         self._machine = Partial(graph)
         self._graph = graph
-        self._amax, self._most = dict(amax), most
+        self._amax, self._most, self._rare = dict(amax), most, rare
         self._batches = [*fit, *guard]
         self._fit = range(len(fit))
         self._guard = range(len(fit), len(fit) + len(guard))
@@ -182,7 +187,7 @@ class Sweep:
             errors = {
                 c: self._error(place, {**changed, site.producer: _saturating(c)}, few)
                 for c in candidates
-                if c >= LEAST_AMAX
+                if c >= (amax if site.group in self._rare else LEAST_AMAX)
             }
             best = min(errors, key=lambda c: (errors[c], -c))
             if best == amax or errors[best] >= LEAST_IMPROVEMENT * errors[amax]:
