@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtpipe.model.nodes import calls, op_name
 from trtpipe.quantization.formats import NVFP4
 
 if TYPE_CHECKING:
@@ -27,6 +26,8 @@ DYNAMIC_QUANTIZE = "TRT_FP4DynamicQuantize"
 
 def opset_of(quantized: Quantized, least: int) -> int:
     """The opset that the program's number formats need, `least` or later."""
+    from trtpipe.model.nodes import calls, op_name
+
     names = {op_name(n) for n in calls(quantized.program.graph)}
     return max(least, *(OPSETS.get(n, least) for n in names))
 
