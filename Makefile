@@ -87,7 +87,7 @@ $(ZOO)/manifest.json: | $(SETUP)
 bench-accuracy: $(SETUP) $(ZOO)/manifest.json  ## INT8 on trained networks, beside other tools (PEER_PYTHON=...); hours.
 	ZOO="$(ZOO)" $(BIN)/python benchmarks/accuracy.py $(ARGS)
 
-bench-sizes: $(SETUP)  ## Sizes of FP16 and INT8 engines of eleven networks, without a GPU.
+bench-sizes: $(SETUP)  ## Sizes of FP16 and INT8 engines of ten networks, without a GPU.
 	$(BIN)/python benchmarks/sizes.py $(ARGS)
 
 bench-gpu: $(SETUP)  ## Four networks in every mode on this GPU, and whether TensorRT-RTX runs here; into RESULTS.

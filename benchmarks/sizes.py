@@ -29,7 +29,6 @@ MODELS = {
     "vit_base_patch16_224": 224,
     "resnetv2_101x1_bit": 224,
     "mobilenetv2_100": 224,
-    "efficientnet_lite0": 224,
 }
 WAYS: dict[str, dict[str, Any]] = {
     "fp16": {"fp16_mode": True},

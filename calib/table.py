@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,14 +21,13 @@ from calib.algorithms import Algorithm
 from calib.audit import DEAD_AMAX, LEAST_AMAX, Audit, Halves, choose, nine_digits, retold, warnings_of
 from calib.corrections import Corrections, Step, corrections_path, load_corrections
 from calib.errors import CalibError
-from calib.histogram import BINS, Histogram
+from calib.histogram import Histogram
 from calib.samples import combine_digests
+from calib.table_files import canonical, pack, parse, unpack, write_whole
 
 FORMAT = "calib-table"
 #: A table with corrections is of version 2: a reader of version 1 would build its engine without them.
 PLAIN, CORRECTED = 1, 2
-#: Far beyond any real table; a longer file is refused unread.
-MOST_BYTES = 256 << 20
 
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Key = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*:[A-Za-z0-9_.\[\]-]+$", max_length=1024)]
@@ -102,7 +99,7 @@ class CalibrationTable:
     @property
     def digest(self) -> str:
         """sha256 hex of the whole table; it changes with anything in it."""
-        return hashlib.sha256(_canonical(self._content()).encode()).hexdigest()
+        return hashlib.sha256(canonical(self._content()).encode()).hexdigest()
 
     def scale(self, key: str) -> float:
         """float32 amax / 127 of one tensor.
@@ -168,11 +165,11 @@ class CalibrationTable:
         """Write the table, and its histograms beside it when they are here; each whole or not at all."""
         target = Path(path)
         if self.histograms is not None:
-            write_whole(histograms_path(target), _pack(self.histograms))
+            write_whole(histograms_path(target), pack(self.histograms))
         if self.corrections is not None and self.corrections.arrays:
             write_whole(corrections_path(target), self.corrections.packed)
         content = self._content()
-        write_whole(target, (_canonical(content | {"digest": self.digest}) + "\n").encode())
+        write_whole(target, (canonical(content | {"digest": self.digest}) + "\n").encode())
 
     @classmethod
     def load(cls, path: str | Path, histograms: bool = False) -> CalibrationTable:
@@ -182,7 +179,7 @@ class CalibrationTable:
             CalibError: anything but a whole, unchanged table of this version.
         """
         where = Path(path)
-        raw = _parse(where)
+        raw = parse(where)
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:
             raise CalibError(
                 f"{where}: must be a calibration table (got other JSON). Write one with `trtpipe calibrate`."
@@ -327,7 +324,7 @@ def make_table(
         recipe,
         audit,
         dict(counted),
-        hashlib.sha256(_pack(counted)).hexdigest(),
+        hashlib.sha256(pack(counted)).hexdigest(),
     )
 
 
@@ -356,68 +353,6 @@ def _check(where: Path, table: CalibrationTable) -> None:
         raise CalibError(f"{where}: digests.data must be that of the samples listed (got another). Calibrate again.")
 
 
-def _canonical(value: Any) -> str:
-    """JSON with sorted keys and floats of nine significant digits, which a float32 survives."""
-    return json.dumps(_rounded(value), sort_keys=True, indent=1, allow_nan=False)
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return nine_digits(value)
-    if isinstance(value, dict):
-        return {k: _rounded(v) for k, v in value.items()}
-    return [_rounded(v) for v in value] if isinstance(value, (list, tuple)) else value
-
-
-def _parse(where: Path) -> Any:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            raise ValueError("a key stands twice")
-        return found
-
-    def refuse(word: str) -> Any:
-        raise ValueError(f"{word} is not JSON")
-
-    try:
-        if where.stat().st_size > MOST_BYTES:
-            raise ValueError("it is too long")
-        return json.loads(where.read_bytes().decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse)
-    except OSError as error:
-        raise CalibError(f"{where}: must be a calibration table (got {error.strerror}).") from error
-    except (ValueError, RecursionError) as error:
-        raise CalibError(f"{where}: must be a whole JSON file (got {str(error)[:120]}). Calibrate again.") from error
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write to a temporary sibling and rename it."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def _pack(counted: Mapping[str, Halves]) -> bytes:
-    """safetensors: for tensor k and half h, "k#h" is int64 [2, K]: buckets in use and their counts; "k#h.range"
-
-    float32 [2].
-    """
-    from safetensors.numpy import save
-
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
-    for key, halves in counted.items():
-        for half, histogram in enumerate(halves):
-            used = np.flatnonzero(histogram.counts).astype(np.int64)
-            arrays[f"{key}#{half}"] = np.stack([used, histogram.counts[used]])
-            arrays[f"{key}#{half}.range"] = np.array([histogram.low, histogram.high], np.float32)
-    return bytes(save(arrays))
-
-
 def _load_histograms(where: Path, table: CalibrationTable) -> Mapping[str, Halves]:
     from safetensors import SafetensorError
     from safetensors.numpy import load
@@ -430,20 +365,10 @@ def _load_histograms(where: Path, table: CalibrationTable) -> Mapping[str, Halve
         if hashlib.sha256(data).hexdigest() != table.histograms_sha256:
             raise CalibError(f"{path}: must be the histograms of {where.name} (got another digest). Calibrate again.")
         arrays = load(data)
-        return {key: (_unpack(arrays, key, 0), _unpack(arrays, key, 1)) for key in table.amax}
+        return {key: (unpack(arrays, key, 0), unpack(arrays, key, 1)) for key in table.amax}
     except OSError as error:
         raise CalibError(f"{path}: must be readable (got {error.strerror}). Calibrate again.") from error
     except (SafetensorError, KeyError, IndexError, ValueError) as error:
         if isinstance(error, CalibError):
             raise
         raise CalibError(f"{path}: must hold the histograms of {where.name} (got {error}). Calibrate again.") from error
-
-
-def _unpack(arrays: Mapping[str, np.ndarray[Any, Any]], key: str, half: int) -> Histogram:
-    used, found = arrays[f"{key}#{half}"]
-    low, high = arrays[f"{key}#{half}.range"].tolist()
-    if found.size and (used.min() < 0 or used.max() >= BINS or found.min() < 1 or np.unique(used).size != used.size):
-        raise ValueError(f"{key!r} has counts that no observer makes")
-    counts = np.zeros(BINS, np.int64)
-    counts[used] = found
-    return Histogram(counts, low, high)

@@ -18,7 +18,7 @@ import numpy as np
 from calib.data import Source
 from calib.errors import CalibError
 from calib.samples import Array
-from calib.table import write_whole
+from calib.table_files import write_whole
 from calib.trt_cache import read_cache
 
 #: Which of TensorRT's classes does which algorithm. TensorRT has none for mse.

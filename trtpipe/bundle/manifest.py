@@ -202,7 +202,7 @@ def _check_specs(side: str, specs: tuple[TensorSpec, ...]) -> None:
 def describe_engine(
     engine: Engine,
     build: Build,
-    precision: Precision = Precision(),
+    precision: Precision | None = None,
     *,
     device_memory_bytes: int | None = None,
     int8_weights: WeightBytes | None = None,
@@ -225,7 +225,7 @@ def describe_engine(
         # Its plans do not name the GPU that they were built on.
         capabilities = tuple(d.compute_capability for d in driver.probe().devices[:1])
     portable = engine.target == "onnxruntime"
-    floor = formats.floor(precision) if engine.target == "tensorrt_rtx" and not capabilities else None
+    floor = formats.floor(precision or Precision()) if engine.target == "tensorrt_rtx" and not capabilities else None
     windows = build.runtime_platform == "windows_amd64"
     os = os or ("win32" if windows else sys.platform)
     machine = machine or ("x86_64" if windows else machine_name(platform.machine()))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtpipe.errors import BuildError
+from trtpipe.model.export import export
 from trtpipe.values import LoadedModel, OnnxModel, Quantized
 
 if TYPE_CHECKING:
@@ -82,7 +83,6 @@ def damaged_program(loaded: LoadedModel, quantized: Quantized) -> tuple[Quantize
     Raises:
         BuildError: the program has no quantization scale and no weight.
     """
-    from trtpipe.model.export import export
     from trtpipe.model.nodes import calls, module_path, op_name
 
     graph: GraphModule = quantized.program.module(check_guards=False)

@@ -8,21 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from trtpipe.job.sections import (
-        Build,
-        Calibration,
-        Check,
-        Data,
-        Input,
-        Model,
-        Normalize,
-        Output,
-        Precision,
-        Transform,
-    )
+from trtpipe.job.sections import Build, Calibration, Check, Data, Input, Model, Normalize, Output, Precision, Transform
 
 Path = tuple[str | int, ...]
 

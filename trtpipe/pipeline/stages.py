@@ -125,7 +125,8 @@ def observe(
         digests=digests,
         progress=progress,
     )
-    which = STEPS if calibration.corrections is True else calibration.corrections or ()
+    asked = calibration.corrections if job.precision.int8_mode else ()
+    which = STEPS if asked is True else asked or ()
     return correct(captured, table, source, which=which, batch_size=size, progress=progress) if which else table
 
 

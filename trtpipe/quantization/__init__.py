@@ -1,6 +1,7 @@
 """Q/DQ and casts on the captured graph, sensitivities, and the search for what to keep wide."""
 
 __all__ = [
+    "corrections",
     "diagnose",
     "formats",
     "importance",

@@ -13,8 +13,8 @@ from torch.fx import GraphModule, Interpreter, Node
 from trtpipe.model.nodes import constant_value, is_constant, op_name
 from trtpipe.quantization.formats import SMALLEST_SCALE, rounded_up
 from trtpipe.quantization.macs import macs
+from trtpipe.quantization.observers import ACTIVATION_RANGE, WEIGHT_RANGE
 from trtpipe.quantization.placement import Site
-from trtpipe.quantization.quantize import ACTIVATION_RANGE, WEIGHT_RANGE
 from trtpipe.values import Int8Weight
 
 #: What is read by an operation instead of its input.

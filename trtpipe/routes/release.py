@@ -35,6 +35,9 @@ def lower(model: Any) -> None:
     for node in list(graph):
         if rewrite := _REWRITES.get(node.op_type):
             rewrite(graph, node)
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            del graph.initializers[name]
     model.opset_imports[""] = 17
     model.ir_version = IR_VERSION
 
@@ -84,6 +87,8 @@ def _type_int8_regions(graph: Any) -> None:
             if not _is_float16(output):
                 continue
             output.type = ir.TensorType(ir.DataType.FLOAT)
+            if node.op_type == "Cast":
+                node.attributes["to"] = ir.AttrInt64("to", int(ir.DataType.FLOAT))
             half = None
             for reader, k in list(output.uses()):
                 if reader in inside:

@@ -28,7 +28,7 @@ STRENGTHS = tuple(i / 10 for i in range(11))
 #: Buckets of a channel's histogram: 8 an octave, 24 octaves.
 BUCKETS = 192
 #: A channel under a clip is scaled up to this much less than the clip: other samples have larger values.
-SLACK = 1.0
+SLACK = 1.5
 #: Of so many batches one is counted; maxima are of all.
 COUNTED = 4
 #: A channel with less than this of the tensor's range is scaled as if it had that much.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from trtpipe.quantization.formats import SMALLEST_SCALE, rounded_up
-from trtpipe.quantization.quantize import WEIGHT_RANGE
+from trtpipe.quantization.observers import WEIGHT_RANGE
 
 #: Added to the diagonal of the inputs' second moments, relative to its mean.
 DAMPING = 0.01

@@ -19,9 +19,9 @@ from trtpipe.errors import Cancelled
 from trtpipe.model.nodes import constant_value, is_constant, op_name
 from trtpipe.quantization.corrections import rounding
 from trtpipe.quantization.corrections.domains import groups_of
+from trtpipe.quantization.observers import ACTIVATION_RANGE
 from trtpipe.quantization.partial import Partial, Rounding
 from trtpipe.quantization.placement import Site, find_sites
-from trtpipe.quantization.quantize import ACTIVATION_RANGE
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node

@@ -1,0 +1,102 @@
+"""The bytes of a table's files: canonical JSON, packed histograms, and writing them whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calib.audit import Halves, nine_digits
+from calib.errors import CalibError
+from calib.histogram import BINS, Histogram
+
+#: Far beyond any real table; a longer file is refused unread.
+MOST_BYTES = 256 << 20
+
+
+def canonical(value: Any) -> str:
+    """JSON with sorted keys and floats of nine significant digits, which a float32 survives."""
+    return json.dumps(_rounded(value), sort_keys=True, indent=1, allow_nan=False)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return nine_digits(value)
+    if isinstance(value, dict):
+        return {k: _rounded(v) for k, v in value.items()}
+    return [_rounded(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def parse(where: Path) -> Any:
+    """The JSON in a file, in which no key stands twice.
+
+    Raises:
+        CalibError: it cannot be read, is too long, or is not JSON.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise ValueError("a key stands twice")
+        return found
+
+    def refuse(word: str) -> Any:
+        raise ValueError(f"{word} is not JSON")
+
+    try:
+        if where.stat().st_size > MOST_BYTES:
+            raise ValueError("it is too long")
+        return json.loads(where.read_bytes().decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse)
+    except OSError as error:
+        raise CalibError(f"{where}: must be a calibration table (got {error.strerror}).") from error
+    except (ValueError, RecursionError) as error:
+        raise CalibError(f"{where}: must be a whole JSON file (got {str(error)[:120]}). Calibrate again.") from error
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write to a temporary sibling and rename it."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def pack(counted: Mapping[str, Halves]) -> bytes:
+    """safetensors: for tensor k and half h, "k#h" is int64 [2, K]: buckets in use and their counts; "k#h.range"
+
+    float32 [2].
+    """
+    from safetensors.numpy import save
+
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    for key, halves in counted.items():
+        for half, histogram in enumerate(halves):
+            used = np.flatnonzero(histogram.counts).astype(np.int64)
+            arrays[f"{key}#{half}"] = np.stack([used, histogram.counts[used]])
+            arrays[f"{key}#{half}.range"] = np.array([histogram.low, histogram.high], np.float32)
+    return bytes(save(arrays))
+
+
+def unpack(arrays: Mapping[str, np.ndarray[Any, Any]], key: str, half: int) -> Histogram:
+    """The histogram of one half of a tensor's data, from what `pack` wrote.
+
+    Raises:
+        KeyError, ValueError: it is not there, or is none that an observer makes.
+    """
+    used, found = arrays[f"{key}#{half}"]
+    low, high = arrays[f"{key}#{half}.range"].tolist()
+    if found.size and (used.min() < 0 or used.max() >= BINS or found.min() < 1 or np.unique(used).size != used.size):
+        raise ValueError(f"{key!r} has counts that no observer makes")
+    counts = np.zeros(BINS, np.int64)
+    counts[used] = found
+    return Histogram(counts, low, high)

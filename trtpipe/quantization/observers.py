@@ -1,0 +1,64 @@
+"""Observers that PT2E puts on the captured graph: symmetric INT8, one scale a tensor or one an output channel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from calib.observers import HistogramObserver
+from trtpipe.model.pt2e import UniformQuantizationObserverBase
+from trtpipe.quantization.formats import SMALLEST_SCALE, rounded_up
+
+#: Symmetric INT8. A weight's amax is its exact maximum, so its levels are [-127, 127]; activations saturate at -128.
+ACTIVATION_RANGE, WEIGHT_RANGE = (-128, 127), (-127, 127)
+
+
+class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
+    """Observes into a histogram while calibrating, and answers with the table's amax when converting.
+
+    `forward` takes any float tensor of any shape and returns it unchanged.
+    """
+
+    def __init__(self, dtype: torch.dtype = torch.int8, **_: Any) -> None:
+        low, high = ACTIVATION_RANGE
+        super().__init__(dtype=dtype, qscheme=torch.per_tensor_symmetric, quant_min=low, quant_max=high)
+        self.histogram: HistogramObserver | None = None
+        self.scale = 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`x`, after it was observed."""
+        if self.histogram is not None:
+            self.histogram.observe(x)
+        return x
+
+    def calculate_qparams(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """float32 scale [1] and int64 zero point [1] (always 0)."""
+        return torch.tensor([self.scale], dtype=torch.float32), torch.zeros(1, dtype=torch.int64)
+
+
+class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
+    """The exact maximum of |w| by output channel; scale = amax / 127 (NVIDIA, 8-bit Inference with TensorRT, 2017).
+
+    A corrected weight comes with its own `scales` (float32 [C]).
+    """
+
+    def __init__(self, dtype: torch.dtype = torch.int8, ch_axis: int = 0, half: torch.dtype | None = None, **_: Any):
+        low, high = WEIGHT_RANGE
+        super().__init__(dtype=dtype, qscheme=torch.per_channel_symmetric, quant_min=low, quant_max=high)
+        self.ch_axis = ch_axis
+        self.half = half
+        self.amax = torch.zeros(0)
+        self.scales: torch.Tensor | None = None
+
+    def forward(self, w: torch.Tensor) -> torch.Tensor:
+        """`w` [..., C at ch_axis, ...], after its maxima were taken: once, since it is a constant of the graph."""
+        if not self.amax.numel():
+            self.amax = w.detach().abs().amax(dim=[d for d in range(w.dim()) if d != self.ch_axis])
+        return w
+
+    def calculate_qparams(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """float32 scales [C] and int64 zero points [C] (all 0)."""
+        scales = (self.amax / WEIGHT_RANGE[1]).clamp_min(SMALLEST_SCALE) if self.scales is None else self.scales
+        scales = rounded_up(scales, self.half)
+        return scales, torch.zeros_like(scales, dtype=torch.int64)
