@@ -129,6 +129,7 @@ def test_a_trial_has_the_engines_latency_where_a_gpu_executes_it(path, monkeypat
     compiled, whole = [], SimpleNamespace(fallback=())
     monkeypatch.setattr(driver, "probe", lambda: SimpleNamespace(devices=("a GPU",), problem=""))
     monkeypatch.setattr(tune_line, "compile_engine", lambda job, *_: compiled.append(job.build.target) or whole)
+    monkeypatch.setattr(tune_line, "not_executed_here", lambda engine: "")
     monkeypatch.setattr(tune_line, "latencies", lambda front, engine: (3.0, 1.0, 2.0))
     for target, expected in (("onnxruntime", None), ("tensorrt_rtx", 2.0)):
         job = load_job(path, [f"build.target={target}"])
