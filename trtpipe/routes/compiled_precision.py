@@ -32,8 +32,8 @@ _MOVES = ("Transpose", "Reshape", "Cast")
 
 
 def read_back(layers: Sequence[LayerPrecision], graph: OnnxModel) -> tuple[LayerPrecision, ...]:
-    """`layers` with the precision that the graph says: a node that reads a DequantizeLinear is
-    what that reads, any other is what its input is.
+    """`layers` with the precision that the graph says: a node that reads a DequantizeLinear is what
+    was stored there, any other is what its input is.
 
     An operation is found by its module and its place among those of one kind there. Where their numbers differ (the
     exporter split or merged some), or the operation has no name in ONNX, what was planned stays.
