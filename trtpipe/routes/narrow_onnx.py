@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtpipe.quantization.formats import NVFP4
-
 if TYPE_CHECKING:
     from trtpipe.values import Quantized
 
@@ -40,6 +38,7 @@ def translations() -> dict[Any, Any]:
     from onnxscript import opset20, opset21, opset23, values
 
     import trtpipe.quantization.narrow  # noqa: F401  # registers torch.ops.trtpipe.fp8_* and so on
+    from trtpipe.quantization.formats import NVFP4
 
     ops = torch.ops.trtpipe
     dynamic_quantize = values.Op(values.Opset(DOMAIN, 1), DYNAMIC_QUANTIZE, _dynamic_quantize_schema())
