@@ -54,7 +54,7 @@ quickstart: $(SETUP) $(DIGITS)  ## Build configs/quickstart.yaml: digits, INT8, 
 test: $(SETUP)  ## Run the tests, but those marked acceptance, slow or gpu.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'not acceptance and not slow and not gpu' $(ARGS)
 
-test-ci: $(SETUP)  ## Run what CI runs: acceptance tests too. A skip for another reason than a GPU or torch2trt fails.
+test-ci: $(SETUP)  ## Run the acceptance tests too, before a release. A skip for another reason than a GPU or torch2trt fails.
 	TRTPIPE_NO_SKIPS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'not slow and not gpu' $(ARGS)
 
 test-slow: $(SETUP)  ## Run the tests that CI does not, and the property tests on other examples each time.

@@ -158,10 +158,9 @@ class Line:
     @cached_property
     def corrected(self) -> tuple[Any, Any]:
         """The corrected graph and its table."""
+        from trtpipe.progress import Silent
         from trtpipe.quantization.corrections import edits
         from trtpipe.quantization.corrections.correct import STEPS, correct
-
-        from trtpipe.progress import Silent
 
         table = self.timed(
             "correct",

@@ -68,7 +68,7 @@ def test_load_job_says_all_that_is_wrong(tmp_path: Path) -> None:
     assert "missing.npy" in str(caught.value)
 
 
-def test_calibrate_refuses_a_job_that_quantizes_nothing(tmp_path: Path) -> None:
+def test_calibrate_refuses_a_job_without_calibration(tmp_path: Path) -> None:
     import numpy as np
 
     np.save(tmp_path / "x.npy", np.zeros((2, 3), np.float32))
@@ -76,10 +76,7 @@ def test_calibrate_refuses_a_job_that_quantizes_nothing(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text("def build():\n    import torch\n    return torch.nn.Linear(3, 4)\n")
     with pytest.raises(InputError) as caught:
         trtpipe.calibrate(tmp_path / "job.yaml")
-    assert str(caught.value) == (
-        "calibrate: precision.int8_mode must be true and calibration be given (got a job that quantizes nothing). "
-        "Set precision.int8_mode=true."
-    )
+    assert str(caught.value) == ("calibration: must be given to calibrate (got none). Add calibration.images.")
 
 
 class _Display:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from calib import table_files
 from calib.algorithms import ALGORITHMS, threshold
 from calib.errors import CalibError
 from calib.histogram import Histogram
@@ -354,12 +355,10 @@ def test_bad_histogram_files(saved, name):
 
 
 def test_nothing_half_written_is_left(tmp_path, monkeypatch):
-    import calib.table
-
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(calib.table.os, "replace", fail)
+    monkeypatch.setattr(table_files.os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
         made().save(tmp_path / "calibration.json")
     assert list(tmp_path.iterdir()) == []

@@ -36,9 +36,11 @@ from trtpipe.report import bench_page
 READ = {
     ("bench", "target"), ("build", "jobs"), ("build", "sign"), ("build", "key"), ("calibrate", "jobs"),
     ("check", "bundle"), ("check", "key"), ("export", "bundle"), ("export", "key"), ("history", "file"),
-    ("init", "images"), ("inspect", "file"), ("nightly", "jobs"), ("nightly", "sign"), ("pack", "bundle"),
+    ("init", "images"), ("inspect", "file"), ("nightly", "credentials"), ("nightly", "jobs"), ("nightly", "sign"),
+    ("pack", "bundle"),
     ("prepare", "jobs"), ("prepare", "sign"), ("run", "bundle"), ("run", "key"), ("run", "source"), ("tune", "job"),
     ("unpack", "archive"), ("unpack", "key"), ("validate", "jobs"), ("verify", "bundle"), ("verify", "key"),
+    ("worker", "credentials"),
 }  # fmt: skip
 #: Types of parameters that are probed while the command line is read.
 PROBED = (OutputFile, OutputFolder, OutputTables)
@@ -186,7 +188,7 @@ def test_an_output_that_cannot_be_written_is_found_before_work_begins(
     def begun(*_: object, **__: object) -> None:
         raise AssertionError("work began")
 
-    monkeypatch.setattr("trtpipe.pipeline.stages.load_model", begun)
+    monkeypatch.setattr("trtpipe.pipeline.front.load_model", begun)
     monkeypatch.setattr("trtpipe.job.load.load_job", begun)
     for out, reason in (
         (tmp_path / "file" / "out", "a part of this path is a file, not a folder. Check the path."),

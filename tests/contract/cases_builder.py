@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import gc
 import signal
 
 import pytest
@@ -124,6 +125,7 @@ def test_a_parser_error_names_its_node(world):
 
 def test_no_driver_is_an_error_before_anything_is_asked(world, monkeypatch):
     monkeypatch.setattr(driver, "probe", lambda: driver.Driver(problem="no library"))
+    gc.collect()  # what other tests left is released by calls of its own
     before = stub.count()
     with pytest.raises(errors.MissingError, match=r"an NVIDIA GPU and its driver must be here \(got: no library\)"):
         engine_of()

@@ -41,7 +41,7 @@ def built(folder: Path, dtype: str, output: str, precision: dict[str, Any]) -> B
         "inputs": {"image": image},
         "outputs": {"logits": {"dtype": output}},
         "precision": precision,
-        "check": {"arrays": "x.npy", "batch_size": 8, "limits": {"relative_l2_max": 0.1}},
+        "check": {"arrays": "x.npy", "batch_size": 8, "limits": {"relative_l2_max": 0.02}},
     }
     if "int8_mode" in precision:
         job["calibration"] = {"arrays": "x.npy", "batch_size": 8}

@@ -41,7 +41,7 @@ outputs: {{logits: {{}}}}
 precision: {precision}
 calibration: {calibration}
 build: {build}
-check: {{arrays: check.npy, limits: {{cosine_min: 0.9}}}}
+check: {{arrays: check.npy, limits: {{cosine_min: {cosine_min}}}}}
 """
 SAMPLES = "{arrays: calib.npy, batch_size: 4, algorithm: percentile}"
 TABLE = "{table: calibration.json, algorithm: percentile}"
@@ -59,9 +59,11 @@ def folder(tmp_path_factory):
     return path
 
 
-def write(folder, name, precision, *, calibration=TABLE, build="{}"):
+def write(folder, name, precision, *, calibration=TABLE, build="{}", cosine_min=0.9):
     path = folder / f"{name}.yaml"
-    path.write_text(JOB.format(name=name, precision=precision, calibration=calibration, build=build))
+    path.write_text(
+        JOB.format(name=name, precision=precision, calibration=calibration, build=build, cosine_min=cosine_min)
+    )
     return path
 
 
@@ -86,7 +88,9 @@ def device(compute_capability):
 )
 def test_a_portable_engine_from_one_table(folder, tmp_path, name, precision, floor, formats):
     calibration = SAMPLES if name == "int4" else TABLE
-    built = build(write(folder, name, precision, calibration=calibration), tmp_path)
+    # The mean over 64 positions hides most of what coarse INT8 numbers lose: a control can fail a tight limit alone.
+    limit = 0.995 if name == "int8" else 0.9
+    built = build(write(folder, name, precision, calibration=calibration, cosine_min=limit), tmp_path)
     manifest = built.bundle.manifest
     assert built.report.passed, built.report.problems
     assert built.report.executed == "graph"

@@ -129,6 +129,7 @@ def test_a_trial_has_the_engines_latency_where_a_gpu_executes_it(path, monkeypat
     compiled, whole = [], SimpleNamespace(fallback=())
     monkeypatch.setattr(driver, "probe", lambda: SimpleNamespace(devices=("a GPU",), problem=""))
     monkeypatch.setattr(tune_line, "compile_engine", lambda job, *_: compiled.append(job.build.target) or whole)
+    monkeypatch.setattr(tune_line, "not_executed_here", lambda engine: "")
     monkeypatch.setattr(tune_line, "latencies", lambda front, engine: (3.0, 1.0, 2.0))
     for target, expected in (("onnxruntime", None), ("tensorrt_rtx", 2.0)):
         job = load_job(path, [f"build.target={target}"])
@@ -153,7 +154,7 @@ def test_a_budget_out_of_reach_exits_with_1_and_still_writes_the_closest(folder,
 
 def test_tune_needs_int8_and_a_limit(path):
     job = load_job(path)
-    with pytest.raises(InputError, match=r"^tune: the job must quantize \(got int8_mode: false\)\. Set precision"):
+    with pytest.raises(InputError, match=r"^tune: the job must quantize \(got no mode that does\)\. Set precision"):
         tune_from(job, None, None, path.parent, None)
     none = job.model_copy(
         update={
@@ -170,7 +171,7 @@ def test_a_candidate_adds_to_what_the_job_keeps_and_bf16_has_its_own_list(path):
     assert found.precision.keep.fp32 == ("head", "b")
     assert found.precision.keep.fp16 == ("a",)
     assert found.calibration.algorithm == "mse"
-    job = load_job(path, ["precision={bf16_mode: true, int8_mode: true}"])
+    job = load_job(path, ["precision={bf16_mode: true, int8_mode: true}", "build.target=tensorrt_rtx"])
     assert chosen(job, Candidate("minmax", ("a",))).precision.keep.bf16 == ("a",)
 
 

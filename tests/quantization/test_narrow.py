@@ -221,8 +221,8 @@ def test_the_onnx_file_computes_what_the_program_does(net, images, modes, half):
         graph = torch.from_numpy(runner.run({"image": images.numpy()})["logits"])
         assert ("NVFP4" in runner.name) == ("NVFP4" in modes.title)
     error = (graph - program).norm() / program.norm()
-    # Sums in another order round to other halves, and those to other FP8 or FP4 numbers.
-    assert error < (1e-5 if half is None else 0.05)
+    # Sums in another order round to other halves, and those to other INT8, FP8 or FP4 numbers.
+    assert error < (1e-3 if half is None else 0.05)
     wide = Attention().eval()(images)
     ratio = 10 * torch.log10(wide.square().sum() / (graph - wide).square().sum())
     assert ratio > (12 if "NVFP4" in modes.title else 15)

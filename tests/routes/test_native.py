@@ -11,7 +11,6 @@ from trtpipe.pipeline import stages as pipeline
 from trtpipe.progress import Silent
 from trtpipe.routes import onnx
 from trtpipe.routes.native import native_calibration
-from trtpipe.trt import builder
 
 
 @pytest.fixture
@@ -64,7 +63,7 @@ def test_with_implicit_quantization_the_line_places_no_qdq(samples):
 
 def test_the_onnx_route_hands_them_to_the_builder(samples, monkeypatch):
     given = {}
-    monkeypatch.setattr(builder, "build_engine", lambda model, build, **more: given.update(more) or "engine")
+    monkeypatch.setattr(onnx, "build_engine", lambda model, build, **more: given.update(more) or "engine")
     model = line(tiny(), 16, 5)
     wanted = implicit(arrays=samples, batch_size=8)
     assert onnx.compile_engine(wanted, model.loaded, model.quantized(), Silent()) == "engine"

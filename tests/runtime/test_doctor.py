@@ -84,8 +84,9 @@ def test_a_gpu_with_everything(machine):
     assert (gpu.name, gpu.compute_capability, gpu.precisions) == (
         "NVIDIA L4", "8.9", ("fp32", "fp16", "bf16", "int8", "int4", "fp8"),
     )  # fmt: skip
-    assert "gpu          NVIDIA L4, compute capability 8.9, 24.0 GiB, FP32, FP16, BF16, INT8, FP8" in doctor.lines(
-        found
+    assert (
+        "gpu          NVIDIA L4, compute capability 8.9, 24.0 GiB, FP32, FP16, BF16, INT8, INT4, FP8"
+        in doctor.lines(found)
     )
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import types
 
 import pytest
@@ -88,7 +89,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     def full(*_):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(timing_cache.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="No space left"):
         timing_cache.save(config, path)
     assert [f.read_bytes() for f in tmp_path.iterdir()] == [b"a"]

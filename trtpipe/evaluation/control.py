@@ -1,9 +1,10 @@
 """The control of a check: a copy of the graph with one tensor damaged, as an ONNX file or as an exported program.
 
-In a quantized graph the scale of the last activation (in its Q and in every DQ that reads it) is multiplied by 127, as
-if calibration had gone wrong by that much; FP8 keeps its precision under a larger scale, so there it is divided, and
-nearly all of the tensor is clipped. In any other graph the last weight is set to zero, or the scale that it is stored
-with.
+In a quantized graph the scale of the last activation on each way to an output (in its Q and in every DQ that reads it)
+is multiplied by 127, as if calibration had gone wrong by that much; FP8 keeps its precision under a larger scale, so
+there it is divided, and nearly all of the tensor is clipped. On each way: the branch of a residual block may change
+little by itself, as its sum goes on without it. In any other graph the last weight is set to zero, or the scale that
+it is stored with.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from trtpipe.model.export import export
 from trtpipe.values import LoadedModel, OnnxModel, Quantized
 
 if TYPE_CHECKING:
-    from onnx import TensorProto
+    from collections.abc import Sequence
+
+    from onnx import ModelProto, NodeProto, TensorProto
     from torch.fx import GraphModule, Node
 
 #: A calibration gone wrong by this factor leaves only -1, 0 and 1 of the 255 levels.
@@ -47,17 +50,20 @@ def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
         if n.op_type == "QuantizeLinear" and n.input[1] in constants and n.input[0] not in constants
     ]
     if quantizers:
-        last = quantizers[-1]
-        zero_point = constants.get(last.input[2]) if len(last.input) > 2 else None
-        fp8 = zero_point is not None and zero_point.data_type == onnx.TensorProto.FLOAT8E4M3FN
-        factor = 1 / SCALE_FACTOR if fp8 else SCALE_FACTOR
-        readers = [n for n in graph.node if n.op_type == "DequantizeLinear" and n.input[0] == last.output[0]]
-        for k, node in enumerate((last, *readers)):
-            scale = numpy_helper.to_array(constants[node.input[1]])
-            new = (scale.astype(np.float32) * factor).astype(scale.dtype)
-            node.input[1] = f"damaged_scale_{k}"
-            graph.initializer.append(numpy_helper.from_array(new, node.input[1]))
-        return replace(model, data=proto.SerializeToString()), last.name, HOW_FP8 if fp8 else HOW_SCALE
+        damaged = _nearest_the_outputs(proto, quantizers)
+        for i, quantizer in enumerate(damaged):
+            zero_point = constants.get(quantizer.input[2]) if len(quantizer.input) > 2 else None
+            fp8 = zero_point is not None and zero_point.data_type == onnx.TensorProto.FLOAT8E4M3FN
+            factor = 1 / SCALE_FACTOR if fp8 else SCALE_FACTOR
+            readers = [n for n in graph.node if n.op_type == "DequantizeLinear" and n.input[0] == quantizer.output[0]]
+            for k, node in enumerate((quantizer, *readers)):
+                scale = numpy_helper.to_array(constants[node.input[1]])
+                new = (scale.astype(np.float32) * factor).astype(scale.dtype)
+                node.input[1] = f"damaged_scale_{i}_{k}"
+                graph.initializer.append(numpy_helper.from_array(new, node.input[1]))
+        last = damaged[-1]
+        more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+        return replace(model, data=proto.SerializeToString()), last.name + more, HOW_FP8 if fp8 else HOW_SCALE
     weights = [
         (n, i)
         for n in graph.node
@@ -73,6 +79,23 @@ def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
         if given == name:
             node.input[k] = "damaged_weight"
     return replace(model, data=proto.SerializeToString()), node.name, HOW_WEIGHT
+
+
+def _nearest_the_outputs(proto: ModelProto, quantizers: Sequence[NodeProto]) -> list[NodeProto]:
+    """The quantizers that a way back from an output meets first, in the order of the graph."""
+    producer = {name: node for node in proto.graph.node for name in node.output}
+    wanted = {q.output[0] for q in quantizers}
+    todo, seen, met = [o.name for o in proto.graph.output], set[str](), set[str]()
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if name in wanted:
+            met.add(name)
+        elif name in producer:
+            todo += producer[name].input
+    return [q for q in quantizers if q.output[0] in met] or [quantizers[-1]]
 
 
 def damaged_program(loaded: LoadedModel, quantized: Quantized) -> tuple[Quantized, LoadedModel, str, str]:

@@ -65,10 +65,12 @@ class Job(Section):
         return self.check.transform
 
     def unused(self) -> tuple[str, ...]:
-        """What the calibration section gives and a job without INT8 does not use, as notes."""
+        """What the calibration section gives and this job does not use, as notes."""
         data, precision = self.calibration, self.precision
-        if data is None or precision.int8_mode:
+        if data is None:
             return ()
+        if precision.calibrated:
+            return self._no_corrections(data)
         if not precision.fp16_mode:
             shared = self.check.images is not None and self.check.transform is None and data.transform is not None
             what = "only its transform is used, by the check" if shared else "not used"
@@ -80,6 +82,18 @@ class Job(Section):
         )
         names = ", ".join(given)
         return (f"{names}: not used, since precision.int8_mode is false",) if names else ()
+
+    def _no_corrections(self, data: Calibration) -> tuple[str, ...]:
+        """A note where `calibration.corrections` is given and no correction is made."""
+        if "corrections" not in data.model_fields_set or data.corrections is False:
+            return ()
+        if self.build.quantization == "implicit":
+            return ("calibration.corrections: not used, since build.quantization is implicit",)
+        if not self.precision.int8_mode:
+            return ("calibration.corrections: not used, since precision.int8_mode is false",)
+        if data.table is not None:
+            return ("calibration.corrections: those that calibration.table holds are used, and no other is made",)
+        return ()
 
     def batch_size(self, data: Data) -> int:
         """`data.batch_size`, within what the batch dimension of the inputs takes."""

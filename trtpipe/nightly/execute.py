@@ -164,6 +164,7 @@ def _build(task: BuildTask, reporter: Reporter, memory: Memory) -> tuple[JobOutc
             recorder.close()
         if moved := "; ".join([*filter(None, [_moved(ingredients.parts, latest)]), *changed]):
             raise InputError(f"{task.name}: inputs changed while it was built ({moved}). Run again.")
+        memory.rename(keys.model, stage_keys(job, latest).model)
         outcome = dataclasses.replace(
             of_bundle(task, built.bundle),
             key=latest.key,

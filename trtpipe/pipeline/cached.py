@@ -47,6 +47,11 @@ class Memory:
             self._key, self._values = key, {}
         self._values[name] = (value, reads)
 
+    def rename(self, key: str, known_as: str) -> None:
+        """What was made for `key` is found as `known_as` from now on: its key with all that was read to make it."""
+        if key == self._key:
+            self._key = known_as
+
     def stale_modules(self, model_key: str) -> frozenset[str]:
         """Modules that the next job must load anew; those of a model that it shares stay."""
         return self.modules - self.model_modules if self.get(model_key, "model") else self.modules

@@ -23,11 +23,11 @@ from trtpipe.model.pt2e import (
     convert_pt2e,
     prepare_pt2e,
 )
-from trtpipe.quantization.formats import SMALLEST_SCALE, rounded_up
+from trtpipe.quantization.formats import FORMATS, SMALLEST_SCALE, rounded_up
 from trtpipe.quantization.narrow import NarrowSite, Statistics, place_narrow
 from trtpipe.quantization.observers import ACTIVATION_RANGE, WEIGHT_RANGE, ActivationObserver, PerChannelWeightObserver
 from trtpipe.quantization.placement import Site, Skipped, find_sites, kept_sites
-from trtpipe.quantization.policy import Assignment, Modes, assign, checked_modes
+from trtpipe.quantization.policy import Assignment, Modes, assign, cannot, checked_modes
 from trtpipe.quantization.precision import Keep, checked_keep, place_casts
 from trtpipe.values import Captured, Int8Weight, Quantized, TensorSpec
 
@@ -334,10 +334,20 @@ def _nothing_left(plan: SitePlan, narrow: Narrow | None) -> str:
             "precision.int8_mode: something must be left to quantize (got none). "
             "Narrow precision.keep, or turn int8_mode off."
         )
-    why = next(iter(plan.reasons.values()), "the graph has no convolution, linear or matmul")
+    why = next(
+        iter((*plan.reasons.values(), *_unfit(plan, narrow.modes))), "the graph has no convolution, linear or matmul"
+    )
     return (
         f"precision: something must be left to quantize in {narrow.modes.title} (got none: {why}). "
         "Narrow precision.keep, or choose another format."
+    )
+
+
+def _unfit(plan: SitePlan, modes: Modes) -> tuple[str, ...]:
+    """Why no operation was tried in any of the formats: they are for others."""
+    formats = modes.on | ({modes.weights} if modes.weights else set())
+    return tuple(
+        f"{FORMATS[f].title}: {why}" for n in plan.chosen.choices for f in sorted(formats) if (why := cannot(n, f))
     )
 
 

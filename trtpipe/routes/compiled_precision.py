@@ -27,9 +27,13 @@ ONNX_OPERATORS = {
     "mean": ("ReduceMean",),
 }
 
+#: Operations between a stored weight's DequantizeLinear and its reader that change no number.
+_MOVES = ("Transpose", "Reshape", "Cast")
+
 
 def read_back(layers: Sequence[LayerPrecision], graph: OnnxModel) -> tuple[LayerPrecision, ...]:
-    """`layers` with the precision that the graph says: a node between Q/DQ is INT8, any other is what its input is.
+    """`layers` with the precision that the graph says: a node that reads a DequantizeLinear is what
+    was stored there, any other is what its input is.
 
     An operation is found by its module and its place among those of one kind there. Where their numbers differ (the
     exporter split or merged some), or the operation has no name in ONNX, what was planned stays.
@@ -74,8 +78,32 @@ def _precision(node: NodeProto, types: dict[str, int], producers: dict[str, Node
     """The precision of one node."""
     import onnx
 
-    quantized = [i for i in node.input[:2] if i in producers and producers[i].op_type == "DequantizeLinear"]
+    quantized = [f for i in node.input[:2] if (f := _number_format(i, types, producers)) is not None]
     if quantized:
-        return "int8"
+        return quantized[-1]
     names: dict[int, Precision] = {onnx.TensorProto.FLOAT16: "fp16", onnx.TensorProto.BFLOAT16: "bf16"}
     return names.get(types.get(node.input[0], onnx.TensorProto.FLOAT), "fp32")
+
+
+def _number_format(value: str, types: dict[str, int], producers: dict[str, NodeProto]) -> Precision | None:
+    """What a dequantized value was stored in; a stored weight may be moved about once it is dequantized."""
+    import onnx
+
+    moved, made = False, producers.get(value)
+    while made is not None and made.op_type in _MOVES:
+        moved, made = True, producers.get(made.input[0])
+    if made is None or made.op_type != "DequantizeLinear":
+        return None
+    stored = made.input[0]
+    quantizer = producers.get(stored)
+    if moved and quantizer is not None:
+        return None
+    if quantizer is not None and quantizer.op_type == "TRT_FP4DynamicQuantize":
+        return "nvfp4"
+    names: dict[int, Precision] = {
+        onnx.TensorProto.FLOAT8E4M3FN: "fp8",
+        onnx.TensorProto.INT4: "int4",
+        onnx.TensorProto.FLOAT4E2M1: "nvfp4",
+    }
+    zero_point = made.input[2] if len(made.input) > 2 else stored
+    return names.get(types.get(stored, types.get(zero_point, onnx.TensorProto.INT8)), "int8")

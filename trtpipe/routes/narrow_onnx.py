@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtpipe.model.nodes import calls, op_name
-from trtpipe.quantization.formats import NVFP4
-
 if TYPE_CHECKING:
     from trtpipe.values import Quantized
 
@@ -27,6 +24,8 @@ DYNAMIC_QUANTIZE = "TRT_FP4DynamicQuantize"
 
 def opset_of(quantized: Quantized, least: int) -> int:
     """The opset that the program's number formats need, `least` or later."""
+    from trtpipe.model.nodes import calls, op_name
+
     names = {op_name(n) for n in calls(quantized.program.graph)}
     return max(least, *(OPSETS.get(n, least) for n in names))
 
@@ -39,6 +38,7 @@ def translations() -> dict[Any, Any]:
     from onnxscript import opset20, opset21, opset23, values
 
     import trtpipe.quantization.narrow  # noqa: F401  # registers torch.ops.trtpipe.fp8_* and so on
+    from trtpipe.quantization.formats import NVFP4
 
     ops = torch.ops.trtpipe
     dynamic_quantize = values.Op(values.Opset(DOMAIN, 1), DYNAMIC_QUANTIZE, _dynamic_quantize_schema())

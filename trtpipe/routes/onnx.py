@@ -117,13 +117,15 @@ def to_onnx(quantized: Quantized, release: str | None = None) -> OnnxModel:
     _name_dimensions(model, quantized)
     try:
         data = model.SerializeToString(deterministic=True)
+        if old and release is not None:
+            require_parsable(model, release)  # first: the checker knows no operator that is newer than its opset
         onnx.checker.check_model(data)
+    except BuildError:
+        raise
     except Exception as error:
         raise BuildError(
             f"onnx: the exported file must be valid (got {error}). This is a bug of the exporter."
         ) from error
-    if old and release is not None:
-        require_parsable(model, release)
     return OnnxModel(data, model.opset_import[0].version, quantized.inputs, quantized.outputs)
 
 

@@ -31,6 +31,9 @@ def needs_lowering(release: str | None) -> bool:
 def lower(model: Any) -> None:
     """Bring an onnx_ir model of opset 18, its Q/DQ float32, into 8.6's form, in place."""
     graph = model.graph
+    for node in list(graph):
+        if node.op_type == "Mish":
+            _mish(graph, node)
     _type_int8_regions(graph)
     for node in list(graph):
         if rewrite := _REWRITES.get(node.op_type):
@@ -203,6 +206,22 @@ def _axes_as_attribute(graph: Any, node: Any) -> None:
         return  # the table refuses it by name
     node.resize_inputs(1)
     node.attributes["axes"] = ir.AttrInt64s("axes", [int(a) for a in axes.numpy()])
+
+
+def _mish(graph: Any, node: Any) -> None:
+    """Mish came with opset 18: before it, x * tanh(softplus(x))."""
+    import onnx_ir as ir
+
+    value = node.inputs[0]
+    for kind in ("Softplus", "Tanh"):
+        part = ir.node(kind, [value], name=f"{node.name}/{kind}")
+        part.outputs[0].name = part.name
+        part.outputs[0].type, part.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
+        graph.insert_before(node, part)
+        value = part.outputs[0]
+    node.op_type = "Mul"
+    node.resize_inputs(2)
+    node.replace_input_with(1, value)
 
 
 def _split(graph: Any, node: Any) -> None:

@@ -227,7 +227,8 @@ def stage_keys(job: Job, found: Ingredients) -> StageKeys:
         if not n.startswith(("job check.limits", "job check.require", "job check.on_fail"))
     }
     # Class folders are numbered by check.labels, or by calibration's folders.
-    checked |= chosen("check data", "check source", "check labels", "calibration data") | transform | data
+    numbering = ("calibration data",) if job.calibration is not None and job.calibration.images is not None else ()
+    checked |= chosen("check data", "check source", "check labels", *numbering) | transform | data
     baseline = {**model, **checked, "baseline": script, **chosen("torchscript")}
     calibrated = {
         **model,
