@@ -193,10 +193,11 @@ class _Corrector:
         if fitted.amax and not self._judged("thresholds", {}, fitted.amax, f"{len(fitted.amax)} tensors"):
             which = [name for name in which if name != "thresholds"]
             fitted = self._swept(which, most, rare)  # levels and biases were fitted to thresholds that are not to be
-        for name, arrays in (("rounding", _levels(fitted)), ("bias", _biases(fitted))):
-            if arrays:
-                count = sum(not key.startswith("steps:") for key in arrays)
-                self._judged(name, arrays, {}, f"{count} {'weights' if name == 'rounding' else 'operations'}")
+        levels, biases = _levels(fitted), _biases(fitted)
+        rounded = bool(levels) and self._judged("rounding", levels, {}, f"{len(fitted.levels)} weights")
+        if biases:  # they were fitted together: biases may be what makes the levels pay
+            detail = f"{len(fitted.biases)} operations" + ("" if rounded or not levels else ", with rounding")
+            self._judged("bias", {**levels, **biases}, {}, detail)
 
     def _swept(self, which: Sequence[str], most: Mapping[str, float], rare: Collection[str]) -> Fitted:
         samples = self._samples

@@ -77,12 +77,14 @@ class Score:
         return min(MOST_DB, -10 * math.log10(max(total, 10 ** (-MOST_DB / 10))))
 
     def beats(self, other: Score) -> bool:
-        """Whether the gain is over `LEAST_GAIN_DB`, and over its own standard error: other samples would gain too."""
+        """Whether all samples together gain over `LEAST_GAIN_DB`, and the mean of their own gains exceeds its standard
+        error, so that other samples gain too. In dB an odd sample, whose noise is most of all, is one of many."""
         if self.decibels <= other.decibels + LEAST_GAIN_DB:
             return False
-        gain = other.noise - self.noise
-        error = float(gain.std()) / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
-        return not math.isfinite(error) or float(gain.mean()) > error
+        gain = 10 * torch.log10(other.noise.clamp_min(1e-30) / self.noise.clamp_min(1e-30))
+        if len(gain) < 2 or not bool(gain.isfinite().all()):
+            return True
+        return float(gain.mean()) > float(gain.std()) / math.sqrt(len(gain))
 
 
 def _by_sample(x: torch.Tensor, size: int) -> torch.Tensor:
