@@ -156,7 +156,7 @@ def test_few_samples_and_outputs_that_say_nothing_are_left_alone(tmp_path: Path)
 
 
 # The guard keeps a step that loses 2.8 dB on other samples of the third: open, and not to be forgotten.
-LOSES = pytest.param(2, marks=pytest.mark.xfail(strict=False, reason="a step that the guard keeps loses on other samples"))
+LOSES = pytest.param(2, marks=pytest.mark.xfail(strict=False, reason="a step that is kept loses on other samples"))
 
 
 @pytest.mark.parametrize("seed", [0, 1, LOSES])
