@@ -17,7 +17,7 @@ from trtpipe.batching import Batching
 from trtpipe.quantization.corrections.domains import Domain, find_domains
 from trtpipe.quantization.corrections.edits import Arrays, corrected
 from trtpipe.quantization.corrections.equalization import channel_values, equalize, merged
-from trtpipe.quantization.corrections.guard import LEAST_GAIN_DB, Batch, Guard
+from trtpipe.quantization.corrections.guard import Batch, Guard, Score
 from trtpipe.quantization.corrections.sweep import Fitted, Sweep
 from trtpipe.quantization.partial import Partial
 from trtpipe.quantization.quantize import calibrate, prepare
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 #: Steps in the order they are tried.
 STEPS = ("equalization", "smoothing", "thresholds", "rounding", "bias")
-#: Samples used, in batches of `BATCH`: of eight batches five are fitted on, one decides about single operations, and
-#: two about whole steps. Fewer where the values alive at once would not fit in `MOST_BYTES`.
-SAMPLES, BATCH, MOST_BYTES = 128, 4, 4 << 30
+#: Samples used, in batches of at most `BATCH`: of eight, five are fitted on, one decides about single operations,
+#: and two about whole steps. Fewer where the values alive at once would not fit in `MOST_BYTES`.
+SAMPLES, BATCH, MOST_BYTES = 128, 8, 4 << 30
 #: With fewer samples nothing can be fitted and judged apart.
 LEAST_SAMPLES = 16
 
@@ -99,7 +99,7 @@ class _Corrector:
         self._arrays: Arrays = {}
         self._now = captured
         self._amax: Mapping[str, float] = table.amax
-        self._db = guard.decibels(captured, table.amax)
+        self._score = guard.measured(captured, table.amax)
 
     def run(self) -> CalibrationTable:
         self._choose_ranges()
@@ -122,7 +122,7 @@ class _Corrector:
                 progress=_Quiet(self._progress),
             )
             self._amax = table.amax
-            self._db = self._guard.decibels(self._now, self._amax)
+            self._score = self._guard.measured(self._now, self._amax)
         if {"thresholds", "rounding", "bias"} & set(self._which):
             self._fit(table)
         for step in self._steps:
@@ -130,16 +130,14 @@ class _Corrector:
         return table.corrected(self._amax, Corrections(tuple(self._steps), self._arrays))
 
     def _choose_ranges(self) -> None:
-        """With `auto`, the exact maxima in place of its thresholds, where that alone is better at the outputs."""
+        """With `auto`, the exact maxima in place of its thresholds, unless these are better at the outputs."""
         if self._table.algorithm != "auto" or self._table.histograms is None:
             return
-        most = {k: max((a + b).max, LEAST_AMAX) for k, (a, b) in self._table.histograms.items()}
-        most = {k: v if self._table.audit.tensors[k].state != "dead" else DEAD_AMAX for k, v in most.items()}
-        db = self._guard.decibels(self._now, most)
-        if db > self._db + LEAST_GAIN_DB:
-            self._note("ranges", True, db, "the exact maxima")
-            self._table = self._table.recomputed("minmax")
-            self._amax = self._table.amax
+        maxima = self._table.recomputed("minmax")
+        score = self._guard.measured(self._now, maxima.amax)
+        if not self._score.beats(score):
+            self._note("ranges", True, score, "the exact maxima")
+            self._table, self._amax = maxima, maxima.amax
 
     def _scale(self, name: str, domains: Sequence[Domain]) -> None:
         """Equalize the domains in the graph as it is now; without ReLU6-like clips where that is better."""
@@ -156,15 +154,15 @@ class _Corrector:
                 continue
             trial = corrected(self._plain, merged(self._arrays, arrays))
             amax = self._observed(trial)
-            db = self._guard.decibels(trial, amax)
-            if best is None or db > best[0]:
-                best = (db, trial, amax, arrays, f"{len(some)} groups of channels")
-            if db > self._db + LEAST_GAIN_DB:
+            score = self._guard.measured(trial, amax)
+            if best is None or score.decibels > best[0].decibels:
+                best = (score, trial, amax, arrays, f"{len(some)} groups of channels")
+            if score.beats(self._score):
                 break
         if best is None:
             return
-        db, trial, amax, arrays, detail = best
-        if self._note(name, db > self._db + LEAST_GAIN_DB, db, detail):
+        score, trial, amax, arrays, detail = best
+        if self._note(name, score.beats(self._score), score, detail):
             self._now, self._amax = trial, amax
             self._arrays = merged(self._arrays, arrays)
 
@@ -205,17 +203,16 @@ class _Corrector:
         """Take a step if it gains on the samples kept apart."""
         trial_arrays, trial_amax = {**self._arrays, **arrays}, {**self._amax, **amax}
         trial = corrected(self._plain, trial_arrays)
-        db = self._guard.decibels(trial, trial_amax)
-        if kept := self._note(name, db > self._db + LEAST_GAIN_DB, db, detail):
+        score = self._guard.measured(trial, trial_amax)
+        if kept := self._note(name, score.beats(self._score), score, detail):
             self._now, self._arrays, self._amax = trial, trial_arrays, trial_amax
         return kept
 
-    def _note(self, name: str, kept: bool, db: float, detail: str) -> bool:
-        self._steps.append(
-            Step(name=name, kept=kept, before_db=nine_digits(self._db), after_db=nine_digits(db), detail=detail)
-        )
+    def _note(self, name: str, kept: bool, score: Score, detail: str) -> bool:
+        before, after = nine_digits(self._score.decibels), nine_digits(score.decibels)
+        self._steps.append(Step(name=name, kept=kept, before_db=before, after_db=after, detail=detail))
         if kept:
-            self._db = db
+            self._score = score
         return kept
 
 
@@ -238,15 +235,16 @@ class _Quiet:
 def _samples(captured: Captured, source: Source) -> _Samples | None:
     """The first samples of the source, every eighth batch apart; None when there are too few."""
     specs = captured.inputs
-    how, batches = Batching(specs, captured.outputs, BATCH), list[Batch]()
+    size = max(1, min(BATCH, source.sample_count // 8))
+    how, batches = Batching(specs, captured.outputs, size), list[Batch]()
     count, most = 0, SAMPLES
-    for batch in source.batches(BATCH):
+    for batch in source.batches(size):
         for piece, used in how.pieces(batch.arrays):
             batches.append([torch.from_numpy(piece[s.name]) for s in specs])
             count += used
         if len(batches) == 1:
             most = min(SAMPLES, max(LEAST_SAMPLES, MOST_BYTES // max(1, _alive_bytes(captured, batches[0]))))
-        if count >= most:
+        if count >= most and len(batches) >= 8:
             break
     if count < LEAST_SAMPLES or len(batches) < 4:
         return None

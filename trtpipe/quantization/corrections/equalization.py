@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 STRENGTHS = tuple(i / 10 for i in range(11))
 #: Buckets of a channel's histogram: 8 an octave, 24 octaves.
 BUCKETS = 192
-#: A channel under a clip is scaled up to this much less than the clip: other samples have larger values.
-SLACK = 1.5
 #: Of so many batches one is counted; maxima are of all.
 COUNTED = 4
 #: A channel with less than this of the tensor's range is scaled as if it had that much.
@@ -151,10 +149,8 @@ def _scales(graph: GraphModule, domain: Domain, values: Mapping[Node, ChannelVal
         # A channel cut by the clip must not come to lie under it, and its threshold may not exceed the bound.
         own = values[node]
         top = (own.amax * s).max()
-        # Values of other samples go further than those of these.
         if top > 0:
             s = s * torch.clamp(bound / top, min=1e-6)
-        s = torch.minimum(s, bound / (SLACK * own.most.double()).clamp_min(1e-30))
         s = torch.where(own.most.double() >= bound * 0.999, s.clamp_min(1.0), s)
         s = torch.where(own.most > 0, s, torch.ones_like(s))
     return s

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from trtpipe.quantization.partial import Partial, Rounding, roundings
+from trtpipe.model.nodes import constant_value, is_constant
+from trtpipe.quantization.partial import Partial, Rounding, replaced, roundings
 from trtpipe.quantization.placement import find_sites
 from trtpipe.values import Captured
 
@@ -28,6 +30,10 @@ class Guard:
         self._batches = batches
         machine = Partial(captured.graph)
         self._wanted = [machine.finish(0, machine.inputs(b), {})[0] for b in batches]
+        self._signal = [
+            sum(float(o.double().square().sum()) for o in outputs) if outputs[0].is_floating_point() else 0.0
+            for outputs in zip(*self._wanted, strict=True)
+        ]
 
     @property
     def comparable(self) -> bool:
@@ -35,22 +41,52 @@ class Guard:
         values = [o for outputs in self._wanted for o in outputs if o.is_floating_point()]
         return bool(values) and all(bool(o.isfinite().all()) for o in values) and any(bool(o.any()) for o in values)
 
-    def decibels(self, captured: Captured, amax: Mapping[str, float]) -> float:
-        """Signal to quantization noise ratio of `captured` in INT8, over all outputs: noise over signal, averaged."""
+    def measured(self, captured: Captured, amax: Mapping[str, float]) -> Score:
+        """How close `captured` comes in INT8, with thresholds `amax`."""
         machine = Partial(captured.graph)
         changed: dict[Any, dict[Any, Rounding]] = roundings(
             captured.graph, find_sites(captured.graph)[0], amax, None, captured.int8
         )
-        noise = [0.0] * len(self._wanted[0])
-        signal = [0.0] * len(self._wanted[0])
+        for rounded in changed.values():  # weights once, not once a batch
+            for node in [n for n in rounded if is_constant(n)]:
+                rounded[node] = replaced(rounded[node](constant_value(captured.graph, node)))
+        rows = []
         for batch, wanted in zip(self._batches, self._wanted, strict=True):
             outputs, _ = machine.finish(0, machine.inputs(batch), changed)
-            for i, (want, got) in enumerate(zip(wanted, outputs, strict=True)):
-                if want.is_floating_point():
-                    noise[i] += float((want - got).double().square().sum())
-                    signal[i] += float(want.double().square().sum())
-        ratios = [n / s for n, s in zip(noise, signal, strict=True) if s > 0]
-        mean = sum(ratios) / max(1, len(ratios))
-        if not math.isfinite(mean):
+            size = len(batch[0])
+            noise = torch.zeros(size, dtype=torch.float64)
+            for want, got, signal in zip(wanted, outputs, self._signal, strict=True):
+                if signal > 0:
+                    noise += _by_sample((want - got).double().square(), size) / signal
+            rows.append(noise)
+        return Score(torch.cat(rows) / max(1, sum(s > 0 for s in self._signal)))
+
+
+@dataclass(frozen=True, eq=False)
+class Score:
+    """Noise of each sample, as a share of the whole signal: float64 [S]. Outputs count alike."""
+
+    noise: torch.Tensor
+
+    @property
+    def decibels(self) -> float:
+        """Signal to quantization noise ratio over all samples and outputs."""
+        total = float(self.noise.sum())
+        if not math.isfinite(total):
             return -MOST_DB
-        return min(MOST_DB, -10 * math.log10(max(mean, 10 ** (-MOST_DB / 10))))
+        return min(MOST_DB, -10 * math.log10(max(total, 10 ** (-MOST_DB / 10))))
+
+    def beats(self, other: Score) -> bool:
+        """Whether the gain is over `LEAST_GAIN_DB`, and over its own standard error: other samples would gain too."""
+        if self.decibels <= other.decibels + LEAST_GAIN_DB:
+            return False
+        gain = other.noise - self.noise
+        error = float(gain.std()) / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
+        return not math.isfinite(error) or float(gain.mean()) > error
+
+
+def _by_sample(x: torch.Tensor, size: int) -> torch.Tensor:
+    """Sums of each sample's elements; of the whole, spread evenly, where the first axis is not the batch's."""
+    if x.dim() and len(x) == size:
+        return x.reshape(size, -1).sum(1)
+    return x.sum().expand(size) / size

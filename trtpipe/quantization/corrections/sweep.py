@@ -20,7 +20,7 @@ from trtpipe.model.nodes import constant_value, is_constant, op_name
 from trtpipe.quantization.corrections import rounding
 from trtpipe.quantization.corrections.domains import groups_of
 from trtpipe.quantization.observers import ACTIVATION_RANGE
-from trtpipe.quantization.partial import Partial, Rounding
+from trtpipe.quantization.partial import Partial, Rounding, replaced
 from trtpipe.quantization.placement import Site, find_sites
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Sweep:
         self, place: _Place, k: int, changed: Mapping[Node, Rounding], quantized: Mapping[Node, torch.Tensor]
     ) -> Any:
         """The operation on batch `k`; inputs that are in `quantized` need not be quantized again."""
-        ready = {n: _constant(x) for n, x in quantized.items()}
+        ready = {n: replaced(x) for n, x in quantized.items()}
         return self._machine.value(place.node, place.coded[k], {place.node: {**changed, **ready}})
 
     def _nearest(self, site: Site) -> Rounding:
@@ -154,7 +154,7 @@ class Sweep:
         assert site.axis is not None
         rows = w.movedim(site.axis, 0).flatten(1)
         scales = rounding.weight_scales(rows)
-        return _constant(_unrowed(rounding.nearest(rows, scales) * scales[:, None], w, site.axis))
+        return replaced(_unrowed(rounding.nearest(rows, scales) * scales[:, None], w, site.axis))
 
     def _error(
         self,
@@ -213,7 +213,7 @@ class Sweep:
             target = rows if damping is None else rounding.regressed(rows, moments, lost, damping)
             steps = rounding.weight_scales(target)
             one = rounding.second_order(target, steps, moments)
-            trial = {**changed, site.producer: _constant((one * steps[..., None]).view_as(w))}
+            trial = {**changed, site.producer: replaced((one * steps[..., None]).view_as(w))}
             error = self._error(place, trial, self._guard, quantized)
             if error < best:
                 best, found = error, (one, steps.flatten(), trial)
@@ -261,10 +261,6 @@ class Sweep:
 def _saturating(amax: float) -> Rounding:
     scale = max(amax / 127, 1e-38)
     return lambda x: torch.fake_quantize_per_tensor_affine(x, scale, 0, *ACTIVATION_RANGE)
-
-
-def _constant(value: torch.Tensor) -> Rounding:
-    return lambda _: value
 
 
 def _unrowed(rows: torch.Tensor, like: torch.Tensor, axis: int) -> torch.Tensor:
