@@ -30,7 +30,8 @@ TensorRT-RTX's engine in MB, where one was built.
 Rows without `FP16` have INT8 in every operation that can be quantized, beside FP32. trtpipe's default is algorithm
 `auto` with every correction; the other rows of trtpipe are without corrections. With FP16 allowed, what gains nothing
 from INT8 stays in FP16 ([choosing](choosing.md#the-precision)). The defaults were chosen on {chosen}; the other
-networks were not used for that.
+networks were not used for that. A row or a network that is missing was not measured: `make bench-accuracy` adds it.
+ONNX Runtime gets the images in pieces of 8, since it holds all activations of a piece in memory.
 """
 
 

@@ -8,12 +8,12 @@ import click
 
 from trtpipe.bundle.signing import generate_key, key_id, load_public_keys
 from trtpipe.cli import console
-from trtpipe.cli.commands.options import OutputFile
+from trtpipe.cli.commands.options import NewPath
 from trtpipe.nightly.transport import make_credentials
 
 
 @click.command("keygen", short_help="Make a key to sign bundles, or certificates for a fleet.")
-@click.argument("path", type=OutputFile())
+@click.argument("path", type=NewPath())
 @click.option("--fleet", is_flag=True, help="Make certificates for a fleet: its scheduler, workers, planner.")
 def command(path: Path, fleet: bool) -> None:
     """Make an Ed25519 key to sign bundles: PATH, for its owner alone, and PATH.pub, for the devices.

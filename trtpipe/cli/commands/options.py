@@ -29,8 +29,21 @@ class OutputFile(click.Path):
         """The path; OSError when it cannot be written."""
         found = Path(os.fsdecode(super().convert(value, param, ctx)))
         if ctx is None or not ctx.resilient_parsing:
-            require_writable_file(found)
+            self.probe(found)
         return found
+
+    def probe(self, path: Path) -> None:
+        """OSError when no file can be written at `path`."""
+        require_writable_file(path)
+
+
+class NewPath(OutputFile):
+    """A file or folder to be made; one that is there already is left to the command to refuse."""
+
+    def probe(self, path: Path) -> None:
+        """OSError when nothing can be made at `path`."""
+        if not path.is_dir():
+            super().probe(path)
 
 
 class OutputFolder(click.Path):
