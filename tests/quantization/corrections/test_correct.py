@@ -155,11 +155,7 @@ def test_few_samples_and_outputs_that_say_nothing_are_left_alone(tmp_path: Path)
     assert "corrections: need a finite floating-point output that is not zero; none was made." in log.notes
 
 
-# The guard keeps a step that loses 2.8 dB on other samples of the third: open, and not to be forgotten.
-LOSES = pytest.param(2, marks=pytest.mark.xfail(strict=False, reason="a step that is kept loses on other samples"))
-
-
-@pytest.mark.parametrize("seed", [0, 1, LOSES])
+@pytest.mark.parametrize("seed", range(3))
 def test_random_networks_are_not_worse_than_with_their_maxima(seed: int, tmp_path: Path) -> None:
     torch.manual_seed(seed)
     layers = (nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128, 10))
