@@ -38,6 +38,16 @@ class Job(Section):
         """The job file as it was written, with every override as a comment below; empty for a job made in Python."""
         return self._text
 
+    @property
+    def callables(self) -> dict[str, str]:
+        """Every `package.module:callable` that the job names, by its dotted path in the job file."""
+        targets = {"model.factory": self.model.factory}
+        for name, data in (("calibration", self.calibration), ("check", self.check)):
+            if data is not None:
+                targets[f"{name}.factory"] = data.factory
+                targets[f"{name}.transform.callable"] = data.transform.callable if data.transform else None
+        return {option: target for option, target in targets.items() if target is not None}
+
     def read_from(self, folder: Path, text: str) -> Job:
         """The same job, as read from `text` in a file in `folder`."""
         job = self.model_copy()

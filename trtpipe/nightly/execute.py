@@ -32,7 +32,7 @@ from trtpipe.nightly.task import (
 from trtpipe.pipeline.build import build
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import this_machine
-from trtpipe.pipeline.cache.keys import Ingredients, Survey, code_key, stage_keys, with_reads
+from trtpipe.pipeline.cache.keys import Ingredients, Survey, code_key, modules, stage_keys, with_reads
 from trtpipe.pipeline.cache.reads import Reads, recall, remember
 from trtpipe.pipeline.cache.recorder import Recorder
 from trtpipe.pipeline.cache.remote import Store
@@ -90,7 +90,7 @@ def _execute(task: Task, reporter: Reporter, memory: Memory) -> tuple[JobOutcome
     if isinstance(task, BuildTask):
         return _build(task, reporter, memory)
     assert isinstance(task, JobTask)
-    with _fresh_modules({}, "", memory):
+    with _fresh_modules(task.job, "", memory):
         if isinstance(task, RepeatTask):
             return repeat(task, reporter), None
         kit = write_kit(task.job, Path(task.out), reporter, diagnose_seconds=task.diagnose_seconds).bundle
@@ -156,7 +156,7 @@ def _build(task: BuildTask, reporter: Reporter, memory: Memory) -> tuple[JobOutc
         try:
             keys = stage_keys(job, ingredients)
             results = CachedResults(cache, keys, memory, reporter, recorder, keys_now)
-            with _fresh_modules(ingredients.parts, keys.model, memory):
+            with _fresh_modules(job, keys.model, memory):
                 built = build(job, Path(task.out), reporter, diagnose_seconds=task.diagnose_seconds, results=results)
             latest, known = now()
             changed = [_shown(job, path) for path in recorder.changed()]
@@ -209,14 +209,15 @@ def _reused(task: Task, cache: Cache, record: Entry, key: str) -> JobOutcome:
 
 
 @contextlib.contextmanager
-def _fresh_modules(parts: Mapping[str, str], model_key: str, memory: Memory) -> Iterator[None]:
+def _fresh_modules(job: Job, model_key: str, memory: Memory) -> Iterator[None]:
     """The job's own modules are loaded as they are on disk now, in a process that may have run other jobs.
 
     What the job before loaded is forgotten, and so are the modules that this job's callables name: `model.py` beside
     one job is not the `model.py` beside another, and what is not loaded anew is not seen to be read. Modules of a model
     that the two share stay.
     """
-    named = {name.rpartition("source ")[2] for name in parts if "source " in name}
+    folder = job.folder or Path.cwd()
+    named = {name for target in job.callables.values() for name in modules(target.partition(":")[0], folder)}
     stale = memory.stale_modules(model_key)
     for name in sorted(stale | (named if stale == memory.modules else frozenset())):
         origin = getattr(sys.modules.get(name), "__file__", None)

@@ -122,7 +122,7 @@ EXTRAS = {"torch": "build", "torchvision": "build", "timm": "examples", "sklearn
 
 
 def _modules(job: Job, path: Path) -> _Found:
-    for option, target in _callables(job).items():
+    for option, target in job.callables.items():
         found = missing(target, _folders(path))
         if found and not _in_extra(target, path):
             yield option, said(*found)
@@ -138,16 +138,6 @@ def _in_extra(target: str, path: Path) -> bool:
     return top in EXTRAS and find_module(top, _folders(path)) is None
 
 
-def _callables(job: Job) -> dict[str, str]:
-    """Every `package.module:callable` of a job, by its dotted path."""
-    targets = {"model.factory": job.model.factory}
-    for name, data in (("calibration", job.calibration), ("check", job.check)):
-        if data is not None:
-            targets[f"{name}.factory"] = data.factory
-            targets[f"{name}.transform.callable"] = data.transform.callable if data.transform else None
-    return {option: target for option, target in targets.items() if target is not None}
-
-
 def _images(job: Job) -> _Found:
     for name, data in (("calibration", job.calibration), ("check", job.check)):
         if data is not None and data.images is not None and Path(data.images).is_dir() and not _any_image(data.images):
@@ -161,7 +151,7 @@ def _any_image(folder: str) -> bool:
 
 def _packages(job: Job, path: Path) -> _Found:
     """Distributions that building this job imports, by the key that asks for them."""
-    for option, target in _callables(job).items():
+    for option, target in job.callables.items():
         if _in_extra(target, path):
             top = target.partition(":")[0].partition(".")[0]
             yield option, said(f"have {top} installed", "nothing", f"Run: pip install 'trtpipe[{EXTRAS[top]}]'")

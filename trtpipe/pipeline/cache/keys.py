@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
@@ -29,7 +29,6 @@ from trtpipe.routes.release import needs_lowering
 
 if TYPE_CHECKING:
     from trtpipe.job.job import Job
-    from trtpipe.job.sections import Data
 
 #: Job keys that name a file or folder; its content counts, under this name.
 CONTENTS: Mapping[str, str] = {
@@ -81,6 +80,26 @@ class StageKeys:
     engine: str
 
 
+def modules(module: str, folder: Path) -> dict[str, str]:
+    """File by name of a module and of what it imports, as far as that is the user's own.
+
+    trtpipe, what decides on its own version and the standard library are left out. Nothing is imported.
+    """
+    found: dict[str, str] = {}
+    todo = [module]
+    while todo:
+        name = todo.pop()
+        if name in found or name.partition(".")[0] in _OWN:
+            continue
+        spec = find_module(name, (folder, Path.cwd()))
+        if spec is None or spec.origin is None or not os.path.isfile(spec.origin):
+            continue
+        found[name] = spec.origin
+        if spec.origin.endswith(".py") and not is_installed(spec.origin):
+            todo += imported(Path(spec.origin).read_bytes(), name, bool(spec.submodule_search_locations))
+    return found
+
+
 class Survey:
     """One look at the files that jobs name; each is looked at once, however many jobs ask.
 
@@ -115,7 +134,8 @@ class Survey:
                 parts[f"path {key}"] = os.path.relpath(value, folder)
             elif key not in WITHOUT_EFFECT:
                 parts[f"job {key}"] = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-        for target, prefix in _callables(job):
+        for option, target in job.callables.items():
+            prefix = "" if option == "model.factory" else f"{option.partition('.')[0]} "
             for module, digest in self.sources(target.partition(":")[0], folder).items():
                 parts[f"{prefix}source {module}"] = digest
         notes += _unseen(parts, self)
@@ -154,23 +174,14 @@ class Survey:
         known = (module, str(folder))
         if known not in self._sources:
             found: dict[str, str] = {}
-            todo = [module]
-            while todo:
-                name = todo.pop()
-                if name in found or name.partition(".")[0] in _OWN:
-                    continue
-                spec = find_module(name, (folder, Path.cwd()))
-                if spec is None or spec.origin is None or not os.path.isfile(spec.origin):
-                    continue
-                found[name] = self._file(spec.origin)
-                top = name.partition(".")[0]
-                if is_installed(spec.origin):
+            for name, origin in modules(module, folder).items():
+                found[name] = self._file(origin)
+                if is_installed(origin):
+                    top = name.partition(".")[0]
                     if (version := self.version(top)) is not None:
                         found[top] = version
-                elif spec.origin.endswith(".py"):
-                    source = Path(spec.origin).read_bytes()
-                    todo += imported(source, name, bool(spec.submodule_search_locations))
-                    self._variables[name] = environment_variables(source)
+                elif origin.endswith(".py"):
+                    self._variables[name] = environment_variables(Path(origin).read_bytes())
             self._sources[known] = found
         return self._sources[known]
 
@@ -179,11 +190,8 @@ class Survey:
         flat = dict(_flat(job.model_dump(mode="json", exclude_defaults=True)))
         found = [Path(value) for key, value in flat.items() if key in CONTENTS]
         folder = job.folder or Path.cwd()
-        for target, _ in _callables(job):
-            for module in self.sources(target.partition(":")[0], folder):
-                spec = find_module(module, (folder, Path.cwd()))
-                if spec is not None and spec.origin is not None and not is_installed(spec.origin):
-                    found.append(Path(spec.origin))
+        for target in job.callables.values():
+            found += [Path(o) for o in modules(target.partition(":")[0], folder).values() if not is_installed(o)]
         return tuple(found)
 
     def variables(self, module: str) -> tuple[str, ...]:
@@ -273,7 +281,7 @@ def with_reads(survey: Survey, job: Job, known: Callable[[str], Reads]) -> tuple
         job: the job.
         known: what was read, by `code_key`.
     """
-    if not any(True for _ in _callables(job)):
+    if not job.callables:
         return survey.ingredients(job), Reads()
     reads = known(code_key(survey.ingredients(job)))
     return survey.ingredients(job, reads), reads
@@ -309,20 +317,6 @@ def _flat(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(inner, f"{at}.{key}" if at else str(key))
     else:
         yield at, value
-
-
-def _callables(job: Job) -> Iterator[tuple[str, str]]:
-    """Every package.module:callable of a job, and what its parts' names begin with."""
-    if job.model.factory is not None:
-        yield job.model.factory, ""
-    sections: Iterable[tuple[str, Data | None]] = (("calibration ", job.calibration), ("check ", job.check))
-    for prefix, data in sections:
-        if data is None:
-            continue
-        if data.factory is not None:
-            yield data.factory, prefix
-        if data.transform is not None and data.transform.callable is not None:
-            yield data.transform.callable, prefix
 
 
 def _is_read(name: str) -> bool:
