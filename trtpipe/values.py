@@ -198,8 +198,9 @@ class Fallback:
 class Engine:
     """A serialized plan (or, for onnxruntime, the ONNX file itself) and what it is.
 
-    `compute_capabilities` are like "8.6", empty for a portable engine; `graph` is the ONNX that was compiled, which is
-    what a machine without a GPU can execute in the engine's place. With a `fallback`, `data` is a hybrid module (see
+    `compute_capabilities` are like "8.6", empty for a portable engine, whose number formats may need a
+    `minimum_compute_capability` above Ampere's 8.0; `graph` is the ONNX that was compiled, which is what a machine
+    without a GPU can execute in the engine's place. With a `fallback`, `data` is a hybrid module (see
     `hybrid`): several plans and what PyTorch has to do between them.
     """
 
@@ -213,6 +214,7 @@ class Engine:
     options: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     fallback: tuple[Fallback, ...] = ()
+    minimum_compute_capability: str | None = None
 
 
 @dataclass(frozen=True)

@@ -63,15 +63,13 @@ def test_a_key_missing_for_its_default_is_no_problem() -> None:
 def test_describe_engine_names_the_platform_of_a_plan_and_none_of_a_graph() -> None:
     plan = Engine(b"x", "tensorrt", "10.3.0.26", ("8.6",), (), (), None, {"tf32": True, "level": 3})
     build = Build(target="tensorrt", hardware_compatibility="ampere_plus", version_compatible=True)
-    info = describe_engine(plan, build, Precision(), os="linux", machine="aarch64")
+    info = describe_engine(plan, build, os="linux", machine="aarch64")
     assert (info.file, info.os, info.machine) == ("model.engine", "linux", "aarch64")
     assert (info.hardware_compatibility, info.version_compatible) == ("ampere_plus", True)
     assert info.options == {"tf32": True, "level": 3}
-    windows = describe_engine(plan, Build(target="tensorrt", runtime_platform="windows_amd64"), Precision())
+    windows = describe_engine(plan, Build(target="tensorrt", runtime_platform="windows_amd64"))
     assert (windows.os, windows.machine) == ("win32", "x86_64")
-    graph = describe_engine(
-        Engine(b"x", "onnxruntime", "1.20.0", (), (), (), None), Build(target="onnxruntime"), Precision()
-    )
+    graph = describe_engine(Engine(b"x", "onnxruntime", "1.20.0", (), (), (), None), Build(target="onnxruntime"))
     assert (graph.file, graph.os, graph.machine) == ("model.onnx", None, None)
 
 

@@ -290,6 +290,24 @@ def test_an_engine_runs_on_the_gpus_it_is_for_and_its_graph_elsewhere(
         )
 
 
+@pytest.mark.parametrize("least", [None, "8.9", "12.0"])
+@pytest.mark.parametrize("here", GPUS)
+def test_a_portable_engine_runs_on_the_gpus_that_have_its_number_formats(
+    here: str | None, least: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "probe", lambda: gpu(here))
+    engine = replace(built("tensorrt_rtx", ()), minimum_compute_capability=least)
+    _, executed = executor.open_engine(engine)
+    able = here is not None and tuple(map(int, here.split("."))) >= tuple(map(int, (least or "8.0").split(".")))
+    assert executed == ("engine" if able else "graph")
+    if not able and here is not None:
+        what = "8.0 (Ampere)" if least is None else f"{least}, whose number formats it needs,"
+        assert executor.graph_notes(engine, executed)[0].startswith(
+            "the graph was executed, as the engine does not run on this machine: compute capability: the engine runs "
+            f"on {what} and later (got {here}"
+        )
+
+
 def test_an_engine_for_windows_is_not_executed_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "probe", lambda: gpu("8.9"))
     engine = built("tensorrt", ("8.9",), runtime_platform="windows_amd64")

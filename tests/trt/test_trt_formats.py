@@ -134,10 +134,13 @@ def test_formats_only_grow_from_ampere_on():
 
 
 def test_the_floor_of_a_portable_engine():
-    assert floor(Precision(int8_mode=True, fp16_mode=True)) is None
-    assert floor(INT4) is None
-    assert floor(FP8) == floor(Precision(int8_mode=True, fp8_mode=True)) == "8.9"
-    assert floor(NVFP4) == floor(NVFP4_WEIGHTS) == floor(Precision(fp8_mode=True, weights="nvfp4")) == "12.0"
+    def portable(precision):
+        return floor(precision, "tensorrt_rtx", ())
+
+    assert portable(None) is portable(Precision(int8_mode=True, fp16_mode=True)) is portable(INT4) is None
+    assert portable(FP8) == portable(Precision(int8_mode=True, fp8_mode=True)) == "8.9"
+    assert portable(NVFP4) == portable(NVFP4_WEIGHTS) == portable(Precision(fp8_mode=True, weights="nvfp4")) == "12.0"
+    assert floor(FP8, "tensorrt_rtx", ("8.9",)) is floor(FP8, "tensorrt", ()) is None
 
 
 def test_no_format_is_refused_on_the_newest_platform():

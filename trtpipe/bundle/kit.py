@@ -100,7 +100,7 @@ def bundle_contents(
     notes = [*manifest.notes, *engine.notes, *([NOT_EXECUTED] if unexecuted else [])]
     changes: dict[str, Any] = {
         "kind": "bundle",
-        "engine": describe_engine(engine, manifest.build, manifest.precision, device_memory_bytes=device_memory_bytes),
+        "engine": describe_engine(engine, manifest.build, device_memory_bytes=device_memory_bytes),
         "check": check if check is not None else manifest.check,
         "fingerprint": fingerprint,
         "environment": {**manifest.environment, **environment},

@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, V
 
 from trtpipe.errors import InputError
 from trtpipe.job.sections import Build, Limits, Precision, Transform
-from trtpipe.trt import driver, formats
+from trtpipe.trt import driver
 from trtpipe.trt.platforms import machine_name
 from trtpipe.values import (
     BINDING_DTYPES,
@@ -202,7 +202,6 @@ def _check_specs(side: str, specs: tuple[TensorSpec, ...]) -> None:
 def describe_engine(
     engine: Engine,
     build: Build,
-    precision: Precision | None = None,
     *,
     device_memory_bytes: int | None = None,
     int8_weights: WeightBytes | None = None,
@@ -214,7 +213,6 @@ def describe_engine(
     Args:
         engine: its version, capabilities and honoured options are taken as they are.
         build: says what compatibility was asked for.
-        precision: its number formats say what GPU a portable engine needs.
         device_memory_bytes: of one execution context, where it is known.
         int8_weights: how it stores the graph's INT8 weights, where that was looked for.
         os: like `sys.platform`; this machine's, or Windows where the build asked for it; None for an ONNX graph.
@@ -225,7 +223,6 @@ def describe_engine(
         # Its plans do not name the GPU that they were built on.
         capabilities = tuple(d.compute_capability for d in driver.probe().devices[:1])
     portable = engine.target == "onnxruntime"
-    floor = formats.floor(precision or Precision()) if engine.target == "tensorrt_rtx" and not capabilities else None
     windows = build.runtime_platform == "windows_amd64"
     os = os or ("win32" if windows else sys.platform)
     machine = machine or ("x86_64" if windows else machine_name(platform.machine()))
@@ -234,7 +231,7 @@ def describe_engine(
         target=engine.target,
         version=engine.version,
         compute_capabilities=capabilities,
-        minimum_compute_capability=floor,
+        minimum_compute_capability=engine.minimum_compute_capability,
         hardware_compatibility="none" if portable else build.hardware_compatibility,
         version_compatible=not portable and build.version_compatible,
         os=None if portable else os,

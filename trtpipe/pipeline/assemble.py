@@ -114,9 +114,7 @@ def describe(job: Job, lowered: Lowered, front: Front, report: CheckReport, engi
     return Manifest(
         name=job.name,
         kind="kit" if engine is None else "bundle",
-        engine=None
-        if engine is None
-        else describe_engine(engine, job.build, job.precision, int8_weights=_int8_weights(engine)),
+        engine=None if engine is None else describe_engine(engine, job.build, int8_weights=_int8_weights(engine)),
         inputs=lowered.inputs,
         outputs=lowered.outputs,
         # A folder of timing caches is this machine's own business.

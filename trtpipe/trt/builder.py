@@ -79,14 +79,15 @@ def build_engine(
     header = _checked_header(found, build, data)
     if not found.has("progress_monitor"):
         notes += (f"{found.title} has no progress monitor: neither progress nor cancelling while it built",)
-    least = None if precision is None or build.compute_capability else formats.floor(precision)
-    if least is not None and found.name == "tensorrt_rtx":
+    least = formats.floor(precision, found.name, header.compute_capabilities)
+    if least is not None:
         notes += (f"portable engine: its number formats need compute capability {least} or later, not Ampere's 8.0",)
     return Engine(
         data=data,
         target=found.name,
         version=found.version,
         compute_capabilities=header.compute_capabilities or _built_on(gpu, build),
+        minimum_compute_capability=least,
         inputs=model.inputs,
         outputs=model.outputs,
         graph=model,

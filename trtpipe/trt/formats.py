@@ -7,7 +7,7 @@ have them (10.0 and later) take a strongly typed network wherever a job with one
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from trtpipe.trt.platforms import BY_CAPABILITY, RTX_COMPUTE_CAPABILITIES
 
 if TYPE_CHECKING:
     from trtpipe.job.sections import Build, Precision
-    from trtpipe.values import NumberFormatName
+    from trtpipe.values import NumberFormatName, Target
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,18 @@ def asked(precision: Precision) -> tuple[tuple[str, FormatSupport], ...]:
     return tuple(found)
 
 
-def floor(precision: Precision) -> str | None:
-    """The least compute capability that a portable TensorRT-RTX engine in these formats runs on; None: Ampere's 8.0.
+def floor(precision: Precision | None, target: Target, capabilities: Collection[str]) -> str | None:
+    """The least compute capability that a portable TensorRT-RTX engine runs on; None: Ampere's 8.0, or not portable.
 
-    TensorRT-RTX 1.7.1 builds such an engine without a word, and an Ampere GPU cannot run it.
+    TensorRT-RTX 1.7.1 builds such an engine in FP8 or NVFP4 without a word, and an Ampere GPU cannot run it.
+
+    Args:
+        precision: the job's, with its number formats.
+        target: the engine's.
+        capabilities: those that the engine is for; none for a portable engine.
     """
+    if precision is None or target != "tensorrt_rtx" or capabilities:
+        return None
     needed = [f.capability for _, f in asked(precision)]
     able = [c for c in RTX_COMPUTE_CAPABILITIES if parse_version(c) >= (8, 0)]
     fitting = [c for c in able if all(n in BY_CAPABILITY[c].precisions for n in needed)]

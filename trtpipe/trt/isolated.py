@@ -119,6 +119,7 @@ def build_isolated(
         target=said["target"],
         version=said["version"],
         compute_capabilities=tuple(said["compute_capabilities"]),
+        minimum_compute_capability=said["minimum_compute_capability"],
         inputs=model.inputs,
         outputs=model.outputs,
         graph=model,
@@ -239,6 +240,7 @@ def serve(descriptor: int, fixed: bool) -> None:
             "target": engine.target,
             "version": engine.version,
             "compute_capabilities": engine.compute_capabilities,
+            "minimum_compute_capability": engine.minimum_compute_capability,
             "options": dict(engine.options),
             "notes": [*engine.notes, *([] if settled else [RANDOMIZED])],
         }

@@ -24,7 +24,7 @@ from trtpipe.routes.onnx import to_onnx
 from trtpipe.routes.torch_tensorrt.convert import NoConverter, converted, trt_inputs
 from trtpipe.routes.torch_tensorrt.logs import LOGGERS, NOISE, hushed, logged
 from trtpipe.routes.torch_tensorrt.partition import MIN_BLOCK_SIZE, counted, hybrid_of, told
-from trtpipe.trt import driver, flavour, plan, timing_cache
+from trtpipe.trt import driver, flavour, formats, plan, timing_cache
 from trtpipe.trt.monitor import Watch
 from trtpipe.values import Engine, Fallback, LoadedModel, OnnxModel, Quantized, TensorSpec
 
@@ -90,6 +90,7 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
         target=found.name,
         version=found.version,
         compute_capabilities=header.compute_capabilities,
+        minimum_compute_capability=formats.floor(job.precision, found.name, header.compute_capabilities),
         inputs=quantized.inputs,
         outputs=quantized.outputs,
         graph=graph,
