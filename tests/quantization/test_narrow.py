@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from models import line, tiny
+from models import Attention, line, tiny
 from torch.nn import functional
 
 from calib.audit import Audit, TensorAudit
@@ -30,26 +30,6 @@ from trtpipe.runtime.onnxruntime import OrtRunner
 FP8, BOTH = Modes(frozenset({"fp8"})), Modes(frozenset({"fp8", "int8"}))
 INT4, NVFP4 = Modes(weights="int4"), Modes(frozenset({"nvfp4"}))
 NVFP4_WEIGHTS = Modes(weights="nvfp4")
-
-
-class Attention(torch.nn.Module):
-    """A patch embedding, a convolution, one head of attention, an MLP and a classifier."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.stem = torch.nn.Conv2d(3, 128, 4, 4)
-        self.conv = torch.nn.Conv2d(128, 128, 3, padding=1)
-        self.norm = torch.nn.LayerNorm(128)
-        self.q, self.k, self.v, self.mlp = (torch.nn.Linear(128, 128) for _ in range(4))
-        self.narrow = torch.nn.Linear(128, 24)
-        self.head = torch.nn.Linear(24, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.conv(self.stem(x)).flatten(2).transpose(1, 2)
-        h = self.norm(x)
-        a = torch.softmax(self.q(h) @ self.k(h).transpose(1, 2) * 0.1, -1) @ self.v(h)
-        return self.head(self.narrow(x + self.mlp(a))).mean(1)
 
 
 @pytest.fixture(scope="module")

@@ -104,7 +104,8 @@ class Network:
             self.dtypes[kind] = self.dtypes.get(kind, 0) + 1
             self.layers.append(layer.name)
             if layer.type in (trt.LayerType.QUANTIZE, trt.LayerType.DEQUANTIZE):
-                self.scales[layer.name] = _floats(producers[layer.get_input(1).name], trt)
+                scale = producers.get(layer.get_input(1).name)
+                self.scales[layer.name] = np.empty(0) if scale is None else _floats(scale, trt)  # NVFP4's are computed
         for count, get in ((network.num_inputs, network.get_input), (network.num_outputs, network.get_output)):
             for i in range(count):
                 t = get(i)

@@ -28,7 +28,7 @@ FORBIDDEN = frozenset({"from_file"})
 #: Sizes of a constant's elements by PyTorch's names.
 DTYPE_BYTES = {
     "float32": 4, "float16": 2, "bfloat16": 2, "float64": 8,
-    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float8_e4m3fn": 1,
 }  # fmt: skip
 #: An argument that JSON has no word for is a mapping with one of these keys.
 SPECIAL = ("value", "tensor", "dtype", "device", "layout", "memory_format", "float")
@@ -67,7 +67,7 @@ class Constant(_Part):
     """A constant in the file."""
 
     dtype: Literal[
-        "float32", "float16", "bfloat16", "float64", "bool", "uint8", "int8", "int16", "int32", "int64"
+        "float32", "float16", "bfloat16", "float64", "bool", "uint8", "int8", "int16", "int32", "int64", "float8_e4m3fn"
     ]  # fmt: skip
     shape: tuple[Annotated[int, Field(ge=0)], ...] = Field(strict=False)
 

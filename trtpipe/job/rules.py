@@ -208,11 +208,6 @@ def _route(build: Build, precision: Precision, model: Model) -> Iterator[Broken]
         if model.program is not None:
             hint = "torch2trt converts an eager module: use model.factory."
             yield Broken(("model", "program"), "not be given for route torch2trt", repr(model.program), hint)
-    if build.route == "torch_tensorrt":
-        for key in ("fp8_mode", "nvfp4_mode", "weights"):
-            if value := getattr(precision, key):
-                must, hint = "be left out for route torch_tensorrt", "Its Q/DQ are INT8 alone: use route onnx."
-                yield Broken(("precision", key), must, _word(value), hint)
     if build.route == "torch_tensorrt" and build.target == "onnxruntime":
         yield Broken(("build", "target"), "be tensorrt or tensorrt_rtx for route torch_tensorrt", build.target)
     if build.target == "onnxruntime" and precision.bf16_mode:

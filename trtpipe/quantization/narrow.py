@@ -51,20 +51,30 @@ def fp8_dequantize(q: torch.Tensor, scale: float, out_dtype: torch.dtype | None 
 
 
 def fp8_dequantize_weight(
-    q: torch.Tensor, scales: torch.Tensor, axis: int, out_dtype: torch.dtype | None = None
+    q: torch.Tensor,
+    scales: torch.Tensor,
+    axis: int,
+    out_dtype: torch.dtype | None = None,
+    beside: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`q` (float8_e4m3fn) times the scale [C] of its channel at `axis`."""
     shape = [-1 if d == axis else 1 for d in range(q.dim())]
     return (q.to(torch.float32) * scales.to(torch.float32).reshape(shape)).to(out_dtype or torch.float32)
 
 
-def int4_dequantize(q: torch.Tensor, scales: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+def int4_dequantize(
+    q: torch.Tensor, scales: torch.Tensor, out_dtype: torch.dtype | None = None, beside: torch.Tensor | None = None
+) -> torch.Tensor:
     """`q` (int8 [N, K] in -8..7) times the scale of its block, [N, blocks]."""
     return _by_block(q.to(torch.float32), scales.to(torch.float32)).to(out_dtype or torch.float32)
 
 
 def fp4_dequantize(
-    q: torch.Tensor, scales: torch.Tensor, scale: float, out_dtype: torch.dtype | None = None
+    q: torch.Tensor,
+    scales: torch.Tensor,
+    scale: float,
+    out_dtype: torch.dtype | None = None,
+    beside: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The numbers of E2M1 codes (uint8 [N, K]) times the E4M3 scale of their block, [N, K / 16], times `scale`."""
     return _by_block(fp4_values(q), scales.to(torch.float32) * scale).to(out_dtype or torch.float32)
@@ -82,17 +92,21 @@ def _by_block(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return (values.reshape(*scales.shape, -1) * scales[..., None]).flatten(-2)
 
 
-#: Operator to (schema, its arithmetic). Each dequantizer gives `out_dtype`, float32 when None.
+#: Operator to (schema, its arithmetic). Each dequantizer gives `out_dtype`, float32 when None. Those of weights do not
+#: read `beside`: where a program is cut into parts, they stay in the part of that tensor.
 _OPERATORS = {
     "fp8_quantize": ("(Tensor x, float scale) -> Tensor", fp8_quantize),
     "fp8_dequantize": ("(Tensor q, float scale, *, ScalarType? out_dtype=None) -> Tensor", fp8_dequantize),
     "fp8_dequantize_weight": (
-        "(Tensor q, Tensor scales, int axis, *, ScalarType? out_dtype=None) -> Tensor",
+        "(Tensor q, Tensor scales, int axis, *, ScalarType? out_dtype=None, Tensor? beside=None) -> Tensor",
         fp8_dequantize_weight,
     ),
-    "int4_dequantize": ("(Tensor q, Tensor scales, *, ScalarType? out_dtype=None) -> Tensor", int4_dequantize),
+    "int4_dequantize": (
+        "(Tensor q, Tensor scales, *, ScalarType? out_dtype=None, Tensor? beside=None) -> Tensor",
+        int4_dequantize,
+    ),
     "fp4_dequantize": (
-        "(Tensor q, Tensor scales, float scale, *, ScalarType? out_dtype=None) -> Tensor",
+        "(Tensor q, Tensor scales, float scale, *, ScalarType? out_dtype=None, Tensor? beside=None) -> Tensor",
         fp4_dequantize,
     ),
     "fp4_dynamic": ("(Tensor x, float scale, *, ScalarType? out_dtype=None) -> Tensor", fp4_dynamic),

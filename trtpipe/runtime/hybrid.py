@@ -186,7 +186,8 @@ def _pytorch(device: str) -> Any:
     got = "none"
     if importlib.util.find_spec("torch") is not None:
         torch: Any = importlib.import_module("torch")
-        importlib.import_module("trtpipe.quantization.operators")
+        for registering in ("operators", "narrow"):
+            importlib.import_module(f"trtpipe.quantization.{registering}")
         if device != "cuda" or torch.cuda.is_available():
             return torch
         got = f"{torch.__version__}, which sees no GPU"

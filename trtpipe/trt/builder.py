@@ -80,8 +80,7 @@ def build_engine(
     if not found.has("progress_monitor"):
         notes += (f"{found.title} has no progress monitor: neither progress nor cancelling while it built",)
     least = formats.floor(precision, found.name, header.compute_capabilities)
-    if least is not None:
-        notes += (f"portable engine: its number formats need compute capability {least} or later, not Ampere's 8.0",)
+    notes += formats.portable_notes(least)
     return Engine(
         data=data,
         target=found.name,

@@ -69,6 +69,13 @@ def floor(precision: Precision | None, target: Target, capabilities: Collection[
     return None if fitting == able else fitting[0]
 
 
+def portable_notes(least: str | None) -> tuple[str, ...]:
+    """What is said of a portable engine that `floor` gives `least` for."""
+    if least is None:
+        return ()
+    return (f"portable engine: its number formats need compute capability {least} or later, not Ampere's 8.0",)
+
+
 def refusals(
     build: Build, precision: Precision, name: str, able: frozenset[str], release: str
 ) -> Iterator[tuple[str, str]]:

@@ -84,13 +84,15 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
                 raise
             data, header, fallback, how = _hybrid(frontend, found, quantized, build, keywords, watch)
     graph, notes = graph_of(quantized, GRAPH_NOTE)
+    least = formats.floor(job.precision, found.name, header.compute_capabilities)
+    how += formats.portable_notes(least)
     said = tuple(f"Torch-TensorRT: {t}" for t in watch.warnings if not any(n in t for n in NOISE))
     return Engine(
         data=data,
         target=found.name,
         version=found.version,
         compute_capabilities=header.compute_capabilities,
-        minimum_compute_capability=formats.floor(job.precision, found.name, header.compute_capabilities),
+        minimum_compute_capability=least,
         inputs=quantized.inputs,
         outputs=quantized.outputs,
         graph=graph,
