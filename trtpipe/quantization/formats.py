@@ -75,12 +75,13 @@ def block_size(number_format: NumberFormat, inputs: int) -> int | None:
 def maxima(table: CalibrationTable) -> dict[str, float]:
     """The exact largest |x| by table key: FP8's thresholds, from the audit of a table of any algorithm.
 
-    FP8's rounding error is relative, so that clipping buys no resolution; a clipped value is lost as it is in INT8. An
-    amax above it is of a tensor that a correction has made larger.
+    FP8's rounding error is relative, so that clipping buys no resolution; a clipped value is lost as it is in INT8.
+    With corrections the table's audit is of the corrected model: what scales its tensors is followed by a second pass
+    over all samples, and thresholds, levels and biases are read by INT8 alone.
     """
     seen = table.audit.tensors
     return {
-        key: amax if seen[key].state == "dead" else max(abs(seen[key].low), abs(seen[key].high), amax)
+        key: amax if seen[key].state == "dead" else max(abs(seen[key].low), abs(seen[key].high))
         for key, amax in table.amax.items()
     }
 

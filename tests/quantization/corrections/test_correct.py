@@ -19,9 +19,10 @@ from trtpipe.quantization.corrections import correct as stage
 from trtpipe.quantization.corrections import rounding, sweep
 from trtpipe.quantization.corrections.correct import STEPS, correct
 from trtpipe.quantization.corrections.edits import corrected
+from trtpipe.quantization.formats import maxima
 from trtpipe.quantization.partial import Partial, roundings
 from trtpipe.quantization.placement import find_sites
-from trtpipe.quantization.precision import Keep
+from trtpipe.quantization.precision import Keep, observe_ranges
 from trtpipe.quantization.quantize import calibrate, quantize
 from trtpipe.values import Captured
 
@@ -214,3 +215,16 @@ def test_corrections_of_another_graph_are_refused(tmp_path: Path) -> None:
     captured = capture(nets.loaded(uneven(), out_shape=("N", 10)))
     with pytest.raises(CalibError, match=r"corrections: scale:0:other must belong to this model's graph"):
         corrected(captured, {"scale:0:other": np.ones(3, np.float32)})
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "entropy_2"])
+def test_fp8_gets_the_exact_maxima_of_the_corrected_model(tmp_path: Path, algorithm: str) -> None:
+    captured, _, table, _ = made(uneven(), tmp_path, algorithm=algorithm)
+    assert any(k.startswith("scale:") for k in table.corrections.arrays)
+    graph = corrected(captured, table.corrections.arrays)
+    largest = observe_ranges(graph, [[torch.from_numpy(np.load(tmp_path / "x.npy"))]])
+    seen: dict[str, float] = {}
+    for site in find_sites(graph.graph)[0]:
+        if site.axis is None:
+            seen[site.group] = max(seen.get(site.group, 0.0), largest[site.producer.name])
+    assert maxima(table) == pytest.approx(seen, rel=1e-5)
