@@ -175,6 +175,14 @@ def test_a_candidate_adds_to_what_the_job_keeps_and_bf16_has_its_own_list(path):
     assert chosen(job, Candidate("minmax", ("a",))).precision.keep.bf16 == ("a",)
 
 
+def test_a_format_that_is_chosen_comes_after_the_jobs_own_globs(path):
+    """The last glob that fits decides."""
+    modes = "precision={int8_mode: true, fp8_mode: true, formats: {head: int8, '*': int8}}"
+    job = load_job(path, [modes, "build.target=tensorrt_rtx"])
+    moved = chosen(job, Candidate("mse", fp8=("head",), int8=("stem",))).precision.formats
+    assert list(moved.items()) == [("*", "int8"), ("head", "fp8"), ("stem", "int8")]
+
+
 def test_a_percentile_is_dropped_with_its_algorithm(path):
     job = load_job(path, ["calibration.algorithm=percentile", "calibration.percentile=99.0"])
     assert chosen(job, Candidate("percentile")).calibration.percentile == 99.0

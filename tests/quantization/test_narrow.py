@@ -250,8 +250,11 @@ def test_each_module_is_measured_in_its_own_format(net, images, modes):
         assert conv is not None
         assert conv.fp8_sqnr_db is not None
         assert 10 < conv.fp8_sqnr_db < 60
+        mlp = next(m for m in found.modules if m.module == "mlp")
+        assert (mlp.fp8_sqnr_db, conv.int8_sqnr_db) == (None, None)
+        assert mlp.int8_sqnr_db > mlp.own_sqnr_db  # normal numbers: INT8 rounds them finer
     else:
-        assert all(m.fp8_sqnr_db is None for m in found.modules)
+        assert all(m.fp8_sqnr_db is m.int8_sqnr_db is None for m in found.modules)
     assert all(5 < m.own_sqnr_db < 80 for m in found.modules)
 
 

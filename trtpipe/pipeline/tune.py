@@ -109,7 +109,8 @@ def chosen(job: Job, candidate: Candidate) -> Job:
     """The job with a candidate's modules kept and its calibration algorithm."""
     keep, half = job.precision.keep, "bf16" if job.precision.bf16_mode else "fp16"
     update = {"fp32": keep.fp32 + candidate.fp32, half: getattr(keep, half) + candidate.half}
-    formats = job.precision.formats | dict.fromkeys(candidate.fp8, "fp8")
+    moved = dict.fromkeys(candidate.fp8, "fp8") | dict.fromkeys(candidate.int8, "int8")
+    formats = {g: f for g, f in job.precision.formats.items() if g not in moved} | moved  # the last that fits decides
     precision = job.precision.model_copy(update={"keep": keep.model_copy(update=update), "formats": formats})
     calibration = job.calibration
     if calibration is not None and candidate.algorithm != calibration.algorithm:

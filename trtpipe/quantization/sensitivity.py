@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -66,12 +66,13 @@ class _Found:
 
     unit: Unit
     changed: Roundings
-    wider: Roundings
+    other: Literal["int8", "fp8"] | None
+    in_other: Roundings
     specs: tuple[TensorSpec, ...]
     outputs: list[_Ratio]
     own: _Ratio = field(default_factory=_Ratio)
     half: _Ratio = field(default_factory=_Ratio)
-    fp8: _Ratio = field(default_factory=_Ratio)
+    other_db: _Ratio = field(default_factory=_Ratio)
     ranked: bool = False
     samples: int = 0
     agreeing: int = 0
@@ -80,7 +81,7 @@ class _Found:
     lost: int = 0
 
     def add(self, reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sample: Sample) -> None:
-        """Sum what the unit alone in INT8 does to one batch; classes are read off the first output that ranks them."""
+        """Sum what the unit alone in its format does to one batch; classes are read off the first output with scores."""
         self.samples += sample.count
         pairs = [
             (_rows(spec, a, sample.count), _rows(spec, b, sample.count), spec.batch_axis)
@@ -124,7 +125,8 @@ class _Found:
             self.agreeing / self.samples if self.ranked else None,
             self.loss_rise / self.labelled if self.labelled else None,
             self.lost / self.labelled if self.labelled else None,
-            self.fp8.db if self.wider else None,
+            fp8_sqnr_db=self.other_db.db if self.other == "fp8" else None,
+            int8_sqnr_db=self.other_db.db if self.other == "int8" else None,
         )
 
 
@@ -169,7 +171,7 @@ def measure_sensitivity(
         raise InputError("sensitivity: some module must be left to quantize (got none). Narrow precision.keep.")
     began = time.perf_counter()
     machine, bare, count = Partial(graph), Spent(), 0
-    wider = _in_fp8(plan, half, narrow)
+    others = _others(captured, plan, keep, amax, half, narrow)
     found = []
     for unit in units:
         eights = [s for s in unit.sites if s in plan.int8]
@@ -178,8 +180,9 @@ def measure_sensitivity(
             changed |= narrow_formats.roundings(
                 [n for n in plan.narrow if n.site in unit.sites], half, narrow.statistics
             )
-        other = {n: wider[n] for n in unit.nodes if n in wider}
-        found.append(_Found(unit, changed, other, captured.outputs, [_Ratio() for _ in captured.outputs]))
+        other = next((name for name, able in others.items() if any(n in able for n in unit.nodes)), None)
+        in_other = {} if other is None else {n: others[other][n] for n in unit.nodes if n in others[other]}
+        found.append(_Found(unit, changed, other, in_other, captured.outputs, [_Ratio() for _ in captured.outputs]))
     clock = _Clock(seconds)
     for sample in samples:
         before = Spent(machine.spent.macs, machine.spent.nodes)
@@ -281,23 +284,33 @@ def _walk(
         rounded = None
         if half is not None and node in owner:
             rounded = machine.value(node, alive, {node: dict.fromkeys(node.all_input_nodes, _through(half))})
-        in_fp8 = machine.value(node, alive, owner[node].wider) if node in owner and node in owner[node].wider else None
+        other = owner[node].in_other if node in owner else {}
+        in_other = machine.value(node, alive, other) if node in other else None
         result = machine.step(node, alive, {})
-        if in_fp8 is not None:
-            owner[node].fp8.add(result[: sample.count], in_fp8[: sample.count])
+        if in_other is not None:
+            owner[node].other_db.add(result[: sample.count], in_other[: sample.count])
         if rounded is not None:
             owner[node].half.add(result[: sample.count], _through(half)(rounded)[: sample.count])  # type: ignore[arg-type]
         if node in own:
             ends[node].own.add(result[: sample.count], own.pop(node)[: sample.count])
 
 
-def _in_fp8(plan: SitePlan, half: torch.dtype | None, narrow: Narrow | None) -> Roundings:
-    """For each INT8 operation that could compute in FP8 instead, its inputs rounded to that; none without FP8."""
-    if narrow is None or "fp8" not in narrow.modes.on:
+def _others(
+    captured: Captured,
+    plan: SitePlan,
+    keep: Keep,
+    amax: Mapping[str, float],
+    half: torch.dtype | None,
+    narrow: Narrow | None,
+) -> dict[Literal["int8", "fp8"], Roundings]:
+    """What INT8 operations would read in FP8, and FP8 operations in INT8, where both are on and can hold them."""
+    if narrow is None or not {"int8", "fp8"} <= narrow.modes.on:
         return {}
     able = {n: Choice("fp8") for n in plan.chosen.of("int8") if not cannot(n, "fp8")}
     sites = [s for s in plan.int8 if s.consumer in able]
-    return narrow_formats.roundings(narrow_sites(sites, Assignment(able), narrow.modes), half, narrow.statistics)
+    to_fp8 = narrow_formats.roundings(narrow_sites(sites, Assignment(able), narrow.modes), half, narrow.statistics)
+    back = [n.site for n in plan.narrow if n.format == "fp8" and n.site.consumer.name not in keep.wide]
+    return {"fp8": to_fp8, "int8": roundings(captured.graph, back, amax, half, captured.int8)}
 
 
 def _rows(spec: TensorSpec, output: torch.Tensor, count: int) -> torch.Tensor:

@@ -6,7 +6,8 @@ INT8 weights back into FP32. Our own operators are tagged `nondeterministic_seed
 
 from __future__ import annotations
 
-from functools import cache, partial
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from trtpipe.model.nodes import calls, module_path, op_name
 from trtpipe.quantization.formats import NVFP4
 from trtpipe.quantization.precision import DEQUANTIZE, QUANTIZE
 
+#: (context, operator, arguments, keyword arguments, name of the layer) to TensorRT's tensor.
+_Converter = Callable[[Any, Any, Any, Any, str], Any]
 #: Under which the "custom" metadata of a node, which torch.export copies, hold its module path.
 _MODULE = "trtpipe_module"
 
@@ -131,7 +134,13 @@ def register_converters() -> None:
     ops = torch.ops.trtpipe
     halves = {trt.float16: torch.float16, trt.bfloat16: torch.bfloat16}
     kinds = {torch.float32: trt.float32} | {torch_dtype: d for d, torch_dtype in halves.items()}
-    converter = partial(dynamo_tensorrt_converter, supports_dynamic_shapes=True)
+
+    def converter(operator: Any) -> Callable[[_Converter], _Converter]:
+        def registered(function: _Converter) -> _Converter:
+            dynamo_tensorrt_converter(operator, supports_dynamic_shapes=True)(function)
+            return function
+
+        return registered
 
     def tensor(ctx: Any, value: Any, name: str) -> Any:
         return value if isinstance(value, trt.ITensor) else get_trt_tensor(ctx, value, f"{name}_constant")
