@@ -81,7 +81,7 @@ class _Found:
     lost: int = 0
 
     def add(self, reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sample: Sample) -> None:
-        """Sum what the unit alone in its format does to one batch; classes are read off the first output with scores."""
+        """Sum what the unit alone in its format does to one batch; classes are of the first output with scores."""
         self.samples += sample.count
         pairs = [
             (_rows(spec, a, sample.count), _rows(spec, b, sample.count), spec.batch_axis)
