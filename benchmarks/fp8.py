@@ -80,9 +80,8 @@ class Emulation(TorchFunctionMode):
         kwargs = kwargs or {}
         name, path = getattr(func, "__name__", ""), self._path[-1] if self._path else ""
         if name in ("linear", "conv2d", "conv_transpose2d") and (path, name) not in self._wide:
-            axis = 1 if name == "conv_transpose2d" else 0
             x = self._activation(f"{path}:input", args[0])
-            return func(x, through_weight(args[1], axis), *args[2:], **kwargs)
+            return func(x, through_weight(args[1]), *args[2:], **kwargs)
         if name in ("matmul", "__matmul__"):
             return self._matmul(path, *args)
         if name == "scaled_dot_product_attention":
@@ -110,10 +109,9 @@ def through(x: torch.Tensor, scale: float) -> torch.Tensor:
     return (x / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn).float() * scale
 
 
-def through_weight(w: torch.Tensor, axis: int) -> torch.Tensor:
-    """The same for a weight, with a scale for each channel of `axis`."""
-    scale = w.abs().amax([d for d in range(w.dim()) if d != axis], keepdim=True) / LARGEST
-    return (w / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn).float() * scale
+def through_weight(w: torch.Tensor) -> torch.Tensor:
+    """The same for a weight, by its own largest."""
+    return through(w, scale_of(float(w.abs().max())))
 
 
 def by_table(amax: Mapping[str, float]) -> Quantizer:

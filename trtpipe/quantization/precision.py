@@ -51,7 +51,6 @@ FORMAT_OF: Mapping[str, PrecisionName] = {
     "dequantize_per_tensor": "int8",
     "dequantize_per_channel": "int8",
     "fp8_dequantize": "fp8",
-    "fp8_dequantize_weight": "fp8",
     "int4_dequantize": "int4",
     "fp4_dequantize": "nvfp4",
     "fp4_dynamic": "nvfp4",

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trtpipe.trt.formats import INT4, NVFP4
+
 if TYPE_CHECKING:
     from trtpipe.values import Quantized
 
 #: The first opset with the types that an operator needs.
-OPSETS = {"int4_dequantize": 21, "fp4_dequantize": 23, "fp4_dynamic": 23}
+OPSETS = {"int4_dequantize": INT4.opset, "fp4_dequantize": NVFP4.opset, "fp4_dynamic": NVFP4.opset}
 #: TensorRT's domain of operators that ONNX does not have.
 DOMAIN = "trt"
 DYNAMIC_QUANTIZE = "TRT_FP4DynamicQuantize"
@@ -38,7 +40,7 @@ def translations() -> dict[Any, Any]:
     from onnxscript import opset20, opset21, opset23, values
 
     import trtpipe.quantization.narrow  # noqa: F401  # registers torch.ops.trtpipe.fp8_* and so on
-    from trtpipe.quantization.formats import NVFP4
+    from trtpipe.quantization import formats
 
     ops = torch.ops.trtpipe
     dynamic_quantize = values.Op(values.Opset(DOMAIN, 1), DYNAMIC_QUANTIZE, _dynamic_quantize_schema())
@@ -66,9 +68,6 @@ def translations() -> dict[Any, Any]:
     def fp8_dequantize(q: Any, scale: float, out_dtype: int = -1) -> Any:
         return opset20.DequantizeLinear(q, constant(opset20, scale, kind(out_dtype)), zero(opset20))
 
-    def fp8_dequantize_weight(q: Any, scales: Any, axis: int, out_dtype: int = -1) -> Any:
-        return opset20.DequantizeLinear(q, cast(opset20, scales, kind(out_dtype)), axis=axis)
-
     def int4_dequantize(q: Any, scales: Any, out_dtype: int = -1) -> Any:
         block = q.shape[1] // scales.shape[1]
         return opset21.DequantizeLinear(q, cast(opset21, scales, kind(out_dtype)), axis=1, block_size=block)
@@ -76,7 +75,7 @@ def translations() -> dict[Any, Any]:
     def by_block(q: Any, scales: Any, scale: float, axis: int, out_dtype: int) -> Any:
         op = opset23
         wide = op.DequantizeLinear(scales, constant(op, scale, ir.DataType.FLOAT))
-        return op.DequantizeLinear(q, cast(op, wide, kind(out_dtype)), axis=axis, block_size=NVFP4.blocks[0])
+        return op.DequantizeLinear(q, cast(op, wide, kind(out_dtype)), axis=axis, block_size=formats.NVFP4.blocks[0])
 
     def fp4_dequantize(q: Any, scales: Any, scale: float, out_dtype: int = -1) -> Any:
         return by_block(q, scales, scale, 1, out_dtype)
@@ -86,7 +85,7 @@ def translations() -> dict[Any, Any]:
             x,
             constant(opset23, scale, ir.DataType.FLOAT),
             axis=-1,
-            block_size=NVFP4.blocks[0],
+            block_size=formats.NVFP4.blocks[0],
             scale_type=int(ir.DataType.FLOAT8E4M3FN),
         )
         return by_block(q, scales, scale, -1, out_dtype)
@@ -94,7 +93,6 @@ def translations() -> dict[Any, Any]:
     return {
         ops.fp8_quantize.default: fp8_quantize,
         ops.fp8_dequantize.default: fp8_dequantize,
-        ops.fp8_dequantize_weight.default: fp8_dequantize_weight,
         ops.int4_dequantize.default: int4_dequantize,
         ops.fp4_dequantize.default: fp4_dequantize,
         ops.fp4_dynamic.default: fp4_dynamic,

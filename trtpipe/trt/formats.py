@@ -24,18 +24,25 @@ class FormatSupport:
     """What one number format needs.
 
     `capability` is its name in `flavour.CAPABILITIES` and among a platform's precisions; `instead` the next step where
-    it is missing.
+    it is missing; `opset` the first of ONNX with its types.
     """
 
     name: NumberFormatName
     title: str
     capability: str
     instead: str
+    opset: int
 
 
-FP8 = FormatSupport("fp8", "FP8", "fp8", "precision.int8_mode")
-INT4 = FormatSupport("int4", "INT4 weights", "int4", "precision.int8_mode")
-NVFP4 = FormatSupport("nvfp4", "NVFP4", "fp4", "precision.fp8_mode")
+# Opsets against what TensorRT's ONNX parser is documented to take: 9 to 20 in 10.0 and 10.1, to 24 in 10.15
+# (onnx-tensorrt, docs/operators.md of those releases), to 25 in 11 (NVIDIA's "ONNX Opset Guide"). FP8 is within that
+# everywhere. INT4 is past it in 10.0 and 10.1, whose parsers take it nevertheless: they look operators up by name,
+# refuse no newer opset (ModelImporter.cpp), read INT4 constants (WeightsContext.cpp) and find a block's size from the
+# shape of its scales (QuantDequantLinearHelper in onnxOpImporters.cpp). FLOAT4E2M1 came to the parser with 10.8
+# (onnx-tensorrt's pull request 1012), where NVFP4 begins here. No TensorRT but RTX 1.7.1 was there to parse such files.
+FP8 = FormatSupport("fp8", "FP8", "fp8", "precision.int8_mode", 19)
+INT4 = FormatSupport("int4", "INT4 weights", "int4", "precision.int8_mode", 21)
+NVFP4 = FormatSupport("nvfp4", "NVFP4", "fp4", "precision.fp8_mode", 23)
 SUPPORT = (FP8, INT4, NVFP4)
 
 

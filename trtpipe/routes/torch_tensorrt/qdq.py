@@ -14,7 +14,7 @@ import torch
 
 import trtpipe.quantization.narrow
 import trtpipe.quantization.operators  # noqa: F401  # both register torch.ops.trtpipe
-from trtpipe.model.nodes import calls, module_path, op_name
+from trtpipe.model.nodes import calls, is_constant, module_path, op_name
 from trtpipe.quantization.formats import NVFP4
 from trtpipe.quantization.precision import DEQUANTIZE, QUANTIZE
 
@@ -67,9 +67,11 @@ def kept_with_readers(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     later one that gets its weights as an input in floats. Changed in place.
     """
     ops = torch.ops.trtpipe
-    narrow = (ops.fp8_dequantize_weight.default, ops.int4_dequantize.default, ops.fp4_dequantize.default)
+    narrow = (ops.fp8_dequantize.default, ops.int4_dequantize.default, ops.fp4_dequantize.default)
     for node in list(calls(graph.graph)):
         if node.target not in (ops.dequantize_per_channel.default, *narrow) or len(node.users) != 1:
+            continue
+        if not is_constant(node.args[0]):
             continue
         reader = next(iter(node.users))
         others = (a for a in reader.args if isinstance(a, torch.fx.Node) and a is not node and a.op != "get_attr")
@@ -184,12 +186,7 @@ def register_converters() -> None:
     @converter(ops.fp8_dequantize.default)
     def fp8_dequantize(ctx: Any, target: Any, args: Any, kwargs: Any, name: str) -> Any:
         scale = scale_of(ctx, args[1], kind(kwargs), name)
-        return out(ctx.net.add_dequantize(args[0], scale, scale.dtype), name, None)
-
-    @converter(ops.fp8_dequantize_weight.default)
-    def fp8_dequantize_weight(ctx: Any, target: Any, args: Any, kwargs: Any, name: str) -> Any:
-        scale = scale_of(ctx, args[1], kind(kwargs), name)
-        return out(ctx.net.add_dequantize(tensor(ctx, args[0], name), scale, scale.dtype), name, args[2])
+        return out(ctx.net.add_dequantize(tensor(ctx, args[0], name), scale, scale.dtype), name, None)
 
     def four_bits(ctx: Any, codes: torch.Tensor, dtype: Any, name: str) -> Any:
         """A constant of 4-bit numbers, which PyTorch holds in bytes and TensorRT two in a byte."""
