@@ -31,10 +31,13 @@ _ROUNDING, _COSINE_ROUNDING = 1e-4, 1e-6
 
 
 class Runner(Protocol):
-    """What executes, a context manager: `EngineRunner`, `HybridRunner` or `OrtRunner`; `name` is like
-    "onnxruntime 1.31.1"."""
+    """What executes, a context manager: `EngineRunner`, `HybridRunner` or `OrtRunner`.
+
+    `name` is like "onnxruntime 1.31.1"; `notes` are what a user should know of it once it is open.
+    """
 
     name: str
+    notes: tuple[str, ...]
 
     def __enter__(self) -> Any:
         """Load."""
@@ -52,6 +55,7 @@ class RunnerSettings(TypedDict):
     """What an `EngineRunner` has to know of a plan beside its bytes: see its arguments of these names."""
 
     version_compatible: bool
+    without_lean_runtime: bool
     refit: bytes | None
 
 
@@ -103,7 +107,7 @@ def graph_notes(engine: Engine, executed: Executed) -> tuple[str, ...]:
 def settings_of(engine: Engine) -> RunnerSettings:
     """How the runner of a built engine is opened."""
     stripped = engine.graph.data if engine.graph is not None and engine.options.get("strip_plan") else None
-    return {"version_compatible": bool(engine.options.get("version_compatible")), "refit": stripped}
+    return _settings(engine.options, stripped)
 
 
 def bundle_settings(bundle: Bundle) -> RunnerSettings:
@@ -111,7 +115,17 @@ def bundle_settings(bundle: Bundle) -> RunnerSettings:
     engine = bundle.manifest.engine
     assert engine is not None
     stripped = engine.options.get("strip_plan") and GRAPH in bundle.manifest.files
-    return {"version_compatible": engine.version_compatible, "refit": bundle.read(GRAPH) if stripped else None}
+    return _settings(
+        {**engine.options, "version_compatible": engine.version_compatible}, bundle.read(GRAPH) if stripped else None
+    )
+
+
+def _settings(options: Mapping[str, object], refit: bytes | None) -> RunnerSettings:
+    return {
+        "version_compatible": bool(options.get("version_compatible")),
+        "without_lean_runtime": bool(options.get("exclude_lean_runtime")),
+        "refit": refit,
+    }
 
 
 def graph_as_checked(model: bytes, target: Target) -> OrtRunner:

@@ -56,6 +56,7 @@ class OrtRunner:
                 "onnxruntime: must be installed to run a graph on the CPU (it is not). Run `pip install onnxruntime`."
             ) from None
         self.name = f"onnxruntime {onnxruntime.__version__}"
+        self.notes: tuple[str, ...] = ()
         if as_written:
             given = model if isinstance(model, bytes) else Path(model).read_bytes()
             optimization, model = "none", self._rounded(self._widened(given))
