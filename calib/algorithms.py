@@ -133,8 +133,8 @@ def _least_divergence(histogram: Histogram, counts: Reals) -> float:
 
     max.
     """
-    found = divergences(counts)
-    kept = found.size - 1 - int(np.argmin(found[::-1])) + LEVELS
+    kl = divergences(counts)
+    kept = kl.size - 1 - int(np.argmin(kl[::-1])) + LEVELS
     return min(histogram.max, (kept + 0.5) * histogram.max / ENTROPY_BINS)
 
 

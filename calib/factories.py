@@ -128,11 +128,11 @@ def open_factory(path: str, inputs: Sequence[InputSpec], limit: int | None, work
     Raises:
         CalibError: it cannot be imported, gives something else, or is an iterable and `workers` are asked for.
     """
-    found = Factory(path, inputs, limit)
-    if workers and found.sequential:
+    factory = Factory(path, inputs, limit)
+    if workers and factory.sequential:
         raise CalibError(
             f"factory {path}: must give a sequence for worker processes to read by index (got an iterable, "
             f"workers {workers}). "
             "Set workers to 0."
         )
-    return found
+    return factory

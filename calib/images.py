@@ -118,10 +118,10 @@ class ImageTransform:
         return fit(where, values, self._binding)
 
 
-def source_digest(found: Callable[..., Any] | None) -> str:
+def source_digest(function: Callable[..., Any] | None) -> str:
     """Text that changes when the callable's source does; empty where it has none to read."""
     try:
-        return "" if found is None else " sha256:" + hashlib.sha256(inspect.getsource(found).encode()).hexdigest()
+        return "" if function is None else " sha256:" + hashlib.sha256(inspect.getsource(function).encode()).hexdigest()
     except (OSError, TypeError):
         return ""
 
@@ -160,10 +160,10 @@ def _listing(folder: Path) -> tuple[list[Path], tuple[int, ...], tuple[str, ...]
             f"{folder}: must be a folder of images (got {'a file' if folder.exists() else 'nothing'}). Check the path."
         )
     try:
-        found = ImageFolder(str(folder), allow_empty=True)
+        dataset = ImageFolder(str(folder), allow_empty=True)
     except FileNotFoundError as error:
         raise CalibError(
             f"{folder}: must hold one folder of images for each class (got no folders). Put the images into a "
             f"folder inside it."
         ) from error
-    return [Path(p) for p, _ in found.samples], tuple(int(t) for t in found.targets), tuple(found.classes)
+    return [Path(p) for p, _ in dataset.samples], tuple(int(t) for t in dataset.targets), tuple(dataset.classes)

@@ -214,9 +214,9 @@ class _DeviceCounter(_Counter):
 
     def read(self) -> Histogram:
         counts = self._counts.cpu().numpy()
-        found = counts[:ALL_BINS].copy()
-        found[0] += counts[ALL_BINS:].sum()
-        return _histogram(found, int(self._low), int(self._high))
+        buckets = counts[:ALL_BINS].copy()
+        buckets[0] += counts[ALL_BINS:].sum()
+        return _histogram(buckets, int(self._low), int(self._high))
 
 
 @functools.cache
@@ -225,8 +225,8 @@ def _device_kernel() -> Callable[..., None] | None:
         from calib.gpu_kernel import count
     except ImportError:
         return None
-    found: Callable[..., None] = count
-    return found
+    kernel: Callable[..., None] = count
+    return kernel
 
 
 def _kernel() -> Callable[..., None]:
@@ -236,8 +236,8 @@ def _kernel() -> Callable[..., None]:
         raise CalibError(
             "observer: counting on the CPU needs numba (got an ImportError). Install trtpipe[build], or numba."
         ) from error
-    found: Callable[..., None] = count
-    return found
+    kernel: Callable[..., None] = count
+    return kernel
 
 
 def _sortable(bits: int) -> int:

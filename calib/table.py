@@ -304,9 +304,9 @@ def make_table(
     """
     if not counted:
         raise CalibError("calibration: at least one tensor must be observed (got none). Is any layer left to quantize?")
-    found = {key: choose(key, halves, algorithm, percentile) for key, halves in sorted(counted.items())}
-    tensors = {key: audit for key, (_, audit, _) in found.items()}
-    said = [warning for _, _, warning in found.values() if warning] + list(warnings_of(tensors, coverage, skipped))
+    chosen = {key: choose(key, halves, algorithm, percentile) for key, halves in sorted(counted.items())}
+    tensors = {key: audit for key, (_, audit, _) in chosen.items()}
+    said = [warning for _, _, warning in chosen.values() if warning] + list(warnings_of(tensors, coverage, skipped))
     audit = Audit(
         batches=batches,
         batch_size=batch_size,
@@ -318,7 +318,7 @@ def make_table(
     return CalibrationTable(
         algorithm,
         nine_digits(percentile),
-        {key: amax for key, (amax, _, _) in found.items()},
+        {key: amax for key, (amax, _, _) in chosen.items()},
         {**digests, "data": combine_digests(dict(samples), recipe)},
         dict(samples),
         recipe,

@@ -40,10 +40,10 @@ def parse(where: Path) -> Any:
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
+        result = dict(pairs)
+        if len(result) != len(pairs):
             raise ValueError("a key stands twice")
-        return found
+        return result
 
     def refuse(word: str) -> Any:
         raise ValueError(f"{word} is not JSON")
@@ -93,10 +93,12 @@ def unpack(arrays: Mapping[str, np.ndarray[Any, Any]], key: str, half: int) -> H
     Raises:
         KeyError, ValueError: it is not there, or is none that an observer makes.
     """
-    used, found = arrays[f"{key}#{half}"]
+    used, frequencies = arrays[f"{key}#{half}"]
     low, high = arrays[f"{key}#{half}.range"].tolist()
-    if found.size and (used.min() < 0 or used.max() >= BINS or found.min() < 1 or np.unique(used).size != used.size):
+    if frequencies.size and (
+        used.min() < 0 or used.max() >= BINS or frequencies.min() < 1 or np.unique(used).size != used.size
+    ):
         raise ValueError(f"{key!r} has counts that no observer makes")
     counts = np.zeros(BINS, np.int64)
-    counts[used] = found
+    counts[used] = frequencies
     return Histogram(counts, low, high)

@@ -262,12 +262,12 @@ def _read_cached(file: Path | None, parts: Mapping[str, str]) -> tuple[bytes | N
 def _made_from(text: str) -> dict[str, str] | None:
     """The parts that a cache was made from; None when it does not say."""
     try:
-        found = json.loads(text)
+        parts = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+    if not isinstance(parts, dict) or not all(isinstance(v, str) for v in parts.values()):
         return None
-    return found
+    return parts
 
 
 def _short(value: str | None) -> str:

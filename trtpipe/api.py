@@ -77,9 +77,9 @@ def calibrate(job: Job | str | Path, *, progress: Reporter | None = None) -> Cal
         InputError: the job has no calibration.
         TrtpipeError: as `build`.
     """
-    found = _job(job, "calibrate")
+    planned = _job(job, "calibrate")
     with watching(progress) as reporter:
-        return make_table(found, reporter)
+        return make_table(planned, reporter)
 
 
 def check(bundle: str | Path, *, key: str | Path | None = None, graph: bool = False) -> CheckReport:

@@ -60,16 +60,16 @@ class Batching:
         An output that has no binding, or another rank, is flat: it is there to be named as what differs.
         """
         axes = {s.name: s for s in self.outputs}
-        found = {}
+        result = {}
         for name, value in outputs.items():
             array, spec = np.asarray(value), axes.get(name)
             if spec is None or array.ndim != len(spec.shape):
-                found[name] = array.reshape(-1)
+                result[name] = array.reshape(-1)
             elif spec.batch_axis is None:
-                found[name] = array[np.newaxis]
+                result[name] = array[np.newaxis]
             else:
-                found[name] = np.moveaxis(array, spec.batch_axis, 0)[:count]
-        return found
+                result[name] = np.moveaxis(array, spec.batch_axis, 0)[:count]
+        return result
 
     def row_count(self, spec: TensorSpec, samples: int) -> int:
         """Rows that output `spec` has for `samples` samples."""

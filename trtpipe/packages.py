@@ -79,8 +79,8 @@ def package(module: str) -> Package | None:
 
 def version(module: str) -> str | None:
     """The version of the distribution that `import module` takes the module from."""
-    found = package(module)
-    return None if found is None else found.version
+    installed = package(module)
+    return None if installed is None else installed.version
 
 
 def distributions(module: str) -> tuple[str, ...]:
@@ -94,13 +94,13 @@ def versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def _installed(distributions: Iterable[str]) -> tuple[Package, ...]:
-    found = []
+    installed = []
     for name in distributions:
         try:
-            found.append(Package(name, metadata.version(name)))
+            installed.append(Package(name, metadata.version(name)))
         except metadata.PackageNotFoundError:
             continue
-    return tuple(found)
+    return tuple(installed)
 
 
 def _holds(distribution: str, module: str) -> bool:

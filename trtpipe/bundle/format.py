@@ -310,13 +310,13 @@ def _check_content(path: Path, manifest: Manifest, read: Callable[[str], bytes])
 
 def _check_hybrid(where: str, manifest: Manifest, data: bytes) -> None:
     """Hold a hybrid module's bindings, and the header of each of its plans, against the manifest."""
-    found = hybrid.from_bytes(data, where)
-    got = (tuple(found.plan.inputs), set(found.plan.outputs))
+    decoded = hybrid.from_bytes(data, where)
+    got = (tuple(decoded.plan.inputs), set(decoded.plan.outputs))
     if got != (tuple(s.name for s in manifest.inputs), {s.name for s in manifest.outputs}):
         raise InputError(
             f"{where}: must have the manifest's bindings (got {', '.join([*got[0], *sorted(got[1])])}). {_AGAIN}"
         )
-    for number, plan in enumerate(found.engines):
+    for number, plan in enumerate(decoded.engines):
         _check_header(f"{where}: engine {number}", manifest, plan)
 
 

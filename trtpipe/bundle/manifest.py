@@ -318,9 +318,9 @@ def _foreign(where: str, raw: Any, known: Any) -> str | None:
     if isinstance(raw, dict) and isinstance(known, dict):
         for key, value in raw.items():
             path = f"{where}.{key}" if where else str(key)
-            found = f"unknown key {path}" if key not in known else _foreign(path, value, known[key])
-            if found:
-                return found
+            unknown = f"unknown key {path}" if key not in known else _foreign(path, value, known[key])
+            if unknown:
+                return unknown
         return None
     if isinstance(raw, list) and isinstance(known, list) and len(raw) == len(known):
         return next(
@@ -332,10 +332,10 @@ def _foreign(where: str, raw: Any, known: Any) -> str | None:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object whose keys are all different."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    result = dict(pairs)
+    if len(result) != len(pairs):
         raise ValueError("a key appears twice")
-    return found
+    return result
 
 
 def _refuse_constant(name: str) -> None:

@@ -355,10 +355,10 @@ def _interrupted_by(interrupt: Callable[[int, FrameType | None], None]) -> Itera
     """Call `interrupt` on SIGINT and SIGTERM until the end of the block; a signal that is ignored stays so."""
     hook = sys.unraisablehook
 
-    def unraisable(found: sys.UnraisableHookArgs) -> None:
+    def unraisable(event: sys.UnraisableHookArgs) -> None:
         # An interrupt inside a destructor cannot be raised: Python would print it. The flag ends the stage.
-        if not isinstance(found.exc_value, KeyboardInterrupt):
-            hook(found)
+        if not isinstance(event.exc_value, KeyboardInterrupt):
+            hook(event)
 
     sys.unraisablehook = unraisable
     before: dict[signal.Signals, signal._HANDLER] = {}

@@ -95,8 +95,8 @@ def _source(source: str | None, folder: Path) -> Source:
     module, colon, name = source.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
         raise InputError(f"--from: {said('be timm:<model> or package.module:callable', repr(source))}")
-    if found := missing(source, (folder, Path.cwd())):
-        raise InputError(f"--from: {said(*found)}")
+    if absent := missing(source, (folder, Path.cwd())):
+        raise InputError(f"--from: {said(*absent)}")
     return Source(source, {}, "returns an nn.Module", (3, 224, 224), imagenet, "output")
 
 
@@ -158,7 +158,7 @@ def _name(folder: Path, source: str | None) -> str:
 def _pictures() -> dict[str, bytes]:
     """A few stand-ins for images: squares and circles, 64 x 64, the same every time."""
     chance = random.Random(0)
-    found: dict[str, bytes] = {}
+    pictures: dict[str, bytes] = {}
     for part, count in (("calib", 16), ("val", 8)):
         for kind in ("circle", "square"):
             for number in range(count):
@@ -169,8 +169,8 @@ def _pictures() -> dict[str, bytes]:
                 draw((x, y, x + size, y + size), fill=tuple(chance.randrange(128, 256) for _ in range(3)))
                 data = io.BytesIO()
                 picture.save(data, "PNG")
-                found[f"{part}/{kind}/{number:02d}.png"] = data.getvalue()
-    return found
+                pictures[f"{part}/{kind}/{number:02d}.png"] = data.getvalue()
+    return pictures
 
 
 def _plain(value: object) -> str:

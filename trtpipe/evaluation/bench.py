@@ -199,17 +199,17 @@ def _with_times(row: Row, times: Sequence[float] | None, batch: int) -> Row:
 
 
 def compare(
-    reference: Mapping[str, Array], found: Mapping[str, Array], labels: Array | None, whole: Collection[str] = ()
+    reference: Mapping[str, Array], outputs: Mapping[str, Array], labels: Array | None, whole: Collection[str] = ()
 ) -> dict[str, Any]:
     """The figures of a Row that are about what a mode answers.
 
     Half-precision outputs are widened first, so that no softmax is computed in half. NaN or infinity in an output is
     an SQNR of minus infinity and never an agreement. `whole` names the outputs that have one row a batch.
     """
-    missing = [n for n in reference if n not in found]
+    missing = [n for n in reference if n not in outputs]
     if missing:
-        raise InputError(f"outputs: must be {', '.join(reference)} (got {', '.join(found)}).")
-    wide = {n: np.asarray(a).astype(np.float64) for n, a in found.items()}
+        raise InputError(f"outputs: must be {', '.join(reference)} (got {', '.join(outputs)}).")
+    wide = {n: np.asarray(a).astype(np.float64) for n, a in outputs.items()}
     ratios, worst = [], 0.0
     figures: dict[str, Any] = {}
     for name, wanted in reference.items():

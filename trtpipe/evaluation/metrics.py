@@ -15,13 +15,13 @@ def _rows(x: Array) -> Array:
     return np.asarray(x, dtype=np.float64).reshape(len(x), -1)
 
 
-def cosine(reference: Array, found: Array) -> Array:
+def cosine(reference: Array, output: Array) -> Array:
     """Cosine similarity of each sample, float64 [S] in [-1, 1].
 
     Two zero vectors are equal (1); a zero vector against any other is as far off as can be told (0). A vector of one
     number has no direction but its sign: such an output is one vector over all samples, and float64 [1] comes back.
     """
-    a, b = _rows(reference), _rows(found)
+    a, b = _rows(reference), _rows(output)
     if a.shape[1] == 1:
         a, b = a.T, b.T
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
@@ -30,22 +30,22 @@ def cosine(reference: Array, found: Array) -> Array:
     return np.where(both_zero, 1.0, np.where(lengths > 0, (a * b).sum(axis=1) / safe, 0.0))
 
 
-def max_abs(reference: Array, found: Array) -> float:
+def max_abs(reference: Array, output: Array) -> float:
     """Largest |found - reference|."""
-    return float(np.abs(_rows(found) - _rows(reference)).max())
+    return float(np.abs(_rows(output) - _rows(reference)).max())
 
 
-def relative_l2(reference: Array, found: Array) -> float:
+def relative_l2(reference: Array, output: Array) -> float:
     """|found - reference| / |reference|, Euclidean norms over all samples; inf where the reference is all zero."""
-    noise, signal = np.linalg.norm(_rows(found) - _rows(reference)), np.linalg.norm(_rows(reference))
+    noise, signal = np.linalg.norm(_rows(output) - _rows(reference)), np.linalg.norm(_rows(reference))
     if signal == 0:
         return 0.0 if noise == 0 else float("inf")
     return float(noise / signal)
 
 
-def sqnr_db(reference: Array, found: Array) -> float:
+def sqnr_db(reference: Array, output: Array) -> float:
     """Signal to quantization noise ratio, 10 log10(|reference|^2 / |found - reference|^2) dB; inf where equal."""
-    ratio = relative_l2(reference, found)
+    ratio = relative_l2(reference, output)
     with np.errstate(divide="ignore"):
         return float(-20 * np.log10(ratio)) if ratio < float("inf") else float("-inf")
 
@@ -55,14 +55,14 @@ def ranks_classes(x: Array) -> bool:
     return x.ndim == 2 and x.shape[1] >= 2 and np.issubdtype(x.dtype, np.floating)
 
 
-def top1_agreement(reference: Array, found: Array) -> float:
+def top1_agreement(reference: Array, output: Array) -> float:
     """Share of samples with the same argmax, in [0, 1]; both are [S, C]."""
-    return same_class(reference, found) / len(reference)
+    return same_class(reference, output) / len(reference)
 
 
-def same_class(reference: Array, found: Array) -> int:
+def same_class(reference: Array, output: Array) -> int:
     """How many samples have the same argmax; both are [S, C]."""
-    return int((_rows(reference).argmax(1) == _rows(found).argmax(1)).sum())
+    return int((_rows(reference).argmax(1) == _rows(output).argmax(1)).sum())
 
 
 def accuracy(scores: Array, labels: Array) -> float:
@@ -96,9 +96,9 @@ class Paired:
         return (self.only_reference - self.only_found) / self.samples
 
 
-def paired_accuracy(reference: Array, found: Array, labels: Array) -> Paired:
+def paired_accuracy(reference: Array, output: Array, labels: Array) -> Paired:
     """Who gets which samples right; scores are [S, C], labels int [S]."""
     known = labels >= 0
     a = _rows(reference).argmax(1)[known] == labels[known]
-    b = _rows(found).argmax(1)[known] == labels[known]
+    b = _rows(output).argmax(1)[known] == labels[known]
     return Paired(int((a & b).sum()), int((a & ~b).sum()), int((~a & b).sum()), int((~a & ~b).sum()))

@@ -146,5 +146,5 @@ def _kind(prop: Schema, definitions: Mapping[str, Schema]) -> str:
 
 def _bounds(prop: Schema) -> str:
     signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-    found = [f"{sign} {prop[key]:g}" for key, sign in signs.items() if key in prop]
-    return f" {', '.join(found)}" if found else ""
+    bounds = [f"{sign} {prop[key]:g}" for key, sign in signs.items() if key in prop]
+    return f" {', '.join(bounds)}" if bounds else ""

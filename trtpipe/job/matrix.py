@@ -122,7 +122,7 @@ def _axis(name: str, values: Any, document: Document, problems: _Problems) -> tu
     if not isinstance(values, (list, dict)) or not values:
         problems.append((where, said("be a list of values, or a mapping of labels to values", shown(values))))
         return ()
-    found = []
+    cells = []
     for key, value in values.items() if isinstance(values, dict) else enumerate(values):
         at = (*where, key)
         if isinstance(values, list) and isinstance(value, (dict, list)):
@@ -139,13 +139,13 @@ def _axis(name: str, values: Any, document: Document, problems: _Problems) -> tu
                 problems.append((at, said(must, shown(value), did_you_mean(value, tuple(PRECISIONS)))))
                 continue
             value = dict(PRECISIONS[value])
-        found.append(_Value(label, value, at))
-    labels = [v.label for v in found]
-    for value in found:
+        cells.append(_Value(label, value, at))
+    labels = [v.label for v in cells]
+    for value in cells:
         if labels.count(value.label) > 1:
             problems.append((value.at, said("have a label of its own", f"{value.label!r} again")))
             break
-    return tuple(found)
+    return tuple(cells)
 
 
 def _label(text: str) -> str:
@@ -211,7 +211,7 @@ def _paths(value: Any, at: Path) -> Iterator[Path]:
 
 def _named(name: str, labels: Mapping[str, str]) -> str:
     used = set(_PLACEHOLDER.findall(name))
-    text = _PLACEHOLDER.sub(lambda found: labels[found.group(1)], name)
+    text = _PLACEHOLDER.sub(lambda match: labels[match.group(1)], name)
     return "-".join([text, *(label for axis, label in labels.items() if axis not in used)])
 
 

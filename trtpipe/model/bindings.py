@@ -45,14 +45,14 @@ class Bound(torch.nn.Module):
 
     def prepared(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The inputs as the network itself wants them."""
-        found = []
+        arguments = []
         for k, x in enumerate(inputs):
             if self.specs[k].dtype in ("float16", "uint8"):
                 x = x.to(torch.float32)
             if hasattr(self, f"factor_{k}"):
                 x = x * getattr(self, f"factor_{k}") - getattr(self, f"offset_{k}")
-            found.append(x)
-        return found
+            arguments.append(x)
+        return arguments
 
     def outputs(self, returned: object) -> tuple[torch.Tensor, ...]:
         """What the network returned as a tuple; a dict is taken by name, anything else in order.

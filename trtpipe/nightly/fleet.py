@@ -186,11 +186,11 @@ class Fleet:
 
     def _members(self) -> tuple[Member, ...]:
         described = self._client.run(introduce, on_error="ignore")
-        found = []
+        members = []
         for address, raw in described.items():
             if raw is not None:
-                found.append(Member(address, raw["name"], frozenset(raw["announces"]), Machine(**raw["machine"])))
-        return tuple(sorted(found, key=lambda m: m.name))
+                members.append(Member(address, raw["name"], frozenset(raw["announces"]), Machine(**raw["machine"])))
+        return tuple(sorted(members, key=lambda m: m.name))
 
     def _make_kits(
         self, tasks: Sequence[BuildTask], sent: dict[str, _Sent], watcher: Watcher, finished: Callable[..., None]

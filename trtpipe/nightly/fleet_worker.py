@@ -34,17 +34,17 @@ _RETRIES = 1
 
 def announced(device: Device, tags: Sequence[str], torch: bool) -> tuple[str, ...]:
     """What a worker says it is: GPU, TensorRT by every prefix of its version, processor, tags."""
-    found = ["cpu", device.machine, *tags]
+    resources = ["cpu", device.machine, *tags]
     if torch:
-        found.append("torch")
+        resources.append("torch")
     if device.compute_capability is not None:
-        found += ["gpu", "sm" + device.compute_capability.replace(".", "")]
+        resources += ["gpu", "sm" + device.compute_capability.replace(".", "")]
     if device.jetson:
-        found.append("jetson")
+        resources.append("jetson")
     for name, version in device.versions.items():
         parts = version.split(".")
-        found += [name, *(f"{name}={'.'.join(parts[: i + 1])}" for i in range(len(parts)))]
-    return tuple(dict.fromkeys(found))
+        resources += [name, *(f"{name}={'.'.join(parts[: i + 1])}" for i in range(len(parts)))]
+    return tuple(dict.fromkeys(resources))
 
 
 class Jobs:

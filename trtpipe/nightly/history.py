@@ -155,11 +155,11 @@ class History:
             f"SELECT {_COLUMNS} FROM (SELECT *, row_number() OVER (PARTITION BY name ORDER BY run DESC) AS place "
             f"FROM results WHERE {where}) WHERE place <= ? ORDER BY name, run DESC"
         )
-        found: dict[str, list[Past]] = {}
+        by_job: dict[str, list[Past]] = {}
         for row in self._execute(query, (run, count)):
             past = _past(row)
-            found.setdefault(past.outcome.name, []).append(past)
-        return {name: tuple(rows) for name, rows in found.items()}
+            by_job.setdefault(past.outcome.name, []).append(past)
+        return {name: tuple(rows) for name, rows in by_job.items()}
 
     def of_job(self, name: str) -> tuple[Past, ...]:
         """Every result of a job, the earliest first."""

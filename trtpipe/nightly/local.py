@@ -229,5 +229,5 @@ def available_bytes() -> int | None:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return None
-    found = next((line.split() for line in lines if line.startswith("MemAvailable:")), None)
-    return int(found[1]) * 1024 if found else None
+    fields = next((line.split() for line in lines if line.startswith("MemAvailable:")), None)
+    return int(fields[1]) * 1024 if fields else None

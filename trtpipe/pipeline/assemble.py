@@ -143,8 +143,8 @@ def _int8_weights(engine: Engine) -> WeightBytes | None:
     """How the engine stores its graph's INT8 weights; None where it is the graph, or has none."""
     if engine.target == "onnxruntime" or engine.graph is None or engine.fallback:
         return None
-    found = stored_weights(engine.data, engine.graph.data)
-    return found if found.total else None
+    stored = stored_weights(engine.data, engine.graph.data)
+    return stored if stored.total else None
 
 
 def golden_data(job: Job, front: Front, count: int = KEPT_SAMPLES) -> Golden:

@@ -258,8 +258,8 @@ def _engine_modes(
     if target == "onnxruntime":
         cannot = "the target is onnxruntime: there is no engine"
     else:
-        found = driver.probe()
-        cannot = "" if found.devices else f"no GPU executes an engine here: {found.problem}"
+        gpu = driver.probe()
+        cannot = "" if gpu.devices else f"no GPU executes an engine here: {gpu.problem}"
 
     def mode(name: str, cuda_graph: bool, transfers: bool) -> Mode:
         def prepare() -> Ready:

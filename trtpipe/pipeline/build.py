@@ -102,11 +102,11 @@ def retuned(
     job: Job, front: Front, table: CalibrationTable, out: Path, stages: Stages
 ) -> tuple[Job, CalibrationTable, str]:
     """The job that `tune` finds (the closest when none meets the limits), its table, and a line that says so."""
-    found = tune_from(job, front, table, out, stages)
-    algorithm = found.tuned.best.candidate.algorithm
+    result = tune_from(job, front, table, out, stages)
+    algorithm = result.tuned.best.candidate.algorithm
     if algorithm != table.algorithm:
         table = table.recomputed(algorithm)
-    return found.job, table, f"check.on_fail: tune: {verdict(found.tuned, job.check.limits)}"
+    return result.job, table, f"check.on_fail: tune: {verdict(result.tuned, job.check.limits)}"
 
 
 def reason(report: CheckReport) -> str:

@@ -104,13 +104,13 @@ class CachedResults:
     def on_disk(self, kind: str, codec: Codec[T], make: Callable[[], T]) -> T:
         """A stage's result from the cache; made and stored when it is not there. One process at a time makes it."""
         key = _key(self._keys, kind)
-        found = self._read(kind, key, codec)
-        if found is not None:
-            return found[0]
+        stored = self._read(kind, key, codec)
+        if stored is not None:
+            return stored[0]
         with self._cache.lock(kind, key, lambda: self._waiting(kind)):
-            found = self._read(kind, key, codec)
-            if found is not None:
-                return found[0]
+            stored = self._read(kind, key, codec)
+            if stored is not None:
+                return stored[0]
             value = make()
             if (keys := self._keys_now()) is not None:
                 facts, files = codec.dump(value)

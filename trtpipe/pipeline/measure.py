@@ -56,11 +56,11 @@ def explained(
     captured = corrected(front, table).captured
     with stages("diagnose") as progress:
         narrow, within = narrow_of(job, front, table), None if job.check.sensitivity else seconds
-        found = diagnose(job, captured, front.check_source, table.amax, progress, narrow, within)
+        diagnosis = diagnose(job, captured, front.check_source, table.amax, progress, narrow, within)
     if _failed(report):
         half = "fp16" if job.precision.fp16_mode else None
-        report = replace(report, problems=(*report.problems, blame(found, half)))
-    return report, found
+        report = replace(report, problems=(*report.problems, blame(diagnosis, half)))
+    return report, diagnosis
 
 
 def _failed(report: CheckReport) -> bool:
@@ -74,9 +74,9 @@ def timed(front: Front, engine: Engine, report: CheckReport, stages: Stages) -> 
     if engine.fallback:
         return replace(report, notes=(*report.notes, f"latency_ms: not measured: {HYBRID}")), ()
     with stages("speed"):
-        found = latencies(front, engine)
-    metric = Metric("latency_ms", front.outputs[0].name, statistics.median(found))
-    return replace(report, metrics=(*report.metrics, metric)), found
+        times = latencies(front, engine)
+    metric = Metric("latency_ms", front.outputs[0].name, statistics.median(times))
+    return replace(report, metrics=(*report.metrics, metric)), times
 
 
 def latencies(front: Front, engine: Engine) -> tuple[float, ...]:
@@ -165,5 +165,5 @@ def judged_speed(job: Job, front: Front, engine: Engine, report: CheckReport, st
     other = compile_engine(plain, front.loaded, quantize(plain, front, None, stages), stages)
     with stages("speed"):
         int8, fp16 = (open_timed(e.data, cuda_graph=False, **settings_of(e)) for e in (engine, other))
-        found = measure_speedup(int8, fp16, first_batch(front))
-    return judge_speedup(report, found, limit)
+        measured = measure_speedup(int8, fp16, first_batch(front))
+    return judge_speedup(report, measured, limit)

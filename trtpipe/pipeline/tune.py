@@ -70,8 +70,8 @@ def tune(job: Job, out: Path, reporter: Reporter, *, evaluations: int = EVALUATI
     stages = Stages(reporter)
     front = prepare(job, stages)
     table = calibrate(job, front, stages)
-    found = tune_from(job, front, table, out, stages, evaluations=evaluations)
-    return replace(found, job=renamed(found.job))
+    tuned = tune_from(job, front, table, out, stages, evaluations=evaluations)
+    return replace(tuned, job=renamed(tuned.job))
 
 
 def tune_from(
@@ -93,7 +93,7 @@ def tune_from(
     with stages("tune") as progress:
         for note in trials.notes:
             progress.note(note)
-        found = search(
+        result = search(
             Laboratory(
                 lambda c: trials.trial(c, bench.evaluate),
                 bench.preview,
@@ -102,7 +102,7 @@ def tune_from(
             ),
             evaluations,
         )
-    return TunedJob(chosen(job, found.best.candidate), found, trials.path, stages.seconds)
+    return TunedJob(chosen(job, result.best.candidate), result, trials.path, stages.seconds)
 
 
 def chosen(job: Job, candidate: Candidate) -> Job:

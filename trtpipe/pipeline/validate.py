@@ -123,9 +123,9 @@ EXTRAS = {"torch": "build", "torchvision": "build", "timm": "examples", "sklearn
 
 def _modules(job: Job, path: Path) -> _Found:
     for option, target in job.callables.items():
-        found = missing(target, _folders(path))
-        if found and not _in_extra(target, path):
-            yield option, said(*found)
+        absent = missing(target, _folders(path))
+        if absent and not _in_extra(target, path):
+            yield option, said(*absent)
 
 
 def _folders(path: Path) -> tuple[Path, Path]:
@@ -198,10 +198,10 @@ def _refusals(job: Job, version: str | None) -> _Found:
     for option, message in job_refusals(job, release):
         yield option, message.removeprefix(f"{option}: ")
     if release is not None:
-        found = refusals(job.build, job.precision, target, release)
+        problems = refusals(job.build, job.precision, target, release)
     else:
-        found = platform_refusals(job.build, job.precision)
-    for option, message in found:
+        problems = platform_refusals(job.build, job.precision)
+    for option, message in problems:
         yield option, message.removeprefix(f"{option}: ")
 
 

@@ -303,8 +303,8 @@ class SitePlan:
     @property
     def reasons(self) -> dict[str, str]:
         """By the name of a node, why it is in no format, or not in the one it would have had."""
-        found = {n.name: c.reason for n, c in self.chosen.choices.items() if c.reason}
-        return found | {s.node.name: s.reason for s in self.skipped}
+        excluded = {n.name: c.reason for n, c in self.chosen.choices.items() if c.reason}
+        return excluded | {s.node.name: s.reason for s in self.skipped}
 
     def out_of_int8(self, keep: Keep) -> Callable[[Node], bool]:
         """Whether a node must not compute in INT8."""
@@ -353,7 +353,7 @@ def _unfit(plan: SitePlan, modes: Modes) -> tuple[str, ...]:
 
 def narrow_sites(sites: Sequence[Site], chosen: Assignment, modes: Modes) -> tuple[NarrowSite, ...]:
     """The inputs that get Q/DQ in FP8 or 4 bits: both of an operation, or its weight where that alone is narrow."""
-    found = []
+    eligible = []
     for site in sites:
         choice = chosen.choices.get(site.consumer)
         name = None if choice is None else choice.format
@@ -362,5 +362,5 @@ def narrow_sites(sites: Sequence[Site], chosen: Assignment, modes: Modes) -> tup
         if site.axis is None and modes.weights_alone(name):
             continue
         arguments = [k for k, a in enumerate(site.consumer.args[:2]) if a is site.producer]
-        found += [NarrowSite(site, k, name) for k in arguments]
-    return tuple(dict.fromkeys(found))
+        eligible += [NarrowSite(site, k, name) for k in arguments]
+    return tuple(dict.fromkeys(eligible))

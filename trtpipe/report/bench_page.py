@@ -42,7 +42,7 @@ def read_bench(path: Path) -> Bench:
     """
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        found = TypeAdapter(Bench).validate_python(raw)
+        bench = TypeAdapter(Bench).validate_python(raw)
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise InputError(f"{path}: must be JSON of `trtpipe bench --save` (got {error}). Measure again.") from None
     except ValidationError as error:
@@ -51,9 +51,9 @@ def read_bench(path: Path) -> Bench:
         raise InputError(
             f"{path}: must be JSON of `trtpipe bench --save` (got {at}: {first['msg']}). Measure again."
         ) from None
-    if json.loads(bench_text(found)) != raw:
+    if json.loads(bench_text(bench)) != raw:
         raise InputError(f"{path}: must be JSON of `trtpipe bench --save` (got keys it does not write). Measure again.")
-    return found
+    return bench
 
 
 def bench_text(bench: Bench) -> str:

@@ -38,8 +38,8 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
 
 def release(job: Job) -> str | None:
     """The TensorRT that the graph is written for, where its parser matters: the one here, for target tensorrt."""
-    found = installed().get("tensorrt") if job.build.target == "tensorrt" else None
-    return None if found is None else found[1]
+    tensorrt = installed().get("tensorrt") if job.build.target == "tensorrt" else None
+    return None if tensorrt is None else tensorrt[1]
 
 
 def compile_graph(job: Job, model: OnnxModel, progress: Progress) -> Engine:
@@ -254,10 +254,10 @@ def _rename(model: Any, quantized: Quantized) -> None:
     from trtpipe.model.bindings import INNER
 
     def path_of(node: Any) -> str | None:
-        found = re.findall(r"'([^']*)'", node.metadata_props.get("pkg.torch.onnx.name_scopes", ""))
-        if len(found) < 2:
+        scopes = re.findall(r"'([^']*)'", node.metadata_props.get("pkg.torch.onnx.name_scopes", ""))
+        if len(scopes) < 2:
             return None
-        path = re.sub(r"@\d+$", "", found[-2]).removeprefix(INNER + ".")
+        path = re.sub(r"@\d+$", "", scopes[-2]).removeprefix(INNER + ".")
         path = "" if path == INNER else path
         return path or (None if node.op_type in ("QuantizeLinear", "DequantizeLinear", "Cast") else "")
 

@@ -228,10 +228,10 @@ def job_refusals(job: Job, release: str | None) -> tuple[tuple[str, str], ...]:
     build = job.build
     here = installed_frontend() if build.route == "torch_tensorrt" else None
     version = here.version if here is not None and here.target == build.target else None
-    found = list(refusals(build, job.precision, build.route, frontend=version))
+    problems = list(refusals(build, job.precision, build.route, frontend=version))
     if build.route == "torch2trt":
-        found += [(path, f"{path}: {message}") for path, message in _torch2trt(job, release)]
-    return tuple(found)
+        problems += [(path, f"{path}: {message}") for path, message in _torch2trt(job, release)]
+    return tuple(problems)
 
 
 def _torch2trt(job: Job, release: str | None) -> Iterator[tuple[str, str]]:

@@ -17,5 +17,5 @@ ROUTES: Mapping[str, str] = {
 def route(name: str) -> Callable[..., Any]:
     """The function that takes a quantized graph to an engine on this route."""
     module, _, function = ROUTES[name].partition(":")
-    found: Callable[..., Any] = getattr(import_module(module), function)
-    return found
+    compile_engine: Callable[..., Any] = getattr(import_module(module), function)
+    return compile_engine

@@ -44,13 +44,13 @@ def problems(manifest: Manifest, device: Device) -> tuple[str, ...]:
     engine = manifest.engine
     if engine is None:
         return _kit_problems(manifest, device)
-    found = [*_platform(engine, device), *_version(engine, device)]
+    misfits = [*_platform(engine, device), *_version(engine, device)]
     if engine.fallback:
-        found += _pytorch(manifest, engine, device)
+        misfits += _pytorch(manifest, engine, device)
     if engine.target != "onnxruntime":
-        found += _hardware(engine, device)
-    found += _memory(manifest, engine, device)
-    return tuple(found)
+        misfits += _hardware(engine, device)
+    misfits += _memory(manifest, engine, device)
+    return tuple(misfits)
 
 
 def placement_problems(engine: EngineInfo, device: Device) -> tuple[str, ...]:
@@ -104,9 +104,9 @@ def _rtx_remarks(device: Device) -> tuple[str, ...]:
 
 def require_fit(manifest: Manifest, device: Device) -> None:
     """Raise MissingError with every line of `problems`, if there are any."""
-    found = problems(manifest, device)
-    if found:
-        raise MissingError("\n".join(found))
+    misfits = problems(manifest, device)
+    if misfits:
+        raise MissingError("\n".join(misfits))
 
 
 def admit(path: Path, key: Path | None) -> tuple[Bundle, str]:
@@ -132,18 +132,18 @@ def _same_release(one: str, other: str) -> bool:
 
 
 def _platform(engine: EngineInfo, device: Device) -> list[str]:
-    found = []
+    misfits = []
     if engine.os is not None and engine.os != device.os:
-        found.append(
+        misfits.append(
             f"os: the engine must run on {engine.os}, where it was built (got {device.os}). "
             f"Engines do not move between operating systems: use a {engine.os} device {_REBUILD}."
         )
     if engine.machine is not None and engine.machine != device.machine:
-        found.append(
+        misfits.append(
             f"platform: the engine must run on {engine.machine} (got {device.machine}). "
             f"Engines do not move between platforms: use a {engine.machine} device {_REBUILD}."
         )
-    return found
+    return misfits
 
 
 def _version(engine: EngineInfo, device: Device) -> list[str]:
@@ -210,8 +210,8 @@ def _run(engine: EngineInfo) -> str:
 
 def _release(manifest: Manifest) -> str:
     """The release of PyTorch that built the bundle, as pip takes it, or nothing where that is not known."""
-    found = ".".join(str(n) for n in _numbers(manifest.environment.get("torch", ""))[:3])
-    return f"=={found}" if found else ""
+    version = ".".join(str(n) for n in _numbers(manifest.environment.get("torch", ""))[:3])
+    return f"=={version}" if version else ""
 
 
 def _hardware(engine: EngineInfo, device: Device) -> list[str]:

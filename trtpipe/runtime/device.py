@@ -34,7 +34,9 @@ class Device:
 def this_device() -> Device:
     """This machine. Asks package metadata and the CUDA driver; imports no TensorRT and no torch."""
     versions: dict[str, str] = {str(name): version for name, (_, version) in flavour.installed().items()}
-    versions |= {name: found for name in ("onnxruntime", "torch") if (found := packages.version(name)) is not None}
+    versions |= {
+        name: installed for name in ("onnxruntime", "torch") if (installed := packages.version(name)) is not None
+    }
     gpus = driver.probe()
     first = gpus.devices[0] if gpus.devices else None
     jetson = is_jetson()

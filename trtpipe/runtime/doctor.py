@@ -85,27 +85,27 @@ class Diagnosis:
 
 def examine() -> Diagnosis:
     """What this machine can do, asked of package metadata and of the CUDA driver."""
-    found, packages = driver.probe(), {name: version(module) for name, module in PACKAGES}
+    gpu, packages = driver.probe(), {name: version(module) for name, module in PACKAGES}
     tensorrts = flavour.installed()
     jetson = is_jetson()
     return Diagnosis(
         python=platform.python_version(),
         system=f"{sys.platform} {machine_name(platform.machine())}",
         jetson=jetson,
-        driver=f"CUDA {found.cuda}" if not found.problem else found.problem,
+        driver=f"CUDA {gpu.cuda}" if not gpu.problem else gpu.problem,
         gpus=tuple(
-            Gpu(d.name, d.compute_capability, d.memory_bytes, _precisions(d.compute_capability)) for d in found.devices
+            Gpu(d.name, d.compute_capability, d.memory_bytes, _precisions(d.compute_capability)) for d in gpu.devices
         ),
         tensorrts={str(name): f"{distribution} {version}" for name, (distribution, version) in tensorrts.items()},
         packages=packages,
         abilities=(
             _capture(packages),
             *_onnxruntime(packages),
-            *_rtx(found, tensorrts, packages),
-            *_tensorrt(found, tensorrts, packages),
-            *_routes(found, tensorrts, packages),
+            *_rtx(gpu, tensorrts, packages),
+            *_tensorrt(gpu, tensorrts, packages),
+            *_routes(gpu, tensorrts, packages),
         ),
-        notes=_notes(found, tensorrts, jetson),
+        notes=_notes(gpu, tensorrts, jetson),
     )
 
 
@@ -227,29 +227,29 @@ def _notes(gpu: Driver, tensorrts: flavour.Installed, jetson: bool) -> tuple[str
     return tuple(notes)
 
 
-def lines(found: Diagnosis) -> tuple[str, ...]:
+def lines(diagnosis: Diagnosis) -> tuple[str, ...]:
     """The diagnosis as text, one line each."""
     shown = [
-        f"python       {found.python}, {found.system}{', a Jetson' if found.jetson else ''}",
-        f"driver       {found.driver}",
+        f"python       {diagnosis.python}, {diagnosis.system}{', a Jetson' if diagnosis.jetson else ''}",
+        f"driver       {diagnosis.driver}",
     ]
-    for gpu in found.gpus:
+    for gpu in diagnosis.gpus:
         can = ", ".join(p.upper() for p in gpu.precisions) or "not in the support matrix"
         shown.append(
             f"gpu          {gpu.name}, compute capability {gpu.compute_capability}, "
             f"{gpu.memory_bytes / 2**30:.1f} GiB, {can}"
         )
     for target in ("tensorrt", "tensorrt_rtx"):
-        shown.append(f"{target:<12} {found.tensorrts.get(target, 'not installed')}")
-    have = [f"{n} {v}" for n, v in found.packages.items() if v]
-    lack = [n for n, v in found.packages.items() if not v]
+        shown.append(f"{target:<12} {diagnosis.tensorrts.get(target, 'not installed')}")
+    have = [f"{n} {v}" for n, v in diagnosis.packages.items() if v]
+    lack = [n for n, v in diagnosis.packages.items() if not v]
     shown.append(f"packages     {', '.join(have) or 'none'}")
     if lack:
         shown.append(f"missing      {', '.join(lack)}")
     shown.append("")
-    shown += [f"{'yes' if a.possible else 'no ':<3}  {a.what}: {a.reason}" for a in found.abilities]
-    if found.notes:
-        shown += ["", *(f"note: {n}" for n in found.notes)]
-    if found.commands:
-        shown += ["", "to add what is missing:", *(f"  {c}" for c in found.commands)]
+    shown += [f"{'yes' if a.possible else 'no ':<3}  {a.what}: {a.reason}" for a in diagnosis.abilities]
+    if diagnosis.notes:
+        shown += ["", *(f"note: {n}" for n in diagnosis.notes)]
+    if diagnosis.commands:
+        shown += ["", "to add what is missing:", *(f"  {c}" for c in diagnosis.commands)]
     return tuple(shown)

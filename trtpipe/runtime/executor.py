@@ -172,17 +172,17 @@ def serving_optimization(bundle: Bundle) -> tuple[Optimization, tuple[str, ...]]
     levels: tuple[Optimization, ...] = ("all", "extended", "basic", "none")
     for level in levels:
         try:
-            found = deviation(OrtRunner(model, optimization=level), bundle)
+            difference = deviation(OrtRunner(model, optimization=level), bundle)
         except MissingError:
             return "none", ("graph optimizations are turned off: onnxruntime is not installed here to try the graph.",)
         except BuildError:
             if level == "none":
                 raise
-            found = "ONNX Runtime refuses the graph"
-        if not found:
+            difference = "ONNX Runtime refuses the graph"
+        if not difference:
             return level, (f"graph optimizations are limited to {level!r}: with more, {why}.",) if why else ()
-        why = why or found
-    return "none", (f"even without graph optimizations {found}. Run `trtpipe check --graph` on the bundle.",)
+        why = why or difference
+    return "none", (f"even without graph optimizations {difference}. Run `trtpipe check --graph` on the bundle.",)
 
 
 def deviation(runner: Runner, bundle: Bundle) -> str:
@@ -215,8 +215,8 @@ def unrecorded(bundle: Bundle) -> str:
 
 def _checked_distance(report: CheckReport | None, spec: TensorSpec) -> Distance | None:
     """The distance of one output in the check; None where it was not measured, or is not finite."""
-    found = {} if report is None else {m.name: m.value for m in report.metrics if m.output == spec.name}
-    figures = [found.get(name, math.nan) for name in ("cosine_worst", "max_abs", "relative_l2")]
+    values = {} if report is None else {m.name: m.value for m in report.metrics if m.output == spec.name}
+    figures = [values.get(name, math.nan) for name in ("cosine_worst", "max_abs", "relative_l2")]
     return Distance(*figures) if all(map(math.isfinite, figures)) else None
 
 

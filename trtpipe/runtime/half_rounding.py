@@ -67,8 +67,8 @@ def rounded(model: bytes) -> bytes | None:
 def _types(proto: Any) -> dict[str, int]:
     """Element type of every tensor, by name."""
     graph = onnx.shape_inference.infer_shapes(proto).graph
-    found = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
-    return found | {i.name: i.data_type for i in proto.graph.initializer}
+    types = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
+    return types | {i.name: i.data_type for i in proto.graph.initializer}
 
 
 def _widen_initializers(graph: Any, halves: Mapping[str, int]) -> None:

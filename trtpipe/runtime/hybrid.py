@@ -169,10 +169,10 @@ class HybridRunner:
             return self._torch.device(self._device)
         if key == "float":
             return float(said)
-        found = getattr(self._torch, said, None)
-        if not isinstance(found, getattr(self._torch, key)):
+        constant = getattr(self._torch, said, None)
+        if not isinstance(constant, getattr(self._torch, key)):
             raise InputError(f"model.hybrid: {key} must be one of PyTorch's (got {said!r}). Build the bundle again.")
-        return found
+        return constant
 
     def _constant(self, name: str) -> Any:
         torch, info = self._torch, self._hybrid.plan.constants[name]
@@ -201,13 +201,13 @@ def _operator(torch: Any, name: str) -> Callable[..., Any]:
     library, op, *overload = name.split(".")
     if library == "python":
         return _PYTHON[op]
-    found = getattr(getattr(getattr(torch.ops, library), op, None), overload[0], None)
-    if not isinstance(found, torch._ops.OpOverload) or found._schema.is_mutable:
+    overload_object = getattr(getattr(getattr(torch.ops, library), op, None), overload[0], None)
+    if not isinstance(overload_object, torch._ops.OpOverload) or found._schema.is_mutable:
         raise InputError(
             f"engine: {name} must be an operator of PyTorch {torch.__version__} that writes to no argument (got "
-            f"{'none' if found is None else 'another'}). Use the PyTorch that the bundle was built with."
+            f"{'none' if overload_object is None else 'another'}). Use the PyTorch that the bundle was built with."
         )
-    operator: Callable[..., Any] = found
+    operator: Callable[..., Any] = overload_object
     return operator
 
 
@@ -223,7 +223,7 @@ def _last_readers(plan: hybrid.Plan) -> dict[int, list[str]]:
     for key, said in hybrid.references(list(plan.outputs.values())):
         if key == "value":
             last.pop(said, None)
-    found: dict[int, list[str]] = {}
+    readers: dict[int, list[str]] = {}
     for name, index in last.items():
-        found.setdefault(index, []).append(name)
-    return found
+        readers.setdefault(index, []).append(name)
+    return readers

@@ -62,8 +62,8 @@ def open_feed(path: Path, model: Model) -> Feed:
 
 
 def _folder(folder: Path, model: Model) -> Feed:
-    found = [p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file()]
-    paths = tuple(sorted(found, key=lambda p: p.relative_to(folder).parts))
+    files = [p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file()]
+    paths = tuple(sorted(files, key=lambda p: p.relative_to(folder).parts))
     if not paths:
         raise InputError(f"{folder}: must hold images ({', '.join(IMAGE_SUFFIXES)}; got none). Check the path.")
     names = set(model.manifest.class_names or ())

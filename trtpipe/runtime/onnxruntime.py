@@ -117,7 +117,7 @@ class OrtRunner:
         if set(inputs) != set(self._inputs):
             raise InputError(f"inputs: must be {', '.join(self._inputs)} (got {', '.join(inputs)}). Name each one.")
         try:
-            found = self._session.run(list(self._outputs), {n: np.ascontiguousarray(a) for n, a in inputs.items()})
+            outputs = self._session.run(list(self._outputs), {n: np.ascontiguousarray(a) for n, a in inputs.items()})
         except Exception as error:
             raise InputError(f"inputs: must fit the graph (got {error}). Check shapes and dtypes.") from error
-        return dict(zip(self._outputs, found, strict=True))
+        return dict(zip(self._outputs, outputs, strict=True))

@@ -164,13 +164,13 @@ class Model:
                 f"{self.bundle.path}: must have an output [N, C] to classify (it has none). Use the raw outputs."
             )
         names = self.manifest.class_names
-        found = []
+        rows = []
         for row in outputs[spec.name].astype(np.float64):
             # Stable, so that of equal values the lowest index comes first, as argmax has it; NaN comes last.
             order = [int(i) for i in np.argsort(-row, kind="stable")[:top]]
             labels = tuple(names[i] if names and i < len(names) else None for i in order)
-            found.append(Prediction(tuple(order), tuple(float(row[i]) for i in order), labels))
-        return found
+            rows.append(Prediction(tuple(order), tuple(float(row[i]) for i in order), labels))
+        return rows
 
     def run_arrays(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs by name for arrays [S, ...] of any S, run in batches that the engine takes."""

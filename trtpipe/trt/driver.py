@@ -63,13 +63,13 @@ def require(what: str) -> Driver:
     Raises:
         MissingError: without a usable GPU; `what` says what needed it.
     """
-    found = probe()
-    if found.problem:
+    gpu = probe()
+    if gpu.problem:
         raise MissingError(
-            f"{what}: an NVIDIA GPU and its driver must be here (got: {found.problem}). "
+            f"{what}: an NVIDIA GPU and its driver must be here (got: {gpu.problem}). "
             "Run it on the machine the engine is for, or build for target tensorrt_rtx, which needs no GPU."
         )
-    return found
+    return gpu
 
 
 def _error(cuda: ctypes.CDLL, status: int) -> str:

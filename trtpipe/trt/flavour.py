@@ -182,8 +182,8 @@ Installed = Mapping[Name, tuple[str, str]]
 
 def installed() -> Installed:
     """(distribution, version) of each TensorRT on this machine, by package metadata alone: nothing is imported."""
-    found = {name: packages.package(name) for name in OLDEST}
-    return {name: (p.distribution, p.version) for name, p in found.items() if p is not None}
+    by_module = {name: packages.package(name) for name in OLDEST}
+    return {name: (p.distribution, p.version) for name, p in by_module.items() if p is not None}
 
 
 def look(module: Any, name: Name, version: str) -> frozenset[str]:
@@ -230,8 +230,8 @@ def load(target: str) -> Flavour:
 
 def _exists(module: Any, path: str) -> bool:
     missing = object()
-    found = reduce(lambda owner, part: getattr(owner, part, missing), path.split("."), module)
-    return found is not missing
+    value = reduce(lambda owner, part: getattr(owner, part, missing), path.split("."), module)
+    return value is not missing
 
 
 def _within(number: tuple[int, ...], spans: tuple[tuple[str, str], ...]) -> bool:

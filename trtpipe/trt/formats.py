@@ -41,14 +41,14 @@ SUPPORT = (FP8, INT4, NVFP4)
 
 def asked(precision: Precision) -> tuple[tuple[str, FormatSupport], ...]:
     """(option path, what it needs) of the formats below INT8's generation that a job asks for."""
-    found = []
+    names = []
     if precision.fp8_mode:
-        found.append(("precision.fp8_mode", FP8))
+        names.append(("precision.fp8_mode", FP8))
     if precision.nvfp4_mode:
-        found.append(("precision.nvfp4_mode", NVFP4))
+        names.append(("precision.nvfp4_mode", NVFP4))
     if precision.weights is not None:
-        found.append(("precision.weights", INT4 if precision.weights == "int4" else NVFP4))
-    return tuple(found)
+        names.append(("precision.weights", INT4 if precision.weights == "int4" else NVFP4))
+    return tuple(names)
 
 
 def floor(precision: Precision) -> str | None:

@@ -134,8 +134,8 @@ def _plain(spec: Any) -> dict[str, Any]:
 
 def _libraries() -> list[str]:
     """TensorRT-RTX's shared libraries, as its wheel keeps them; none where the system's are used."""
-    found = importlib.util.find_spec("tensorrt_rtx_libs")
-    folders = [] if found is None else list(found.submodule_search_locations or ())
+    spec = importlib.util.find_spec("tensorrt_rtx_libs")
+    folders = [] if spec is None else list(spec.submodule_search_locations or ())
     return [str(path) for folder in folders for path in sorted(Path(folder).glob("*.so*"))]
 
 

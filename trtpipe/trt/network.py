@@ -43,10 +43,10 @@ def parse(flavour: Flavour, network: Any, logger: Any, model: OnnxModel, watch: 
     parsed = parser.parse(model.data)
     watch.check()
     if not parsed or parser.num_errors:
-        found = [_parser_error(flavour, parser.get_error(i)) for i in range(parser.num_errors)]
-        found = found or list(watch.errors) or ["the parser gave no reason"]
+        errors = [_parser_error(flavour, parser.get_error(i)) for i in range(parser.num_errors)]
+        errors = errors or list(watch.errors) or ["the parser gave no reason"]
         raise BuildError(
-            f"onnx: {flavour.title} must accept every node (got {'; '.join(found)}). "
+            f"onnx: {flavour.title} must accept every node (got {'; '.join(errors)}). "
             "Change the model there, or try build.route torch_tensorrt."
         )
     return parser
@@ -78,10 +78,10 @@ def check_bindings(flavour: Flavour, network: Any, model: OnnxModel) -> None:
 
 
 def _differences(section: str, specs: Sequence[TensorSpec], tensors: Sequence[Any]) -> list[str]:
-    found = {t.name: t for t in tensors}
-    problems = [f"{section}.{n} is not in the job" for n in found if n not in {s.name for s in specs}]
+    by_name = {t.name: t for t in tensors}
+    problems = [f"{section}.{n} is not in the job" for n in by_name if n not in {s.name for s in specs}]
     for spec in specs:
-        tensor = found.get(spec.name)
+        tensor = by_name.get(spec.name)
         if tensor is None:
             problems.append(f"{section}.{spec.name} is not in the network")
             continue

@@ -136,11 +136,11 @@ def refusals(
     """
     wanted = asked(build)
     able = expected(name, version) if capabilities is None else capabilities
-    found = [*_unable(wanted, able, title(name, version)), *_together(wanted, name)]
+    problems = [*_unable(wanted, able, title(name, version)), *_together(wanted, name)]
     if precision is not None:
-        found += _precision(build, precision, able, title(name, version))
-        found += formats.refusals(build, precision, name, able, title(name, version))
-    judged = tuple((path, f"{path}: {message}") for path, message in found)
+        problems += _precision(build, precision, able, title(name, version))
+        problems += formats.refusals(build, precision, name, able, title(name, version))
+    judged = tuple((path, f"{path}: {message}") for path, message in problems)
     return judged if precision is None else judged + platform_refusals(build, precision)
 
 

@@ -116,8 +116,8 @@ def _refused(model: onnx.ModelProto) -> Iterator[str]:
 def _attributes(node: onnx.NodeProto) -> dict[str, object]:
     import onnx
 
-    found = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    return {k: v.decode() if isinstance(v, bytes) else v for k, v in found.items()}
+    values = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    return {k: v.decode() if isinstance(v, bytes) else v for k, v in values.items()}
 
 
 _Constants = Mapping[str, "onnx.TensorProto"]

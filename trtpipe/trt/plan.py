@@ -90,21 +90,21 @@ def misfits(header: PlanHeader, name: str, version: str, compute_capability: str
     """
     if header.flavour != name:
         return (f"the plan must be one of {name} (got one of {header.flavour}). Load it with {header.flavour}.",)
-    found = []
+    problems = []
     here = version.split(".")[:3]
     if header.version and header.version.split(".")[: len(here)] != here:
-        found.append(
+        problems.append(
             f"{name} must be {header.version}, which wrote the plan (got {version}). "
             "Install that version, or build the engine here."
         )
     wanted = header.compute_capabilities
     if wanted and compute_capability not in wanted:
-        found.append(
+        problems.append(
             f"the GPU must be of compute capability {', '.join(wanted)} (got {compute_capability}). {_REBUILD}"
         )
     if header.portable and float(compute_capability) < 8.0:
-        found.append(f"the GPU must be of compute capability 8.0 or later (got {compute_capability}). {_REBUILD}")
-    return tuple(found)
+        problems.append(f"the GPU must be of compute capability 8.0 or later (got {compute_capability}). {_REBUILD}")
+    return tuple(problems)
 
 
 def split_prefix(data: bytes) -> tuple[bytes, bytes]:

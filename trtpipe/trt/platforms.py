@@ -125,10 +125,10 @@ def rtx_support(compute_capability: str, seen: Mapping[str, tuple[bool, str]] | 
     if compute_capability in RTX_COMPUTE_CAPABILITIES:
         return RtxSupport(True, f"TensorRT-RTX builds for compute capability {compute_capability}")
     unnamed = f"TensorRT-RTX does not name compute capability {compute_capability}"
-    found = (RTX_SEEN if seen is None else seen).get(compute_capability)
-    if found is None:
+    support = (RTX_SEEN if seen is None else seen).get(compute_capability)
+    if support is None:
         return RtxSupport(None, f"{unnamed}; whether a portable engine runs there is not known")
-    runs, words = found
+    runs, words = support
     verb = "runs" if runs else "does not run"
     return RtxSupport(runs, f"{unnamed}; a portable engine {verb} there{f' ({words})' if words else ''}")
 
@@ -179,14 +179,14 @@ def refusals(platform: Platform, precision: Precision, *, dla: bool) -> tuple[tu
         precision: the job's precision section.
         dla: whether the job puts anything on a DLA.
     """
-    found = list(unable(platform.title, platform.compute_capability, precision))
+    problems = list(unable(platform.title, platform.compute_capability, precision))
     if platform.ends:
         message = f"{platform.title} must have TensorRT 8.6 or later (got {platform.ends}). Use a Jetson Orin or Thor."
-        found.append(("build.platform", f"build.platform: {message}"))
+        problems.append(("build.platform", f"build.platform: {message}"))
     if dla and not platform.dla:
         message = f"{platform.title} must have a DLA (got none). Leave everything on the GPU."
-        found.append(("build.default_device_type", f"build.default_device_type: {message}"))
-    return tuple(found)
+        problems.append(("build.default_device_type", f"build.default_device_type: {message}"))
+    return tuple(problems)
 
 
 def unable(title: str, compute_capability: str, precision: Precision) -> tuple[tuple[str, str], ...]:
@@ -194,7 +194,7 @@ def unable(title: str, compute_capability: str, precision: Precision) -> tuple[t
     abilities = BY_CAPABILITY.get(compute_capability)
     if abilities is None:
         return ()
-    found = []
+    problems = []
     weights = {"int4": "int4", "nvfp4": "fp4", None: ""}[precision.weights]
     for key, name, others in (
         ("int8_mode", "int8" if precision.int8_mode else "", ("fp16",)),
@@ -211,8 +211,8 @@ def unable(title: str, compute_capability: str, precision: Precision) -> tuple[t
                 f"{title} (compute capability {compute_capability}) must compute in {name.upper()} "
                 f"(got a platform with {can}). Use {instead}."
             )
-            found.append((f"precision.{key}", f"precision.{key}: {message}"))
-    return tuple(found)
+            problems.append((f"precision.{key}", f"precision.{key}: {message}"))
+    return tuple(problems)
 
 
 def machine_name(raw: str) -> str:

@@ -106,8 +106,8 @@ class EngineRunner:
         engine = self._opened()
         inspector = engine.create_engine_inspector()
         text = inspector.get_engine_information(self._flavour.module.LayerInformationFormat.JSON)
-        found = json.loads(text).get("Layers", []) if text else []
-        return tuple(layer if isinstance(layer, str) else str(layer.get("Name", "")) for layer in found)
+        entries = json.loads(text).get("Layers", []) if text else []
+        return tuple(layer if isinstance(layer, str) else str(layer.get("Name", "")) for layer in entries)
 
     def run(self, inputs: Mapping[str, Array], /) -> dict[str, Array]:
         """The outputs by name in their binding dtypes, copied: a later run does not change them.
@@ -140,30 +140,30 @@ class EngineRunner:
     def _open(self) -> None:
         header = plan.read_header(self._plan)
         gpu = driver.require("engine")
-        found = flavour.load(header.flavour)
+        tensorrt = flavour.load(header.flavour)
         device = gpu.devices[0]
         if self._version_compatible and header.flavour == "tensorrt":
             header = plan.PlanHeader(header.flavour, "", header.compute_capabilities, header.length, header.portable)
-        if problems := plan.misfits(header, found.name, found.version, device.compute_capability):
+        if problems := plan.misfits(header, tensorrt.name, tensorrt.version, device.compute_capability):
             raise InputError("\n".join(f"engine: {p}" for p in problems))
         wanted = self._wanted_memory
         self._memory = open_memory(wanted) if wanted is None or isinstance(wanted, str) else wanted
         self._watch = Watch(Silent(), "error")
-        self._logger = make_logger(found, self._watch)
-        runtime = found.module.Runtime(self._logger)
+        self._logger = make_logger(tensorrt, self._watch)
+        runtime = tensorrt.module.Runtime(self._logger)
         if self._version_compatible:
             runtime.engine_host_code_allowed = True
-        if found.has("engine_validity"):
-            self._ask_validity(found, runtime)
+        if tensorrt.has("engine_validity"):
+            self._ask_validity(tensorrt, runtime)
         engine = runtime.deserialize_cuda_engine(self._plan)
         if engine is None:
             raise InputError(
-                f"engine: {found.title} must load the plan on {device.name} (got {self._reason()}). "
+                f"engine: {tensorrt.title} must load the plan on {device.name} (got {self._reason()}). "
                 "Build the engine on this device."
             )
         if self._refit is not None:
-            self._give_weights(found, engine, self._refit)
-        if found.has("weight_streaming") and engine.streamable_weights_size > 0:
+            self._give_weights(tensorrt, engine, self._refit)
+        if tensorrt.has("weight_streaming") and engine.streamable_weights_size > 0:
             engine.weight_streaming_budget_v2 = engine.get_weight_streaming_automatic_budget()
         context = engine.create_execution_context()
         if context is None:
@@ -171,30 +171,30 @@ class EngineRunner:
                 f"engine: an execution context must fit into the GPU's memory (got {self._reason()}). "
                 "Stop other programs, or build for a smaller batch."
             )
-        self._flavour, self._runtime, self._engine = found, runtime, engine
-        bindings = self._api == "bindings" or not found.has("tensor_api")
+        self._flavour, self._runtime, self._engine = tensorrt, runtime, engine
+        bindings = self._api == "bindings" or not tensorrt.has("tensor_api")
         self._calls: Tensors | Bindings = (Bindings if bindings else Tensors)(engine, context)
         self.bindings = self._calls.list()
         self.profiles = int(engine.num_optimization_profiles)
-        self.name = f"{found.title} on {device.name}"
+        self.name = f"{tensorrt.title} on {device.name}"
         self._buffers: dict[str, Buffer] = {}
         self._graph: Callable[[], None] | None = None
 
-    def _ask_validity(self, found: Flavour, runtime: Any) -> None:
+    def _ask_validity(self, tensorrt: Flavour, runtime: Any) -> None:
         """TensorRT-RTX can say of a plan whether this GPU runs it, before it is loaded."""
         validity, diagnostics = runtime.get_engine_validity(self._plan)
         if enum_name(validity) == "INVALID":
             raise InputError(
-                f"engine: {found.title} must find the plan valid for this GPU (got INVALID, {diagnostics}; "
+                f"engine: {tensorrt.title} must find the plan valid for this GPU (got INVALID, {diagnostics}; "
                 f"{self._reason()}). Build the engine for this GPU's compute capability."
             )
         if enum_name(validity) == "SUBOPTIMAL":
-            self.notes += (f"{found.title} says that the engine may be slower on this GPU than one built for it",)
+            self.notes += (f"{tensorrt.title} says that the engine may be slower on this GPU than one built for it",)
 
-    def _give_weights(self, found: Flavour, engine: Any, onnx: bytes) -> None:
+    def _give_weights(self, tensorrt: Flavour, engine: Any, onnx: bytes) -> None:
         """Refit every weight of the engine from the ONNX file."""
-        refitter = found.module.Refitter(engine, self._logger)
-        parser = found.module.OnnxParserRefitter(refitter, self._logger)
+        refitter = tensorrt.module.Refitter(engine, self._logger)
+        parser = tensorrt.module.OnnxParserRefitter(refitter, self._logger)
         if not parser.refit_from_bytes(onnx) or not refitter.refit_cuda_engine():
             raise InputError(
                 f"engine: the weights must be those of the graph it was built from (got {self._reason()}). "

@@ -64,7 +64,7 @@ class TimedEngine(EngineRunner):
 
     def layer_ms(self, inputs: Mapping[str, Array]) -> tuple[tuple[str, float], ...]:
         """Milliseconds of each layer of one execution, in order, as TensorRT's profiler reports them (IProfiler)."""
-        found: list[tuple[str, float]] = []
+        times: list[tuple[str, float]] = []
         trt = self._flavour.module
 
         class Profiler(trt.IProfiler):  # type: ignore[misc, name-defined]
@@ -72,7 +72,7 @@ class TimedEngine(EngineRunner):
                 trt.IProfiler.__init__(self)  # pybind11 wants the base called by name
 
             def report_layer_time(self, layer_name: str, ms: float) -> None:
-                found.append((layer_name, float(ms)))
+                times.append((layer_name, float(ms)))
 
         context = self._calls._context
         profiler = Profiler()
@@ -81,7 +81,7 @@ class TimedEngine(EngineRunner):
             self.run(inputs)
         finally:
             context.profiler = None
-        return tuple(found)
+        return tuple(times)
 
     def _upload(self, arrays: Mapping[str, Array]) -> None:
         for name, array in arrays.items():
@@ -111,9 +111,9 @@ class _Events:
     def milliseconds(self) -> float:
         """Wait for the second event; the time since the first."""
         self._call("cuEventSynchronize", self._events[1])
-        found = ctypes.c_float()
-        self._call("cuEventElapsedTime", ctypes.byref(found), self._events[0], self._events[1])
-        return float(found.value)
+        elapsed = ctypes.c_float()
+        self._call("cuEventElapsedTime", ctypes.byref(elapsed), self._events[0], self._events[1])
+        return float(elapsed.value)
 
     def _call(self, name: str, *arguments: Any) -> None:
         status = getattr(self._cuda, name)(*arguments)

@@ -30,11 +30,11 @@ def command(file: Path, as_json: bool) -> None:
 
     FILE is a bundle or kit, an engine, an ONNX file, a calibration table, or a calibration cache of TensorRT.
     """
-    found = console.jsonable(described(file))
+    description = console.jsonable(described(file))
     if as_json:
-        console.out_json(found)
+        console.out_json(description)
     else:
-        console.out("\n".join(_LINES.get(found["kind"], _lines)(found)))
+        console.out("\n".join(_LINES.get(description["kind"], _lines)(description)))
 
 
 def described(path: Path) -> Mapping[str, Any]:
@@ -170,15 +170,16 @@ def _computes_in(graph: Any, types: Mapping[str, str]) -> Iterator[str]:
         yield quantized[0] if len(quantized) == 2 else types.get(node.output[0], "unknown")
 
 
-def _bundle_lines(found: Mapping[str, Any]) -> Iterator[str]:
+def _bundle_lines(description: Mapping[str, Any]) -> Iterator[str]:
     """What a person asks of a bundle; --json has the whole manifest."""
-    engine, check = found["engine"], found["check"]
-    yield f"{found['kind']} {found['name']} in {found['path']}"
+    engine, check = description["engine"], description["check"]
+    yield f"{description['kind']} {description['name']} in {description['path']}"
     if engine is None:
-        gpus = ", ".join(found["build"]["compute_capability"])
-        yield f"to be built: {found['build']['target']}{gpus and f' for compute capability {gpus}'}, on its device"
+        gpus = ", ".join(description["build"]["compute_capability"])
+        wanted = gpus and f" for compute capability {gpus}"
+        yield f"to be built: {description['build']['target']}{wanted}, on its device"
     else:
-        size = console.size(found["files"][engine["file"]]["size"])
+        size = console.size(description["files"][engine["file"]]["size"])
         least = engine["minimum_compute_capability"]
         anything = "any that its kind of engine allows" if least is None else f"{least} and later"
         gpus = ", ".join(engine["compute_capabilities"]) or anything
@@ -187,19 +188,19 @@ def _bundle_lines(found: Mapping[str, Any]) -> Iterator[str]:
             stored, total = engine["int8_weights"]["int8"], engine["int8_weights"]["total"]
             yield f"INT8 weights: {console.size(stored)} of {console.size(total)} were found in the engine in INT8"
         if engine["fallback"]:
-            needed = found["environment"].get("torch", "with CUDA")
+            needed = description["environment"].get("torch", "with CUDA")
             count = len(engine["fallback"])
             run = "operation runs" if count == 1 else "operations run"
             yield f"hybrid: needs PyTorch {needed}, in which {count} {run}"
         for kept in engine["fallback"]:
             yield f"  {kept['module'] or 'the model itself':<40} {kept['op']:<32} {kept['reason']}".rstrip()
     for way in ("inputs", "outputs"):
-        for spec in found[way]:
+        for spec in description[way]:
             ranges = ", ".join(f"{d} {r['min']}/{r['opt']}/{r['max']}" for d, r in spec["dims"].items())
             yield f"{way[:-1]}: {spec['name']} {spec['dtype']} {_short(spec['shape'])}" + (ranges and f" ({ranges})")
-    counts = Counter(layer["precision"] for layer in found["layers"])
+    counts = Counter(layer["precision"] for layer in description["layers"])
     yield "layers: " + (", ".join(f"{n} {precision}" for precision, n in sorted(counts.items())) or "none recorded")
-    for layer in found["layers"]:
+    for layer in description["layers"]:
         yield f"  {layer['precision']:<5} {layer['module']:<40} {layer['op']:<20} {layer['reason']}".rstrip()
     if check is not None:
         yield f"check: {'passed' if check['passed'] else 'FAILED'}, {check['executed']} executed by {check['runner']}"
@@ -209,32 +210,33 @@ def _bundle_lines(found: Mapping[str, Any]) -> Iterator[str]:
         for problem in check["problems"]:
             yield f"  problem: {problem}"
     for key in ("calibration_digest", "weights_digest", "fingerprint"):
-        if found[key]:
-            yield f"{key.replace('_', ' ')}: {found[key]}"
-    for note in found["notes"]:
+        if description[key]:
+            yield f"{key.replace('_', ' ')}: {description[key]}"
+    for note in description["notes"]:
         yield f"note: {note}"
-    for name, file in found["files"].items():
+    for name, file in description["files"].items():
         yield f"file: {name}, {console.size(file['size'])}"
 
 
-def _onnx_lines(found: Mapping[str, Any]) -> Iterator[str]:
+def _onnx_lines(description: Mapping[str, Any]) -> Iterator[str]:
     """What a person asks of an ONNX file."""
-    opsets = ", ".join(f"{domain} {version}" for domain, version in found["opsets"].items())
-    yield f"ONNX file {found['path']}, {console.size(found['bytes'])}"
-    yield f"opset: {opsets}" + (f"; written by {found['producer']}" if found["producer"] else "")
+    opsets = ", ".join(f"{domain} {version}" for domain, version in description["opsets"].items())
+    yield f"ONNX file {description['path']}, {console.size(description['bytes'])}"
+    yield f"opset: {opsets}" + (f"; written by {description['producer']}" if description["producer"] else "")
     for way in ("inputs", "outputs"):
-        for spec in found[way]:
+        for spec in description[way]:
             shape = "of unknown shape" if spec["shape"] is None else _short(spec["shape"])
             yield f"{way[:-1]}: {spec['name']} {spec['dtype']} {shape}"
-    precisions = ", ".join(f"{n} in {name}" for name, n in found["precisions"].items())
+    precisions = ", ".join(f"{n} in {name}" for name, n in description["precisions"].items())
     yield f"convolutions and matrix products: {precisions or 'none'}"
-    yield f"quantization: {found['quantize_linear']} QuantizeLinear, {found['dequantize_linear']} DequantizeLinear"
-    yield f"nodes: {found['nodes']}: " + ", ".join(f"{n} {name}" for name, n in found["operators"].items())
+    quantizers, dequantizers = description["quantize_linear"], description["dequantize_linear"]
+    yield f"quantization: {quantizers} QuantizeLinear, {dequantizers} DequantizeLinear"
+    yield f"nodes: {description['nodes']}: " + ", ".join(f"{n} {name}" for name, n in description["operators"].items())
 
 
-def _lines(found: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+def _lines(description: Mapping[str, Any], indent: str = "") -> Iterator[str]:
     """A value as indented `key: value` lines; what is absent, empty or off is left to --json."""
-    for key, value in found.items():
+    for key, value in description.items():
         if value is None or value is False or value in ([], {}, ""):
             continue
         if isinstance(value, dict) and value:

@@ -114,16 +114,16 @@ class Cache:
         if self._force and kind not in ALWAYS_FOUND:
             return None
         path = self._path(kind, key)
-        found = _read(path, kind, key)
-        if found is None and self._store is not None:
+        entry = _read(path, kind, key)
+        if entry is None and self._store is not None:
             fetched = self._store.get(f"{kind}/{key[:2]}/{key}")
             if fetched is not None:
                 self._write(path, fetched)
-                found = _read(path, kind, key)
-        if found is not None:
+                entry = _read(path, kind, key)
+        if entry is not None:
             with contextlib.suppress(OSError):
                 os.utime(path / ENTRY)
-        return found
+        return entry
 
     def put(self, kind: str, key: str, facts: Mapping[str, Any], files: Mapping[str, bytes]) -> Entry:
         """Keep a result. Where another process was first, its entry stays."""
@@ -173,15 +173,15 @@ class Cache:
 
     def entries(self) -> list[tuple[float, int, Path]]:
         """(last used, bytes, path) of every entry, the one used longest ago first."""
-        found = []
+        listed = []
         for kind in self.root.iterdir():
             if kind.name in ("locks", "new") or not kind.is_dir():
                 continue
             for head in kind.glob(f"*/*/{ENTRY}"):
                 with contextlib.suppress(OSError):
                     sizes = sum(f.stat().st_size for f in head.parent.iterdir())
-                    found.append((head.stat().st_mtime, sizes, head.parent))
-        return sorted(found)
+                    listed.append((head.stat().st_mtime, sizes, head.parent))
+        return sorted(listed)
 
     def trim(self, limit_bytes: int) -> tuple[str, ...]:
         """Evict what was used longest ago until the rest is within the limit; `kind/key` of what went.

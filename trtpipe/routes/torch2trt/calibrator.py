@@ -31,8 +31,8 @@ class Unread:
 class Calibrating:
     """The calibrator that torch2trt was given in place of its own."""
 
-    def __init__(self, found: flavour.Flavour, job: Job, made_from: Mapping[str, str]) -> None:
-        self._calibrator = make_calibrator(found, native_calibration(job, made_from))
+    def __init__(self, tensorrt: flavour.Flavour, job: Job, made_from: Mapping[str, str]) -> None:
+        self._calibrator = make_calibrator(tensorrt, native_calibration(job, made_from))
         self._given = False
 
     def make(self, dataset: Any, algorithm: Any = None, **_: Any) -> Any:
@@ -58,7 +58,7 @@ class Calibrating:
 
 
 @contextlib.contextmanager
-def own_calibrator(found: flavour.Flavour, job: Job, made_from: Mapping[str, str]) -> Iterator[Calibrating]:
+def own_calibrator(tensorrt: flavour.Flavour, job: Job, made_from: Mapping[str, str]) -> Iterator[Calibrating]:
     """torch2trt's `DatasetCalibrator` replaced: it reads one sample at a time, keeps none alive and loses exceptions.
 
     A calibration cache that was made from something else ends the build here, before anything is converted. The
@@ -70,6 +70,6 @@ def own_calibrator(found: flavour.Flavour, job: Job, made_from: Mapping[str, str
             "calibration: torch2trt must have a DatasetCalibrator to replace (got none). "
             f"Update it: {INSTALL}; or use build.route onnx."
         )
-    calibrating = Calibrating(found, job, made_from)
+    calibrating = Calibrating(tensorrt, job, made_from)
     with patch.object(module, "DatasetCalibrator", calibrating.make):
         yield calibrating

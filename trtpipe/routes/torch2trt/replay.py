@@ -247,10 +247,10 @@ def _spoken(node: Node, converters: Collection[str]) -> tuple[Any, str, Argument
         weight: Any = args[1]
         return torch2trt_qdq, "weighted", (name, args[0], *weight.args[:3], *args[2:])
     if name in SPELLINGS:
-        found = SPELLINGS[name](node, args)
-        if found is None:
+        call = SPELLINGS[name](node, args)
+        if call is None:
             return None
-        name, args = found
+        name, args = call
     for place, owner in PLACES.items():
         if f"{place}.{name}" in converters:
             return owner, name, args

@@ -77,21 +77,21 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
         BuildError: an operation has no converter, or TensorRT refuses the network.
     """
     require_gpu("torch2trt")
-    found = flavour.load("tensorrt")
-    if refused := options.job_refusals(job, found.version):
+    tensorrt = flavour.load("tensorrt")
+    if refused := options.job_refusals(job, tensorrt.version):
         raise InputError("\n".join(message for _, message in refused))
     frontend = load()
-    arguments = keywords(job, loaded, found)
+    arguments = keywords(job, loaded, tensorrt)
     _known(frontend.torch2trt, {**arguments, "device_types": {}})
     explicit = job.precision.int8_mode and job.build.quantization == "explicit"
     held: list[Any] = []
-    module = quantized_module(quantized, frontend, found, job, held) if explicit else on_device(loaded)
-    devices = device_types(loaded.module if explicit else module, job.build.device_types, found.module)
+    module = quantized_module(quantized, frontend, tensorrt, job, held) if explicit else on_device(loaded)
+    devices = device_types(loaded.module if explicit else module, job.build.device_types, tensorrt.module)
     arguments["device_types"] = {} if explicit else devices  # explicit INT8 runs on the GPU alone
-    calibration, notes = None, [f"torch2trt on {found.title}"]
+    calibration, notes = None, [f"torch2trt on {tensorrt.title}"]
     with contextlib.ExitStack() as stack:
         if job.precision.int8_mode and not explicit:
-            calibration = stack.enter_context(own_calibrator(found, job, made_from(loaded)))
+            calibration = stack.enter_context(own_calibrator(tensorrt, job, made_from(loaded)))
         made = converted(frontend, module, example(loaded), arguments)
     held.clear()
     if calibration is not None:
@@ -103,7 +103,7 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
             "see why, or use build.route onnx."
         )
     data = bytes(made.engine.serialize())
-    header = checked_header(found, data)
+    header = checked_header(tensorrt, data)
     graph, said = graph_of(quantized, EXPLICIT_GRAPH_NOTE if explicit else GRAPH_NOTE)
     notes += said
     notes += [FP16_NOTE] * job.precision.fp16_mode + [
@@ -112,7 +112,7 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
     return Engine(
         data=data,
         target="tensorrt",
-        version=found.version,
+        version=tensorrt.version,
         compute_capabilities=header.compute_capabilities,
         inputs=loaded.inputs,
         outputs=quantized.outputs,
@@ -158,7 +158,7 @@ def example(loaded: LoadedModel) -> list[torch.Tensor]:
 
 
 def quantized_module(
-    quantized: Quantized, frontend: Any, found: flavour.Flavour, job: Job, held: list[Any]
+    quantized: Quantized, frontend: Any, tensorrt: flavour.Flavour, job: Job, held: list[Any]
 ) -> torch.nn.Module:
     """The quantized program on the GPU as a module that torch2trt can convert; `held` gets what TensorRT reads later.
 
@@ -174,7 +174,7 @@ def quantized_module(
     from trtpipe.routes.torch2trt.replay import replay
 
     flags = ("FP16", "INT8") if job.precision.fp16_mode else ("INT8",)
-    register(frontend, found.module, flags, held)
+    register(frontend, tensorrt.module, flags, held)
     able = {name for name, c in frontend.CONVERTERS.items() if isinstance(name, str) and c["is_real"]}
     return replay(quantized, able).to(DEVICE)
 
@@ -216,14 +216,14 @@ def made_from(loaded: LoadedModel) -> dict[str, str]:
     return {"weights": loaded.weights_digest, "model": loaded.source, "torch2trt": release}
 
 
-def keywords(job: Job, loaded: LoadedModel, found: flavour.Flavour) -> dict[str, Any]:
+def keywords(job: Job, loaded: LoadedModel, tensorrt: flavour.Flavour) -> dict[str, Any]:
     """Every argument of torch2trt that a job decides, each one given: several of its defaults are not what they seem.
 
     `gpu_fallback` is on by default, the workspace is 32 MiB on TensorRT 8, and the calibration algorithm depends on a
     comparison of version strings. With explicit INT8 the modes are off: under `int8_mode` torch2trt calibrates, under
     both its converters give some layers a precision, and the flags are set where Q/DQ are written.
     """
-    trt, build = found.module, job.build
+    trt, build = tensorrt.module, job.build
     implicit = job.precision.int8_mode and build.quantization == "implicit"
     explicit = job.precision.int8_mode and not implicit
     dla = build.default_device_type == "dla"
@@ -244,7 +244,7 @@ def keywords(job: Job, loaded: LoadedModel, found: flavour.Flavour) -> dict[str,
     }
     if build.avg_timing_iterations is not None:
         made["avg_timing_iterations"] = build.avg_timing_iterations
-    if flavour.parse_version(found.version) < (10,):
+    if flavour.parse_version(tensorrt.version) < (10,):
         made["max_workspace_size"] = build.workspace or driver.probe().devices[0].memory_bytes
     if implicit:
         second = "ENTROPY_CALIBRATION_2"

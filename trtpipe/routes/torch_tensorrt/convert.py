@@ -88,11 +88,11 @@ def converted(
 def _missing(error: BaseException, warned: list[warnings.WarningMessage]) -> list[str]:
     """Every operation without a converter, by name."""
     told = "\n".join(str(w.message) for w in warned)  # all of them; the error itself names the first
-    found = re.findall(r"^call_function torch\.(?:_?ops\.)?(\S+)$", told, re.MULTILINE)
-    found = found or re.findall(
+    operators = re.findall(r"^call_function torch\.(?:_?ops\.)?(\S+)$", told, re.MULTILINE)
+    operators = operators or re.findall(
         r"Conversion of function torch\.(?:_?ops\.)?(\S+) not currently supported", _chain(error)
     )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(operators))
 
 
 def _innermost(error: BaseException) -> str:

@@ -110,8 +110,8 @@ def _inner(node: Any, inner: Any, owner: Any, values: dict[Any, Any], draft: _Dr
 
 def _engine(node: Any, inner: Any, owner: Any, values: dict[Any, Any], draft: _Draft, prefix: str) -> Any:
     """One engine."""
-    found = node.meta.get("val")
-    numbers = [v for v in (found if isinstance(found, list | tuple) else [found]) if v is not None and not _tensor(v)]
+    value = node.meta.get("val")
+    numbers = [v for v in (value if isinstance(value, list | tuple) else [value]) if v is not None and not _tensor(v)]
     numbers += [a for a in node.args if hasattr(a, "meta") and not _tensor(a.meta.get("val", _TENSOR))]
     if numbers or getattr(inner, "aliased_io", None) or getattr(inner, "requires_output_allocator", False):
         what = f"the number {numbers[0]}" if numbers else "an output whose shape only its values decide"
@@ -187,12 +187,12 @@ def _constant(owner: Any, target: str, draft: _Draft) -> dict[str, str]:
     """A tensor of the module, kept once however often it is read."""
     import torch
 
-    found: Any = owner
+    value: Any = owner
     for part in target.split("."):
-        found = getattr(found, part)
-    if not isinstance(found, torch.Tensor) or (dtype := str(found.dtype).removeprefix("torch.")) not in DTYPE_BYTES:
-        raise BuildError(f"build: {target} must be a tensor of a usual dtype (got {found!r:.60}). {_NEXT}")
-    dense = found.detach().cpu().contiguous()
+        value = getattr(value, part)
+    if not isinstance(value, torch.Tensor) or (dtype := str(value.dtype).removeprefix("torch.")) not in DTYPE_BYTES:
+        raise BuildError(f"build: {target} must be a tensor of a usual dtype (got {value!r:.60}). {_NEXT}")
+    dense = value.detach().cpu().contiguous()
     data = dense.reshape(-1).view(torch.uint8).numpy().tobytes() if dense.numel() else b""
     kept = (Constant.model_validate({"dtype": dtype, "shape": tuple(dense.shape)}), data)
     for name, other in draft.constants.items():

@@ -66,29 +66,29 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
     """
     build = job.build
     require_gpu("torch_tensorrt")
-    frontend, found = load(build.target)
+    frontend, tensorrt = load(build.target)
     if refused := options.refusals(build, job.precision, "torch_tensorrt", frontend=frontend.__version__):
         raise InputError("\n".join(message for _, message in refused))
     watch = Watch(progress, build.log_level)
     with tempfile.TemporaryDirectory() as scratch, logged(watch, build.log_level):
-        keywords = settings(frontend, found, build, Path(scratch))
+        keywords = settings(frontend, tensorrt, build, Path(scratch))
         fallback: tuple[Fallback, ...] = ()
         how: tuple[str, ...] = ()
         try:
             data = _whole(frontend, quantized, build, keywords, watch)
-            header = checked_header(found, data)
+            header = checked_header(tensorrt, data)
             if build.allow_torch_fallback:
                 how = (NOT_NEEDED_NOTE,)
         except NoConverter:
             if not build.allow_torch_fallback:
                 raise
-            data, header, fallback, how = _hybrid(frontend, found, quantized, build, keywords, watch)
+            data, header, fallback, how = _hybrid(frontend, tensorrt, quantized, build, keywords, watch)
     graph, notes = graph_of(quantized, GRAPH_NOTE)
     said = tuple(f"Torch-TensorRT: {t}" for t in watch.warnings if not any(n in t for n in NOISE))
     return Engine(
         data=data,
-        target=found.name,
-        version=found.version,
+        target=tensorrt.name,
+        version=tensorrt.version,
         compute_capabilities=header.compute_capabilities,
         inputs=quantized.inputs,
         outputs=quantized.outputs,
@@ -122,7 +122,7 @@ def _whole(frontend: Any, quantized: Quantized, build: Build, keywords: Mapping[
 
 def _hybrid(
     frontend: Any,
-    found: flavour.Flavour,
+    tensorrt: flavour.Flavour,
     quantized: Quantized,
     build: Build,
     keywords: Mapping[str, Any],
@@ -141,7 +141,7 @@ def _hybrid(
     program = checked_program(quantized, parts=True)
     compiled = converted(frontend, frontend.dynamo.compile, program, arguments, watch)
     module, fallback = hybrid_of(compiled, quantized.inputs, quantized.outputs)
-    headers = [checked_header(found, data) for data in module.engines]
+    headers = [checked_header(tensorrt, data) for data in module.engines]
     how = (
         f"build.allow_torch_fallback: hybrid, {counted(len(module.engines), 'engine')}, and "
         f"{counted(len(fallback), 'operation')} in PyTorch; at least {MIN_BLOCK_SIZE} convertible operations that "
@@ -203,12 +203,12 @@ def load(target: str) -> tuple[Any, flavour.Flavour]:
     return torch_tensorrt, flavour.load(target)
 
 
-def settings(frontend: Any, found: flavour.Flavour, build: Build, scratch: Path) -> dict[str, Any]:
+def settings(frontend: Any, tensorrt: flavour.Flavour, build: Build, scratch: Path) -> dict[str, Any]:
     """The keyword arguments of the conversion, each one in its signature: the conversion swallows any other.
 
     Args:
         frontend: the imported torch_tensorrt.
-        found: the TensorRT below it.
+        tensorrt: the TensorRT below it.
         build: the job's.
         scratch: a folder for the timing cache of a job that names none; Torch-TensorRT would keep it in a file that all
             users of the machine share.
@@ -231,11 +231,11 @@ def settings(frontend: Any, found: flavour.Flavour, build: Build, scratch: Path)
             made[keyword] = build.memory_pools[pool]
     if build.default_device_type == "dla":
         made["device"] = frontend.Device(dla_core=build.dla_core or 0, allow_gpu_fallback=build.gpu_fallback)
-    if found.has("timing_cache"):
+    if tensorrt.has("timing_cache"):
         folder, name = scratch, "timing"
         if build.timing_cache is not None:
             here = driver.probe()
-            folder, name = Path(build.timing_cache), timing_cache.file_name(found, here, here.devices[0])
+            folder, name = Path(build.timing_cache), timing_cache.file_name(tensorrt, here, here.devices[0])
         made["timing_cache_path"] = str(folder / name)
     _known(frontend.dynamo.convert_exported_program_to_serialized_trt_engine, made, frontend.__version__)
     return made
@@ -311,13 +311,14 @@ def _check_outputs(program: torch.export.ExportedProgram, outputs: tuple[TensorS
             )
 
 
-def checked_header(found: flavour.Flavour, data: bytes) -> plan.PlanHeader:
+def checked_header(tensorrt: flavour.Flavour, data: bytes) -> plan.PlanHeader:
     """The plan's header, which must name the TensorRT of the target."""
     header = plan.read_header(data)
-    version = ".".join(str(n) for n in flavour.parse_version(found.version)[:4])
-    if (header.flavour, header.version[: len(version)]) != (found.name, version):
+    version = ".".join(str(n) for n in flavour.parse_version(tensorrt.version)[:4])
+    if (header.flavour, header.version[: len(version)]) != (tensorrt.name, version):
         raise BuildError(
-            f"engine: the plan's header must say {found.title} (got {flavour.title(header.flavour, header.version)}). "
+            f"engine: the plan's header must say {tensorrt.title} "
+            f"(got {flavour.title(header.flavour, header.version)}). "
             "Another TensorRT's library was loaded: check LD_LIBRARY_PATH."
         )
     return header
