@@ -71,7 +71,7 @@ class Trials:
                 f"{path.name}: {len(file.trials)} trials were of another {', '.join(other)}; started afresh"
             )
             return record
-        record.trials, found.rankings = list(file.trials), dict(file.rankings)
+        record.trials, record.rankings = list(file.trials), dict(file.rankings)
         if file.trials:
             record.notes.append(f"{path.name}: {len(file.trials)} trials of an earlier run were taken up")
         return record

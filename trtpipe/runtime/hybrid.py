@@ -202,7 +202,7 @@ def _operator(torch: Any, name: str) -> Callable[..., Any]:
     if library == "python":
         return _PYTHON[op]
     overload_object = getattr(getattr(getattr(torch.ops, library), op, None), overload[0], None)
-    if not isinstance(overload_object, torch._ops.OpOverload) or found._schema.is_mutable:
+    if not isinstance(overload_object, torch._ops.OpOverload) or overload_object._schema.is_mutable:
         raise InputError(
             f"engine: {name} must be an operator of PyTorch {torch.__version__} that writes to no argument (got "
             f"{'none' if overload_object is None else 'another'}). Use the PyTorch that the bundle was built with."
