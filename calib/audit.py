@@ -90,9 +90,7 @@ def choose(key: str, halves: Halves, algorithm: str, percentile: float) -> tuple
             "Check the weights and the data; a half-precision overflow needs the model in float32."
         )
     if not whole.elements:
-        raise CalibError(
-            f"{key}: was never seen during calibration (got no values). The model did not run it on this data."
-        )
+        raise CalibError(f"{key}: no value was seen during calibration. The model did not run it on this data.")
     if whole.max < LEAST_AMAX:
         return DEAD_AMAX, _audit(whole, DEAD_AMAX, None, "dead"), None
     warning = None

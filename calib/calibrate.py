@@ -65,7 +65,7 @@ def calibrate(
 
     threshold(Histogram.empty(), algorithm, percentile)  # options are refused before the work, not after it
     if not observers:
-        raise CalibError("calibration: at least one tensor must be observed (got none). Is any layer left to quantize?")
+        raise CalibError("calibration: there is no tensor to observe. Is any layer left to quantize?")
     done = batches = 0
     labels: Counter[int] = Counter()
     for batch in source.batches(batch_size):

@@ -91,7 +91,7 @@ def load_corrections(where: Path, steps: tuple[Step, ...], sha256: str | None) -
             f"{path}: {where.name} needs its corrections beside it (got {error.strerror}). Copy both files."
         ) from error
     if hashlib.sha256(data).hexdigest() != sha256:
-        raise CalibError(f"{path}: must be the corrections of {where.name} (got another digest). Calibrate again.")
+        raise CalibError(f"{path}: these are not the corrections of {where.name}: the digest differs. Calibrate again.")
     try:
         return Corrections(steps, load(data))
     except (SafetensorError, KeyError, ValueError) as error:

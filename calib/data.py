@@ -75,7 +75,7 @@ class Source:
         """
         have = self.classes
         if have is None or self._origin.labels is None:
-            raise CalibError("labels: the samples must have class names (got numbers or none). Give images in folders.")
+            raise CalibError("labels: the samples have no class names. Give images in one folder for each class.")
         if unknown := [c for c in have if c not in names]:
             raise CalibError(
                 f"labels: every class folder must be a class of the model (got {', '.join(unknown[:5])}"
@@ -200,7 +200,7 @@ def open_source(spec: DataSpec, inputs: Sequence[InputSpec]) -> Source:
     origin = _origin(spec, inputs)
     where, total = str(getattr(spec, given[0])), len(origin.ids)
     if not total:
-        raise CalibError(f"{where}: must hold samples (got none). Check the path.")
+        raise CalibError(f"{where}: holds no samples. Check the path.")
     if spec.samples is not None and total < spec.samples:
         raise CalibError(
             f"{where}: must hold at least {spec.samples} samples (got {total}). Ask for fewer, or add some."
@@ -253,7 +253,7 @@ def overlap(source_a: Source, source_b: Source) -> tuple[str, ...]:
 
 def _origin(spec: DataSpec, inputs: Sequence[InputSpec]) -> Origin:
     if not inputs:
-        raise CalibError("inputs: at least one is needed (got none).")
+        raise CalibError("inputs: at least one is needed.")
     if spec.images is not None:
         return Images(spec.images, spec.transform or TransformSpec(), inputs)
     if spec.arrays is not None:

@@ -54,7 +54,9 @@ class Factory:
                     break
                 labels.append(self._split(len(labels), item)[1])
         if len({label is None for label in labels}) > 1:
-            raise CalibError(f"factory {path}: either all samples have a label or none has (got both kinds).")
+            raise CalibError(
+                f"factory {path}: some samples have a label and others have none. Label all of them, or none."
+            )
         self.ids = tuple(f"{path}[{i}]" for i in range(len(labels)))
         self.labels: tuple[int, ...] | None = (
             tuple(v for v in labels if v is not None) if labels and labels[0] is not None else None
@@ -82,7 +84,7 @@ class Factory:
             self._next += 1
             if self._next == at + 1:
                 return self._split(at, item)[0]
-        raise CalibError(f"factory {self._path}: must give the same samples each time (got fewer than before).")
+        raise CalibError(f"factory {self._path}: gave fewer samples than before. It must give the same ones each time.")
 
     def _item(self, at: int) -> Any:
         assert self._sequence is not None

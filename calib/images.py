@@ -79,7 +79,7 @@ class ImageTransform:
                 )
             self._callable, self._name = import_callable(spec.callable, "transform.callable"), spec.callable
         if (mean is None) != (std is None):
-            raise CalibError("transform.normalize: mean and std must both be given (got one). Add the other.")
+            raise CalibError("transform.normalize: one of mean and std is missing. Give both.")
         self._float = np.dtype(binding.dtype).kind == "f"
         if mean is not None and not self._float:
             raise CalibError(

@@ -234,7 +234,7 @@ def _kernel() -> Callable[..., None]:
         from calib.kernel import count
     except ImportError as error:
         raise CalibError(
-            "observer: counting on the CPU needs numba (got an ImportError). Install trtpipe[build], or numba."
+            "observer: numba, which counts on the CPU, cannot be imported. Install trtpipe[build], or numba."
         ) from error
     kernel: Callable[..., None] = count
     return kernel

@@ -181,9 +181,7 @@ class CalibrationTable:
         where = Path(path)
         raw = parse(where)
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:
-            raise CalibError(
-                f"{where}: must be a calibration table (got other JSON). Write one with `trtpipe calibrate`."
-            )
+            raise CalibError(f"{where}: is JSON, but no calibration table. Write one with `trtpipe calibrate`.")
         if raw.get("version") not in (PLAIN, CORRECTED):
             raise CalibError(
                 f"{where}: must be of version {PLAIN} or {CORRECTED} (got {str(raw.get('version'))[:40]}). "
@@ -221,13 +219,13 @@ class CalibrationTable:
             CalibError: no tables, tables without histograms or of different models, and samples in more than one.
         """
         if not tables:
-            raise CalibError("merge: at least one table is needed (got none).")
+            raise CalibError("merge: at least one table is needed.")
         first = tables[0]
         samples: dict[str, str] = {}
         for table in tables:
             if table.corrections is not None:
                 raise CalibError(
-                    "merge: shards must be without corrections (got one with them). Calibrate with corrections: false."
+                    "merge: a shard has corrections, which cannot be merged. Calibrate with corrections: false."
                 )
             names = [n for n in table.changed(first.digests, first.algorithm, first.percentile) if n != "data"]
             names += ["recipe"] if table.recipe != first.recipe else []
@@ -261,9 +259,7 @@ class CalibrationTable:
 
     def _counted(self) -> Mapping[str, Halves]:
         if self.histograms is None:
-            raise CalibError(
-                "table: its histograms are needed (got a table without them). Load it with histograms=True."
-            )
+            raise CalibError("table: it was loaded without its histograms. Load it with histograms=True.")
         return self.histograms
 
     def _content(self) -> dict[str, Any]:
@@ -303,7 +299,7 @@ def make_table(
         CalibError: a tensor that was never seen or held NaN or infinity, naming it.
     """
     if not counted:
-        raise CalibError("calibration: at least one tensor must be observed (got none). Is any layer left to quantize?")
+        raise CalibError("calibration: there is no tensor to observe. Is any layer left to quantize?")
     chosen = {key: choose(key, halves, algorithm, percentile) for key, halves in sorted(counted.items())}
     tensors = {key: audit for key, (_, audit, _) in chosen.items()}
     said = [warning for _, _, warning in chosen.values() if warning] + list(warnings_of(tensors, coverage, skipped))
@@ -350,7 +346,7 @@ def _check(where: Path, table: CalibrationTable) -> None:
                 f"{where}: amax of {key!r} must be at most {most:.6g}, what was seen (got {table.amax[key]:.6g})."
             )
     if table.digests.get("data") != combine_digests(dict(table.samples), table.recipe):
-        raise CalibError(f"{where}: digests.data must be that of the samples listed (got another). Calibrate again.")
+        raise CalibError(f"{where}: digests.data is not that of the samples listed. Calibrate again.")
 
 
 def _load_histograms(where: Path, table: CalibrationTable) -> Mapping[str, Halves]:
@@ -359,11 +355,13 @@ def _load_histograms(where: Path, table: CalibrationTable) -> Mapping[str, Halve
 
     path = histograms_path(where)
     if table.histograms_sha256 is None:
-        raise CalibError(f"{where}: has no histograms (got a table written without them). Calibrate again.")
+        raise CalibError(f"{where}: was written without histograms. Calibrate again.")
     try:
         data = path.read_bytes()
         if hashlib.sha256(data).hexdigest() != table.histograms_sha256:
-            raise CalibError(f"{path}: must be the histograms of {where.name} (got another digest). Calibrate again.")
+            raise CalibError(
+                f"{path}: these are not the histograms of {where.name}: the digest differs. Calibrate again."
+            )
         arrays = load(data)
         return {key: (unpack(arrays, key, 0), unpack(arrays, key, 1)) for key in table.amax}
     except OSError as error:

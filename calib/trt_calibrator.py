@@ -95,8 +95,7 @@ def make_calibrator(
     base = getattr(trt, BASES[algorithm], None)
     if base is None:
         raise CalibError(
-            f"TensorRT {trt.__version__}: must be 8.6 to 10.x for its own calibrators (got none). Use Q/DQ in "
-            f"the graph."
+            f"TensorRT {trt.__version__}: has no calibrators: only 8.6 to 10.x have them. Use Q/DQ in the graph."
         )
     if batch_size < 1:
         raise CalibError(f"batch_size: must be at least 1 (got {batch_size}).")
@@ -167,7 +166,7 @@ class _Feed:
             raise self.error
         if not self.given and self.cached is None:
             raise CalibError(
-                "calibration: TensorRT must ask for the data (got no request). Set the INT8 flag and the "
+                "calibration: TensorRT never asked for the data. Set the INT8 flag and the "
                 "calibrator on the "
                 "builder's config."
             )
@@ -248,7 +247,7 @@ def _read_cached(file: Path | None, parts: Mapping[str, str]) -> tuple[bytes | N
             f"{file}: must be a cache that calib wrote (got {head[:40]!r}). Remove it, or name another file."
         )
     if words[1] != hashlib.sha256(body).hexdigest():
-        raise CalibError(f"{file}: must be as it was written (got another digest). Remove it to calibrate again.")
+        raise CalibError(f"{file}: was changed after it was written: its digest differs. Remove it to calibrate again.")
     if changed := [n for n in {**parts, **made} if made.get(n) != parts.get(n)]:
         shown = ", ".join(f"{n} {_short(made.get(n))} for {_short(parts.get(n))}" for n in changed)
         raise CalibError(

@@ -397,5 +397,5 @@ def test_with_the_comparison_taken_out_no_check_passes(monkeypatch: pytest.Monke
 def test_an_earlier_control_is_taken_where_no_copy_can_run() -> None:
     earlier = Control("t", "scale x 127", True, 3)
     assert run(Echo(), damaged=None, control=earlier).control == earlier
-    with pytest.raises(InputError, match="check: must have a control"):
+    with pytest.raises(InputError, match="check: there is no negative control"):
         run(Echo(), damaged=None)

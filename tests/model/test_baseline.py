@@ -67,7 +67,7 @@ def test_tracing_that_loses_a_branch_is_refused() -> None:
 
 
 def test_no_sample_is_an_error() -> None:
-    with pytest.raises(InputError, match=r"check: the data must hold at least one sample \(got none\)"):
+    with pytest.raises(InputError, match=r"check: the data holds no sample"):
         record_baseline(nets.residual(), [], 0, batch_size=3, kind="trace", progress=Silent())
 
 

@@ -154,14 +154,14 @@ def test_a_budget_out_of_reach_exits_with_1_and_still_writes_the_closest(folder,
 
 def test_tune_needs_int8_and_a_limit(path):
     job = load_job(path)
-    with pytest.raises(InputError, match=r"^tune: the job must quantize \(got no mode that does\)\. Set precision"):
+    with pytest.raises(InputError, match=r"^tune: the job turns on no mode that quantizes\. Set precision"):
         tune_from(job, None, None, path.parent, None)
     none = job.model_copy(
         update={
             "check": job.check.model_copy(update={"limits": job.check.limits.model_copy(update={"sqnr_db_min": None})})
         }
     )
-    with pytest.raises(InputError, match=r"^tune: check\.limits must set the budget \(got none\)\. Add one, like"):
+    with pytest.raises(InputError, match=r"^tune: check\.limits sets no accuracy budget\. Add one, like"):
         tune_from(none, None, object(), path.parent, None)
 
 

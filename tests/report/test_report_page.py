@@ -182,7 +182,7 @@ def test_nothing_is_fetched(tmp_path: Path) -> None:
 def test_a_kit_has_nothing_to_report() -> None:
     from trtpipe.report.content import ReportContent
 
-    with pytest.raises(ValueError, match="must have an engine and a check"):
+    with pytest.raises(ValueError, match="the manifest is a kit's, without an engine or a check"):
         render(ReportContent(samples.manifest(check=None), {}))
 
 

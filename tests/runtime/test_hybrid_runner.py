@@ -99,7 +99,7 @@ def test_words_that_pytorch_does_not_have_are_refused():
 
 def test_inputs_and_order_of_use():
     opened = runner()
-    with pytest.raises(InputError, match=r"^engine: must be open to be run \(it is not\)"):
+    with pytest.raises(InputError, match=r"^engine: the runner is not open"):
         opened.run({"image": np.zeros((2, 3), np.float32)})
     with opened, pytest.raises(InputError, match=r"^inputs: must be image \(got x\)\. Name each one\."):
         opened.run({"x": np.zeros((2, 3), np.float32)})

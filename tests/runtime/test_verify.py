@@ -235,7 +235,7 @@ def test_a_kit_is_held_against_its_compiler() -> None:
     kit = shipping.manifest(kind="kit", engine=None, build=Build(target="tensorrt"))
     assert problems(kit, ORIN) == ()
     assert problems(kit, replace(ORIN, versions={})) == (
-        "runtime: TensorRT must be installed to build this kit (got none). "
+        "runtime: TensorRT is not installed, and this kit is built with it. "
         "Install that version (on a Jetson: the matching JetPack).",
     )
     assert problems(kit, replace(ORIN, compute_capability=None, gpu="no driver")) == (

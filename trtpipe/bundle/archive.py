@@ -52,7 +52,7 @@ def pack(bundle_path: Path, archive: Path) -> Bundle:
     """
     bundle = read_bundle(bundle_path)
     if archive.exists() and not archive.is_file():
-        raise InputError(f"{archive}: must be a file or absent (got something else). Choose another name.")
+        raise InputError(f"{archive}: is there already and is no regular file. Choose another name.")
     for name, entry in bundle.manifest.files.items():
         if entry.size > MAX_FILE_BYTES:
             raise InputError(
@@ -145,9 +145,9 @@ def _read_members(archive: Path, file: io.BufferedReader) -> Iterator[tuple[str,
             f"{archive}: must hold every file its manifest lists ({next(iter(left))} is missing). {_AGAIN}"
         )
     if len(block) != _BLOCK or file.read(_BLOCK) != bytes(_BLOCK):
-        raise InputError(f"{archive}: must end in two empty blocks (it is cut short). {_AGAIN}")
+        raise InputError(f"{archive}: the file is cut short. {_AGAIN}")
     if file.read(1):
-        raise InputError(f"{archive}: must end after its last file (got more data). {_AGAIN}")
+        raise InputError(f"{archive}: there is data after the last file. {_AGAIN}")
 
 
 def _read_member(
@@ -166,7 +166,7 @@ def _read_member(
     if kind:
         raise InputError(f"{archive}: {shown} must be a regular file (got {kind}). Do not use this archive.")
     if raw_name.startswith(b"/"):
-        raise InputError(f"{archive}: {shown} must be a plain name (got an absolute path). Do not use this archive.")
+        raise InputError(f"{archive}: {shown} is an absolute path. Do not use this archive.")
     if b".." in raw_name.split(b"/"):
         raise InputError(
             f"{archive}: {shown} must be a plain name (it leads out of the bundle). Do not use this archive."
@@ -176,7 +176,7 @@ def _read_member(
     except UnicodeDecodeError:
         name = ""
     if header[345:500].strip(b"\0") or not re.fullmatch(FILE_NAME, name):
-        raise InputError(f"{archive}: {shown} must be a plain name (it is not). Do not use this archive.")
+        raise InputError(f"{archive}: {shown} is not a plain file name. Do not use this archive.")
     if name not in expected:
         wanted = next((n for n in expected if n != SIGNATURE), "nothing more")
         raise InputError(f"{archive}: must hold {wanted} next (got {shown}). {_AGAIN}")
@@ -194,8 +194,8 @@ def _read_member(
     if size > total - file.tell():
         raise InputError(f"{archive}: {shown} must have {size} bytes ({total - file.tell()} are left). {_AGAIN}")
     if header != _header(name, size):
-        raise InputError(f"{archive}: the header of {shown} must be in canonical form (it is not). {_AGAIN}")
+        raise InputError(f"{archive}: the header of {shown} is not in canonical form. {_AGAIN}")
     data = file.read(size)
     if any(file.read(-size % _BLOCK)):
-        raise InputError(f"{archive}: {shown} must be padded with zeros (it is not). {_AGAIN}")
+        raise InputError(f"{archive}: {shown} is not padded with zeros. {_AGAIN}")
     return name, data

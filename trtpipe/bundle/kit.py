@@ -65,9 +65,7 @@ def kit_graph(kit: Bundle) -> OnnxModel:
     """
     manifest = kit.manifest
     if manifest.kind != "kit":
-        raise InputError(
-            f"{kit.path}: must be a kit to be built (got a bundle). It is finished: trtpipe run {kit.path}."
-        )
+        raise InputError(f"{kit.path}: is a finished bundle, not a kit. Run it: trtpipe run {kit.path}.")
     return OnnxModel(kit.read(GRAPH), manifest.opset or 0, manifest.inputs, manifest.outputs)
 
 

@@ -135,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _unexpected(settings: Settings, error: Exception) -> int:
     """What is the user's, or the machine's, has a message (`errors.user_error`); anything else is a bug."""
     if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get((error.name or "").partition(".")[0])):
-        what = f"{error.name}: must be installed (got nothing). Run: pip install 'trtpipe[{extra}]'"
+        what = f"{error.name}: not installed. Run: pip install 'trtpipe[{extra}]'"
         return _failed(settings, what, 3)
     if (shown := user_error(error)) is not None:
         return _failed(settings, str(shown), shown.exit_code, getattr(shown, "problems", ()))

@@ -135,7 +135,7 @@ def check_engine(
         notes += [note] if note else []
     if control is None:
         raise InputError(
-            "check: must have a control (got none). Give a damaged copy of the graph, or an earlier control."
+            "check: there is no negative control. Give a damaged copy of the graph, or an earlier control."
         )
     if control.executed != executed:
         notes.append(

@@ -74,7 +74,7 @@ def record_baseline(
         ids += batch.ids
         progress.step(len(ids), samples, "images")
     if not ids:
-        raise InputError("check: the data must hold at least one sample (got none).")
+        raise InputError("check: the data holds no sample.")
     if not worst <= EAGER_TOLERANCE * max(1.0, largest):
         fix = "Set model.baseline to script." if name == "trace" else "Check that both hold the same weights."
         raise InputError(

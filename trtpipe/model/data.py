@@ -26,7 +26,7 @@ def open_calibration(job: Job) -> Source:
         InputError: the job has none, or they are bad.
     """
     if job.calibration is None:
-        raise InputError("calibration: must be given to calibrate (got none). Add calibration.images.")
+        raise InputError("calibration: the job has no calibration data. Add calibration.images.")
     return _open(job, "calibration", job.calibration, job.calibration.transform)
 
 

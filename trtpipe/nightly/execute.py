@@ -69,7 +69,7 @@ def execute(task: Task, reporter: Reporter, memory: Memory) -> dict[str, Any]:
     except Cancelled:
         raise
     except ModuleNotFoundError as error:
-        return failure(task, f"{error.name}: must be installed (got nothing). Install it in this environment.", 3)
+        return failure(task, f"{error.name}: not installed. Install it in this environment.", 3)
     except Exception as error:  # noqa: BLE001  # a bug costs one job of the night, and its place is said
         if (shown := user_error(error)) is not None:
             return failure(task, str(shown), shown.exit_code)

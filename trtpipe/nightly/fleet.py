@@ -104,7 +104,7 @@ class Fleet:
             from distributed import Client
         except ImportError:
             raise MissingError(
-                "--scheduler: needs dask distributed (it is not installed). Run: pip install 'trtpipe[fleet]'"
+                "--scheduler: dask distributed is not installed. Run: pip install 'trtpipe[fleet]'"
             ) from None
         way = transport(address, credentials, insecure=insecure, where="--scheduler")
         self.address, self._cache = way.address, cache
@@ -122,8 +122,7 @@ class Fleet:
         if not self.members:
             self._client.close()
             raise MissingError(
-                f"--scheduler: {address} must have workers (got none of trtpipe). "
-                f"Run on each machine: trtpipe worker {address}"
+                f"--scheduler: {address} has no worker of trtpipe. Run on each machine: trtpipe worker {address}"
             )
         self._said: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
         self._client.subscribe_topic(TOPIC, lambda event: self._said.put(event[1]))

@@ -130,9 +130,7 @@ def serve(
     try:
         from distributed import Worker
     except ImportError:
-        raise MissingError(
-            "worker: needs dask distributed (it is not installed). Run: pip install 'trtpipe[fleet]'"
-        ) from None
+        raise MissingError("worker: dask distributed is not installed. Run: pip install 'trtpipe[fleet]'") from None
     way = transport(scheduler, credentials, insecure=insecure, where="ADDRESS")
     if gpu is not None:  # before anything asks the driver
         os.environ["CUDA_VISIBLE_DEVICES"] = visible(gpu)

@@ -126,7 +126,7 @@ class _Night:
         planned = self.plan()
         names = [*self.outcomes, *(p.name for p in planned)]
         if not names:
-            raise InputError("JOB: at least one job must be given (got none).")
+            raise InputError("JOB: no job was given.")
         self.watcher.planned(names)
         earlier = self.history.of_run(self.run) if resumed else {}
         todo: list[Planned] = []

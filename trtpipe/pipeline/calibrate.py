@@ -22,7 +22,7 @@ def make_table(job: Job, reporter: Reporter) -> CalibrationTable:
         TrtpipeError: whatever else a build would stop at before it.
     """
     if job.calibration is None:
-        raise InputError("calibration: must be given to calibrate (got none). Add calibration.images.")
+        raise InputError("calibration: the job has no calibration data. Add calibration.images.")
     stages = Stages(reporter)
     front = Front(job, stages)
     return calibration_table(job, job.calibration, front, stages)

@@ -146,9 +146,7 @@ def finish_kit(
         graph = kit_graph(kit)
         manifest = kit.manifest
         if (out / manifest.name).resolve() == path.resolve():
-            raise InputError(
-                f"{path}: the bundle must not replace its kit (got the same place). Give another folder: --out."
-            )
+            raise InputError(f"{path}: the bundle would replace its own kit. Give another folder: --out.")
         require_fit(manifest, this_device())
     with stages("compile") as progress:
         engine = _compile(graph, manifest.build, manifest.precision, progress)
@@ -187,7 +185,7 @@ def _check(kit: Bundle, engine: Engine, progress: Progress) -> CheckReport | Non
     manifest = kit.manifest
     recorded = manifest.check
     if recorded is None:
-        raise InputError(f"{kit.path}: a kit must hold the check of its graph (got none). Prepare it again.")
+        raise InputError(f"{kit.path}: the kit does not hold the check of its graph. Prepare it again.")
     if engine.target == "onnxruntime":
         return None
     if not_executed_here(engine):

@@ -85,9 +85,9 @@ def tune_from(
 ) -> TunedJob:
     """`tune` with what a build has already made."""
     if table is None:
-        raise InputError("tune: the job must quantize (got no mode that does). Set precision.int8_mode or fp8_mode.")
+        raise InputError("tune: the job turns on no mode that quantizes. Set precision.int8_mode or fp8_mode.")
     if not job.check.limits.given:
-        raise InputError("tune: check.limits must set the budget (got none). Add one, like accuracy_drop_max: 0.01.")
+        raise InputError("tune: check.limits sets no accuracy budget. Add one, like accuracy_drop_max: 0.01.")
     bench = _Bench(job, corrected(front, table), table, stages)
     trials = Trials.open(out / f"{job.name}.trials.json", bench.key())
     with stages("tune") as progress:

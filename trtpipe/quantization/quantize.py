@@ -330,10 +330,7 @@ def plan_sites(graph: GraphModule, *, int8: bool, keep: Keep, narrow: Narrow | N
 
 def _nothing_left(plan: SitePlan, narrow: Narrow | None) -> str:
     if narrow is None:
-        return (
-            "precision.int8_mode: something must be left to quantize (got none). "
-            "Narrow precision.keep, or turn int8_mode off."
-        )
+        return "precision.int8_mode: no layer is left to quantize. Narrow precision.keep, or turn int8_mode off."
     why = next(
         iter((*plan.reasons.values(), *_unfit(plan, narrow.modes))), "the graph has no convolution, linear or matmul"
     )

@@ -166,7 +166,7 @@ def measure_sensitivity(
     plan = plan_sites(graph, int8=int8, keep=keep, narrow=narrow)
     units = find_units((*plan.int8, *dict.fromkeys(n.site for n in plan.narrow)))
     if not units:
-        raise InputError("sensitivity: some module must be left to quantize (got none). Narrow precision.keep.")
+        raise InputError("sensitivity: no module is left to quantize. Narrow precision.keep.")
     began = time.perf_counter()
     machine, bare, count = Partial(graph), Spent(), 0
     wider = _in_fp8(plan, half, narrow)
@@ -195,7 +195,7 @@ def measure_sensitivity(
         if clock.over:
             break
     if not count:
-        raise InputError("sensitivity: at least one sample is needed (got none). Give check or calibration data.")
+        raise InputError("sensitivity: there is no sample. Give check or calibration data.")
     measured = [f for f in losses if f.samples]
     modules = [f.result(sum(machine.macs_of[n] for n in f.unit.nodes) // size, half) for f in measured]
     modules.sort(key=lambda m: m.sqnr_db)

@@ -52,7 +52,7 @@ def read_bench(path: Path) -> Bench:
             f"{path}: must be JSON of `trtpipe bench --save` (got {at}: {first['msg']}). Measure again."
         ) from None
     if json.loads(bench_text(bench)) != raw:
-        raise InputError(f"{path}: must be JSON of `trtpipe bench --save` (got keys it does not write). Measure again.")
+        raise InputError(f"{path}: was not written by `trtpipe bench --save` of this version. Measure again.")
     return bench
 
 

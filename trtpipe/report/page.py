@@ -142,7 +142,7 @@ def render(content: ReportContent) -> str:
     manifest = content.manifest
     check, engine = manifest.check, manifest.engine
     if check is None or engine is None:
-        raise ValueError("report: the manifest must have an engine and a check (got a kit)")
+        raise ValueError("report: the manifest is a kit's, without an engine or a check")
     table = content.table
     modules = module_rows(manifest.layers, table, content.scales, content.sensitivity)
     confusion = None if content.answers is None else compared.confusion(content.answers, manifest.class_names)

@@ -149,7 +149,7 @@ def _platform(engine: EngineInfo, device: Device) -> list[str]:
 def _version(engine: EngineInfo, device: Device) -> list[str]:
     title, here = _TITLES[engine.target], device.versions.get(engine.target)
     if here is None:
-        return [f"runtime: {title} {engine.version} must be installed (got none). {_INSTALL[engine.target]}."]
+        return [f"runtime: {title} {engine.version} is not installed. {_INSTALL[engine.target]}."]
     if engine.target == "onnxruntime" or _same_release(engine.version, here):
         return []
     built, runs = _numbers(engine.version), _numbers(here)
@@ -181,8 +181,8 @@ def _pytorch(manifest: Manifest, engine: EngineInfo, device: Device) -> list[str
         return []
     modules = ", ".join(sorted({f.module or "the model itself" for f in engine.fallback})[:3])
     return [
-        f"runtime: PyTorch with CUDA must be installed, as {_operations(engine)} of this hybrid engine "
-        f"{_run(engine)} in it, of {modules} (got none). Install it: pip install torch{_release(manifest)}; or build "
+        f"runtime: PyTorch with CUDA is not installed, and {_operations(engine)} of this hybrid engine "
+        f"{_run(engine)} in it, of {modules}. Install it: pip install torch{_release(manifest)}; or build "
         "without build.allow_torch_fallback."
     ]
 
@@ -273,7 +273,7 @@ def _memory(manifest: Manifest, engine: EngineInfo, device: Device) -> list[str]
 def _kit_problems(manifest: Manifest, device: Device) -> tuple[str, ...]:
     target = manifest.build.target
     if target not in device.versions:
-        return (f"runtime: {_TITLES[target]} must be installed to build this kit (got none). {_INSTALL[target]}.",)
+        return (f"runtime: {_TITLES[target]} is not installed, and this kit is built with it. {_INSTALL[target]}.",)
     if target == "tensorrt" and device.compute_capability is None:
         return (f"gpu: TensorRT builds on the GPU it is for (got: {device.gpu}). Check its driver.",)
     return ()

@@ -128,7 +128,7 @@ class HybridRunner:
         """
         plan, torch = self._hybrid.plan, self._torch if self._open else None
         if torch is None:
-            raise InputError("engine: must be open to be run (it is not). Use the runner as a context manager.")
+            raise InputError("engine: the runner is not open. Use it as a context manager.")
         if set(inputs) != set(plan.inputs):
             raise InputError(f"inputs: must be {', '.join(plan.inputs)} (got {', '.join(inputs)}). Name each one.")
         current = torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext()

@@ -52,7 +52,9 @@ def open_feed(path: Path, model: Model) -> Feed:
         return _folder(path, model)
     suffix = path.suffix.lower()
     if not path.is_file():
-        raise InputError(f"{path}: must be an image, a folder of images or an array file (got nothing there).")
+        raise InputError(
+            f"{path}: there is no such file or folder. Give an image, a folder of images or an array file."
+        )
     if suffix in ARRAY_SUFFIXES:
         return _arrays(path, model)
     if suffix in IMAGE_SUFFIXES:

@@ -53,7 +53,7 @@ class OrtRunner:
             import onnxruntime
         except ImportError:
             raise MissingError(
-                "onnxruntime: must be installed to run a graph on the CPU (it is not). Run `pip install onnxruntime`."
+                "onnxruntime: not installed, and a graph on the CPU is run with it. Run `pip install onnxruntime`."
             ) from None
         self.name = f"onnxruntime {onnxruntime.__version__}"
         if as_written:

@@ -143,7 +143,7 @@ class Model:
             )
         loaded = [load_image(Path(i)) if isinstance(i, str | Path) else i for i in images]
         if not loaded:
-            raise InputError(f"{self.bundle.path}: at least one image must be given (got none). Give images.")
+            raise InputError(f"{self.bundle.path}: no image was given. Give at least one.")
         return np.stack([preprocess(image, transform, spec) for image in loaded])
 
     def classify(
@@ -160,9 +160,7 @@ class Model:
         """
         spec = next((s for s in self.manifest.outputs if s.batch_axis is not None and len(s.shape) == 2), None)
         if spec is None:
-            raise InputError(
-                f"{self.bundle.path}: must have an output [N, C] to classify (it has none). Use the raw outputs."
-            )
+            raise InputError(f"{self.bundle.path}: has no output [N, C] to classify by. Use the raw outputs.")
         names = self.manifest.class_names
         rows = []
         for row in outputs[spec.name].astype(np.float64):
@@ -270,7 +268,7 @@ def open_model(bundle: Bundle, *, graph: bool = False, as_written: bool = False)
     engine = bundle.manifest.engine
     if engine is None and not graph:
         raise InputError(
-            f"{bundle.path}: must be a bundle to be run (got a kit). Finish it here: trtpipe build {bundle.path}."
+            f"{bundle.path}: is a kit, which has no engine to run. Finish it here: trtpipe build {bundle.path}."
         )
     if engine is None or graph or engine.target == "onnxruntime":
         if not as_written:

@@ -72,7 +72,7 @@ def refusals(
         if needed.capability not in able:
             yield (
                 path,
-                f"{release} must have {capability.title} (got none). Use {where(capability)}, or {needed.instead}.",
+                f"{release} does not support {capability.title}. Use {where(capability)}, or {needed.instead}.",
             )
         if build.quantization == "implicit":
             yield path, f"{needed.title} must be explicit (got build.quantization implicit). Use explicit."

@@ -40,7 +40,7 @@ def make_calibrator(flavour: Flavour, calibration: Calibration | None) -> Any:
     """
     if calibration is None or (calibration.cache is None and calibration.source is None):
         raise InputError(
-            "build.quantization: implicit must have ranges (got neither samples nor a calibration cache). "
+            "build.quantization: implicit has neither samples nor a calibration cache to take ranges from. "
             "Give the job a calibration section."
         )
     if calibration.cache is not None:

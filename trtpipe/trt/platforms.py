@@ -184,7 +184,7 @@ def refusals(platform: Platform, precision: Precision, *, dla: bool) -> tuple[tu
         message = f"{platform.title} must have TensorRT 8.6 or later (got {platform.ends}). Use a Jetson Orin or Thor."
         problems.append(("build.platform", f"build.platform: {message}"))
     if dla and not platform.dla:
-        message = f"{platform.title} must have a DLA (got none). Leave everything on the GPU."
+        message = f"{platform.title} has no DLA. Leave everything on the GPU."
         problems.append(("build.default_device_type", f"build.default_device_type: {message}"))
     return tuple(problems)
 

@@ -134,7 +134,7 @@ class EngineRunner:
     def _opened(self) -> Any:
         """The engine; InputError when the runner is closed."""
         if self._engine is None:
-            raise InputError("engine: must be open to be run (it is not). Use the runner as a context manager.")
+            raise InputError("engine: the runner is not open. Use it as a context manager.")
         return self._engine
 
     def _open(self) -> None:

@@ -212,5 +212,5 @@ def test_corrections_of_another_graph_are_refused(tmp_path: Path) -> None:
     from calib.errors import CalibError
 
     captured = capture(nets.loaded(uneven(), out_shape=("N", 10)))
-    with pytest.raises(CalibError, match=r"corrections: scale:0:other must belong to this model's graph"):
+    with pytest.raises(CalibError, match=r"corrections: scale:0:other is not of this model's graph"):
         corrected(captured, {"scale:0:other": np.ones(3, np.float32)})

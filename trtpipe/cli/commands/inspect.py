@@ -52,7 +52,7 @@ def described(path: Path) -> Mapping[str, Any]:
             head = file.read(64)
     except FileNotFoundError:
         raise InputError(
-            f"{path}: must be a bundle, an engine, an ONNX file or a calibration table (got nothing there)."
+            f"{path}: there is no such file or folder. Give a bundle, an engine, an ONNX file or a calibration table."
         ) from None
     except OSError as error:
         raise InputError(f"{path}: must be readable (got {error.strerror}).") from None
@@ -61,9 +61,7 @@ def described(path: Path) -> Mapping[str, Any]:
     if path.suffix.lower() == ".onnx":
         return _onnx(path)
     if head.startswith(b"manifest.json\0"):
-        raise InputError(
-            f"{path}: must be unpacked to be read (got a packed bundle). Run `trtpipe unpack {path} FOLDER`."
-        )
+        raise InputError(f"{path}: is a packed bundle. Run `trtpipe unpack {path} FOLDER`.")
     if any(magic in head for magic in _PLANS):
         return _engine(path)
     if head.startswith(b"TRT-"):
@@ -117,9 +115,7 @@ def _onnx(path: Path) -> Mapping[str, Any]:
     try:
         import onnx
     except ImportError:
-        raise MissingError(
-            f"{path}: onnx must be installed to read an ONNX file (it is not). Run `pip install onnx`."
-        ) from None
+        raise MissingError(f"{path}: onnx, which reads ONNX files, is not installed. Run `pip install onnx`.") from None
     try:
         model = onnx.load(path, load_external_data=False)
         graph = onnx.shape_inference.infer_shapes(model).graph
@@ -127,7 +123,7 @@ def _onnx(path: Path) -> Mapping[str, Any]:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(f"{path}: must be an ONNX file (got: {first[:200]}). Export it again.") from None
     if not graph.node:
-        raise InputError(f"{path}: must be an ONNX file (got one without nodes). Export it again.")
+        raise InputError(f"{path}: is an ONNX file without nodes. Export it again.")
     names = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
     names[onnx.TensorProto.FLOAT], names[onnx.TensorProto.DOUBLE] = "float32", "float64"
     types = {v.name: names[v.type.tensor_type.elem_type] for v in (*graph.input, *graph.output, *graph.value_info)}

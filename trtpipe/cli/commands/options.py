@@ -170,6 +170,6 @@ def job_files(paths: Iterable[Path]) -> tuple[Path, ...]:
             continue
         inside = sorted(p for p in path.iterdir() if p.suffix in (".yaml", ".yml") and p.is_file())
         if not inside:
-            raise click.UsageError(f"JOB: {path} must hold a .yaml file (got a folder without one).")
+            raise click.UsageError(f"JOB: {path} is a folder without a .yaml file.")
         files.extend(inside)
     return tuple(dict.fromkeys(files))

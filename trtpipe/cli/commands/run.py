@@ -95,7 +95,7 @@ def command(
 def _refuse_raw_only(model: Model, raw: bool) -> None:
     """Say now, and not after the first batch, that nothing here can be classified."""
     if not raw and not any(s.batch_axis is not None and len(s.shape) == 2 for s in model.manifest.outputs):
-        raise InputError(f"{model.bundle.path}: must have an output [N, C] to classify (it has none). Add --raw.")
+        raise InputError(f"{model.bundle.path}: has no output [N, C] to classify by. Add --raw.")
 
 
 def _rows(model: Model, feed: Feed, size: int, top: int, raw: bool) -> Iterator[Row]:

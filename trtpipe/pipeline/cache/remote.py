@@ -26,9 +26,7 @@ class Store:
         try:
             import fsspec
         except ImportError:
-            raise MissingError(
-                "--store: needs fsspec (it is not installed). Run: pip install 'trtpipe[fleet]'"
-            ) from None
+            raise MissingError("--store: fsspec is not installed. Run: pip install 'trtpipe[fleet]'") from None
         try:
             self._fs, self._root = fsspec.core.url_to_fs(url)
         except ImportError as error:

@@ -55,7 +55,7 @@ def corrected(captured: Captured, arrays: Arrays) -> Captured:
 
 def _known(nodes: Mapping[str, Node], name: str, key: str) -> Node:
     if name not in nodes:
-        raise CalibError(f"corrections: {key} must belong to this model's graph (got another graph). Calibrate again.")
+        raise CalibError(f"corrections: {key} is not of this model's graph. Calibrate again.")
     return nodes[name]
 
 

@@ -22,10 +22,10 @@ class Unread:
     """Stands where torch2trt wants a dataset; our calibrator has the real one."""
 
     def __len__(self) -> int:
-        raise BuildError("calibration: torch2trt must read the samples through trtpipe's calibrator (got another one).")
+        raise BuildError("calibration: torch2trt did not read the samples through trtpipe's calibrator.")
 
     def __getitem__(self, index: int) -> Any:
-        raise BuildError("calibration: torch2trt must read the samples through trtpipe's calibrator (got another one).")
+        raise BuildError("calibration: torch2trt did not read the samples through trtpipe's calibrator.")
 
 
 class Calibrating:
@@ -50,8 +50,7 @@ class Calibrating:
         """
         if not self._given:
             raise BuildError(
-                "calibration: torch2trt must calibrate with trtpipe's calibrator (got its own or none). "
-                f"Update it: {INSTALL}"
+                f"calibration: torch2trt did not calibrate with trtpipe's calibrator. Update it: {INSTALL}"
             )
         self._calibrator.finish()
         return list(self._calibrator.notes)
@@ -67,7 +66,7 @@ def own_calibrator(tensorrt: flavour.Flavour, job: Job, made_from: Mapping[str, 
     module = sys.modules.get("torch2trt.torch2trt")
     if not hasattr(module, "DatasetCalibrator"):
         raise BuildError(
-            "calibration: torch2trt must have a DatasetCalibrator to replace (got none). "
+            "calibration: this torch2trt has no DatasetCalibrator to replace. "
             f"Update it: {INSTALL}; or use build.route onnx."
         )
     calibrating = Calibrating(tensorrt, job, made_from)

@@ -99,7 +99,7 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
     check_network(made.network, loaded)
     if made.engine is None:
         raise BuildError(
-            "build: TensorRT must compile the network of torch2trt (got no engine). Set build.log_level to verbose to "
+            "build: TensorRT gave no engine for the network of torch2trt. Set build.log_level to verbose to "
             "see why, or use build.route onnx."
         )
     data = bytes(made.engine.serialize())
@@ -343,10 +343,7 @@ def _dims(shape: Sequence[int | str]) -> str:
 
 def _check_binding(kind: str, spec: TensorSpec, tensor: Any, used: bool) -> None:
     if tensor is None:
-        raise BuildError(
-            f"{kind}.{spec.name}: must be in the network that torch2trt made (got none of that name). "
-            "Use build.route onnx."
-        )
+        raise BuildError(f"{kind}.{spec.name}: is not in the network that torch2trt made. Use build.route onnx.")
     wanted = {"float32": "FLOAT", "float16": "HALF"}[spec.dtype]
     if (got := str(tensor.dtype).rpartition(".")[2].upper()) != wanted:
         raise BuildError(f"{kind}.{spec.name}: must be {spec.dtype} in the network (got {got}). Use build.route onnx.")
@@ -360,6 +357,6 @@ def _check_binding(kind: str, spec: TensorSpec, tensor: Any, used: bool) -> None
         )
     if not used:
         raise BuildError(
-            f"{kind}.{spec.name}: must be read by the network that torch2trt made (got no layer that reads it). "
+            f"{kind}.{spec.name}: is read by no layer of the network that torch2trt made. "
             "An operation on it has no converter: use build.route onnx."
         )

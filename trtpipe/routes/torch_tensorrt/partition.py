@@ -105,7 +105,7 @@ def _inner(node: Any, inner: Any, owner: Any, values: dict[Any, Any], draft: _Dr
             return _argument(part.args[0], mine, draft, inner)
         else:
             mine[part] = _node(part, inner, mine, draft, f"{prefix}{node.name}.")
-    raise BuildError(f"build: {node.name} must have outputs (got none). {_NEXT}")
+    raise BuildError(f"build: {node.name} has no outputs. {_NEXT}")
 
 
 def _engine(node: Any, inner: Any, owner: Any, values: dict[Any, Any], draft: _Draft, prefix: str) -> Any:

@@ -114,9 +114,7 @@ def _whole(frontend: Any, quantized: Quantized, build: Build, keywords: Mapping[
         watch,
     )
     if not data:
-        raise BuildError(
-            f"build: Torch-TensorRT {frontend.__version__} must give an engine (got none). Use build.route onnx."
-        )
+        raise BuildError(f"build: Torch-TensorRT {frontend.__version__} gave no engine. Use build.route onnx.")
     return bytes(data)
 
 
