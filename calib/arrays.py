@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from calib.errors import CalibError
-from calib.samples import Array, InputSpec, Sample, fit
+from calib.samples import InputSpec, Sample, fit
+from calib.types import Array
 
 LABELS = "labels"
 
@@ -94,7 +95,7 @@ def open_arrays(path: str, inputs: Sequence[InputSpec]) -> Arrays:
     return Arrays(path, inputs, {n: rows[n][1] for n in names}, count, labels)
 
 
-Rows = dict[str, tuple[tuple[int, ...], Callable[[int], Any]]]
+Rows = dict[str, tuple[tuple[int, ...], Callable[[int], Array]]]
 
 
 def _npy(path: Path, inputs: Sequence[InputSpec]) -> Rows:
@@ -117,7 +118,7 @@ def _safetensors(path: Path, inputs: Sequence[InputSpec]) -> Rows:
     return {name: (tuple((part := file.get_slice(name)).get_shape()), _slice_row(part)) for name in file.keys()}  # noqa: SIM118
 
 
-def _slice_row(part: Any) -> Callable[[int], Any]:
+def _slice_row(part: Any) -> Callable[[int], Array]:
     return lambda i: part[i : i + 1][0]
 
 

@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from calib.errors import CalibError
+from calib.types import Array
 
 #: Name of a step: what the caller calls it.
 StepName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
@@ -52,7 +53,7 @@ class Corrections:
     """Steps in the order they were tried, and the arrays of those kept, by name."""
 
     steps: tuple[Step, ...]
-    arrays: Mapping[str, np.ndarray[Any, Any]]
+    arrays: Mapping[str, Array]
 
     @cached_property
     def packed(self) -> bytes:

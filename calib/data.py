@@ -9,16 +9,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from calib.arrays import open_arrays
 from calib.errors import CalibError
 from calib.factories import open_factory
 from calib.images import Images
 from calib.loading import in_workers
-from calib.samples import Array, Batch, DataSpec, InputSpec, Origin, Sample, TransformSpec, combine_digests
+from calib.samples import Batch, DataSpec, InputSpec, Origin, Sample, TransformSpec, combine_digests
+from calib.types import Array
 
 
 class Source:
@@ -40,7 +41,7 @@ class Source:
         return tuple(self._origin.ids[i] for i in self._drawn)
 
     @property
-    def labels(self) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+    def labels(self) -> npt.NDArray[np.int64] | None:
         """int64 [S], indices into `classes` where those are known; None without labels."""
         return (
             None if self._origin.labels is None else np.array([self._origin.labels[i] for i in self._drawn], np.int64)

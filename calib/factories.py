@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from calib.arrays import array_digest
 from calib.errors import CalibError
 from calib.images import source_digest, to_array
-from calib.samples import Array, InputSpec, Sample, fit
+from calib.samples import InputSpec, Sample, fit
+from calib.types import Array
 from calib.user_code import import_callable, user_code
 
 _END = object()
@@ -36,7 +37,7 @@ class Factory:
                 f"factory {path}: must give a sequence or an iterable of samples (got {type(made).__name__})."
             )
         self.sequential = self._sequence is None
-        self._stream: Iterator[Any] = iter(())
+        self._stream: Iterator[object] = iter(())
         self._next = 0
         labels: list[int | None] = []
         if self._sequence is not None:
@@ -91,11 +92,11 @@ class Factory:
         with user_code(f"factory: {self._path}[{at}]"):
             return self._sequence[at]
 
-    def _iterator(self, made: Any) -> Iterator[Any]:
+    def _iterator(self, made: Iterable[object]) -> Iterator[object]:
         with user_code(f"factory: {self._path}"):
             return iter(made)
 
-    def _following(self, at: int) -> Any:
+    def _following(self, at: int) -> object:
         with user_code(f"factory: {self._path}[{at}]"):
             return next(self._stream, _END)
 

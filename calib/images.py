@@ -14,7 +14,8 @@ import numpy as np
 from PIL import Image
 
 from calib.errors import CalibError
-from calib.samples import Array, InputSpec, Sample, TransformSpec, fit
+from calib.samples import InputSpec, Sample, TransformSpec, fit
+from calib.types import Array
 from calib.user_code import import_callable, user_code
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class ImageTransform:
 
     def __init__(self, spec: TransformSpec, binding: InputSpec) -> None:
         self._binding = binding
-        self._callable: Callable[[Image.Image], Any] | None = None
+        self._callable: Callable[[Image.Image], object] | None = None
         mean, std = spec.normalize_mean, spec.normalize_std
         if spec.callable is not None:
             if asdict(spec) != asdict(TransformSpec(callable=spec.callable)):
@@ -118,7 +119,7 @@ class ImageTransform:
         return fit(where, values, self._binding)
 
 
-def source_digest(function: Callable[..., Any] | None) -> str:
+def source_digest(function: Callable[..., object] | None) -> str:
     """Text that changes when the callable's source does; empty where it has none to read."""
     try:
         return "" if function is None else " sha256:" + hashlib.sha256(inspect.getsource(function).encode()).hexdigest()
@@ -139,10 +140,10 @@ def to_array(where: str, value: Any) -> Array:
     return array
 
 
-def _geometry(spec: TransformSpec) -> list[Callable[[Any], Any]]:
+def _geometry(spec: TransformSpec) -> list[Callable[[Image.Image], Image.Image]]:
     from torchvision import transforms
 
-    steps: list[Callable[[Any], Any]] = []
+    steps: list[Callable[[Image.Image], Image.Image]] = []
     if spec.resize is not None:
         steps.append(transforms.Resize(spec.resize, transforms.InterpolationMode(spec.interpolation)))
     if spec.center_crop is not None:

@@ -12,9 +12,10 @@ import logging
 import math
 import mmap
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from calib.errors import CalibError
 from calib.histogram import ALL_BINS, BINS, SHIFT, Histogram
@@ -134,7 +135,7 @@ class _CpuCounter(_Counter):
                 counts[part] += table[part]
         return _histogram(counts, low, high)
 
-    def _add_loose(self, values: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+    def _add_loose(self, values: npt.NDArray[np.float32]) -> None:
         """Count the at most one value before and after the pairs."""
         for bits in values.view(np.int32).tolist():
             self._tables[0, 0, (bits & _FLIP) >> SHIFT] += 1
@@ -142,7 +143,7 @@ class _CpuCounter(_Counter):
                 self._bounds[0, 2] = min(int(self._bounds[0, 2]), (bits & _FLIP) - 1 - 2**31)
             self._stretch(bits, bits)
 
-    def _note_finite_bounds(self, flat: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+    def _note_finite_bounds(self, flat: npt.NDArray[np.float32]) -> None:
         """The rare case: NaN or infinity among the values, so the bounds are taken from the finite ones alone."""
         finite = flat[np.isfinite(flat)]
         if finite.size:
@@ -245,7 +246,7 @@ def _sortable(bits: int) -> int:
     return bits if bits >= 0 else bits ^ _FLIP
 
 
-def _histogram(counts: np.ndarray[Any, np.dtype[np.int64]], low: int, high: int) -> Histogram:
+def _histogram(counts: npt.NDArray[np.int64], low: int, high: int) -> Histogram:
     finite = counts[:BINS].copy()
     non_finite = int(counts[BINS:].sum())
     if not finite.any():

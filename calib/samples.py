@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from calib.errors import CalibError
+from calib.types import Array
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Sample = dict[str, Array]
 
 
@@ -77,7 +78,7 @@ class Batch:
     """Some samples: arrays [B, ...] by input name in the binding dtype, int64 labels [B] if known, and their ids."""
 
     arrays: dict[str, Array]
-    labels: np.ndarray[Any, np.dtype[np.int64]] | None
+    labels: npt.NDArray[np.int64] | None
     ids: tuple[str, ...]
 
 

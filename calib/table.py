@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -24,6 +24,7 @@ from calib.errors import CalibError
 from calib.histogram import Histogram
 from calib.samples import combine_digests
 from calib.table_files import canonical, pack, parse, unpack, write_whole
+from calib.types import JsonObject
 
 FORMAT = "calib-table"
 #: A table with corrections is of version 2: a reader of version 1 would build its engine without them.
@@ -262,8 +263,8 @@ class CalibrationTable:
             raise CalibError("table: it was loaded without its histograms. Load it with histograms=True.")
         return self.histograms
 
-    def _content(self) -> dict[str, Any]:
-        corrections: dict[str, Any] = {}
+    def _content(self) -> JsonObject:
+        corrections: JsonObject = {}
         if self.corrections is not None:
             steps = [s.model_dump(mode="json") for s in self.corrections.steps]
             corrections["corrections"] = {"steps": steps, "sha256": self.corrections.sha256}

@@ -7,24 +7,25 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 import numpy as np
 
 from calib.audit import Halves, nine_digits
 from calib.errors import CalibError
 from calib.histogram import BINS, Histogram
+from calib.types import Array
 
 #: Far beyond any real table; a longer file is refused unread.
 MOST_BYTES = 256 << 20
 
 
-def canonical(value: Any) -> str:
+def canonical(value: object) -> str:
     """JSON with sorted keys and floats of nine significant digits, which a float32 survives."""
     return json.dumps(_rounded(value), sort_keys=True, indent=1, allow_nan=False)
 
 
-def _rounded(value: Any) -> Any:
+def _rounded(value: object) -> object:
     if isinstance(value, float):
         return nine_digits(value)
     if isinstance(value, dict):
@@ -32,26 +33,29 @@ def _rounded(value: Any) -> Any:
     return [_rounded(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def parse(where: Path) -> Any:
+def parse(where: Path) -> object:
     """The JSON in a file, in which no key stands twice.
 
     Raises:
         CalibError: it cannot be read, is too long, or is not JSON.
     """
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         result = dict(pairs)
         if len(result) != len(pairs):
             raise ValueError("a key stands twice")
         return result
 
-    def refuse(word: str) -> Any:
+    def refuse(word: str) -> NoReturn:
         raise ValueError(f"{word} is not JSON")
 
     try:
         if where.stat().st_size > MOST_BYTES:
             raise ValueError("it is too long")
-        return json.loads(where.read_bytes().decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse)
+        content: object = json.loads(
+            where.read_bytes().decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse
+        )
+        return content
     except OSError as error:
         raise CalibError(f"{where}: must be a calibration table (got {error.strerror}).") from error
     except (ValueError, RecursionError) as error:
@@ -78,7 +82,7 @@ def pack(counted: Mapping[str, Halves]) -> bytes:
     """
     from safetensors.numpy import save
 
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    arrays: dict[str, Array] = {}
     for key, halves in counted.items():
         for half, histogram in enumerate(halves):
             used = np.flatnonzero(histogram.counts).astype(np.int64)
@@ -87,7 +91,7 @@ def pack(counted: Mapping[str, Halves]) -> bytes:
     return bytes(save(arrays))
 
 
-def unpack(arrays: Mapping[str, np.ndarray[Any, Any]], key: str, half: int) -> Histogram:
+def unpack(arrays: Mapping[str, Array], key: str, half: int) -> Histogram:
     """The histogram of one half of a tensor's data, from what `pack` wrote.
 
     Raises:

@@ -11,15 +11,16 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
 
 from calib.data import Source
 from calib.errors import CalibError
-from calib.samples import Array
 from calib.table_files import write_whole
 from calib.trt_cache import read_cache
+from calib.types import Array
 
 #: Which of TensorRT's classes does which algorithm. TensorRT has none for mse.
 BASES = {
@@ -54,7 +55,7 @@ def torch_on_cuda(array: Array) -> tuple[int, object]:
 
 
 def make_calibrator(
-    trt: Any,
+    trt: ModuleType,
     source: Source,
     *,
     batch_size: int,
@@ -63,7 +64,7 @@ def make_calibrator(
     cache: str | Path | None = None,
     made_from: Mapping[str, str] | None = None,
     place: Place = torch_on_cuda,
-) -> Any:
+) -> NativeCalibrator:
     """An `IInt8*Calibrator` of the given module that reads `source`. Keep it alive until the build is over, then
     `finish()`.
 
@@ -112,7 +113,8 @@ def make_calibrator(
     if spare and cached is None:
         notes = (*notes, f"{spare} samples are used twice to fill the last calibration batch of {batch_size}.")
     state = _Feed(source, batch_size, place, cached, file, parts, notes)
-    return _class(base, algorithm == "percentile")(state, percentile / 100)
+    calibrator: NativeCalibrator = _class(base, algorithm == "percentile")(state, percentile / 100)
+    return calibrator
 
 
 class _Feed:
@@ -151,7 +153,7 @@ class _Feed:
         self.given += 1
         return [int(address) for address, _ in placed]
 
-    def write(self, data: Any) -> None:
+    def write(self, data: bytes) -> None:
         """Keep TensorRT's cache, and write it to the file with what it was made from."""
         self.cached = bytes(data)
         if self.file is not None:
@@ -188,11 +190,11 @@ class _Feed:
             yield {n: a[: self.batch_size] for n, a in more.items()}
 
 
-def _class(base: Any, legacy: bool) -> Any:
+def _class(base: Any, legacy: bool) -> type:
     """A subclass of one of TensorRT's calibrator classes whose every callback stores what it raises."""
 
-    def guarded(method: Callable[..., Any], otherwise: Any) -> Callable[..., Any]:
-        def call(self: Any, *args: Any) -> Any:
+    def guarded(method: Callable[..., object], otherwise: object) -> Callable[..., object]:
+        def call(self: Any, *args: object) -> object:
             feed: _Feed = self._feed
             if feed.error is not None:
                 return otherwise
@@ -208,7 +210,7 @@ def _class(base: Any, legacy: bool) -> Any:
         base.__init__(self)  # pybind11 needs the base named, not super()
         self._feed, self._quantile = feed, quantile
 
-    members: dict[str, Any] = {
+    members: dict[str, object] = {
         "__init__": init,
         "__doc__": f"{base.__name__} that reads a calib source.",
         "notes": property(lambda self: self._feed.notes),

@@ -87,7 +87,7 @@ def import_callable(reference: str, where: str, error: Callable[[str], Exception
         raise error(f"{where}: must read package.module:callable (got {reference!r}).")
     with user_code(f"{where}: importing {module}", error):
         try:
-            target: Any = importlib.import_module(module)
+            target: object = importlib.import_module(module)
         except ModuleNotFoundError as raised:
             absent = raised.name or ""
             if module != absent and not module.startswith(f"{absent}."):
@@ -103,8 +103,7 @@ def import_callable(reference: str, where: str, error: Callable[[str], Exception
             target = getattr(target, part, None)
     if not callable(target):
         raise error(f"{where}: must be package.module:callable (got {reference!r}). Check the name after the colon.")
-    result: Callable[..., Any] = target
-    return result
+    return target
 
 
 def _frames(raised: BaseException) -> list[traceback.FrameSummary]:

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from calib.types import Array
 from trtpipe.errors import InputError
 from trtpipe.values import TensorSpec
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
+from calib.types import Array, JsonObject
 from trtpipe.notebook import table_html
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
 #: Binding dtypes by their NumPy names; BF16 has none and is only ever used inside an engine.
@@ -98,8 +98,8 @@ class Baseline:
     """
 
     kind: Literal["trace", "script", "torchscript", "program"]
-    outputs: Mapping[str, np.ndarray[Any, Any]]
-    labels: np.ndarray[Any, Any] | None
+    outputs: Mapping[str, Array]
+    labels: Array | None
     ids: tuple[str, ...]
     eager_max_abs: float
     notes: tuple[str, ...] = ()
@@ -210,7 +210,7 @@ class Engine:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     graph: OnnxModel | None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: JsonObject = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     fallback: tuple[Fallback, ...] = ()
 

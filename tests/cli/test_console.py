@@ -205,7 +205,7 @@ def test_jsonable(capsys):
     value = {"p": Point(math.nan, Path("a/b")), "n": np.float32(0.5), "a": np.arange(3), "t": (1, None, True), 5: b"ab"}
     console.out_json(value)
     assert json.loads(capsys.readouterr().out) == {
-        "p": {"x": "nan", "at": "a/b"},
+        "p": {"x": "NaN", "at": "a/b"},
         "n": 0.5,
         "a": [0, 1, 2],
         "t": [1, None, True],

@@ -34,7 +34,7 @@ def test_a_bundle_for_people(tmp_path, capsys):
     assert "layers: 1 int8" in lines
     assert "check: passed, graph executed by onnxruntime 1.20.0" in lines
     assert any(line.split() == ["logits.cosine", "0.999", "limit", "0.99"] for line in lines)
-    assert any(line.split() == ["logits.sqnr_db", "inf"] for line in lines)
+    assert any(line.split() == ["logits.sqnr_db", "Infinity"] for line in lines)
     assert "note: layer head kept in int8" in lines
 
 
@@ -81,7 +81,7 @@ def test_a_tensorrt_calibration_cache(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("content", "got"),
     [
-        (None, "nothing there"),
+        (None, ""),
         (b"", "a file that begins with an empty file"),
         (b"\x08\x0a\x12", "a file that begins with 08 0a 12"),
     ],
@@ -91,10 +91,11 @@ def test_what_is_nothing_of_these(content, got, tmp_path, capsys):
     if content is not None:
         path.write_bytes(content)
     assert main(["inspect", str(path)]) == 2
-    assert (
-        capsys.readouterr().err
-        == f"{path}: must be a bundle, an engine, an ONNX file or a calibration table (got {got}).\n"
+    kinds = "a bundle, an engine, an ONNX file or a calibration table"
+    expected = (
+        f"must be {kinds} (got {got})." if content is not None else f"there is no such file or folder. Give {kinds}."
     )
+    assert capsys.readouterr().err == f"{path}: {expected}\n"
 
 
 def test_a_folder_that_is_no_bundle(tmp_path, capsys):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trtpipe.batching import Array
+from calib.types import Array
 from trtpipe.errors import InputError
 from trtpipe.values import TensorSpec
 

@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
@@ -144,7 +144,7 @@ def allowed(op: str) -> bool:
     return re.fullmatch(OPERATOR, op) is not None and name not in FORBIDDEN and not writes
 
 
-def references(value: JsonValue, depth: int = 0) -> Iterator[tuple[str, Any]]:
+def references(value: JsonValue, depth: int = 0) -> Iterator[tuple[str, str]]:
     """Every special argument within `value`, as (key, what it says).
 
     Raises:
@@ -162,7 +162,7 @@ def references(value: JsonValue, depth: int = 0) -> Iterator[tuple[str, Any]]:
         yield key, said
 
 
-def _canonical(raw: Any) -> bytes:
+def _canonical(raw: object) -> bytes:
     return json.dumps(raw, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 

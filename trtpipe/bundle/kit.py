@@ -8,7 +8,6 @@ packed as a bundle is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from trtpipe.bundle import golden as golden_data
 from trtpipe.bundle.format import Bundle
@@ -96,7 +95,7 @@ def bundle_contents(
         files[ENGINE] = engine.data
     unexecuted = check is None and engine.target != "onnxruntime"
     notes = [*manifest.notes, *engine.notes, *([NOT_EXECUTED] if unexecuted else [])]
-    changes: dict[str, Any] = {
+    changes: dict[str, object] = {
         "kind": "bundle",
         "engine": describe_engine(engine, manifest.build, manifest.precision, device_memory_bytes=device_memory_bytes),
         "check": check if check is not None else manifest.check,

@@ -7,17 +7,16 @@ what it does not know, so a manifest never means more than this version understa
 from __future__ import annotations
 
 import json
-import math
 import platform
 import re
 import sys
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from trtpipe.errors import InputError
 from trtpipe.job.sections import Build, Limits, Precision, Transform
+from trtpipe.jsontext import plain
 from trtpipe.trt import driver, formats
 from trtpipe.trt.platforms import machine_name
 from trtpipe.values import (
@@ -63,7 +62,7 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def _strict_build(raw: Any) -> Any:
+def _strict_build(raw: object) -> object:
     """`raw` with tuples for lists and `DimRange` for ranges: the job's models are strict and take nothing else."""
     if isinstance(raw, list | tuple):
         return tuple(_strict_build(v) for v in raw)
@@ -241,17 +240,17 @@ def describe_engine(
         machine=None if portable else machine,
         device_memory_bytes=device_memory_bytes,
         int8_weights=int8_weights,
-        options=_plain(dict(engine.options)),
+        options=plain(dict(engine.options)),
         fallback=engine.fallback,
     )
 
 
 def to_json(manifest: Manifest) -> bytes:
     """The canonical bytes: sorted keys, two spaces, UTF-8, non-finite floats as "NaN", "Infinity", "-Infinity"."""
-    return _canonical(_plain(manifest.model_dump()))
+    return _canonical(plain(manifest.model_dump()))
 
 
-def _canonical(raw: Any) -> bytes:
+def _canonical(raw: object) -> bytes:
     """The one spelling of a JSON value."""
     return (json.dumps(raw, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
@@ -290,30 +289,13 @@ def from_json(data: bytes, where: str) -> Manifest:
         raise InputError(
             f"{where}: must follow the manifest's schema (got {problem}). Fetch the bundle again."
         ) from None
-    foreign = _foreign("", raw, _plain(manifest.model_dump()))
+    foreign = _foreign("", raw, plain(manifest.model_dump()))
     if foreign is not None:
         raise InputError(f"{where}: must hold only what schema {SCHEMA_VERSION} knows (got {foreign}). Update trtpipe.")
     return manifest
 
 
-def _plain(value: Any) -> Any:
-    """`value` in JSON's own types; floats that JSON lacks become strings that pydantic reads back."""
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if value is None or isinstance(value, str | bool):
-        return value
-    if hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, int | float):
-        return value
-    raise TypeError(f"a manifest cannot hold a {type(value).__name__}")
-
-
-def _foreign(where: str, raw: Any, known: Any) -> str | None:
+def _foreign(where: str, raw: object, known: object) -> str | None:
     """The first thing of `raw` that reading it did not keep as it stands, or None."""
     if isinstance(raw, dict) and isinstance(known, dict):
         for key, value in raw.items():
@@ -330,7 +312,7 @@ def _foreign(where: str, raw: Any, known: Any) -> str | None:
     return None if same else f"{json.dumps(raw)[:60]} at {where}, read as {json.dumps(known)[:60]}"
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """A JSON object whose keys are all different."""
     result = dict(pairs)
     if len(result) != len(pairs):

@@ -6,11 +6,11 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
-from trtpipe.batching import Array, Batching, joined
+from calib.types import Array, JsonObject
+from trtpipe.batching import Batching, joined
 from trtpipe.errors import Cancelled, InputError
 from trtpipe.evaluation import intervals, metrics
 from trtpipe.progress import Progress
@@ -200,7 +200,7 @@ def _with_times(row: Row, times: Sequence[float] | None, batch: int) -> Row:
 
 def compare(
     reference: Mapping[str, Array], outputs: Mapping[str, Array], labels: Array | None, whole: Collection[str] = ()
-) -> dict[str, Any]:
+) -> JsonObject:
     """The figures of a Row that are about what a mode answers.
 
     Half-precision outputs are widened first, so that no softmax is computed in half. NaN or infinity in an output is
@@ -211,7 +211,7 @@ def compare(
         raise InputError(f"outputs: must be {', '.join(reference)} (got {', '.join(outputs)}).")
     wide = {n: np.asarray(a).astype(np.float64) for n, a in outputs.items()}
     ratios, worst = [], 0.0
-    figures: dict[str, Any] = {}
+    figures: JsonObject = {}
     for name, wanted in reference.items():
         got = wide[name]
         finite = bool(np.isfinite(got).all())

@@ -10,7 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
-from trtpipe.batching import Array, Batching, joined
+from calib.types import Array
+from trtpipe.batching import Batching, joined
 from trtpipe.errors import InputError
 from trtpipe.evaluation import intervals, metrics
 from trtpipe.job.sections import Limits

@@ -6,13 +6,10 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
-
+from calib.types import Array
 from trtpipe.values import CheckReport, Metric
-
-Array = np.ndarray[Any, Any]
 
 #: Timed executions of each engine, after as many warm-up runs as `WARM_UP`; and how many layers a report names.
 ROUNDS, WARM_UP, NAMED = 50, 5, 5

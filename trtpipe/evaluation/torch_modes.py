@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trtpipe.batching import Array
+from calib.types import Array
 from trtpipe.errors import MissingError
 from trtpipe.evaluation.bench import Mode, Ready
 from trtpipe.values import LoadedModel

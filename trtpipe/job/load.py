@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from calib.types import JsonObject
 from trtpipe.errors import InputError, did_you_mean
 from trtpipe.job import matrix, yamlfile
 from trtpipe.job.job import Job
@@ -130,7 +131,7 @@ class JobFile:
         place = self._document.place(path)
         self._problems.append(Problem(fspath(self._path), place.line, place.column, dotted(path), text, missing))
 
-    def _load(self) -> dict[str, Any] | None:
+    def _load(self) -> JsonObject | None:
         if self._parsed is not None:
             self._document, self._text = self._parsed
             return dict(self._document.data)
@@ -173,7 +174,7 @@ class JobFile:
             return None
         return dict(self._document.data)
 
-    def _override(self, data: dict[str, Any], override: str) -> None:
+    def _override(self, data: JsonObject, override: str) -> None:
         key, equals, text = override.partition("=")
         path = tuple(key.strip().split("."))
         if not equals or not all(path):
@@ -198,7 +199,7 @@ class JobFile:
         self._set.append(path)
         self._text = f"{self._text.rstrip()}\n# --set {override}\n"
 
-    def _absolute(self, data: dict[str, Any]) -> None:
+    def _absolute(self, data: JsonObject) -> None:
         """Make every path of the job absolute, and miss those that are not there."""
         folder = self._path.resolve().parent
         for (section, key), kind in PATHS.items():
@@ -214,7 +215,7 @@ class JobFile:
                     hint = f"It is {_normal(path)}, from the folder of the job file."
                     self.add((section, key), said(f"be a {kind} that exists", got, hint))
 
-    def _validate(self, data: dict[str, Any]) -> Job | None:
+    def _validate(self, data: JsonObject) -> Job | None:
         try:
             return Job.model_validate(data).read_from(self._path.resolve().parent, self._text)
         except ValidationError as error:
@@ -244,7 +245,7 @@ def _beside(path: Path) -> str:
 
 
 def _capabilities_as_written(
-    data: dict[str, Any], texts: Mapping[yamlfile.Path, str], overridden: list[yamlfile.Path]
+    data: JsonObject, texts: Mapping[yamlfile.Path, str], overridden: list[yamlfile.Path]
 ) -> None:
     """Compute capabilities are versions: 12.10 must not pass for 12.1, so they are taken as they were written."""
     build = data.get("build")
@@ -257,7 +258,7 @@ def _capabilities_as_written(
         data["build"] = build | {path[1]: kept}
 
 
-def _in_file(loc: tuple[int | str, ...], data: Mapping[str, Any]) -> yamlfile.Path:
+def _in_file(loc: tuple[int | str, ...], data: JsonObject) -> yamlfile.Path:
     """Pydantic's location as the path in the file: ranges stand beside `shape`, not under `dims`."""
     if len(loc) >= 4 and loc[0] == "inputs" and loc[2] == "dims":
         spec = data["inputs"][loc[1]]
@@ -271,7 +272,7 @@ def _beside_shape(keys: tuple[str, ...], loc: yamlfile.Path) -> tuple[str, ...]:
     return tuple(k for k in keys if k != "dims") if loc[:1] == ("inputs",) else keys
 
 
-def _readable(data: Mapping[str, Any], wrong: Iterable[yamlfile.Path]) -> dict[str, Any]:
+def _readable(data: JsonObject, wrong: Iterable[yamlfile.Path]) -> JsonObject:
     """The sections that can be read once every wrong value is left out; the rules are run on those."""
     pruned: Any = _copied(data)
     for loc in sorted(wrong, key=len, reverse=True):
@@ -283,11 +284,11 @@ def _readable(data: Mapping[str, Any], wrong: Iterable[yamlfile.Path]) -> dict[s
     return dict(_sections(pruned))
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> object:
     return {k: _copied(v) for k, v in value.items()} if isinstance(value, Mapping) else value
 
 
-def _sections(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _sections(data: JsonObject) -> Iterator[tuple[str, object]]:
     for name, field in Job.model_fields.items():
         if name not in data:
             if not field.is_required():
@@ -295,7 +296,7 @@ def _sections(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             continue
         try:
             kind: Any = field.annotation
-            value = TypeAdapter[Any](kind).validate_python(data[name])
+            value = TypeAdapter[object](kind).validate_python(data[name])
         except ValidationError:
             continue
         if value or value is None:  # no binding is left of inputs or outputs whose only ones could not be read

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from calib.types import JsonObject
 from trtpipe.errors import did_you_mean
 from trtpipe.job.job import Job
 from trtpipe.job.problems import said, shown
@@ -67,7 +68,7 @@ class Cell:
 @dataclass(frozen=True)
 class _Value:
     label: str
-    value: Any
+    value: object
     at: Path  # of the value in the file
 
 
@@ -110,7 +111,7 @@ def path_of(axis: str) -> tuple[str, ...]:
     return SHORT.get(axis) or tuple(axis.split("."))
 
 
-def _axis(name: str, values: Any, document: Document, problems: _Problems) -> tuple[_Value, ...]:
+def _axis(name: str, values: object, document: Document, problems: _Problems) -> tuple[_Value, ...]:
     where: Path = (KEY, name)
     sections = tuple(f for f in Job.model_fields if f != "name")
     first = path_of(name)[0]
@@ -154,7 +155,7 @@ def _label(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem)
 
 
-def _check_name(name: Any, axes: Mapping[str, Any], problems: _Problems) -> None:
+def _check_name(name: object, axes: Mapping[str, object], problems: _Problems) -> None:
     if not isinstance(name, str):
         return  # reading the job says so
     for word in _PLACEHOLDER.findall(name):
@@ -179,7 +180,7 @@ def _cell(document: Document, chosen: Mapping[str, _Value]) -> Cell:
     return Cell(labels, Document(data, keys, values, texts))
 
 
-def _lay(data: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+def _lay(data: JsonObject, path: tuple[str, ...], value: object) -> None:
     """Put `value` at `path`, mappings along the way copied; a mapping is laid over a mapping."""
     inner = data
     for part in path[:-1]:
@@ -189,7 +190,7 @@ def _lay(data: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
     inner[path[-1]] = _over(inner.get(path[-1]), value)
 
 
-def _over(below: Any, above: Any) -> Any:
+def _over(below: object, above: object) -> object:
     if not isinstance(above, dict) or not isinstance(below, dict):
         return above
     return below | {k: _over(below.get(k), v) for k, v in above.items()}
@@ -202,7 +203,7 @@ def _move(places: dict[Path, Any], source: Path, target: Path) -> None:
             places[target + path[len(source) :]] = place
 
 
-def _paths(value: Any, at: Path) -> Iterator[Path]:
+def _paths(value: object, at: Path) -> Iterator[Path]:
     yield at
     if isinstance(value, dict):
         for key, inner in value.items():

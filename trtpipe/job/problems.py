@@ -14,7 +14,6 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
@@ -80,7 +79,7 @@ def dotted(path: Path) -> str:
     return text
 
 
-def shown(value: Any, limit: int = 60) -> str:
+def shown(value: object, limit: int = 60) -> str:
     """A value as it looks in YAML, cut when long."""
     if value is None:
         return "nothing"
@@ -155,7 +154,7 @@ def _boolean_hint(text: str) -> str:
 
 def legal_keys(model: type[BaseModel], path: Path) -> tuple[str, ...]:
     """The keys that are legal beside the last part of `path`, in a file that `model` describes."""
-    section: Any = model
+    section: object = model
     for part in path[:-1]:
         section = _inside(section, part)
         if section is None:
@@ -163,13 +162,13 @@ def legal_keys(model: type[BaseModel], path: Path) -> tuple[str, ...]:
     return tuple(section.model_fields) if isinstance(section, type) and issubclass(section, BaseModel) else ()
 
 
-def _inside(section: Any, part: str | int) -> Any:
+def _inside(section: object, part: str | int) -> object:
     """The type one step further down: a model's field, or the value type of a mapping of models."""
     if isinstance(section, type) and issubclass(section, BaseModel):
         field = section.model_fields.get(str(part))
         if field is None:
             return None
-        kind: Any = field.annotation
+        kind: object = field.annotation
     elif typing.get_origin(section) is dict:
         kind = typing.get_args(section)[1]
     else:

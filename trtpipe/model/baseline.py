@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from calib.types import Array
 from calib.user_code import user_code
 from trtpipe.batching import Batching, joined
 from trtpipe.errors import InputError
@@ -55,7 +56,7 @@ def record_baseline(
 
     module, name = script(loaded, kind, torchscript)
     batching = Batching(loaded.inputs, loaded.outputs, batch_size)
-    parts: list[dict[str, NDArray[Any]]] = []
+    parts: list[dict[str, Array]] = []
     labels: list[NDArray[np.int64]] = []
     ids: list[str] = []
     worst = largest = 0.0
@@ -114,7 +115,7 @@ def _largest(so_far: float, values: torch.Tensor) -> float:
 
 def script(
     loaded: LoadedModel, kind: Literal["trace", "script"], torchscript: str | None
-) -> tuple[Any, Literal["trace", "script", "torchscript", "program"]]:
+) -> tuple[torch.nn.Module, Literal["trace", "script", "torchscript", "program"]]:
     """The module that the baseline's outputs come from, and what it is; arguments and errors as `record_baseline`."""
     import torch
 
@@ -122,14 +123,14 @@ def script(
         warnings.simplefilter("ignore")
         try:
             if torchscript is not None:
-                loaded_file: Any = torch.jit.load(torchscript, map_location="cpu")  # type: ignore[no-untyped-call]
+                loaded_file: torch.nn.Module = torch.jit.load(torchscript, map_location="cpu")  # type: ignore[no-untyped-call]
                 return loaded_file.eval(), "torchscript"
             if loaded.exported:
                 return loaded.module, "program"
             if kind == "script":
                 return torch.jit.script(loaded.module.network).eval(), "script"
             with torch.inference_mode():
-                traced: Any = torch.jit.trace(  # type: ignore[no-untyped-call]
+                traced: torch.nn.Module = torch.jit.trace(  # type: ignore[no-untyped-call]
                     loaded.module, example_inputs(loaded.inputs), check_trace=False
                 )
                 return traced, "trace"
@@ -144,7 +145,9 @@ def script(
             ) from error
 
 
-def _run(loaded: LoadedModel, module: Any, name: str, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+def _run(
+    loaded: LoadedModel, module: torch.nn.Module, name: str, args: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor, ...]:
     """The outputs; a traced module and a program hold the bindings, a scripted one or a file is the network alone."""
     if name in ("trace", "program"):
         return tuple(module(*args))

@@ -12,6 +12,7 @@ from trtpipe.model.export import export
 from trtpipe.values import Captured, DimRange, LoadedModel, TensorSpec
 
 if TYPE_CHECKING:
+    import sympy
     import torch
 
 
@@ -56,7 +57,7 @@ def _output_specs(graph: torch.fx.GraphModule, loaded: LoadedModel) -> tuple[Ten
     import torch
 
     nodes = list(graph.graph.nodes)
-    symbols: dict[Any, str] = {}
+    symbols: dict[sympy.Expr, str] = {}
     for spec, node in zip(loaded.inputs, (n for n in nodes if n.op == "placeholder"), strict=True):
         for extent, name in zip(node.meta["val"].shape, spec.shape, strict=True):
             if isinstance(extent, torch.SymInt) and isinstance(name, str):
@@ -102,7 +103,7 @@ def _output_specs(graph: torch.fx.GraphModule, loaded: LoadedModel) -> tuple[Ten
     return tuple(specs)
 
 
-def _symbol(name: str) -> Any:
+def _symbol(name: str) -> sympy.Symbol:
     """The dimension as sympy writes it in a formula."""
     import sympy
 

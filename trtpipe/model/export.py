@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtpipe.errors import BuildError
 from trtpipe.model.failures import branches_on_data, first_line, place_of
@@ -37,7 +37,7 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
     """
     import torch
 
-    shared: dict[str, Any] = {}
+    shared: dict[str, torch.export.Dim] = {}
     for spec in inputs:
         for name, r in spec.dims.items():
             if r.min < r.max:

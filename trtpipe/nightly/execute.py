@@ -11,8 +11,9 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from calib.types import JsonObject
 from trtpipe.bundle.format import place
 from trtpipe.errors import Cancelled, InputError, user_error
 from trtpipe.job.importable import is_installed
@@ -51,7 +52,7 @@ BUSY = "busy"
 _NEVER = ("trtpipe", "calib", "__main__", "__mp_main__")
 
 
-def execute(task: Task, reporter: Reporter, memory: Memory) -> dict[str, Any]:
+def execute(task: Task, reporter: Reporter, memory: Memory) -> JsonObject:
     """Build the job unless its bundle is in the cache, and say what came of it.
 
     Returns:
@@ -77,14 +78,14 @@ def execute(task: Task, reporter: Reporter, memory: Memory) -> dict[str, Any]:
         return failure(task, f"this is a bug in trtpipe, please report it:\n{where}", 70)
 
 
-def record_reads(cache: Cache, raw: Mapping[str, Any]) -> None:
+def record_reads(cache: Cache, raw: JsonObject) -> None:
     """Keep what a worker with another cache says that the job's code read, so that it can be watched from here too."""
     reads = raw.get("reads")
     if reads is not None:
         remember(cache, reads["code"], Reads.from_plain(reads))
 
 
-def _execute(task: Task, reporter: Reporter, memory: Memory) -> tuple[JobOutcome, dict[str, Any] | None]:
+def _execute(task: Task, reporter: Reporter, memory: Memory) -> tuple[JobOutcome, JsonObject | None]:
     if isinstance(task, FinishTask):
         return _finish(task, reporter), None
     if isinstance(task, BuildTask):
@@ -126,7 +127,7 @@ def _finish(task: FinishTask, reporter: Reporter) -> JobOutcome:
         return outcome
 
 
-def _build(task: BuildTask, reporter: Reporter, memory: Memory) -> tuple[JobOutcome, dict[str, Any]]:
+def _build(task: BuildTask, reporter: Reporter, memory: Memory) -> tuple[JobOutcome, JsonObject]:
     """The job's bundle, built unless the cache has it; and what its code read."""
     cache, job = _cache(task, reporter), task.job
     with Digests(cache.digests_path) as digests:

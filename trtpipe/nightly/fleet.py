@@ -17,8 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from calib.types import JsonObject
 from trtpipe.bundle.format import place, read_bundle
 from trtpipe.errors import Cancelled, MissingError, TrtpipeError
 from trtpipe.nightly.execute import keep, record_reads
@@ -31,6 +32,8 @@ from trtpipe.pipeline.cache.environment import BUILDERS, Machine, this_machine
 from trtpipe.trt import driver
 
 if TYPE_CHECKING:
+    from distributed import Future
+
     from trtpipe.job.job import Job
     from trtpipe.nightly.options import Watcher
     from trtpipe.pipeline.cache.store import Cache
@@ -58,7 +61,7 @@ class _Sent:
     """A job that is with the fleet. `starts` are the workers that began it."""
 
     task: Task
-    future: Any
+    future: Future
     needs: frozenset[str]
     starts: list[str] = field(default_factory=list)
     lost_at: float | None = None
@@ -124,7 +127,7 @@ class Fleet:
             raise MissingError(
                 f"--scheduler: {address} has no worker of trtpipe. Run on each machine: trtpipe worker {address}"
             )
-        self._said: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
+        self._said: queue.SimpleQueue[JsonObject] = queue.SimpleQueue()
         self._client.subscribe_topic(TOPIC, lambda event: self._said.put(event[1]))
 
     @property
@@ -153,7 +156,7 @@ class Fleet:
         with Digests(self._cache.digests_path) as digests:
             return this_machine(digests)
 
-    def run(self, tasks: Sequence[Task], watcher: Watcher, finished: Callable[[Task, Mapping[str, Any]], None]) -> None:
+    def run(self, tasks: Sequence[Task], watcher: Watcher, finished: Callable[[Task, JsonObject], None]) -> None:
         """Send every task to a worker that matches, and take back what comes of it.
 
         Raises:
@@ -199,7 +202,7 @@ class Fleet:
             return
         by_name = {task.name: task for task in tasks}
 
-        def send(made: Task, raw: Mapping[str, Any]) -> None:
+        def send(made: Task, raw: JsonObject) -> None:
             task = by_name[made.name]
             if raw["outcome"] != "built":
                 finished(task, raw)
@@ -260,7 +263,7 @@ class Fleet:
             else:
                 watcher.note(f"{known.task.name}: {event['value']}")
 
-    def _take(self, done: _Sent, finished: Callable[[Task, Mapping[str, Any]], None]) -> None:
+    def _take(self, done: _Sent, finished: Callable[[Task, JsonObject], None]) -> None:
         """One job's end."""
         tried = tuple(f"worker {name} was lost while it built this" for name in done.starts[:-1])
         task = dataclasses.replace(done.task, attempts=tried)
@@ -295,7 +298,7 @@ class Fleet:
         """The bundle put where it belongs; every file is checked against the manifest's digests first."""
         return place(Path(task.out, task.name), files, where=Path(f"bundle of {task.name} from its worker")).path
 
-    def _look(self, sent: dict[str, _Sent], finished: Callable[[Task, Mapping[str, Any]], None]) -> None:
+    def _look(self, sent: dict[str, _Sent], finished: Callable[[Task, JsonObject], None]) -> None:
         """Give up jobs that no worker matches any more, and those that take their workers down with them."""
         alive = [frozenset(w.get("resources", {})) for w in self._alive().values()]
         for name, job in list(sent.items()):
@@ -317,13 +320,13 @@ class Fleet:
                 task = dataclasses.replace(job.task, attempts=tried)
                 finished(task, failure(task, message, 3))
 
-    def _alive(self) -> dict[str, Any]:
+    def _alive(self) -> JsonObject:
         """The scheduler's own list of workers."""
         try:
             info = self._client.scheduler_info(n_workers=-1)
         except TypeError:  # before 2025.4 it lists all of them
             info = self._client.scheduler_info()
-        workers: dict[str, Any] = info["workers"]
+        workers: JsonObject = info["workers"]
         return workers
 
     def _unmatched(self, name: str, wanted: frozenset[str]) -> str:

@@ -11,10 +11,11 @@ import dataclasses
 import os
 import socket
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+from calib.types import JsonObject
 from trtpipe.bundle.format import place, read_bundle
 from trtpipe.errors import InputError, MissingError
 from trtpipe.nightly.pool import Pool, Slot, visible
@@ -25,6 +26,12 @@ from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import Machine, this_machine
 from trtpipe.pipeline.cache.store import Cache
 from trtpipe.runtime.device import Device, this_device
+
+if TYPE_CHECKING:
+    from distributed import Worker
+
+#: Told the kind of an event (`start`, `stage`, `note`) and its text.
+Say = Callable[[str, object], None]
 
 #: The Dask topic on which workers report the progress of their jobs.
 TOPIC = "trtpipe"
@@ -59,7 +66,7 @@ class Jobs:
         self._stopped: set[str] = set()
         self._running = ""
 
-    def run(self, task: Task, kit: Mapping[str, bytes], say: Any) -> dict[str, Any]:
+    def run(self, task: Task, kit: Mapping[str, bytes], say: Say) -> JsonObject:
         """One job, or the kit of one to finish; `say(kind, value)` is told what it does.
 
         Returns:
@@ -77,7 +84,7 @@ class Jobs:
                 files = read_bundle(Path(scratch, "out", task.name)).contents()
             return {"outcome": outcome, "worker": self.name, "files": files}
 
-    def _watched(self, task: Task, say: Any) -> dict[str, Any]:
+    def _watched(self, task: Task, say: Say) -> JsonObject:
         tried = task.attempts
         self._pool.start(self._slot, task)
         while True:
@@ -169,7 +176,7 @@ def serve(
         jobs.close()
 
 
-def introduce(dask_worker: Any) -> dict[str, Any] | None:
+def introduce(dask_worker: Worker) -> JsonObject | None:
     """Run on every worker of a scheduler: what it is; None of a worker that is not trtpipe's."""
     jobs = getattr(dask_worker, "trtpipe_jobs", None)
     if jobs is None:
@@ -177,24 +184,24 @@ def introduce(dask_worker: Any) -> dict[str, Any] | None:
     return {"name": jobs.name, "announces": list(jobs.announces), "machine": dataclasses.asdict(jobs.machine)}
 
 
-def stop(keys: Sequence[str], dask_worker: Any) -> None:
+def stop(keys: Sequence[str], dask_worker: Worker) -> None:
     """Run on every worker: end the job that is running if it is one of these."""
     jobs = getattr(dask_worker, "trtpipe_jobs", None)
     if jobs is not None:
         jobs.stop(keys)
 
 
-def run_task(raw: Mapping[str, Any], kit: Mapping[str, bytes]) -> dict[str, Any]:
+def run_task(raw: JsonObject, kit: Mapping[str, bytes]) -> JsonObject:
     """Run on the worker that Dask chose: one job; with the files of a kit, that kit is finished."""
     from distributed import get_worker
 
     worker = get_worker()
     task = task_from_plain(raw)
 
-    def say(kind: str, value: Any = None) -> None:
+    def say(kind: str, value: object) -> None:
         event = {"kind": kind, "name": task.name, "key": task.key, "member": worker.trtpipe_jobs.name, "value": value}
         worker.log_event(TOPIC, event)
 
-    say("start")
-    answer: dict[str, Any] = worker.trtpipe_jobs.run(task, kit, say)
+    say("start", None)
+    answer: JsonObject = worker.trtpipe_jobs.run(task, kit, say)
     return answer

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from calib.types import JsonObject
 from trtpipe.errors import Cancelled
 from trtpipe.nightly.execute import BUSY, execute
 from trtpipe.nightly.pool import Event, Pool, Slot
@@ -26,7 +27,7 @@ RETRIES = 1
 PROCESS_BYTES, PER_WEIGHT_BYTE = 1_500_000_000, 8
 _WAIT_S = 0.2
 
-Finished = Callable[[Task, Mapping[str, Any]], None]
+Finished = Callable[[Task, JsonObject], None]
 
 
 class Local:

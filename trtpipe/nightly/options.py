@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from calib.types import JsonObject
 from trtpipe.bundle.format import Sign
 from trtpipe.job.job import Job
 from trtpipe.nightly.regressions import LIMITS, Limit
@@ -44,7 +45,7 @@ class Options:
     credentials: Path | None = None
     insecure: bool = False
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> JsonObject:
         """What a resumed run must have in common with this one."""
         return {"jobs": [str(p.resolve()) for p in self.jobs], "overrides": list(self.overrides)}
 
@@ -117,7 +118,7 @@ class Executor(Protocol):
     def workers(self) -> tuple[str, ...]:
         """Who runs them, for the report."""
 
-    def run(self, tasks: Sequence[Task], watcher: Watcher, finished: Callable[[Task, Mapping[str, Any]], None]) -> None:
+    def run(self, tasks: Sequence[Task], watcher: Watcher, finished: Callable[[Task, JsonObject], None]) -> None:
         """Run every task; `finished` is called with each one's plain outcome.
 
         Raises:

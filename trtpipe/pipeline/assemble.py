@@ -24,7 +24,7 @@ from trtpipe.trt.weights import stored_weights
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
-    from trtpipe.batching import Array
+    from calib.types import Array
     from trtpipe.bundle.format import Bundle, Sign
     from trtpipe.job.job import Job
     from trtpipe.pipeline.front import Front, Stages

@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trtpipe.batching import Array
+from calib.types import Array
 from trtpipe.bundle.manifest import GRAPH
 from trtpipe.errors import InputError, MissingError
 from trtpipe.evaluation.bench import WARM_UP, Bench, Data, Mode, Ready, measure_modes, outputs_of
@@ -241,7 +241,7 @@ def _graph_mode(bundle: Bundle, first: Mapping[str, Array]) -> Mode:
     return Mode("ONNX Runtime, the bundle's graph", "cpu", prepare)
 
 
-def _build_engine(job: Job, front: Front, table: Any, stages: Stages) -> Callable[[], Plan]:
+def _build_engine(job: Job, front: Front, table: CalibrationTable | None, stages: Stages) -> Callable[[], Plan]:
     """The engine of the job itself, compiled when it is asked for."""
 
     def make() -> Plan:

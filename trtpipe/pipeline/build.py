@@ -23,7 +23,7 @@ from trtpipe.values import CheckReport
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
-    from trtpipe.batching import Array
+    from calib.types import Array
     from trtpipe.job.job import Job
     from trtpipe.progress import Reporter
 

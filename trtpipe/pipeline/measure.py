@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtpipe.batching import Array, Batching
+from calib.types import Array, JsonObject
+from trtpipe.batching import Batching
 from trtpipe.evaluation.bench import Bench, Data
 from trtpipe.evaluation.speedup import HYBRID, judge_speedup, measure_speedup
 from trtpipe.pipeline.front import Front, Stages
@@ -159,7 +160,7 @@ def judged_speed(job: Job, front: Front, engine: Engine, report: CheckReport, st
     if report.executed != "engine":
         return judge_speedup(report, None, limit)
     keep = job.precision.keep.model_copy(update={"fp16": (), "bf16": ()})
-    none: dict[str, Any] = {"int8_mode": False, "fp8_mode": False, "nvfp4_mode": False, "weights": None, "formats": {}}
+    none: JsonObject = {"int8_mode": False, "fp8_mode": False, "nvfp4_mode": False, "weights": None, "formats": {}}
     update = {**none, "fp16_mode": True, "bf16_mode": False, "keep": keep}
     plain = job.model_copy(update={"precision": job.precision.model_copy(update=update)})
     other = compile_engine(plain, front.loaded, quantize(plain, front, None, stages), stages)

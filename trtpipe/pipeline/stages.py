@@ -12,7 +12,8 @@ from calib.audit import doubtful_thresholds
 from calib.data import overlap
 from calib.errors import CalibError
 from calib.table import CalibrationTable
-from trtpipe.batching import Array, Batching
+from calib.types import Array
+from trtpipe.batching import Batching
 from trtpipe.errors import BuildError, InputError, MissingError
 from trtpipe.evaluation.check import CheckData, Damaged, Executor, check_engine
 from trtpipe.evaluation.control import damaged_copy, damaged_program

@@ -216,7 +216,7 @@ class StoredWeight:
 
     codes: torch.Tensor
     scales: torch.Tensor
-    dequantize: Any
+    dequantize: torch._ops.OpOverload[..., torch.Tensor]
     arguments: tuple[float, ...] = ()
 
 

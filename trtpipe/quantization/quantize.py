@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -51,10 +51,10 @@ class TensorRTQuantizer(Quantizer):  # type: ignore[misc]
         """Write each consumer's input specs; sites of one group share the first one's observer."""
         first: dict[str, tuple[Node, Node]] = {}
         by_name = {n.name: n for n in model.graph.nodes}
-        inputs: dict[Node, dict[Node, Any]] = {}
+        inputs: dict[Node, dict[Node, QuantizationSpec]] = {}
         for site in self.sites:
             producer, consumer = by_name[site.producer.name], by_name[site.consumer.name]
-            spec: Any
+            spec: QuantizationSpec
             if site.axis is not None:
                 spec = self._weight(site.axis)
             elif site.group in first:

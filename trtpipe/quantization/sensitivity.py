@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -285,8 +285,8 @@ def _walk(
         result = machine.step(node, alive, {})
         if in_fp8 is not None:
             owner[node].fp8.add(result[: sample.count], in_fp8[: sample.count])
-        if rounded is not None:
-            owner[node].half.add(result[: sample.count], _through(half)(rounded)[: sample.count])  # type: ignore[arg-type]
+        if rounded is not None and half is not None:
+            owner[node].half.add(result[: sample.count], _through(half)(rounded)[: sample.count])
         if node in own:
             ends[node].own.add(result[: sample.count], own.pop(node)[: sample.count])
 
@@ -305,6 +305,6 @@ def _rows(spec: TensorSpec, output: torch.Tensor, count: int) -> torch.Tensor:
     return output if spec.batch_axis is None else output.movedim(spec.batch_axis, 0)[:count]
 
 
-def _through(half: torch.dtype) -> Any:
+def _through(half: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
     """Rounds a float32 tensor to the numbers of `half`; what FP16 cannot hold becomes infinite."""
     return lambda x: x.to(half).to(torch.float32) if x.is_floating_point() else x

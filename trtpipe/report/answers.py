@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
+from calib.types import Array
 from trtpipe.evaluation import metrics
-from trtpipe.report.content import Answers, Array
+from trtpipe.report.content import Answers
 
 #: Classes that a confusion matrix shows; of more, those with the most errors are taken.
 SHOWN_CLASSES = 12

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -121,7 +120,7 @@ def table_csv(bench: Bench) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*names, "agreement_low", "agreement_high", "batch", "rounds"])
     for row in bench.rows:
-        values: list[Any] = [getattr(row, n) for n in names]
+        values: list[object] = [getattr(row, n) for n in names]
         values += [*(row.agreement_interval or (None, None)), bench.batch, bench.rounds]
         writer.writerow(["" if v is None else v for v in values])
     return out.getvalue()

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
+from calib.types import Array
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
     from trtpipe.bundle.manifest import Manifest
     from trtpipe.evaluation.bench import Bench
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

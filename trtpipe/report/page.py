@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from calib.audit import CLIPPED, UNSTABLE
 from trtpipe.quantization.diagnose import BLAME
@@ -184,7 +184,7 @@ def render(content: ReportContent) -> str:
     )
 
 
-def page(template: str, **values: Any) -> str:
+def page(template: str, **values: object) -> str:
     """`template` with `values`, each escaped, and a policy that lets nothing but the page's own script run."""
     script = (_TEMPLATES / "sort.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from calib.types import JsonObject
 from trtpipe.job.job import Job
 from trtpipe.job.sections import Build, Precision
 from trtpipe.trt.flavour import parse_version
@@ -57,7 +58,7 @@ TORCH2TRT = "pip install git+https://github.com/NVIDIA-AI-IOT/torch2trt"
 TORCH2TRT_DTYPES = ("float32", "float16")
 
 #: A refusal: (what must hold, next step), or None where the value can be honoured.
-Rule = Callable[[Any, dict[str, Any]], tuple[str, str] | None]
+Rule = Callable[[Any, JsonObject], tuple[str, str] | None]
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Support:
     torch2trt: Rule
 
 
-def _taken(_value: Any, _asked: dict[str, Any]) -> None:
+def _taken(_value: Any, _asked: JsonObject) -> None:
     return None
 
 
@@ -83,7 +84,7 @@ def _only(*legal: str, step: str = "") -> Rule:
     return lambda value, _asked: None if value in legal else (text, step or f"Use {legal[-1]}, or build.route onnx.")
 
 
-def _pools(value: Any, wanted: dict[str, Any]) -> tuple[str, str] | None:
+def _pools(value: Any, wanted: JsonObject) -> tuple[str, str] | None:
     legal = ", ".join(POOL_KEYWORDS)
     if other := [p for p in value if p not in POOL_KEYWORDS]:
         return f"must name pools among {legal}", f"Leave {', '.join(other)} out, or use build.route onnx."
@@ -92,7 +93,7 @@ def _pools(value: Any, wanted: dict[str, Any]) -> tuple[str, str] | None:
     return None
 
 
-def _version_compatible(_value: Any, wanted: dict[str, Any]) -> tuple[str, str] | None:
+def _version_compatible(_value: Any, wanted: JsonObject) -> tuple[str, str] | None:
     if "exclude_lean_runtime" in wanted:
         return None
     return (
@@ -101,13 +102,13 @@ def _version_compatible(_value: Any, wanted: dict[str, Any]) -> tuple[str, str] 
     )
 
 
-def _strip(_value: Any, wanted: dict[str, Any]) -> tuple[str, str] | None:
+def _strip(_value: Any, wanted: JsonObject) -> tuple[str, str] | None:
     if wanted.get("refit") in ("all", "identical"):
         return None
     return "must go with build.refit all or identical", "Set build.refit, or use build.route onnx."
 
 
-def _dla_core(_value: Any, wanted: dict[str, Any]) -> tuple[str, str] | None:
+def _dla_core(_value: Any, wanted: JsonObject) -> tuple[str, str] | None:
     if wanted.get("default_device_type") == "dla":
         return None
     return "must go with build.default_device_type dla", "Set it, or leave this out."

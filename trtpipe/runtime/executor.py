@@ -10,7 +10,8 @@ from typing import Any, Protocol, TypedDict
 
 import numpy as np
 
-from trtpipe.batching import Array, Batching, joined
+from calib.types import Array
+from trtpipe.batching import Batching, joined
 from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.golden import KEPT_SAMPLES
 from trtpipe.bundle.manifest import GRAPH, EngineInfo, describe_engine

@@ -7,16 +7,19 @@ import importlib
 import importlib.util
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Protocol
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from calib.types import Array
 from trtpipe.bundle import hybrid
 from trtpipe.bundle.hybrid import EngineStep, OperatorStep
 from trtpipe.errors import InputError, MissingError
-from trtpipe.trt.memory import Array
 from trtpipe.trt.runtime import EngineRunner
+
+if TYPE_CHECKING:
+    import torch
 
 _PYTHON: Mapping[str, Callable[..., Any]] = {
     n: getattr(operator, n) for n in ("getitem", "add", "sub", "mul", "floordiv", "mod", "neg")
@@ -36,7 +39,7 @@ class Part(Protocol):
     ) -> Any:
         """Release."""
 
-    def run_tensors(self, inputs: Mapping[str, Any], outputs: Sequence[str], /) -> list[Any]:
+    def run_tensors(self, inputs: Mapping[str, torch.Tensor], outputs: Sequence[str], /) -> list[torch.Tensor]:
         """The outputs as tensors on the device, for inputs there."""
 
 
@@ -45,13 +48,13 @@ class DeviceRunner(EngineRunner):
 
     device = "cuda"
 
-    def run_tensors(self, inputs: Mapping[str, Any], outputs: Sequence[str], /) -> list[Any]:
+    def run_tensors(self, inputs: Mapping[str, torch.Tensor], outputs: Sequence[str], /) -> list[torch.Tensor]:
         """The outputs, in order, in newly allocated tensors.
 
         Raises:
             InputError: dtypes or shapes are not those of the engine; or the execution failed.
         """
-        torch: Any = importlib.import_module("torch")
+        torch: ModuleType = importlib.import_module("torch")
         self._opened()
         dtypes = {b.name: getattr(torch, b.dtype) for b in self.bindings}
         held = {name: tensor.contiguous() for name, tensor in inputs.items()}
@@ -174,18 +177,19 @@ class HybridRunner:
             raise InputError(f"model.hybrid: {key} must be one of PyTorch's (got {said!r}). Build the bundle again.")
         return constant
 
-    def _constant(self, name: str) -> Any:
-        torch, info = self._torch, self._hybrid.plan.constants[name]
-        dtype, raw = getattr(torch, info.dtype), self._hybrid.constants[name]
-        flat = torch.frombuffer(bytearray(raw), dtype=dtype) if raw else torch.empty(0, dtype=dtype)
-        return flat.reshape(info.shape).to(self._device)
+    def _constant(self, name: str) -> torch.Tensor:
+        info, raw = self._hybrid.plan.constants[name], self._hybrid.constants[name]
+        dtype = getattr(self._torch, info.dtype)
+        flat = self._torch.frombuffer(bytearray(raw), dtype=dtype) if raw else self._torch.empty(0, dtype=dtype)
+        constant: torch.Tensor = flat.reshape(info.shape).to(self._device)
+        return constant
 
 
-def _pytorch(device: str) -> Any:
+def _pytorch(device: str) -> ModuleType:
     """PyTorch, with CUDA where that is asked for."""
     got = "none"
     if importlib.util.find_spec("torch") is not None:
-        torch: Any = importlib.import_module("torch")
+        torch: ModuleType = importlib.import_module("torch")
         importlib.import_module("trtpipe.quantization.operators")
         if device != "cuda" or torch.cuda.is_available():
             return torch
@@ -196,7 +200,7 @@ def _pytorch(device: str) -> Any:
     )
 
 
-def _operator(torch: Any, name: str) -> Callable[..., Any]:
+def _operator(torch: ModuleType, name: str) -> Callable[..., Any]:
     """The operator by its name in a plan; one that only computes."""
     library, op, *overload = name.split(".")
     if library == "python":

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from calib.types import Array
 from trtpipe.errors import InputError
 from trtpipe.runtime.preprocess import IMAGE_SUFFIXES
 from trtpipe.runtime.session import Model
-
-Array = np.ndarray[Any, Any]
 
 ARRAY_SUFFIXES = (".npy", ".npz", ".safetensors")
 

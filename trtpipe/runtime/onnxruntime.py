@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
+from calib.types import Array
 from trtpipe.errors import BuildError, InputError, MissingError
-
-Array = np.ndarray[Any, Any]
 
 #: How much of its graph optimization ONNX Runtime does, most first; "all" is its default.
 Optimization = Literal["all", "extended", "basic", "none"]

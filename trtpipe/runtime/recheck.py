@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
-from trtpipe.batching import Array, Batching
+from calib.types import Array
+from trtpipe.batching import Batching
 from trtpipe.bundle.manifest import Manifest
 from trtpipe.evaluation.check import CheckData, Damaged, Executor, check_engine
 from trtpipe.job.sections import Limits

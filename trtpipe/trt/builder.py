@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import traceback
 from pathlib import Path
-from typing import Any
 
 from trtpipe.errors import BuildError, InputError
 from trtpipe.job.sections import Build, Precision
@@ -110,7 +109,7 @@ def _serialize(
     watch.check()
     trt, logger = tensorrt.module, make_logger(tensorrt, watch)
     notes: tuple[str, ...] = ()
-    kept: list[Any] = []
+    kept: list[object] = []
     builder = trt.Builder(logger)
     weak = lowering.weakly_typed(tensorrt, build)
     graph = network.create_network(tensorrt, builder, weakly_typed=weak)
@@ -202,5 +201,5 @@ def _checked_header(tensorrt: Flavour, build: Build, data: bytes) -> plan.PlanHe
     return header
 
 
-def _say(name: Any, version: str, capabilities: tuple[str, ...]) -> str:
+def _say(name: str, version: str, capabilities: tuple[str, ...]) -> str:
     return f"{flavour.title(name, version)} for {', '.join(capabilities) or 'no compute capability in particular'}"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trtpipe.errors import InputError
 from trtpipe.trt.network import DTYPES, enum_name
 from trtpipe.values import DimRange, TensorSpec
+
+if TYPE_CHECKING:
+    from trtpipe.trt.types import ICudaEngine, IExecutionContext
 
 Shape = tuple[int, ...]
 
@@ -27,7 +30,7 @@ class Binding:
 class Tensors:
     """The tensor API: everything by name."""
 
-    def __init__(self, engine: Any, context: Any) -> None:
+    def __init__(self, engine: ICudaEngine, context: IExecutionContext) -> None:
         self._engine, self._context = engine, context
         self._profile, self._shapes = 0, dict[str, Shape]()
 
@@ -78,7 +81,7 @@ class Tensors:
 class Bindings:
     """8.6's binding API: everything by number, and the bindings of every profile after those of the first."""
 
-    def __init__(self, engine: Any, context: Any) -> None:
+    def __init__(self, engine: ICudaEngine, context: IExecutionContext) -> None:
         self._engine, self._context = engine, context
         self._count = engine.num_bindings // engine.num_optimization_profiles
         self._numbers = {engine.get_binding_name(i): i for i in range(self._count)}
@@ -134,11 +137,11 @@ class Bindings:
         return number
 
 
-def _dtype(value: Any) -> str:
+def _dtype(value: object) -> str:
     return DTYPES[enum_name(value)]
 
 
-def _ranges(shapes: Any) -> tuple[Shape, Shape, Shape]:
+def _ranges(shapes: Iterable[Shape]) -> tuple[Shape, Shape, Shape]:
     low, best, high = (tuple(s) for s in shapes)
     return low, best, high
 

@@ -12,7 +12,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, Literal
+from types import ModuleType
+from typing import Literal
 
 from trtpipe import packages
 from trtpipe.errors import InputError, MissingError
@@ -118,7 +119,7 @@ class Flavour:
     """An imported TensorRT: its module, its version and the names of the capabilities found in it."""
 
     name: Name
-    module: Any
+    module: ModuleType
     version: str
     capabilities: frozenset[str]
 
@@ -186,7 +187,7 @@ def installed() -> Installed:
     return {name: (p.distribution, p.version) for name, p in by_module.items() if p is not None}
 
 
-def look(module: Any, name: Name, version: str) -> frozenset[str]:
+def look(module: object, name: Name, version: str) -> frozenset[str]:
     """Names of the capabilities that `module` has: by its attributes, and by version where nothing can be looked at."""
     by_version = expected(name, version)
     return frozenset(
@@ -228,7 +229,7 @@ def load(target: str) -> Flavour:
     return Flavour(name, module, version, look(module, name, version))
 
 
-def _exists(module: Any, path: str) -> bool:
+def _exists(module: object, path: str) -> bool:
     missing = object()
     value = reduce(lambda owner, part: getattr(owner, part, missing), path.split("."), module)
     return value is not missing

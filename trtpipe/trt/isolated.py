@@ -28,8 +28,9 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
+from calib.types import JsonObject
 from trtpipe import errors
 from trtpipe.errors import BuildError, Cancelled, TrtpipeError
 from trtpipe.job.sections import Build, Precision
@@ -127,7 +128,7 @@ def build_isolated(
     )
 
 
-def _plain(spec: Any) -> dict[str, Any]:
+def _plain(spec: TensorSpec) -> JsonObject:
     dims = {n: [r.min, r.opt, r.max] for n, r in spec.dims.items()}
     return {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape), "dims": dims}
 
@@ -139,7 +140,7 @@ def _libraries() -> list[str]:
     return [str(path) for folder in folders for path in sorted(Path(folder).glob("*.so*"))]
 
 
-def _send(child: subprocess.Popen[bytes], writer: int, request: dict[str, Any], data: bytes) -> None:
+def _send(child: subprocess.Popen[bytes], writer: int, request: JsonObject, data: bytes) -> None:
     """What the bootstrap needs, the request as JSON, the graph. A child that has died is `_listen`'s matter."""
     assert child.stdin is not None
     try:
@@ -151,7 +152,7 @@ def _send(child: subprocess.Popen[bytes], writer: int, request: dict[str, Any], 
         pass
 
 
-def _listen(child: subprocess.Popen[bytes], results: BinaryIO, progress: Progress) -> tuple[dict[str, Any], bytes]:
+def _listen(child: subprocess.Popen[bytes], results: BinaryIO, progress: Progress) -> tuple[JsonObject, bytes]:
     """What the child made; its progress is passed on, and its errors are raised here."""
     while True:
         ready, _, _ = select.select([results], [], [], _POLL_S)
@@ -191,7 +192,7 @@ class _Telling(Silent):
     def __init__(self, results: BinaryIO) -> None:
         self._results = results
 
-    def tell(self, kind: str, value: Any) -> None:
+    def tell(self, kind: str, value: object) -> None:
         """One message."""
         self._results.write(json.dumps([kind, value]).encode() + b"\n")
         self._results.flush()
@@ -211,7 +212,7 @@ def serve(descriptor: int, fixed: bool) -> None:
     telling = _Telling(results)
     request = json.loads(sys.stdin.buffer.readline())
 
-    def spec(raw: dict[str, Any]) -> TensorSpec:
+    def spec(raw: JsonObject) -> TensorSpec:
         dims = {n: DimRange(*r) for n, r in raw["dims"].items()}
         return TensorSpec(raw["name"], raw["dtype"], tuple(raw["shape"]), dims)
 

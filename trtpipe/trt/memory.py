@@ -10,13 +10,17 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import numpy as np
 
+from calib.types import Array
 from trtpipe.errors import MissingError
 
-Array = np.ndarray[Any, Any]
+if TYPE_CHECKING:
+    import torch
+
 Provider = Literal["torch", "cuda-python", "pycuda"]
 
 
@@ -84,7 +88,7 @@ class TorchMemory:
     def __init__(self) -> None:
         if importlib.util.find_spec("torch") is None:
             raise _Unusable("not installed")
-        torch: Any = importlib.import_module("torch")
+        torch: ModuleType = importlib.import_module("torch")
         if not torch.cuda.is_available():
             raise _Unusable("built without CUDA, or sees no GPU")
         self._torch = torch
@@ -130,14 +134,15 @@ class TorchMemory:
         self.synchronize()
         return buffer.address, buffer
 
-    def _host(self, array: Array) -> Any:
+    def _host(self, array: Array) -> torch.Tensor:
         if not array.flags.writeable:
             array = array.copy()  # torch warns of tensors over memory that it must not write to
-        return self._torch.from_numpy(array.reshape(-1).view(np.uint8))
+        host: torch.Tensor = self._torch.from_numpy(array.reshape(-1).view(np.uint8))
+        return host
 
-    def _bytes(self, buffer: Buffer, array: Array) -> Any:
-        owner: Any = buffer.owner
-        return owner[: array.nbytes]
+    def _bytes(self, buffer: Buffer, array: Array) -> torch.Tensor:
+        used: torch.Tensor = cast("torch.Tensor", buffer.owner)[: array.nbytes]
+        return used
 
 
 class _Freed:
@@ -207,7 +212,7 @@ class CudaPythonMemory:
         self.synchronize()
         return buffer.address, buffer
 
-    def _call(self, name: str, *arguments: Any) -> Any:
+    def _call(self, name: str, *arguments: object) -> Any:
         """The result of a CUDA function. cuda-python returns (error code, results...); a broken driver may raise."""
         try:
             status, *results = getattr(self._cuda, name)(*arguments)
@@ -222,7 +227,7 @@ class _CudaError(MissingError):
     """A CUDA call failed."""
 
 
-def _cuda_runtime() -> Any:
+def _cuda_runtime() -> ModuleType:
     for module in ("cuda.bindings.runtime", "cuda.cudart"):
         try:
             return importlib.import_module(module)
@@ -244,7 +249,7 @@ class PycudaMemory:
             raise _Unusable("not installed") from error
         except Exception as error:
             raise _Unusable(str(error)) from error
-        self._cuda: Any = pycuda.driver
+        self._cuda: ModuleType = pycuda.driver
         self._context = pycuda.autoinit.context
         self._stream = pycuda.driver.Stream()
         self.stream = int(self._stream.handle)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from calib.types import JsonObject
 from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.sections import Build, Precision
 from trtpipe.trt import flavour, formats, platforms
@@ -31,7 +32,7 @@ def _always(*names: str) -> Callable[[Any], tuple[str, ...]]:
     return lambda _value: needed
 
 
-def _when(value: Any, name: str) -> Callable[[Any], tuple[str, ...]]:
+def _when(value: object, name: str) -> Callable[[Any], tuple[str, ...]]:
     needed = (known(name),)
     return lambda got: needed if got == value else ()
 
@@ -97,7 +98,7 @@ OPTIONS: tuple[Option, ...] = (
 )  # fmt: skip
 
 
-def asked(build: BuildOptions) -> dict[str, Any]:
+def asked(build: BuildOptions) -> JsonObject:
     """The options that differ from their defaults, by field name."""
     fields = BuildOptions.model_fields
     values = {name: getattr(build, name) for name in fields}
@@ -151,7 +152,7 @@ def platform_refusals(build: Build, precision: Precision) -> tuple[tuple[str, st
     return platforms.refusals(platforms.PLATFORMS[build.platform], precision, dla=uses_dla(build))
 
 
-def _unable(wanted: dict[str, Any], able: frozenset[str], release: str) -> Iterator[tuple[str, str]]:
+def _unable(wanted: JsonObject, able: frozenset[str], release: str) -> Iterator[tuple[str, str]]:
     by_name = {c.name: c for c in CAPABILITIES}
     for option in OPTIONS:
         if option.field not in wanted:
@@ -164,7 +165,7 @@ def _unable(wanted: dict[str, Any], able: frozenset[str], release: str) -> Itera
                 break
 
 
-def _together(wanted: dict[str, Any], name: str) -> Iterator[tuple[str, str]]:
+def _together(wanted: JsonObject, name: str) -> Iterator[tuple[str, str]]:
     """Options that only mean something, or only work, with another."""
     for path, needed in (
         ("exclude_lean_runtime", "version_compatible"),
@@ -261,7 +262,7 @@ def _precision(build: Build, precision: Precision, able: frozenset[str], release
             )
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value as a message shows it."""
     if isinstance(value, tuple):
         return ", ".join(map(shown, value))

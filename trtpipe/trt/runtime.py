@@ -7,19 +7,23 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from calib.types import Array
 from trtpipe.errors import InputError, MissingError
 from trtpipe.progress import Silent
 from trtpipe.trt import driver, flavour, plan
 from trtpipe.trt.calls import Binding, Bindings, Shape, Tensors, spec_of
 from trtpipe.trt.flavour import Flavour
-from trtpipe.trt.memory import Array, Buffer, Memory, Provider, open_memory
+from trtpipe.trt.memory import Buffer, Memory, Provider, open_memory
 from trtpipe.trt.monitor import Watch, make_logger
 from trtpipe.trt.network import enum_name
 from trtpipe.values import TensorSpec
+
+if TYPE_CHECKING:
+    from trtpipe.trt.types import ICudaEngine, Runtime
 
 
 class EngineRunner:
@@ -55,7 +59,7 @@ class EngineRunner:
         self._cuda_graph = cuda_graph
         self._refit = refit
         self._api = api
-        self._engine: Any = None
+        self._engine: ICudaEngine | None = None
         self.name = "engine"
         self.bindings: tuple[Binding, ...] = ()
         self.notes: tuple[str, ...] = ()
@@ -131,7 +135,7 @@ class EngineRunner:
         memory.synchronize()
         return results
 
-    def _opened(self) -> Any:
+    def _opened(self) -> ICudaEngine:
         """The engine; InputError when the runner is closed."""
         if self._engine is None:
             raise InputError("engine: the runner is not open. Use it as a context manager.")
@@ -180,7 +184,7 @@ class EngineRunner:
         self._buffers: dict[str, Buffer] = {}
         self._graph: Callable[[], None] | None = None
 
-    def _ask_validity(self, tensorrt: Flavour, runtime: Any) -> None:
+    def _ask_validity(self, tensorrt: Flavour, runtime: Runtime) -> None:
         """TensorRT-RTX can say of a plan whether this GPU runs it, before it is loaded."""
         validity, diagnostics = runtime.get_engine_validity(self._plan)
         if enum_name(validity) == "INVALID":
@@ -191,7 +195,7 @@ class EngineRunner:
         if enum_name(validity) == "SUBOPTIMAL":
             self.notes += (f"{tensorrt.title} says that the engine may be slower on this GPU than one built for it",)
 
-    def _give_weights(self, tensorrt: Flavour, engine: Any, onnx: bytes) -> None:
+    def _give_weights(self, tensorrt: Flavour, engine: ICudaEngine, onnx: bytes) -> None:
         """Refit every weight of the engine from the ONNX file."""
         refitter = tensorrt.module.Refitter(engine, self._logger)
         parser = tensorrt.module.OnnxParserRefitter(refitter, self._logger)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
+from calib.types import Array
 from trtpipe.errors import MissingError
 from trtpipe.trt.runtime import EngineRunner
-
-Array = np.ndarray[Any, Any]
 
 
 def open_timed(
@@ -115,7 +113,7 @@ class _Events:
         self._call("cuEventElapsedTime", ctypes.byref(elapsed), self._events[0], self._events[1])
         return float(elapsed.value)
 
-    def _call(self, name: str, *arguments: Any) -> None:
+    def _call(self, name: str, *arguments: object) -> None:
         status = getattr(self._cuda, name)(*arguments)
         if status:
             raise MissingError(f"bench: {name} must succeed (got CUresult {status}). Check the driver with nvidia-smi.")

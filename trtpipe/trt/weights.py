@@ -9,16 +9,16 @@ others nothing is known. TensorRT proper may reorder and compress what it stores
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from calib.types import Array
 from trtpipe.values import WeightBytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Array = np.ndarray[Any, Any]
 
 #: Smaller weights might be found by chance.
 SHORTEST_BYTES = 64

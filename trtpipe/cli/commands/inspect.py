@@ -6,18 +6,22 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from calib.errors import CalibError
 from calib.table import CalibrationTable
 from calib.trt_cache import read_cache
+from calib.types import JsonObject
 from trtpipe.bundle.format import read_bundle
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import json_option
 from trtpipe.errors import InputError, MissingError
 from trtpipe.trt.plan import read_header
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ValueInfoProto
 
 _PLANS = (b"ftrt", b"vtrt", b"ptrt")
 
@@ -37,7 +41,7 @@ def command(file: Path, as_json: bool) -> None:
         console.out("\n".join(_LINES.get(description["kind"], _lines)(description)))
 
 
-def described(path: Path) -> Mapping[str, Any]:
+def described(path: Path) -> JsonObject:
     """What `path` holds, as `{"kind": bundle | kit | engine | onnx | calibration | calibration cache, ...}`.
 
     Raises:
@@ -77,17 +81,17 @@ def described(path: Path) -> Mapping[str, Any]:
     )
 
 
-def _bundle(path: Path) -> Mapping[str, Any]:
+def _bundle(path: Path) -> JsonObject:
     bundle = read_bundle(path)
     return {"kind": "bundle", "path": str(path), **bundle.manifest.model_dump(mode="json")}
 
 
-def _engine(path: Path) -> Mapping[str, Any]:
-    header: Mapping[str, Any] = console.jsonable(read_header(path.read_bytes()))
+def _engine(path: Path) -> JsonObject:
+    header: JsonObject = console.jsonable(read_header(path.read_bytes()))
     return {"kind": "engine", "path": str(path), "bytes": path.stat().st_size, **header}
 
 
-def _table(path: Path) -> Mapping[str, Any]:
+def _table(path: Path) -> JsonObject:
     table = CalibrationTable.load(path)
     return {
         "kind": "calibration",
@@ -99,7 +103,7 @@ def _table(path: Path) -> Mapping[str, Any]:
     }
 
 
-def _cache(path: Path) -> Mapping[str, Any]:
+def _cache(path: Path) -> JsonObject:
     """A TensorRT calibration cache: amax by TensorRT's own names of the tensors."""
     data = path.read_bytes()
     try:
@@ -110,7 +114,7 @@ def _cache(path: Path) -> Mapping[str, Any]:
     return {"kind": "calibration cache", "path": str(path), "header": header, "amax": cache.amax}
 
 
-def _onnx(path: Path) -> Mapping[str, Any]:
+def _onnx(path: Path) -> JsonObject:
     """An ONNX file: bindings, opsets, operators, and what its operators compute in."""
     try:
         import onnx
@@ -146,7 +150,7 @@ def _onnx(path: Path) -> Mapping[str, Any]:
     }
 
 
-def _binding(value: Any, names: Mapping[int, str]) -> Mapping[str, Any]:
+def _binding(value: ValueInfoProto, names: Mapping[int, str]) -> JsonObject:
     """Name, element type and shape of an input or output; a shape that the file does not say is None."""
     kind = value.type.tensor_type
     if not value.type.HasField("tensor_type"):
@@ -155,7 +159,7 @@ def _binding(value: Any, names: Mapping[int, str]) -> Mapping[str, Any]:
     return {"name": value.name, "dtype": names[kind.elem_type], "shape": shape if kind.HasField("shape") else None}
 
 
-def _computes_in(graph: Any, types: Mapping[str, str]) -> Iterator[str]:
+def _computes_in(graph: GraphProto, types: Mapping[str, str]) -> Iterator[str]:
     """The type that each convolution and matrix product computes in: of Q/DQ inputs the quantized one."""
     makers = {name: node for node in graph.node for name in node.output}
     for node in graph.node:
@@ -166,7 +170,7 @@ def _computes_in(graph: Any, types: Mapping[str, str]) -> Iterator[str]:
         yield quantized[0] if len(quantized) == 2 else types.get(node.output[0], "unknown")
 
 
-def _bundle_lines(description: Mapping[str, Any]) -> Iterator[str]:
+def _bundle_lines(description: JsonObject) -> Iterator[str]:
     """What a person asks of a bundle; --json has the whole manifest."""
     engine, check = description["engine"], description["check"]
     yield f"{description['kind']} {description['name']} in {description['path']}"
@@ -214,7 +218,7 @@ def _bundle_lines(description: Mapping[str, Any]) -> Iterator[str]:
         yield f"file: {name}, {console.size(file['size'])}"
 
 
-def _onnx_lines(description: Mapping[str, Any]) -> Iterator[str]:
+def _onnx_lines(description: JsonObject) -> Iterator[str]:
     """What a person asks of an ONNX file."""
     opsets = ", ".join(f"{domain} {version}" for domain, version in description["opsets"].items())
     yield f"ONNX file {description['path']}, {console.size(description['bytes'])}"
@@ -230,7 +234,7 @@ def _onnx_lines(description: Mapping[str, Any]) -> Iterator[str]:
     yield f"nodes: {description['nodes']}: " + ", ".join(f"{n} {name}" for name, n in description["operators"].items())
 
 
-def _lines(description: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+def _lines(description: JsonObject, indent: str = "") -> Iterator[str]:
     """A value as indented `key: value` lines; what is absent, empty or off is left to --json."""
     for key, value in description.items():
         if value is None or value is False or value in ([], {}, ""):
@@ -246,7 +250,7 @@ def _lines(description: Mapping[str, Any], indent: str = "") -> Iterator[str]:
             yield f"{indent}{key}: {_short(value)}"
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(_short(v) for v in value)}]"
     if isinstance(value, float):

@@ -9,8 +9,9 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from calib.types import JsonObject
 from trtpipe.job.importable import find_module
 from trtpipe.packages import distributions, versions
 from trtpipe.pipeline.cache.digests import Digests
@@ -56,7 +57,7 @@ def portable_job(job: Job) -> str:
     """The job as JSON with its paths relative to its own folder: the same job anywhere gives the same text."""
     folder = str(job.folder or Path.cwd())
 
-    def relative(value: Any) -> Any:
+    def relative(value: object) -> object:
         if isinstance(value, dict):
             return {k: relative(v) for k, v in value.items()}
         if isinstance(value, list):
@@ -95,7 +96,7 @@ def _without_effect(section: str) -> set[str]:
 
 def fingerprint(source: str, target: str) -> str:
     """SHA-256 over everything that can change an engine: its source's fingerprint and the compiler on this machine."""
-    sections: dict[str, Any] = {"source": source, "versions": versions(BUILDERS[target])}
+    sections: JsonObject = {"source": source, "versions": versions(BUILDERS[target])}
     if target == "tensorrt":  # it times its kernels on the GPU that is here
         gpu = cuda.probe()
         sections["device"] = [gpu.cuda, *(f"{d.name} {d.compute_capability}" for d in gpu.devices[:1])]

@@ -310,7 +310,7 @@ def _digest(parts: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(dict(parts), sort_keys=True).encode()).hexdigest()
 
 
-def _flat(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(value: object, at: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted key and value of everything in nested mappings."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():

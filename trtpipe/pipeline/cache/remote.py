@@ -6,8 +6,8 @@ import hashlib
 import json
 import secrets
 from collections.abc import Mapping
-from typing import Any
 
+from calib.types import JsonObject
 from trtpipe.errors import InputError, MissingError
 
 #: Longer entries are refused unread.
@@ -40,7 +40,7 @@ class Store:
         folder = f"{self._root}/{name}"
         try:
             data = self._fs.cat_file(f"{folder}/entry.json", start=0, end=_MOST_HEAD_BYTES)
-            files: dict[str, Any] = json.loads(data)["files"]
+            files: JsonObject = json.loads(data)["files"]
             content = {n: self._fs.cat_file(f"{folder}/{n}") for n in files}
         except FileNotFoundError:
             return None

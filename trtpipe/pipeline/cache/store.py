@@ -23,10 +23,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
+from calib.types import JsonObject
 from trtpipe.errors import Cancelled, InputError
 from trtpipe.outputs import naming
 
@@ -51,7 +52,7 @@ class Entry:
     """One result: `facts` is its JSON, `files` maps name to (bytes, SHA-256)."""
 
     path: Path
-    facts: Mapping[str, Any]
+    facts: JsonObject
     files: Mapping[str, tuple[int, str]]
 
     def read(self, name: str) -> bytes:
@@ -125,7 +126,7 @@ class Cache:
                 os.utime(path / ENTRY)
         return entry
 
-    def put(self, kind: str, key: str, facts: Mapping[str, Any], files: Mapping[str, bytes]) -> Entry:
+    def put(self, kind: str, key: str, facts: JsonObject, files: Mapping[str, bytes]) -> Entry:
         """Keep a result. Where another process was first, its entry stays."""
         entries = {n: (len(d), hashlib.sha256(d).hexdigest()) for n, d in files.items()}
         head = {"schema": SCHEMA, "kind": kind, "key": key, "facts": dict(facts), "files": entries}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import NoReturn
 from unittest.mock import patch
 
+from calib.trt_calibrator import NativeCalibrator
 from trtpipe.errors import BuildError
 from trtpipe.job.job import Job
 from trtpipe.routes import options
@@ -24,7 +25,7 @@ class Unread:
     def __len__(self) -> int:
         raise BuildError("calibration: torch2trt did not read the samples through trtpipe's calibrator.")
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> NoReturn:
         raise BuildError("calibration: torch2trt did not read the samples through trtpipe's calibrator.")
 
 
@@ -35,7 +36,7 @@ class Calibrating:
         self._calibrator = make_calibrator(tensorrt, native_calibration(job, made_from))
         self._given = False
 
-    def make(self, dataset: Any, algorithm: Any = None, **_: Any) -> Any:
+    def make(self, dataset: object, algorithm: object = None, **_: object) -> NativeCalibrator:
         """What torch2trt calls `DatasetCalibrator(dataset, algorithm=...)` for."""
         del dataset, algorithm  # the job's, which its own class would read one sample at a time
         self._given = True

@@ -17,9 +17,11 @@ import inspect
 import io
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from calib.types import JsonObject
 from trtpipe.errors import BuildError, InputError, MissingError
 from trtpipe.job.job import Job
 from trtpipe.progress import Progress
@@ -31,6 +33,9 @@ from trtpipe.values import Engine, LoadedModel, Quantized, TensorSpec
 
 if TYPE_CHECKING:
     import torch
+    from torch2trt import TRTModule
+
+    from trtpipe.trt.types import INetworkDefinition, ITensor
 
 INSTALL = options.TORCH2TRT
 #: Where the module runs while it is converted.
@@ -84,7 +89,7 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
     arguments = keywords(job, loaded, tensorrt)
     _known(frontend.torch2trt, {**arguments, "device_types": {}})
     explicit = job.precision.int8_mode and job.build.quantization == "explicit"
-    held: list[Any] = []
+    held: list[object] = []
     module = quantized_module(quantized, frontend, tensorrt, job, held) if explicit else on_device(loaded)
     devices = device_types(loaded.module if explicit else module, job.build.device_types, tensorrt.module)
     arguments["device_types"] = {} if explicit else devices  # explicit INT8 runs on the GPU alone
@@ -122,7 +127,7 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
     )
 
 
-def load() -> Any:
+def load() -> ModuleType:
     """The torch2trt package.
 
     Raises:
@@ -158,7 +163,7 @@ def example(loaded: LoadedModel) -> list[torch.Tensor]:
 
 
 def quantized_module(
-    quantized: Quantized, frontend: Any, tensorrt: flavour.Flavour, job: Job, held: list[Any]
+    quantized: Quantized, frontend: ModuleType, tensorrt: flavour.Flavour, job: Job, held: list[object]
 ) -> torch.nn.Module:
     """The quantized program on the GPU as a module that torch2trt can convert; `held` gets what TensorRT reads later.
 
@@ -216,7 +221,7 @@ def made_from(loaded: LoadedModel) -> dict[str, str]:
     return {"weights": loaded.weights_digest, "model": loaded.source, "torch2trt": release}
 
 
-def keywords(job: Job, loaded: LoadedModel, tensorrt: flavour.Flavour) -> dict[str, Any]:
+def keywords(job: Job, loaded: LoadedModel, tensorrt: flavour.Flavour) -> JsonObject:
     """Every argument of torch2trt that a job decides, each one given: several of its defaults are not what they seem.
 
     `gpu_fallback` is on by default, the workspace is 32 MiB on TensorRT 8, and the calibration algorithm depends on a
@@ -227,7 +232,7 @@ def keywords(job: Job, loaded: LoadedModel, tensorrt: flavour.Flavour) -> dict[s
     implicit = job.precision.int8_mode and build.quantization == "implicit"
     explicit = job.precision.int8_mode and not implicit
     dla = build.default_device_type == "dla"
-    made: dict[str, Any] = {
+    made: JsonObject = {
         "input_names": [s.name for s in loaded.inputs],
         "output_names": [s.name for s in loaded.outputs],
         "log_level": getattr(trt.Logger, build.log_level.upper()),
@@ -256,14 +261,14 @@ def keywords(job: Job, loaded: LoadedModel, tensorrt: flavour.Flavour) -> dict[s
     return made
 
 
-def device_types(module: torch.nn.Module, globs: Mapping[str, str], trt: Any) -> dict[torch.nn.Module, Any]:
+def device_types(module: torch.nn.Module, globs: Mapping[str, str], trt: ModuleType) -> dict[torch.nn.Module, object]:
     """The device of each submodule that a glob over module paths fits; the last glob decides.
 
     Raises:
         InputError: a glob fits no module.
     """
     paths = {name.removeprefix("network").removeprefix("."): m for name, m in module.named_modules()}
-    made: dict[torch.nn.Module, Any] = {}
+    made: dict[torch.nn.Module, object] = {}
     for glob, device in globs.items():
         fitting = [p for p in paths if p and fnmatch.fnmatchcase(p, glob)]
         if not fitting:
@@ -275,7 +280,7 @@ def device_types(module: torch.nn.Module, globs: Mapping[str, str], trt: Any) ->
     return made
 
 
-def _known(function: Any, arguments: Mapping[str, Any]) -> None:
+def _known(function: Callable[..., object], arguments: JsonObject) -> None:
     """Refuse what `function` would swallow in its **kwargs."""
     have = [n for n, p in inspect.signature(function).parameters.items() if p.kind is not p.VAR_KEYWORD]
     if missing := sorted(set(arguments) - set(have)):
@@ -285,7 +290,9 @@ def _known(function: Any, arguments: Mapping[str, Any]) -> None:
         )
 
 
-def converted(frontend: Any, module: torch.nn.Module, inputs: list[torch.Tensor], arguments: Mapping[str, Any]) -> Any:
+def converted(
+    frontend: ModuleType, module: torch.nn.Module, inputs: list[torch.Tensor], arguments: JsonObject
+) -> TRTModule:
     """What torch2trt returns.
 
     Raises:
@@ -317,7 +324,7 @@ def _lost(printed: str) -> list[str]:
     return [n for n in dict.fromkeys(WARNING.findall(printed)) if not HARMLESS.search(n)]
 
 
-def check_network(network: Any, loaded: LoadedModel) -> None:
+def check_network(network: INetworkDefinition, loaded: LoadedModel) -> None:
     """Hold the network against the bindings: torch2trt drops inputs it does not know and ignores parser errors, and
     some of its converters get the shape of what they do not cover wrong.
 
@@ -341,7 +348,7 @@ def _dims(shape: Sequence[int | str]) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 
-def _check_binding(kind: str, spec: TensorSpec, tensor: Any, used: bool) -> None:
+def _check_binding(kind: str, spec: TensorSpec, tensor: ITensor | None, used: bool) -> None:
     if tensor is None:
         raise BuildError(f"{kind}.{spec.name}: is not in the network that torch2trt made. Use build.route onnx.")
     wanted = {"float32": "FLOAT", "float16": "HALF"}[spec.dtype]

@@ -6,9 +6,11 @@ import contextlib
 import io
 import re
 import warnings
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeVar
 
+from calib.types import JsonObject
 from trtpipe.errors import BuildError
 from trtpipe.job.sections import Build
 from trtpipe.trt import config
@@ -17,13 +19,18 @@ from trtpipe.values import TensorSpec
 
 if TYPE_CHECKING:
     import torch
+    from torch_tensorrt import Input
+
+T = TypeVar("T")
 
 
 class NoConverter(BuildError):
     """Operations have no converter in Torch-TensorRT, so there can be no whole engine."""
 
 
-def trt_inputs(frontend: Any, inputs: tuple[TensorSpec, ...], build: Build, *, parts: bool = False) -> list[Any]:
+def trt_inputs(
+    frontend: ModuleType, inputs: tuple[TensorSpec, ...], build: Build, *, parts: bool = False
+) -> list[Input]:
     """Torch-TensorRT's `Input`s in the binding dtypes, with every optimization profile of the job.
 
     Args:
@@ -50,12 +57,12 @@ def trt_inputs(frontend: Any, inputs: tuple[TensorSpec, ...], build: Build, *, p
 
 
 def converted(
-    frontend: Any,
-    function: Callable[..., Any],
+    frontend: ModuleType,
+    function: Callable[..., T],
     program: torch.export.ExportedProgram,
-    arguments: Mapping[str, Any],
+    arguments: JsonObject,
     watch: Watch,
-) -> Any:
+) -> T:
     """What `function`, one of Torch-TensorRT's, makes of `program`.
 
     Raises:
@@ -103,7 +110,7 @@ def _innermost(error: BaseException) -> str:
     return text.splitlines()[0][:400]
 
 
-def _with_modules(name: str, program: Any) -> str:
+def _with_modules(name: str, program: torch.export.ExportedProgram) -> str:
     """`name`, followed by the paths of the modules whose operation it is, where the program still has it."""
     from trtpipe.model.nodes import calls, module_path
 

@@ -9,10 +9,12 @@ import logging
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
+from calib.types import JsonObject
 from trtpipe.bundle import hybrid
 from trtpipe.errors import BuildError, InputError, MissingError
 from trtpipe.job.job import Job
@@ -99,7 +101,7 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
     )
 
 
-def _whole(frontend: Any, quantized: Quantized, build: Build, keywords: Mapping[str, Any], watch: Watch) -> bytes:
+def _whole(frontend: ModuleType, quantized: Quantized, build: Build, keywords: JsonObject, watch: Watch) -> bytes:
     """The program as one engine, with the job's names for its bindings."""
     data = converted(
         frontend,
@@ -119,11 +121,11 @@ def _whole(frontend: Any, quantized: Quantized, build: Build, keywords: Mapping[
 
 
 def _hybrid(
-    frontend: Any,
+    frontend: ModuleType,
     tensorrt: flavour.Flavour,
     quantized: Quantized,
     build: Build,
-    keywords: Mapping[str, Any],
+    keywords: JsonObject,
     watch: Watch,
 ) -> tuple[bytes, plan.PlanHeader, tuple[Fallback, ...], tuple[str, ...]]:
     """The program as engines with PyTorch between them: the file, its engines' header, what stayed, and the notes."""
@@ -162,7 +164,7 @@ def require_gpu(route: str) -> None:
         )
 
 
-def load(target: str) -> tuple[Any, flavour.Flavour]:
+def load(target: str) -> tuple[ModuleType, flavour.Flavour]:
     """Torch-TensorRT, imported quietly, and the TensorRT below it.
 
     Its import prints, sends Python's warnings to logging, and puts its own flavour under the name `tensorrt`.
@@ -201,7 +203,7 @@ def load(target: str) -> tuple[Any, flavour.Flavour]:
     return torch_tensorrt, flavour.load(target)
 
 
-def settings(frontend: Any, tensorrt: flavour.Flavour, build: Build, scratch: Path) -> dict[str, Any]:
+def settings(frontend: ModuleType, tensorrt: flavour.Flavour, build: Build, scratch: Path) -> JsonObject:
     """The keyword arguments of the conversion, each one in its signature: the conversion swallows any other.
 
     Args:
@@ -215,7 +217,7 @@ def settings(frontend: Any, tensorrt: flavour.Flavour, build: Build, scratch: Pa
         InputError: this version of Torch-TensorRT does not have an argument that the job needs.
     """
     asked = options.asked(build)
-    made: dict[str, Any] = {"require_full_compilation": True, "disable_tf32": not build.tf32}
+    made: JsonObject = {"require_full_compilation": True, "disable_tf32": not build.tf32}
     for field, keyword in options.KEYWORDS.items():
         if field in asked:
             made[keyword] = asked[field]
@@ -239,9 +241,7 @@ def settings(frontend: Any, tensorrt: flavour.Flavour, build: Build, scratch: Pa
     return made
 
 
-def _known(
-    function: Callable[..., Any], made: Mapping[str, Any], version: str, also: Collection[str] = _BINDINGS
-) -> None:
+def _known(function: Callable[..., object], made: JsonObject, version: str, also: Collection[str] = _BINDINGS) -> None:
     have = inspect.signature(function).parameters
     wanted = {*made, "arg_inputs", *also}
     if missing := sorted(wanted - set(have)):
@@ -261,12 +261,12 @@ def checked_program(quantized: Quantized, *, parts: bool = False) -> torch.expor
     Raises:
         BuildError: a dimension is not what the binding says, or two outputs are one tensor.
     """
+    from trtpipe.model.nodes import graph_module
     from trtpipe.routes.torch_tensorrt.qdq import kept_with_readers, remember_modules, rewritten
 
     check_shapes(quantized.program, quantized.inputs)
     _check_outputs(quantized.program, quantized.outputs)
-    graph: Any = quantized.program.module(check_guards=False)
-    graph = rewritten(graph)
+    graph = rewritten(graph_module(quantized.program))
     program = export(kept_with_readers(graph) if parts else graph, quantized.inputs)
     check_shapes(program, quantized.inputs)
     if parts:
