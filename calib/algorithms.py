@@ -34,7 +34,7 @@ def threshold(histogram: Histogram, algorithm: str = "auto", percentile: float =
         percentile: in (0, 100]; the share of values that `percentile` keeps. The others ignore it.
 
     Returns:
-        amax, 0 <= amax <= histogram.max. 0.0 only for a tensor that was zero everywhere, or never seen, or whose
+        amax, 0 <= amax <= histogram.max. 0.0 only for a tensor that was zero everywhere, or never observed, or whose
         zeros alone make up the percentile.
 
     Raises:

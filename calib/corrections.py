@@ -1,6 +1,6 @@
-"""What post-training corrections changed, and what each step of them gained: kept beside the table.
+"""The post-training corrections of a model and what each step of them gained: kept beside the table.
 
-The arrays are the caller's business (calib does not read them); their file is `calibration.corrections.safetensors`.
+calib stores the arrays and does not interpret them; their file is `calibration.corrections.safetensors`.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from calib.types import Array
 
 
 class Source:
-    """Samples drawn and ready to be batched, as often as wanted, in the same order each time."""
+    """Drawn samples, which can be batched any number of times, in the same order each time."""
 
     def __init__(self, origin: Origin, inputs: Sequence[InputSpec], drawn: Sequence[int], workers: int = 0) -> None:
         self.names = tuple(i.name for i in inputs)
@@ -145,7 +145,7 @@ class _Relabelled:
 
 
 class _Loading:
-    """Batches by position; an error is given back as a value, since it may have to cross a process boundary."""
+    """Batches by position; an error is returned as a value, since it may have to cross a process boundary."""
 
     def __init__(self, origin: Origin, chunks: Sequence[Sequence[int]]) -> None:
         self.origin, self.chunks = origin, chunks

@@ -63,7 +63,7 @@ class Images:
 
 
 class ImageTransform:
-    """A TransformSpec made ready for one input: PIL image in, array [C, H, W] in the binding dtype out.
+    """A TransformSpec for one input: PIL image in, array [C, H, W] in the binding dtype out.
 
     The geometry is torchvision's on the PIL image. uint8 and other integer bindings get raw pixels; float ones get
     pixels / 255 in float32, then (x - mean) / std in float32, then the cast to the binding dtype.

@@ -1,8 +1,8 @@
-"""Observers: what a tensor's values were, in one pass and constant memory, on the CPU and on CUDA.
+"""Observers: the histogram of a tensor's values, in one pass and constant memory, on the CPU and on CUDA.
 
 The shape contract, for every observer: `observe(x)` takes one tensor of any shape, any memory layout and any floating
 dtype (taken as float32), on any device, any number of times; it keeps no reference to it and returns nothing. On CUDA
-it never waits for the device. What was seen is read from a property, which changes nothing.
+it never waits for the device. The histogram is read from a property, which changes nothing.
 """
 
 from __future__ import annotations
@@ -141,16 +141,16 @@ class _CpuCounter(_Counter):
             self._tables[0, 0, (bits & _FLIP) >> SHIFT] += 1
             if bits & _FLIP:
                 self._bounds[0, 2] = min(int(self._bounds[0, 2]), (bits & _FLIP) - 1 - 2**31)
-            self._stretch(bits, bits)
+            self._widen_bounds(bits, bits)
 
     def _note_finite_bounds(self, flat: npt.NDArray[np.float32]) -> None:
         """The rare case: NaN or infinity among the values, so the bounds are taken from the finite ones alone."""
         finite = flat[np.isfinite(flat)]
         if finite.size:
             low, high = np.array([finite.min(), finite.max()], np.float32).view(np.int32).tolist()
-            self._stretch(low, high)
+            self._widen_bounds(low, high)
 
-    def _stretch(self, low_bits: int, high_bits: int) -> None:
+    def _widen_bounds(self, low_bits: int, high_bits: int) -> None:
         low, high = _sortable(low_bits), _sortable(high_bits)
         if low >= -_INFINITY and high < _INFINITY:
             self._bounds[0, 0] = min(self._bounds[0, 0], low)
@@ -158,8 +158,8 @@ class _CpuCounter(_Counter):
 
 
 @functools.cache
-def _say_slower(why: str) -> None:
-    """Once for all tensors."""
+def _warn_slower(why: str) -> None:
+    """Log the reason, once for all tensors."""
     logging.getLogger("calib").warning("slower counting, as Triton cannot compile here: %s", why)
 
 
@@ -195,7 +195,7 @@ class _DeviceCounter(_Counter):
                 )
         except Exception as error:  # noqa: BLE001  # Triton needs a C compiler, and says so in many ways
             self._triton = False  # nothing was launched
-            _say_slower(str(error))
+            _warn_slower(str(error))
             return False
         return True
 

@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from calib.algorithms import Algorithm
-from calib.audit import DEAD_AMAX, LEAST_AMAX, Audit, Halves, choose, nine_digits, retold, warnings_of
+from calib.audit import DEAD_AMAX, LEAST_AMAX, Audit, Halves, choose, nine_digits, warnings_of, with_threshold
 from calib.corrections import Corrections, Step, corrections_path, load_corrections
 from calib.errors import CalibError
 from calib.histogram import Histogram
@@ -64,7 +64,7 @@ class _File(BaseModel):
     digest: Hex
 
     @model_validator(mode="after")
-    def _version_says_it(self) -> _File:
+    def _version_matches_corrections(self) -> _File:
         if (self.version == CORRECTED) != (self.corrections is not None):
             raise ValueError("a table of version 2, and only that, has corrections")
         return self
@@ -154,7 +154,7 @@ class CalibrationTable:
             CalibError: the table was read without its histograms.
         """
         counted = self._counted()
-        tensors = {k: retold(counted[k], t, amax[k]) if k in amax else t for k, t in self.audit.tensors.items()}
+        tensors = {k: with_threshold(counted[k], t, amax[k]) if k in amax else t for k, t in self.audit.tensors.items()}
         return replace(
             self,
             amax={k: float(np.float32(amax.get(k, v))) for k, v in self.amax.items()},
@@ -303,14 +303,16 @@ def make_table(
         raise CalibError("calibration: there is no tensor to observe. Is any layer left to quantize?")
     chosen = {key: choose(key, halves, algorithm, percentile) for key, halves in sorted(counted.items())}
     tensors = {key: audit for key, (_, audit, _) in chosen.items()}
-    said = [warning for _, _, warning in chosen.values() if warning] + list(warnings_of(tensors, coverage, skipped))
+    collected = [warning for _, _, warning in chosen.values() if warning] + list(
+        warnings_of(tensors, coverage, skipped)
+    )
     audit = Audit(
         batches=batches,
         batch_size=batch_size,
         coverage=None if coverage is None else dict(coverage),
         skipped=skipped,
         tensors=tensors,
-        warnings=tuple(said),
+        warnings=tuple(collected),
     )
     return CalibrationTable(
         algorithm,

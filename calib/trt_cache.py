@@ -1,4 +1,4 @@
-"""TensorRT's calibration cache, read: the text file that the calibrators of 8.6 to 10.x keep what they found in.
+"""Reads TensorRT's calibration cache, the text file in which the calibrators of 8.6 to 10.x keep their scales.
 
     TRT-<N>-<algorithm>
     <tensor name>: <8 hex digits>

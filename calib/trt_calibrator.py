@@ -38,7 +38,7 @@ Place = Callable[[Array], tuple[int, object]]
 
 
 class NativeCalibrator(Protocol):
-    """What `make_calibrator` gives: TensorRT's interface, and these."""
+    """What `make_calibrator` returns: TensorRT's interface, and these."""
 
     notes: tuple[str, ...]
 
@@ -118,7 +118,7 @@ def make_calibrator(
 
 
 class _Feed:
-    """What the callbacks do, apart from TensorRT's class hierarchy."""
+    """The state and the callbacks, apart from TensorRT's class hierarchy."""
 
     def __init__(
         self,
@@ -261,7 +261,7 @@ def _read_cached(file: Path | None, parts: Mapping[str, str]) -> tuple[bytes | N
 
 
 def _made_from(text: str) -> dict[str, str] | None:
-    """The parts that a cache was made from; None when it does not say."""
+    """The parts that a cache was made from; None when the header does not hold them."""
     try:
         parts = json.loads(text)
     except (ValueError, RecursionError):

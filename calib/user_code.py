@@ -1,4 +1,4 @@
-"""Calling what the user wrote: an exception of theirs is said with their own frames, and is no bug of ours."""
+"""Calls of the user's code: its exceptions become errors that show the user's own frames."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def user_code(what: str, error: Callable[[str], Exception] = CalibError) -> Iter
         error: makes the exception that is raised instead of theirs.
 
     Raises:
-        error: the code raised, or called sys.exit. Interrupts pass.
+        error: the code raised, or called sys.exit. KeyboardInterrupt passes through.
     """
     try:
         yield

@@ -43,10 +43,10 @@ class Batching:
         """`batch` cut to batches that can be run, each with its number of samples; a rest that is too small is filled
         up with copies of its last sample."""
         low, high = self._range
-        there = len(next(iter(batch.values())))
-        for start in range(0, there, high):
+        total = len(next(iter(batch.values())))
+        for start in range(0, total, high):
             piece = {n: a[start : start + high] for n, a in batch.items()}
-            count = min(high, there - start)
+            count = min(high, total - start)
             if count < low:
                 piece = {n: np.concatenate([a, np.repeat(a[-1:], low - count, axis=0)]) for n, a in piece.items()}
             yield piece, count

@@ -104,9 +104,9 @@ def table_html(verdict: str, problems: Sequence[str], header: Sequence[str], row
     word, _, rest = verdict.partition(":")
     titles = "".join(f"<th>{escape(title)}</th>" for title in header)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    said = "".join(f"<p>{escape(problem)}</p>" for problem in problems)
+    paragraphs = "".join(f"<p>{escape(problem)}</p>" for problem in problems)
     return (
-        f"<p><strong>{escape(word)}</strong>:{escape(rest)}</p>{said}"
+        f"<p><strong>{escape(word)}</strong>:{escape(rest)}</p>{paragraphs}"
         f"<table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>"
     )
 

@@ -1,7 +1,8 @@
-"""Which distribution brings a module, and its version, by package metadata alone: nothing is imported.
+"""Which distribution provides a module, and its version, by package metadata alone: nothing is imported.
 
 One module may come from several distributions: `import tensorrt` from tensorrt, tensorrt-cu12, tensorrt-cu13 or only
-their bindings, `import onnxruntime` from onnxruntime or onnxruntime-gpu. Whoever wants a version asks here by module.
+their bindings, `import onnxruntime` from onnxruntime or onnxruntime-gpu. Every version that trtpipe reads of a package is
+read here, by module.
 """
 
 from __future__ import annotations
@@ -70,10 +71,10 @@ def package(module: str) -> Package | None:
 
     Where several are installed, as after an upgrade of the bindings alone, it is the one that holds the module's file.
     """
-    there = _installed(DISTRIBUTIONS.get(module, (module,)))
-    if not there:
+    packages = _installed(DISTRIBUTIONS.get(module, (module,)))
+    if not packages:
         return None
-    owner = next((p for p in there if len(there) > 1 and _holds(p.distribution, module)), there[0])
+    owner = next((p for p in packages if len(packages) > 1 and _holds(p.distribution, module)), packages[0])
     return owner
 
 

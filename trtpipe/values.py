@@ -76,7 +76,8 @@ class LoadedModel:
 
     `module` is in eval mode on the CPU, takes the inputs in order in their binding dtypes and returns a tuple of the
     outputs in order, computed in float32 (an output's binding dtype is applied when the graph is lowered). `exported`
-    tells a .pt2 program from eager code. `classes` is the model's own list of its classes' names, if it has one.
+    is true for a .pt2 program, false for eager code. `classes` is the model's own list of its classes' names, if it has
+    one.
     """
 
     module: torch.nn.Module
@@ -135,7 +136,7 @@ class Captured:
 
 @dataclass(frozen=True)
 class LayerPrecision:
-    """What one operation of the graph computes in, and why."""
+    """The precision of one operation of the graph, and the reason for it."""
 
     module: str
     op: str
@@ -148,8 +149,8 @@ class LayerPrecision:
 class WeightBytes:
     """A graph's INT8 weights in the engine that was compiled from it, in bytes of INT8.
 
-    `total` are the graph's, `int8` those that the engine was found to hold in INT8, `dequantized` those that it holds
-    in FP16 or FP32; of the others it is not known how they are stored.
+    `total` are the graph's, `int8` those that the engine stores in INT8, `dequantized` those that it stores in FP16 or
+    FP32; how it stores the others is not known.
     """
 
     total: int
@@ -196,7 +197,7 @@ class Fallback:
 
 @dataclass(frozen=True)
 class Engine:
-    """A serialized plan (or, for onnxruntime, the ONNX file itself) and what it is.
+    """A serialized plan (or, for onnxruntime, the ONNX file itself), its target and its bindings.
 
     `compute_capabilities` are like "8.6", empty for a portable engine; `graph` is the ONNX that was compiled, which is
     what a machine without a GPU can execute in the engine's place. With a `fallback`, `data` is a hybrid module (see
@@ -251,7 +252,7 @@ class Control:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What was compared with the baseline, on what, and how far off it was.
+    """The result of a check: what was executed, on how many samples, and each metric beside its limit.
 
     `problems` fail the check; `warnings` do not, and say what makes its verdict or its engine doubtful.
     """

@@ -130,11 +130,11 @@ def test_a_trial_has_the_engines_latency_where_a_gpu_executes_it(path, monkeypat
     monkeypatch.setattr(driver, "probe", lambda: SimpleNamespace(devices=("a GPU",), problem=""))
     monkeypatch.setattr(tune_line, "compile_engine", lambda job, *_: compiled.append(job.build.target) or whole)
     monkeypatch.setattr(tune_line, "not_executed_here", lambda engine: "")
-    monkeypatch.setattr(tune_line, "latencies", lambda front, engine: (3.0, 1.0, 2.0))
+    monkeypatch.setattr(tune_line, "latencies", lambda prepared, engine: (3.0, 1.0, 2.0))
     for target, expected in (("onnxruntime", None), ("tensorrt_rtx", 2.0)):
         job = load_job(path, [f"build.target={target}"])
-        front, table = SimpleNamespace(loaded=None), SimpleNamespace(algorithm="minmax", histograms=None)
-        bench = tune_line._Bench(job, front, table, Stages(Silent()))
+        prepared, table = SimpleNamespace(loaded=None), SimpleNamespace(algorithm="minmax", histograms=None)
+        bench = tune_line._Bench(job, prepared, table, Stages(Silent()))
         assert bench.latency_ms(job, None) == expected
     assert compiled == ["tensorrt_rtx"]
 

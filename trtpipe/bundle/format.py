@@ -1,6 +1,6 @@
 """A bundle on disk: written whole or not at all, and validated in full before anything in it is used.
 
-How a directory is replaced in one step is in `replacing`.
+How a directory is replaced in one step is in `atomic`.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def write_bundle(
     return place(destination, content, where=destination)
 
 
-def give_signature(path: Path, sign: Sign | None) -> bool:
+def set_signature(path: Path, sign: Sign | None) -> bool:
     """Sign the bundle at `path`, in place of any other signature; with None take its signature away.
 
     Returns:
@@ -209,7 +209,7 @@ def read_bundle(path: Path, trust: Trust | None = None) -> Bundle:
 
 
 def _refuse_other(destination: Path) -> None:
-    """Refuse to replace what is no bundle."""
+    """Refuse to replace anything that is not a bundle."""
     if not os.path.lexists(destination):
         return
     if destination.is_symlink() or not destination.is_dir():

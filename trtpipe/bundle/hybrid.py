@@ -3,7 +3,7 @@
 The file, `model.hybrid`, is safetensors, all of it uint8: `plan` is canonical JSON, `engine:<n>` a serialized engine,
 `tensor:<name>` the raw bytes of a constant that a PyTorch operation reads. The plan is a list of steps, each one engine
 or one operator by its name; a reader knows every name beforehand, so nothing but the engines can bring code.
-Reading it takes NumPy alone; `trt.hybrid` executes it, with PyTorch.
+Reading it takes NumPy alone; `runtime.hybrid_runner` executes it, with PyTorch.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def allowed(op: str) -> bool:
 
 
 def references(value: JsonValue, depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Every special argument within `value`, as (key, what it says).
+    """Every special argument within `value`, as (key, text).
 
     Raises:
         ValueError: a mapping that is no special argument, or nesting deeper than any argument needs.
@@ -156,10 +156,10 @@ def references(value: JsonValue, depth: int = 0) -> Iterator[tuple[str, str]]:
         for item in value:
             yield from references(item, depth + 1)
     elif isinstance(value, dict):
-        key, said = next(iter(value.items())) if len(value) == 1 else ("", None)
-        if key not in SPECIAL or not isinstance(said, str):
+        key, argument = next(iter(value.items())) if len(value) == 1 else ("", None)
+        if key not in SPECIAL or not isinstance(argument, str):
             raise ValueError(f"an argument must be one of {', '.join(SPECIAL)} (got {sorted(value)})")
-        yield key, said
+        yield key, argument
 
 
 def _canonical(raw: object) -> bytes:
@@ -229,10 +229,10 @@ def _agrees(hybrid: Hybrid) -> None:
 
 
 def _defined(args: list[JsonValue], known: set[str], plan: Plan) -> None:
-    for key, said in references(args):
-        if key == "value" and said not in known:
-            raise ValueError(f"value {said} read before it is there")
-        if key == "tensor" and said not in plan.constants:
-            raise ValueError(f"constant {said}, which is not there")
-        if key == "float" and said not in ("inf", "-inf", "nan"):
-            raise ValueError(f"number {said}")
+    for key, argument in references(args):
+        if key == "value" and argument not in known:
+            raise ValueError(f"value {argument} read before it is there")
+        if key == "tensor" and argument not in plan.constants:
+            raise ValueError(f"constant {argument}, which is not there")
+        if key == "float" and argument not in ("inf", "-inf", "nan"):
+            raise ValueError(f"number {argument}")

@@ -19,7 +19,7 @@ from trtpipe.values import CheckReport, Engine, OnnxModel
 #: Inputs of all the samples in a kit.
 MAX_GOLDEN_BYTES = 512 << 20
 
-#: Said in a bundle whose engine nobody could execute where it was built.
+#: The note of a bundle whose engine could not be executed where it was built.
 NOT_EXECUTED = (
     "The engine was built from a kit where no GPU could execute it: the check is the one of the kit's graph. "
     "Run `trtpipe check` on the bundle where its GPU is."
@@ -57,7 +57,7 @@ def kit_contents(
 
 
 def kit_graph(kit: Bundle) -> OnnxModel:
-    """What a kit gives the compiler.
+    """The graph of a kit, to compile.
 
     Raises:
         InputError: it is a bundle, whose engine is built already.

@@ -1,4 +1,4 @@
-"""What a bundle or kit says about itself: `manifest.json`, one pydantic model, canonical JSON.
+"""The manifest of a bundle or kit: `manifest.json`, one pydantic model, canonical JSON.
 
 The same values give the same bytes: keys sorted, no timestamps, no paths of the machine that wrote it. Reading refuses
 what it does not know, so a manifest never means more than this version understands. Loads no torch.
@@ -169,7 +169,7 @@ class Manifest(Part):
 
     @property
     def failed(self) -> bool:
-        """Whether it was found too far off its baseline where it was made: such a one is never signed."""
+        """Whether its check failed where it was built: such a bundle is never signed."""
         return self.check is not None and not self.check.passed
 
     @property
@@ -208,7 +208,7 @@ def describe_engine(
     os: str | None = None,
     machine: str | None = None,
 ) -> EngineInfo:
-    """The manifest's account of `engine`.
+    """`engine` as the manifest describes it.
 
     Args:
         engine: its version, capabilities and honoured options are taken as they are.
@@ -296,7 +296,7 @@ def from_json(data: bytes, where: str) -> Manifest:
 
 
 def _foreign(where: str, raw: object, known: object) -> str | None:
-    """The first thing of `raw` that reading it did not keep as it stands, or None."""
+    """The first value of `raw` that the validated manifest lacks or holds otherwise, as text; None without one."""
     if isinstance(raw, dict) and isinstance(known, dict):
         for key, value in raw.items():
             path = f"{where}.{key}" if where else str(key)

@@ -19,7 +19,7 @@ from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError, MissingError, did_you_mean
 from trtpipe.job.importable import missing
 from trtpipe.job.json_schema import job_schema
-from trtpipe.job.problems import said
+from trtpipe.job.problems import violation
 from trtpipe.job.yamlfile import scalar
 from trtpipe.pipeline.validate import IMAGE_SUFFIXES
 from trtpipe.trt.flavour import installed
@@ -55,9 +55,9 @@ def starter(folder: Path, source: str | None = None, images: Path | None = None)
     """
     job = folder / "job.yaml"
     if job.exists():
-        raise InputError(f"{job}: {said('not be there yet', 'a file', 'Choose another folder.')}")
+        raise InputError(f"{job}: {violation('not be there yet', 'a file', 'Choose another folder.')}")
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder}: {said('be a folder', 'a file')}")
+        raise InputError(f"{folder}: {violation('be a folder', 'a file')}")
     network = _source(source, folder)
     files: dict[Path, bytes] = {}
     if source is None:
@@ -94,9 +94,9 @@ def _source(source: str | None, folder: Path) -> Source:
         return _timm(source.removeprefix("timm:"))
     module, colon, name = source.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
-        raise InputError(f"--from: {said('be timm:<model> or package.module:callable', repr(source))}")
+        raise InputError(f"--from: {violation('be timm:<model> or package.module:callable', repr(source))}")
     if absent := missing(source, (folder, Path.cwd())):
-        raise InputError(f"--from: {said(*absent)}")
+        raise InputError(f"--from: {violation(*absent)}")
     return Source(source, {}, "returns an nn.Module", (3, 224, 224), imagenet, "output")
 
 
@@ -106,10 +106,10 @@ def _timm(name: str) -> Source:
         import timm
     except ModuleNotFoundError:
         step = "Run: pip install 'trtpipe[examples]'"
-        raise MissingError(f"--from: {said('have timm installed', 'nothing', step)}") from None
+        raise MissingError(f"--from: {violation('have timm installed', 'nothing', step)}") from None
     if not timm.is_model(name):
         near = did_you_mean(name, timm.list_models())
-        raise InputError(f"--from: {said('be a model that timm has', repr(name), near)}")
+        raise InputError(f"--from: {violation('be a model that timm has', repr(name), near)}")
     config = timm.get_pretrained_cfg(name)
     channels, height, width = (3, 224, 224) if config is None else config.input_size
     resize = round(height / config.crop_pct) if config is not None and config.crop_pct else height
@@ -132,9 +132,9 @@ def _numbers(values: Iterable[float]) -> str:
 def _parts(images: Path) -> tuple[Path, Path]:
     """The folders to calibrate on and to check on: parts of `images` by their names, else all of it for both."""
     if not images.is_dir():
-        raise InputError(f"--images: {said('be a folder of images', repr(str(images)))}")
+        raise InputError(f"--images: {violation('be a folder of images', repr(str(images)))}")
     if not any(name.lower().endswith(IMAGE_SUFFIXES) for _, _, names in os.walk(images) for name in names):
-        raise InputError(f"--images: {said('hold images (' + ', '.join(IMAGE_SUFFIXES) + ')', 'none')}")
+        raise InputError(f"--images: {violation('hold images (' + ', '.join(IMAGE_SUFFIXES) + ')', 'none')}")
     calibrate_on = next((images / n for n in CALIBRATE_ON if (images / n).is_dir()), None)
     check_on = next((images / n for n in CHECK_ON if (images / n).is_dir()), None)
     return calibrate_on or check_on or images, check_on or calibrate_on or images

@@ -117,7 +117,7 @@ def check_engine(
         control: an earlier control, used where no damaged copy can be run here.
         keep: is given the outputs on all samples, rows by output name.
         warnings: what is known to be doubtful before anything is compared; they go into the report.
-        progress: is told the samples done.
+        progress: receives the number of samples done.
 
     Raises:
         InputError: neither `damaged` nor `control` is given.

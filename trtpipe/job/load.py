@@ -1,4 +1,4 @@
-"""The job file: `load_job` reads one, with everything that is wrong with it said at once."""
+"""The job file: `load_job` reads one and reports every problem in it at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from calib.types import JsonObject
 from trtpipe.errors import InputError, did_you_mean
 from trtpipe.job import matrix, yamlfile
 from trtpipe.job.job import Job
-from trtpipe.job.problems import Problem, dotted, explain, legal_keys, said, shown
+from trtpipe.job.problems import Problem, dotted, explain, legal_keys, shown, violation
 from trtpipe.job.rules import BrokenRules, broken
 
 #: Every key that names a file or a folder: what must be there. `output` need not exist yet.
@@ -64,7 +64,7 @@ def load_jobs(path: str | Path, overrides: Iterable[str] = (), *, paths_exist: b
     """The jobs in a file: one, or one for each combination of its `matrix`.
 
     Raises:
-        JobErrors: with all problems found; one that several jobs share is said once.
+        JobErrors: with all problems found; one that several jobs share is listed once.
     """
     files = job_files(path, paths_exist=paths_exist)
     jobs = [file.read(overrides) for file in files]
@@ -124,7 +124,7 @@ class JobFile:
         return self._validate(data)
 
     def add(self, path: yamlfile.Path, text: str, *, missing: bool = False) -> None:
-        """Report `text` (what `said` makes) at `path`: as --set if the value came from there, else where it stands."""
+        """Report `text` (of `violation`) at `path`: as --set if the value came from there, else at its line."""
         if any(path[: len(s)] == s for s in self._set):
             self._problems.append(Problem(None, None, None, dotted(path), text, missing))
             return
@@ -141,36 +141,36 @@ class JobFile:
             self._document = yamlfile.parse(text)
             self._text = text
         except yamlfile.YamlProblem as p:
-            text = said(p.must, p.got, p.hint)
+            text = violation(p.must, p.got, p.hint)
             self._problems.append(Problem(name, p.place.line, p.place.column, dotted(p.path), text))
             return None
         except FileNotFoundError:
-            text = said("be a job file", "no such file", _beside(self._path))
+            text = violation("be a job file", "no such file", _beside(self._path))
             self._problems.append(Problem(name, None, None, "", text))
             return None
         except IsADirectoryError:
-            self._problems.append(Problem(name, None, None, "", said("be a job file", "a folder")))
+            self._problems.append(Problem(name, None, None, "", violation("be a job file", "a folder")))
             return None
         except UnicodeDecodeError as error:
             got = f"byte {error.object[error.start]:#04x} at {error.start}"
-            self._problems.append(Problem(name, None, None, "", said("be UTF-8 text", got)))
+            self._problems.append(Problem(name, None, None, "", violation("be UTF-8 text", got)))
             return None
         except OSError as error:
-            text = said("be readable", error.strerror or str(error))
+            text = violation("be readable", error.strerror or str(error))
             self._problems.append(Problem(name, None, None, "", text))
             return None
         if not isinstance(self._document.data, dict):
             got = shown(self._document.data)
             hint = f"Its keys are {', '.join(Job.model_fields)}; `trtpipe init` writes one to start from."
-            self._problems.append(Problem(name, 1, 1, "", said("be a mapping", got, hint)))
+            self._problems.append(Problem(name, 1, 1, "", violation("be a mapping", got, hint)))
             return None
         if matrix.has_matrix(self._document):
             _, problems = matrix.expand(self._document)
             hint = "Give it to `trtpipe build`, `validate` or `nightly`."
-            for at, said_of_it in problems or (
-                ((matrix.KEY,), said("not be in the file of one job", "several jobs", hint)),
+            for at, text in problems or (
+                ((matrix.KEY,), violation("not be in the file of one job", "several jobs", hint)),
             ):
-                self.add(at, said_of_it)
+                self.add(at, text)
             return None
         return dict(self._document.data)
 
@@ -178,12 +178,12 @@ class JobFile:
         key, equals, text = override.partition("=")
         path = tuple(key.strip().split("."))
         if not equals or not all(path):
-            self._problems.append(Problem(None, None, None, "", said("be SECTION.KEY=VALUE", shown(override))))
+            self._problems.append(Problem(None, None, None, "", violation("be SECTION.KEY=VALUE", shown(override))))
             return
         try:
             value = yamlfile.parse(text).data
         except yamlfile.YamlProblem as p:
-            self._problems.append(Problem(None, None, None, key, said(p.must, p.got, p.hint)))
+            self._problems.append(Problem(None, None, None, key, violation(p.must, p.got, p.hint)))
             return
         inner = data
         for i, part in enumerate(path[:-1]):
@@ -191,7 +191,7 @@ class JobFile:
             if below is None:
                 inner[part] = below = {}
             if not isinstance(below, dict):
-                text = said("be a mapping", shown(below))
+                text = violation("be a mapping", shown(below))
                 self._problems.append(Problem(None, None, None, dotted(path[: i + 1]), text))
                 return
             inner = below
@@ -200,7 +200,7 @@ class JobFile:
         self._text = f"{self._text.rstrip()}\n# --set {override}\n"
 
     def _absolute(self, data: JsonObject) -> None:
-        """Make every path of the job absolute, and miss those that are not there."""
+        """Make every path of the job absolute, and report those that do not exist."""
         folder = self._path.resolve().parent
         for (section, key), kind in PATHS.items():
             given = data.get(section)
@@ -213,7 +213,7 @@ class JobFile:
                 if not there:
                     got = f"{given[key]!r}: {'not a ' + kind if path.exists() else 'nothing there'}"
                     hint = f"It is {_normal(path)}, from the folder of the job file."
-                    self.add((section, key), said(f"be a {kind} that exists", got, hint))
+                    self.add((section, key), violation(f"be a {kind} that exists", got, hint))
 
     def _validate(self, data: JsonObject) -> Job | None:
         try:
@@ -227,7 +227,7 @@ class JobFile:
         at = {_in_file(e["loc"], data) for e in structural}
         for b in broken(_readable(data, at)):
             if not any(path[: len(b.path)] == b.path or path == b.path[: len(path)] for path in at):
-                self.add(b.path, said(b.must, b.got, b.hint))
+                self.add(b.path, violation(b.must, b.got, b.hint))
         return None
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from calib.types import JsonObject
 from trtpipe.errors import did_you_mean
 from trtpipe.job.job import Job
-from trtpipe.job.problems import said, shown
+from trtpipe.job.problems import shown, violation
 from trtpipe.job.yamlfile import Document, Path, Place
 
 KEY = "matrix"
@@ -73,7 +73,7 @@ class _Value:
 
 
 class _Problems(list[tuple[Path, str]]):
-    """(path, what `said` makes) of everything that is wrong with a matrix."""
+    """(path, text of `violation`) of every problem of a matrix."""
 
 
 def has_matrix(document: Document) -> bool:
@@ -86,11 +86,12 @@ def expand(document: Document) -> tuple[tuple[Cell, ...], tuple[tuple[Path, str]
     problems = _Problems()
     raw = document.data[KEY]
     if not isinstance(raw, dict) or not raw:
-        problems.append(((KEY,), said("be a mapping of axes to values", shown(raw), "Like {target: [tensorrt_rtx]}.")))
+        text = violation("be a mapping of axes to values", shown(raw), "Like {target: [tensorrt_rtx]}.")
+        problems.append(((KEY,), text))
         return (), tuple(problems)
     axes = {name: _axis(name, values, document, problems) for name, values in raw.items()}
     if not problems and (count := math.prod(len(v) for v in axes.values())) > MOST_CELLS:
-        problems.append(((KEY,), said(f"make at most {MOST_CELLS} jobs", str(count), "Split the file.")))
+        problems.append(((KEY,), violation(f"make at most {MOST_CELLS} jobs", str(count), "Split the file.")))
     _check_name(document.data.get("name"), axes, problems)
     if problems:
         return (), tuple(problems)
@@ -100,7 +101,7 @@ def expand(document: Document) -> tuple[tuple[Cell, ...], tuple[tuple[Path, str]
         name = str(cell.document.data.get("name"))
         if name in seen:
             got = f"{name!r} for {_say(seen[name])} and for {cell}"
-            problems.append((("name",), said("give each job a name of its own", got, "Name every axis in it.")))
+            problems.append((("name",), violation("give each job a name of its own", got, "Name every axis in it.")))
             return (), tuple(problems)
         seen[name] = cell.labels
     return tuple(cells), ()
@@ -118,33 +119,33 @@ def _axis(name: str, values: object, document: Document, problems: _Problems) ->
     if first not in sections:
         near = did_you_mean(name, (*sections, *SHORT))
         must = f"be the path of a key, like build.target, or one of {', '.join(SHORT)}"
-        problems.append((where, said(must, name, near)))
+        problems.append((where, violation(must, name, near)))
         return ()
     if not isinstance(values, (list, dict)) or not values:
-        problems.append((where, said("be a list of values, or a mapping of labels to values", shown(values))))
+        problems.append((where, violation("be a list of values, or a mapping of labels to values", shown(values))))
         return ()
     cells = []
     for key, value in values.items() if isinstance(values, dict) else enumerate(values):
         at = (*where, key)
         if isinstance(values, list) and isinstance(value, (dict, list)):
             hint = f"Write {name} as a mapping: {{label: value}}."
-            problems.append((at, said("have a label when it is not plain text or a number", shown(value), hint)))
+            problems.append((at, violation("have a label when it is not plain text or a number", shown(value), hint)))
             continue
         written = document.texts.get(at, str(value)) if isinstance(values, list) else key
         label = str(written) if isinstance(values, dict) else _label(str(written))
         if not _LABEL.fullmatch(label):
-            problems.append((at, said("be labelled with letters, digits, '.', '_' and '-'", shown(label))))
+            problems.append((at, violation("be labelled with letters, digits, '.', '_' and '-'", shown(label))))
         if name == "precision" and isinstance(value, str):
             if value not in PRECISIONS:
                 must = f"be one of {', '.join(PRECISIONS)}, or a mapping"
-                problems.append((at, said(must, shown(value), did_you_mean(value, tuple(PRECISIONS)))))
+                problems.append((at, violation(must, shown(value), did_you_mean(value, tuple(PRECISIONS)))))
                 continue
             value = dict(PRECISIONS[value])
         cells.append(_Value(label, value, at))
     labels = [v.label for v in cells]
     for value in cells:
         if labels.count(value.label) > 1:
-            problems.append((value.at, said("have a label of its own", f"{value.label!r} again")))
+            problems.append((value.at, violation("have a label of its own", f"{value.label!r} again")))
             break
     return tuple(cells)
 
@@ -161,7 +162,7 @@ def _check_name(name: object, axes: Mapping[str, object], problems: _Problems) -
     for word in _PLACEHOLDER.findall(name):
         if word not in axes:
             must = f"hold placeholders of axes alone: {', '.join(axes)}"
-            problems.append((("name",), said(must, "{" + word + "}", did_you_mean(word, tuple(axes)))))
+            problems.append((("name",), violation(must, "{" + word + "}", did_you_mean(word, tuple(axes)))))
 
 
 def _cell(document: Document, chosen: Mapping[str, _Value]) -> Cell:

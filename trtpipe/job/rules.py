@@ -308,7 +308,7 @@ def _check_fits(check: Check, inputs: Mapping[str, Input], calibration: Calibrat
         inherited = None if calibration is None else calibration.transform
         yield from _fits("check", check, check.transform or inherited, inputs)
     elif check.images is not None and len(inputs) != 1:
-        yield _one_input("check", inputs)  # the rest was said of calibration.images, transformed alike
+        yield _one_input("check", inputs)  # the rest was reported for calibration.images, transformed alike
 
 
 def _data(section: str, data: Data, sources: tuple[str, ...]) -> Iterator[Broken]:

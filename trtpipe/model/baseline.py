@@ -46,7 +46,7 @@ def record_baseline(
         batch_size: samples of each batch but the last.
         kind: how TorchScript is made of the model; not used for a program, which TorchScript cannot take.
         torchscript: path of a TorchScript file to take instead; it sees the inputs as the network does.
-        progress: is told the samples done.
+        progress: receives the number of samples done.
 
     Raises:
         InputError: the model cannot be traced or scripted, TorchScript and eager differ on the check data, or an
@@ -79,7 +79,7 @@ def record_baseline(
     if not worst <= EAGER_TOLERANCE * max(1.0, largest):
         fix = "Set model.baseline to script." if name == "trace" else "Check that both hold the same weights."
         raise InputError(
-            f"baseline: TorchScript ({name}) must answer as the eager model does on the check data "
+            f"baseline: TorchScript ({name}) must compute what the eager model does on the check data "
             f"(got a largest difference of {worst:.3g}, outputs up to {largest:.3g}). {fix}"
         )
     every = np.concatenate(labels)

@@ -91,9 +91,9 @@ def _class_names(
     if loaded.classes is not None:
         return loaded.classes, "model.factory"
     if job.calibration is not None and job.calibration.images is not None:
-        there = tuple(sorted(p.name for p in Path(job.calibration.images).iterdir() if p.is_dir()))
-        if len(there) == count:
-            return there, "calibration.images"
+        folders_of_calibration = tuple(sorted(p.name for p in Path(job.calibration.images).iterdir() if p.is_dir()))
+        if len(folders_of_calibration) == count:
+            return folders_of_calibration, "calibration.images"
     if len(folders) == count:
         return folders, "check.images"
     if all(name.isdecimal() and int(name) < count for name in folders):

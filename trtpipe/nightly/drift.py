@@ -1,4 +1,4 @@
-"""One job built several times without any cache: whether the engines, and what they answer, are the same."""
+"""One job built several times without any cache: whether the engines and their outputs are the same."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def repeat(task: RepeatTask, reporter: Reporter) -> JobOutcome:
 
 
 def _answers(bundle: Bundle) -> dict[str, Array] | None:
-    """What a bundle answers on its golden inputs; None where nothing can execute it."""
+    """A bundle's outputs on its golden inputs; None where neither engine nor graph can be executed here."""
     for graph in (False, True):
         try:
             with open_model(bundle, graph=graph, as_written=True) as model:
@@ -64,7 +64,7 @@ def _answers(bundle: Bundle) -> dict[str, Array] | None:
 
 
 def _largest_difference(answers: list[dict[str, Array]]) -> float:
-    """The largest |difference| between what any build answers and what the first does, NaN counting as infinite."""
+    """The largest |difference| between any build's outputs and the first build's, NaN counting as infinite."""
     first: Mapping[str, Array] = answers[0]
     worst = 0.0
     for other in answers[1:]:

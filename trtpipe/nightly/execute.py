@@ -1,4 +1,4 @@
-"""One job of a night, in whichever process it runs: built unless the cache has it. What came of it is plain data."""
+"""One job of a night, in whichever process it runs: built unless the cache has it. Its outcome is plain data."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ _NEVER = ("trtpipe", "calib", "__main__", "__mp_main__")
 
 
 def execute(task: Task, reporter: Reporter, memory: Memory) -> JsonObject:
-    """Build the job unless its bundle is in the cache, and say what came of it.
+    """Build the job unless its bundle is in the cache, and return its outcome.
 
     Returns:
         The fields of a JobOutcome as plain data; `{"outcome": "busy"}` when another process is building it. With what
         the job's code read, under "reads": see `record_reads`.
 
     Raises:
-        Cancelled: the user stopped it. Every other user error is in what is returned.
+        Cancelled: the user stopped it. Every other user error is in the outcome.
     """
     try:
         outcome, reads = _execute(task, reporter, memory)
@@ -71,7 +71,7 @@ def execute(task: Task, reporter: Reporter, memory: Memory) -> JsonObject:
         raise
     except ModuleNotFoundError as error:
         return failure(task, f"{error.name}: not installed. Install it in this environment.", 3)
-    except Exception as error:  # noqa: BLE001  # a bug costs one job of the night, and its place is said
+    except Exception as error:  # noqa: BLE001  # a bug costs one job of the night; its place is reported
         if (shown := user_error(error)) is not None:
             return failure(task, str(shown), shown.exit_code)
         where = "".join(traceback.format_exception(error)[-3:]).strip()
@@ -79,7 +79,7 @@ def execute(task: Task, reporter: Reporter, memory: Memory) -> JsonObject:
 
 
 def record_reads(cache: Cache, raw: JsonObject) -> None:
-    """Keep what a worker with another cache says that the job's code read, so that it can be watched from here too."""
+    """Store in this cache what a worker with another cache recorded that the job's code read."""
     reads = raw.get("reads")
     if reads is not None:
         remember(cache, reads["code"], Reads.from_plain(reads))

@@ -84,8 +84,8 @@ def _both(here: Machine, there: Machine) -> Machine:
     return Machine(versions, here.python, f"{here.system} for {there.system}", source, there.cuda, there.gpu)
 
 
-def telling(announces: frozenset[str]) -> tuple[str, ...]:
-    """What is announced less what follows from it: of a package only its whole version."""
+def distinct_resources(announces: frozenset[str]) -> tuple[str, ...]:
+    """The announced resources without those that follow from others: of a package only its whole version."""
     return tuple(w for w in sorted(announces) if not any(o.startswith((f"{w}=", f"{w}.")) for o in announces))
 
 
@@ -127,13 +127,13 @@ class Fleet:
             raise MissingError(
                 f"--scheduler: {address} has no worker of trtpipe. Run on each machine: trtpipe worker {address}"
             )
-        self._said: queue.SimpleQueue[JsonObject] = queue.SimpleQueue()
-        self._client.subscribe_topic(TOPIC, lambda event: self._said.put(event[1]))
+        self._events: queue.SimpleQueue[JsonObject] = queue.SimpleQueue()
+        self._client.subscribe_topic(TOPIC, lambda event: self._events.put(event[1]))
 
     @property
     def workers(self) -> tuple[str, ...]:
         """Each worker's name and what it announces."""
-        return tuple(f"{m.name}: {', '.join(telling(m.announces))}" for m in self.members)
+        return tuple(f"{m.name}: {', '.join(distinct_resources(m.announces))}" for m in self.members)
 
     def machine_for(self, job: Job) -> Machine:
         """The kind of machine that builds a job: of those that match, the kind that most workers are.
@@ -246,9 +246,9 @@ class Fleet:
         return _Sent(task, future, wanted)
 
     def _listen(self, sent: Mapping[str, _Sent], watcher: Watcher, finished: Callable[..., None]) -> None:
-        """What workers have said since the last time."""
-        while not self._said.empty():
-            event = self._said.get()
+        """Handle the events that workers have logged since the last call."""
+        while not self._events.empty():
+            event = self._events.get()
             known = sent.get(str(event.get("name")))
             if known is None or event.get("key") != known.task.key:
                 continue
@@ -276,22 +276,22 @@ class Fleet:
                 task = dataclasses.replace(task, attempts=tuple(f"worker {n} died" for n in done.starts))
             finished(task, failure(task, f"{task.name}: {what}.", 4))
             return
-        answer = done.future.result()
+        received = done.future.result()
         done.future.release()
-        raw = dict(answer["outcome"])
+        raw = dict(received["outcome"])
         raw |= {
-            "where": answer["worker"],
+            "where": received["worker"],
             "attempts": [*tried, *raw.get("attempts", ())],
             "reasons": list(task.reasons),
         }
         if raw["outcome"] in ("built", "reused"):
             try:
-                raw["bundle"] = str(self._place(task, answer["files"]))
+                raw["bundle"] = str(self._place(task, received["files"]))
             except TrtpipeError as error:
                 finished(task, failure(task, str(error), error.exit_code) | {"attempts": raw["attempts"]})
                 return
             record_reads(self._cache, raw)
-            keep(self._cache, raw["key"] or task.key, from_plain(raw), answer["files"])
+            keep(self._cache, raw["key"] or task.key, from_plain(raw), received["files"])
         finished(task, raw)
 
     def _place(self, task: Task, files: Mapping[str, bytes]) -> Path:

@@ -30,7 +30,7 @@ from trtpipe.runtime.device import Device, this_device
 if TYPE_CHECKING:
     from distributed import Worker
 
-#: Told the kind of an event (`start`, `stage`, `note`) and its text.
+#: Receives the kind of an event (`start`, `stage`, `note`) and its text.
 Say = Callable[[str, object], None]
 
 #: The Dask topic on which workers report the progress of their jobs.
@@ -67,7 +67,7 @@ class Jobs:
         self._running = ""
 
     def run(self, task: Task, kit: Mapping[str, bytes], say: Say) -> JsonObject:
-        """One job, or the kit of one to finish; `say(kind, value)` is told what it does.
+        """One job, or the kit of one to finish; `say(kind, value)` receives its progress.
 
         Returns:
             Its outcome, this worker's name, and the files of the bundle.
@@ -203,5 +203,5 @@ def run_task(raw: JsonObject, kit: Mapping[str, bytes]) -> JsonObject:
         worker.log_event(TOPIC, event)
 
     say("start", None)
-    answer: JsonObject = worker.trtpipe_jobs.run(task, kit, say)
-    return answer
+    outcome: JsonObject = worker.trtpipe_jobs.run(task, kit, say)
+    return outcome

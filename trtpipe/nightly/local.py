@@ -51,7 +51,7 @@ class Local:
             for d in driver.devices
             if (d.name, d.compute_capability) == (first[0].name, first[0].compute_capability)
         ]
-        #: Engines are for one kind of GPU: the first one's. Others stay idle, and that is said.
+        #: Engines are for one kind of GPU: the first one's. Others stay idle, and a note names them.
         self.unused = tuple(f"GPU {d.index} ({d.name})" for d in driver.devices if d.index not in gpus)
         threads = max(1, cores // max(1, count))
         self.slots = tuple(
@@ -113,14 +113,14 @@ class Local:
             queue.ended(task)
             finished(task, dict(event.value) | {"where": event.where})
         elif event.kind == "died":
-            said = f"worker {event.where} died with {event.value}"
-            tried = (*task.attempts, said)
+            death = f"worker {event.where} died with {event.value}"
+            tried = (*task.attempts, death)
             if len(tried) > RETRIES:
                 queue.ended(task)
-                message = f"{task.name}: {said}, {len(tried)} times. Its log is in .nightly/ of the output folder."
+                message = f"{task.name}: {death}, {len(tried)} times. Its log is in .nightly/ of the output folder."
                 finished(task, failure(dataclasses.replace(task, attempts=tried), message, 4))
             else:
-                watcher.note(f"{task.name}: {said}; it is tried again")
+                watcher.note(f"{task.name}: {death}; it is tried again")
                 queue.again(task, dataclasses.replace(task, attempts=tried))
 
     def _run_here(self, tasks: Sequence[Task], watcher: Watcher, finished: Finished) -> None:
@@ -225,7 +225,7 @@ def expected_bytes(task: Task) -> int:
 
 
 def available_bytes() -> int | None:
-    """Memory that can be used without swapping; None where nobody tells."""
+    """Memory in bytes that can be used without swapping; None where the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

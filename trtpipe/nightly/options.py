@@ -1,4 +1,4 @@
-"""What a night is asked to do, and what its parts may expect of each other."""
+"""The options of a night, and the protocols between its parts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Options:
     insecure: bool = False
 
     def arguments(self) -> JsonObject:
-        """What a resumed run must have in common with this one."""
+        """The options that a resumed run must share with the one it resumes, as JSON."""
         return {"jobs": [str(p.resolve()) for p in self.jobs], "overrides": list(self.overrides)}
 
 

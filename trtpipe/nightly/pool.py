@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import SpawnContext, SpawnProcess
     from multiprocessing.synchronize import Event as CancelFlag
 
-#: A worker that is told to stop and does not is ended after this long.
+#: A worker that is asked to stop and does not is killed after this many seconds.
 GRACE_S = 10.0
 
 
@@ -45,7 +45,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Event:
-    """Something a running job said: `stage` and `note` are text, `done` is the plain outcome, `died` how it ended."""
+    """What a running job reported: the value of `stage` and `note` is text, of `done` the outcome, of `died` how."""
 
     kind: str
     task: Task
@@ -54,7 +54,7 @@ class Event:
 
 
 class Reports:
-    """A Reporter that sends what it is told down a pipe."""
+    """A Reporter that sends its stages and notes down a pipe."""
 
     def __init__(self, send: Callable[[tuple[str, object]], None], cancelled: Callable[[], bool]) -> None:
         self._send, self._cancelled = send, cancelled
@@ -106,7 +106,7 @@ class Pool:
         next(w for w in self._workers if w.slot == slot).start(task)
 
     def events(self, timeout_s: float) -> Iterator[Event]:
-        """What running jobs have said, waiting at most so long for the first."""
+        """The events of running jobs; waits at most `timeout_s` for the first."""
         busy = [w for w in self._workers if w.task is not None]
         ready = connection.wait([w.pipe for w in busy if w.pipe is not None], timeout_s)
         for worker in busy:
@@ -188,7 +188,7 @@ class _Worker:
 
 
 def _serve(pipe: connection.Connection, cancel: CancelFlag, threads: int, gpu: int | None, log: Path | None) -> None:
-    """A worker's life: take a job, run it, say what came of it."""
+    """The worker's loop: take a job from the pipe, run it, send its outcome back."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who made the pool decides
     _load_data_as_elsewhere()
     _end_with_parent()

@@ -1,4 +1,4 @@
-"""What a worker is asked to do for a job, what came of it, and both as plain data for pipes and networks."""
+"""A worker's task for one job, and its outcome, both also as plain data for pipes and networks."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-#: Results that reports do not name: they are part of the model.
+#: Results that reports do not list as reused: they are part of the model.
 QUIET = ("outputs",)
 
 
@@ -64,7 +64,7 @@ class CachedResults:
         cache: the build cache.
         keys: the keys of the job's stages.
         memory: of this process.
-        reporter: is told when another process makes the same.
+        reporter: receives a note when another process computes the same result.
         recorder: records what the job's code reads.
         keys_now: the keys with all that was recorded so far, to store what was just made; None: its inputs have changed
             meanwhile, and it is not stored.

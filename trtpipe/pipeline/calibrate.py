@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trtpipe.errors import InputError
-from trtpipe.pipeline.front import Front, Stages
+from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.stages import calibration_table
 
 if TYPE_CHECKING:
@@ -24,5 +24,5 @@ def make_table(job: Job, reporter: Reporter) -> CalibrationTable:
     if job.calibration is None:
         raise InputError("calibration: the job has no calibration data. Add calibration.images.")
     stages = Stages(reporter)
-    front = Front(job, stages)
-    return calibration_table(job, job.calibration, front, stages)
+    prepared = PreparedJob(job, stages)
+    return calibration_table(job, job.calibration, prepared, stages)

@@ -13,7 +13,7 @@ from typing import Literal
 from trtpipe.job.importable import find_module, missing
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, JobFile, job_files
-from trtpipe.job.problems import Problem, said
+from trtpipe.job.problems import Problem, violation
 from trtpipe.packages import version as package_version
 from trtpipe.routes.options import FRONTENDS, TORCH2TRT, job_refusals
 from trtpipe.routes.options import INSTALL as INSTALL_FRONTEND
@@ -113,19 +113,19 @@ def _all_of(judged: Iterable[tuple[Job | None, tuple[Problem, ...]]]) -> tuple[P
     return tuple(dict.fromkeys(problem for _, problems in judged for problem in problems))
 
 
-#: (dotted path, what `problems.said` makes of it)
-_Found = Iterator[tuple[str, str]]
+#: (dotted path, text of `problems.violation`)
+_Problems = Iterator[tuple[str, str]]
 
 
 #: Packages that a job's callables are often of, and the extra that brings each.
 EXTRAS = {"torch": "build", "torchvision": "build", "timm": "examples", "sklearn": "examples"}
 
 
-def _modules(job: Job, path: Path) -> _Found:
+def _modules(job: Job, path: Path) -> _Problems:
     for option, target in job.callables.items():
         absent = missing(target, _folders(path))
         if absent and not _in_extra(target, path):
-            yield option, said(*absent)
+            yield option, violation(*absent)
 
 
 def _folders(path: Path) -> tuple[Path, Path]:
@@ -138,10 +138,10 @@ def _in_extra(target: str, path: Path) -> bool:
     return top in EXTRAS and find_module(top, _folders(path)) is None
 
 
-def _images(job: Job) -> _Found:
+def _images(job: Job) -> _Problems:
     for name, data in (("calibration", job.calibration), ("check", job.check)):
         if data is not None and data.images is not None and Path(data.images).is_dir() and not _any_image(data.images):
-            text = said(f"hold images ({', '.join(IMAGE_SUFFIXES)})", "none", "One folder for each class.")
+            text = violation(f"hold images ({', '.join(IMAGE_SUFFIXES)})", "none", "One folder for each class.")
             yield f"{name}.images", text
 
 
@@ -149,12 +149,12 @@ def _any_image(folder: str) -> bool:
     return any(name.lower().endswith(IMAGE_SUFFIXES) for _, _, names in os.walk(folder) for name in names)
 
 
-def _packages(job: Job, path: Path) -> _Found:
+def _packages(job: Job, path: Path) -> _Problems:
     """Distributions that building this job imports, by the key that asks for them."""
     for option, target in job.callables.items():
         if _in_extra(target, path):
             top = target.partition(":")[0].partition(".")[0]
-            yield option, said(f"have {top} installed", "nothing", f"Run: pip install 'trtpipe[{EXTRAS[top]}]'")
+            yield option, violation(f"have {top} installed", "nothing", f"Run: pip install 'trtpipe[{EXTRAS[top]}]'")
     needed = [("model", name, "build") for name in ("torch", "onnx", "onnxscript", "onnxruntime", "safetensors")]
     if job.check.images is not None or (job.calibration is not None and job.calibration.images is not None):
         needed.append(("check.images", "torchvision", "build"))
@@ -168,27 +168,27 @@ def _packages(job: Job, path: Path) -> _Found:
     for (option, extra), names in absent.items():
         *most, last = names
         listed = f"{', '.join(most)} and {last}" if most else last
-        yield option, said(f"have {listed} installed", "nothing", f"Run: pip install 'trtpipe[{extra}]'")
+        yield option, violation(f"have {listed} installed", "nothing", f"Run: pip install 'trtpipe[{extra}]'")
 
 
-def _compiler(job: Job) -> _Found:
+def _compiler(job: Job) -> _Problems:
     """The TensorRT that is to compile the engine here."""
     yield from _frontend(job)
     target = job.build.target
     if target != "onnxruntime" and target not in installed():
-        yield "build.target", said(f"have {target} installed", "nothing", f"Run: {INSTALL[target]}")
+        yield "build.target", violation(f"have {target} installed", "nothing", f"Run: {INSTALL[target]}")
 
 
-def _frontend(job: Job) -> _Found:
+def _frontend(job: Job) -> _Problems:
     """The package that the job's route goes through."""
     packages = {"torch_tensorrt": FRONTENDS.get(job.build.target), "torch2trt": "torch2trt"}
     name = packages.get(job.build.route)
     if name and package_version(name) is None:
         step = TORCH2TRT if name == "torch2trt" else INSTALL_FRONTEND[job.build.target]
-        yield "build.route", said(f"have {name} installed", "nothing", f"Run: {step}; or use route onnx.")
+        yield "build.route", violation(f"have {name} installed", "nothing", f"Run: {step}; or use route onnx.")
 
 
-def _refusals(job: Job, version: str | None) -> _Found:
+def _refusals(job: Job, version: str | None) -> _Problems:
     """Options that the route or the target's release cannot honour, as `routes.options` and `trt.options` say them."""
     target = job.build.target
     if target == "onnxruntime":
@@ -205,7 +205,7 @@ def _refusals(job: Job, version: str | None) -> _Found:
         yield option, message.removeprefix(f"{option}: ")
 
 
-def kit_refusals(job: Job, version: str | None = None) -> _Found:
+def kit_refusals(job: Job, version: str | None = None) -> _Problems:
     """What keeps every device from finishing a kit of this job, as (dotted option path, message).
 
     With a `version`, like "8.6.1", every device that has that release of TensorRT.
@@ -240,7 +240,7 @@ def kit_refusals(job: Job, version: str | None = None) -> _Found:
             yield option, releases[-1][option].removeprefix(f"{option}: ")
 
 
-def _gpu(job: Job) -> _Found:
+def _gpu(job: Job) -> _Problems:
     """What the GPU here cannot do, where the engine is built on the GPU that it is for."""
     if job.build.target != "tensorrt" or job.build.platform is not None:
         return

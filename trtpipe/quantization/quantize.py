@@ -152,7 +152,7 @@ def calibrate(
     digests: Mapping[str, str],
     progress: Progress,
 ) -> CalibrationTable:
-    """One amax for every activation that INT8 could want, whatever the job keeps out of it later.
+    """amax of every quantizable activation, including those that precision.keep excludes.
 
     Args:
         captured: the hub graph.
@@ -161,7 +161,7 @@ def calibrate(
         algorithm: one of calib.algorithms.
         percentile: for that algorithm, in (0, 100].
         digests: what the table is valid for, by name.
-        progress: is told the samples done.
+        progress: receives the number of samples done.
 
     Raises:
         calib.CalibError: the data is bad.

@@ -153,7 +153,7 @@ def measure_sensitivity(
         samples: what to execute; read once.
         half: torch.float16, torch.bfloat16 or None: what scales are rounded to, and what `half_sqnr_db` is about.
         keep: modules that the job keeps wide already; they are not measured.
-        progress: is told the modules done in each batch, and may cancel.
+        progress: receives the modules done in each batch, and may cancel.
         int8, narrow: the job's formats, as for `quantize`.
         seconds: after this long what was found is given; None: however long it takes. A network that needs longer for
             one batch is measured in the modules that lose most at their own output, as many as there is time for.

@@ -202,8 +202,8 @@ def _refused(
         if support.field not in wanted:
             continue
         rule = support.torch_tensorrt if route == "torch_tensorrt" else support.torch2trt
-        if said := rule(wanted[support.field], wanted):
-            must, step = said
+        if refusal := rule(wanted[support.field], wanted):
+            must, step = refusal
             yield f"build.{support.field}", f"{must} on route {route} (got {shown(wanted[support.field])}). {step}"
         elif build.allow_torch_fallback and support.field in WHOLE_ONLY:
             yield (

@@ -79,18 +79,18 @@ def remarks(manifest: Manifest, device: Device) -> tuple[str, ...]:
     engine = manifest.engine
     if engine is None:
         return ()
-    said: list[str] = []
+    lines: list[str] = []
     if engine.target == "tensorrt_rtx" and not engine.compute_capabilities:
-        said += _rtx_remarks(device)
+        lines += _rtx_remarks(device)
     if engine.fallback:
-        said += _remarks_on_pytorch(manifest, engine, device)
+        lines += _remarks_on_pytorch(manifest, engine, device)
     here = device.versions.get("onnxruntime")
     if engine.target == "onnxruntime" and here is not None and _numbers(here)[:2] != _numbers(engine.version)[:2]:
-        said.append(
+        lines.append(
             f"ONNX Runtime is {here} here and was {engine.version} when the bundle was checked: answers may differ in "
             "a few samples. The golden check below says by how much."
         )
-    return tuple(said)
+    return tuple(lines)
 
 
 def _rtx_remarks(device: Device) -> tuple[str, ...]:
@@ -189,14 +189,14 @@ def _pytorch(manifest: Manifest, engine: EngineInfo, device: Device) -> list[str
 
 def _remarks_on_pytorch(manifest: Manifest, engine: EngineInfo, device: Device) -> tuple[str, ...]:
     here = device.versions.get("torch")
-    said = (
+    line = (
         f"The engine is hybrid: {_operations(engine)} {_run(engine)} in PyTorch, which every device that runs it has "
         "to have."
     )
     if here is None or _numbers(here)[:2] == _numbers(manifest.environment.get("torch", here))[:2]:
-        return (said,)
+        return (line,)
     built = manifest.environment["torch"]
-    return said, f"PyTorch is {here} here and was {built} when the bundle was built: answers may differ a little."
+    return line, f"PyTorch is {here} here and was {built} when the bundle was built: answers may differ a little."
 
 
 def _operations(engine: EngineInfo) -> str:

@@ -163,18 +163,20 @@ class HybridRunner:
             return [self._argument(v, values) for v in value]
         if not isinstance(value, dict):
             return value
-        ((key, said),) = value.items()
+        ((key, argument),) = value.items()
         if key == "value":
-            return values[said]
+            return values[argument]
         if key == "tensor":
-            return self._constants[said]
+            return self._constants[argument]
         if key == "device":
             return self._torch.device(self._device)
         if key == "float":
-            return float(said)
-        constant = getattr(self._torch, said, None)
+            return float(argument)
+        constant = getattr(self._torch, argument, None)
         if not isinstance(constant, getattr(self._torch, key)):
-            raise InputError(f"model.hybrid: {key} must be one of PyTorch's (got {said!r}). Build the bundle again.")
+            raise InputError(
+                f"model.hybrid: {key} must be one of PyTorch's (got {argument!r}). Build the bundle again."
+            )
         return constant
 
     def _constant(self, name: str) -> torch.Tensor:
@@ -221,12 +223,12 @@ def _last_readers(plan: hybrid.Plan) -> dict[int, list[str]]:
     for index, step in enumerate(plan.steps):
         extra = list(step.kwargs.values()) if isinstance(step, OperatorStep) else []
         last[step.out] = index
-        for key, said in hybrid.references([*step.args, *extra]):
+        for key, argument in hybrid.references([*step.args, *extra]):
             if key == "value":
-                last[said] = index
-    for key, said in hybrid.references(list(plan.outputs.values())):
+                last[argument] = index
+    for key, argument in hybrid.references(list(plan.outputs.values())):
         if key == "value":
-            last.pop(said, None)
+            last.pop(argument, None)
     readers: dict[int, list[str]] = {}
     for name, index in last.items():
         readers.setdefault(index, []).append(name)

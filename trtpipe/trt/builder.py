@@ -41,7 +41,7 @@ def build_engine(
     Args:
         model: a checked ONNX file whose input and output dtypes are those of its specs.
         build: target `tensorrt`, which needs the GPU it builds for, or `tensorrt_rtx`, which builds anywhere.
-        progress: told the percentage built; polled for the wish to cancel wherever TensorRT has a progress monitor
+        progress: receives the percentage built; polled for cancellation wherever TensorRT has a progress monitor
             (from 10 on).
         precision: the job's, which implicit quantization takes its FP16 flag from.
         calibration: ranges or samples for implicit quantization.
@@ -105,7 +105,7 @@ def _serialize(
     calibration: Calibration | None,
     watch: Watch,
 ) -> tuple[bytes, tuple[str, ...]]:
-    """The plan's bytes, and notes. What is made here is referenced until TensorRT has returned: it holds none of it."""
+    """The plan's bytes, and notes. Every object made here is kept until TensorRT has returned: it holds none."""
     watch.check()
     trt, logger = tensorrt.module, make_logger(tensorrt, watch)
     notes: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ def _serialize(
     kept.append(network.parse(tensorrt, graph, logger, model, watch))
     network.check_bindings(tensorrt, graph, model)
     config = builder.create_builder_config()
-    said = len(watch.errors)  # a parser that falls back may have logged errors and yet succeeded
+    errors_before = len(watch.errors)  # a parser that falls back may have logged errors and yet succeeded
     configuration.apply(tensorrt, config, graph, build)
     kept.append(configuration.add_profiles(tensorrt, builder, config, model.inputs, build))
     if weak:
@@ -135,7 +135,7 @@ def _serialize(
     if tensorrt.has("progress_monitor"):
         kept.append(make_monitor(tensorrt, watch))
         config.progress_monitor = kept[-1]
-    if len(watch.errors) > said:
+    if len(watch.errors) > errors_before:
         raise BuildError(
             f"build: {tensorrt.title} must accept every option (got {_last(watch)}). "
             "Correct the option, or leave it out."
@@ -159,7 +159,7 @@ def _serialize(
 
 
 def _unfit(gpu: driver.Driver | None, build: Build, precision: Precision | None) -> tuple[tuple[str, str], ...]:
-    """What the GPU at hand, which TensorRT proper builds for, cannot do, or is not."""
+    """(option path, message) of what the GPU here, which TensorRT proper builds for, cannot do, or is not."""
     if build.target != "tensorrt" or gpu is None:
         return ()
     device = gpu.devices[0]
@@ -195,11 +195,11 @@ def _checked_header(tensorrt: Flavour, build: Build, data: bytes) -> plan.PlanHe
     got = (header.flavour, header.version[: len(version)] or version, header.compute_capabilities)
     if wanted != got:
         raise BuildError(
-            f"engine: the plan's header must say {_say(*wanted)} (got {_say(*got)}). "
+            f"engine: the plan's header must say {_described(*wanted)} (got {_described(*got)}). "
             "Another TensorRT's library was loaded: check LD_LIBRARY_PATH."
         )
     return header
 
 
-def _say(name: str, version: str, capabilities: tuple[str, ...]) -> str:
+def _described(name: str, version: str, capabilities: tuple[str, ...]) -> str:
     return f"{flavour.title(name, version)} for {', '.join(capabilities) or 'no compute capability in particular'}"

@@ -1,4 +1,4 @@
-"""TensorRT's two ways to talk to an execution context, behind the same few calls."""
+"""TensorRT's two APIs of an execution context, tensors and bindings, behind the same methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job's builder options carried out on a TensorRT builder config, by name, never by number.
+"""The job's builder options set on a TensorRT builder config, by name, never by number.
 
 What a release cannot do has been refused before (`options.refusals`); here every option that was asked for is set, and
 TensorRT's own objections are errors.

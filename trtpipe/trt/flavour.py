@@ -1,4 +1,4 @@
-"""Which TensorRT is here and what it can do, found by looking rather than by comparing versions.
+"""Which TensorRT is installed and what it can do, by its attributes rather than by its version.
 
 `CAPABILITIES` is the one table of what divides the releases. A capability is present in an imported module when each of
 its `look` paths exists there; its `spans` say the same for a module that is not at hand, so that `validate` can judge a
@@ -32,7 +32,7 @@ class Capability:
     """Something that not every release can do.
 
     `look` are attribute paths below the module, all of which exist where the capability does. `tensorrt` and `rtx` are
-    spans of versions [since, until); an empty bound is open. With no `look` only the spans speak, and a flavour without
+    spans of versions [since, until); an empty bound is open. With no `look` the spans decide, and a flavour without
     spans never has the capability: TensorRT-RTX keeps names of TensorRT that do nothing there.
     """
 

@@ -1,7 +1,7 @@
 """Which TensorRT and which GPU can compute in FP8, INT4 and NVFP4: one table, held against every job at plan time.
 
 What a release has is a capability of `flavour`, what a GPU has an ability of `platforms`; here is what of both a number
-format needs, and what is said where it is not there. Weak typing needs no flags of these formats: the releases that
+format needs, and the message where it is missing. Weak typing needs no flags of these formats: the releases that
 have them (10.0 and later) take a strongly typed network wherever a job with one of them is accepted.
 """
 

@@ -78,7 +78,7 @@ def build_isolated(
     Args:
         model: a checked ONNX file.
         build: target tensorrt_rtx.
-        progress: told the percentage built; polled for the wish to cancel.
+        progress: receives the percentage built; polled for cancellation.
         precision: the job's.
         judged: as of `build_engine`.
 
@@ -110,21 +110,21 @@ def build_isolated(
         os.close(writer)
         try:
             _send(child, writer, request, model.data)
-            said, data = _listen(child, results, progress)
+            header, data = _listen(child, results, progress)
         finally:
             child.kill()
             child.wait()
     progress.step(100, 100, "%")
     return Engine(
         data=data,
-        target=said["target"],
-        version=said["version"],
-        compute_capabilities=tuple(said["compute_capabilities"]),
+        target=header["target"],
+        version=header["version"],
+        compute_capabilities=tuple(header["compute_capabilities"]),
         inputs=model.inputs,
         outputs=model.outputs,
         graph=model,
-        options=said["options"],
-        notes=tuple(said["notes"]),
+        options=header["options"],
+        notes=tuple(header["notes"]),
     )
 
 
@@ -163,18 +163,18 @@ def _listen(child: subprocess.Popen[bytes], results: BinaryIO, progress: Progres
         line = results.readline()
         if not line:
             raise _died(child)
-        kind, said = json.loads(line)
+        kind, content = json.loads(line)
         if kind == "step":
-            progress.step(said, 100, "%")
+            progress.step(content, 100, "%")
         elif kind == "note":
-            progress.note(said)
+            progress.note(content)
         elif kind == "error":
-            raise getattr(errors, said[0])(said[1])
+            raise getattr(errors, content[0])(content[1])
         else:
-            data = results.read(said["size"])
-            if len(data) != said["size"]:
+            data = results.read(content["size"])
+            if len(data) != content["size"]:
                 raise _died(child)
-            return said, data
+            return content, data
 
 
 def _died(child: subprocess.Popen[bytes]) -> BuildError:
@@ -186,30 +186,30 @@ def _died(child: subprocess.Popen[bytes]) -> BuildError:
     )
 
 
-class _Telling(Silent):
+class _Messages(Silent):
     """Sends a child's progress to its parent, one JSON line each."""
 
     def __init__(self, results: BinaryIO) -> None:
         self._results = results
 
-    def tell(self, kind: str, value: object) -> None:
+    def send(self, kind: str, value: object) -> None:
         """One message."""
         self._results.write(json.dumps([kind, value]).encode() + b"\n")
         self._results.flush()
 
     def step(self, done: int, total: int | None, unit: str) -> None:
         """The percentage built."""
-        self.tell("step", done)
+        self.send("step", done)
 
     def note(self, message: str) -> None:
         """A message of TensorRT."""
-        self.tell("note", message)
+        self.send("note", message)
 
 
 def serve(descriptor: int, fixed: bool) -> None:
-    """Read the request from stdin, build in a new thread, and answer."""
+    """Read the request from stdin, build in a new thread, and write the engine to `descriptor`."""
     results = os.fdopen(descriptor, "wb")
-    telling = _Telling(results)
+    messages = _Messages(results)
     request = json.loads(sys.stdin.buffer.readline())
 
     def spec(raw: JsonObject) -> TensorSpec:
@@ -228,14 +228,14 @@ def serve(descriptor: int, fixed: bool) -> None:
 
     def run() -> None:
         try:
-            engine = build_engine(model, build, progress=telling, precision=precision, judged=request["judged"])
+            engine = build_engine(model, build, progress=messages, precision=precision, judged=request["judged"])
         except TrtpipeError as error:
-            telling.tell("error", [type(error).__name__, str(error)])
+            messages.send("error", [type(error).__name__, str(error)])
             return
         except BaseException:
             traceback.print_exc()
             raise
-        said = {
+        header = {
             "size": len(engine.data),
             "target": engine.target,
             "version": engine.version,
@@ -243,14 +243,14 @@ def serve(descriptor: int, fixed: bool) -> None:
             "options": dict(engine.options),
             "notes": [*engine.notes, *([] if settled else [RANDOMIZED])],
         }
-        telling.tell("done", said)
+        messages.send("done", header)
         results.write(engine.data)
         results.flush()
 
     try:
         flavour.load(build.target)
     except TrtpipeError as error:
-        telling.tell("error", [type(error).__name__, str(error)])
+        messages.send("error", [type(error).__name__, str(error)])
         return
     settled = fixed and _close_gaps()
     thread = threading.Thread(target=run)

@@ -1,4 +1,4 @@
-"""How the graph's own precision is told to a TensorRT that is typed weakly.
+"""Builder flags and precision constraints for a weakly typed network, from the graph's own types.
 
 Strongly typed networks (10 on demand, 11 and RTX always) take every type from the graph. On 8.6, with implicit
 quantization and on DLA before 11, a network is typed weakly: flags allow FP16 and INT8, and TensorRT then also puts
@@ -34,7 +34,7 @@ def weakly_typed(flavour: Flavour, build: Build) -> bool:
 def allow_precisions(
     flavour: Flavour, config: IBuilderConfig, network: INetworkDefinition, build: Build, precision: Precision | None
 ) -> tuple[str, ...]:
-    """Set the flags of a weakly typed network; notes on what TensorRT now decides by itself.
+    """Set the flags and constraints of a weakly typed network; notes on what TensorRT then chooses by itself.
 
     Explicit: FP16, BF16 and INT8 where the graph holds them, and constraints that keep its FP32 layers in FP32.
     Implicit: INT8 and, where the job says so, FP16; which layer gets which is TensorRT's choice.

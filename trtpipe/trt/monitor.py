@@ -27,7 +27,7 @@ _KEPT = frozenset(LEVELS[:3])
 
 
 class Watch:
-    """What happens while TensorRT works: messages kept, progress passed on, a wish to stop remembered."""
+    """Receives TensorRT's callbacks: keeps its messages, passes its progress on, and holds a request to stop."""
 
     def __init__(self, progress: Progress, level: str) -> None:
         self._progress = progress
@@ -49,7 +49,7 @@ class Watch:
         return tuple(dict.fromkeys(text for level, text in self._messages if level == "warning"))
 
     def message(self, level: str, text: str) -> None:
-        """TensorRT said something. Errors and warnings are kept; the job's log_level decides what is shown."""
+        """A message of TensorRT. Errors and warnings are kept; the job's log_level decides what is shown."""
         try:
             if level in _KEPT:
                 self._messages.append((level, text))
@@ -109,7 +109,7 @@ class Watch:
 def interruptible(watch: Watch) -> Iterator[None]:
     """Ctrl-C asks TensorRT to stop at its next step instead of raising inside a callback, where it would be lost.
 
-    Only where Python's own handler is in place: a program that handles SIGINT itself tells us through `cancelled`.
+    Only where Python's own handler is in place: a program that handles SIGINT itself reports it through `cancelled`.
     """
 
     def handle(_number: int, _frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""The ONNX graph as a TensorRT network: parsed, and its bindings held against what the job declares."""
+"""The ONNX graph as a TensorRT network: parsed, and its bindings compared with those that the job declares."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every builder option: what it needs of a TensorRT, and what is said where a release cannot honour it.
+"""Every builder option: what it needs of a TensorRT, and the message where a release cannot honour it.
 
 `OPTIONS` has one row for each field of `BuildOptions`, which a test keeps so. `refusals` judges a job against a release
-by name and version alone, so `validate` can speak for another machine; `config.apply` carries out what is left.
+by name and version alone, so `validate` can judge a job for another machine; `config.apply` sets what is left.
 """
 
 from __future__ import annotations
@@ -126,14 +126,14 @@ def refusals(
     version: str,
     capabilities: frozenset[str] | None = None,
 ) -> tuple[tuple[str, str], ...]:
-    """(dotted option path, message) of everything in the job that this release cannot honour; empty when all is well.
+    """(dotted option path, message) of everything in the job that this release cannot honour; empty when there is none.
 
     Args:
         build: the job's build section.
         precision: the job's precision section; None judges the builder's options alone.
         name: "tensorrt" or "tensorrt_rtx".
         version: of that TensorRT, like "10.3.0".
-        capabilities: what was found by looking at the imported module; by the record for `version` when None.
+        capabilities: of the imported module (`flavour.look`); those recorded for `version` when None.
     """
     wanted = asked(build)
     able = expected(name, version) if capabilities is None else capabilities

@@ -28,7 +28,7 @@ _REBUILD = "Build the engine for this GPU."
 
 @dataclass(frozen=True)
 class PlanHeader:
-    """What a plan says of itself.
+    """The fields of a plan's header.
 
     `version` is like "1.7.1.116", empty where its place is not known, and `length` is in bytes.
     `compute_capabilities` are like "8.6"; they are empty when `portable` (Ampere and later), and empty for TensorRT
@@ -79,8 +79,7 @@ def read_header(data: bytes, where: str = "engine") -> PlanHeader:
 
 
 def misfits(header: PlanHeader, name: str, version: str, compute_capability: str) -> tuple[str, ...]:
-    """Why a plan cannot be loaded by this TensorRT on this GPU, as far as its header tells; empty when nothing speaks
-    against it.
+    """Why a plan cannot be loaded by this TensorRT on this GPU, by its header; empty when the header allows it.
 
     Args:
         header: the plan's.

@@ -4,8 +4,8 @@ The precisions are those of the "Hardware and Precision" tables of NVIDIA's supp
 those of NVIDIA's list of CUDA GPUs (`SOURCES`). A platform can do what TensorRT accelerates on it: INT8 that a GPU
 would emulate is not counted.
 
-Whether TensorRT-RTX runs its engines on a GPU is `rtx_support`'s answer, here alone: `doctor`, `verify`, the options of
-a job and the page in the docs take it from here.
+Whether TensorRT-RTX runs its engines on a GPU is decided by `rtx_support` alone: `doctor`, `verify`, the options of
+a job and the page in the docs use it.
 """
 
 from __future__ import annotations
@@ -107,21 +107,23 @@ BY_CAPABILITY: Mapping[str, Abilities] = {
 RTX_COMPUTE_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
 
 #: Of other compute capabilities, what was seen when its portable engine was loaded and run there: whether it ran, and
-#: TensorRT-RTX's own words. `benchmarks/rtx_loads.py` finds out and writes the answer to a file.
+#: TensorRT-RTX's own words. `benchmarks/rtx_loads.py` measures it and writes the result to a file.
 RTX_SEEN: Mapping[str, tuple[bool, str]] = {}
 
 
 @dataclass(frozen=True)
 class RtxSupport:
-    """Whether TensorRT-RTX runs its engines on GPUs of one compute capability; None where nobody knows. `why` ends no
-    sentence: it stands after a colon or a comma."""
+    """Whether TensorRT-RTX runs its engines on GPUs of one compute capability; None where that is not known.
+
+    `why` is a clause without a full stop, to follow a colon or a comma.
+    """
 
     runs: bool | None
     why: str
 
 
 def rtx_support(compute_capability: str, seen: Mapping[str, tuple[bool, str]] | None = None) -> RtxSupport:
-    """The answer for a GPU, from TensorRT-RTX's own list, else from what was seen (`RTX_SEEN` when None)."""
+    """The support of a GPU, by TensorRT-RTX's own list, else by what was observed (`RTX_SEEN` when `seen` is None)."""
     if compute_capability in RTX_COMPUTE_CAPABILITIES:
         return RtxSupport(True, f"TensorRT-RTX builds for compute capability {compute_capability}")
     unnamed = f"TensorRT-RTX does not name compute capability {compute_capability}"

@@ -1,4 +1,4 @@
-"""docs/versions.md, written by `make schema` from the tables that the code goes by and from what was measured."""
+"""docs/versions.md, written by `make schema` from the tables that the code uses and from measurements."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ def _capabilities() -> Iterator[list[str]]:
 def _options() -> Iterator[list[str]]:
     assert set(_VALUES) < {o.field for o in OPTIONS}
     for field, value in _VALUES.items():
-        asked: JsonObject = {field: value}
-        build = Build.model_construct(**asked)
+        options: JsonObject = {field: value}
+        build = Build.model_construct(**options)
         cells = []
         for name, version in RELEASES:
             unable = f"build.{field}: {title(name, version)} does not support"

@@ -1,4 +1,4 @@
-"""What a plan holds of a graph's INT8 weights, read from its bytes without a GPU.
+"""How a plan stores a graph's INT8 weights, read from its bytes without a GPU.
 
 A plan cannot be deserialized without a GPU, and its EngineInspector names layers and not what is stored. TensorRT-RTX
 1.7.1, though, keeps weights uncompressed, as they were given or with the channels last, padded with zeros where they

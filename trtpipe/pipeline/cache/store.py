@@ -154,7 +154,7 @@ class Cache:
             Busy: another process holds it, and `wait` is false.
         """
         lock = FileLock(self.root / "locks" / f"{kind}-{key}.lock")
-        told = False
+        reported = False
         while True:
             try:
                 lock.acquire(timeout=_POLL_S, poll_interval=_POLL_S / 2)
@@ -164,9 +164,9 @@ class Cache:
                     raise Busy(key) from None
                 if self._cancelled():
                     raise Cancelled("interrupted while another process builds the same") from None
-                if not told:
+                if not reported:
                     waiting()
-                told = True
+                reported = True
         try:
             yield
         finally:

@@ -20,7 +20,7 @@ INSTALL = options.TORCH2TRT
 
 
 class Unread:
-    """Stands where torch2trt wants a dataset; our calibrator has the real one."""
+    """The dataset that torch2trt requires; it is never read, since the calibrator reads the job's samples."""
 
     def __len__(self) -> int:
         raise BuildError("calibration: torch2trt did not read the samples through trtpipe's calibrator.")
@@ -47,7 +47,7 @@ class Calibrating:
 
         Raises:
             CalibError: what went wrong in a callback, or a calibration that was cut short.
-            BuildError: torch2trt made no calibrator through us.
+            BuildError: torch2trt did not make its calibrator through `make`.
         """
         if not self._given:
             raise BuildError(

@@ -30,14 +30,14 @@ SPATIAL = {"conv1d": 1, "conv2d": 2, "conv3d": 3, "conv_transpose1d": 1, "conv_t
 
 def quantize(x: torch.Tensor, scale: float) -> torch.Tensor:
     """int8 of float `x` of any shape, as TensorRT rounds and saturates it."""
-    answer: torch.Tensor = torch.ops.trtpipe.quantize(x, scale)
-    return answer
+    result: torch.Tensor = torch.ops.trtpipe.quantize(x, scale)
+    return result
 
 
 def dequantize(q: torch.Tensor, scale: float) -> torch.Tensor:
     """float32 of int8 `q` of any shape."""
-    answer: torch.Tensor = torch.ops.trtpipe.dequantize(q, scale, torch.float32)
-    return answer
+    result: torch.Tensor = torch.ops.trtpipe.dequantize(q, scale, torch.float32)
+    return result
 
 
 def weighted(
@@ -54,8 +54,8 @@ def weighted(
         rest: what follows the weight in that function's arguments: bias, stride, padding and so on.
     """
     weight = _float_weight(q, scales, axis)
-    answer: torch.Tensor = getattr(torch.nn.functional, name)(x, weight, *rest)
-    return answer
+    result: torch.Tensor = getattr(torch.nn.functional, name)(x, weight, *rest)
+    return result
 
 
 def _float_weight(q: torch.Tensor, scales: torch.Tensor, axis: int) -> torch.Tensor:
@@ -92,11 +92,11 @@ def register(frontend: ModuleType, trt: ModuleType, flags: Collection[str], held
 
 
 class _Layers:
-    """The converters; `ctx` is torch2trt's context, with the arguments and the answer of the function just called."""
+    """The converters; `ctx` is torch2trt's context, with the arguments and the result of the function just called."""
 
     def __init__(self, trt: ModuleType, flags: Collection[str], held: list[object]) -> None:
         self._trt, self._flags, self._held = trt, list(flags)[::-1], held
-        # The output's dtype can be said since TensorRT 10, which would call a layer without one typed weakly.
+        # The output's dtype is an argument since TensorRT 10, where a layer without one makes the network weakly typed.
         says = parse_version(trt.__version__) >= (10,)
         self._int8: tuple[object, ...] = (trt.int8,) if says else ()
         self._float: tuple[object, ...] = (trt.float32,) if says else ()

@@ -74,7 +74,7 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
         loaded: the module that is converted, unless INT8 is explicit; a copy is, since torch2trt leaves attributes on
             what it touches.
         quantized: the program that is converted where INT8 is explicit, and the bundle's graph.
-        progress: is told of each stage; torch2trt can be neither followed nor cancelled.
+        progress: not used: torch2trt reports no progress and cannot be cancelled.
 
     Raises:
         MissingError: without a GPU or torch2trt.
@@ -109,8 +109,8 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
         )
     data = bytes(made.engine.serialize())
     header = checked_header(tensorrt, data)
-    graph, said = graph_of(quantized, EXPLICIT_GRAPH_NOTE if explicit else GRAPH_NOTE)
-    notes += said
+    graph, graph_notes = graph_of(quantized, EXPLICIT_GRAPH_NOTE if explicit else GRAPH_NOTE)
+    notes += graph_notes
     notes += [FP16_NOTE] * job.precision.fp16_mode + [
         EXPLICIT_NOTE if explicit else INT8_NOTE
     ] * job.precision.int8_mode
@@ -204,10 +204,10 @@ def _halved(bound: Any) -> torch.nn.Module:
             self.network = bound.network.half()
 
         def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            answer = self.network(*inputs)
-            if isinstance(answer, dict):
-                return tuple(answer[name] for name in bound.output_names)
-            return (answer,) if isinstance(answer, torch.Tensor) else tuple(answer)
+            result = self.network(*inputs)
+            if isinstance(result, dict):
+                return tuple(result[name] for name in bound.output_names)
+            return (result,) if isinstance(result, torch.Tensor) else tuple(result)
 
     return Half().eval()
 
@@ -281,7 +281,7 @@ def device_types(module: torch.nn.Module, globs: Mapping[str, str], trt: ModuleT
 
 
 def _known(function: Callable[..., object], arguments: JsonObject) -> None:
-    """Refuse what `function` would swallow in its **kwargs."""
+    """Refuse arguments that `function` does not have by name and would ignore in its **kwargs."""
     have = [n for n, p in inspect.signature(function).parameters.items() if p.kind is not p.VAR_KEYWORD]
     if missing := sorted(set(arguments) - set(have)):
         raise InputError(
@@ -293,7 +293,7 @@ def _known(function: Callable[..., object], arguments: JsonObject) -> None:
 def converted(
     frontend: ModuleType, module: torch.nn.Module, inputs: list[torch.Tensor], arguments: JsonObject
 ) -> TRTModule:
-    """What torch2trt returns.
+    """The module that torch2trt returns, with the engine and the network.
 
     Raises:
         BuildError: it raised, or let an operation without a converter become a constant.

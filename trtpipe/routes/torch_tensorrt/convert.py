@@ -1,4 +1,4 @@
-"""Torch-TensorRT asked to convert a program, and what it says when it cannot."""
+"""A program converted by Torch-TensorRT, and its errors as messages."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def converted(
 
 def _missing(error: BaseException, warned: list[warnings.WarningMessage]) -> list[str]:
     """Every operation without a converter, by name."""
-    told = "\n".join(str(w.message) for w in warned)  # all of them; the error itself names the first
-    operators = re.findall(r"^call_function torch\.(?:_?ops\.)?(\S+)$", told, re.MULTILINE)
+    warnings_text = "\n".join(str(w.message) for w in warned)  # all of them; the error itself names the first
+    operators = re.findall(r"^call_function torch\.(?:_?ops\.)?(\S+)$", warnings_text, re.MULTILINE)
     operators = operators or re.findall(
         r"Conversion of function torch\.(?:_?ops\.)?(\S+) not currently supported", _chain(error)
     )

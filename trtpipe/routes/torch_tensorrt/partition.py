@@ -1,4 +1,4 @@
-"""What Torch-TensorRT makes of a program that TensorRT cannot take whole: engines, and PyTorch between them."""
+"""A program that Torch-TensorRT has partitioned into engines and PyTorch operations, as a hybrid module."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NEXT = "Leave build.allow_torch_fallback out and use build.route onnx, or rewri
 
 @dataclass
 class _Draft:
-    """The module as far as it is written down."""
+    """The hybrid module under construction."""
 
     steps: list[EngineStep | OperatorStep] = field(default_factory=list)
     engines: list[bytes] = field(default_factory=list)
@@ -174,7 +174,7 @@ def _operator_name(node: Node) -> str:
 
 
 def _argument(value: object, values: dict[Node, JsonValue], draft: _Draft, owner: Module) -> JsonValue:
-    """An argument in the plan's words."""
+    """An argument as the plan's JSON."""
     import torch
 
     if isinstance(value, torch.fx.Node):
@@ -232,13 +232,13 @@ def _fallback(node: Node) -> Fallback:
     return Fallback(remembered_module(node), str(node.target), why, source_line(node))
 
 
-def told(fallback: tuple[Fallback, ...]) -> Iterator[str]:
+def fallback_lines(fallback: tuple[Fallback, ...]) -> Iterator[str]:
     """One line for each operation and reason, with the modules that have it."""
     for op, why in dict.fromkeys((f.op, f.reason) for f in fallback):
         modules = sorted({f.module or "the model itself" for f in fallback if (f.op, f.reason) == (op, why)})
         yield f"stayed in PyTorch: {op} in {', '.join(modules)}: {why}"
 
 
-def counted(count: int, what: str) -> str:
+def plural(count: int, what: str) -> str:
     """Like "1 engine" or "2 engines"."""
     return f"{count} {what}{'' if count == 1 else 's'}"

@@ -25,7 +25,7 @@ from trtpipe.routes import options
 from trtpipe.routes.onnx import to_onnx
 from trtpipe.routes.torch_tensorrt.convert import NoConverter, converted, trt_inputs
 from trtpipe.routes.torch_tensorrt.logs import LOGGERS, NOISE, hushed, logged
-from trtpipe.routes.torch_tensorrt.partition import MIN_BLOCK_SIZE, counted, hybrid_of, told
+from trtpipe.routes.torch_tensorrt.partition import MIN_BLOCK_SIZE, fallback_lines, hybrid_of, plural
 from trtpipe.trt import driver, flavour, plan, timing_cache
 from trtpipe.trt.monitor import Watch
 from trtpipe.values import Engine, Fallback, LoadedModel, OnnxModel, Quantized, TensorSpec
@@ -59,7 +59,7 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
         job: its `build.target` has to be the TensorRT that the installed Torch-TensorRT is made for.
         loaded: not used: the program holds the model.
         quantized: the program, with Q/DQ and casts placed.
-        progress: is told what Torch-TensorRT and TensorRT say.
+        progress: receives the messages of Torch-TensorRT and TensorRT.
 
     Raises:
         MissingError: without a GPU, or without the Torch-TensorRT of this target.
@@ -86,7 +86,7 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
                 raise
             data, header, fallback, how = _hybrid(frontend, tensorrt, quantized, build, keywords, watch)
     graph, notes = graph_of(quantized, GRAPH_NOTE)
-    said = tuple(f"Torch-TensorRT: {t}" for t in watch.warnings if not any(n in t for n in NOISE))
+    warnings = tuple(f"Torch-TensorRT: {t}" for t in watch.warnings if not any(n in t for n in NOISE))
     return Engine(
         data=data,
         target=tensorrt.name,
@@ -96,7 +96,7 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
         outputs=quantized.outputs,
         graph=graph,
         options=build.model_dump(mode="json", include=set(options.asked(build))),
-        notes=(f"Torch-TensorRT {frontend.__version__}", *how, *notes, SETTINGS_NOTE, *said),
+        notes=(f"Torch-TensorRT {frontend.__version__}", *how, *notes, SETTINGS_NOTE, *warnings),
         fallback=fallback,
     )
 
@@ -143,10 +143,10 @@ def _hybrid(
     module, fallback = hybrid_of(compiled, quantized.inputs, quantized.outputs)
     headers = [checked_header(tensorrt, data) for data in module.engines]
     how = (
-        f"build.allow_torch_fallback: hybrid, {counted(len(module.engines), 'engine')}, and "
-        f"{counted(len(fallback), 'operation')} in PyTorch; at least {MIN_BLOCK_SIZE} convertible operations that "
+        f"build.allow_torch_fallback: hybrid, {plural(len(module.engines), 'engine')}, and "
+        f"{plural(len(fallback), 'operation')} in PyTorch; at least {MIN_BLOCK_SIZE} convertible operations that "
         "stand together (min_block_size) make an engine",
-        *told(fallback),
+        *fallback_lines(fallback),
     )
     return hybrid.to_bytes(module), headers[0], fallback, how
 
@@ -216,12 +216,12 @@ def settings(frontend: ModuleType, tensorrt: flavour.Flavour, build: Build, scra
     Raises:
         InputError: this version of Torch-TensorRT does not have an argument that the job needs.
     """
-    asked = options.asked(build)
+    requested = options.asked(build)
     made: JsonObject = {"require_full_compilation": True, "disable_tf32": not build.tf32}
     for field, keyword in options.KEYWORDS.items():
-        if field in asked:
-            made[keyword] = asked[field]
-    if "hardware_compatibility" in asked:
+        if field in requested:
+            made[keyword] = requested[field]
+    if "hardware_compatibility" in requested:
         made["hardware_compatible"] = True
     if build.refit != "none":
         made |= {"immutable_weights": False, "refit_identical_engine_weights": build.refit == "identical"}
@@ -323,7 +323,7 @@ def checked_header(tensorrt: flavour.Flavour, data: bytes) -> plan.PlanHeader:
 
 
 def graph_of(quantized: Quantized, note: str) -> tuple[OnnxModel | None, tuple[str, ...]]:
-    """The ONNX of the same program, to execute where no engine can; and what has to be said of it."""
+    """The ONNX of the same program, to execute where no engine can; and notes on it."""
     try:
         return to_onnx(quantized), (note,)
     except BuildError as error:
