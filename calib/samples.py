@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
@@ -13,6 +15,13 @@ from calib.errors import CalibError
 from calib.types import Array
 
 Sample = dict[str, Array]
+#: Suffixes of the files that torchvision's ImageFolder reads, in lower case.
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+
+
+def has_images(folder: str | Path) -> bool:
+    """Whether a file of `IMAGE_SUFFIXES` is anywhere below `folder`."""
+    return any(name.lower().endswith(IMAGE_SUFFIXES) for _, _, names in os.walk(folder) for name in names)
 
 
 @dataclass(frozen=True)

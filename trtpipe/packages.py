@@ -1,8 +1,7 @@
 """Which distribution provides a module, and its version, by package metadata alone: nothing is imported.
 
 One module may come from several distributions: `import tensorrt` from tensorrt, tensorrt-cu12, tensorrt-cu13 or only
-their bindings, `import onnxruntime` from onnxruntime or onnxruntime-gpu. Every version that trtpipe reads of a package is
-read here, by module.
+their bindings, `import onnxruntime` from onnxruntime or onnxruntime-gpu. Versions are therefore read here, by module.
 """
 
 from __future__ import annotations
@@ -56,6 +55,36 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "tensorrt": ("tensorrt-libs", "tensorrt-cu13-libs", "tensorrt-cu12-libs", "tensorrt-cu11-libs"),
     "tensorrt_rtx": ("tensorrt-rtx-cu13-libs", "tensorrt-rtx-cu12-libs"),
 }
+
+#: The extra of trtpipe that installs a module.
+EXTRAS: Mapping[str, str] = {
+    **dict.fromkeys(("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnxruntime"), "build"),
+    **dict.fromkeys(("safetensors", "jinja2", "matplotlib", "numba"), "build"),
+    **dict.fromkeys(("cuda", "pycuda"), "edge"),
+    **dict.fromkeys(("dask", "distributed", "fsspec"), "fleet"),
+    **dict.fromkeys(("sklearn", "timm"), "examples"),
+    "tensorrt_rtx": "rtx",
+}
+#: How what has no extra, or several, is installed.
+_COMMANDS: Mapping[str, str] = {
+    "tensorrt": "pip install 'trtpipe[trt11]' (or [trt10]; on a Jetson: apt install python3-libnvinfer)",
+    "torch-tensorrt": "pip install 'torch-tensorrt==2.14.*'",
+    # It requires a release of TensorRT-RTX that cannot build INT8 convolutions, hence --no-deps.
+    "torch-tensorrt-rtx": "pip install --no-deps torch-tensorrt-rtx==2.14.0 dllist",
+    "torch2trt": "pip install git+https://github.com/NVIDIA-AI-IOT/torch2trt",
+}
+
+
+def install_command(name: str) -> str:
+    """The command that installs a module or distribution of `EXTRAS` or of this module; KeyError for another."""
+    return _COMMANDS.get(name) or f"pip install 'trtpipe[{EXTRAS[name]}]'"
+
+
+def not_installed(*modules: str) -> str:
+    """`torch and onnx are not installed. Run: pip install 'trtpipe[build]'`, of modules that one command installs."""
+    *most, last = modules
+    listed = f"{', '.join(most)} and {last} are" if most else f"{last} is"
+    return f"{listed} not installed. Run: {install_command(last)}"
 
 
 @dataclass(frozen=True)

@@ -213,7 +213,7 @@ DAMAGE: list[tuple[str, Callable[[Path], object], str]] = [
     ("extra.so", Path.touch, "must hold only the files its manifest lists (got 'extra.so' too)"),
     (".hidden", Path.touch, "must hold only the files its manifest lists (got '.hidden' too)"),
     ("sub", Path.mkdir, "must hold only the files its manifest lists (got 'sub' too)"),
-    ("manifest.json", Path.unlink, "c: must hold manifest.json (got none). Give the path of a bundle."),
+    ("manifest.json", Path.unlink, "c: holds no manifest.json. Give the path of a bundle."),
     ("manifest.json", relink, "c/manifest.json: must be a regular file (got: a link)"),
     ("manifest.sig", Path.touch, "c/manifest.sig: must have 64 bytes (got 0)"),
 ]

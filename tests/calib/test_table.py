@@ -147,7 +147,7 @@ def test_merged_shards_equal_the_whole(shards):
 
 
 def test_shards_that_do_not_belong_together_are_refused():
-    with pytest.raises(CalibError, match=r"at least one table is needed \(got none\)"):
+    with pytest.raises(CalibError, match=r"at least one table is needed"):
         CalibrationTable.merge([])
     with pytest.raises(CalibError, match=r"each sample must be in one shard \(got 'b' in two\)"):
         CalibrationTable.merge([made(), made(samples=("b", "c"))])

@@ -216,7 +216,7 @@ def test_feeds_that_are_none(tmp_path: Path) -> None:
     np.save(tmp_path / "scalar.npy", np.float32(1))
     expected = {
         "gone": "there is no such file or folder",
-        "empty": "must hold images (.jpg, ",
+        "empty": "holds no image (.jpg, ",
         "a.mp4": "must be one of .jpg, ",
         "objects.npy": "must be a readable array file without objects (got: ",
         "scalar.npy": "every array must hold the same samples, one or more (got [0])",

@@ -154,13 +154,13 @@ REFUSED: list[tuple[str, Manifest, Device, str]] = [
         "no runtime",
         manifest(**RTX),
         replace(GPU_86, versions={}),
-        "runtime: TensorRT-RTX 1.7.1.116 must be installed (got none). Install it: pip install 'trtpipe[rtx]'.",
+        "runtime: TensorRT-RTX 1.7.1.116 is not installed. Install it: pip install 'trtpipe[rtx]'.",
     ),
     (
         "no onnxruntime",
         shipping.manifest(),
         replace(GPU_86, versions={}),
-        "runtime: ONNX Runtime 1.20.0 must be installed (got none). Install it: pip install onnxruntime.",
+        "runtime: ONNX Runtime 1.20.0 is not installed. Install it: pip install onnxruntime.",
     ),
     (
         "rtx portable on Turing",

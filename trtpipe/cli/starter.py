@@ -15,13 +15,14 @@ from pathlib import Path
 import yaml
 from PIL import Image, ImageDraw
 
+from calib.samples import IMAGE_SUFFIXES, has_images
 from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError, MissingError, did_you_mean
 from trtpipe.job.importable import missing
 from trtpipe.job.json_schema import job_schema
 from trtpipe.job.problems import violation
 from trtpipe.job.yamlfile import scalar
-from trtpipe.pipeline.validate import IMAGE_SUFFIXES
+from trtpipe.packages import not_installed
 from trtpipe.trt.flavour import installed
 
 #: Names of folders that hold what to calibrate on, and what to check on, the most telling first.
@@ -105,8 +106,7 @@ def _timm(name: str) -> Source:
     try:
         import timm
     except ModuleNotFoundError:
-        step = "Run: pip install 'trtpipe[examples]'"
-        raise MissingError(f"--from: {violation('have timm installed', 'nothing', step)}") from None
+        raise MissingError(f"--from: {not_installed('timm')}") from None
     if not timm.is_model(name):
         near = did_you_mean(name, timm.list_models())
         raise InputError(f"--from: {violation('be a model that timm has', repr(name), near)}")
@@ -133,8 +133,8 @@ def _parts(images: Path) -> tuple[Path, Path]:
     """The folders to calibrate on and to check on: parts of `images` by their names, else all of it for both."""
     if not images.is_dir():
         raise InputError(f"--images: {violation('be a folder of images', repr(str(images)))}")
-    if not any(name.lower().endswith(IMAGE_SUFFIXES) for _, _, names in os.walk(images) for name in names):
-        raise InputError(f"--images: {violation('hold images (' + ', '.join(IMAGE_SUFFIXES) + ')', 'none')}")
+    if not has_images(images):
+        raise InputError(f"--images: holds no image ({', '.join(IMAGE_SUFFIXES)})")
     calibrate_on = next((images / n for n in CALIBRATE_ON if (images / n).is_dir()), None)
     check_on = next((images / n for n in CHECK_ON if (images / n).is_dir()), None)
     return calibrate_on or check_on or images, check_on or calibrate_on or images

@@ -33,7 +33,7 @@ LIMITS: Mapping[str, tuple[str, bool]] = {
 
 
 class Runner(Protocol):
-    """What executes: `trt.runtime.EngineRunner`, `runtime.hybrid.HybridRunner` or `runtime.onnxruntime.OrtRunner`."""
+    """What executes: `trt.runtime.EngineRunner`, `runtime.hybrid_runner.HybridRunner` or `runtime.onnxruntime.OrtRunner`."""
 
     name: str
 

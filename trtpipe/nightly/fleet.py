@@ -27,6 +27,7 @@ from trtpipe.nightly.fleet_worker import TOPIC, introduce, run_task, stop
 from trtpipe.nightly.local import Local
 from trtpipe.nightly.task import BuildTask, FinishTask, KitTask, Task, failure, from_plain, task_to_plain
 from trtpipe.nightly.transport import transport
+from trtpipe.packages import not_installed
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import BUILDERS, Machine, this_machine
 from trtpipe.trt import driver
@@ -106,9 +107,7 @@ class Fleet:
         try:
             from distributed import Client
         except ImportError:
-            raise MissingError(
-                "--scheduler: dask distributed is not installed. Run: pip install 'trtpipe[fleet]'"
-            ) from None
+            raise MissingError(f"--scheduler: {not_installed('distributed')}") from None
         way = transport(address, credentials, insecure=insecure, where="--scheduler")
         self.address, self._cache = way.address, cache
         #: For the report.

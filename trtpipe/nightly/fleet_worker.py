@@ -21,7 +21,7 @@ from trtpipe.errors import InputError, MissingError
 from trtpipe.nightly.pool import Pool, Slot, visible
 from trtpipe.nightly.task import FinishTask, Task, failure, task_from_plain
 from trtpipe.nightly.transport import transport
-from trtpipe.packages import versions
+from trtpipe.packages import not_installed, versions
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import Machine, this_machine
 from trtpipe.pipeline.cache.store import Cache
@@ -137,7 +137,7 @@ def serve(
     try:
         from distributed import Worker
     except ImportError:
-        raise MissingError("worker: dask distributed is not installed. Run: pip install 'trtpipe[fleet]'") from None
+        raise MissingError(f"worker: {not_installed('distributed')}") from None
     way = transport(scheduler, credentials, insecure=insecure, where="ADDRESS")
     if gpu is not None:  # before anything asks the driver
         os.environ["CUDA_VISIBLE_DEVICES"] = visible(gpu)

@@ -15,6 +15,7 @@ from typing import Any
 from calib.types import JsonObject
 from trtpipe.job.job import Job
 from trtpipe.job.sections import Build, Precision
+from trtpipe.packages import install_command
 from trtpipe.trt.flavour import parse_version
 from trtpipe.trt.options import asked, shown, uses_dla
 from trtpipe.values import Route
@@ -23,11 +24,6 @@ __all__ = ["asked", "installed_frontend", "job_refusals", "refusals"]
 
 #: Distribution of Torch-TensorRT by the target it is made for.
 FRONTENDS: Mapping[str, str] = {"tensorrt": "torch-tensorrt", "tensorrt_rtx": "torch-tensorrt-rtx"}
-#: How each is installed; that for TensorRT-RTX asks for a release that cannot build INT8 convolutions, hence --no-deps.
-INSTALL: Mapping[str, str] = {
-    "tensorrt": "pip install 'torch-tensorrt==2.14.*'",
-    "tensorrt_rtx": "pip install --no-deps torch-tensorrt-rtx==2.14.0 dllist",
-}
 #: The Torch-TensorRT whose arguments the tables below were read from.
 TESTED = "2.14"
 #: Builder options that are one keyword of Torch-TensorRT's conversion, their values taken as they are.
@@ -53,7 +49,6 @@ WHOLE_ONLY: Mapping[str, str] = {
     "refit": "the weights of a hybrid module are in several engines, under names that Torch-TensorRT makes up",
     "default_device_type": "PyTorch runs on the GPU, and DLA engines between its operations are untried",
 }
-TORCH2TRT = "pip install git+https://github.com/NVIDIA-AI-IOT/torch2trt"
 #: What torch2trt can give its bindings.
 TORCH2TRT_DTYPES = ("float32", "float16")
 
@@ -215,7 +210,7 @@ def _refused(
         yield (
             "build.route",
             f"torch_tensorrt must be version {TESTED}, whose arguments are known (got {frontend}). "
-            f"Run: {INSTALL.get(build.target, INSTALL['tensorrt'])}",
+            f"Run: {install_command(FRONTENDS.get(build.target, 'torch-tensorrt'))}",
         )
 
 

@@ -21,13 +21,14 @@ from trtpipe.bundle.format import Bundle, read_bundle
 from trtpipe.bundle.manifest import EngineInfo, Manifest
 from trtpipe.bundle.signing import check_signature, checking
 from trtpipe.errors import MissingError
+from trtpipe.packages import install_command
 from trtpipe.runtime.device import Device
 from trtpipe.trt.platforms import RTX_COMPUTE_CAPABILITIES, rtx_support
 
 _TITLES = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX", "onnxruntime": "ONNX Runtime"}
 _INSTALL = {
     "tensorrt": "Install that version (on a Jetson: the matching JetPack)",
-    "tensorrt_rtx": "Install it: pip install 'trtpipe[rtx]'",
+    "tensorrt_rtx": f"Install it: {install_command('tensorrt_rtx')}",
     "onnxruntime": "Install it: pip install onnxruntime",
 }
 _REBUILD = "or build the bundle for this device"

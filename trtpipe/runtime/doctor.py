@@ -6,7 +6,7 @@ import platform
 import sys
 from dataclasses import dataclass
 
-from trtpipe.packages import version
+from trtpipe.packages import install_command, version
 from trtpipe.routes import options as route_options
 from trtpipe.runtime.device import is_jetson
 from trtpipe.trt import driver, flavour
@@ -36,7 +36,6 @@ PACKAGES: tuple[tuple[str, str], ...] = (
 )
 #: What a job needs to be captured, calibrated and exported, whatever its target.
 _CAPTURE = ("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnxruntime")
-_TORCH2TRT = "pip install git+https://github.com/NVIDIA-AI-IOT/torch2trt"
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ def _precisions(compute_capability: str) -> tuple[str, ...]:
 def _capture(packages: dict[str, str | None]) -> Ability:
     missing = [n for n in _CAPTURE if packages[n] is None]
     reason = f"{', '.join(missing)} not installed" if missing else f"torch {packages['torch']}"
-    return _ability("capture, calibrate and export a model", not missing, reason, "pip install 'trtpipe[build]'")
+    return _ability("capture, calibrate and export a model", not missing, reason, install_command("torch"))
 
 
 def _onnxruntime(packages: dict[str, str | None]) -> tuple[Ability, ...]:
@@ -128,7 +127,7 @@ def _onnxruntime(packages: dict[str, str | None]) -> tuple[Ability, ...]:
 
 def _rtx(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str | None]) -> tuple[Ability, ...]:
     build, run = "build an engine (target tensorrt_rtx)", "run an engine (target tensorrt_rtx)"
-    install = flavour.INSTALL["tensorrt_rtx"]
+    install = install_command("tensorrt_rtx")
     if "tensorrt_rtx" not in tensorrts:
         if machine_name(platform.machine()) != "x86_64":
             reason = "TensorRT-RTX is made for x86-64 Linux and Windows alone"
@@ -158,13 +157,13 @@ def _tensorrt(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str
     if gpu.problem:
         return (Ability(both, False, f"it builds on the GPU that the engine is for, and {gpu.problem}"),)
     if "tensorrt" not in tensorrts:
-        return (Ability(both, False, "TensorRT is not installed", flavour.INSTALL["tensorrt"]),)
+        return (Ability(both, False, "TensorRT is not installed", install_command("tensorrt")),)
     distribution, release = tensorrts["tensorrt"]
     if flavour.parse_version(release) < flavour.OLDEST["tensorrt"]:
-        return (Ability(both, False, f"TensorRT {release} is older than 8.6", flavour.INSTALL["tensorrt"]),)
+        return (Ability(both, False, f"TensorRT {release} is older than 8.6", install_command("tensorrt")),)
     if distribution.startswith("tensorrt-lean"):
         reason = "tensorrt-lean only runs engines that were built elsewhere"
-        return (Ability(both, False, reason, flavour.INSTALL["tensorrt"]),)
+        return (Ability(both, False, reason, install_command("tensorrt")),)
     here = gpu.devices[0]
     return (_with_memory(Ability(both, True, f"TensorRT {release} on {here.name}"), packages),)
 
@@ -174,7 +173,7 @@ def _with_memory(ability: Ability, packages: dict[str, str | None]) -> Ability:
     if any(packages[name] for name in ("torch", "cuda-python", "pycuda")):
         return ability
     reason = "none of torch, cuda-python and pycuda is installed, which give it device memory"
-    return Ability(ability.what, False, reason, "pip install 'trtpipe[edge]'")
+    return Ability(ability.what, False, reason, install_command("cuda"))
 
 
 def _routes(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str | None]) -> tuple[Ability, ...]:
@@ -187,9 +186,9 @@ def _routes(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str |
     if gpu.problem:
         return first, Ability(what, False, f"it runs the model on a GPU, and {gpu.problem}")
     if torch2trt is None:
-        return first, Ability(what, False, "torch2trt is not installed", _TORCH2TRT)
+        return first, Ability(what, False, "torch2trt is not installed", install_command("torch2trt"))
     if not release:
-        return first, Ability(what, False, "TensorRT is not installed", flavour.INSTALL["tensorrt"])
+        return first, Ability(what, False, "TensorRT is not installed", install_command("tensorrt"))
     return first, Ability(what, True, f"torch2trt {torch2trt} with TensorRT {release}")
 
 
@@ -198,13 +197,13 @@ def _torch_tensorrt(gpu: Driver, tensorrts: flavour.Installed) -> Ability:
     what = "build by route torch_tensorrt"
     frontend = route_options.installed_frontend()
     if frontend is None:
-        return Ability(what, False, "torch_tensorrt is not installed", "pip install 'trtpipe[torch-tensorrt]'")
+        return Ability(what, False, "torch_tensorrt is not installed", install_command("torch-tensorrt"))
     if gpu.problem:
         return Ability(what, False, f"Torch-TensorRT loads each engine on a GPU, and {gpu.problem}")
     here = {str(name): release for name, (_, release) in tensorrts.items()}.get(frontend.target)
     if here is None:
         reason = f"{frontend.distribution} {frontend.version} needs {frontend.target}, which is not installed"
-        return Ability(what, False, reason, {str(k): v for k, v in flavour.INSTALL.items()}[frontend.target])
+        return Ability(what, False, reason, install_command(frontend.target))
     reason = f"{frontend.distribution} {frontend.version} for target {frontend.target} on {gpu.devices[0].name}"
     return Ability(what, True, reason)
 

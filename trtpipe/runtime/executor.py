@@ -20,7 +20,7 @@ from trtpipe.evaluation import metrics
 from trtpipe.job.sections import Build
 from trtpipe.runtime.compatibility import placement_problems
 from trtpipe.runtime.device import Device, this_device
-from trtpipe.runtime.hybrid import HybridRunner
+from trtpipe.runtime.hybrid_runner import HybridRunner
 from trtpipe.runtime.onnxruntime import Optimization, OrtRunner
 from trtpipe.trt.runtime import EngineRunner
 from trtpipe.values import CheckReport, Engine, Executed, Target, TensorSpec

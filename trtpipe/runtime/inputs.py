@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from calib.samples import IMAGE_SUFFIXES
 from calib.types import Array
 from trtpipe.errors import InputError
-from trtpipe.runtime.preprocess import IMAGE_SUFFIXES
 from trtpipe.runtime.session import Model
 
 ARRAY_SUFFIXES = (".npy", ".npz", ".safetensors")
@@ -65,7 +65,7 @@ def _folder(folder: Path, model: Model) -> Feed:
     files = [p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file()]
     paths = tuple(sorted(files, key=lambda p: p.relative_to(folder).parts))
     if not paths:
-        raise InputError(f"{folder}: must hold images ({', '.join(IMAGE_SUFFIXES)}; got none). Check the path.")
+        raise InputError(f"{folder}: holds no image ({', '.join(IMAGE_SUFFIXES)}). Check the path.")
     names = set(model.manifest.class_names or ())
     relative = [p.relative_to(folder) for p in paths]
     truths = tuple(r.parts[0] if len(r.parts) > 1 and r.parts[0] in names else None for r in relative)

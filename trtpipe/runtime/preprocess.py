@@ -20,9 +20,6 @@ from trtpipe.errors import InputError
 from trtpipe.job.sections import Transform
 from trtpipe.values import TensorSpec
 
-#: Suffixes that `run` takes for images: torchvision's ImageFolder's own.
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-
 #: An image of more pixels than this is refused before it is decoded.
 MAX_PIXELS = 256 << 20
 

@@ -25,7 +25,7 @@ from trtpipe.errors import InputError
 from trtpipe.runtime import compatibility
 from trtpipe.runtime.device import this_device
 from trtpipe.runtime.executor import Runner, bundle_settings, graph_as_checked, open_graph
-from trtpipe.runtime.hybrid import HybridRunner
+from trtpipe.runtime.hybrid_runner import HybridRunner
 from trtpipe.runtime.preprocess import load_image, preprocess
 from trtpipe.trt.runtime import EngineRunner
 from trtpipe.values import Executed, TensorSpec

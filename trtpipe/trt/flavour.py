@@ -17,13 +17,10 @@ from typing import Literal
 
 from trtpipe import packages
 from trtpipe.errors import InputError, MissingError
+from trtpipe.packages import install_command
 
 Name = Literal["tensorrt", "tensorrt_rtx"]
 
-INSTALL: Mapping[Name, str] = {
-    "tensorrt": "pip install 'trtpipe[trt11]' (or [trt10]; on a Jetson: apt install python3-libnvinfer)",
-    "tensorrt_rtx": "pip install 'trtpipe[rtx]'",
-}
 OLDEST: Mapping[Name, tuple[int, ...]] = {"tensorrt": (8, 6), "tensorrt_rtx": (1, 7, 1)}
 
 
@@ -218,13 +215,14 @@ def load(target: str) -> Flavour:
     except (ImportError, OSError, RuntimeError) as error:  # its own loading of libraries raises the last two
         reason = "it is not installed" if isinstance(error, ModuleNotFoundError) and error.name == name else str(error)
         raise MissingError(
-            f"build.target: {name} must be importable here (got: {reason}). Install it: {INSTALL[name]}."
+            f"build.target: {name} must be importable here (got: {reason}). Install it: {install_command(name)}."
         ) from error
     version = str(module.__version__)
     if parse_version(version) < OLDEST[name]:
         oldest = ".".join(map(str, OLDEST[name]))
         raise InputError(
-            f"build.target: {title(name, oldest)} is the oldest supported (got {version}). Install it: {INSTALL[name]}."
+            f"build.target: {title(name, oldest)} is the oldest supported (got {version}). "
+            f"Install it: {install_command(name)}."
         )
     return Flavour(name, module, version, look(module, name, version))
 

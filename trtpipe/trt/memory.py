@@ -17,6 +17,7 @@ import numpy as np
 
 from calib.types import Array
 from trtpipe.errors import MissingError
+from trtpipe.packages import install_command
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +73,7 @@ def open_memory(provider: Provider | None = None) -> Memory:
             reasons.append(f"{name}: {error}")
     raise MissingError(
         f"device memory: torch with CUDA, cuda-python or pycuda must work (got {'; '.join(reasons)}). "
-        "Install one: pip install 'trtpipe[edge]'."
+        f"Install one: {install_command('cuda')}."
     )
 
 

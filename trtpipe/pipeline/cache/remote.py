@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from calib.types import JsonObject
 from trtpipe.errors import InputError, MissingError
+from trtpipe.packages import not_installed
 
 #: Longer entries are refused unread.
 _MOST_HEAD_BYTES = 64 << 20
@@ -26,7 +27,7 @@ class Store:
         try:
             import fsspec
         except ImportError:
-            raise MissingError("--store: fsspec is not installed. Run: pip install 'trtpipe[fleet]'") from None
+            raise MissingError(f"--store: {not_installed('fsspec')}") from None
         try:
             self._fs, self._root = fsspec.core.url_to_fs(url)
         except ImportError as error:

@@ -11,12 +11,12 @@ from unittest.mock import patch
 from calib.trt_calibrator import NativeCalibrator
 from trtpipe.errors import BuildError
 from trtpipe.job.job import Job
-from trtpipe.routes import options
+from trtpipe.packages import install_command
 from trtpipe.routes.native import native_calibration
 from trtpipe.trt import flavour
 from trtpipe.trt.implicit import make_calibrator
 
-INSTALL = options.TORCH2TRT
+INSTALL = install_command("torch2trt")
 
 
 class Unread:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from calib.types import JsonObject
 from trtpipe.errors import BuildError, InputError, MissingError
 from trtpipe.job.job import Job
+from trtpipe.packages import install_command
 from trtpipe.progress import Progress
 from trtpipe.routes import options
 from trtpipe.routes.torch2trt.calibrator import Unread, own_calibrator
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from trtpipe.trt.types import INetworkDefinition, ITensor
 
-INSTALL = options.TORCH2TRT
+INSTALL = install_command("torch2trt")
 #: Where the module runs while it is converted.
 DEVICE = "cuda"
 #: What torch2trt prints of an operation that it has no converter for. The result of such an operation becomes a

@@ -20,6 +20,7 @@ from trtpipe.errors import BuildError, InputError, MissingError
 from trtpipe.job.job import Job
 from trtpipe.job.sections import Build
 from trtpipe.model.export import export
+from trtpipe.packages import install_command
 from trtpipe.progress import Progress
 from trtpipe.routes import options
 from trtpipe.routes.onnx import to_onnx
@@ -185,7 +186,7 @@ def load(target: str) -> tuple[ModuleType, flavour.Flavour]:
         got = "none" if installed is None else f"{installed.distribution} {installed.version}"
         raise MissingError(
             f"build.route: torch_tensorrt for target {target} must have {names[target]} (got {got}). "
-            f"Run: {options.INSTALL[target]}"
+            f"Run: {install_command(names[target])}"
         )
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), hushed():
@@ -198,7 +199,7 @@ def load(target: str) -> tuple[ModuleType, flavour.Flavour]:
     except Exception as error:
         raise MissingError(
             f"build.route: {installed.distribution} must be importable here (got: {error}). "
-            f"Run: {options.INSTALL[target]}"
+            f"Run: {install_command(names[target])}"
         ) from error
     return torch_tensorrt, flavour.load(target)
 
