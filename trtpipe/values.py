@@ -119,17 +119,45 @@ class Int8Weight:
 
 
 @dataclass(frozen=True)
+class Site:
+    """One input of one operation that gets a Q/DQ pair (`model.sites` has the rules).
+
+    `key` is `<module path>:<role>`; `group` the key whose scale this tensor shares (its own where it shares none).
+    `axis` is the kept axis of a weight, None for an activation. `rule` is one of Q1 to Q5.
+    """
+
+    consumer: torch.fx.Node
+    producer: torch.fx.Node
+    key: str
+    group: str
+    axis: int | None
+    rule: str
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """An operation that INT8 would want but cannot have, and why."""
+
+    node: torch.fx.Node
+    reason: str
+
+
+@dataclass(frozen=True)
 class Captured:
     """The hub: the model as one ATen graph with conv+bn and constants folded and attention spelt out.
 
-    Every node keeps `nn_module_stack` and `stack_trace`, so its source module and line are known. `int8` holds, by the
-    name of an operation, the corrected weight and bias that it has where it is quantized.
+    Every node keeps `nn_module_stack` and `stack_trace`, so its source module and line are known. `sites` are the
+    inputs that TensorRT would want quantized, in execution order, whatever the job keeps out of INT8; `skipped` the operations
+    without one. `int8` holds, by the name of an operation, the corrected weight and bias that it has where it is
+    quantized.
     """
 
     graph: torch.fx.GraphModule
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     digest: str
+    sites: tuple[Site, ...]
+    skipped: tuple[Skipped, ...]
     notes: tuple[str, ...] = ()
     int8: Mapping[str, Int8Weight] = field(default_factory=dict)
 

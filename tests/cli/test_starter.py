@@ -81,8 +81,8 @@ def test_from_a_module_of_ones_own(tmp_path, capsys, monkeypatch):
             "--from: must name a module that can be found (got 'no_such'). Install it, or put it beside the job file.",
         ),
         (
-            "trtpipe.job.problems:sayd",
-            "--from: must name something that trtpipe.job.problems defines (got 'sayd'). Did you mean said?",
+            "trtpipe.job.problems:violatio",
+            "--from: must name something that trtpipe.job.problems defines (got 'violatio'). Did you mean violation?",
         ),
     ],
 )

@@ -33,7 +33,7 @@ LIMITS: Mapping[str, tuple[str, bool]] = {
 
 
 class Runner(Protocol):
-    """What executes: `trt.runtime.EngineRunner`, `runtime.hybrid_runner.HybridRunner` or `runtime.onnxruntime.OrtRunner`."""
+    """What executes: `trt.runtime.EngineRunner`, `hybrid_runner.HybridRunner` or `onnxruntime.OrtRunner`."""
 
     name: str
 

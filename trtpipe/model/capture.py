@@ -29,6 +29,7 @@ def capture(loaded: LoadedModel) -> Captured:
     import torch
 
     from trtpipe.model.pt2e import constant_fold, fuse_conv_bn
+    from trtpipe.model.sites import find_sites
 
     program = export(loaded.module, loaded.inputs)
     with warnings.catch_warnings():  # torch 2.11 announces a deprecation of its own
@@ -43,7 +44,7 @@ def capture(loaded: LoadedModel) -> Captured:
     graph = export(graph, loaded.inputs).module(check_guards=False)
     assert isinstance(graph, torch.fx.GraphModule)
     outputs = _output_specs(graph, loaded)
-    return Captured(graph, loaded.inputs, outputs, _digest(graph, loaded.weights_digest))
+    return Captured(graph, loaded.inputs, outputs, _digest(graph, loaded.weights_digest), *find_sites(graph))
 
 
 def _output_specs(graph: torch.fx.GraphModule, loaded: LoadedModel) -> tuple[TensorSpec, ...]:

@@ -223,9 +223,8 @@ def lowered_of(
 
 
 def _shared_scales(prepared: PreparedJob) -> dict[str, str]:
-    from trtpipe.quantization.placement import find_sites
 
-    return {s.key: s.group for s in find_sites(prepared.captured.graph)[0] if s.axis is None}
+    return {s.key: s.group for s in prepared.captured.sites if s.axis is None}
 
 
 def build_engine(

@@ -229,14 +229,14 @@ class _Bench:
         from trtpipe.quantization.payoff import keep_of
         from trtpipe.quantization.quantize import plan_sites
 
-        graph = self.prepared.captured.graph
+        captured = self.prepared.captured
         if not self._macs:
             sample = next(first_samples(self.prepared.check_source, batching(self.job, self.prepared), 1))
-            machine = Partial(graph)
+            machine = Partial(captured.graph)
             machine.finish(0, machine.inputs(sample.inputs), {})
             self._macs.update({node.name: count for node, count in machine.macs_of.items()})
         keep = keep_of(job, self.prepared.captured)
-        plan = plan_sites(graph, int8=job.precision.int8_mode, keep=keep, narrow=self.narrow(job))
+        plan = plan_sites(captured, int8=job.precision.int8_mode, keep=keep, narrow=self.narrow(job))
         sites = (*plan.int8, *(n.site for n in plan.narrow))
         inside = sum(self._macs[name] for name in {s.consumer.name for s in sites if s.rule in ("Q1", "Q2")})
         return inside / max(1, sum(self._macs.values()))
@@ -252,7 +252,9 @@ class _Bench:
         job, prepared = chosen(self.job, candidate), self.prepared
         graph, precision = prepared.captured.graph, job.precision
         narrow = self.narrow(job)
-        plan = plan_sites(graph, int8=precision.int8_mode, keep=keep_of(job, prepared.captured), narrow=narrow)
+        plan = plan_sites(
+            prepared.captured, int8=precision.int8_mode, keep=keep_of(job, prepared.captured), narrow=narrow
+        )
         half = half_dtype(precision.fp16_mode, precision.bf16_mode)
         changed = roundings(graph, plan.int8, self.table(candidate.algorithm).amax, half, prepared.captured.int8)
         if narrow is not None:

@@ -35,7 +35,8 @@ from trtpipe.values import NumberFormatName
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
-    from trtpipe.quantization.placement import Site
+    from trtpipe.values import Site
+
 
 _library: Any = torch.library.Library("trtpipe", "FRAGMENT")  # type: ignore[no-untyped-call]
 

@@ -14,8 +14,7 @@ from trtpipe.model.nodes import constant_value, is_constant, op_name
 from trtpipe.quantization.formats import SMALLEST_SCALE, rounded_up
 from trtpipe.quantization.macs import macs
 from trtpipe.quantization.observers import ACTIVATION_RANGE, WEIGHT_RANGE
-from trtpipe.quantization.placement import Site
-from trtpipe.values import Int8Weight
+from trtpipe.values import Int8Weight, Site
 
 #: What is read by an operation instead of its input.
 Rounding = Callable[[torch.Tensor], torch.Tensor]

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING
 from trtpipe.errors import InputError
 from trtpipe.job.sections import Precision
 from trtpipe.model.nodes import module_path, op_name
+from trtpipe.model.sites import MATMULS
 from trtpipe.quantization.formats import FORMATS, block_size
-from trtpipe.quantization.placement import MATMULS, Site
 from trtpipe.quantization.precision import Keep, matching
-from trtpipe.values import NumberFormatName
+from trtpipe.values import NumberFormatName, Site
 
 if TYPE_CHECKING:
     from torch.fx import Node

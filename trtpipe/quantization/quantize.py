@@ -23,13 +23,13 @@ from trtpipe.model.pt2e import (
     convert_pt2e,
     prepare_pt2e,
 )
+from trtpipe.model.sites import kept_sites
 from trtpipe.quantization.formats import FORMATS, SMALLEST_SCALE, rounded_up
 from trtpipe.quantization.narrow import NarrowSite, Statistics, place_narrow
 from trtpipe.quantization.observers import ACTIVATION_RANGE, WEIGHT_RANGE, ActivationObserver, PerChannelWeightObserver
-from trtpipe.quantization.placement import Site, Skipped, find_sites, kept_sites
 from trtpipe.quantization.policy import Assignment, Modes, assign, cannot, checked_modes
 from trtpipe.quantization.precision import Keep, checked_keep, place_casts
-from trtpipe.values import Captured, Int8Weight, Quantized, TensorSpec
+from trtpipe.values import Captured, Int8Weight, Quantized, Site, Skipped, TensorSpec
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -109,8 +109,7 @@ def prepare(
     captured: Captured, keep: Callable[[Node], bool] = lambda node: False, half: torch.dtype | None = None
 ) -> Prepared:
     """A copy of the captured graph with an observer on every site that `keep` does not hold out of INT8."""
-    sites, skipped = find_sites(captured.graph)
-    sites = kept_sites(sites, keep)
+    sites = kept_sites(captured.sites, keep)
     graph = copied(captured.graph)
     write_int8(graph, {s.consumer.name: captured.int8[s.consumer.name] for s in sites if _corrected(captured, s)})
     with warnings.catch_warnings():
@@ -121,7 +120,7 @@ def prepare(
     for site in sites:
         if site.axis is None and site.group not in observers:
             observers[site.group] = _observer_on(graph, by_name[site.consumer.name], site.producer.name)
-    return Prepared(graph, observers, sites, skipped, captured.int8)
+    return Prepared(graph, observers, sites, captured.skipped, captured.int8)
 
 
 def _corrected(captured: Captured, site: Site) -> bool:
@@ -269,7 +268,7 @@ def quantize(
     keep = checked_keep(keep, captured.graph)
     notes: list[str] = [*captured.notes, *keep.notes]
     scales: dict[str, float] = {}
-    plan = plan_sites(captured.graph, int8=int8, keep=keep, narrow=narrow)
+    plan = plan_sites(captured, int8=int8, keep=keep, narrow=narrow)
     if int8 or narrow is not None:
         if not plan.int8 and not plan.narrow:
             raise InputError(_nothing_left(plan, narrow))
@@ -311,7 +310,7 @@ class SitePlan:
         return lambda node: keep.out_of_int8(node) or self.chosen.excludes(node, "int8")
 
 
-def plan_sites(graph: GraphModule, *, int8: bool, keep: Keep, narrow: Narrow | None) -> SitePlan:
+def plan_sites(captured: Captured, *, int8: bool, keep: Keep, narrow: Narrow | None) -> SitePlan:
     """The sites of a job's formats; changes nothing. `int8`, `keep` and `narrow` are as for `quantize`.
 
     Raises:
@@ -319,13 +318,14 @@ def plan_sites(graph: GraphModule, *, int8: bool, keep: Keep, narrow: Narrow | N
     """
     if not int8 and narrow is None:
         return SitePlan((), (), Assignment(), ())
-    sites, skipped = find_sites(graph)
     chosen = Assignment()
     if narrow is not None:
-        nodes = tuple(dict.fromkeys(s.consumer for s in sites if s.rule in ("Q1", "Q2")))
-        chosen = assign(sites, checked_modes(narrow.modes, nodes), keep)
-    plan = SitePlan((), () if narrow is None else narrow_sites(sites, chosen, narrow.modes), chosen, skipped)
-    return replace(plan, int8=kept_sites(sites, plan.out_of_int8(keep))) if int8 else plan
+        nodes = tuple(dict.fromkeys(s.consumer for s in captured.sites if s.rule in ("Q1", "Q2")))
+        chosen = assign(captured.sites, checked_modes(narrow.modes, nodes), keep)
+    plan = SitePlan(
+        (), () if narrow is None else narrow_sites(captured.sites, chosen, narrow.modes), chosen, captured.skipped
+    )
+    return replace(plan, int8=kept_sites(captured.sites, plan.out_of_int8(keep))) if int8 else plan
 
 
 def _nothing_left(plan: SitePlan, narrow: Narrow | None) -> str:

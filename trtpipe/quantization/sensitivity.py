@@ -163,7 +163,7 @@ def measure_sensitivity(
         Cancelled: progress asked to stop.
     """
     graph = captured.graph
-    plan = plan_sites(graph, int8=int8, keep=keep, narrow=narrow)
+    plan = plan_sites(captured, int8=int8, keep=keep, narrow=narrow)
     units = find_units((*plan.int8, *dict.fromkeys(n.site for n in plan.narrow)))
     if not units:
         raise InputError("sensitivity: no module is left to quantize. Narrow precision.keep.")

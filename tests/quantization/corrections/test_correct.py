@@ -20,7 +20,6 @@ from trtpipe.quantization.corrections import rounding, sweep
 from trtpipe.quantization.corrections.correct import STEPS, correct
 from trtpipe.quantization.corrections.edits import corrected
 from trtpipe.quantization.partial import Partial, roundings
-from trtpipe.quantization.placement import find_sites
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import calibrate, quantize
 from trtpipe.values import Captured
@@ -176,7 +175,7 @@ def test_the_graph_in_parts_computes_what_the_qdq_program_does(tmp_path: Path) -
     graph, x = corrected(captured, table.corrections.arrays), nets.images(8, 3, 8, 8)
     assert graph.int8
     machine = Partial(graph.graph)
-    changed = roundings(graph.graph, find_sites(graph.graph)[0], table.amax, None, graph.int8)
+    changed = roundings(graph.graph, graph.sites, table.amax, None, graph.int8)
     parts = machine.finish(0, machine.inputs([x]), changed)[0][0]
     found = quantize(graph, int8=True, half=None, keep=Keep(), amax=table.amax, ranges={})
     with torch.inference_mode():

@@ -19,7 +19,7 @@ import torch
 
 from calib.errors import CalibError
 from trtpipe.model.nodes import add_constant, calls, constant_value, copied, is_constant, op_name, set_constant
-from trtpipe.quantization.placement import WEIGHTED
+from trtpipe.model.sites import WEIGHTED, find_sites
 from trtpipe.values import Captured, Int8Weight
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ def corrected(captured: Captured, arrays: Arrays) -> Captured:
         elif kind == "bias":
             _with_bias(graph, _known(operations, name, key), len(array))
     graph.recompile()
-    return replace(captured, graph=graph, int8=_int8(graph, arrays))
+    sites, skipped = find_sites(graph)
+    return replace(captured, graph=graph, sites=sites, skipped=skipped, int8=_int8(graph, arrays))
 
 
 def _known(nodes: Mapping[str, Node], name: str, key: str) -> Node:

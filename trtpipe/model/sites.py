@@ -20,12 +20,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trtpipe.model.nodes import calls, is_constant, is_float, module_path, op_name
+from trtpipe.values import Site, Skipped
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -37,32 +37,11 @@ ADDS = ("add",)
 SHARED = ("cat", "max_pool2d")
 
 
-@dataclass(frozen=True)
-class Site:
-    """One input of one operation that gets a Q/DQ pair.
-
-    `key` is `<module path>:<role>`; `group` the key whose scale this tensor shares (its own where it shares none).
-    `axis` is the kept axis of a weight, None for an activation. `rule` is one of Q1 to Q5.
-    """
-
-    consumer: Node
-    producer: Node
-    key: str
-    group: str
-    axis: int | None
-    rule: str
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """An operation that INT8 would want but cannot have, and why."""
-
-    node: Node
-    reason: str
-
-
 def find_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...]]:
-    """Every input that TensorRT would want quantized, in execution order, and the operations left out, with why."""
+    """Every input that TensorRT would want quantized, in execution order, and the operations left out, with why.
+
+    A captured graph has them in `Captured.sites` and `Captured.skipped`.
+    """
     candidates: list[tuple[Node, Node, str, int | None, str]] = []
     skipped: list[Skipped] = []
     ordinals: Counter[tuple[str, str]] = Counter()
