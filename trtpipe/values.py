@@ -147,9 +147,9 @@ class Captured:
     """The hub: the model as one ATen graph with conv+bn and constants folded and attention spelt out.
 
     Every node keeps `nn_module_stack` and `stack_trace`, so its source module and line are known. `sites` are the
-    inputs that TensorRT would want quantized, in execution order, whatever the job keeps out of INT8; `skipped` the operations
-    without one. `int8` holds, by the name of an operation, the corrected weight and bias that it has where it is
-    quantized.
+    inputs that TensorRT would want quantized, in execution order, whatever the job keeps out of INT8; `skipped` the
+    operations without one. `int8` holds, by the name of an operation, the corrected weight and bias that it has where
+    it is quantized.
     """
 
     graph: torch.fx.GraphModule

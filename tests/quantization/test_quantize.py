@@ -86,7 +86,7 @@ def test_a_glob_that_matches_nothing_names_the_nearest() -> None:
 
 def test_keeping_everything_is_an_error() -> None:
     captured = nets.captured("residual")
-    with pytest.raises(InputError, match="something must be left to quantize"):
+    with pytest.raises(InputError, match="no layer is left to quantize"):
         quantize(captured, int8=True, half=None, keep=Keep(fp32=("*",)), amax=table(captured), ranges={})
 
 
