@@ -23,6 +23,7 @@ from calib.corrections import Corrections, Step, corrections_path, load_correcti
 from calib.errors import CalibError
 from calib.histogram import Histogram
 from calib.samples import combine_digests
+from calib.strictjson import first_problem
 from calib.table_files import canonical, pack, parse, unpack, write_whole
 from calib.types import JsonObject
 
@@ -191,11 +192,8 @@ class CalibrationTable:
         try:
             file = _File.model_validate_json(json.dumps(raw))
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            at = ".".join(str(p) for p in first["loc"])
-            raise CalibError(
-                f"{where}: {at}: {first['msg']} ({error.error_count()} problems). Calibrate again."
-            ) from error
+            problem = f"{first_problem(error)} ({error.error_count()} problems)"
+            raise CalibError(f"{where}: {problem}. Calibrate again.") from error
         amax = {k: float(np.float32(v)) for k, v in sorted(file.amax.items())}
         table = cls(
             file.algorithm, file.percentile, amax, file.digests, file.samples, file.recipe, file.audit,

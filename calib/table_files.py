@@ -7,13 +7,13 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 
 from calib.audit import Halves, nine_digits
 from calib.errors import CalibError
 from calib.histogram import BINS, Histogram
+from calib.strictjson import loads
 from calib.types import Array
 
 #: Far beyond any real table; a longer file is refused unread.
@@ -34,28 +34,15 @@ def _rounded(value: object) -> object:
 
 
 def parse(where: Path) -> object:
-    """The JSON in a file, in which no key stands twice.
+    """The JSON in a file, read strictly.
 
     Raises:
         CalibError: it cannot be read, is too long, or is not JSON.
     """
-
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        result = dict(pairs)
-        if len(result) != len(pairs):
-            raise ValueError("a key stands twice")
-        return result
-
-    def refuse(word: str) -> NoReturn:
-        raise ValueError(f"{word} is not JSON")
-
     try:
         if where.stat().st_size > MOST_BYTES:
             raise ValueError("it is too long")
-        content: object = json.loads(
-            where.read_bytes().decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse
-        )
-        return content
+        return loads(where.read_bytes().decode("utf-8"))
     except OSError as error:
         raise CalibError(f"{where}: must be a calibration table (got {error.strerror}).") from error
     except (ValueError, RecursionError) as error:

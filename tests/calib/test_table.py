@@ -263,7 +263,7 @@ DAMAGED = {
     "a list": (lambda b: b"[1, 2]", r"is JSON, but no calibration table"),
     "deep nesting": (lambda b: b"[" * 100_000, r"must be a whole JSON file \(got"),
     "NaN": (lambda b: b.replace(b'"percentile": 99.99', b'"percentile": NaN'), r"got NaN is not JSON"),
-    "a key twice": (lambda b: b.replace(b'"version": 1', b'"version": 1,"version": 1'), r"got a key stands twice"),
+    "a key twice": (lambda b: b.replace(b'"version": 1', b'"version": 1,"version": 1'), r"got a key is given twice"),
     "one digit of one amax": (
         lambda b: re.sub(rb'("conv1:input": )\d', rb"\g<1>1", b, count=1),
         r"must be as it was written \(got digest \w{12}, not \w{12}\)",

@@ -3,7 +3,8 @@
 An archive is an uncompressed USTAR file in one canonical form: manifest.json, then manifest.sig if there is one, then
 the other files by name, every header field but name, size and checksum the same. `tar tf` lists it. Reading compares
 each header with the only one the writer could have written, so links, devices, sparse files, long names and
-trailing data have no way in; and with nothing compressed, an archive cannot hold more than its own size.
+trailing data have no way in; and with nothing compressed, an archive cannot hold more than its own size. tarfile
+writes the headers; it does not read them, since it accepts every form of tar and skips what follows the end.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
+from calib.strictjson import first_problem
 from trtpipe.errors import InputError
 
 #: Operators that a plan may name: ATen's, trtpipe's own Q/DQ, and Python's on numbers and tuples.
@@ -183,9 +184,7 @@ def _plan(text: bytes, where: str) -> Plan:
         if _canonical(plan.model_dump(mode="json")) != text:
             raise ValueError("it is not in canonical form")
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise InputError(f"{where}: the plan must follow its schema (got {problem}). {_AGAIN}") from None
+        raise InputError(f"{where}: the plan must follow its schema (got {first_problem(error)}). {_AGAIN}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: the plan must be JSON (got: {error}). {_AGAIN}") from None
     return plan

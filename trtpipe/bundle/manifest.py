@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import platform
-import re
 import sys
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
+from calib.strictjson import first_problem, loads
 from trtpipe.errors import InputError
 from trtpipe.job.sections import Build, Limits, Precision, Transform
 from trtpipe.jsontext import plain
@@ -266,7 +266,7 @@ def from_json(data: bytes, where: str) -> Manifest:
             f"{where}: must be at most {MAX_MANIFEST_BYTES} bytes (got {len(data)}). It is not a manifest."
         )
     try:
-        raw = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        raw = loads(data.decode())
         canonical = _canonical(raw) == data
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: must be JSON (got: {error}). Fetch the bundle again.") from None
@@ -282,12 +282,8 @@ def from_json(data: bytes, where: str) -> Manifest:
     try:
         manifest = Manifest.model_validate(raw)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        dotted = ".".join(str(part) for part in first["loc"])
-        message = re.sub(r"^Value error, ", "", first["msg"])
-        problem = f"{dotted}: {message}" if dotted else message
         raise InputError(
-            f"{where}: must follow the manifest's schema (got {problem}). Fetch the bundle again."
+            f"{where}: must follow the manifest's schema (got {first_problem(error)}). Fetch the bundle again."
         ) from None
     foreign = _foreign("", raw, plain(manifest.model_dump()))
     if foreign is not None:
@@ -310,16 +306,3 @@ def _foreign(where: str, raw: object, known: object) -> str | None:
         )
     same = raw == known and isinstance(raw, bool) == isinstance(known, bool)
     return None if same else f"{json.dumps(raw)[:60]} at {where}, read as {json.dumps(known)[:60]}"
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """A JSON object whose keys are all different."""
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a key appears twice")
-    return result
-
-
-def _refuse_constant(name: str) -> None:
-    """NaN and Infinity are no JSON."""
-    raise ValueError(f"{name} is not JSON")

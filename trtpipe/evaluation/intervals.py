@@ -11,6 +11,8 @@ Two figures of a check are shares of the samples, and another sample of the same
   correlated proportions or percentages", Psychometrika 12 (1947) 153-157: it excludes 0 when McNemar's test rejects.
 
 All are two-sided at 95 %.
+
+By hand, since a device checks with the light core alone, which has no SciPy, and Tango's interval is not in SciPy.
 """
 
 from __future__ import annotations

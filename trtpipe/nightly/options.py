@@ -66,32 +66,18 @@ class Planned:
 
     def task(self, options: Options) -> BuildTask | RepeatTask:
         """The work for a worker."""
-        name, file, key = self.job.name, str(self.file), self.ingredients.key
         out, cache = str(options.out.resolve()), str(options.cache.resolve())
+        about = (self.job.name, str(self.file), self.ingredients.key, out, cache, False, self.reasons)
+        seconds = options.diagnose_seconds
         if options.repeat:
-            return RepeatTask(
-                name,
-                file,
-                key,
-                out,
-                cache,
-                reasons=self.reasons,
-                job=self.job,
-                diagnose_seconds=options.diagnose_seconds,
-                times=options.repeat,
-            )
+            return RepeatTask(*about, job=self.job, diagnose_seconds=seconds, times=options.repeat)
         return BuildTask(
-            name,
-            file,
-            key,
-            out,
-            cache,
-            reasons=self.reasons,
+            *about,
             job=self.job,
+            diagnose_seconds=seconds,
             parts=dict(self.ingredients.parts),
             store=options.store,
             force=options.force,
-            diagnose_seconds=options.diagnose_seconds,
         )
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from calib.strictjson import first_problem
 from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError
 from trtpipe.jsontext import json_text
@@ -60,10 +61,8 @@ class Trials:
         try:
             file = _File.model_validate_json(text)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            at = ".".join(str(p) for p in first["loc"]) or "the file"
             raise InputError(
-                f"{path}: must be a file of trials (got {at}: {first['msg']}). Remove it to start afresh."
+                f"{path}: must be a file of trials (got {first_problem(error)}). Remove it to start afresh."
             ) from None
         other = sorted(n for n in {*file.key, *key} if file.key.get(n) != key.get(n))
         if other:

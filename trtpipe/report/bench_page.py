@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from calib.strictjson import first_problem
 from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError
 from trtpipe.evaluation.bench import Bench, Row
@@ -45,10 +46,8 @@ def read_bench(path: Path) -> Bench:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise InputError(f"{path}: must be JSON of `trtpipe bench --save` (got {error}). Measure again.") from None
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        at = ".".join(str(p) for p in first["loc"])
         raise InputError(
-            f"{path}: must be JSON of `trtpipe bench --save` (got {at}: {first['msg']}). Measure again."
+            f"{path}: must be JSON of `trtpipe bench --save` (got {first_problem(error)}). Measure again."
         ) from None
     if json.loads(bench_text(bench)) != raw:
         raise InputError(f"{path}: was not written by `trtpipe bench --save` of this version. Measure again.")

@@ -114,28 +114,17 @@ def attach(
     with warnings.catch_warnings():
         # Deprecated in 10.1 in favour of explicit quantization, which is the default: the job asked for this.
         warnings.simplefilter("ignore", DeprecationWarning)
-        return _attach(flavour, builder, config, calibrator, inputs, batch)
-
-
-def _attach(
-    flavour: Flavour,
-    builder: Builder,
-    config: IBuilderConfig,
-    calibrator: NativeCalibrator,
-    inputs: tuple[TensorSpec, ...],
-    batch: int,
-) -> IOptimizationProfile | None:
-    config.int8_calibrator = calibrator
-    if not any(spec.dynamic for spec in inputs):
-        return None
-    profile = builder.create_optimization_profile()
-    for spec in inputs:
-        first = spec.shape[0] if spec.shape else None
-        shape = spec.with_dim(first, batch) if isinstance(first, str) else spec.at("opt")
-        profile.set_shape(spec.name, shape, shape, shape)
-    if not config.set_calibration_profile(profile):
-        raise BuildError(
-            f"build.quantization: {flavour.title} must accept the calibration profile (got batch {batch}). "
-            "Set calibration.batch_size within the range of the inputs' batch."
-        )
-    return profile
+        config.int8_calibrator = calibrator
+        if not any(spec.dynamic for spec in inputs):
+            return None
+        profile = builder.create_optimization_profile()
+        for spec in inputs:
+            first = spec.shape[0] if spec.shape else None
+            shape = spec.with_dim(first, batch) if isinstance(first, str) else spec.at("opt")
+            profile.set_shape(spec.name, shape, shape, shape)
+        if not config.set_calibration_profile(profile):
+            raise BuildError(
+                f"build.quantization: {flavour.title} must accept the calibration profile (got batch {batch}). "
+                "Set calibration.batch_size within the range of the inputs' batch."
+            )
+        return profile
