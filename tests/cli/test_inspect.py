@@ -174,7 +174,8 @@ def test_what_is_no_onnx_file_is_a_user_error(tmp_path, capsys, content):
     path.write_bytes(shipping.graph()[: len(shipping.graph()) // 2] if content == "half" else content)
     assert main(["inspect", str(path)]) == 2
     said = capsys.readouterr().err
-    assert f"{path}: must be an ONNX file (got" in said
+    expected = "must be an ONNX file (got" if content else "is an ONNX file without nodes. Export it again."
+    assert f"{path}: {expected}" in said
     assert "Traceback" not in said
 
 
