@@ -108,7 +108,7 @@ def test_verify_says_that_it_needs_pytorch_and_which(tmp_path):
     older = replace(GPU, versions={**VERSIONS, "torch": "2.11.0"})
     assert remarks(manifest, older) == (
         needs,
-        "PyTorch is 2.11.0 here and was 2.14.1+cu130 when the bundle was built: answers may differ a little.",
+        "PyTorch is 2.11.0 here and was 2.14.1+cu130 when the bundle was built: outputs may differ a little.",
     )
 
 

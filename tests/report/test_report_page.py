@@ -48,11 +48,11 @@ def test_a_passed_check_says_so_and_a_graph_is_never_called_an_engine(tmp_path: 
     assert manifest.check is not None
     check = dataclasses.replace(manifest.check, passed=True, metrics=(Metric("cosine", "y", 1.0, 0.9, True),))
     page = render(samples.content(tmp_path, manifest=samples.manifest(check=check)))
-    assert "graph answers like its TorchScript baseline on 8 samples, within the limit of the job." in page
+    assert "graph matches its TorchScript baseline on 8 samples, within the limit of the job." in page
     assert "The engine itself was not run" in page
     engine = dataclasses.replace(check, executed="engine")
     page = render(samples.content(tmp_path, manifest=samples.manifest(check=engine)))
-    assert "engine answers like its TorchScript baseline" in page
+    assert "engine matches its TorchScript baseline" in page
     assert "The engine itself was not run" not in page
 
 

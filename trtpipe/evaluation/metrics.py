@@ -17,7 +17,7 @@ def _rows(x: Array) -> Array:
 def cosine(reference: Array, output: Array) -> Array:
     """Cosine similarity of each sample, float64 [S] in [-1, 1].
 
-    Two zero vectors are equal (1); a zero vector against any other is as far off as can be told (0). A vector of one
+    Two zero vectors are equal (1); a zero vector against any other has no similarity (0). A vector of one
     number has no direction but its sign: such an output is one vector over all samples, and float64 [1] comes back.
     """
     a, b = _rows(reference), _rows(output)
@@ -30,12 +30,12 @@ def cosine(reference: Array, output: Array) -> Array:
 
 
 def max_abs(reference: Array, output: Array) -> float:
-    """Largest |found - reference|."""
+    """Largest |output - reference|."""
     return float(np.abs(_rows(output) - _rows(reference)).max())
 
 
 def relative_l2(reference: Array, output: Array) -> float:
-    """|found - reference| / |reference|, Euclidean norms over all samples; inf where the reference is all zero."""
+    """|output - reference| / |reference|, Euclidean norms over all samples; inf where the reference is all zero."""
     noise, signal = np.linalg.norm(_rows(output) - _rows(reference)), np.linalg.norm(_rows(reference))
     if signal == 0:
         return 0.0 if noise == 0 else float("inf")
@@ -43,7 +43,7 @@ def relative_l2(reference: Array, output: Array) -> float:
 
 
 def sqnr_db(reference: Array, output: Array) -> float:
-    """Signal to quantization noise ratio, 10 log10(|reference|^2 / |found - reference|^2) dB; inf where equal."""
+    """Signal to quantization noise ratio, 10 log10(|reference|^2 / |output - reference|^2) dB; inf where equal."""
     ratio = relative_l2(reference, output)
     with np.errstate(divide="ignore"):
         return float(-20 * np.log10(ratio)) if ratio < float("inf") else float("-inf")
@@ -76,27 +76,27 @@ class Paired:
 
     both: int
     only_reference: int
-    only_found: int
+    only_output: int
     neither: int
 
     @property
     def samples(self) -> int:
         """All of them."""
-        return self.both + self.only_reference + self.only_found + self.neither
+        return self.both + self.only_reference + self.only_output + self.neither
 
     @property
     def accuracies(self) -> tuple[float, float]:
-        """Share of samples that the reference gets right, and that what was found gets right, in [0, 1]."""
-        return (self.both + self.only_reference) / self.samples, (self.both + self.only_found) / self.samples
+        """Share of samples that the reference gets right, and that the output gets right, in [0, 1]."""
+        return (self.both + self.only_reference) / self.samples, (self.both + self.only_output) / self.samples
 
     @property
     def drop(self) -> float:
-        """How much less of the samples is right in what was found, in [-1, 1]."""
-        return (self.only_reference - self.only_found) / self.samples
+        """Accuracy of the reference less that of the output, in [-1, 1]."""
+        return (self.only_reference - self.only_output) / self.samples
 
 
 def paired_accuracy(reference: Array, output: Array, labels: Array) -> Paired:
-    """Who gets which samples right; scores are [S, C], labels int [S]."""
+    """Samples by which of the two gets them right; scores are [S, C], labels int [S]."""
     known = labels >= 0
     a = _rows(reference).argmax(1)[known] == labels[known]
     b = _rows(output).argmax(1)[known] == labels[known]

@@ -17,7 +17,7 @@ from trtpipe.bundle.manifest import CALIBRATION, GOLDEN, GRAPH, REPORT, Manifest
 from trtpipe.job.sections import Transform
 from trtpipe.pipeline.cache.environment import environment, fingerprint, portable_job, source_fingerprint
 from trtpipe.pipeline.stages import batching
-from trtpipe.report.content import Answers, ReportContent
+from trtpipe.report.content import ComparedOutputs, ReportContent
 from trtpipe.report.page import render
 from trtpipe.routes.compiled_precision import read_back
 from trtpipe.trt.weights import stored_weights
@@ -74,13 +74,13 @@ def report_page(
     names = [s.name for s in lowered.outputs if s.batch_axis is not None]
     rows = [{n: a[n] for n in names if n in a} for a in (baseline.outputs, checked.outputs)]
     ids = checked.prepared.check_source.ids
-    answers = Answers(rows[0], rows[1], ids, baseline.labels, images) if rows[1] else None
+    compared = ComparedOutputs(rows[0], rows[1], ids, baseline.labels, images) if rows[1] else None
     modules = () if evidence.sensitivity is None else evidence.sensitivity.modules
     return render(
         ReportContent(
             manifest,
             {name: len(data) for name, data in files.items()},
-            answers,
+            compared,
             lowered.table,
             lowered.shared_scales,
             {m.module: m.sqnr_db for m in modules},

@@ -84,17 +84,17 @@ def bench_prepared(
 ) -> Bench:
     """The same for a prepared job; `plans`, by the names of rows, are called where a GPU can execute them."""
     from trtpipe.evaluation.gpu_modes import gpu_modes
-    from trtpipe.evaluation.torch_modes import Stand, torch_modes
+    from trtpipe.evaluation.torch_modes import ModeSetup, torch_modes
 
     arrays, labels = check_samples(prepared, samples)
     data = batched(arrays, labels, prepared.loaded.inputs, prepared.captured.outputs)
     batch = data.batching.size
     device = _device()
     first = next(iter(data.batches()))
-    stand = Stand(prepared.loaded, first, device, lambda: _whole(_batches(job), batch))
+    setup = ModeSetup(prepared.loaded, first, device, lambda: _whole(_batches(job), batch))
     modes = [
-        *torch_modes(stand, None if prepared.baseline.kind == "program" else prepared.torchscript),
-        *gpu_modes(stand),
+        *torch_modes(setup, None if prepared.baseline.kind == "program" else prepared.torchscript),
+        *gpu_modes(setup),
         *_ort_modes(job, prepared, table, first),
     ]
     for name, plan in plans.items():

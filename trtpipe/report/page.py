@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from calib.audit import CLIPPED, UNSTABLE
 from trtpipe.quantization.diagnose import BLAME
-from trtpipe.report import answers as compared
-from trtpipe.report import charts
+from trtpipe.report import charts, comparison
 from trtpipe.report.content import ReportContent
 from trtpipe.report.figures import compact, percent, size
 
@@ -73,7 +72,7 @@ class MetricRow:
 
     @property
     def undecided(self) -> bool:
-        """Whether the limit is met and the interval reaches beyond it: more samples would tell."""
+        """Whether the limit is met and the interval reaches beyond it: more samples would decide."""
         return bool(self.passed) and self.reach is not None and self.reach[1] > 1
 
     @property
@@ -145,8 +144,8 @@ def render(content: ReportContent) -> str:
         raise ValueError("report: the manifest is a kit's, without an engine or a check")
     table = content.table
     modules = module_rows(manifest.layers, table, content.scales, content.sensitivity)
-    confusion = None if content.answers is None else compared.confusion(content.answers, manifest.class_names)
-    gallery = None if content.answers is None else compared.gallery(content.answers, manifest.class_names)
+    confusion = None if content.compared is None else comparison.confusion(content.compared, manifest.class_names)
+    gallery = None if content.compared is None else comparison.gallery(content.compared, manifest.class_names)
     metrics = [metric_row(m) for m in check.metrics]
     return page(
         "report.html",
@@ -238,7 +237,7 @@ def headline(manifest: Manifest, check: CheckReport) -> str:
     where = f"on {check.samples:,} samples"
     if check.passed:
         limits = "the limit" if count == 1 else f"all {count} limits"
-        return f"{subject} answers like its TorchScript baseline {where}, within {limits} of the job."
+        return f"{subject} matches its TorchScript baseline {where}, within {limits} of the job."
     missed = [m.name for m in check.metrics if m.passed is False]
     if missed:
         return f"{subject} is too far from its TorchScript baseline {where}: {', '.join(missed)}."

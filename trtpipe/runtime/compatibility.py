@@ -40,7 +40,7 @@ _CROSSINGS = {(8, 10), (10, 11)}
 def problems(manifest: Manifest, device: Device) -> tuple[str, ...]:
     """One line for each reason why the bundle cannot run on `device`; none when it can.
 
-    A kit is held against the TensorRT it is to be compiled with.
+    A kit is compared with the TensorRT that is to compile it.
     """
     engine = manifest.engine
     if engine is None:
@@ -63,7 +63,7 @@ def placement_problems(engine: EngineInfo, device: Device) -> tuple[str, ...]:
 
 
 def failure(manifest: Manifest) -> str:
-    """What was wrong with the bundle's answers when it was made; empty where its check passed, or is yet to come."""
+    """Why the bundle's check failed when it was built; empty where it passed, or is yet to come."""
     report = manifest.check
     if report is None or not manifest.failed:
         return ""
@@ -72,7 +72,7 @@ def failure(manifest: Manifest) -> str:
 
 
 def remarks(manifest: Manifest, device: Device) -> tuple[str, ...]:
-    """What is no reason against running the bundle on `device`, and good to know.
+    """Remarks on running the bundle on `device` that are no reason against it.
 
     ONNX Runtime loads older files always, yet its releases round a quantized graph differently: the quickstart's,
     checked with 1.31 at an accuracy of 0.9972, has 0.9917 with 1.23.
@@ -88,8 +88,8 @@ def remarks(manifest: Manifest, device: Device) -> tuple[str, ...]:
     here = device.versions.get("onnxruntime")
     if engine.target == "onnxruntime" and here is not None and _numbers(here)[:2] != _numbers(engine.version)[:2]:
         lines.append(
-            f"ONNX Runtime is {here} here and was {engine.version} when the bundle was checked: answers may differ in "
-            "a few samples. The golden check below says by how much."
+            f"ONNX Runtime is {here} here and was {engine.version} when the bundle was checked: outputs may differ in "
+            "a few samples. The golden check below measures it."
         )
     return tuple(lines)
 
@@ -197,7 +197,7 @@ def _remarks_on_pytorch(manifest: Manifest, engine: EngineInfo, device: Device) 
     if here is None or _numbers(here)[:2] == _numbers(manifest.environment.get("torch", here))[:2]:
         return (line,)
     built = manifest.environment["torch"]
-    return line, f"PyTorch is {here} here and was {built} when the bundle was built: answers may differ a little."
+    return line, f"PyTorch is {here} here and was {built} when the bundle was built: outputs may differ a little."
 
 
 def _operations(engine: EngineInfo) -> str:

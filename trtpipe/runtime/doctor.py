@@ -64,7 +64,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All that `doctor` says. `tensorrts` maps target to "distribution version"; `packages` name to version or None."""
+    """The result of `examine`. `tensorrts` maps target to "distribution version", `packages` name to version or None."""
 
     python: str
     system: str
@@ -83,7 +83,7 @@ class Diagnosis:
 
 
 def examine() -> Diagnosis:
-    """What this machine can do, asked of package metadata and of the CUDA driver."""
+    """What this machine can do, from package metadata and the CUDA driver."""
     gpu, packages = driver.probe(), {name: version(module) for name, module in PACKAGES}
     tensorrts = flavour.installed()
     jetson = is_jetson()
@@ -169,7 +169,7 @@ def _tensorrt(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str
 
 
 def _with_memory(ability: Ability, packages: dict[str, str | None]) -> Ability:
-    """An engine that can be loaded still needs someone to give it device memory."""
+    """The ability to run an engine, which also needs a package that allocates device memory."""
     if any(packages[name] for name in ("torch", "cuda-python", "pycuda")):
         return ability
     reason = "none of torch, cuda-python and pycuda is installed, which give it device memory"

@@ -50,14 +50,14 @@ class Runner(Protocol):
 
 
 class RunnerSettings(TypedDict):
-    """What an `EngineRunner` has to know of a plan beside its bytes: see its arguments of these names."""
+    """The arguments of an `EngineRunner` beside the plan, by name."""
 
     version_compatible: bool
     refit: bytes | None
 
 
 def info_of(engine: Engine) -> EngineInfo:
-    """What the manifest will say of an engine, from the options that were honoured."""
+    """The manifest's description of an engine, from the options that were honoured."""
     chosen = {k: v for k, v in engine.options.items() if k in ("hardware_compatibility", "runtime_platform")}
     compatible = bool(engine.options.get("version_compatible"))
     return describe_engine(engine, Build(target=engine.target, version_compatible=compatible, **chosen))
@@ -187,7 +187,7 @@ def serving_optimization(bundle: Bundle) -> tuple[Optimization, tuple[str, ...]]
 
 
 def deviation(runner: Runner, bundle: Bundle) -> str:
-    """In what the outputs of `runner` on the golden inputs are further from the baseline's than those of the check.
+    """The figure in which the outputs of `runner` on the golden inputs are further from the baseline than the check's.
 
     Empty where they are not. A bundle without the figures of a check has no distance to be held to, and says that.
     """
@@ -208,7 +208,7 @@ def deviation(runner: Runner, bundle: Bundle) -> str:
 
 
 def unrecorded(bundle: Bundle) -> str:
-    """That the bundle has no distance for some output that it could be held to; empty where it has all of them."""
+    """A line that names an output whose distance no check has recorded; empty where all are recorded."""
     manifest = bundle.manifest
     missing = [s.name for s in manifest.outputs if _checked_distance(manifest.check, s) is None]
     return f"no check of output {missing[0]} is recorded that its outputs could be held to" if missing else ""

@@ -1,4 +1,4 @@
-"""What `run` is given: an image, a folder of them or a file of arrays, as batches for a loaded bundle."""
+"""The inputs of `run`: an image, a folder of them or a file of arrays, as batches for a loaded bundle."""
 
 from __future__ import annotations
 

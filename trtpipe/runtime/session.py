@@ -64,7 +64,7 @@ class Prediction:
 class Model:
     """An open bundle. Call it with images (paths or PIL images) or with arrays by input name.
 
-    `executed` is whether the engine or the graph runs; `notes` say what a user of the outputs should know of that.
+    `executed` is whether the engine or the graph runs; `notes` are for users of the outputs.
     """
 
     def __init__(self, bundle: Bundle, runner: Runner, executed: Executed, notes: tuple[str, ...] = ()) -> None:
@@ -205,7 +205,7 @@ class Model:
         return specs[0]
 
     def _check_arrays(self, arrays: Mapping[str, Array]) -> int:
-        """How many samples there are, once the arrays are found to fit the bindings."""
+        """How many samples there are, after the arrays are checked against the bindings."""
         where, specs = self.bundle.path, {s.name: s for s in self.manifest.inputs}
         if set(arrays) != set(specs):
             raise InputError(
@@ -234,8 +234,8 @@ class Model:
 def load(path: str | Path, *, key: str | Path | None = None, graph: bool = False, as_written: bool = False) -> Model:
     """The bundle at `path`, ready to be run here.
 
-    Nothing of the engine is deserialized before the bundle is found whole, signed as the device demands, and fit for
-    this device. One whose check failed when it was made is loaded, with a warning in the log.
+    Nothing of the engine is deserialized before the bundle is verified to be whole, signed as the device demands, and
+    fit for this device. One whose check failed when it was made is loaded, with a warning in the log.
 
     Args:
         path: the bundle's directory.
