@@ -101,7 +101,7 @@ def content(folder: Path, **changed: Any) -> ReportContent:
     values: dict[str, Any] = {
         "manifest": manifest(),
         "sizes": {"model.engine": 1_380_844, "golden.safetensors": 33_376},
-        "answers": ComparedOutputs({"logits": REFERENCE}, {"logits": FOUND}, names, LABELS, images),
+        "compared": ComparedOutputs({"logits": REFERENCE}, {"logits": FOUND}, names, LABELS, images),
         "table": table(),
         "scales": {"stem:input": "stem:input", "block.conv:input": "block.conv:input", "head2:input": "stem:input"},
         "sensitivity": {"stem": 31.5, "block.conv": 24.25},

@@ -145,7 +145,7 @@ def test_without_histograms_the_report_says_why_none_is_drawn(tmp_path: Path) ->
 
 
 def test_what_was_not_measured_or_kept_is_said(tmp_path: Path) -> None:
-    bare = samples.content(tmp_path, answers=None, table=None, bench=None, latencies_ms=(), scales={}, sensitivity={},
+    bare = samples.content(tmp_path, compared=None, table=None, bench=None, latencies_ms=(), scales={}, sensitivity={},
                            manifest=samples.manifest(layers=(), notes=()))  # fmt: skip
     page = render(bare)
     assert 'id="speed"' not in page

@@ -202,7 +202,7 @@ def test_another_onnxruntime_is_remarked_and_not_refused() -> None:
     assert problems(bundle, older) == ()
     assert remarks(bundle, older) == (
         "ONNX Runtime is 1.19.2 here and was 1.20.0 when the bundle was checked: outputs may differ in a few samples. "
-        "The golden check below says by how much.",
+        "The golden check below measures it.",
     )
     assert remarks(bundle, replace(older, versions={"onnxruntime": "1.20.1"})) == ()
     assert remarks(manifest(), older) == ()

@@ -64,7 +64,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The result of `examine`. `tensorrts` maps target to "distribution version", `packages` name to version or None."""
+    """The result of `examine`. `tensorrts` maps targets to "distribution version", `packages` names to versions."""
 
     python: str
     system: str
