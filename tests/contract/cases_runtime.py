@@ -414,5 +414,5 @@ def test_a_stripped_plan_is_given_its_weights_before_its_context(opened):
 def test_a_closed_runner_says_so(opened):
     _, _, runner = opened()
     runner.__exit__(None, None, None)
-    with pytest.raises(errors.InputError, match="engine: must be open to be run"):
+    with pytest.raises(errors.InputError, match="engine: the runner is not open"):
         runner.run({})

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trtpipe.errors import InputError
 
 if TYPE_CHECKING:
+    from calib.types import Array
     from trtpipe.trt.calls import Binding, Bindings, Shape, Tensors
     from trtpipe.trt.flavour import Flavour
-    from trtpipe.trt.memory import Array, Buffer, Graph, HostBuffer, Memory
+    from trtpipe.trt.memory import Buffer, Graph, HostBuffer, Memory
+    from trtpipe.trt.types import IOutputAllocator
 
 
 class OutputMemory:
@@ -51,7 +53,7 @@ class OutputMemory:
             raise raised
 
 
-def make_output_allocator(flavour: Flavour, memory: OutputMemory) -> Any:
+def make_output_allocator(flavour: Flavour, memory: OutputMemory) -> IOutputAllocator:
     """An IOutputAllocator of the flavour's module that gives everything to `memory`."""
     trt = flavour.module
 
@@ -67,7 +69,7 @@ def make_output_allocator(flavour: Flavour, memory: OutputMemory) -> Any:
         ) -> int:
             return memory.reallocate(tensor_name, size, alignment)
 
-        def notify_shape(self, tensor_name: str, shape: Any) -> None:
+        def notify_shape(self, tensor_name: str, shape: Shape) -> None:
             memory.notify(tensor_name, tuple(shape))
 
     return Allocator()
@@ -93,7 +95,7 @@ class Execution:
         memory: Memory,
         *,
         cuda_graph: bool,
-        allocator: Callable[[OutputMemory], Any],
+        allocator: Callable[[OutputMemory], IOutputAllocator],
         reason: Callable[[], str],
     ) -> None:
         self.calls, self.memory = calls, memory

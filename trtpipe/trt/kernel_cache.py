@@ -12,10 +12,13 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trtpipe.atomic import write_whole
-from trtpipe.trt.driver import Device
+
+if TYPE_CHECKING:
+    from trtpipe.trt.driver import Device
+    from trtpipe.trt.types import IRuntimeCache, IRuntimeConfig
 
 
 def kernel_file(engine: bytes, device: Device) -> Path:
@@ -35,14 +38,14 @@ class KernelCache:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._before = b""
-        self._cache: Any = None
+        self._cache: IRuntimeCache | None = None
 
-    def attach(self, config: Any) -> tuple[str, ...]:
+    def attach(self, config: IRuntimeConfig) -> tuple[str, ...]:
         """Give an `IRuntimeConfig` the cache, read from the file the first time; notes on why it was not read."""
         notes: tuple[str, ...] = ()
         if self._cache is None:
             self._cache = config.create_runtime_cache()
-            notes = self._read()
+            notes = self._read(self._cache)
         config.set_runtime_cache(self._cache)
         return notes
 
@@ -62,7 +65,7 @@ class KernelCache:
         self._before = data
         return ()
 
-    def _read(self) -> tuple[str, ...]:
+    def _read(self, cache: IRuntimeCache) -> tuple[str, ...]:
         try:
             with self.path.open("rb") as file:
                 state = os.fstat(file.fileno())
@@ -73,6 +76,6 @@ class KernelCache:
             return ()
         except OSError as error:
             return (f"{self.path} cannot be read ({error.strerror or error})",)
-        if self._cache.deserialize(data):
+        if cache.deserialize(data):
             self._before = data
         return ()

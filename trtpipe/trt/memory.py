@@ -16,13 +16,18 @@ import logging
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
+from calib.types import Array
 from trtpipe.errors import MissingError
+from trtpipe.packages import install_command
 
-Array = np.ndarray[Any, Any]
+if TYPE_CHECKING:
+    import torch
+
 Provider = Literal["torch", "cuda-python", "pycuda"]
 
 
@@ -155,7 +160,7 @@ def open_memory(provider: Provider | None = None) -> Memory:
             reasons.append(f"{name}: {error}")
     raise MissingError(
         f"device memory: torch with CUDA, cuda-python or pycuda must work (got {'; '.join(reasons)}). "
-        "Install one: pip install 'trtpipe[edge]'."
+        f"Install one: {install_command('cuda')}."
     )
 
 
@@ -171,7 +176,7 @@ class TorchMemory:
     def __init__(self) -> None:
         if importlib.util.find_spec("torch") is None:
             raise _Unusable("not installed")
-        torch: Any = importlib.import_module("torch")
+        torch: ModuleType = importlib.import_module("torch")
         if not torch.cuda.is_available():
             raise _Unusable("built without CUDA, or sees no GPU")
         self._torch, self._owner = torch, Owner()
@@ -223,14 +228,15 @@ class TorchMemory:
         """See `Memory`."""
         self._owner.free_all()
 
-    def _host(self, array: Array) -> Any:
+    def _host(self, array: Array) -> torch.Tensor:
         if not array.flags.writeable:
             array = array.copy()  # torch warns of tensors over memory that it must not write to
-        return self._torch.from_numpy(array.reshape(-1).view(np.uint8))
+        host: torch.Tensor = self._torch.from_numpy(array.reshape(-1).view(np.uint8))
+        return host
 
-    def _device(self, buffer: Buffer, array: Array) -> Any:
-        tensor: Any = buffer.owner.value
-        return tensor[: array.nbytes]
+    def _device(self, buffer: Buffer, array: Array) -> torch.Tensor:
+        used: torch.Tensor = buffer.owner.value[: array.nbytes]
+        return used
 
 
 class CudaPythonMemory:
@@ -302,7 +308,7 @@ class CudaPythonMemory:
         """What a function makes, to be given back by another."""
         return self._owner.own(self._call(make, *arguments), lambda value: self._call(give_back, value))
 
-    def _call(self, name: str, *arguments: Any) -> Any:
+    def _call(self, name: str, *arguments: object) -> Any:
         """The result of a CUDA function. cuda-python returns (error code, results...); a broken driver may raise."""
         try:
             status, *results = getattr(self._cuda, name)(*arguments)
@@ -325,7 +331,7 @@ class _CudaError(MissingError):
     """A CUDA call failed."""
 
 
-def _cuda_runtime() -> Any:
+def _cuda_runtime() -> ModuleType:
     for module in ("cuda.bindings.runtime", "cuda.cudart"):
         try:
             return importlib.import_module(module)
@@ -347,7 +353,7 @@ class PycudaMemory:
             raise _Unusable("not installed") from error
         except Exception as error:
             raise _Unusable(str(error)) from error
-        self._cuda: Any = pycuda.driver
+        self._cuda: ModuleType = pycuda.driver
         self._context, self._owner = pycuda.autoinit.context, Owner()
         self._stream = pycuda.driver.Stream()
         self.stream = int(self._stream.handle)

@@ -10,10 +10,11 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from calib.types import Array
 from trtpipe.errors import InputError, MissingError
 from trtpipe.progress import Silent
 from trtpipe.trt import driver, flavour, plan
@@ -21,10 +22,13 @@ from trtpipe.trt.calls import Binding, Bindings, Shape, Tensors, spec_of
 from trtpipe.trt.execution import Execution, make_output_allocator
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.kernel_cache import KernelCache, kernel_file
-from trtpipe.trt.memory import Array, Memory, Provider, open_memory
+from trtpipe.trt.memory import Memory, Provider, open_memory
 from trtpipe.trt.monitor import Watch, make_logger
 from trtpipe.trt.network import enum_name
 from trtpipe.values import TensorSpec
+
+if TYPE_CHECKING:
+    from trtpipe.trt.types import ICudaEngine, IExecutionContext, Runtime
 
 #: Execution contexts of one engine.
 _UNLIMITED = sys.maxsize
@@ -76,7 +80,7 @@ class EngineRunner:
         self._cuda_graph = cuda_graph
         self._refit = refit
         self._api = api
-        self._engine: Any = None
+        self._engine: ICudaEngine | None = None
         self._turn = threading.Condition()
         self._idle: list[Execution] = []
         self._made, self._most = 0, 1
@@ -130,8 +134,8 @@ class EngineRunner:
         engine = self._opened()
         inspector = engine.create_engine_inspector()
         text = inspector.get_engine_information(self._flavour.module.LayerInformationFormat.JSON)
-        found = json.loads(text).get("Layers", []) if text else []
-        return tuple(layer if isinstance(layer, str) else str(layer.get("Name", "")) for layer in found)
+        entries = json.loads(text).get("Layers", []) if text else []
+        return tuple(layer if isinstance(layer, str) else str(layer.get("Name", "")) for layer in entries)
 
     def run(self, inputs: Mapping[str, Array], /) -> dict[str, Array]:
         """The outputs by name in their binding dtypes, copied: a later run does not change them.
@@ -174,55 +178,55 @@ class EngineRunner:
             self._made -= 1
             self._turn.notify()
 
-    def _opened(self) -> Any:
+    def _opened(self) -> ICudaEngine:
         """The engine; InputError when the runner is closed."""
         if self._engine is None:
-            raise InputError("engine: must be open to be run (it is not). Use the runner as a context manager.")
+            raise InputError("engine: the runner is not open. Use it as a context manager.")
         return self._engine
 
     def _open(self) -> None:
         header = plan.read_header(self._plan)
         gpu = driver.require("engine")
-        found = flavour.load(header.flavour)
+        tensorrt = flavour.load(header.flavour)
         device = gpu.devices[0]
         built_by = header.version
         if self._version_compatible and header.flavour == "tensorrt":
             header = plan.PlanHeader(header.flavour, "", header.compute_capabilities, header.length, header.portable)
-        if problems := plan.misfits(header, found.name, found.version, device.compute_capability):
+        if problems := plan.misfits(header, tensorrt.name, tensorrt.version, device.compute_capability):
             raise InputError("\n".join(f"engine: {p}" for p in problems))
         self._watch = Watch(Silent(), "error")
-        self._logger = make_logger(found, self._watch)
-        runtime = found.module.Runtime(self._logger)
+        self._logger = make_logger(tensorrt, self._watch)
+        runtime = tensorrt.module.Runtime(self._logger)
         if self._version_compatible:
             runtime.engine_host_code_allowed = True
-        if self._without_lean_runtime and found.name == "tensorrt" and built_by != found.version:
+        if self._without_lean_runtime and tensorrt.name == "tensorrt" and built_by != tensorrt.version:
             runtime = self._load_lean(runtime, built_by)
-        if found.has("engine_validity"):
-            self._ask_validity(found, runtime)
+        if tensorrt.has("engine_validity"):
+            self._ask_validity(tensorrt, runtime)
         engine = runtime.deserialize_cuda_engine(self._plan)
         if engine is None:
             raise InputError(
-                f"engine: {found.title} cannot load the plan on {device.name} ({self._reason()}). "
+                f"engine: {tensorrt.title} cannot load the plan on {device.name} ({self._reason()}). "
                 "Build the engine on this device."
             )
         if self._refit is not None:
-            self._give_weights(found, engine, self._refit)
-        if found.has("weight_streaming") and engine.streamable_weights_size > 0:
+            self._give_weights(tensorrt, engine, self._refit)
+        if tensorrt.has("weight_streaming") and engine.streamable_weights_size > 0:
             engine.weight_streaming_budget_v2 = engine.get_weight_streaming_automatic_budget()
-        self._flavour, self._runtime, self._engine = found, runtime, engine
-        self._bindings_api = self._api == "bindings" or not found.has("tensor_api")
-        if found.has("runtime_cache") and self._keep_kernels:
+        self._flavour, self._runtime, self._engine = tensorrt, runtime, engine
+        self._bindings_api = self._api == "bindings" or not tensorrt.has("tensor_api")
+        if tensorrt.has("runtime_cache") and self._keep_kernels:
             self._cache = KernelCache(kernel_file(self._plan, device))
         self.profiles = int(engine.num_optimization_profiles)
-        self.name = f"{found.title} on {device.name}"
+        self.name = f"{tensorrt.title} on {device.name}"
         first = self._new_execution()
         self.bindings = first.calls.list()
-        self._most = 1 if found.has("bindings_api") or first.memory.provider == "pycuda" else _UNLIMITED
+        self._most = 1 if tensorrt.has("bindings_api") or first.memory.provider == "pycuda" else _UNLIMITED
         self._idle, self._made = [first], 1
 
     def _new_execution(self) -> Execution:
         """A context of its own, with a stream and buffers."""
-        found, engine = self._flavour, self._engine
+        tensorrt, engine = self._flavour, self._opened()
         memory = self._open_memory()
         try:
             context = self._new_context()
@@ -236,22 +240,23 @@ class EngineRunner:
                 calls,
                 memory,
                 cuda_graph=self._cuda_graph,
-                allocator=lambda outputs: make_output_allocator(found, outputs),
+                allocator=lambda outputs: make_output_allocator(tensorrt, outputs),
                 reason=self._reason,
             )
         except BaseException:
             memory.close()
             raise
 
-    def _new_context(self) -> Any:
+    def _new_context(self) -> IExecutionContext | None:
         """An execution context, None where there is no memory for it."""
+        engine = self._opened()
         if self._cache is None:
-            return self._engine.create_execution_context()
-        config = self._engine.create_runtime_config()
+            return engine.create_execution_context()
+        config = engine.create_runtime_config()
         self.notes += self._cache.attach(config)
-        return self._engine.create_execution_context(config)
+        return engine.create_execution_context(config)
 
-    def _load_lean(self, runtime: Any, version: str) -> Any:
+    def _load_lean(self, runtime: Runtime, version: str) -> Runtime:
         """The runtime of a release's lean runtime, for plans that were built without one."""
         library = f"libnvinfer_lean.so.{version.partition('.')[0]}"
         loaded = runtime.load_runtime(library)
@@ -262,21 +267,21 @@ class EngineRunner:
             )
         return loaded
 
-    def _ask_validity(self, found: Flavour, runtime: Any) -> None:
+    def _ask_validity(self, tensorrt: Flavour, runtime: Runtime) -> None:
         """TensorRT-RTX can say of a plan whether this GPU runs it, before it is loaded."""
         validity, diagnostics = runtime.get_engine_validity(self._plan)
         if enum_name(validity) == "INVALID":
             raise InputError(
-                f"engine: {found.title} must find the plan valid for this GPU (got INVALID, {diagnostics}; "
+                f"engine: {tensorrt.title} must find the plan valid for this GPU (got INVALID, {diagnostics}; "
                 f"{self._reason()}). Build the engine for this GPU's compute capability."
             )
         if enum_name(validity) == "SUBOPTIMAL":
-            self.notes += (f"{found.title} says that the engine may be slower on this GPU than one built for it",)
+            self.notes += (f"{tensorrt.title} says that the engine may be slower on this GPU than one built for it",)
 
-    def _give_weights(self, found: Flavour, engine: Any, onnx: bytes) -> None:
+    def _give_weights(self, tensorrt: Flavour, engine: ICudaEngine, onnx: bytes) -> None:
         """Refit every weight of the engine from the ONNX file."""
-        refitter = found.module.Refitter(engine, self._logger)
-        parser = found.module.OnnxParserRefitter(refitter, self._logger)
+        refitter = tensorrt.module.Refitter(engine, self._logger)
+        parser = tensorrt.module.OnnxParserRefitter(refitter, self._logger)
         if not parser.refit_from_bytes(onnx) or not refitter.refit_cuda_engine():
             raise InputError(
                 f"engine: the weights must be those of the graph it was built from (got {self._reason()}). "

@@ -5,14 +5,10 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Mapping
-from typing import Any
 
-import numpy as np
-
+from calib.types import Array
 from trtpipe.errors import MissingError
 from trtpipe.trt.runtime import EngineRunner
-
-Array = np.ndarray[Any, Any]
 
 
 def open_timed(
@@ -73,7 +69,7 @@ class TimedEngine(EngineRunner):
 
     def layer_ms(self, inputs: Mapping[str, Array]) -> tuple[tuple[str, float], ...]:
         """Milliseconds of each layer of one execution, in order, as TensorRT's profiler reports them (IProfiler)."""
-        found: list[tuple[str, float]] = []
+        times: list[tuple[str, float]] = []
         trt = self._flavour.module
 
         class Profiler(trt.IProfiler):  # type: ignore[misc, name-defined]
@@ -81,7 +77,7 @@ class TimedEngine(EngineRunner):
                 trt.IProfiler.__init__(self)  # pybind11 wants the base called by name
 
             def report_layer_time(self, layer_name: str, ms: float) -> None:
-                found.append((layer_name, float(ms)))
+                times.append((layer_name, float(ms)))
 
         arrays = self._checked(inputs)
         profile = self._profile_for({n: tuple(a.shape) for n, a in arrays.items()})
@@ -91,7 +87,7 @@ class TimedEngine(EngineRunner):
                 execution.run(profile, arrays)
             finally:
                 execution.calls.set_profiler(None)
-        return tuple(found)
+        return tuple(times)
 
 
 class _Events:
@@ -117,11 +113,11 @@ class _Events:
     def milliseconds(self) -> float:
         """Wait for the second event; the time since the first."""
         self._call("cuEventSynchronize", self._events[1])
-        found = ctypes.c_float()
-        self._call("cuEventElapsedTime", ctypes.byref(found), self._events[0], self._events[1])
-        return float(found.value)
+        elapsed = ctypes.c_float()
+        self._call("cuEventElapsedTime", ctypes.byref(elapsed), self._events[0], self._events[1])
+        return float(elapsed.value)
 
-    def _call(self, name: str, *arguments: Any) -> None:
+    def _call(self, name: str, *arguments: object) -> None:
         status = getattr(self._cuda, name)(*arguments)
         if status:
             raise MissingError(f"bench: {name} must succeed (got CUresult {status}). Check the driver with nvidia-smi.")
