@@ -266,9 +266,9 @@ def agreement(
 def front_of(name: str, folder: Path, photos: int) -> Front:
     """The zoo's network `name` in the pipeline, with calibration and held-out photographs."""
     import zoo
+    from trtpipe.pipeline.front import Front, Stages
 
     from trtpipe.job.job import Job
-    from trtpipe.pipeline.front import Front, Stages
     from trtpipe.progress import Silent
 
     dealt, size = zoo.split(), zoo.NETWORKS[name].size
@@ -291,10 +291,10 @@ def front_of(name: str, folder: Path, photos: int) -> Front:
 def measured(name: str, photos: int) -> str:
     """The page's section, in Markdown."""
     import zoo
+    from trtpipe.pipeline.front import Stages
 
     from calib.table import CalibrationTable
     from trtpipe.pipeline import stages as line
-    from trtpipe.pipeline.front import Stages
     from trtpipe.progress import Silent
     from trtpipe.quantization.formats import maxima
     from trtpipe.quantization.narrow import Statistics

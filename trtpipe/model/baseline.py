@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from calib.types import Array
 from calib.user_code import user_code
 from trtpipe.batching import Batching, joined
 from trtpipe.errors import InputError
@@ -45,7 +46,7 @@ def record_baseline(
         batch_size: samples of each batch but the last.
         kind: how TorchScript is made of the model; not used for a program, which TorchScript cannot take.
         torchscript: path of a TorchScript file to take instead; it sees the inputs as the network does.
-        progress: is told the samples done.
+        progress: receives the number of samples done.
 
     Raises:
         InputError: the model cannot be traced or scripted, TorchScript and eager differ on the check data, or an
@@ -55,7 +56,7 @@ def record_baseline(
 
     module, name = script(loaded, kind, torchscript)
     batching = Batching(loaded.inputs, loaded.outputs, batch_size)
-    parts: list[dict[str, NDArray[Any]]] = []
+    parts: list[dict[str, Array]] = []
     labels: list[NDArray[np.int64]] = []
     ids: list[str] = []
     worst = largest = 0.0
@@ -74,11 +75,11 @@ def record_baseline(
         ids += batch.ids
         progress.step(len(ids), samples, "images")
     if not ids:
-        raise InputError("check: the data must hold at least one sample (got none).")
+        raise InputError("check: the data holds no sample.")
     if not worst <= EAGER_TOLERANCE * max(1.0, largest):
         fix = "Set model.baseline to script." if name == "trace" else "Check that both hold the same weights."
         raise InputError(
-            f"baseline: TorchScript ({name}) must answer as the eager model does on the check data "
+            f"baseline: TorchScript ({name}) must compute what the eager model does on the check data "
             f"(got a largest difference of {worst:.3g}, outputs up to {largest:.3g}). {fix}"
         )
     every = np.concatenate(labels)
@@ -114,7 +115,7 @@ def _largest(so_far: float, values: torch.Tensor) -> float:
 
 def script(
     loaded: LoadedModel, kind: Literal["trace", "script"], torchscript: str | None
-) -> tuple[Any, Literal["trace", "script", "torchscript", "program"]]:
+) -> tuple[torch.nn.Module, Literal["trace", "script", "torchscript", "program"]]:
     """The module that the baseline's outputs come from, and what it is; arguments and errors as `record_baseline`."""
     import torch
 
@@ -122,14 +123,14 @@ def script(
         warnings.simplefilter("ignore")
         try:
             if torchscript is not None:
-                loaded_file: Any = torch.jit.load(torchscript, map_location="cpu")  # type: ignore[no-untyped-call]
+                loaded_file: torch.nn.Module = torch.jit.load(torchscript, map_location="cpu")  # type: ignore[no-untyped-call]
                 return loaded_file.eval(), "torchscript"
             if loaded.exported:
                 return loaded.module, "program"
             if kind == "script":
                 return torch.jit.script(loaded.module.network).eval(), "script"
             with torch.inference_mode():
-                traced: Any = torch.jit.trace(  # type: ignore[no-untyped-call]
+                traced: torch.nn.Module = torch.jit.trace(  # type: ignore[no-untyped-call]
                     loaded.module, example_inputs(loaded.inputs), check_trace=False
                 )
                 return traced, "trace"
@@ -144,7 +145,9 @@ def script(
             ) from error
 
 
-def _run(loaded: LoadedModel, module: Any, name: str, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+def _run(
+    loaded: LoadedModel, module: torch.nn.Module, name: str, args: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor, ...]:
     """The outputs; a traced module and a program hold the bindings, a scripted one or a file is the network alone."""
     if name in ("trace", "program"):
         return tuple(module(*args))

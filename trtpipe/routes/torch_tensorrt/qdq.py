@@ -6,9 +6,9 @@ INT8 weights back into FP32. Our own operators are tagged `nondeterministic_seed
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,8 +18,17 @@ from trtpipe.model.nodes import calls, is_constant, module_path, op_name
 from trtpipe.quantization.formats import NVFP4
 from trtpipe.quantization.precision import DEQUANTIZE, QUANTIZE
 
+if TYPE_CHECKING:
+    from torch.fx.node import Argument
+    from torch_tensorrt.dynamo.conversion import ConversionContext
+
+    from trtpipe.trt.types import ILayer, ITensor
+
+#: A converter's arguments: tensors of TensorRT for the node's inputs, its other arguments as they are.
+Args = Sequence[Any]
+KeywordArgs = Mapping[str, Any]
 #: (context, operator, arguments, keyword arguments, name of the layer) to TensorRT's tensor.
-_Converter = Callable[[Any, Any, Any, Any, str], Any]
+_Converter = Callable[["ConversionContext", object, Args, KeywordArgs, str], "ITensor"]
 #: Under which the "custom" metadata of a node, which torch.export copies, hold its module path.
 _MODULE = "trtpipe_module"
 
@@ -37,8 +46,8 @@ def rewritten(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
             continue
         dtype = node.kwargs.get("out_dtype") or torch.float32
         x, scale, zero = node.args[:3]
-        target: Any
-        args: tuple[Any, ...]
+        target: torch._ops.OpOverload[..., torch.Tensor]
+        args: tuple[Argument, ...]
         if name == "quantize_per_tensor":
             target, args = ops.quantize.default, (x, scale)
         elif name == "dequantize_per_tensor":
@@ -137,58 +146,61 @@ def register_converters() -> None:
     halves = {trt.float16: torch.float16, trt.bfloat16: torch.bfloat16}
     kinds = {torch.float32: trt.float32} | {torch_dtype: d for d, torch_dtype in halves.items()}
 
-    def converter(operator: Any) -> Callable[[_Converter], _Converter]:
+    def converter(operator: object) -> Callable[[_Converter], _Converter]:
         def registered(function: _Converter) -> _Converter:
             dynamo_tensorrt_converter(operator, supports_dynamic_shapes=True)(function)
             return function
 
         return registered
 
-    def tensor(ctx: Any, value: Any, name: str) -> Any:
+    def tensor(ctx: ConversionContext, value: Any, name: str) -> ITensor:
         return value if isinstance(value, trt.ITensor) else get_trt_tensor(ctx, value, f"{name}_constant")
 
-    def scale_of(ctx: Any, scale: Any, dtype: torch.dtype, name: str) -> Any:
+    def scale_of(ctx: ConversionContext, scale: float | torch.Tensor, dtype: torch.dtype, name: str) -> ITensor:
         # Q and DQ want their scale in the dtype of the float side (TensorRT's documentation of IQuantizeLayer).
         return get_trt_tensor(ctx, torch.as_tensor(scale, dtype=torch.float32).to(dtype), f"{name}_scale")
 
-    def out(layer: Any, name: str, axis: int | None) -> Any:
+    def out(layer: ILayer, name: str, axis: int | None) -> ITensor:
         layer.name = name
         if axis is not None:
             layer.axis = axis
         return layer.get_output(0)
 
     @converter(ops.quantize.default)
-    def quantize(ctx: Any, target: Any, args: Any, kwargs: Any, name: str) -> Any:
+    def quantize(ctx: ConversionContext, target: object, args: Args, kwargs: KeywordArgs, name: str) -> ITensor:
         x = tensor(ctx, args[0], name)
         scale = scale_of(ctx, args[1], halves.get(x.dtype, torch.float32), name)
         return out(ctx.net.add_quantize(x, scale, trt.int8), name, None)
 
     @converter(ops.dequantize.default)
-    def dequantize(ctx: Any, target: Any, args: Any, kwargs: Any, name: str) -> Any:
+    def dequantize(ctx: ConversionContext, target: object, args: Args, kwargs: KeywordArgs, name: str) -> ITensor:
         scale = scale_of(ctx, args[1], args[2], name)
         return out(ctx.net.add_dequantize(tensor(ctx, args[0], name), scale, scale.dtype), name, None)
 
     @converter(ops.dequantize_beside.default)
     @converter(ops.dequantize_per_channel.default)
-    def dequantize_per_channel(ctx: Any, target: Any, args: Any, kwargs: Any, name: str) -> Any:
+    def dequantize_per_channel(
+        ctx: ConversionContext, target: object, args: Args, kwargs: KeywordArgs, name: str
+    ) -> ITensor:
         scale = scale_of(ctx, args[1], args[3], name)
         return out(ctx.net.add_dequantize(tensor(ctx, args[0], name), scale, scale.dtype), name, args[2])
 
-    def kind(kwargs: Any) -> torch.dtype:
-        return kwargs.get("out_dtype") or torch.float32
+    def kind(kwargs: KeywordArgs) -> torch.dtype:
+        dtype: torch.dtype | None = kwargs.get("out_dtype")
+        return dtype or torch.float32
 
     @converter(ops.fp8_quantize.default)
-    def fp8_quantize(ctx: Any, target: Any, args: Any, kwargs: Any, name: str) -> Any:
+    def fp8_quantize(ctx: ConversionContext, target: object, args: Args, kwargs: KeywordArgs, name: str) -> ITensor:
         x = tensor(ctx, args[0], name)
         scale = scale_of(ctx, args[1], halves.get(x.dtype, torch.float32), name)
         return out(ctx.net.add_quantize(x, scale, trt.fp8), name, None)
 
     @converter(ops.fp8_dequantize.default)
-    def fp8_dequantize(ctx: Any, target: Any, args: Any, kwargs: Any, name: str) -> Any:
+    def fp8_dequantize(ctx: ConversionContext, target: object, args: Args, kwargs: KeywordArgs, name: str) -> ITensor:
         scale = scale_of(ctx, args[1], kind(kwargs), name)
         return out(ctx.net.add_dequantize(tensor(ctx, args[0], name), scale, scale.dtype), name, None)
 
-    def four_bits(ctx: Any, codes: torch.Tensor, dtype: Any, name: str) -> Any:
+    def four_bits(ctx: ConversionContext, codes: torch.Tensor, dtype: Any, name: str) -> ITensor:
         """A constant of 4-bit numbers, which PyTorch holds in bytes and TensorRT two in a byte."""
         name = f"{name}_constant"
         weights = to_trt_weights(ctx, packed(codes), name, "CONSTANT", "CONSTANT", dtype=dtype, count=codes.numel())
@@ -196,7 +208,9 @@ def register_converters() -> None:
         layer.name = name
         return layer.get_output(0)
 
-    def by_block(ctx: Any, numbers: Any, scales: Any, scale: Any, dtype: torch.dtype, name: str) -> Any:
+    def by_block(
+        ctx: ConversionContext, numbers: ITensor, scales: ITensor, scale: ITensor, dtype: torch.dtype, name: str
+    ) -> ITensor:
         """NVFP4 `numbers` times their E4M3 `scales`, which are themselves in units of `scale`, float32 in TensorRT."""
         to = kinds[dtype]
         wide = out(ctx.net.add_dequantize(scales, scale, trt.float32), f"{name}_scales", None)
@@ -204,17 +218,17 @@ def register_converters() -> None:
         return out(ctx.net.add_dequantize(numbers, wide, to), name, None)
 
     @converter(ops.int4_dequantize.default)
-    def int4_dequantize(ctx: Any, target: Any, args: Any, kwargs: Any, name: str) -> Any:
+    def int4_dequantize(ctx: ConversionContext, target: object, args: Args, kwargs: KeywordArgs, name: str) -> ITensor:
         scale = scale_of(ctx, args[1], kind(kwargs), name)
         return out(ctx.net.add_dequantize(four_bits(ctx, args[0], trt.int4, name), scale, scale.dtype), name, None)
 
     @converter(ops.fp4_dequantize.default)
-    def fp4_dequantize(ctx: Any, target: Any, args: Any, kwargs: Any, name: str) -> Any:
+    def fp4_dequantize(ctx: ConversionContext, target: object, args: Args, kwargs: KeywordArgs, name: str) -> ITensor:
         numbers, scales = four_bits(ctx, args[0], trt.DataType.FP4, name), tensor(ctx, args[1], f"{name}_scales")
         return by_block(ctx, numbers, scales, scale_of(ctx, args[2], torch.float32, name), kind(kwargs), name)
 
     @converter(ops.fp4_dynamic.default)
-    def fp4_dynamic(ctx: Any, target: Any, args: Any, kwargs: Any, name: str) -> Any:
+    def fp4_dynamic(ctx: ConversionContext, target: object, args: Args, kwargs: KeywordArgs, name: str) -> ITensor:
         x, scale = tensor(ctx, args[0], name), scale_of(ctx, args[1], torch.float32, name)
         layer = ctx.net.add_dynamic_quantize(x, len(x.shape) - 1, NVFP4.blocks[0], trt.DataType.FP4, trt.fp8)
         layer.set_input(1, scale)
