@@ -142,7 +142,10 @@ def test_require_engine_fails_where_only_the_graph_ran() -> None:
 def test_accuracy_needs_labels() -> None:
     report = run(Echo(), Limits(accuracy_drop_max=0.01))
     assert not report.passed
-    assert report.problems[0] == "check.limits.accuracy_drop_max could not be judged: it needs labels"
+    assert report.problems[0] == (
+        "check.limits.accuracy_drop_max cannot be judged: it needs labels: folders named like the classes, or `labels` "
+        "beside the arrays"
+    )
 
 
 def wrong_on(count: int, samples: int) -> tuple[Any, Any, Any]:

@@ -159,6 +159,6 @@ def test_numbers_beyond_the_models_classes_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         with_labels(made, model(5), open_check(made))
     assert str(caught.value) == (
-        "check: labels must be below 5, the number of the model's classes (got 5). Number them from 0 in the order of "
-        "the model's outputs."
+        "check: labels must be from 0 to 4, the model's classes, or -1 where unknown (got 5). Number them from 0 in the "
+        "order of the model's outputs."
     )

@@ -100,7 +100,7 @@ def test_batches_fit_the_engine(tmp_path: Path) -> None:
         ({"image": np.zeros((1, 3, 8, 8))}, "input image must be float32 (got float64). Convert it."),
         (
             {"image": np.zeros((1, 3, 8, 9), np.float32)},
-            "input image must have the shape ('N', 3, 8, 8) (got (1, 3, 8, 9))",
+            "input image must have the shape [N, 3, 8, 8] (got [1, 3, 8, 9]). Reshape or resize it.",
         ),
         (
             {"image": np.zeros((0, 3, 8, 8), np.float32)},

@@ -286,10 +286,15 @@ class _Placer:
         assert isinstance(values, (list, tuple))
         output.args = (
             tuple(
-                self._as(v, d, output) if isinstance(v, Node) and self.now(v) is not None and d.is_floating_point else v
+                self._as(v, d, output) if isinstance(v, Node) and self._dtype(v) is not d else v
                 for v, d in zip(values, dtypes, strict=True)
             ),
         )
+
+    def _dtype(self, node: Node) -> torch.dtype:
+        """The dtype of a tensor's node, floating point or not."""
+        value = constant_value(self.graph, node) if is_constant(node) else node.meta["val"]
+        return self.now(node) or value.dtype
 
     def _feed(self, node: Node, dtype: torch.dtype) -> None:
         def cast(n: Node) -> Node:
