@@ -165,8 +165,8 @@ def _batch_notes(
         off = float(np.abs(rows.astype(np.float64) - wanted).max())
         if off > EAGER_TOLERANCE * max(1.0, float(np.abs(wanted).max())):
             notes.append(
-                f"check: output {name} of a sample depends on the others in its batch, by up to {off:.3g} between batches "
-                f"of {there}, as checked, and {low}"
+                f"check: output {name} of a sample depends on the others in its batch: it differs by up to {off:.3g} "
+                f"between a batch of {there}, as checked, and of {low}"
             )
     return tuple(notes)
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from calib.user_code import import_callable, user_code
 from trtpipe.errors import BuildError, InputError
 from trtpipe.job.importable import on_path
@@ -223,8 +225,6 @@ def _require_dtypes(returned: Sequence[torch.Tensor], dtypes: Mapping[str, str])
     Raises:
         InputError: a float output is declared an integer, or an integer one a truth value.
     """
-    import numpy as np
-
     kinds = "bif"  # NumPy's letters
     for (name, wanted), tensor in zip(dtypes.items(), returned, strict=True):
         own = str(tensor.dtype).removeprefix("torch.")
