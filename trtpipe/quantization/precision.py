@@ -293,8 +293,10 @@ class _Placer:
 
     def _dtype(self, node: Node) -> torch.dtype:
         """The dtype of a tensor's node, floating point or not."""
-        value = constant_value(self.graph, node) if is_constant(node) else node.meta["val"]
-        return self.now(node) or value.dtype
+        if (floating := self.now(node)) is not None:
+            return floating
+        found: torch.dtype = (constant_value(self.graph, node) if is_constant(node) else node.meta["val"]).dtype
+        return found
 
     def _feed(self, node: Node, dtype: torch.dtype) -> None:
         def cast(n: Node) -> Node:
