@@ -65,6 +65,12 @@ class TensorSpec:
         return tuple(d for axis, d in enumerate(self.shape) if axis != self.batch_axis)
 
     @property
+    def described(self) -> str:
+        """Like `[N, 3, H, 224], H 160 to 320`; the batch's range is left out, as samples are cut to it."""
+        ranges = [f", {d} {self.dims[d].min} to {self.dims[d].max}" for d in self.dynamic if d != self.shape[0]]
+        return f"[{', '.join(map(str, self.shape))}]{''.join(ranges)}"
+
+    @property
     def dynamic(self) -> tuple[str, ...]:
         """Names of the dynamic dimensions, in order of first appearance."""
         return tuple(dict.fromkeys(d for d in self.shape if isinstance(d, str)))

@@ -194,6 +194,8 @@ BROKEN = [
     ([("cosine_min: 0.99", "cosine_min: 0.99, speedup_over_fp16_min: 1.2")],
      ["job.yaml:21: check.limits.speedup_over_fp16_min: must be given only with check.require: engine "
       "(got require: graph). Speed is measured on the engine itself."]),
+    ([("  compute_capability: [8.6, 12.0]", "  target: onnxruntime"), ("  images: val\n", "  images: val\n  require: engine\n")],
+     ["job.yaml:21: check.require: must be graph for build.target onnxruntime (got engine). It has no GPU engine."]),
     ([("  images: val\n", "")],
      ["job.yaml:19: check: must have exactly one of images, arrays and factory (got none)."]),
     # build

@@ -85,7 +85,7 @@ MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...] | None]] = {
     "return y[: int(x.abs().sum()) + 1]": (ONE, ("capture: ",)),
     "return y.reshape(2, 4)": (ONE, ("model: it fails on zeros of the declared inputs (x float32 [3, 4]) at ", "reshape(2, 4)")),
     "return y[y[:, 0] > 0]": (ONE, ("outputs.y: its shape depends on the data", "topk(k)")),
-    "return y.squeeze(0) if len(y) == 1 else y.unsqueeze(0)[0]": (ONE, ("capture: the model fixes a dimension",)),
+    "return y.squeeze(0) if len(y) == 1 else y.unsqueeze(0)[0]": (ONE, ("outputs: each must have one rank", "squeeze(dim)")),
     "return y.numpy().sum()": (ONE, ("outputs: must be the tensors that the model returns",)),
     "raise ValueError('no weights')": (ONE, ("model: it fails on zeros of the declared inputs", "ValueError: no weights")),
     "return torch.nonzero(y)": (ONE, ("shape",)),

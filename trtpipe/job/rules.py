@@ -247,6 +247,11 @@ def _fallback(build: Build, check: Check) -> Iterator[Broken]:
         yield Broken(path, "be left out with build.allow_torch_fallback", str(limit), hint)
 
 
+def _executable(build: Build, check: Check) -> Iterator[Broken]:
+    if check.require == "engine" and build.target == "onnxruntime":
+        yield Broken(("check", "require"), "be graph for build.target onnxruntime", "engine", "It has no GPU engine.")
+
+
 def _measured_in_int8(precision: Precision, build: Build, check: Check) -> Iterator[Broken]:
     """Sensitivity and tuning compare modules with and without Q/DQ, which only explicit INT8 has."""
     if precision.int8_mode and build.quantization == "explicit":
@@ -385,6 +390,7 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Broken]]], ...] = (
     (("precision",), _precision),
     (("build", "precision", "model"), _route),
     (("build", "check"), _fallback),
+    (("build", "check"), _executable),
     (("precision", "build", "check"), _measured_in_int8),
     (("precision", "calibration"), _calibrated),
     (("calibration",), _calibration),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from calib.types import JsonObject
 from calib.user_code import import_callable, user_code
@@ -40,6 +42,7 @@ def load_model(job: Job, base: Path | None = None) -> LoadedModel:
     normalize = {
         name: (tuple(i.normalize.mean), tuple(i.normalize.std)) for name, i in job.inputs.items() if i.normalize
     }
+    _require_order(network, tuple(job.inputs))
     module = bind(network, inputs, normalize, tuple(job.outputs))
     digest = _weights_digest(network)
     outputs = _output_specs(module, inputs, {n: o.dtype for n, o in job.outputs.items()})
@@ -88,6 +91,23 @@ def _require_fit(factory: Callable[..., object], reference: str, args: JsonObjec
         raise InputError(
             f"model.args: must fit the factory {reference} (got {error}; it takes {signature}). Correct the names."
         ) from None
+
+
+def _require_order(network: torch.nn.Module, names: tuple[str, ...]) -> None:
+    """Refuse inputs named like arguments of forward that stand elsewhere: they are given in order.
+
+    Raises:
+        InputError: an input has the name of an argument at another place.
+    """
+    try:
+        arguments = tuple(inspect.signature(network.forward).parameters)
+    except (TypeError, ValueError):
+        return
+    if any(n in arguments and arguments.index(n) != k for k, n in enumerate(names)):
+        raise InputError(
+            f"inputs: must be in the order of the model's forward({', '.join(arguments)}) (got {', '.join(names)}), "
+            "which is given them in order. Reorder or rename them."
+        )
 
 
 def _program(path: str) -> torch.nn.Module:
@@ -155,11 +175,16 @@ def _output_specs(
     An extent that is a dynamic dimension at both sizes carries its name; one that varies otherwise is named
     `<output>_<axis>` until the captured graph says what it is. The batch axis is the only axis that varies with the
     batch, and is as long as it.
+
+    Raises:
+        InputError: a dtype that the job declares cannot hold what the model returns.
     """
     dims = {n: r for s in inputs for n, r in s.dims.items() if r.min < r.max}
     batch = inputs[0].shape[0]
     first = {n: min(max(2, r.min), r.max) if n == batch else r.opt for n, r in dims.items()}
-    shapes = _shapes(module, inputs, first)
+    returned = _on_zeros(module, inputs, first)
+    _require_dtypes(returned, dtypes)
+    shapes = [tuple(t.shape) for t in returned]
     named: list[list[int | str]] = [list(s) for s in shapes]
     ranges: list[dict[str, DimRange]] = [{} for _ in shapes]
     fixed = inputs[0].at("opt")[0]
@@ -182,6 +207,8 @@ def _output_specs(
             with_batch = _changes(shapes, _shapes(module, inputs, first, batch=fixed + 1))
         except (BuildError, InputError):  # the model takes this one batch alone
             with_batch = None
+    if dims:  # a rank of its own at the least sizes, of squeeze() for one sample
+        _changes(shapes, _shapes(module, inputs, {n: r.min for n, r in dims.items()}))
     specs = []
     for k, (name, dtype) in enumerate(dtypes.items()):
         batch_axis: int | None = None
@@ -193,10 +220,34 @@ def _output_specs(
     return tuple(specs)
 
 
+def _require_dtypes(returned: Sequence[torch.Tensor], dtypes: Mapping[str, str]) -> None:
+    """Bindings are cast within a kind of number, or to a wider kind: a mask to integers or floats, integers to floats.
+
+    Raises:
+        InputError: a float output is declared an integer, or an integer one a truth value.
+    """
+    kinds = "bif"  # NumPy's letters
+    for (name, wanted), tensor in zip(dtypes.items(), returned, strict=True):
+        own = str(tensor.dtype).removeprefix("torch.")
+        if kinds.index(np.dtype(wanted).kind) < kinds.index(np.dtype(own).kind.replace("u", "i")):
+            legal = "float32 or float16" if tensor.is_floating_point() else f"{own} or a float type"
+            raise InputError(
+                f"outputs.{name}.dtype: must be {legal} for what the model returns, {own} (got {wanted}). Change it, "
+                "or round in the model."
+            )
+
+
 def _shapes(
     module: torch.nn.Module, inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int], batch: int | None = None
 ) -> list[tuple[int, ...]]:
-    """The outputs' shapes for zeros, dynamic dimensions at `sizes` and the first axis at `batch`, if that is given.
+    """The outputs' shapes on zeros, as `_on_zeros`."""
+    return [tuple(t.shape) for t in _on_zeros(module, inputs, sizes, batch)]
+
+
+def _on_zeros(
+    module: torch.nn.Module, inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int], batch: int | None = None
+) -> tuple[torch.Tensor, ...]:
+    """The outputs for zeros, dynamic dimensions at `sizes` and the first axis at `batch`, if that is given.
 
     Raises:
         BuildError: the model does not run on them.
@@ -209,7 +260,7 @@ def _shapes(
         args.append(torch.zeros([batch or shape[0], *shape[1:]], dtype=getattr(torch, spec.dtype)))
     try:
         with torch.inference_mode():
-            return [tuple(t.shape) for t in module(*args)]
+            return tuple(module(*args))
     except InputError:
         raise
     except Exception as error:

@@ -12,10 +12,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from calib.errors import CalibCancelled, CalibError
+from calib.types import Array
 from trtpipe.batching import Batching
 from trtpipe.errors import Cancelled, InputError
+from trtpipe.evaluation.check import unjudgeable
 from trtpipe.model.baseline import record_baseline, script
 from trtpipe.model.capture import capture
+from trtpipe.model.corners import require_corners
 from trtpipe.model.data import open_calibration, open_check, with_labels
 from trtpipe.model.load import load_model
 from trtpipe.pipeline.codecs import RECORDED, SPECS, Codec, Recorded
@@ -157,7 +160,9 @@ class PreparedJob:
 
         def make() -> Captured:
             with self._stages("capture"):
-                return capture(loaded)
+                captured = capture(loaded)
+                require_corners(loaded, captured, self.first_check_batch)
+                return captured
 
         return self.results.in_memory("capture", make)
 
@@ -166,6 +171,11 @@ class PreparedJob:
         """The check samples, labelled as they come."""
         with self._stages.unnamed():
             return open_check(self.job)
+
+    @cached_property
+    def first_check_batch(self) -> Mapping[str, Array]:
+        """The inputs of the first check batch, [B, ...] by name."""
+        return next(iter(self.check_samples.batches(self.job.batch_size(self.job.check)))).arrays
 
     @cached_property
     def check_source(self) -> Source:
@@ -199,6 +209,9 @@ class PreparedJob:
                     torchscript=job.model.torchscript,
                     progress=progress,
                 )
+                whole = Batching(loaded.inputs, loaded.outputs, size).whole
+                if unjudged := unjudgeable(job.check.limits, baseline.outputs, baseline.labels, whole):
+                    raise InputError(f"{'; '.join(unjudged.values())}. Give that, or take the limit out of the job.")
             return Recorded(replace(baseline, notes=(*baseline.notes, *notes)), source.classes)
 
         return self.results.on_disk("baseline", RECORDED, make)

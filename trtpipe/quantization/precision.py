@@ -286,10 +286,17 @@ class _Placer:
         assert isinstance(values, (list, tuple))
         output.args = (
             tuple(
-                self._as(v, d, output) if isinstance(v, Node) and self.now(v) is not None and d.is_floating_point else v
+                self._as(v, d, output) if isinstance(v, Node) and self._dtype(v) is not d else v
                 for v, d in zip(values, dtypes, strict=True)
             ),
         )
+
+    def _dtype(self, node: Node) -> torch.dtype:
+        """The dtype of a tensor's node, floating point or not."""
+        if (floating := self.now(node)) is not None:
+            return floating
+        found: torch.dtype = (constant_value(self.graph, node) if is_constant(node) else node.meta["val"]).dtype
+        return found
 
     def _feed(self, node: Node, dtype: torch.dtype) -> None:
         def cast(n: Node) -> Node:
