@@ -1,12 +1,18 @@
 """Whatever a job's code reads is part of what the job is made of: recorded as it runs, and watched from then on."""
 
+import contextlib
 import json
+import multiprocessing
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import threading
+import zipfile
+from pathlib import Path
 
+import matplotlib.font_manager
 import nights
 import numpy as np
 import pytest
@@ -34,6 +40,11 @@ WAYS = {
     "np.memmap": "import numpy; numpy.memmap(name, 'u1', 'r')",
     "np.loadtxt": "import numpy; numpy.loadtxt(name)",
     "sqlite": SQL,
+    "sqlite URI": SQL.replace("(name)", "(f'file:{name}?mode=ro', uri=True)"),
+    "dir_fd": "import os; d = os.open(os.path.dirname(name), os.O_RDONLY);"
+    "os.close(os.open(os.path.basename(name), os.O_RDONLY, dir_fd=d)); os.close(d)",
+    "zipimport": "import sys, zipimport; zipimport.zipimporter(name).load_module('inside')",
+    "font": "from PIL import ImageFont; ImageFont.truetype(name)",
     "PIL": "from PIL import Image; Image.open(name).load()",
     "torch.load": "import torch; torch.load(name, weights_only=True)",
     "torch.load mmap": "import torch; torch.load(name, weights_only=True, mmap=True)",
@@ -76,8 +87,13 @@ def make_file(way, folder):
             np.save(stream, np.ones(3))
     elif way == "torch.jit.load":
         torch.jit.script(torch.nn.ReLU()).save(str(path))
-    elif way == "sqlite":
+    elif way.startswith("sqlite"):
         path.touch()
+    elif way == "zipimport":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("inside.py", "")
+    elif way == "font":
+        shutil.copy(matplotlib.font_manager.findfont("DejaVu Sans"), path)
     else:
         path.write_text("123456")
     return path
@@ -106,6 +122,112 @@ def test_every_way_to_list_a_folder_is_recorded(way, tmp_path):
     with recorder:
         eval(way, {"name": str(tmp_path / "data"), "os": os})
     assert recorder.reads.items == (Read("folder", "data"),)
+    recorder.close()
+
+
+@pytest.mark.parametrize("way", ["os.scandir(fd).close()", "os.listdir(fd)", "list(os.fwalk('.', dir_fd=fd))"])
+def test_a_folder_listed_by_its_descriptor_is_recorded(way, tmp_path):
+    (tmp_path / "data").mkdir()
+    fd = os.open(tmp_path / "data", os.O_RDONLY)
+    recorder = Recorder(tmp_path)
+    with recorder:
+        eval(way, {"fd": fd, "os": os})
+    os.close(fd)
+    assert Read("folder", "data") in recorder.reads.items
+    recorder.close()
+
+
+PRESENCE = ["os.path.exists(path)", "os.path.isfile(path)", "os.path.isdir(path)", "os.path.lexists(path)",
+            "os.path.islink(path)", "os.access(path, os.R_OK)", "path.exists()", "path.is_file()", "path.is_dir()",
+            "os.path.realpath(path)", "list(path.glob('*.pt'))"]  # fmt: skip
+STATUS = ["os.stat(path)", "os.lstat(path)", "os.path.getsize(path)", "os.path.getmtime(path)", "path.stat()",
+          "os.stat(path.name, dir_fd=fd)"]  # fmt: skip
+
+
+@pytest.mark.parametrize(("way", "kind"), [*((w, "presence") for w in PRESENCE), *((w, "status") for w in STATUS)])
+@pytest.mark.parametrize("there", [True, False])
+def test_every_question_for_a_path_is_recorded_and_its_answer_watched(way, kind, there, tmp_path):
+    """A checkpoint that is taken if it exists, or because it is the newest, may never have been opened."""
+    path = tmp_path / "last.pt"
+    if there:
+        path.write_text("1")
+    fd = os.open(tmp_path, os.O_RDONLY)
+    recorder = Recorder(tmp_path)
+    with recorder, contextlib.suppress(FileNotFoundError):
+        eval(way, {"path": path, "os": os, "fd": fd})
+    os.close(fd)
+    assert Read(kind, "last.pt") in recorder.reads.items
+    recorder.close()
+
+    def value():
+        return Read(kind, "last.pt").value(tmp_path, Digests())
+
+    before = value()
+    assert (before == "absent") != there
+    path.write_text("1")
+    os.utime(path, (1, 1))
+    assert (value() == before) == (there and kind == "presence")
+    before = value()
+    path.unlink()
+    path.mkdir()
+    assert value() != before
+
+
+def test_what_a_library_asks_and_what_the_code_itself_makes_are_no_questions(tmp_path):
+    (tmp_path / "data" / "a").mkdir(parents=True)
+    (tmp_path / "data" / "a" / "x.png").touch()
+    library = {}
+    source = "import os\ndef find(path):\n    return os.path.exists(path)"
+    exec(compile(source, os.path.join(os.path.dirname(pytest.__file__), "find.py"), "exec"), library)
+    recorder = Recorder(tmp_path)
+    with recorder:
+        library["find"](tmp_path / "hub.pt")
+        for made in (tmp_path / "made", tmp_path / "log.txt"):
+            assert not made.exists()
+        os.makedirs(tmp_path / "made")
+        (tmp_path / "log.txt").write_text("1")
+        assert Path(__file__).parent.exists()
+        assert (tmp_path / ".." / tmp_path.name).resolve() == tmp_path  # asks for each folder above it
+    assert recorder.reads.items == (Read("presence", str(Path(__file__).parent)),)
+    recorder.close()
+    assert os.stat in os.supports_dir_fd
+    assert os.stat.__module__ == "posix"
+
+
+def test_what_a_package_reads_while_it_is_imported_is_its_versions_matter(tmp_path, monkeypatch):
+    """In a process that has imported it, it is not read again: two nights of one process must not differ by that."""
+    packages = tmp_path / "site-packages"
+    (packages / "reading").mkdir(parents=True)
+    (packages / "reading" / "__init__.py").write_text(
+        "import os\nfrom reading.deep import X\ndef later():\n    from pathlib import Path\n    return Path('own.txt').read_text()\n"
+    )
+    (packages / "reading" / "deep.py").write_text(
+        "from pathlib import Path\nX = Path('settings.txt').read_text(), __import__('os').listdir('.')\n"
+    )
+    for name in ("settings.txt", "own.txt"):
+        (tmp_path / name).write_text("1")
+    monkeypatch.syspath_prepend(str(packages))
+    monkeypatch.chdir(tmp_path)
+    recorder = Recorder(tmp_path)
+    with recorder:
+        import reading
+
+        reading.later()
+    assert recorder.reads.items == (Read("file", "own.txt"),)
+    recorder.close()
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+def test_a_process_that_is_not_forked_is_noted_and_a_forked_one_heard(method, tmp_path):
+    (tmp_path / "list.txt").write_text("1")
+    recorder = Recorder(tmp_path)
+    with recorder:
+        process = multiprocessing.get_context(method).Process(target=Path.read_text, args=(tmp_path / "list.txt",))
+        process.start()
+        process.join()
+    said = f"the job's code started a process (multiprocessing, {method}): what that process read is not watched"
+    assert recorder.reads.notes == (() if method == "fork" else (said,))
+    assert recorder.reads.items == ((Read("file", "list.txt"),) if method == "fork" else ())
     recorder.close()
 
 

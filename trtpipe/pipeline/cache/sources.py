@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
+
+from trtpipe.job.importable import find_module, is_installed
 
 
 def imported(source: bytes, name: str, package: bool) -> list[str]:
@@ -43,3 +46,13 @@ def environment_variables(source: bytes) -> tuple[str, ...]:
         if word in ("environ", "getenv"):
             names.append(key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else "some")
     return tuple(dict.fromkeys(names))
+
+
+def has_native_code(package: str) -> bool:
+    """Whether an installed package, which is not imported, has extension modules."""
+    spec = find_module(package)
+    if spec is None or not is_installed(spec.origin or ""):
+        return False
+    folders = spec.submodule_search_locations or ()
+    names = [spec.origin or "", *(name for folder in folders for _, _, inside in os.walk(folder) for name in inside)]
+    return any(name.endswith((".so", ".pyd")) for name in names)
