@@ -147,6 +147,17 @@ def test_what_nobody_sees_of_the_jobs_code_is_said(folder):
     assert found.notes == (unseen, variables)
 
 
+def test_an_empty_class_folder_is_a_change(tmp_path):
+    """It is a class: it numbers the ones after it, or is refused."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.png").touch()
+    before = Digests().folder(tmp_path)
+    (tmp_path / ".git").mkdir()
+    assert Digests().folder(tmp_path) == before
+    (tmp_path / "b").mkdir()
+    assert Digests().folder(tmp_path) != before
+
+
 def test_looking_imports_no_torch(folder):
     path = nights.write_job(folder, "a")
     script = f"""

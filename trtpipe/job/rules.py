@@ -231,13 +231,22 @@ def _route(build: Build, precision: Precision, model: Model) -> Iterator[Broken]
                 yield Broken(("build", name), "be left out for target onnxruntime", "a value", "It steers TensorRT.")
 
 
+def _formats_of(build: Build, inputs: Mapping[str, Input], outputs: Mapping[str, Output]) -> Iterator[Broken]:
+    for name in sorted({*build.tensor_formats} - {*inputs, *outputs}):
+        hint = f"The bindings: {', '.join((*inputs, *outputs))}."
+        yield Broken(("build", "tensor_formats", name), "be a binding", name, hint)
+
+
 def _word(value: bool | str) -> str:
     """A value as YAML writes it."""
     return "true" if value is True else str(value)
 
 
-def _fallback(build: Build, check: Check) -> Iterator[Broken]:
-    """A hybrid module is no engine that could be timed as one."""
+def _engine(build: Build, check: Check) -> Iterator[Broken]:
+    """No GPU executes an ONNX file, and a hybrid module is no engine that could be timed as one."""
+    if build.target == "onnxruntime" and check.require == "engine":
+        hint = "No GPU executes an ONNX file: remove check.require."
+        yield Broken(("check", "require"), "be graph for target onnxruntime", "engine", hint)
     limit = check.limits.speedup_over_fp16_min
     if build.allow_torch_fallback and limit is not None:
         path = ("check", "limits", "speedup_over_fp16_min")
@@ -322,6 +331,8 @@ def _data(section: str, data: Data, sources: tuple[str, ...]) -> Iterator[Broken
         got = f"transform with {given[0]}"
         yield Broken((section, "transform"), "be given only with images", got, "Remove transform.")
     path: Path = (section, "transform")
+    if "interpolation" in _changed(transform) and transform.resize is None and transform.callable is None:
+        yield Broken((*path, "interpolation"), "be given only with resize", "no resize", "It steers resize alone.")
     yield from _callable(transform.callable, (*path, "callable"))
     others = tuple(f for f in _changed(transform) if f != "callable")
     if transform.callable is not None and others:
@@ -382,7 +393,8 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Broken]]], ...] = (
     (("inputs", "outputs"), _names),
     (("precision",), _precision),
     (("build", "precision", "model"), _route),
-    (("build", "check"), _fallback),
+    (("build", "check"), _engine),
+    (("build", "inputs", "outputs"), _formats_of),
     (("precision", "build", "check"), _measured_in_int8),
     (("precision", "calibration"), _calibrated),
     (("calibration",), _calibration),

@@ -14,6 +14,7 @@ import pathlib
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from types import FrameType
 
 _ASKING = ("stat", "lstat", "access", "readlink")
@@ -30,13 +31,15 @@ Tell = Callable[[str, object, int | None], None]
 
 
 @contextlib.contextmanager
-def watched(tell: Tell, is_own: Callable[[str], bool]) -> Iterator[None]:
+def watched(tell: Tell, is_own: Callable[[str], bool], unheard: AbstractContextManager[object]) -> Iterator[None]:
     """Tell of the questions that are asked inside, and of files opened beside a folder's descriptor.
 
     Args:
-        tell: is given "presence" (is it there, and what), "status" (size and times too) or "open" (to read), the path,
-            and the descriptor of the folder that the path is relative to, or None. Raises nothing.
+        tell: is given "presence" (is it there, and what), "status" (size and times too), "file" (it is opened to be
+            read) or "write", the path, and the descriptor of the folder that the path is relative to, or None. Raises
+            nothing.
         is_own: whether a source file is the job's own.
+        unheard: no audit event counts inside: those of a path beside a descriptor do not say so.
     """
 
     def asking(original: Callable[..., object], status: bool) -> Callable[..., object]:
@@ -56,9 +59,11 @@ def watched(tell: Tell, is_own: Callable[[str], bool]) -> Iterator[None]:
     def opening(original: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(original)
         def opened(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-            if dir_fd is not None and not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-                tell("open", path, dir_fd)
-            return original(path, flags, mode, dir_fd=dir_fd)
+            if dir_fd is None:
+                return original(path, flags, mode)
+            tell("write" if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) else "file", path, dir_fd)
+            with unheard:
+                return original(path, flags, mode, dir_fd=dir_fd)
 
         return opened
 

@@ -59,7 +59,7 @@ class Recorder:
             if self._log is None:
                 self._log = _unnamed_file()
             _active = self
-            self._watch.enter_context(watched(_asked, _is_own))
+            self._watch.enter_context(watched(_asked, _is_own, _Unheard()))
         self._depth += 1
         return self
 
@@ -174,6 +174,16 @@ _installed = False
 _busy = threading.local()
 
 
+class _Unheard:
+    """Inside, this thread's audit events do not count."""
+
+    def __enter__(self) -> None:
+        _busy.yes = True
+
+    def __exit__(self, *_: object) -> None:
+        _busy.yes = False
+
+
 def _install() -> None:
     """Listen to audit events, which cannot be undone: once for a process. They cost nothing while nobody records."""
     global _installed
@@ -195,13 +205,11 @@ def _heard(event: str, args: tuple[object, ...]) -> None:
         return
     if event in _READING and _by_package_import():
         return
-    _busy.yes = True
-    try:
-        _HANDLERS[event](recorder, args)
-    except Exception:  # noqa: BLE001  # a hook that raises would fail the user's own call
-        recorder.log("program", f"something whose event {event} could not be read")
-    finally:
-        _busy.yes = False
+    with _Unheard():
+        try:
+            _HANDLERS[event](recorder, args)
+        except Exception:  # noqa: BLE001  # a hook that raises would fail the user's own call
+            recorder.log("program", f"something whose event {event} could not be read")
 
 
 def _opened(recorder: Recorder, args: Sequence[object]) -> None:
@@ -247,19 +255,17 @@ def _asked(kind: str, path: object, beside: int | None) -> None:
     recorder = _active
     if recorder is None or getattr(_busy, "yes", False):
         return
-    _busy.yes = True
-    try:
-        if beside is not None and isinstance(path, (str, os.PathLike)):
-            path = os.path.join(_behind(beside), path)
-        name = _path(path)
-        if name is not None and kind == "open":
-            _file(recorder, name)
-        elif name is not None:
-            recorder.log(kind, name)
-    except Exception:  # noqa: BLE001  # it would fail the user's own call
-        recorder.log("program", f"something whose question for {path!r} could not be read")
-    finally:
-        _busy.yes = False
+    with _Unheard():
+        try:
+            if beside is not None and isinstance(path, (str, os.PathLike)):
+                path = os.path.join(_behind(beside), path)
+            name = _path(path)
+            if name is not None and kind == "file":
+                _file(recorder, name)
+            elif name is not None:
+                recorder.log(kind, name)
+        except Exception:  # noqa: BLE001  # it would fail the user's own call
+            recorder.log("program", f"something whose question for {path!r} could not be read")
 
 
 def _connected(recorder: Recorder, args: Sequence[object]) -> None:
@@ -337,6 +343,9 @@ def _own_folders() -> tuple[str, ...]:
     """Where Python's own files, installed packages and the system's are: versions stand for them."""
     paths = sysconfig.get_paths()
     folders = [paths[n] for n in ("stdlib", "platstdlib", "purelib", "platlib")] + [site.getusersitepackages()]
+    folders += [
+        p for p in sys.path if os.path.basename(p) == f"python{sysconfig.get_config_var('py_version_nodot')}.zip"
+    ]
     folders += [str(Path(__file__).parents[2]), str(Path(calib.__file__).parent)]
     folders += ["/proc", "/sys", "/dev", "/etc", "/run", "/lib", "/usr/lib", "/usr/share/zoneinfo", "/usr/share/locale"]
     return tuple(f + os.sep for f in {*folders, *map(os.path.realpath, folders)})
