@@ -8,7 +8,7 @@ import pytest
 from trtpipe.job.load import load_job
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import Machine
-from trtpipe.pipeline.cache.keys import Survey, stage_keys
+from trtpipe.pipeline.cache.keys import Ingredients, Survey, stage_keys
 
 MACHINE = Machine(
     versions={"trtpipe": "1", "torch": "2.14.1", "tensorrt-rtx": "1.6", "onnx": "1.2",
@@ -145,6 +145,21 @@ def test_what_nobody_sees_of_the_jobs_code_is_said(folder):
         "the job's code imports onnxruntime, whose native code may read files unseen; use --force when these change"
     )
     assert found.notes == (unseen, variables)
+
+
+@pytest.mark.parametrize(("before", "now", "written", "moved"), [
+    ({"read a": "absent"}, {}, (), ()),  # looked for by an import that is not repeated
+    ({"read a": "absent"}, {"read a": "1"}, (), ("a, read by the job's code, changed",)),
+    ({"read a": "absent"}, {"read a": "1"}, ("read a",), ()),
+    ({"read a": "1"}, {}, (), ("a, read by the job's code, removed",)),
+    ({"read a": "1"}, {"read a": "2"}, (), ("a, read by the job's code, changed",)),
+    ({}, {"read a": "1", "listing b": "1"}, (), ()),
+    ({"presence a": "absent", "status b": "a file"}, {"presence a": "a file", "status b": "absent"}, (), ()),
+    ({"weights": "1"}, {"weights": "2"}, (), ("weights changed",)),
+    ({"weights": "absent"}, {}, (), ("weights removed",)),
+])  # fmt: skip
+def test_what_moved_while_a_job_was_built(before, now, written, moved):
+    assert Ingredients(now).moved_since(before, written) == moved
 
 
 def test_an_empty_class_folder_is_a_change(tmp_path):

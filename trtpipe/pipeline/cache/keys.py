@@ -22,7 +22,7 @@ from trtpipe.errors import InputError
 from trtpipe.job.importable import find_module, is_installed
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import BUILDERS, DECIDING, ROUTE_PACKAGES, WITHOUT_EFFECT, Machine
-from trtpipe.pipeline.cache.reads import NAMES, WATCHED, Reads
+from trtpipe.pipeline.cache.reads import ABSENT, NAMES, WATCHED, Reads
 from trtpipe.pipeline.cache.sources import environment_variables, has_native_code, imported
 from trtpipe.routes.onnx import release as onnx_release
 from trtpipe.routes.release import needs_lowering
@@ -64,9 +64,11 @@ class Ingredients:
         return tuple(_change(n, before.get(n), self.parts.get(n)) for n in names if before.get(n) != self.parts.get(n))
 
     def moved_since(self, before: Mapping[str, str], written: Collection[str] = ()) -> tuple[str, ...]:
-        """`changes`, less what was not known to be read before, and what the job's own code wrote since."""
+        """`changes`, less what was not known to be read before, what was absent and is no longer looked for, and what
+        the job's own code wrote since."""
         known = {n: v for n, v in self.parts.items() if n in before or not _is_read(n)}
         own = {n for n in before if n.startswith(_ASKED) or n in written}
+        own |= {n for n, v in before.items() if _is_read(n) and v == ABSENT and n not in self.parts}
         return Ingredients({n: v for n, v in known.items() if n not in own}).changes(
             {n: v for n, v in before.items() if n not in own}
         )
