@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import sys
 
 from trtpipe.job.importable import find_module, is_installed
 
@@ -49,8 +50,8 @@ def environment_variables(source: bytes) -> tuple[str, ...]:
 
 
 def has_native_code(package: str) -> bool:
-    """Whether an installed package, which is not imported, has extension modules."""
-    spec = find_module(package)
+    """Whether an installed package, which is not imported, has extension modules; Python's own are none of those."""
+    spec = None if package in sys.stdlib_module_names else find_module(package)
     if spec is None or not is_installed(spec.origin or ""):
         return False
     folders = spec.submodule_search_locations or ()
