@@ -133,7 +133,7 @@ def test_what_the_model_imports_of_the_users_own_is_watched(folder):
 
 def test_what_nobody_sees_of_the_jobs_code_is_said(folder):
     (folder / "deep.py").write_text(
-        "import os, mmap, ctypes, torch, timm, onnxruntime\nHOME, KEY = os.environ['TT_HOME'], os.getenv('TT_KEY', '')\n"
+        "import os, mmap, torch, timm, onnxruntime\nHOME, KEY = os.environ['TT_HOME'], os.getenv('TT_KEY', '')\n"
     )
     (folder / "samples.py").write_text("import deep\ndef few():\n    return []\n")
     path = nights.write_job(folder, "a")
