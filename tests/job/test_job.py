@@ -206,7 +206,7 @@ BROKEN = [
      ["job.yaml:21: check.require: must be graph for target onnxruntime (got engine). "
       "No GPU executes an ONNX file: remove check.require."]),
     ([("build:\n", "build:\n  tensor_formats: {imag: [hwc], logits: [linear]}\n")],
-     ["job.yaml:18: build.tensor_formats.imag: must be a binding (got imag). The bindings: image, logits."]),
+     ["job.yaml:18: build.tensor_formats.imag: must be image, logits (got imag)."]),
     ([(TRANSFORM, "{grayscale: true, interpolation: nearest}")],
      ["job.yaml:15: calibration.transform.interpolation: must be given only with resize (got no resize). "
       "It steers resize alone."]),
