@@ -194,8 +194,6 @@ BROKEN = [
     ([("cosine_min: 0.99", "cosine_min: 0.99, speedup_over_fp16_min: 1.2")],
      ["job.yaml:21: check.limits.speedup_over_fp16_min: must be given only with check.require: engine "
       "(got require: graph). Speed is measured on the engine itself."]),
-    ([("  compute_capability: [8.6, 12.0]", "  target: onnxruntime"), ("  images: val\n", "  images: val\n  require: engine\n")],
-     ["job.yaml:21: check.require: must be graph for build.target onnxruntime (got engine). It has no GPU engine."]),
     ([("  images: val\n", "")],
      ["job.yaml:19: check: must have exactly one of images, arrays and factory (got none)."]),
     # build
@@ -203,6 +201,15 @@ BROKEN = [
      ["job.yaml:19: build.target: must be tensorrt for route torch2trt (got tensorrt_rtx)."]),
     ([("  compute_capability: [8.6, 12.0]", "  route: torch_tensorrt\n  target: onnxruntime")],
      ["job.yaml:19: build.target: must be tensorrt or tensorrt_rtx for route torch_tensorrt (got onnxruntime)."]),
+    ([("build:\n  compute_capability: [8.6, 12.0]", "build:\n  target: onnxruntime"),
+      ("images: val", "images: val\n  require: engine")],
+     ["job.yaml:21: check.require: must be graph for target onnxruntime (got engine). "
+      "No GPU executes an ONNX file: remove check.require."]),
+    ([("build:\n", "build:\n  tensor_formats: {imag: [hwc], logits: [linear]}\n")],
+     ["job.yaml:18: build.tensor_formats.imag: must be image, logits (got imag)."]),
+    ([(TRANSFORM, "{grayscale: true, interpolation: nearest}")],
+     ["job.yaml:15: calibration.transform.interpolation: must be given only with resize (got no resize). "
+      "It steers resize alone."]),
     ([("build:\n", "build:\n  target: onnxruntime\n")],
      ["job.yaml:19: build.compute_capability: must be left out for target onnxruntime (got a value). It steers TensorRT."]),
 ]  # fmt: skip

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from trtpipe.errors import BuildError, InputError
 from trtpipe.job.job import Job
 from trtpipe.job.load import load_job
+from trtpipe.model import load
 from trtpipe.model.bindings import bind
 from trtpipe.model.capture import capture
 from trtpipe.model.load import load_model
@@ -226,6 +227,33 @@ def test_an_exported_program(job: Any, tmp_path: Path) -> None:
     loaded = load_model(job(factory=None, program=str(tmp_path / "p.pt2")), tmp_path)
     x = torch.ones(3, 4)
     torch.testing.assert_close(loaded.module(x)[0], network(x))
+
+
+@pytest.mark.parametrize(("exported", "axis", "asked", "said"), [
+    ((2, 6), "N", (2, 6), None), ((2, 6), "N", (3, 4), None), ((1, 6), "N", (1, 6), None), ((2, 6), 5, None, None),
+    ((2, 6), "N", (1, 6), None),  # torch.export's own lower end
+    ((3, 6), "N", (2, 6), "inputs.x.N: must be within what the program was exported for, 3 to 6 on axis 0 (got 2 to 6)"),
+    ((1, 6), "N", (1, 7), "inputs.x.N: must be within what the program was exported for, 1 to 6 on axis 0 (got 1 to 7)"),
+    ((1, 6), 7, None, "inputs.x.shape: must be within what the program was exported for, 1 to 6 on axis 0 (got 7)"),
+    (None, 2, None, None), (None, "N", (2, 2), None),
+    (None, 3, None, "inputs.x.shape: must be within what the program was exported for, 2 on axis 0 (got 3)"),
+    (None, "N", (1, 4), "inputs.x.N: must be within what the program was exported for, 2 on axis 0 (got 1 to 4)"),
+])  # fmt: skip
+def test_a_program_is_built_only_for_sizes_it_was_exported_for(
+    exported: Any, axis: Any, asked: Any, said: Any, job: Any, tmp_path: Path
+) -> None:
+    """Its own ranges are not checked when it runs: a size beyond them would go through unseen."""
+    shapes = None if exported is None else ({0: torch.export.Dim("N", min=exported[0], max=exported[1])},)
+    sample = torch.zeros(3 if exported == (3, 6) else 2, 4)
+    program = torch.export.export(torch.nn.Linear(4, 3), (sample,), dynamic_shapes=shapes)
+    dims = {} if asked is None else {"N": DimRange(asked[0], asked[0], asked[1])}
+    specs = (TensorSpec("x", "float32", (axis, 4), dims),)
+    if said is None:
+        load._require_sizes(program, specs)
+        return
+    with pytest.raises(InputError) as caught:
+        load._require_sizes(program, specs)
+    assert str(caught.value) == f"{said}. Change it, or export the program for that."
 
 
 def test_uint8_is_normalised_inside() -> None:

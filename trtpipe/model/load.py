@@ -56,7 +56,7 @@ def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
 
     model = job.model
     if model.program is not None:
-        return _program(model.program), f"program {Path(model.program).name}"
+        return _program(model.program, job.input_specs()), f"program {Path(model.program).name}"
     if model.factory is None:
         raise InputError(
             "model: torch.export cannot take a TorchScript file (got only model.torchscript). Give model.factory or "
@@ -110,7 +110,7 @@ def _require_order(network: torch.nn.Module, names: tuple[str, ...]) -> None:
         )
 
 
-def _program(path: str) -> torch.nn.Module:
+def _program(path: str, inputs: tuple[TensorSpec, ...]) -> torch.nn.Module:
     import torch
 
     try:
@@ -121,10 +121,41 @@ def _program(path: str) -> torch.nn.Module:
         raise InputError(
             f"model.program: must be a file of torch.export.save (got {Path(path).name}: {error})."
         ) from error
+    _require_sizes(program, inputs)
     network: torch.nn.Module = program.module(check_guards=False)
     # It refuses train() and eval(): what it does in either was settled when it was exported.
     network.train = network.eval = lambda mode=True: network  # type: ignore[method-assign, misc]
     return network
+
+
+def _require_sizes(program: torch.export.ExportedProgram, inputs: tuple[TensorSpec, ...]) -> None:
+    """Refuse sizes that a program was not exported for: it may compute something else there, and does not say so.
+
+    A lower end of 2 is torch.export's own, which takes 0 and 1 for special.
+    """
+    values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
+    given = [values.get(name) for name in program.graph_signature.user_inputs]
+    if len(given) != len(inputs):
+        return
+    for spec, value in zip(inputs, given, strict=True):
+        sizes = tuple(getattr(value, "shape", ()))
+        if len(sizes) != len(spec.shape):
+            continue
+        for axis, (asked, size) in enumerate(zip(spec.shape, sizes, strict=True)):
+            low, high = (asked, asked) if isinstance(asked, int) else (spec.dims[asked].min, spec.dims[asked].max)
+            if isinstance(size, int):
+                least, most = size, float(size)
+            elif (known := program.range_constraints.get(size.node.expr)) is not None:
+                least, most = int(known.lower), float(known.upper)
+            else:
+                continue
+            if not ((1 if least == 2 < most else least) <= low and high <= most):
+                where = f"inputs.{spec.name}.shape" if isinstance(asked, int) else f"inputs.{spec.name}.{asked}"
+                taken = f"{least}" if least == most else f"{least} to {most:g}"
+                raise InputError(
+                    f"{where}: must be within what the program was exported for, {taken} on axis {axis} "
+                    f"(got {low if low == high else f'{low} to {high}'}). Change it, or export the program for that."
+                )
 
 
 def _load_weights(network: torch.nn.Module, path: Path) -> None:

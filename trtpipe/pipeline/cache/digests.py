@@ -59,7 +59,8 @@ class Digests:
         return self._seen[path]
 
     def folder(self, path: str | Path) -> str:
-        """SHA-256 hex of the names and contents of every file under a folder, hidden ones left out.
+        """SHA-256 hex of the names and contents of every file under a folder, and of its folders: an empty one is a
+        class too. Hidden ones are left out.
 
         Raises:
             OSError: something in it cannot be read.
@@ -71,6 +72,7 @@ class Digests:
                 for folder, folders, names in os.walk(root, followlinks=True):
                     folders[:] = sorted(f for f in folders if not f.startswith("."))
                     inside = os.path.relpath(folder, root)
+                    lines.append(f"{inside}/")
                     lines += [f"{inside}/{n}\0{self.file(os.path.join(folder, n))}" for n in names if n[0] != "."]
             self._folders[root] = hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
         return self._folders[root]

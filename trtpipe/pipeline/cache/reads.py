@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -17,21 +18,27 @@ if TYPE_CHECKING:
 
 ABSENT = "absent"
 _KIND = "reads"
-#: Packages whose native code opens files that nobody sees.
-UNSEEN = ("av", "decord", "h5py", "lmdb", "netCDF4", "pyarrow", "rasterio", "soundfile", "tables", "tensorflow")
+#: Packages with native code that opens no file unseen: through Python, or by functions that the recorder wraps.
+WATCHED = frozenset({"PIL", "numpy", "safetensors", "torch", "torchao", "torchvision", "yaml"})
+
+
+Kind = Literal["file", "folder", "presence", "status"]
+#: What the ingredient of each kind is called.
+NAMES: Mapping[Kind, str] = {"file": "read", "folder": "listing", "presence": "presence", "status": "status"}
 
 
 @dataclass(frozen=True, order=True)
 class Read:
-    """A file that was opened or a folder that was listed; `path` is relative to the job's folder, or absolute."""
+    """A file that was opened, a folder that was listed, or a path that was only asked for: whether it is there
+    ("presence"), or its size and times too ("status"). `path` is relative to the job's folder, or absolute."""
 
-    kind: Literal["file", "folder"]
+    kind: Kind
     path: str
 
     @property
     def name(self) -> str:
         """Of the ingredient that it is."""
-        return f"read {self.path}" if self.kind == "file" else f"listing {self.path}"
+        return f"{NAMES[self.kind]} {self.path}"
 
     def value(self, folder: Path, digests: Digests) -> str:
         """What it holds now: a digest, with the place that links lead to; "absent" for what is not there."""
@@ -40,6 +47,8 @@ class Read:
             if self.kind == "folder":
                 names = sorted(n for n in os.listdir(path) if n != "__pycache__")
                 return hashlib.sha256("\n".join(names).encode()).hexdigest()
+            if self.kind in ("presence", "status"):
+                return self._asked(path, folder)
             if not os.path.isfile(path):
                 return "a folder" if os.path.isdir(path) else "no plain file" if os.path.exists(path) else ABSENT
             real = os.path.relpath(os.path.realpath(path), os.path.realpath(folder))
@@ -47,6 +56,30 @@ class Read:
             return digests.file(path) + ("" if real == plain else f" at {real}")
         except OSError:
             return ABSENT
+
+    def _asked(self, path: str, folder: Path) -> str:
+        if not os.path.lexists(path):
+            return ABSENT
+        what = "a folder" if os.path.isdir(path) else "a file" if os.path.exists(path) else "a broken link"
+        real = os.path.relpath(os.path.realpath(path), os.path.realpath(folder))
+        what += "" if real == os.path.relpath(path, folder) else f" at {real}"
+        if self.kind == "presence" or not os.path.exists(path):
+            return what
+        status = os.stat(path)
+        return f"{what}, {status.st_size} bytes of {status.st_mtime_ns}"
+
+    @staticmethod
+    def from_plain(raw: Sequence[str]) -> Read:
+        """What `Reads.to_plain` made plain.
+
+        Raises:
+            ValueError: it is no such thing.
+        """
+        given, path = raw
+        for kind in NAMES:
+            if kind == given:
+                return Read(kind, path)
+        raise ValueError(f"kind must be {', '.join(NAMES)} (got {given!r})")
 
 
 @dataclass(frozen=True)
@@ -75,7 +108,7 @@ class Reads:
     @staticmethod
     def from_plain(raw: JsonObject) -> Reads:
         """What `to_plain` made plain."""
-        return Reads(tuple(Read(kind, path) for kind, path in raw["items"]), tuple(raw["notes"]))
+        return Reads(tuple(Read.from_plain(item) for item in raw["items"]), tuple(raw["notes"]))
 
 
 def recall(cache: Cache, key: str) -> Reads:
