@@ -13,6 +13,7 @@ import numpy as np
 
 from calib.audit import Halves, nine_digits
 from calib.errors import CalibError
+from calib.files import text_at_most
 from calib.histogram import BINS, Histogram
 
 #: Far beyond any real table; a longer file is refused unread.
@@ -49,9 +50,8 @@ def parse(where: Path) -> Any:
         raise ValueError(f"{word} is not JSON")
 
     try:
-        if where.stat().st_size > MOST_BYTES:
-            raise ValueError("it is too long")
-        return json.loads(where.read_bytes().decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse)
+        text = text_at_most(where, MOST_BYTES)
+        return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
     except OSError as error:
         raise CalibError(f"{where}: must be a calibration table (got {error.strerror}).") from error
     except (ValueError, RecursionError) as error:

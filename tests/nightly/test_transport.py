@@ -61,7 +61,7 @@ def test_keygen_says_what_to_start_where(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("address", "expected"),
     [("tcp://127.0.0.1:8786", True), ("tcp://127.9.9.9:1", True), ("tcp://[::1]:8786", True), ("localhost:8786", True),
-     ("inproc://1.2.3.4/5", True), ("tls://127.0.0.1:1", True), (FAR, False), ("tcp://0.0.0.0:8786", False),
+     ("inproc://1.2.3.4/5", False), ("tls://127.0.0.1:1", True), (FAR, False), ("tcp://0.0.0.0:8786", False),
      ("tcp://[::]:8786", False), ("tcp://localhost.example.org:8786", False), ("tcp://127.0.0.1.example.org:1", False),
      ("host:8786", False), ("", False), ("tcp://:8786", False), ("ucx://10.0.0.1:1", False)],
 )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from calib.user_code import user_code
+from calib.user_code import INTERRUPTS, user_code
 from trtpipe.batching import Batching, joined
 from trtpipe.errors import InputError
 from trtpipe.model.export import example_inputs
@@ -63,8 +63,8 @@ def record_baseline(
         for piece, count in batching.pieces(batch.arrays):
             args = tuple(torch.from_numpy(piece[s.name]) for s in loaded.inputs)
             with torch.inference_mode(), user_code(f"the model, on {_named(batch.ids)}", InputError):
-                outputs = _run(loaded, module, name, args)
-                eager = outputs if name == "program" else loaded.module(*args)
+                outputs = _run(loaded, module, name, _fresh(args))
+                eager = outputs if name == "program" else loaded.module(*_fresh(args))
             arrays = {}
             for spec, output, plain in zip(loaded.outputs, outputs, eager, strict=True):
                 arrays[spec.name] = output.numpy().copy()
@@ -76,6 +76,7 @@ def record_baseline(
     if not ids:
         raise InputError("check: the data must hold at least one sample (got none).")
     if not worst <= EAGER_TOLERANCE * max(1.0, largest):
+        _require_repeatable(loaded, args)
         fix = "Set model.baseline to script." if name == "trace" else "Check that both hold the same weights."
         raise InputError(
             f"baseline: TorchScript ({name}) must answer as the eager model does on the check data "
@@ -91,6 +92,26 @@ def record_baseline(
         worst,
         (_FILLED_UP.format(", ".join(batching.whole), padded, batch_size),) if padded else (),
     )
+
+
+def _fresh(args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Copies: a model may write to its inputs."""
+    return tuple(a.clone() for a in args)
+
+
+def _require_repeatable(loaded: LoadedModel, args: tuple[torch.Tensor, ...]) -> None:
+    """Refuse a model that gives other outputs when it is run again: nothing can be compared with it."""
+    import torch
+
+    with torch.inference_mode(), user_code("the model, run again", InputError):
+        once, again = (loaded.module(*_fresh(args)) for _ in range(2))
+    for spec, a, b in zip(loaded.outputs, once, again, strict=True):
+        if not torch.equal(a, b):
+            raise InputError(
+                f"model: must answer the same on the same inputs (got other values of {spec.name} when it was run "
+                "again). Take out what draws random numbers, counts calls or keeps a state in eval mode; make a state "
+                "an input and an output."
+            )
 
 
 def _named(ids: tuple[str, ...]) -> str:
@@ -133,7 +154,9 @@ def script(
                     loaded.module, example_inputs(loaded.inputs), check_trace=False
                 )
                 return traced, "trace"
-        except Exception as error:
+        except INTERRUPTS:
+            raise
+        except BaseException as error:
             text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             if torchscript is not None:
                 raise InputError(f"model.torchscript: must be a TorchScript file (got {text}).") from error

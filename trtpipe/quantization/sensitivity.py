@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 #: Modules that are measured however little time there is.
-LEAST = 3
+LEAST = 1
 
 
 @dataclass(frozen=True)
@@ -155,13 +155,15 @@ def measure_sensitivity(
         keep: modules that the job keeps wide already; they are not measured.
         progress: is told the modules done in each batch, and may cancel.
         int8, narrow: the job's formats, as for `quantize`.
-        seconds: after this long what was found is given; None: however long it takes. A network that needs longer for
-            one batch is measured in the modules that lose most at their own output, as many as there is time for.
+        seconds: after this long, and the measurement that then runs, what was found is given; None: however long it
+            takes. A network that needs longer for one batch is measured in the modules that lose most at their own
+            output, as many as there is time for.
 
     Raises:
         InputError: nothing is left to quantize, or there is no sample.
         Cancelled: progress asked to stop.
     """
+    clock = _Clock(seconds)
     graph = captured.graph
     plan = plan_sites(graph, int8=int8, keep=keep, narrow=narrow)
     units = find_units((*plan.int8, *dict.fromkeys(n.site for n in plan.narrow)))
@@ -180,7 +182,6 @@ def measure_sensitivity(
             )
         other = {n: wider[n] for n in unit.nodes if n in wider}
         found.append(_Found(unit, changed, other, captured.outputs, [_Ratio() for _ in captured.outputs]))
-    clock = _Clock(seconds)
     for sample in samples:
         before = Spent(machine.spent.macs, machine.spent.nodes)
         reference, _ = machine.finish(0, machine.inputs(sample.inputs), {})
