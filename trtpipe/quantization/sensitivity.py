@@ -184,12 +184,14 @@ def measure_sensitivity(
         found.append(_Found(unit, changed, other, captured.outputs, [_Ratio() for _ in captured.outputs]))
     for sample in samples:
         before = Spent(machine.spent.macs, machine.spent.nodes)
-        reference, _ = machine.finish(0, machine.inputs(sample.inputs), {})
+        with torch.inference_mode():
+            if not count and seconds is not None:
+                reference, found = _first_look(machine, found, sample, clock)
+            else:
+                reference, _ = machine.finish(0, machine.inputs(sample.inputs), {})
         bare.macs += machine.spent.macs - before.macs
         bare.nodes += machine.spent.nodes - before.nodes
         with torch.inference_mode():
-            if not count and seconds is not None:
-                found = _affordable(machine, found, sample, clock)
             _walk(machine, found, sample, reference, half, progress, clock)
         count += sample.count
         size = len(sample.inputs[0])
@@ -229,15 +231,19 @@ class _Clock:
         return self.left <= 0 and self.measured >= self._least
 
 
-def _affordable(machine: Partial, found: Sequence[_Found], sample: Sample, clock: _Clock) -> list[_Found]:
-    """Of all modules those that can be measured on this batch in the time left: the worst at their own output.
+def _first_look(
+    machine: Partial, found: Sequence[_Found], sample: Sample, clock: _Clock
+) -> tuple[tuple[torch.Tensor, ...], list[_Found]]:
+    """The float outputs, and of all modules those that can be measured on this batch in the time left.
 
-    One more pass says how much each loses there by its last operation; a module then takes half a pass on average.
+    They are the worst at their own output: the same pass says how much each loses there by its last operation. A module
+    then takes half a pass on average.
     """
     began = time.perf_counter()
     ends = {f.unit.nodes[-1]: f for f in found}
     own: dict[str, _Ratio] = {}
     alive = machine.inputs(sample.inputs)
+    result: Any = ()
     for node in machine.nodes:
         noisy = machine.value(node, alive, ends[node].changed) if node in ends else None
         result = machine.step(node, alive, {})
@@ -247,7 +253,7 @@ def _affordable(machine: Partial, found: Sequence[_Found], sample: Sample, clock
     pass_seconds = (time.perf_counter() - began) / 2
     room = max(LEAST, int(clock.left / max(pass_seconds / 2, 1e-9)))
     worst = {f.unit.path for f in sorted(found, key=lambda f: own[f.unit.path].db)[:room]}
-    return [f for f in found if f.unit.path in worst]
+    return tuple(result), [f for f in found if f.unit.path in worst]
 
 
 def _walk(

@@ -66,9 +66,9 @@ def command(
     """Run BUNDLE on INPUT (an image, a folder of them, .npy, .npz, .safetensors): JSON or CSV, a line a sample."""
     if source is None and not benchmark:
         raise click.UsageError("INPUT must be given, unless --benchmark is.")
-    form = chosen or _format_of(output)
     if output is not None:
         require_apart(output, bundle, source, key)
+    form = chosen or _format_of(output)
     if raw and form == "csv":
         raise click.UsageError("--raw must not be given with CSV, which has no columns for outputs (got --raw).")
     with load(bundle, key=trusted(key), graph=graph) as model:
