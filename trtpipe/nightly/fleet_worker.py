@@ -175,7 +175,7 @@ def serve(
 
 
 class _NotThereYet(Exception):
-    """Nobody listens at the scheduler's address."""
+    """Nobody listens at the scheduler's address, or nobody answers."""
 
 
 async def _greet(way: Transport) -> None:
@@ -189,8 +189,9 @@ async def _greet(way: Transport) -> None:
 
     arguments = {} if way.security is None else way.security.get_connection_args("worker")
     try:
-        comm = await connect(way.address, timeout=_CONNECT_S, **arguments)
-    except OSError as error:
+        # Dask's own timeout ends with the connection, and not with the first words.
+        comm = await asyncio.wait_for(connect(way.address, timeout=_CONNECT_S, **arguments), 2 * _CONNECT_S)
+    except (OSError, asyncio.TimeoutError) as error:
         if is_refusal(way.address, error):
             raise
         raise _NotThereYet from error
