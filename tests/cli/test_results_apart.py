@@ -30,7 +30,8 @@ PRINTS = {
 PROGRAM = """
 import sys
 from trtpipe.cli import console
-with console.results_apart():
+from trtpipe.cli.results import results_apart
+with results_apart():
     exec(sys.argv[1])
     console.out_json({"name": "a\\udcff"})
 console.out("after")

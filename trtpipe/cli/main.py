@@ -22,6 +22,7 @@ import click
 from trtpipe import __version__
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import Settings
+from trtpipe.cli.results import results_apart
 from trtpipe.errors import did_you_mean, either, user_error
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class _Commands(click.Group):
 
             @functools.wraps(work)
             def apart(*args: Any, **options: Any) -> Any:
-                with console.results_apart():
+                with results_apart():
                     return work(*args, **options)
 
             command.callback = apart

@@ -11,6 +11,7 @@ from trtpipe.atomic import write_whole
 from trtpipe.bundle.format import read_bundle
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import OutputFile, json_option, set_option
+from trtpipe.cli.results import results
 from trtpipe.job.load import load_job
 from trtpipe.outputs import require_apart
 from trtpipe.pipeline import bench as bench_line
@@ -69,7 +70,7 @@ def command(
     if as_json:
         console.out_json(found)
     else:
-        shown = bench_page.terminal if console.results().isatty() else bench_page.markdown
+        shown = bench_page.terminal if results().isatty() else bench_page.markdown
         console.out(shown(found).rstrip())
     return 0
 

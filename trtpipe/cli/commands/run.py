@@ -18,6 +18,7 @@ from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import bundle_argument, graph_option, key_option, trusted
 from trtpipe.cli.commands.options import OutputFile
 from trtpipe.cli.console import jsonable
+from trtpipe.cli.results import results
 from trtpipe.errors import InputError, either
 from trtpipe.outputs import naming, require_apart
 from trtpipe.runtime.inputs import open_feed
@@ -173,8 +174,8 @@ def _destination(output: Path | None) -> Iterator[TextIO]:
     """stdout, or a file that is there when it is whole."""
     if output is None:
         with naming("standard output"):
-            yield console.results()
-            console.results().flush()
+            yield results()
+            results().flush()
         return
     temporary = output.with_name(f".{output.name}.{os.getpid()}")
     as_text: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
