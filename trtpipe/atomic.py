@@ -137,14 +137,15 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file by way of a temporary sibling: it is whole or as it was. Text is written as UTF-8.
+    """Write a file by way of a temporary sibling: it is whole or as it was. Text is written as UTF-8; half a
+    surrogate pair (a file name that is no UTF-8 has them) as `\\udcff`.
 
     What is no regular file (a pipe, a terminal, /dev/null) is written to as it is.
 
     Raises:
         OSError: it cannot be written; its filename is `path`.
     """
-    data = content.encode("utf-8") if isinstance(content, str) else content
+    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not path.is_file():

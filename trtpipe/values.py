@@ -28,6 +28,12 @@ Target = Literal["tensorrt", "tensorrt_rtx", "onnxruntime"]
 Route = Literal["onnx", "torch_tensorrt", "torch2trt"]
 
 
+#: Extents of a tensor are 32-bit in ONNX Runtime's, TensorRT's and Triton's tools.
+MOST_EXTENT = 2**31 - 1
+#: Letters of a job's name: it is a folder's, and begins those of hidden ones beside it, which file systems hold to 255.
+MOST_NAME = 128
+
+
 @dataclass(frozen=True)
 class DimRange:
     """The range of one dynamic dimension: 1 <= min <= opt <= max."""

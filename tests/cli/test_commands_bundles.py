@@ -169,7 +169,6 @@ def test_run_writes_csv_whole_or_not_at_all(tmp_path: Path, trtpipe: Any, photos
         ("X.CSV", "csv"),
         ("x.json", "json"),
         ("x.jsonl", "jsonl"),
-        ("x.txt", "jsonl"),
         ("csv", "jsonl"),
     ],
 )

@@ -183,7 +183,15 @@ def test_json_comes_back_as_it_was(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["{}", "[", '{"name": 1}', bench_page.bench_text(BENCH).replace("{\n", '{\n "extra": 1,\n', 1)]
+    "text",
+    [
+        "{}",
+        "[",
+        "[" * 100_000,
+        "\x00",
+        '{"name": 1}',
+        bench_page.bench_text(BENCH).replace("{\n", '{\n "extra": 1,\n', 1),
+    ],
 )
 def test_other_json_is_refused(tmp_path, text):
     file = tmp_path / "b.json"

@@ -1,7 +1,11 @@
+from pathlib import Path
+
 import pytest
 from jobs import GOOD
 
+from trtpipe.bundle.signing import load_public_keys
 from trtpipe.cli.main import main
+from trtpipe.errors import InputError
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, JobFile, load_job
 from trtpipe.job.sections import Build
@@ -126,7 +130,13 @@ BROKEN = [
     ([("torch.nn:Identity", "trtpipe.job.problems:did_you_meen")],
      ["job.yaml:3: model.factory: must name something that trtpipe.job.problems defines (got 'did_you_meen'). "
       "Did you mean did_you_mean?"]),
+    ([("name: digits", f"name: {'x' * 129}")], ["job.yaml:1: name: must have at most 128 letters (got 129)."]),
     # inputs
+    ([("max: 32", "max: 2147483648")],
+     ["job.yaml:7: inputs.image.N.max: must be at most 2147483647 (got 2147483648)."]),
+    ([("[N, 1, 32, 32]", "[N, 1, 32, 99999999999999999999]")],
+     ["job.yaml:7: inputs.image.shape[3]: must be a positive integer or the name of a dynamic dimension "
+      "(got 99999999999999999999)."]),
     ([("opt: 8", "opt: 64")], ["job.yaml:7: inputs.image.N: must have min <= opt <= max (got 1, 64, 32)."]),
     ([(", N: {min: 1, opt: 8, max: 32}", "")],
      ["job.yaml:7: inputs.image.shape: must have a range for N (got none). Add N: {min: 1, opt: 8, max: 32}."]),
@@ -388,3 +398,16 @@ def test_job_only_ignores_what_this_machine_lacks(tmp_path, capsys):
     assert main(["validate", "--job-only", str(path)]) == 0
     job = JobFile(path, paths_exist=False).read()
     assert job is not None
+
+
+def test_a_file_without_an_end_is_not_read_to_it(capsys):
+    for path in ("/dev/zero", "/dev/urandom"):
+        assert main(["validate", path]) == 2
+        assert f"{path}: must be a job file of at most 1048576 bytes (got more than 1048576 bytes)." in (
+            capsys.readouterr().err
+        )
+
+
+def test_nor_is_a_key():
+    with pytest.raises(InputError, match=r"^/dev/zero: must be a readable key file \(got: more than 1048576 bytes\)\."):
+        load_public_keys(Path("/dev/zero"))

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from trtpipe.cli.results import results
 from trtpipe.errors import Cancelled
 from trtpipe.jsontext import plain
 from trtpipe.outputs import naming
@@ -35,7 +36,7 @@ _BAR_EVERY_S = 0.05
 def out(text: str) -> None:
     """One result, on stdout."""
     with naming("standard output"):
-        print(text, flush=True)
+        print(text, file=results(), flush=True)
 
 
 def out_json(value: object) -> None:

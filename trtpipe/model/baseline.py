@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calib.types import Array
-from calib.user_code import user_code
+from calib.user_code import INTERRUPTS, user_code
 from trtpipe.batching import Batching, joined
 from trtpipe.errors import InputError
 from trtpipe.model.export import example_inputs
@@ -68,8 +68,8 @@ def record_baseline(
             first = first or piece
             args = tuple(torch.from_numpy(piece[s.name]) for s in loaded.inputs)
             with torch.inference_mode(), user_code(f"the model, on {_named(batch.ids)}", InputError):
-                outputs = _run(loaded, module, name, args)
-                eager = outputs if name == "program" else loaded.module(*args)
+                outputs = _run(loaded, module, name, _fresh(args))
+                eager = outputs if name == "program" else loaded.module(*_fresh(args))
             arrays = {}
             for spec, output, plain in zip(loaded.outputs, outputs, eager, strict=True):
                 arrays[spec.name] = output.numpy().copy()
@@ -127,22 +127,23 @@ def _require_held(spec: TensorSpec, values: NDArray[Any]) -> None:
         )
 
 
-def _require_repeatable(loaded: LoadedModel, args: tuple[torch.Tensor, ...]) -> None:
-    """Refuse a model that answers otherwise when it is asked again.
+def _fresh(args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Copies: a model may write to its inputs."""
+    return tuple(a.clone() for a in args)
 
-    Raises:
-        InputError: it is random, or keeps a state.
-    """
+
+def _require_repeatable(loaded: LoadedModel, args: tuple[torch.Tensor, ...]) -> None:
+    """Refuse a model that gives other outputs when it is run again: nothing can be compared with it."""
     import torch
 
-    with torch.inference_mode():
-        once, again = loaded.module(*args), loaded.module(*args)
+    with torch.inference_mode(), user_code("the model, run again", InputError):
+        once, again = (loaded.module(*_fresh(args)) for _ in range(2))
     for spec, a, b in zip(loaded.outputs, once, again, strict=True):
         if not torch.equal(a, b):
             raise InputError(
-                f"baseline: the model must answer the same input alike each time (got another output {spec.name} the "
-                "second time). It is random (dropout or noise in eval mode) or keeps a state: nothing can be compared "
-                "with it. Pass training=self.training, or take the state as an input."
+                f"model: must answer the same on the same inputs (got other values of {spec.name} when it was run "
+                "again). Take out what draws random numbers, counts calls or keeps a state in eval mode; make a state "
+                "an input and an output."
             )
 
 
@@ -212,7 +213,9 @@ def script(
                     loaded.module, example_inputs(loaded.inputs), check_trace=False
                 )
                 return traced, "trace"
-        except Exception as error:
+        except INTERRUPTS:
+            raise
+        except BaseException as error:
             text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             if torchscript is not None:
                 raise InputError(f"model.torchscript: must be a TorchScript file (got {text}).") from error

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from calib.data import open_source
 from calib.errors import CalibError
+from calib.files import text_at_most
 from calib.samples import DataSpec, InputSpec, TransformSpec
 from trtpipe.errors import InputError
 from trtpipe.job.importable import on_path
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from trtpipe.job.job import Job
     from trtpipe.job.sections import Data, Transform
     from trtpipe.values import LoadedModel
+
+#: A list of class names is never as long.
+_MOST_LABELS_BYTES = 16 << 20
 
 
 def open_calibration(job: Job) -> Source:
@@ -100,8 +104,8 @@ def _class_names(
     """The model's classes in the order of its outputs, None where nothing says them; and the key that does."""
     if job.check.labels is not None:
         try:
-            lines = Path(job.check.labels).read_text(encoding="utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
+            lines = text_at_most(Path(job.check.labels), _MOST_LABELS_BYTES).removeprefix("\ufeff").splitlines()
+        except (OSError, ValueError) as error:
             raise InputError(f"check.labels: must be a readable text file (got {error}).") from error
         return tuple(line.strip() for line in lines if line.strip()), "check.labels"
     if loaded.classes is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calib.types import JsonObject
-from calib.user_code import import_callable, user_code
+from calib.user_code import INTERRUPTS, import_callable, user_code
 from trtpipe.errors import BuildError, InputError
 from trtpipe.job.importable import on_path
 from trtpipe.model.failures import first_line, place_of
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from trtpipe.job.job import Job
+    from trtpipe.model.bindings import Bound
 
 
 def load_model(job: Job, base: Path | None = None) -> LoadedModel:
@@ -72,11 +73,36 @@ def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
             f"model.factory: must return an nn.Module (got {type(network).__name__} from {model.factory}). "
             "Return the model itself."
         )
+    network = _plain(network, model.factory)
     if model.weights is not None:
         _load_weights(network, Path(model.weights))
+    if absent := [n for n, t in (*network.named_parameters(), *network.named_buffers()) if t.is_meta]:
+        raise InputError(
+            f"model.factory: every weight must have values (got {model.factory}, whose {absent[0]} is on the meta "
+            "device). Make it on the CPU: .to_empty(device='cpu'), then load its weights."
+        )
     with user_code(f"model.factory: eval() of the model of {model.factory}", InputError):
         network = network.eval().requires_grad_(False)
     return network, f"factory {model.factory}"
+
+
+def _plain(network: torch.nn.Module, factory: str) -> torch.nn.Module:
+    """The network without torch.compile and DataParallel around it; its weights then have the names they were given.
+
+    Raises:
+        InputError: it is TorchScript already, which torch.export does not take.
+    """
+    import torch
+
+    if isinstance(network, torch.jit.ScriptModule):
+        raise InputError(
+            f"model.factory: must return a plain nn.Module (got TorchScript from {factory}). Return the module that it "
+            "was made of; to compare with the TorchScript file, name it in model.torchscript."
+        )
+    wrapped = getattr(network, "_orig_mod", None)  # of torch.compile
+    if isinstance(network, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
+        wrapped = network.module
+    return _plain(wrapped, factory) if isinstance(wrapped, torch.nn.Module) else network
 
 
 def _require_fit(factory: Callable[..., object], reference: str, args: JsonObject) -> None:
@@ -89,7 +115,7 @@ def _require_fit(factory: Callable[..., object], reference: str, args: JsonObjec
         signature.bind(**args)
     except TypeError as error:
         raise InputError(
-            f"model.args: must fit the factory {reference} (got {error}; it takes {signature}). Correct the names."
+            f"model.args: must fit the factory {reference} ({error}; it takes {signature}). Correct the names."
         ) from None
 
 
@@ -198,9 +224,7 @@ def _weights_digest(network: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _output_specs(
-    module: torch.nn.Module, inputs: tuple[TensorSpec, ...], dtypes: Mapping[str, str]
-) -> tuple[TensorSpec, ...]:
+def _output_specs(module: Bound, inputs: tuple[TensorSpec, ...], dtypes: Mapping[str, str]) -> tuple[TensorSpec, ...]:
     """The outputs' bindings, from running the model at two sizes of each dynamic dimension, and of the batch.
 
     An extent that is a dynamic dimension at both sizes carries its name; one that varies otherwise is named
@@ -269,14 +293,14 @@ def _require_dtypes(returned: Sequence[torch.Tensor], dtypes: Mapping[str, str])
 
 
 def _shapes(
-    module: torch.nn.Module, inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int], batch: int | None = None
+    module: Bound, inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int], batch: int | None = None
 ) -> list[tuple[int, ...]]:
     """The outputs' shapes on zeros, as `_on_zeros`."""
     return [tuple(t.shape) for t in _on_zeros(module, inputs, sizes, batch)]
 
 
 def _on_zeros(
-    module: torch.nn.Module, inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int], batch: int | None = None
+    module: Bound, inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int], batch: int | None = None
 ) -> tuple[torch.Tensor, ...]:
     """The outputs for zeros, dynamic dimensions at `sizes` and the first axis at `batch`, if that is given.
 
@@ -291,16 +315,35 @@ def _on_zeros(
         args.append(torch.zeros([batch or shape[0], *shape[1:]], dtype=getattr(torch, spec.dtype)))
     try:
         with torch.inference_mode():
-            return tuple(module(*args))
-    except InputError:
+            outputs = tuple(module(*args))
+    except (InputError, *INTERRUPTS):
         raise
-    except Exception as error:
+    except BaseException as error:
         where = place_of(error)
         tried = ", ".join(f"{s.name} {s.dtype} {list(a.shape)}" for s, a in zip(inputs, args, strict=True))
         raise BuildError(
             f"model: it fails on zeros of the declared inputs ({tried}){f' at {where}' if where else ''}: "
-            f"{first_line(error)}. Change inputs.*.shape or dtype in the job, or that line of the model."
+            f"{first_line(error)}. {_help(module, inputs, error)}"
         ) from error
+    for name, value in zip(module.output_names, outputs, strict=True):
+        if value.is_complex():
+            raise InputError(
+                f"outputs.{name}: must be real numbers (got {str(value.dtype).removeprefix('torch.')}, which no engine "
+                "returns). Return torch.view_as_real(y), y.abs() or y.real in the model."
+            )
+    return outputs
+
+
+def _help(module: Bound, inputs: tuple[TensorSpec, ...], error: BaseException) -> str:
+    """What to do about a model that does not run on the declared inputs."""
+    try:
+        inspect.signature(module.network.forward).bind(*inputs)
+    except TypeError:
+        taken = inspect.signature(module.network.forward)
+        return f"forward takes {taken}, and the job has {len(inputs)} inputs: name each in inputs, or wrap the model."
+    except ValueError:
+        pass
+    return "Change inputs.*.shape or dtype in the job, or that line of the model."
 
 
 def _changes(before: list[tuple[int, ...]], after: list[tuple[int, ...]]) -> list[list[tuple[int, int, int]]]:

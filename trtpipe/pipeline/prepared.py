@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -95,9 +97,10 @@ class Stages:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[Progress]:
-        """One stage; calib's errors become the user's."""
+        """One stage; calib's errors become the user's, and the process is left as it was found."""
         began = time.perf_counter()
-        with self._reporter.stage(name), nullcontext() if name in COMPILING else self._recording():
+        own = nullcontext() if name in COMPILING else self.unnamed()
+        with self._reporter.stage(name), own:
             try:
                 yield self._reporter
             except CalibCancelled as error:
@@ -109,12 +112,39 @@ class Stages:
     @contextmanager
     def unnamed(self) -> Iterator[None]:
         """Code of the job runs, too shortly for a stage of its own."""
-        with self._recording():
+        with self._recording(), _put_back(self.note):
             yield
 
     def note(self, message: str) -> None:
         """Tell the reader of the log."""
         self._reporter.note(message)
+
+
+@contextmanager
+def _put_back(note: Callable[[str], None]) -> Iterator[None]:
+    """What the job's code changes of the whole process is put back, as later stages and other jobs count on it.
+
+    The current folder, from which relative outputs are written, and torch's default dtype.
+    """
+    folder, dtype = os.getcwd(), _default_dtype()
+    try:
+        yield
+    finally:
+        if os.getcwd() != folder:
+            note(f"the job's code went to the folder {os.getcwd()}; back to {folder}")
+            os.chdir(folder)
+        found = _default_dtype()
+        if found is not None and found != (dtype or "float32"):
+            import torch
+
+            note(f"the job's code set torch's default dtype to {found}; back to {dtype or 'float32'}")
+            torch.set_default_dtype(getattr(torch, dtype or "float32"))
+
+
+def _default_dtype() -> str | None:
+    """The name of torch's default dtype; None while torch is not imported."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else str(torch.get_default_dtype()).removeprefix("torch.")
 
 
 class PreparedJob:

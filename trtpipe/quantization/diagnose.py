@@ -43,7 +43,8 @@ def diagnose(
     """The sensitivity of every module that the job quantizes, over the first samples of `source`.
 
     After `seconds` it gives what it has: fewer samples, and of a large network only the modules that are worst by
-    themselves.
+    themselves. Samples are then run one at a time, so that one measurement, by which the time can be exceeded, takes
+    as little time and memory as it can.
     """
     from trtpipe.quantization.payoff import keep_of
     from trtpipe.quantization.precision import half_dtype
@@ -56,7 +57,7 @@ def diagnose(
         first_samples(
             source,
             Batching(captured.inputs, captured.outputs, job.batch_size(job.check)),
-            batch=batch_size(captured),
+            batch=batch_size(captured) if seconds is None else 1,
         ),
         half=half_dtype(precision.fp16_mode, precision.bf16_mode),
         keep=keep_of(job, captured),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,9 @@ from trtpipe.atomic import write_whole
 from trtpipe.bundle.format import read_bundle
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import OutputFile, json_option, set_option
+from trtpipe.cli.results import results
 from trtpipe.job.load import load_job
+from trtpipe.outputs import require_apart
 from trtpipe.pipeline import bench as bench_line
 from trtpipe.report import bench_page
 
@@ -53,6 +54,9 @@ def command(
     """
     if plot_path is not None:
         bench_page.require_plot(plot_path)
+    for written in (save, csv_path, plot_path):
+        if written is not None:
+            require_apart(written, target)
     if target.suffix == ".json" and target.is_file():
         result = bench_page.read_bench(target)
     else:
@@ -66,7 +70,7 @@ def command(
     if as_json:
         console.out_json(result)
     else:
-        shown = bench_page.terminal if sys.stdout.isatty() else bench_page.markdown
+        shown = bench_page.terminal if results().isatty() else bench_page.markdown
         console.out(shown(result).rstrip())
     return 0
 

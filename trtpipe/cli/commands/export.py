@@ -11,6 +11,7 @@ from trtpipe.bundle.triton import export_triton, serves_graph
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import bundle_argument, graph_option, key_option, trusted
 from trtpipe.cli.commands.options import OutputFolder
+from trtpipe.outputs import require_apart
 from trtpipe.runtime.compatibility import admit, failure
 from trtpipe.runtime.executor import serving_optimization
 from trtpipe.runtime.onnxruntime import Optimization
@@ -24,6 +25,7 @@ from trtpipe.runtime.onnxruntime import Optimization
 @graph_option
 def command(bundle: Path, server: str, directory: Path, key: Path | None, graph: bool) -> None:
     """Write BUNDLE into the model repository DIRECTORY of a server."""
+    require_apart(directory / bundle.name, bundle)
     opened, _ = admit(bundle, trusted(key))
     if failed := failure(opened.manifest):
         console.err(f"warning: {bundle}: {failed}")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 import numpy as np
@@ -20,8 +19,9 @@ from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import bundle_argument, graph_option, key_option, trusted
 from trtpipe.cli.commands.options import OutputFile
 from trtpipe.cli.console import jsonable
-from trtpipe.errors import InputError
-from trtpipe.outputs import naming
+from trtpipe.cli.results import results
+from trtpipe.errors import InputError, either
+from trtpipe.outputs import naming, require_apart
 from trtpipe.runtime.inputs import open_feed
 from trtpipe.runtime.session import load
 
@@ -68,6 +68,8 @@ def command(
     """Run BUNDLE on INPUT (an image, a folder of them, .npy, .npz, .safetensors): JSON or CSV, a line a sample."""
     if source is None and not benchmark:
         raise click.UsageError("INPUT must be given, unless --benchmark is.")
+    if output is not None:
+        require_apart(output, bundle, source, key)
     form = chosen or _format_of(output)
     if raw and form == "csv":
         raise click.UsageError("--raw must not be given with CSV, which has no columns for outputs (got --raw).")
@@ -123,9 +125,16 @@ def _rows(model: Model, feed: Feed, size: int, top: int, raw: bool) -> Iterator[
 
 
 def _format_of(output: Path | None) -> str:
-    """The format that a file's suffix names; JSON lines where it names none, and on stdout."""
-    suffix = "" if output is None else output.suffix.lower().removeprefix(".")
-    return suffix if suffix in FORMATS else "jsonl"
+    """The format that a file's suffix names; JSON lines where it has none, for what is no file, and on stdout."""
+    if output is None or not output.suffix or (output.exists() and not output.is_file()):
+        return "jsonl"
+    suffix = output.suffix.lower().removeprefix(".")
+    if suffix not in FORMATS:
+        raise click.UsageError(
+            f"-o: must end in {either([f'.{name}' for name in FORMATS])} (got {output.name}). Name it so, or give "
+            "--format."
+        )
+    return suffix
 
 
 @contextmanager
@@ -166,18 +175,19 @@ def _destination(output: Path | None) -> Iterator[TextIO]:
     """stdout, or a file that is there when it is whole."""
     if output is None:
         with naming("standard output"):
-            yield sys.stdout
-            sys.stdout.flush()
+            yield results()
+            results().flush()
         return
     temporary = output.with_name(f".{output.name}.{os.getpid()}")
+    as_text: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
     with naming(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         if output.exists() and not output.is_file():  # a pipe, /dev/null
-            with open(output, "w", encoding="utf-8", newline="") as stream:
+            with open(output, "w", **as_text) as stream:
                 yield stream
             return
         try:
-            with open(temporary, "x", encoding="utf-8", newline="") as stream:
+            with open(temporary, "x", **as_text) as stream:
                 yield stream
             os.replace(temporary, output)
         finally:

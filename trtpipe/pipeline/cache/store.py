@@ -30,6 +30,7 @@ from filelock import FileLock, Timeout
 from calib.types import JsonObject
 from trtpipe.errors import Cancelled, InputError
 from trtpipe.outputs import naming
+from trtpipe.pipeline.cache.remote import head_of, is_plain
 
 if TYPE_CHECKING:
     from trtpipe.pipeline.cache.remote import Store
@@ -44,7 +45,6 @@ ALWAYS_FOUND = ("reads",)
 #: What a killed writer left is removed when it is older.
 _STALE_S = 3600.0
 _POLL_S = 0.05
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class Cache:
         temporary.mkdir()
         try:
             for name, data in content.items():
-                if not _NAME.fullmatch(name):
+                if not is_plain(name):
                     raise InputError(f"cache: a file's name must be plain (got {name!r}).")
                 (temporary / name).write_bytes(data)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -265,14 +265,13 @@ def parse_bytes(text: str, where: str) -> int:
 
 def _read(path: Path, kind: str, key: str) -> Entry | None:
     try:
-        head = json.loads((path / ENTRY).read_bytes())
-        if (head["schema"], head["kind"], head["key"]) != (SCHEMA, kind, key):
+        head = head_of((path / ENTRY).read_bytes())
+        if head is None or (head.schema, head.kind, head.key) != (SCHEMA, kind, key):
             return None
-        files = {str(n): (int(size), str(sha256)) for n, (size, sha256) in head["files"].items()}
-        if any((path / name).stat().st_size != size for name, (size, _) in files.items()):
+        if any((path / name).stat().st_size != size for name, (size, _) in head.files.items()):
             return None
-        return Entry(path, dict(head["facts"]), files)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return Entry(path, head.facts, head.files)
+    except OSError:
         return None
 
 
