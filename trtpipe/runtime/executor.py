@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, TypedDict
@@ -16,7 +15,7 @@ from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.golden import KEPT_SAMPLES
 from trtpipe.bundle.manifest import GRAPH, EngineInfo, describe_engine
 from trtpipe.errors import BuildError, InputError, MissingError
-from trtpipe.evaluation import metrics
+from trtpipe.evaluation import check, metrics
 from trtpipe.job.sections import Build
 from trtpipe.runtime.compatibility import placement_problems
 from trtpipe.runtime.device import Device, this_device
@@ -31,11 +30,8 @@ _FEW_SAMPLES = 1.25
 _ROUNDING, _COSINE_ROUNDING = 1e-4, 1e-6
 
 
-class Runner(Protocol):
-    """What executes, a context manager: `EngineRunner`, `HybridRunner` or `OrtRunner`; `name` is like
-    "onnxruntime 1.31.1"."""
-
-    name: str
+class Runner(check.Runner, Protocol):
+    """A runner that is loaded and released as a context manager; `name` is like "onnxruntime 1.31.1"."""
 
     def __enter__(self) -> Any:
         """Load."""
@@ -44,9 +40,6 @@ class Runner(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> Any:
         """Release."""
-
-    def run(self, inputs: Mapping[str, Array], /) -> Mapping[str, Array]:
-        """The outputs of one batch by name."""
 
 
 class RunnerSettings(TypedDict):

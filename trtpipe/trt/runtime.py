@@ -206,7 +206,7 @@ class EngineRunner:
             )
 
     def _close(self) -> None:
-        """Let go in the order that TensorRT wants: context, engine, runtime, logger."""
+        """Release in the order that TensorRT requires: context, engine, runtime, logger."""
         for part in ("_graph", "_calls"):
             self.__dict__.pop(part, None)
         self._engine = None
