@@ -130,6 +130,7 @@ def test_where_pytorch_is_it_is_opened_by_the_hybrid_runner(tmp_path, monkeypatc
 
     class Opened:
         name = "hybrid"
+        notes = ()
 
         def __init__(self, data: bytes, *, version_compatible: bool) -> None:
             given.append((data, version_compatible))

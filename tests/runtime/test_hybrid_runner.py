@@ -180,7 +180,7 @@ def test_an_engine_reads_and_writes_tensors_where_they_are(monkeypatch):
     runner, calls = Here(b""), Calls()
     ranges = (((1, 3), (1, 3), (2, 3)), ((3, 3), (4, 3), (8, 3)))
     runner.bindings = (Binding("x", "float32", (-1, 3), True, ranges), Binding("y", "float32", (-1, 3), False, ()))
-    runner._engine, runner._calls, runner.profiles = object(), calls, 2
+    runner._engine, runner._idle, runner.profiles = object(), [SimpleNamespace(calls=calls, close=list)], 2
     x = torch.arange(12, dtype=torch.float32).reshape(3, 4).t()  # not contiguous: TensorRT reads rows
     (y,) = runner.run_tensors({"x": x}, ("y",))
     torch.testing.assert_close(y, 2 * x, rtol=0, atol=0)

@@ -62,6 +62,7 @@ class Recorder:
     """Stands in for an engine: remembers the batches it was given, answers with the mean of each channel."""
 
     name = "recorder"
+    notes = ()
 
     def __init__(self) -> None:
         self.batches: list[int] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, TypedDict
@@ -31,7 +32,12 @@ _ROUNDING, _COSINE_ROUNDING = 1e-4, 1e-6
 
 
 class Runner(check.Runner, Protocol):
-    """A runner that is loaded and released as a context manager; `name` is like "onnxruntime 1.31.1"."""
+    """A runner that is loaded and released as a context manager.
+
+    `name` is like "onnxruntime 1.31.1"; `notes` are what a user should know of it once it is open.
+    """
+
+    notes: tuple[str, ...]
 
     def __enter__(self) -> Any:
         """Load."""
@@ -46,6 +52,7 @@ class RunnerSettings(TypedDict):
     """The arguments of an `EngineRunner` beside the plan, by name."""
 
     version_compatible: bool
+    without_lean_runtime: bool
     refit: bytes | None
 
 
@@ -97,7 +104,7 @@ def graph_notes(engine: Engine, executed: Executed) -> tuple[str, ...]:
 def settings_of(engine: Engine) -> RunnerSettings:
     """How the runner of a built engine is opened."""
     stripped = engine.graph.data if engine.graph is not None and engine.options.get("strip_plan") else None
-    return {"version_compatible": bool(engine.options.get("version_compatible")), "refit": stripped}
+    return _settings(engine.options, stripped)
 
 
 def bundle_settings(bundle: Bundle) -> RunnerSettings:
@@ -105,7 +112,17 @@ def bundle_settings(bundle: Bundle) -> RunnerSettings:
     engine = bundle.manifest.engine
     assert engine is not None
     stripped = engine.options.get("strip_plan") and GRAPH in bundle.manifest.files
-    return {"version_compatible": engine.version_compatible, "refit": bundle.read(GRAPH) if stripped else None}
+    return _settings(
+        {**engine.options, "version_compatible": engine.version_compatible}, bundle.read(GRAPH) if stripped else None
+    )
+
+
+def _settings(options: Mapping[str, object], refit: bytes | None) -> RunnerSettings:
+    return {
+        "version_compatible": bool(options.get("version_compatible")),
+        "without_lean_runtime": bool(options.get("exclude_lean_runtime")),
+        "refit": refit,
+    }
 
 
 def graph_as_checked(model: bytes, target: Target) -> OrtRunner:

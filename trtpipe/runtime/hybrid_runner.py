@@ -62,13 +62,15 @@ class DeviceRunner(EngineRunner):
             if tensor.dtype != dtypes.get(name):
                 raise InputError(f"inputs.{name}: must be {dtypes.get(name)} (got {tensor.dtype}). Build it again.")
         shapes = {name: tuple(tensor.shape) for name, tensor in held.items()}
-        stream, calls = int(torch.cuda.current_stream().cuda_stream), self._calls
-        calls.choose(self._profile_for(shapes), shapes, stream)
-        made = {n: torch.empty(calls.shape_of(n), dtype=dtypes[n], device=self.device) for n in outputs}
-        for name, tensor in (held | made).items():
-            calls.set_address(name, tensor.data_ptr())
-        if not calls.execute(stream):
-            raise InputError(f"engine: execution must succeed (got {self._reason()}). Check the inputs' values.")
+        stream, profile = int(torch.cuda.current_stream().cuda_stream), self._profile_for(shapes)
+        with self._execution() as execution:
+            calls = execution.calls
+            calls.choose(profile, shapes, stream)
+            made = {n: torch.empty(calls.shape_of(n), dtype=dtypes[n], device=self.device) for n in outputs}
+            for name, tensor in (held | made).items():
+                calls.set_address(name, tensor.data_ptr())
+            if not calls.execute(stream):
+                raise InputError(f"engine: the execution failed ({self._reason()}). Check the inputs' values.")
         return [made[n] for n in outputs]
 
 
@@ -100,6 +102,7 @@ class HybridRunner:
         self._stack = contextlib.ExitStack()
         self._open = False
         self.name = "hybrid"
+        self.notes: tuple[str, ...] = ()
 
     def __enter__(self) -> HybridRunner:
         torch = self._torch = _pytorch(self._device)

@@ -55,6 +55,7 @@ class OrtRunner:
                 "onnxruntime: not installed, and a graph on the CPU is run with it. Run `pip install onnxruntime`."
             ) from None
         self.name = f"onnxruntime {onnxruntime.__version__}"
+        self.notes: tuple[str, ...] = ()
         if as_written:
             given = model if isinstance(model, bytes) else Path(model).read_bytes()
             optimization, model = "none", self._rounded(self._widened(given))

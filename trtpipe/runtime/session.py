@@ -24,7 +24,7 @@ from trtpipe.bundle.manifest import GRAPH, Manifest
 from trtpipe.errors import InputError
 from trtpipe.runtime import compatibility
 from trtpipe.runtime.device import this_device
-from trtpipe.runtime.executor import Runner, bundle_settings, graph_as_checked, open_graph
+from trtpipe.runtime.executor import Runner, bundle_settings, deviation, graph_as_checked, open_graph, unrecorded
 from trtpipe.runtime.hybrid_runner import HybridRunner
 from trtpipe.runtime.preprocess import load_image, preprocess
 from trtpipe.trt.runtime import EngineRunner
@@ -70,9 +70,9 @@ class Model:
     def __init__(self, bundle: Bundle, runner: Runner, executed: Executed, notes: tuple[str, ...] = ()) -> None:
         self.bundle = bundle
         self.executed: Executed = executed
-        self.notes = notes
         self._stack = ExitStack()
         self._runner: Runner | None = self._stack.enter_context(runner)
+        self.notes = (*notes, *runner.notes)
 
     @property
     def manifest(self) -> Manifest:
@@ -271,6 +271,7 @@ def open_model(bundle: Bundle, *, graph: bool = False, as_written: bool = False)
         raise InputError(
             f"{bundle.path}: is a kit, which has no engine to run. Finish it here: trtpipe build {bundle.path}."
         )
+    runner: Runner
     if engine is None or graph or engine.target == "onnxruntime":
         if not as_written:
             runner, notes = open_graph(bundle)
@@ -280,6 +281,15 @@ def open_model(bundle: Bundle, *, graph: bool = False, as_written: bool = False)
         return Model(bundle, graph_as_checked(bundle.read(GRAPH), bundle.manifest.build.target), "graph")
     compatibility.require_fit(bundle.manifest, this_device())
     if engine.fallback:
-        hybrid = HybridRunner(bundle.read(engine.file), version_compatible=engine.version_compatible)
-        return Model(bundle, hybrid, "engine")
-    return Model(bundle, EngineRunner(bundle.read(engine.file), **bundle_settings(bundle)), "engine")
+        runner = HybridRunner(bundle.read(engine.file), version_compatible=engine.version_compatible)
+    else:
+        runner = EngineRunner(bundle.read(engine.file), **bundle_settings(bundle))
+    model = Model(bundle, runner, "engine")
+    try:
+        why = "" if as_written or unrecorded(bundle) else deviation(runner, bundle)
+    except BaseException:
+        model.close()
+        raise
+    if why:
+        model.notes += (f"the engine is further from the baseline than its check was: {why}. Run `trtpipe verify`",)
+    return model

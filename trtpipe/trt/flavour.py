@@ -107,6 +107,8 @@ CAPABILITIES: tuple[Capability, ...] = (
     Capability("parser_node_names", "node name and operator of parser errors", ("ParserError.node_name",), _TEN, _ALL),
     Capability("compute_capability", "choice of compute capabilities", ("IBuilderConfig.set_compute_capability",),
                _NONE, _ALL),
+    Capability("runtime_cache", "cache of kernels compiled for the GPU",
+               ("ICudaEngine.create_runtime_config", "IRuntimeConfig.create_runtime_cache"), _NONE, _ALL),
     Capability("engine_validity", "engine validity query", ("Runtime.get_engine_validity",), _NONE, _ALL),
 )  # fmt: skip
 

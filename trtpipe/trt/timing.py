@@ -6,22 +6,31 @@ import ctypes
 import sys
 from collections.abc import Mapping
 
-import numpy as np
-
 from calib.types import Array
 from trtpipe.errors import MissingError
 from trtpipe.trt.runtime import EngineRunner
 
 
 def open_timed(
-    engine: bytes, *, cuda_graph: bool, version_compatible: bool = False, refit: bytes | None = None
+    engine: bytes,
+    *,
+    cuda_graph: bool,
+    version_compatible: bool = False,
+    without_lean_runtime: bool = False,
+    refit: bytes | None = None,
 ) -> TimedEngine:
     """A runner of the engine that is open and stays so until it is dropped; the arguments are `EngineRunner`'s.
 
     Raises:
         InputError, MissingError: as `EngineRunner` does on entering.
     """
-    runner = TimedEngine(engine, cuda_graph=cuda_graph, version_compatible=version_compatible, refit=refit)
+    runner = TimedEngine(
+        engine,
+        cuda_graph=cuda_graph,
+        version_compatible=version_compatible,
+        without_lean_runtime=without_lean_runtime,
+        refit=refit,
+    )
     runner.__enter__()
     return runner
 
@@ -43,21 +52,19 @@ class TimedEngine(EngineRunner):
             InputError: as `run` does.
             MissingError: the driver refuses an event.
         """
-        arrays, memory = self._checked(inputs), self._memory
-        results = {
-            b.name: np.empty(self._calls.shape_of(b.name), np.dtype(b.dtype)) for b in self.bindings if not b.is_input
-        }
-        with _Events() as events:
+        arrays = self._checked(inputs)
+        profile = self._profile_for({n: tuple(a.shape) for n, a in arrays.items()})
+        with self._execution() as execution, _Events() as events:
+            stream, changed = execution.memory.stream, execution.prepare(profile, arrays)
             if not transfers:
-                self._upload(arrays)
-            events.record(0, memory.stream)
+                execution.upload()
+            events.record(0, stream)
             if transfers:
-                self._upload(arrays)
-            self._execute(False)
+                execution.upload()
+            execution.enqueue(changed)
             if transfers:
-                for name, array in results.items():
-                    memory.download(self._buffers[name], array)
-            events.record(1, memory.stream)
+                execution.download()
+            events.record(1, stream)
             return events.milliseconds()
 
     def layer_ms(self, inputs: Mapping[str, Array]) -> tuple[tuple[str, float], ...]:
@@ -72,18 +79,15 @@ class TimedEngine(EngineRunner):
             def report_layer_time(self, layer_name: str, ms: float) -> None:
                 times.append((layer_name, float(ms)))
 
-        context = self._calls._context
-        profiler = Profiler()
-        context.profiler = profiler
-        try:
-            self.run(inputs)
-        finally:
-            context.profiler = None
+        arrays = self._checked(inputs)
+        profile = self._profile_for({n: tuple(a.shape) for n, a in arrays.items()})
+        with self._execution() as execution:
+            execution.calls.set_profiler(Profiler())
+            try:
+                execution.run(profile, arrays)
+            finally:
+                execution.calls.set_profiler(None)
         return tuple(times)
-
-    def _upload(self, arrays: Mapping[str, Array]) -> None:
-        for name, array in arrays.items():
-            self._memory.upload(self._buffers[name], array)
 
 
 class _Events:

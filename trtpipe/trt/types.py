@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from tensorrt import ILogger as ILogger
     from tensorrt import INetworkDefinition as INetworkDefinition
     from tensorrt import IOptimizationProfile as IOptimizationProfile
+    from tensorrt import IOutputAllocator as IOutputAllocator
+    from tensorrt import IProfiler as IProfiler
     from tensorrt import IProgressMonitor as IProgressMonitor
+    from tensorrt import IRuntimeCache as IRuntimeCache
+    from tensorrt import IRuntimeConfig as IRuntimeConfig
     from tensorrt import ITensor as ITensor
     from tensorrt import ITimingCache as ITimingCache
     from tensorrt import OnnxParser as OnnxParser
