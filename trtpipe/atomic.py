@@ -6,7 +6,7 @@ has no rename over a directory that is not empty, so an existing one is replaced
 to the whole old one or to the whole new one. A file system that cannot exchange (some network ones) gets two renames
 instead, old aside and new in; between them the old one has a name that readers and the next writer both look
 for. A writer holds a lock on its sibling, which the kernel releases when the process dies: the next write to the same
-name removes every sibling that nobody holds.
+name removes every sibling that no process holds.
 
 By hand, since libraries of atomic writes replace single files; a directory needs this one system call.
 """

@@ -163,7 +163,7 @@ def test_int8_on_a_jetson_nano_is_refused_whatever_is_installed(folder, monkeypa
 def test_int8_on_the_gpu_here(folder, monkeypatch):
     from trtpipe.trt import driver
 
-    nano = driver.Driver("10.2", (driver.Device(0, "NVIDIA Tegra X1", "5.3", 4 << 30),))
+    nano = driver.Driver("10.2", (driver.Gpu(0, "NVIDIA Tegra X1", "5.3", 4 << 30),))
     monkeypatch.setattr(driver, "probe", lambda: nano)
     overrides = ("build.target=tensorrt", "build.compute_capability=[]")
     told = "precision.int8_mode: NVIDIA Tegra X1 (compute capability 5.3) must compute in INT8"

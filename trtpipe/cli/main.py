@@ -1,4 +1,4 @@
-"""The command line: which command is where, and how each way to end becomes an exit code.
+"""The command line: the module of each command, and the exit code of each way to end.
 
 0 ok, 1 a check failed, 2 the job or the input is bad, 3 a dependency or device is missing, 4 the build failed,
 70 a bug in trtpipe (with its traceback), 130 interrupted
@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _unexpected(settings: Settings, error: BaseException) -> int:
-    """What is the user's, or the machine's, has a message (`errors.user_error`); anything else is a bug."""
+    """The exit code of an error: the user's or machine's has a message (`errors.user_error`), any other is a bug."""
     if isinstance(error, ModuleNotFoundError):
         with suppress(KeyError):  # a module that trtpipe does not name is the user's own, or a bug
             return _failed(settings, not_installed((error.name or "").partition(".")[0]), 3)
@@ -164,14 +164,14 @@ def _modules_here() -> Iterator[None]:
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """SIGTERM is treated as Ctrl-C is."""
+    """Treat SIGTERM like Ctrl-C."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     try:
         before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not in the main thread: whoever runs us there owns the signals
+    except ValueError:  # not in the main thread, which owns the signals
         yield
         return
     try:

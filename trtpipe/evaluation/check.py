@@ -33,12 +33,12 @@ LIMITS: Mapping[str, tuple[str, bool]] = {
 
 
 class Runner(Protocol):
-    """What executes: `trt.runtime.EngineRunner`, `hybrid_runner.HybridRunner` or `onnxruntime.OrtRunner`."""
+    """Executes an engine or a graph: an `EngineRunner`, `HybridRunner` or `OrtRunner`."""
 
     name: str
 
     def run(self, inputs: Mapping[str, Array], /) -> Mapping[str, Array]:
-        """Outputs by name for inputs [B, ...] by name."""
+        """The outputs of one batch by name, for inputs [B, ...] by name."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,7 @@ class CheckData:
 
 @dataclass(frozen=True)
 class Executor:
-    """Something opened to be run, and whether it executes the engine or its graph; `note` says what a reader should
-    know of it."""
+    """A runner, and whether it executes the engine or its graph; `note` is for the reader of the report."""
 
     runner: Runner
     executed: Executed

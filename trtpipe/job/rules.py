@@ -226,8 +226,7 @@ def _route(build: Build, precision: Precision, model: Model) -> Iterator[Broken]
                 hint = "ONNX Runtime optimizes FP8 graphs wrongly on a CPU and has no FP4: use int8_mode."
                 yield Broken(("precision", key), "be false for target onnxruntime", "true", hint)
         if precision.weights == "nvfp4":
-            hint = "ONNX Runtime has no FP4 on a CPU: use int4."
-            yield Broken(("precision", "weights"), "not be nvfp4 for target onnxruntime", "nvfp4", hint)
+            yield Broken(("precision", "weights"), "not be nvfp4 for target onnxruntime", "nvfp4", "Use int4.")
         for name in _changed(build):
             if name not in ("route", "target"):
                 yield Broken(("build", name), "be left out for target onnxruntime", "a value", "It steers TensorRT.")
@@ -250,8 +249,7 @@ def _engine(build: Build, check: Check) -> Iterator[Broken]:
         yield Broken(("check", "require"), must, "engine", hint)
     limit = check.limits.speedup_over_fp16_min
     if build.allow_torch_fallback and limit is not None:
-        path = ("check", "limits", "speedup_over_fp16_min")
-        hint = "It times whole engines: remove one of the two."
+        path, hint = ("check", "limits", "speedup_over_fp16_min"), "It times whole engines: remove one of the two."
         yield Broken(path, "be left out with build.allow_torch_fallback", str(limit), hint)
 
 

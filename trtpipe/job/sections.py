@@ -254,7 +254,7 @@ class Input(Section):
     @model_validator(mode="before")
     @classmethod
     def _ranges_beside_shape(cls, raw: object) -> object:
-        """`N: {min, opt, max}` stands beside `shape`; move it into `dims`, and with it any range nobody named."""
+        """`N: {min, opt, max}` stands beside `shape`; move it into `dims`, with ranges of names that `shape` lacks."""
         if not isinstance(raw, dict) or not isinstance(raw.get("dims", {}), dict):
             return raw
         shape = raw.get("shape", ())

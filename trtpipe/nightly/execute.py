@@ -191,7 +191,7 @@ def _shown(job: Job, path: str) -> str:
 
 
 def _known(job: Job, survey: Survey, *folders: Path) -> list[Path]:
-    """What needs no watching: files and folders that are ingredients anyhow, and where trtpipe itself writes."""
+    """Paths that need no watching: files and folders that are ingredients already, and folders that trtpipe writes."""
     return [*survey.files(job), *(f.resolve() for f in folders)]
 
 

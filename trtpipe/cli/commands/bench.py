@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     "--seconds", default=30.0, show_default=True, help="Stop timing after this long, but not before 10 rounds."
 )
 @click.option(
-    "--samples", default=256, show_default=True, type=click.IntRange(1), help="Check samples each mode answers."
+    "--samples", default=256, show_default=True, type=click.IntRange(1), help="Check samples that each mode runs."
 )
 @click.option("--save", type=OutputFile(), help="Write the result as JSON here.")
 @click.option("--csv", "csv_path", type=OutputFile(), help="Write the table as CSV here.")
@@ -48,7 +48,7 @@ def command(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Time every mode that TARGET can run in here, in turns, and compare what each one answers.
+    """Time every mode that TARGET can run in here, in turns, and compare their outputs.
 
     TARGET is a job file, a bundle, or a .json of --save, which is shown again without measuring.
     """

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trtpipe.runtime.session import Model
 
 
-#: What one sample gives, by column or JSON key.
+#: The result of one sample by column or JSON key.
 Row = JsonObject
 Write = Callable[[Row], None]
 FORMATS = ("jsonl", "json", "csv")
@@ -96,7 +96,7 @@ def command(
 
 
 def _refuse_raw_only(model: Model, raw: bool) -> None:
-    """Say now, and not after the first batch, that nothing here can be classified."""
+    """Refuse classification before the first batch if no output has classes."""
     if not raw and not any(s.batch_axis is not None and len(s.shape) == 2 for s in model.manifest.outputs):
         raise InputError(f"{model.bundle.path}: has no output [N, C] to classify by. Add --raw.")
 
@@ -139,7 +139,7 @@ def _format_of(output: Path | None) -> str:
 
 @contextmanager
 def _writer(form: str, stream: TextIO, top: int) -> Iterator[Write]:
-    """What writes a row in this format; the text is whole when the block ends."""
+    """A function that writes a row in this format; the text is complete when the block ends."""
     if form == "csv":
         yield _csv_writer(stream, top)
         return
@@ -172,7 +172,7 @@ def _csv_writer(stream: TextIO, top: int) -> Write:
 
 @contextmanager
 def _destination(output: Path | None) -> Iterator[TextIO]:
-    """stdout, or a file that is there when it is whole."""
+    """stdout, or a file that appears under its name when it is complete."""
     if output is None:
         with naming("standard output"):
             yield results()
@@ -195,10 +195,10 @@ def _destination(output: Path | None) -> Iterator[TextIO]:
 
 
 def _measured(model: Model, feed: Feed | None, batch_size: int | None, iterations: int) -> JsonObject:
-    """Latency of one batch in ms and samples a second, after as much warming up as a tenth of the iterations."""
+    """Latency of one batch in ms and samples a second, after warm-up runs of a tenth of the iterations."""
     size = batch_size or model.batch[1]
     arrays = model.bundle.golden().inputs if feed is None else next(feed.batches(model, size))
-    # As many as asked for, by repeating what there is.
+    # Repeat the samples up to the batch size.
     batch = {n: np.resize(a, (size, *a.shape[1:])) for n, a in arrays.items()}
     for _ in range(max(1, iterations // 10)):
         model.run_arrays(batch)

@@ -1,4 +1,4 @@
-"""SHA-256 of files, remembered by what `stat` says, so that an unchanged file is not read again.
+"""SHA-256 of files, remembered with their `stat`, so that an unchanged file is not read again.
 
 A file whose size, times, inode and device are those remembered is taken to be unchanged; anything else is read. A file
 changed within the last two seconds is never remembered: another write could leave the same times. What is remembered is
@@ -22,7 +22,7 @@ _SCHEMA = """CREATE TABLE IF NOT EXISTS digests (
 
 
 class Digests:
-    """Content digests of files. Within one object each file is looked at once: make a new one for a new look.
+    """Content digests of files. One object examines each file once; make a new one to see later changes.
 
     Args:
         path: the table; None remembers nothing from one object to the next.
@@ -42,7 +42,7 @@ class Digests:
         self.close()
 
     def close(self) -> None:
-        """Let go of the table."""
+        """Close the table."""
         if self._table is not None:
             self._table.close()
             self._table = None

@@ -106,7 +106,7 @@ def modules(module: str, folder: Path) -> dict[str, str]:
 
 
 class Survey:
-    """One look at the files that jobs name; each is looked at once, however many jobs ask.
+    """Examines the files that jobs name; each is examined once, however many jobs name it.
 
     Args:
         digests: content digests.
@@ -196,7 +196,7 @@ class Survey:
         return self._sources[known]
 
     def files(self, job: Job) -> tuple[Path, ...]:
-        """Files and folders whose content is among the job's ingredients anyhow, whatever its code reads."""
+        """Files and folders whose content is among the job's ingredients, whatever its code reads."""
         flat = dict(_flat(job.model_dump(mode="json", exclude_defaults=True)))
         paths = [Path(value) for key, value in flat.items() if key in CONTENTS]
         folder = job.folder or Path.cwd()
@@ -285,7 +285,7 @@ def stage_keys(job: Job, ingredients: Ingredients) -> StageKeys:
 
 
 def code_key(ingredients: Ingredients) -> str:
-    """The key of the record of what the job's own code reads: over all but that which decides which code runs."""
+    """The key of the record of the code's reads: over the sections and sources that decide which code runs."""
     sections = ("model", "inputs", "outputs", "calibration", "check")
     names = (*(f"job {section}" for section in sections), "source", "calibration source", "check source")
     return _digest(
@@ -308,7 +308,7 @@ def with_reads(survey: Survey, job: Job, known: Callable[[str], Reads]) -> tuple
 
 
 def _unseen(parts: Mapping[str, str], survey: Survey) -> list[str]:
-    """Notes on what sources of the job use whose content nobody watches."""
+    """Notes on inputs of the job's code whose content is not watched."""
     modules = {name.rpartition("source ")[2] for name in parts if "source " in name}
     notes = [
         f"the job's code imports {name}, whose native code may read files unseen; use --force when these change"
@@ -347,7 +347,7 @@ def _is_read(name: str) -> bool:
 
 
 def _rank(name: str) -> int:
-    """The order in which a reader wants to hear of changes."""
+    """The position of a change in a report: the most important first."""
     order = (
         "weights",
         "program",

@@ -1,4 +1,4 @@
-"""What a job's own code read: the record of it, kept from night to night, and what it holds now."""
+"""What a job's own code read: the record, kept from night to night, and the present values."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Read:
 
     @property
     def name(self) -> str:
-        """Of the ingredient that it is."""
+        """The name of this ingredient."""
         return f"{NAMES[self.kind]} {self.path}"
 
     def value(self, folder: Path, digests: Digests) -> str:
-        """What it holds now: a digest, with the place that links lead to; "absent" for what is not there."""
+        """Its present value: a digest, with the target of links; "absent" where nothing is there."""
         path = os.path.join(folder, self.path)
         try:
             if self.kind == "folder":
@@ -84,7 +84,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Reads:
-    """All that was read, and notes on what could not be seen."""
+    """All that was read, and notes on reads that were not recorded."""
 
     items: tuple[Read, ...] = ()
     notes: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ class Reads:
         return {item.name: item.value(folder, digests) for item in self.items}
 
     def present(self, folder: Path, read_now: Reads) -> Reads:
-        """Without what is absent by now, unless it was looked for this time."""
+        """Without what no longer exists, unless it was looked for this time."""
         there = (i for i in self.items if i in read_now.items or os.path.lexists(os.path.join(folder, i.path)))
         return Reads(tuple(there), self.notes)
 
@@ -107,7 +107,7 @@ class Reads:
 
     @staticmethod
     def from_plain(raw: JsonObject) -> Reads:
-        """What `to_plain` made plain."""
+        """The reads of `to_plain`."""
         return Reads(tuple(Read.from_plain(item) for item in raw["items"]), tuple(raw["notes"]))
 
 
@@ -121,7 +121,7 @@ def recall(cache: Cache, key: str) -> Reads:
 
 
 def remember(cache: Cache, key: str, reads: Reads) -> None:
-    """Keep it for the next time."""
+    """Store the reads for the next run."""
     facts = reads.to_plain()
     entry = cache.get(_KIND, key)
     if entry is None or dict(entry.facts) != facts:

@@ -1,4 +1,4 @@
-"""What a job's own code reads while it runs: files, folders, modules; recorded by Python's audit events.
+"""Records what a job's own code reads while it runs (files, folders, modules) by Python's audit events.
 
 A factory, a transform or a data callable may open anything. CPython raises an audit event for each file opened and each
 folder listed through it (PEP 578), in the process itself and in workers forked from it, whose events come through the
@@ -41,7 +41,7 @@ class Recorder:
 
     Args:
         folder: of the job file.
-        known: files and folders whose content is an ingredient anyhow, and folders of trtpipe's own.
+        known: files and folders that are ingredients already, and folders of trtpipe itself; they are not recorded.
     """
 
     def __init__(self, folder: Path | None = None, known: Iterable[str | Path] = ()) -> None:
@@ -73,18 +73,18 @@ class Recorder:
             self._watch.close()
 
     def close(self) -> None:
-        """Let go of the log."""
+        """Close the log."""
         if self._log is not None:
             os.close(self._log)
             self._log = None
 
     def add(self, reads: Reads) -> None:
-        """Count what was read earlier to make a value that is used again."""
+        """Add what was read to make a value that is used again."""
         self._added |= reads
 
     @contextlib.contextmanager
     def only(self) -> Iterator[Part]:
-        """What is recorded inside, by itself."""
+        """The reads inside the block alone; they are complete when it ends."""
         part = Part()
         with self:
             begin = self._size()
@@ -93,7 +93,7 @@ class Recorder:
 
     @property
     def reads(self) -> Reads:
-        """Everything so far."""
+        """All reads so far."""
         return self._added | self._summary(0)
 
     def changed(self) -> tuple[str, ...]:
@@ -185,19 +185,19 @@ class _Unheard:
 
 
 def _install() -> None:
-    """Listen to audit events, which cannot be undone: once for a process. They cost nothing while nobody records."""
+    """Add the audit hook, once a process, as it cannot be removed. It returns at once while nothing records."""
     global _installed
     if not _installed:
         _installed = True
-        sys.addaudithook(_heard)
+        sys.addaudithook(_audit_hook)
         for name in ("torch", "safetensors", "PIL.ImageFont"):  # wrapped before the job's code runs
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
     wrap(_named, _started)
 
 
-def _heard(event: str, args: tuple[object, ...]) -> None:
-    """An audit event; nothing may be raised from here."""
+def _audit_hook(event: str, args: tuple[object, ...]) -> None:
+    """Handle an audit event; this must not raise."""
     recorder = _active
     if recorder is None or event not in _HANDLERS or getattr(_busy, "yes", False):
         return
@@ -330,7 +330,7 @@ _IMPORTERS = ("<frozen importlib", "<frozen zipimport", os.path.join(sysconfig.g
 
 
 def _path(value: object) -> str | None:
-    """An absolute path, its links not followed; None for what is no path, or none of the user's."""
+    """An absolute path, links not followed; None for a path of Python, a package or the system, and for no path."""
     if not isinstance(value, (str, bytes, os.PathLike)):
         return None
     path = os.path.abspath(os.fsdecode(value))
@@ -340,7 +340,7 @@ def _path(value: object) -> str | None:
 
 
 def _own_folders() -> tuple[str, ...]:
-    """Where Python's own files, installed packages and the system's are: versions stand for them."""
+    """Folders of Python, installed packages and the system: their versions are ingredients, not their files."""
     paths = sysconfig.get_paths()
     folders = [paths[n] for n in ("stdlib", "platstdlib", "purelib", "platlib")] + [site.getusersitepackages()]
     folders += [

@@ -1,4 +1,4 @@
-"""What a Python source says of itself without being run: what it imports, which environment variables it reads."""
+"""Imports of a Python source and the environment variables that it reads, found without running it."""
 
 from __future__ import annotations
 

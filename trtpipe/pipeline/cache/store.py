@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 ENTRY = "entry.json"
 SCHEMA = 1
 DEFAULT_LIMIT_BYTES = 20_000_000_000
-#: Kinds that only say what was; they are small and never evicted for size.
+#: Kinds that record earlier builds; they are small and never evicted for size.
 RECORDS = ("built", "reads")
-#: Of these, what is found even where results must be made anew.
+#: Kinds that are found with `force` too.
 ALWAYS_FOUND = ("reads",)
-#: What a killed writer left is removed when it is older.
+#: Seconds after which the remains of a killed writer are removed.
 _STALE_S = 3600.0
 _POLL_S = 0.05
 
@@ -59,7 +59,7 @@ class Entry:
         """The content of a file, checked.
 
         Raises:
-            DamagedEntry: it is not what was put.
+            DamagedEntry: it differs from what was put.
         """
         size, sha256 = self.files[name]
         try:
@@ -72,7 +72,7 @@ class Entry:
 
 
 class DamagedEntry(Exception):
-    """An entry is not what was put; `Cache.discard` removes it, and its result is made again."""
+    """An entry differs from what was put; `Cache.discard` removes it, and its result is made again."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
@@ -80,7 +80,7 @@ class DamagedEntry(Exception):
 
 
 class Busy(Exception):
-    """Another process is making this very result."""
+    """Another process is making the same result."""
 
 
 class Cache:
@@ -90,7 +90,7 @@ class Cache:
         root: the folder; it is made.
         store: where entries are shared beyond this machine.
         cancelled: asked while waiting for another process.
-        force: find no result and replace what is there.
+        force: find no result, and replace existing entries.
     """
 
     def __init__(
@@ -147,10 +147,10 @@ class Cache:
     def lock(
         self, kind: str, key: str, waiting: Callable[[], None] = lambda: None, *, wait: bool = True
     ) -> Iterator[None]:
-        """Only one process at a time is in here for this key; a killed one lets go.
+        """A block that one process at a time runs for this key; the lock of a killed process is released.
 
         Raises:
-            Cancelled: the user gave up while another process held it.
+            Cancelled: the user interrupted while another process held it.
             Busy: another process holds it, and `wait` is false.
         """
         lock = FileLock(self.root / "locks" / f"{kind}-{key}.lock")
@@ -187,7 +187,7 @@ class Cache:
     def trim(self, limit_bytes: int) -> tuple[str, ...]:
         """Evict what was used longest ago until the rest is within the limit; `kind/key` of what went.
 
-        An entry that a process is making or about to read under its lock stays, and so do records.
+        Entries whose lock is held stay, and so do records.
         """
         self._clean()
         entries = self.entries()
@@ -238,7 +238,7 @@ class Cache:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def _clean(self) -> None:
-        """Remove what killed writers left."""
+        """Remove the remains of killed writers."""
         for leftover in (self.root / "new").iterdir():
             with contextlib.suppress(OSError):
                 if time.time() - leftover.stat().st_mtime > _STALE_S:
@@ -276,7 +276,7 @@ def _read(path: Path, kind: str, key: str) -> Entry | None:
 
 
 def _remove(path: Path, aside: Path) -> None:
-    """Take an entry away in one step, then its files."""
+    """Rename an entry away in one step, then delete its files."""
     gone = aside / f"gone-{secrets.token_hex(8)}"
     with contextlib.suppress(OSError):
         os.rename(path, gone)
