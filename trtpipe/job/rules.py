@@ -226,7 +226,8 @@ def _route(build: Build, precision: Precision, model: Model) -> Iterator[Broken]
                 hint = "ONNX Runtime optimizes FP8 graphs wrongly on a CPU and has no FP4: use int8_mode."
                 yield Broken(("precision", key), "be false for target onnxruntime", "true", hint)
         if precision.weights == "nvfp4":
-            yield Broken(("precision", "weights"), "not be nvfp4 for target onnxruntime", "nvfp4", "Use int4.")
+            hint = "ONNX Runtime has no FP4 on a CPU: use int4."
+            yield Broken(("precision", "weights"), "not be nvfp4 for target onnxruntime", "nvfp4", hint)
         for name in _changed(build):
             if name not in ("route", "target"):
                 yield Broken(("build", name), "be left out for target onnxruntime", "a value", "It steers TensorRT.")
@@ -247,8 +248,7 @@ def _engine(build: Build, check: Check) -> Iterator[Broken]:
     if build.target == "onnxruntime" and check.require == "engine":
         must, hint = "be graph for target onnxruntime", "No GPU executes an ONNX file: remove check.require."
         yield Broken(("check", "require"), must, "engine", hint)
-    limit = check.limits.speedup_over_fp16_min
-    if build.allow_torch_fallback and limit is not None:
+    if build.allow_torch_fallback and (limit := check.limits.speedup_over_fp16_min) is not None:
         path, hint = ("check", "limits", "speedup_over_fp16_min"), "It times whole engines: remove one of the two."
         yield Broken(path, "be left out with build.allow_torch_fallback", str(limit), hint)
 
