@@ -228,17 +228,23 @@ def _route(build: Build, precision: Precision, model: Model) -> Iterator[Broken]
                 yield Broken(("build", name), "be left out for target onnxruntime", "a value", "It steers TensorRT.")
 
 
+def _formats_of(build: Build, inputs: Mapping[str, Input], outputs: Mapping[str, Output]) -> Iterator[Broken]:
+    for name in sorted({*build.tensor_formats} - {*inputs, *outputs}):
+        yield Broken(("build", "tensor_formats", name), f"be {', '.join((*inputs, *outputs))}", name)
+
+
 def _word(value: bool | str) -> str:
     """A value as YAML writes it."""
     return "true" if value is True else str(value)
 
 
-def _fallback(build: Build, check: Check) -> Iterator[Broken]:
-    """A hybrid module is no engine that could be timed as one."""
-    limit = check.limits.speedup_over_fp16_min
-    if build.allow_torch_fallback and limit is not None:
-        path = ("check", "limits", "speedup_over_fp16_min")
-        hint = "It times whole engines: remove one of the two."
+def _engine(build: Build, check: Check) -> Iterator[Broken]:
+    """No GPU executes an ONNX file, and a hybrid module is no engine that could be timed as one."""
+    if build.target == "onnxruntime" and check.require == "engine":
+        must, hint = "be graph for target onnxruntime", "No GPU executes an ONNX file: remove check.require."
+        yield Broken(("check", "require"), must, "engine", hint)
+    if build.allow_torch_fallback and (limit := check.limits.speedup_over_fp16_min) is not None:
+        path, hint = ("check", "limits", "speedup_over_fp16_min"), "It times whole engines: remove one of the two."
         yield Broken(path, "be left out with build.allow_torch_fallback", str(limit), hint)
 
 
@@ -265,8 +271,8 @@ def _calibration(calibration: Calibration | None) -> Iterator[Broken]:
         return
     yield from _data("calibration", calibration, ("images", "arrays", "factory", "table"))
     if "percentile" in _changed(calibration) and calibration.algorithm != "percentile":
-        got = f"algorithm: {calibration.algorithm}"
-        yield Broken(("calibration", "percentile"), "be given only with algorithm: percentile", got)
+        must, got = "be given only with algorithm: percentile", f"algorithm: {calibration.algorithm}"
+        yield Broken(("calibration", "percentile"), must, got)
     yield from _suffix(calibration.table, ("calibration", "table"), (".json",))
     if calibration.table is not None:
         for name in ("samples", "batch_size", "seed", "workers", "on_bad_sample"):
@@ -288,14 +294,12 @@ def _check(check: Check) -> Iterator[Broken]:
     if not limits.given:
         hint = "A check without a limit cannot fail; start with cosine_min: 0.99."
         yield Broken(("check", "limits"), "set at least one limit", "none", hint)
-    shares = ("top1_agreement_min", "accuracy_drop_max")
-    if limits.confident and not set(shares) & set(limits.given):
-        path = ("check", "limits", "confident")
-        yield Broken(path, f"be given only with {' or '.join(shares)}", "neither", "Other figures have no interval.")
+    if limits.confident and not {"top1_agreement_min", "accuracy_drop_max"} & set(limits.given):
+        must, hint = "be given only with top1_agreement_min or accuracy_drop_max", "Other figures have no interval."
+        yield Broken(("check", "limits", "confident"), must, "neither", hint)
     if limits.speedup_over_fp16_min is not None and check.require != "engine":
-        got = f"require: {check.require}"
-        path = ("check", "limits", "speedup_over_fp16_min")
-        yield Broken(path, "be given only with check.require: engine", got, "Speed is measured on the engine itself.")
+        path, hint = ("check", "limits", "speedup_over_fp16_min"), "Speed is measured on the engine itself."
+        yield Broken(path, "be given only with check.require: engine", f"require: {check.require}", hint)
 
 
 def _check_fits(check: Check, inputs: Mapping[str, Input], calibration: Calibration | None) -> Iterator[Broken]:
@@ -315,10 +319,11 @@ def _data(section: str, data: Data, sources: tuple[str, ...]) -> Iterator[Broken
     transform = data.transform
     if transform is None:
         return
-    if data.images is None and given:
-        got = f"transform with {given[0]}"
-        yield Broken((section, "transform"), "be given only with images", got, "Remove transform.")
     path: Path = (section, "transform")
+    if data.images is None and given:
+        yield Broken(path, "be given only with images", f"transform with {given[0]}", "Remove transform.")
+    if "interpolation" in _changed(transform) and transform.resize is None and transform.callable is None:
+        yield Broken((*path, "interpolation"), "be given only with resize", "no resize", "It steers resize alone.")
     yield from _callable(transform.callable, (*path, "callable"))
     others = tuple(f for f in _changed(transform) if f != "callable")
     if transform.callable is not None and others:
@@ -379,7 +384,8 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Broken]]], ...] = (
     (("inputs", "outputs"), _names),
     (("precision",), _precision),
     (("build", "precision", "model"), _route),
-    (("build", "check"), _fallback),
+    (("build", "check"), _engine),
+    (("build", "inputs", "outputs"), _formats_of),
     (("precision", "build", "check"), _measured_in_int8),
     (("precision", "calibration"), _calibrated),
     (("calibration",), _calibration),

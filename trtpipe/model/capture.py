@@ -38,6 +38,11 @@ def capture(loaded: LoadedModel) -> Captured:
     assert isinstance(graph, torch.fx.GraphModule)
     fuse_conv_bn(graph)
     constant_fold(graph)
+    if not any(n.op == "call_function" for n in graph.graph.nodes):
+        raise BuildError(
+            "capture: the model must compute something from its inputs (got outputs that are inputs or constants). "
+            "Check that model.factory returns the network that was meant."
+        )
     _spell_out_attention(graph)
     _tidy(graph)
     graph.recompile()

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtpipe.trt.formats import INT4, NVFP4
+from trtpipe.trt.formats import DYNAMIC_QUANTIZE, INT4, NVFP4
+from trtpipe.values import Quantized
 
 if TYPE_CHECKING:
     from onnx.defs import OpSchema
     from onnx_ir import Model, Value
     from onnxscript.values import Opset
-
-    from trtpipe.values import Quantized
 
 #: What an operator of PyTorch is in ONNX: a function of its inputs that writes the nodes.
 Translations = dict[Callable[..., object], Callable[..., "Value"]]
@@ -29,7 +28,6 @@ Translations = dict[Callable[..., object], Callable[..., "Value"]]
 OPSETS = {"int4_dequantize": INT4.opset, "fp4_dequantize": NVFP4.opset, "fp4_dynamic": NVFP4.opset}
 #: TensorRT's domain of operators that ONNX does not have.
 DOMAIN = "trt"
-DYNAMIC_QUANTIZE = "TRT_FP4DynamicQuantize"
 
 
 def opset_of(quantized: Quantized, least: int) -> int:

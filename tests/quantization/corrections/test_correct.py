@@ -227,3 +227,21 @@ def test_fp8_gets_the_exact_maxima_of_the_corrected_model(tmp_path: Path, algori
         if site.axis is None:
             seen[site.group] = max(seen.get(site.group, 0.0), largest[site.producer.name])
     assert maxima(table) == pytest.approx(seen, rel=1e-5)
+
+
+class TiedEinsum(nn.Module):
+    """A parameter that two products of activations read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Parameter(nets.images(10, 16)), nn.Linear(16, 10)
+        self.c = nn.Conv2d(3, 16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = self.c(x).mean((2, 3))
+        return self.head(torch.einsum("nc,kc->nk", z, self.table) @ self.table)
+
+
+def test_a_constant_that_is_quantized_like_an_activation(tmp_path: Path) -> None:
+    captured, _, table, _ = made(TiedEinsum(), tmp_path)
+    assert decibels(captured, table, nets.images(16, 3, 8, 8)) > 10
