@@ -104,12 +104,12 @@ BROKEN = [
      ["job.yaml:7: inputs.image.shape: must have at least one entry (got an empty list)."]),
     # model
     ([("  factory: torch.nn:Identity\n  args: {}\n  weights: w.safetensors\n", "  baseline: trace\n")],
-     ["job.yaml:2: model: must have exactly one of factory and program (got none)."]),
+     ["job.yaml:2: model: must have exactly one of factory, program and onnx (got none)."]),
     ([("  args: {}", "  program: m.pt2")],
-     ["job.yaml:2: model: must have exactly one of factory and program (got factory and program)."]),
+     ["job.yaml:2: model: must have exactly one of factory, program and onnx (got factory and program)."]),
     ([(FACTORY, "  torchscript: m.ts\n")],
-     ["job.yaml:2: model: must have exactly one of factory and program (got torchscript alone). "
-      "torch.export cannot take a TorchScript file; beside factory or program it is the baseline."]),
+     ["job.yaml:2: model: must have exactly one of factory, program and onnx (got torchscript alone). "
+      "torch.export cannot take a TorchScript file; beside one of these it is the baseline."]),
     ([(FACTORY, "  program: m.pt2\n  weights: w.safetensors\n  torchscript: m.ts\n  baseline: script\n")],
      ["job.yaml:4: model.weights: must be given only with factory (got weights with program). Remove weights.",
       "job.yaml:6: model.baseline: must not be given when torchscript is the baseline (got script with torchscript). "

@@ -56,25 +56,34 @@ def _count(names: tuple[str, ...]) -> str:
 
 
 def _one_source(model: Model) -> Iterator[Broken]:
-    sources = _given(model, "factory", "program")
+    sources = _given(model, "factory", "program", "onnx")
     if sources == () and model.torchscript is not None:
-        hint = "torch.export cannot take a TorchScript file; beside factory or program it is the baseline."
-        yield Broken(("model",), "have exactly one of factory and program", "torchscript alone", hint)
+        hint = "torch.export cannot take a TorchScript file; beside one of these it is the baseline."
+        yield Broken(("model",), "have exactly one of factory, program and onnx", "torchscript alone", hint)
     elif len(sources) != 1:
-        yield Broken(("model",), "have exactly one of factory and program", _count(sources))
+        yield Broken(("model",), "have exactly one of factory, program and onnx", _count(sources))
     yield from _callable(model.factory, ("model", "factory"))
-    if sources == ("program",):
+    if sources in _BASELINES:
+        (source,) = sources
         if "baseline" in _changed(model) and model.torchscript is None:
-            hint = "A program is its own baseline: TorchScript cannot take it."
-            yield Broken(("model", "baseline"), "be given only with factory", f"{model.baseline} with program", hint)
+            got, hint = f"{model.baseline} with {source}", _BASELINES[sources]
+            yield Broken(("model", "baseline"), "be given only with factory", got, hint)
         for key, value in (("args", model.args), ("weights", model.weights)):
             if value:
-                yield Broken(("model", key), "be given only with factory", f"{key} with program", f"Remove {key}.")
+                yield Broken(("model", key), "be given only with factory", f"{key} with {source}", f"Remove {key}.")
     if model.torchscript is not None and "baseline" in _changed(model):
         got = f"{model.baseline} with torchscript"
         yield Broken(("model", "baseline"), "not be given when torchscript is the baseline", got, "Remove baseline.")
     yield from _suffix(model.weights, ("model", "weights"), (".safetensors", ".pt", ".pth"))
     yield from _suffix(model.program, ("model", "program"), (".pt2",))
+    yield from _suffix(model.onnx, ("model", "onnx"), (".onnx",))
+
+
+#: Sources that TorchScript cannot take, and what they are compared with instead.
+_BASELINES = {
+    ("program",): "A program is its own baseline: TorchScript cannot take it.",
+    ("onnx",): "The baseline of an ONNX file is ONNX Runtime.",
+}
 
 
 def _callable(value: str | None, path: Path) -> Iterator[Broken]:
@@ -205,9 +214,10 @@ def _route(build: Build, precision: Precision, model: Model) -> Iterator[Broken]
             if value := getattr(precision, key):
                 must, hint = "be left out for route torch2trt", "It has FP16 and INT8 alone: use route onnx."
                 yield Broken(("precision", key), must, _word(value), hint)
-        if model.program is not None:
-            hint = "torch2trt converts an eager module: use model.factory."
-            yield Broken(("model", "program"), "not be given for route torch2trt", repr(model.program), hint)
+        for key in ("program", "onnx"):
+            if value := getattr(model, key):
+                hint = "torch2trt converts an eager module: use model.factory."
+                yield Broken(("model", key), "not be given for route torch2trt", repr(value), hint)
     if build.route == "torch_tensorrt":
         for key in ("fp8_mode", "nvfp4_mode", "weights"):
             if value := getattr(precision, key):

@@ -1,4 +1,4 @@
-"""The TorchScript baseline: what every engine is compared with."""
+"""The baseline in FP32, what every engine is compared with: TorchScript, a program itself, or ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trtpipe.batching import Batching, joined
 from trtpipe.errors import InputError
 from trtpipe.model.export import example_inputs
 from trtpipe.progress import Progress
-from trtpipe.values import Baseline, LoadedModel
+from trtpipe.values import Baseline, BaselineKind, LoadedModel
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: TorchScript may reorder float32 sums; a larger difference means that tracing lost something of the model.
 EAGER_TOLERANCE = 1e-4
+#: ONNX Runtime has other kernels than PyTorch; a larger difference means that a file was not converted truly.
+ONNX_TOLERANCE = 1e-3
 
 
 def record_baseline(
@@ -36,20 +38,21 @@ def record_baseline(
     torchscript: str | None = None,
     progress: Progress,
 ) -> Baseline:
-    """The model as TorchScript, with its outputs on every check sample; a .pt2 program is its own baseline.
+    """The model's outputs on every check sample: as TorchScript, of a .pt2 program itself, of an ONNX file by ONNX
+    Runtime.
 
     Args:
         loaded: the model behind its bindings.
         batches: the check data, in binding dtypes.
         samples: how many they hold.
         batch_size: samples of each batch but the last.
-        kind: how TorchScript is made of the model; not used for a program, which TorchScript cannot take.
+        kind: how TorchScript is made of the model; not used for a program or an ONNX file.
         torchscript: path of a TorchScript file to take instead; it sees the inputs as the network does.
         progress: is told the samples done.
 
     Raises:
-        InputError: the model cannot be traced or scripted, TorchScript and eager differ on the check data, or an
-            output's shape depends on the data.
+        InputError: the model cannot be traced or scripted, TorchScript (or ONNX Runtime) and the network that is built
+            from differ on the check data, or an output's shape depends on the data.
     """
     import torch
 
@@ -75,7 +78,13 @@ def record_baseline(
         progress.step(len(ids), samples, "images")
     if not ids:
         raise InputError("check: the data must hold at least one sample (got none).")
-    if not worst <= EAGER_TOLERANCE * max(1.0, largest):
+    if name == "onnxruntime" and not worst <= ONNX_TOLERANCE * max(1.0, largest):
+        raise InputError(
+            "baseline: the converted network must answer as ONNX Runtime does on the check data (got a largest "
+            f"difference of {worst:.3g}, outputs up to {largest:.3g}). This is a bug of the conversion: report it, or "
+            "build from PyTorch with model.factory."
+        )
+    if name != "onnxruntime" and not worst <= EAGER_TOLERANCE * max(1.0, largest):
         fix = "Set model.baseline to script." if name == "trace" else "Check that both hold the same weights."
         raise InputError(
             f"baseline: TorchScript ({name}) must answer as the eager model does on the check data "
@@ -112,11 +121,11 @@ def _largest(so_far: float, values: torch.Tensor) -> float:
     return seen if math.isnan(seen) or seen > so_far else so_far
 
 
-def script(
-    loaded: LoadedModel, kind: Literal["trace", "script"], torchscript: str | None
-) -> tuple[Any, Literal["trace", "script", "torchscript", "program"]]:
+def script(loaded: LoadedModel, kind: Literal["trace", "script"], torchscript: str | None) -> tuple[Any, BaselineKind]:
     """The module that the baseline's outputs come from, and what it is; arguments and errors as `record_baseline`."""
     import torch
+
+    from trtpipe.model.onnx.reference import Reference
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -124,8 +133,10 @@ def script(
             if torchscript is not None:
                 loaded_file: Any = torch.jit.load(torchscript, map_location="cpu")  # type: ignore[no-untyped-call]
                 return loaded_file.eval(), "torchscript"
-            if loaded.exported:
+            if loaded.kind == "program":
                 return loaded.module, "program"
+            if loaded.kind == "onnx":
+                return Reference(loaded.module.network.file), "onnxruntime"  # type: ignore[union-attr, arg-type]
             if kind == "script":
                 return torch.jit.script(loaded.module.network).eval(), "script"
             with torch.inference_mode():
@@ -133,6 +144,8 @@ def script(
                     loaded.module, example_inputs(loaded.inputs), check_trace=False
                 )
                 return traced, "trace"
+        except InputError:
+            raise
         except Exception as error:
             text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             if torchscript is not None:
@@ -145,7 +158,7 @@ def script(
 
 
 def _run(loaded: LoadedModel, module: Any, name: str, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """The outputs; a traced module and a program hold the bindings, a scripted one or a file is the network alone."""
+    """The outputs; a traced module and a program hold the bindings, what is scripted or a file is the network alone."""
     if name in ("trace", "program"):
         return tuple(module(*args))
     bound: Any = loaded.module

@@ -21,6 +21,7 @@ from trtpipe.report.content import Answers, ReportContent
 from trtpipe.report.page import render
 from trtpipe.routes.compiled_precision import read_back
 from trtpipe.trt.weights import stored_weights
+from trtpipe.values import BASELINES
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
@@ -129,6 +130,7 @@ def describe(job: Job, lowered: Lowered, front: Front, report: CheckReport, engi
         class_names=source.classes,
         calibration_digest=calibration,
         weights_digest=lowered.weights_digest,
+        baseline=BASELINES[baseline.kind],
         check=report,
         limits=job.check.limits,
         require=job.check.require,

@@ -26,6 +26,7 @@ from trtpipe.runtime.executor import bundle_settings, open_graph
 from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.trt import driver
 from trtpipe.trt.timing import open_timed
+from trtpipe.values import BASELINES
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
@@ -93,7 +94,7 @@ def bench_front(
     first = next(iter(data.batches()))
     stand = Stand(front.loaded, first, device, lambda: _whole(_batches(job), batch))
     modes = [
-        *torch_modes(stand, None if front.baseline.kind == "program" else front.torchscript),
+        *torch_modes(stand, front.torchscript if BASELINES[front.baseline.kind] == "TorchScript" else None),
         *gpu_modes(stand),
         *_ort_modes(job, front, table, first),
     ]
