@@ -266,8 +266,11 @@ def _measured_in_int8(precision: Precision, build: Build, check: Check) -> Itera
             yield Broken(("check", name), f"be {str(default).lower()} without explicit INT8", got, hint)
 
 
-def _calibrated(precision: Precision, calibration: Calibration | None) -> Iterator[Broken]:
-    if precision.calibrated and calibration is None:
+def _calibrated(precision: Precision, calibration: Calibration | None, model: Model) -> Iterator[Broken]:
+    if calibration is not None and calibration.recalibrate and model.onnx is None:
+        hint = "Only an ONNX file can be quantized already."
+        yield Broken(("calibration", "recalibrate"), "be given only with model.onnx", "true", hint)
+    if precision.calibrated and calibration is None and model.onnx is None:  # the file may be quantized already
         mode = next(m for m in ("int8_mode", "fp8_mode", "nvfp4_mode") if getattr(precision, m))
         hint = "Add calibration.images, or calibration.table."
         yield Broken(("calibration",), f"be given when precision.{mode} is true", "none", hint)
@@ -394,7 +397,7 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Broken]]], ...] = (
     (("build", "precision", "model"), _route),
     (("build", "check"), _fallback),
     (("precision", "build", "check"), _measured_in_int8),
-    (("precision", "calibration"), _calibrated),
+    (("precision", "calibration", "model"), _calibrated),
     (("calibration",), _calibration),
     (("calibration", "inputs"), _calibration_fits),
     (("check",), _check),

@@ -149,6 +149,9 @@ class Calibration(Data):
     )
     percentile: float = Field(default=99.99, gt=0, le=100, description="of algorithm: percentile")
     table: str | None = Field(default=None, description="a calibration.json to use instead of calibrating")
+    recalibrate: bool = Field(
+        default=False, description="calibrate a file that is quantized already, instead of taking its own scales"
+    )
 
 
 class Limits(Section):

@@ -47,7 +47,8 @@ def load_model(job: Job, base: Path | None = None) -> LoadedModel:
         "onnx" if job.model.onnx else "program" if job.model.program else "eager"
     )
     classes = tuple(own) if isinstance(own, list | tuple) and own and all(isinstance(c, str) for c in own) else None
-    return LoadedModel(module, inputs, outputs, digest, source, kind=kind, classes=classes)
+    notes: tuple[str, ...] = network.file.notes if kind == "onnx" else ()  # type: ignore[union-attr, assignment]
+    return LoadedModel(module, inputs, outputs, digest, source, notes, kind=kind, classes=classes)
 
 
 def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from calib.audit import doubtful_thresholds
 from calib.data import overlap
 from calib.errors import CalibError
-from calib.table import CalibrationTable
+from calib.table import CalibrationTable, given_table
 from trtpipe.batching import Array, Batching
 from trtpipe.errors import BuildError, InputError, MissingError
 from trtpipe.evaluation.check import CheckData, Damaged, Executor, check_engine
@@ -56,11 +56,17 @@ def quantizes(job: Job) -> bool:
 def calibrate(job: Job, front: Front, stages: Stages) -> CalibrationTable | None:
     """The job's calibration table, made or read from `calibration.table`.
 
-    None when nothing is quantized, or TensorRT is to calibrate by itself (build.quantization: implicit).
+    Without a calibration section it is that of the file's own scales. None when nothing is quantized, or TensorRT is to
+    calibrate by itself (build.quantization: implicit).
     """
     data = job.calibration
-    if not job.precision.calibrated or data is None:
+    if not job.precision.calibrated:
         return None
+    if data is None:
+        from trtpipe.quantization.given import given_amax
+
+        digests = {"weights": front.loaded.weights_digest, "graph": front.captured.digest}
+        return given_table(given_amax(front.captured), digests)
     if job.build.quantization == "implicit":
         if data.table is not None:
             raise InputError(

@@ -9,7 +9,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from trtpipe.model.onnx.values import Mark, Node
+from trtpipe.model.marks import Mark
+from trtpipe.model.onnx.values import Node
 
 Constants = Mapping[str, NDArray[Any]]
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from trtpipe.errors import InputError
+from trtpipe.model.marks import mark
 from trtpipe.model.onnx.operators import OPERATORS
 from trtpipe.model.onnx.reading import OnnxFile, read
 from trtpipe.model.onnx.values import MOST_NUMBERS, Constant, Node, Value, as_tensor, numbers
@@ -64,7 +65,7 @@ class OnnxNetwork(torch.nn.Module):
         for binding, x in zip(self.file.inputs, inputs, strict=True):
             values[binding.name] = x.to(getattr(torch, binding.dtype))
         for k, (node, run) in enumerate(zip(self.file.nodes, self._run, strict=True)):
-            given = [values[name] if name else None for name in node.inputs]
+            given = [_marked(node, k, values[name]) if name else None for k, name in enumerate(node.inputs)]
             values |= zip(node.outputs, run(node, given), strict=False)
             for name in {n for n in node.inputs if self._last[n] == k} - self._kept:
                 values.pop(name, None)
@@ -94,6 +95,10 @@ class OnnxNetwork(torch.nn.Module):
                 scope.add_module(part, Scope())
             scope = scope.get_submodule(part)
         return scope
+
+
+def _marked(node: Node, place: int, value: Value) -> Value:
+    return mark(as_tensor(value), node.marks[place]) if place in node.marks else value
 
 
 def load_network(path: Path) -> OnnxNetwork:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from trtpipe.errors import InputError
 from trtpipe.model.onnx.linears import with_linears
 from trtpipe.model.onnx.names import module_path
+from trtpipe.model.onnx.quantized import Marks, take_qdq_off
 from trtpipe.model.onnx.values import Node
 
 if TYPE_CHECKING:
@@ -39,13 +40,18 @@ class Binding:
 
 @dataclass(frozen=True)
 class OnnxFile:
-    """A file that can be converted: its bindings, its nodes in the order of execution and its constants."""
+    """A file that can be converted: its bindings, its nodes in the order of execution and its constants, in FP32.
+
+    `quantized`: the file has Q/DQ; its nodes then have marks.
+    """
 
     path: Path
     inputs: tuple[Binding, ...]
     outputs: tuple[Binding, ...]
     nodes: tuple[Node, ...]
     constants: Mapping[str, NDArray[Any]]
+    quantized: bool
+    notes: tuple[str, ...]
 
 
 def read(path: Path, operators: frozenset[str]) -> OnnxFile:
@@ -60,6 +66,7 @@ def read(path: Path, operators: frozenset[str]) -> OnnxFile:
             has operators that cannot be converted.
     """
     model = opened(path)
+    marks, notes = take_qdq_off(model)
     graph = model.graph
     version = model.opset_imports.get("", 0)
     if not OPSETS[0] <= version <= OPSETS[1]:
@@ -70,12 +77,14 @@ def read(path: Path, operators: frozenset[str]) -> OnnxFile:
     _require_known(graph, operators)
     constants = {n: v.const_value.numpy() for n, v in graph.initializers.items() if v.const_value is not None}
     _require_fp32(constants, graph)
-    nodes = tuple(_node(n, version, constants) for n in graph)
+    nodes = tuple(_node(n, version, constants, marks) for n in graph)
     return OnnxFile(
         path,
         tuple(_binding(v) for v in graph.inputs if v.name not in constants),
         tuple(_binding(v) for v in graph.outputs),
         *with_linears(nodes, constants, {str(v.name) for v in graph.outputs}),
+        bool(marks),
+        notes,
     )
 
 
@@ -161,13 +170,14 @@ def _binding(value: ir.Value) -> Binding:
     return Binding(str(value.name), dtype, tuple(shape))
 
 
-def _node(node: ir.Node, version: int, constants: Mapping[str, NDArray[Any]]) -> Node:
+def _node(node: ir.Node, version: int, constants: Mapping[str, NDArray[Any]], marks: Marks) -> Node:
     inputs = tuple("" if v is None else str(v.name) for v in node.inputs)
     outputs = tuple(str(v.name) if v.name is not None else "" for v in node.outputs)
     weight = inputs[1] if node.op_type in _WEIGHTED and len(inputs) > 1 and inputs[1] in constants else None
     attributes = {name: _plain(a.value) for name, a in node.attributes.items()}
     path = module_path(node.name or "", node.op_type, outputs[0], weight, dict(node.metadata_props))
-    return Node(node.op_type, node.name or "", path, inputs, outputs, attributes, version)
+    own = {k: marks[node, k] for k in range(len(inputs)) if (node, k) in marks}
+    return Node(node.op_type, node.name or "", path, inputs, outputs, attributes, version, own)
 
 
 def _plain(value: Any) -> Any:

@@ -1,12 +1,16 @@
-"""An ONNX file executed by ONNX Runtime in FP32: what the engine of such a job is compared with."""
+"""An ONNX file executed by ONNX Runtime in FP32, Q/DQ taken off: what the engine of such a job is compared with."""
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from trtpipe.errors import InputError
+from trtpipe.model.onnx.quantized import take_qdq_off
+from trtpipe.model.onnx.reading import opened
 
 if TYPE_CHECKING:
     from trtpipe.model.onnx.reading import OnnxFile
@@ -20,12 +24,20 @@ class Reference:
     """
 
     def __init__(self, file: OnnxFile) -> None:
+        import onnx_ir as ir
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         try:
-            self._session = onnxruntime.InferenceSession(str(file.path), options, providers=["CPUExecutionProvider"])
+            with tempfile.TemporaryDirectory() as folder:
+                path = file.path
+                if file.quantized:
+                    path = Path(folder, "fp32.onnx")
+                    model = opened(file.path)
+                    take_qdq_off(model)
+                    ir.save(model, path, external_data="fp32.data")
+                self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:
             reason = str(error).strip().splitlines()[0]
             raise InputError(

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from trtpipe.errors import InputError
+from trtpipe.model.marks import Mark
 
 #: An object array of int, float, bool or torch.SymInt.
 Numbers = NDArray[Any]
@@ -58,14 +59,6 @@ class Node:
     def get(self, name: str, default: Any = None) -> Any:
         """An attribute, or its default."""
         return self.attributes.get(name, default)
-
-
-@dataclass(frozen=True)
-class Mark:
-    """The scales that a file quantizes one tensor with: float32, one number, or one a slice along `axis`."""
-
-    scales: NDArray[np.float32]
-    axis: int | None
 
 
 def numbers(values: object) -> Numbers:
