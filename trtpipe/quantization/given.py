@@ -37,7 +37,8 @@ def given_amax(captured: Captured) -> dict[str, float]:
 
 def as_given(captured: Captured) -> Captured:
     """The graph of a quantized model with the scales of its weights, and notes on what TensorRT will not fuse."""
-    int8, odd = {}, {}
+    int8: dict[str, Int8Weight] = {}
+    odd: dict[str, list[str]] = {}
     for site in find_sites(captured.graph)[0]:
         if site.axis is not None:
             weight = constant_value(captured.graph, site.producer)

@@ -98,7 +98,7 @@ def _in_float(graph: ir.Graph, node: ir.Node, stored: NDArray[Any], mark: Mark) 
     scales = np.array(mark.scales, np.float32)
     if mark.axis is not None:
         scales = scales.reshape([-1 if a == mark.axis % stored.ndim else 1 for a in range(stored.ndim)])
-    name = f"{node.inputs[0].name}.float"  # type: ignore[union-attr]
+    name = f"{node.inputs[0].name}.float"
     if name not in graph.initializers:
         array = stored.astype(np.float32) * scales
         graph.register_initializer(ir.Value(name=name, const_value=ir.tensor(array, name=name)))
