@@ -56,12 +56,10 @@ def scales(path: Path) -> tuple[Counter[float], list[bytes]]:
 def compare(theirs: Path, ours: Path) -> None:
     """Print how many scales and weights of the file the engine's graph has."""
     (wanted, weights), (found, stored) = scales(theirs), scales(ours)
-    print(
-        f"scales of activations: {len(wanted)} in the file, {len(found)} in the graph, {len(wanted.keys() & found)} equal"
-    )
-    print(
-        f"INT8 weights: {len(weights)} in the file, {len(stored)} in the graph, {len(set(weights) & set(stored))} equal"
-    )
+    same = len(wanted.keys() & found)
+    print(f"scales of activations: {len(wanted)} in the file, {len(found)} in the graph, {same} equal")
+    same = len(set(weights) & set(stored))
+    print(f"INT8 weights: {len(weights)} in the file, {len(stored)} in the graph, {same} equal")
 
 
 if __name__ == "__main__":

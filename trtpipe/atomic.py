@@ -1,12 +1,14 @@
-"""A directory that is replaced in one step: whoever looks finds all of the old one or all of the new one.
+"""A directory that is replaced in one step: a reader sees all of the old one or all of the new one.
 
 The new directory is written to a hidden sibling, flushed, and moved into place by one system call. POSIX
 has no rename over a directory that is not empty, so an existing one is replaced with Linux's
 `renameat2(RENAME_EXCHANGE)`, which swaps the two names at once: whenever the process is killed, the name leads either
 to the whole old one or to the whole new one. A file system that cannot exchange (some network ones) gets two renames
-instead, old aside and new in; between them the old one stands aside under a name that reading and the next write both
-know. A writer holds a lock on its sibling, which the kernel releases when the process dies: the next write to the same
+instead, old aside and new in; between them the old one has a name that readers and the next writer both look
+for. A writer holds a lock on its sibling, which the kernel releases when the process dies: the next write to the same
 name removes every sibling that nobody holds.
+
+By hand, since libraries of atomic writes replace single files; a directory needs this one system call.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ def _aside(destination: Path) -> Path:
 
 
 def standing(path: Path) -> Path:
-    """Where the bundle called `path` stands: there, or aside when a writer was killed between two renames."""
+    """Where the bundle called `path` is: there, or aside when a writer was killed between two renames."""
     if os.path.lexists(path) or not path.name:
         return path
     return _aside(path) if _aside(path).is_dir() else path

@@ -1,4 +1,4 @@
-"""Where results go: found out to be writable before work begins, and named when writing fails later."""
+"""Where results go: probed to be writable before work begins, and named when writing fails later."""
 
 from __future__ import annotations
 
@@ -53,20 +53,22 @@ def naming_database(path: Path) -> Iterator[None]:
 
 
 def require_writable_file(path: Path) -> None:
-    """Find out that a file can be written at `path`; leaves nothing behind.
+    """Probe that a file can be written at `path`; leaves nothing behind.
 
     Raises:
         OSError: it cannot, as writing it would say.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if path.exists() and not path.is_file():  # /dev/stdout, a named pipe: opening it may block, writing it tells
+    if (
+        path.exists() and not path.is_file()
+    ):  # /dev/stdout, a named pipe: opening it may block; a write fails where it must
         return
     _require_writable(path, path.parent)
 
 
 def require_writable_folder(path: Path) -> None:
-    """Find out that a folder can be made at `path`, or that files can be written in the one there.
+    """Probe that a folder can be made at `path`, or that files can be written in the existing one.
 
     Raises:
         OSError: they cannot, as writing them would say.

@@ -1,4 +1,4 @@
-"""How a stage tells what it is doing. Stages take a Progress; only `console.py` knows a terminal."""
+"""How a stage reports its progress. Stages take a Progress; only `cli.console` knows a terminal."""
 
 from __future__ import annotations
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
+from calib.types import Array, JsonObject
 from trtpipe.notebook import table_html
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
 #: Binding dtypes by their NumPy names; BF16 has none and is only ever used inside an engine.
@@ -110,8 +110,8 @@ class Baseline:
     """
 
     kind: BaselineKind
-    outputs: Mapping[str, np.ndarray[Any, Any]]
-    labels: np.ndarray[Any, Any] | None
+    outputs: Mapping[str, Array]
+    labels: Array | None
     ids: tuple[str, ...]
     eager_max_abs: float
     notes: tuple[str, ...] = ()
@@ -130,24 +130,52 @@ class Int8Weight:
 
 
 @dataclass(frozen=True)
+class Site:
+    """One input of one operation that gets a Q/DQ pair (`model.sites` has the rules).
+
+    `key` is `<module path>:<role>`; `group` the key whose scale this tensor shares (its own where it shares none).
+    `axis` is the kept axis of a weight, None for an activation. `rule` is one of Q1 to Q5.
+    """
+
+    consumer: torch.fx.Node
+    producer: torch.fx.Node
+    key: str
+    group: str
+    axis: int | None
+    rule: str
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """An operation that INT8 would want but cannot have, and why."""
+
+    node: torch.fx.Node
+    reason: str
+
+
+@dataclass(frozen=True)
 class Captured:
     """The hub: the model as one ATen graph with conv+bn and constants folded and attention spelt out.
 
-    Every node keeps `nn_module_stack` and `stack_trace`, so its source module and line are known. `int8` holds, by the
-    name of an operation, the corrected weight and bias that it has where it is quantized.
+    Every node keeps `nn_module_stack` and `stack_trace`, so its source module and line are known. `sites` are the
+    inputs that TensorRT would want quantized, in execution order, whatever the job keeps out of INT8; `skipped` the
+    operations without one. `int8` holds, by the name of an operation, the corrected weight and bias that it has where
+    it is quantized.
     """
 
     graph: torch.fx.GraphModule
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     digest: str
+    sites: tuple[Site, ...]
+    skipped: tuple[Skipped, ...]
     notes: tuple[str, ...] = ()
     int8: Mapping[str, Int8Weight] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class LayerPrecision:
-    """What one operation of the graph computes in, and why."""
+    """The precision of one operation of the graph, and the reason for it."""
 
     module: str
     op: str
@@ -160,8 +188,8 @@ class LayerPrecision:
 class WeightBytes:
     """A graph's INT8 weights in the engine that was compiled from it, in bytes of INT8.
 
-    `total` are the graph's, `int8` those that the engine was found to hold in INT8, `dequantized` those that it holds
-    in FP16 or FP32; of the others it is not known how they are stored.
+    `total` are the graph's, `int8` those that the engine stores in INT8, `dequantized` those that it stores in FP16 or
+    FP32; how it stores the others is not known.
     """
 
     total: int
@@ -208,7 +236,7 @@ class Fallback:
 
 @dataclass(frozen=True)
 class Engine:
-    """A serialized plan (or, for onnxruntime, the ONNX file itself) and what it is.
+    """A serialized plan (or, for onnxruntime, the ONNX file itself), its target and its bindings.
 
     `compute_capabilities` are like "8.6", empty for a portable engine; `graph` is the ONNX that was compiled, which is
     what a machine without a GPU can execute in the engine's place. With a `fallback`, `data` is a hybrid module (see
@@ -222,7 +250,7 @@ class Engine:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     graph: OnnxModel | None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: JsonObject = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     fallback: tuple[Fallback, ...] = ()
 
@@ -263,7 +291,7 @@ class Control:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What was compared with the baseline, on what, and how far off it was.
+    """The result of a check: what was executed, on how many samples, and each metric beside its limit.
 
     `problems` fail the check; `warnings` do not, and say what makes its verdict or its engine doubtful.
     """

@@ -135,7 +135,7 @@ def test_refused(edit: Callable[[dict[str, Any]], None], message: str) -> None:
 MALFORMED = [
     (b"", "m: must be JSON (got: "),
     (b"[]\n", "m: must be a JSON object (got list). Fetch the bundle again."),
-    (b'{"a": 1, "a": 2}', "m: must be JSON (got: a key appears twice)"),
+    (b'{"a": 1, "a": 2}', "m: must be JSON (got: a key is given twice)"),
     (b'{"a": NaN}', "m: must be JSON (got: NaN is not JSON)"),
     (b'{"a": 1e999}', "m: must be JSON (got: "),
     (b'{"a": "\\ud800"}', "m: must be JSON (got: "),

@@ -240,7 +240,7 @@ def test_pack_and_unpack(tmp_path: Path, trtpipe: Any) -> None:
     (tmp_path / "e.trtb").rename(tmp_path / "f")
     ran = trtpipe("unpack", tmp_path / "f")
     assert ran.code == 2
-    assert "f: must end in .trtb, or DESTINATION be given" in ran.err
+    assert "f: does not end in .trtb. Give DESTINATION." in ran.err
 
 
 def test_export(tmp_path: Path, trtpipe: Any) -> None:

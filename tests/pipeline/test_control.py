@@ -35,9 +35,8 @@ def quantized(int8: bool = True) -> Quantized:
 
 
 def _keys() -> set[str]:
-    from trtpipe.quantization.placement import find_sites
 
-    return {s.group for s in find_sites(nets.captured("residual").graph)[0] if s.axis is None}
+    return {s.group for s in nets.captured("residual").sites if s.axis is None}
 
 
 def outputs(program: Quantized) -> Any:

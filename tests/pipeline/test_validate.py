@@ -77,8 +77,8 @@ def test_a_folder_without_images(folder):
     (folder / "val" / "notes.txt").write_text("")
     (message,) = messages(write(folder))
     assert message == (
-        "check.images: must hold images (.jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff, .webp) (got none). "
-        "One folder for each class."
+        "check.images: holds no image (.jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff, .webp). "
+        "Put the images of each class in a folder."
     )
 
 
@@ -92,9 +92,9 @@ def test_packages_that_are_not_installed(folder, monkeypatch):
 
     monkeypatch.setattr(metadata, "version", version)
     assert messages(write(folder)) == [
-        "model: must have onnxscript installed (got nothing). Run: pip install 'trtpipe[build]'",
-        "precision.int8_mode: must have torchao installed (got nothing). Run: pip install 'trtpipe[build]'",
-        "build.target: must have tensorrt_rtx installed (got nothing). Run: pip install 'trtpipe[rtx]'",
+        "model: onnxscript is not installed. Run: pip install 'trtpipe[build]'",
+        "precision.int8_mode: torchao is not installed. Run: pip install 'trtpipe[build]'",
+        "build.target: tensorrt_rtx is not installed. Run: pip install 'trtpipe[rtx]'",
     ]
     assert messages(folder / "job.yaml", here=False) == []
     assert main(["validate", str(folder / "job.yaml")]) == 3

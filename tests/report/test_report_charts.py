@@ -8,7 +8,7 @@ import pytest
 
 from calib.histogram import Histogram
 from trtpipe.report import charts
-from trtpipe.report.answers import Confusion
+from trtpipe.report.comparison import Confusion
 from trtpipe.report.figures import compact, percent, size
 
 HOSTILE = '"><script>x</script>'

@@ -62,6 +62,7 @@ class Recorder:
     """Stands in for an engine: remembers the batches it was given, answers with the mean of each channel."""
 
     name = "recorder"
+    notes = ()
 
     def __init__(self) -> None:
         self.batches: list[int] = []
@@ -129,7 +130,7 @@ def test_no_images_at_all(tmp_path: Path) -> None:
     shipping.bundle(tmp_path / "c")
     with (
         trtpipe.load(tmp_path / "c") as model,
-        pytest.raises(InputError, match=r"at least one image must be given \(got none"),
+        pytest.raises(InputError, match=r"no image was given"),
     ):
         model([])
 
@@ -163,7 +164,7 @@ def test_nothing_is_loaded_before_signature_and_device(tmp_path: Path, monkeypat
 
 def test_a_kit_is_not_run(tmp_path: Path) -> None:
     shipping.bundle(tmp_path / "k", kind="kit", engine=None)
-    with pytest.raises(InputError, match=r"k: must be a bundle to be run \(got a kit\). Finish it here: trtpipe build"):
+    with pytest.raises(InputError, match=r"k: is a kit, which has no engine to run. Finish it here: trtpipe build"):
         trtpipe.load(tmp_path / "k")
     with trtpipe.load(tmp_path / "k", graph=True) as model:
         assert model.classify([Image.new("RGB", (8, 8), COLOURS["blue"])])[0].label == "blue"
@@ -215,8 +216,8 @@ def test_feeds_that_are_none(tmp_path: Path) -> None:
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object))
     np.save(tmp_path / "scalar.npy", np.float32(1))
     expected = {
-        "gone": "must be an image, a folder of images or an array file (got nothing there)",
-        "empty": "must hold images (.jpg, ",
+        "gone": "there is no such file or folder",
+        "empty": "holds no image (.jpg, ",
         "a.mp4": "must be one of .jpg, ",
         "objects.npy": "must be a readable array file without objects (got: ",
         "scalar.npy": "every array must hold the same samples, one or more (got [0])",

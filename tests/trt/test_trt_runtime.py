@@ -69,5 +69,5 @@ def test_what_is_no_plan(tmp_path):
 
 
 def test_a_runner_that_was_never_opened(plan):
-    with pytest.raises(errors.InputError, match="engine: must be open to be run"):
+    with pytest.raises(errors.InputError, match="engine: the runner is not open"):
         EngineRunner(plan).run({})

@@ -73,9 +73,7 @@ def signer(path: Path) -> Callable[[bytes], bytes]:
     except (ValueError, TypeError):
         key = None
     if not isinstance(key, Ed25519PrivateKey):
-        raise InputError(
-            f"{path}: must be an unencrypted Ed25519 private key in PEM (got something else). Make one: trtpipe keygen."
-        )
+        raise InputError(f"{path}: is not an unencrypted Ed25519 private key in PEM. Make one: trtpipe keygen.")
     return _signing(key)
 
 
@@ -104,12 +102,10 @@ def load_public_keys(path: Path) -> tuple[Ed25519PublicKey, ...]:
         except ValueError:
             key = None
         if not isinstance(key, Ed25519PublicKey):
-            raise InputError(
-                f"{path}: must hold Ed25519 public keys (got another). Give the .pub file of trtpipe keygen."
-            )
+            raise InputError(f"{path}: holds a public key that is not Ed25519. Give the .pub file of trtpipe keygen.")
         keys.append(key)
     if not keys:
-        raise InputError(f"{path}: must hold a public key in PEM (got none). Give the .pub file of trtpipe keygen.")
+        raise InputError(f"{path}: holds no public key in PEM. Give the .pub file of trtpipe keygen.")
     return tuple(keys)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import math
 import os
 import signal
 import sys
@@ -20,6 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trtpipe.errors import Cancelled
+from trtpipe.jsontext import plain
 from trtpipe.outputs import naming
 from trtpipe.progress import per_second
 
@@ -49,22 +49,8 @@ def err(text: str) -> None:
 
 
 def jsonable(value: object) -> Any:
-    """`value` as JSON's types: dataclasses and pydantic models as objects, NaN and infinities as text."""
-    if hasattr(value, "model_dump"):
-        return jsonable(value.model_dump())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, dict) or hasattr(value, "items"):
-        return {str(k): jsonable(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [jsonable(v) for v in value]
-    if hasattr(value, "tolist"):
-        return jsonable(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, bytes):
-        return f"{len(value)} bytes"
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+    """`plain`, with the size of bytes and the text of everything else that JSON has no form for."""
+    return plain(value, lambda v: f"{len(v)} bytes" if isinstance(v, bytes) else str(v))
 
 
 def size(count: int) -> str:
@@ -355,10 +341,10 @@ def _interrupted_by(interrupt: Callable[[int, FrameType | None], None]) -> Itera
     """Call `interrupt` on SIGINT and SIGTERM until the end of the block; a signal that is ignored stays so."""
     hook = sys.unraisablehook
 
-    def unraisable(found: sys.UnraisableHookArgs) -> None:
+    def unraisable(event: sys.UnraisableHookArgs) -> None:
         # An interrupt inside a destructor cannot be raised: Python would print it. The flag ends the stage.
-        if not isinstance(found.exc_value, KeyboardInterrupt):
-            hook(found)
+        if not isinstance(event.exc_value, KeyboardInterrupt):
+            hook(event)
 
     sys.unraisablehook = unraisable
     before: dict[signal.Signals, signal._HANDLER] = {}

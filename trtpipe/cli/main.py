@@ -22,6 +22,7 @@ from trtpipe import __version__
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import Settings
 from trtpipe.errors import did_you_mean, either, user_error
+from trtpipe.packages import not_installed
 
 if TYPE_CHECKING:
     from trtpipe.job.problems import Problem
@@ -48,21 +49,6 @@ COMMANDS: Mapping[str, str] = {
     "worker": "trtpipe.cli.commands.worker:command",
     "doctor": "trtpipe.cli.commands.doctor:command",
     "schema": "trtpipe.cli.commands.schema:command",
-}
-
-#: Modules that come with an optional part of trtpipe, and which one.
-EXTRAS: Mapping[str, str] = {
-    **dict.fromkeys(("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnxruntime"), "build"),
-    **dict.fromkeys(("safetensors", "jinja2", "matplotlib", "numba"), "build"),
-    "tensorrt_rtx": "rtx",
-    "tensorrt": "trt10",
-    "torch_tensorrt": "torch-tensorrt",
-    "cuda": "edge",
-    "dask": "fleet",
-    "distributed": "fleet",
-    "fsspec": "fleet",
-    "sklearn": "examples",
-    "timm": "examples",
 }
 
 
@@ -134,9 +120,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _unexpected(settings: Settings, error: Exception) -> int:
     """What is the user's, or the machine's, has a message (`errors.user_error`); anything else is a bug."""
-    if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get((error.name or "").partition(".")[0])):
-        what = f"{error.name}: must be installed (got nothing). Run: pip install 'trtpipe[{extra}]'"
-        return _failed(settings, what, 3)
+    if isinstance(error, ModuleNotFoundError):
+        with suppress(KeyError):  # a module that trtpipe does not name is the user's own, or a bug
+            return _failed(settings, not_installed((error.name or "").partition(".")[0]), 3)
     if (shown := user_error(error)) is not None:
         return _failed(settings, str(shown), shown.exit_code, getattr(shown, "problems", ()))
     traceback.print_exception(error)

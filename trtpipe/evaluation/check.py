@@ -10,7 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
-from trtpipe.batching import Array, Batching, joined
+from calib.types import Array
+from trtpipe.batching import Batching, joined
 from trtpipe.errors import InputError
 from trtpipe.evaluation import intervals, metrics
 from trtpipe.job.sections import Limits
@@ -32,7 +33,7 @@ LIMITS: Mapping[str, tuple[str, bool]] = {
 
 
 class Runner(Protocol):
-    """What executes: `trt.runtime.EngineRunner`, `runtime.hybrid.HybridRunner` or `runtime.onnxruntime.OrtRunner`."""
+    """What executes: `trt.runtime.EngineRunner`, `hybrid_runner.HybridRunner` or `onnxruntime.OrtRunner`."""
 
     name: str
 
@@ -114,9 +115,9 @@ def check_engine(
         damaged: the control: it must fail under the same limits.
         require: "engine" fails the check when only the graph was executed.
         control: an earlier control, used where no damaged copy can be run here.
-        keep: is given the outputs on all samples, rows by output name.
+        keep: receives the outputs on all samples, rows by output name.
         warnings: what is known to be doubtful before anything is compared; they go into the report.
-        progress: is told the samples done.
+        progress: receives the number of samples done.
 
     Raises:
         InputError: neither `damaged` nor `control` is given.
@@ -135,7 +136,7 @@ def check_engine(
         notes += [note] if note else []
     if control is None:
         raise InputError(
-            "check: must have a control (got none). Give a damaged copy of the graph, or an earlier control."
+            "check: there is no negative control. Give a damaged copy of the graph, or an earlier control."
         )
     if control.executed != executed:
         notes.append(
@@ -195,7 +196,7 @@ def measure(
     limits: Limits,
     whole: Collection[str] = (),
 ) -> tuple[tuple[Metric, ...], list[str]]:
-    """Every metric of every output, paired by exact name, judged where there is a limit; and what stands in the way.
+    """Every metric of every output, paired by exact name, judged where there is a limit; and the problems.
 
     `whole` names the outputs that have one row a batch: they are compared, and are no class scores of samples.
     """
@@ -244,7 +245,7 @@ def _of_output(name: str, a: Array, b: Array, labels: Array | None, *, ranks: bo
         if labels is not None and (labels >= 0).any():
             pairs = metrics.paired_accuracy(a, b, labels)
             before, after = pairs.accuracies
-            drop = intervals.paired_interval(pairs.only_reference, pairs.only_found, pairs.samples)
+            drop = intervals.paired_interval(pairs.only_reference, pairs.only_output, pairs.samples)
             values.append(Metric("accuracy_baseline", name, before))
             values.append(Metric("accuracy_engine", name, after))
             values.append(Metric("accuracy_drop", name, pairs.drop, interval=drop))

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from pydantic import BaseModel
+
 from trtpipe.job.sections import Build, Calibration, Check, Data, Input, Model, Normalize, Output, Precision, Transform
 
 Path = tuple[str | int, ...]
@@ -41,11 +43,11 @@ def broken(sections: Mapping[str, Any]) -> Iterator[Broken]:
             yield from rule(*(sections[name] for name in names))
 
 
-def _given(section: Any, *fields: str) -> tuple[str, ...]:
+def _given(section: object, *fields: str) -> tuple[str, ...]:
     return tuple(f for f in fields if getattr(section, f) is not None)
 
 
-def _changed(section: Any) -> tuple[str, ...]:
+def _changed(section: BaseModel) -> tuple[str, ...]:
     """Fields that differ from their default; a job that was written out in full and read again keeps its meaning."""
     fields = type(section).model_fields
     return tuple(f for f, i in fields.items() if getattr(section, f) != i.get_default(call_default_factory=True))
@@ -138,7 +140,7 @@ def _bindings(inputs: Mapping[str, Input]) -> Iterator[Broken]:
                 yield Broken((*at, "normalize"), "be given only for float32, float16 and uint8", spec.dtype)
 
 
-def _list(items: tuple[Any, ...]) -> str:
+def _list(items: tuple[object, ...]) -> str:
     return f"[{', '.join(map(str, items))}]"
 
 
@@ -319,7 +321,7 @@ def _check_fits(check: Check, inputs: Mapping[str, Input], calibration: Calibrat
         inherited = None if calibration is None else calibration.transform
         yield from _fits("check", check, check.transform or inherited, inputs)
     elif check.images is not None and len(inputs) != 1:
-        yield _one_input("check", inputs)  # the rest was said of calibration.images, transformed alike
+        yield _one_input("check", inputs)  # the rest was reported for calibration.images, transformed alike
 
 
 def _data(section: str, data: Data, sources: tuple[str, ...]) -> Iterator[Broken]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from calib.types import Array
 from calib.user_code import user_code
 from trtpipe.batching import Batching, joined
 from trtpipe.errors import InputError
@@ -48,7 +49,7 @@ def record_baseline(
         batch_size: samples of each batch but the last.
         kind: how TorchScript is made of the model; not used for a program or an ONNX file.
         torchscript: path of a TorchScript file to take instead; it sees the inputs as the network does.
-        progress: is told the samples done.
+        progress: receives the number of samples done.
 
     Raises:
         InputError: the model cannot be traced or scripted, TorchScript (or ONNX Runtime) and the network that is built
@@ -58,7 +59,7 @@ def record_baseline(
 
     module, name = script(loaded, kind, torchscript)
     batching = Batching(loaded.inputs, loaded.outputs, batch_size)
-    parts: list[dict[str, NDArray[Any]]] = []
+    parts: list[dict[str, Array]] = []
     labels: list[NDArray[np.int64]] = []
     ids: list[str] = []
     worst = largest = 0.0
@@ -77,7 +78,7 @@ def record_baseline(
         ids += batch.ids
         progress.step(len(ids), samples, "images")
     if not ids:
-        raise InputError("check: the data must hold at least one sample (got none).")
+        raise InputError("check: the data holds no sample.")
     if name == "onnxruntime" and not worst <= ONNX_TOLERANCE * max(1.0, largest):
         raise InputError(
             "baseline: the converted network must answer as ONNX Runtime does on the check data (got a largest "
@@ -87,7 +88,7 @@ def record_baseline(
     if name != "onnxruntime" and not worst <= EAGER_TOLERANCE * max(1.0, largest):
         fix = "Set model.baseline to script." if name == "trace" else "Check that both hold the same weights."
         raise InputError(
-            f"baseline: TorchScript ({name}) must answer as the eager model does on the check data "
+            f"baseline: TorchScript ({name}) must compute what the eager model does on the check data "
             f"(got a largest difference of {worst:.3g}, outputs up to {largest:.3g}). {fix}"
         )
     every = np.concatenate(labels)
@@ -131,7 +132,7 @@ def script(loaded: LoadedModel, kind: Literal["trace", "script"], torchscript: s
         warnings.simplefilter("ignore")
         try:
             if torchscript is not None:
-                loaded_file: Any = torch.jit.load(torchscript, map_location="cpu")  # type: ignore[no-untyped-call]
+                loaded_file: torch.nn.Module = torch.jit.load(torchscript, map_location="cpu")  # type: ignore[no-untyped-call]
                 return loaded_file.eval(), "torchscript"
             if loaded.kind == "program":
                 return loaded.module, "program"
@@ -140,7 +141,7 @@ def script(loaded: LoadedModel, kind: Literal["trace", "script"], torchscript: s
             if kind == "script":
                 return torch.jit.script(loaded.module.network).eval(), "script"
             with torch.inference_mode():
-                traced: Any = torch.jit.trace(  # type: ignore[no-untyped-call]
+                traced: torch.nn.Module = torch.jit.trace(  # type: ignore[no-untyped-call]
                     loaded.module, example_inputs(loaded.inputs), check_trace=False
                 )
                 return traced, "trace"

@@ -44,15 +44,15 @@ class Bound(torch.nn.Module):
         return self.outputs(self.network(*self.prepared(inputs)))
 
     def prepared(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The inputs as the network itself wants them."""
-        found = []
+        """The inputs as the network takes them: float16 and uint8 as float32, normalised where the job says so."""
+        arguments = []
         for k, x in enumerate(inputs):
             if self.specs[k].dtype in ("float16", "uint8"):
                 x = x.to(torch.float32)
             if hasattr(self, f"factor_{k}"):
                 x = x * getattr(self, f"factor_{k}") - getattr(self, f"offset_{k}")
-            found.append(x)
-        return found
+            arguments.append(x)
+        return arguments
 
     def outputs(self, returned: object) -> tuple[torch.Tensor, ...]:
         """What the network returned as a tuple; a dict is taken by name, anything else in order.
@@ -78,18 +78,18 @@ _MOST_LISTED = 6
 
 
 def _unlike_the_job(returned: object, names: tuple[str, ...]) -> str:
-    """What the model returned instead of the job's outputs, and the lines that help."""
+    """The message when the model's outputs are not the job's: what it returned, and the lines that help."""
     tensors = list(_tensors(returned, "out"))[:_MOST_LISTED]
-    said = f"outputs: must be the tensors that the model returns (got {', '.join(names)}, and it returns "
-    said += f"{described(returned)}). "
+    message = f"outputs: must be the tensors that the model returns (got {', '.join(names)}, and it returns "
+    message += f"{described(returned)}). "
     flat = isinstance(returned, dict | torch.Tensor) or (isinstance(returned, tuple | list) and bool(returned))
     if flat and all(isinstance(v, torch.Tensor) for v in _parts(returned).values()):
         keys = [k if isinstance(returned, dict) else f"output_{i}" for i, k in enumerate(_parts(returned))]
-        return said + "Name each of them in the job:\n    outputs:" + "".join(f"\n      {k}: {{}}" for k in keys)
+        return message + "Name each of them in the job:\n    outputs:" + "".join(f"\n      {k}: {{}}" for k in keys)
     if not tensors:
-        return said + "Return tensors from its forward."
+        return message + "Return tensors from its forward."
     return (
-        said
+        message
         + "Return tensors from a wrapper's forward:\n    out = self.model(*inputs)\n    return "
         + ", ".join(tensors)
     )

@@ -12,6 +12,7 @@ from trtpipe.model.export import export
 from trtpipe.values import Captured, DimRange, LoadedModel, TensorSpec
 
 if TYPE_CHECKING:
+    import sympy
     import torch
 
 
@@ -29,6 +30,7 @@ def capture(loaded: LoadedModel) -> Captured:
 
     from trtpipe.model.marks import take_off
     from trtpipe.model.pt2e import constant_fold, fuse_conv_bn
+    from trtpipe.model.sites import find_sites
 
     program = export(loaded.module, loaded.inputs)
     with warnings.catch_warnings():  # torch 2.11 announces a deprecation of its own
@@ -46,7 +48,7 @@ def capture(loaded: LoadedModel) -> Captured:
     outputs = _output_specs(graph, loaded)
     digest = _digest(graph, loaded.weights_digest)
     notes = take_off(graph)
-    return Captured(graph, loaded.inputs, outputs, digest, notes)
+    return Captured(graph, loaded.inputs, outputs, digest, *find_sites(graph), notes)
 
 
 def _output_specs(graph: torch.fx.GraphModule, loaded: LoadedModel) -> tuple[TensorSpec, ...]:
@@ -60,7 +62,7 @@ def _output_specs(graph: torch.fx.GraphModule, loaded: LoadedModel) -> tuple[Ten
     import torch
 
     nodes = list(graph.graph.nodes)
-    symbols: dict[Any, str] = {}
+    symbols: dict[sympy.Expr, str] = {}
     for spec, node in zip(loaded.inputs, (n for n in nodes if n.op == "placeholder"), strict=True):
         for extent, name in zip(node.meta["val"].shape, spec.shape, strict=True):
             if isinstance(extent, torch.SymInt) and isinstance(name, str):
@@ -106,7 +108,7 @@ def _output_specs(graph: torch.fx.GraphModule, loaded: LoadedModel) -> tuple[Ten
     return tuple(specs)
 
 
-def _symbol(name: str) -> Any:
+def _symbol(name: str) -> sympy.Symbol:
     """The dimension as sympy writes it in a formula."""
     import sympy
 

@@ -26,7 +26,7 @@ def open_calibration(job: Job) -> Source:
         InputError: the job has none, or they are bad.
     """
     if job.calibration is None:
-        raise InputError("calibration: must be given to calibrate (got none). Add calibration.images.")
+        raise InputError("calibration: the job has no calibration data. Add calibration.images.")
     return _open(job, "calibration", job.calibration, job.calibration.transform)
 
 
@@ -91,9 +91,9 @@ def _class_names(
     if loaded.classes is not None:
         return loaded.classes, "model.factory"
     if job.calibration is not None and job.calibration.images is not None:
-        there = tuple(sorted(p.name for p in Path(job.calibration.images).iterdir() if p.is_dir()))
-        if len(there) == count:
-            return there, "calibration.images"
+        folders_of_calibration = tuple(sorted(p.name for p in Path(job.calibration.images).iterdir() if p.is_dir()))
+        if len(folders_of_calibration) == count:
+            return folders_of_calibration, "calibration.images"
     if len(folders) == count:
         return folders, "check.images"
     if all(name.isdecimal() and int(name) < count for name in folders):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtpipe.errors import BuildError
 from trtpipe.model.failures import branches_on_data, first_line, place_of
@@ -37,7 +37,7 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
     """
     import torch
 
-    shared: dict[str, Any] = {}
+    shared: dict[str, torch.export.Dim] = {}
     for spec in inputs:
         for name, r in spec.dims.items():
             if r.min < r.max:
@@ -55,7 +55,7 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
 
 
 def _reason(error: Exception) -> str:
-    """What keeps torch.export from capturing the model, where, and what to do."""
+    """The message for an error of torch.export: the reason, the line of the model, and the next step."""
     where = place_of(error)
     at = f" at {where}" if where else ""
     if branches_on_data(error):
@@ -65,9 +65,10 @@ def _reason(error: Exception) -> str:
             "For a decision by a shape, use Python numbers of x.shape; for int(x), a constant."
         )
     if "onstraint" in type(error).__name__ + str(error)[:400] or "specialized" in str(error):
-        told = [line.strip() for line in str(error).splitlines() if "pecializ" in line]
+        specialized = [line.strip() for line in str(error).splitlines() if "pecializ" in line]
         return (
-            f"capture: the model fixes a dimension that the job declares as dynamic ({(*told, first_line(error))[0]}). "
+            "capture: the model fixes a dimension that the job declares as dynamic "
+            f"({(*specialized, first_line(error))[0]}). "
             "Declare it as a number in inputs.*.shape, or take it from x.shape in the model:\n"
             "    x = x.reshape(x.shape[0], -1)"
         )

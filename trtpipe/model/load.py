@@ -7,8 +7,9 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
+from calib.types import JsonObject
 from calib.user_code import import_callable, user_code
 from trtpipe.errors import BuildError, InputError
 from trtpipe.job.importable import on_path
@@ -81,7 +82,7 @@ def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
     return network, f"factory {model.factory}"
 
 
-def _require_fit(factory: Callable[..., Any], reference: str, args: Mapping[str, Any]) -> None:
+def _require_fit(factory: Callable[..., object], reference: str, args: JsonObject) -> None:
     """Refuse arguments that the factory does not take; one without a readable signature is believed."""
     try:
         signature = inspect.signature(factory)
@@ -127,7 +128,7 @@ def _load_weights(network: torch.nn.Module, path: Path) -> None:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
-            state: Mapping[str, Any] = load_file(str(path))
+            state: JsonObject = load_file(str(path))
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:

@@ -1,14 +1,15 @@
-"""One job built several times without any cache: whether the engines, and what they answer, are the same."""
+"""One job built several times without any cache: whether the engines and their outputs are the same."""
 
 from __future__ import annotations
 
 import dataclasses
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from calib.types import Array
 from trtpipe.bundle.format import place
 from trtpipe.errors import TrtpipeError
 from trtpipe.nightly.outcome import Drift, JobOutcome
@@ -51,8 +52,8 @@ def repeat(task: RepeatTask, reporter: Reporter) -> JobOutcome:
     return dataclasses.replace(of_bundle(task, bundle), seconds=seconds, drift=drift)
 
 
-def _answers(bundle: Bundle) -> dict[str, np.ndarray[Any, Any]] | None:
-    """What a bundle answers on its golden inputs; None where nothing can execute it."""
+def _answers(bundle: Bundle) -> dict[str, Array] | None:
+    """A bundle's outputs on its golden inputs; None where neither engine nor graph can be executed here."""
     for graph in (False, True):
         try:
             with open_model(bundle, graph=graph, as_written=True) as model:
@@ -62,9 +63,9 @@ def _answers(bundle: Bundle) -> dict[str, np.ndarray[Any, Any]] | None:
     return None
 
 
-def _largest_difference(answers: list[dict[str, np.ndarray[Any, Any]]]) -> float:
-    """The largest |difference| between what any build answers and what the first does, NaN counting as infinite."""
-    first: Mapping[str, np.ndarray[Any, Any]] = answers[0]
+def _largest_difference(answers: list[dict[str, Array]]) -> float:
+    """The largest |difference| between any build's outputs and the first build's, NaN counting as infinite."""
+    first: Mapping[str, Array] = answers[0]
     worst = 0.0
     for other in answers[1:]:
         for name, value in first.items():

@@ -11,20 +11,27 @@ import dataclasses
 import os
 import socket
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+from calib.types import JsonObject
 from trtpipe.bundle.format import place, read_bundle
 from trtpipe.errors import InputError, MissingError
 from trtpipe.nightly.pool import Pool, Slot, visible
 from trtpipe.nightly.task import FinishTask, Task, failure, task_from_plain
 from trtpipe.nightly.transport import transport
-from trtpipe.packages import versions
+from trtpipe.packages import not_installed, versions
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import Machine, this_machine
 from trtpipe.pipeline.cache.store import Cache
 from trtpipe.runtime.device import Device, this_device
+
+if TYPE_CHECKING:
+    from distributed import Worker
+
+#: Receives the kind of an event (`start`, `stage`, `note`) and its text.
+Say = Callable[[str, object], None]
 
 #: The Dask topic on which workers report the progress of their jobs.
 TOPIC = "trtpipe"
@@ -34,17 +41,17 @@ _RETRIES = 1
 
 def announced(device: Device, tags: Sequence[str], torch: bool) -> tuple[str, ...]:
     """What a worker says it is: GPU, TensorRT by every prefix of its version, processor, tags."""
-    found = ["cpu", device.machine, *tags]
+    resources = ["cpu", device.machine, *tags]
     if torch:
-        found.append("torch")
+        resources.append("torch")
     if device.compute_capability is not None:
-        found += ["gpu", "sm" + device.compute_capability.replace(".", "")]
+        resources += ["gpu", "sm" + device.compute_capability.replace(".", "")]
     if device.jetson:
-        found.append("jetson")
+        resources.append("jetson")
     for name, version in device.versions.items():
         parts = version.split(".")
-        found += [name, *(f"{name}={'.'.join(parts[: i + 1])}" for i in range(len(parts)))]
-    return tuple(dict.fromkeys(found))
+        resources += [name, *(f"{name}={'.'.join(parts[: i + 1])}" for i in range(len(parts)))]
+    return tuple(dict.fromkeys(resources))
 
 
 class Jobs:
@@ -59,8 +66,8 @@ class Jobs:
         self._stopped: set[str] = set()
         self._running = ""
 
-    def run(self, task: Task, kit: Mapping[str, bytes], say: Any) -> dict[str, Any]:
-        """One job, or the kit of one to finish; `say(kind, value)` is told what it does.
+    def run(self, task: Task, kit: Mapping[str, bytes], say: Say) -> JsonObject:
+        """One job, or the kit of one to finish; `say(kind, value)` receives its progress.
 
         Returns:
             Its outcome, this worker's name, and the files of the bundle.
@@ -77,7 +84,7 @@ class Jobs:
                 files = read_bundle(Path(scratch, "out", task.name)).contents()
             return {"outcome": outcome, "worker": self.name, "files": files}
 
-    def _watched(self, task: Task, say: Any) -> dict[str, Any]:
+    def _watched(self, task: Task, say: Say) -> JsonObject:
         tried = task.attempts
         self._pool.start(self._slot, task)
         while True:
@@ -130,9 +137,7 @@ def serve(
     try:
         from distributed import Worker
     except ImportError:
-        raise MissingError(
-            "worker: needs dask distributed (it is not installed). Run: pip install 'trtpipe[fleet]'"
-        ) from None
+        raise MissingError(f"worker: {not_installed('distributed')}") from None
     way = transport(scheduler, credentials, insecure=insecure, where="ADDRESS")
     if gpu is not None:  # before anything asks the driver
         os.environ["CUDA_VISIBLE_DEVICES"] = visible(gpu)
@@ -171,7 +176,7 @@ def serve(
         jobs.close()
 
 
-def introduce(dask_worker: Any) -> dict[str, Any] | None:
+def introduce(dask_worker: Worker) -> JsonObject | None:
     """Run on every worker of a scheduler: what it is; None of a worker that is not trtpipe's."""
     jobs = getattr(dask_worker, "trtpipe_jobs", None)
     if jobs is None:
@@ -179,24 +184,24 @@ def introduce(dask_worker: Any) -> dict[str, Any] | None:
     return {"name": jobs.name, "announces": list(jobs.announces), "machine": dataclasses.asdict(jobs.machine)}
 
 
-def stop(keys: Sequence[str], dask_worker: Any) -> None:
+def stop(keys: Sequence[str], dask_worker: Worker) -> None:
     """Run on every worker: end the job that is running if it is one of these."""
     jobs = getattr(dask_worker, "trtpipe_jobs", None)
     if jobs is not None:
         jobs.stop(keys)
 
 
-def run_task(raw: Mapping[str, Any], kit: Mapping[str, bytes]) -> dict[str, Any]:
+def run_task(raw: JsonObject, kit: Mapping[str, bytes]) -> JsonObject:
     """Run on the worker that Dask chose: one job; with the files of a kit, that kit is finished."""
     from distributed import get_worker
 
     worker = get_worker()
     task = task_from_plain(raw)
 
-    def say(kind: str, value: Any = None) -> None:
+    def say(kind: str, value: object) -> None:
         event = {"kind": kind, "name": task.name, "key": task.key, "member": worker.trtpipe_jobs.name, "value": value}
         worker.log_event(TOPIC, event)
 
-    say("start")
-    answer: dict[str, Any] = worker.trtpipe_jobs.run(task, kit, say)
-    return answer
+    say("start", None)
+    outcome: JsonObject = worker.trtpipe_jobs.run(task, kit, say)
+    return outcome

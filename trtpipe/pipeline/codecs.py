@@ -15,6 +15,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from calib.table import CalibrationTable
+from calib.types import JsonObject
 from trtpipe.pipeline.lowered import Compiled, Lowered
 from trtpipe.values import Baseline, Engine, Fallback, LayerPrecision, OnnxModel, TensorSpec
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from trtpipe.pipeline.cache.store import Entry
 
 T = TypeVar("T")
-Stored = tuple[Mapping[str, object], Mapping[str, bytes]]
+Stored = tuple[JsonObject, Mapping[str, bytes]]
 
 _GRAPH, _ENGINE, _TABLE, _OUTPUTS = "model.onnx", "model.engine", "calibration.json", "outputs.safetensors"
 _HISTOGRAMS = "calibration.histograms.safetensors"

@@ -9,7 +9,6 @@ __all__ = [
     "operators",
     "partial",
     "payoff",
-    "placement",
     "policy",
     "precision",
     "quantize",

@@ -9,8 +9,8 @@ import torch
 from trtpipe.errors import InputError
 from trtpipe.model.marks import is_marked, marks_of, without_marks
 from trtpipe.model.nodes import constant_value, copied, module_path, op_name
+from trtpipe.model.sites import ADDS, MATMULS, SHARED, WEIGHTED, find_sites
 from trtpipe.quantization.formats import INT8
-from trtpipe.quantization.placement import ADDS, MATMULS, SHARED, WEIGHTED, find_sites
 from trtpipe.values import Captured, Int8Weight
 
 
@@ -23,7 +23,7 @@ def given_amax(captured: Captured) -> dict[str, float]:
     if not is_marked(captured.graph):
         return {}
     found = {}
-    for site in find_sites(captured.graph)[0]:
+    for site in captured.sites:
         scales = marks_of(site.consumer)[site.producer.name].scales
         if site.axis is None and len(scales) != 1:
             raise InputError(
@@ -39,7 +39,7 @@ def as_given(captured: Captured) -> Captured:
     """The graph of a quantized model with the scales of its weights, and notes on what TensorRT will not fuse."""
     int8: dict[str, Int8Weight] = {}
     odd: dict[str, list[str]] = {}
-    for site in find_sites(captured.graph)[0]:
+    for site in captured.sites:
         if site.axis is not None:
             weight = constant_value(captured.graph, site.producer)
             scales = torch.tensor(marks_of(site.consumer)[site.producer.name].scales, dtype=torch.float32)
@@ -58,4 +58,5 @@ def in_float(captured: Captured) -> Captured:
     """The same graph without the model's own Q/DQ, to be calibrated."""
     graph = copied(captured.graph)
     without_marks(graph)
-    return replace(captured, graph=graph)
+    sites, skipped = find_sites(graph)
+    return replace(captured, graph=graph, sites=sites, skipped=skipped)

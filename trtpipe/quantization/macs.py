@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+if TYPE_CHECKING:
+    import torch
 
-def macs(name: str, args: Sequence[Any], result: Any) -> int:
+
+def macs(name: str, args: Sequence[Any], result: object) -> int:
     """Multiply-accumulates of operation `name` (as `graph.op_name` gives it), for the whole batch; 0 for all others.
 
     A convolution takes, for each element of its output, the elements of one filter [C/groups, k...]; a transposed one

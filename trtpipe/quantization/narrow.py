@@ -35,7 +35,8 @@ from trtpipe.values import NumberFormatName
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
-    from trtpipe.quantization.placement import Site
+    from trtpipe.values import Site
+
 
 _library: Any = torch.library.Library("trtpipe", "FRAGMENT")  # type: ignore[no-untyped-call]
 
@@ -164,15 +165,15 @@ def roundings(
     sites: Sequence[NarrowSite], half: torch.dtype | None, statistics: Statistics
 ) -> dict[Node, dict[Node, Callable[[torch.Tensor], torch.Tensor]]]:
     """For each consumer, what stands between it and each of these inputs: Q and DQ, float32 to float32."""
-    found: dict[Node, dict[Node, Callable[[torch.Tensor], torch.Tensor]]] = {}
+    result: dict[Node, dict[Node, Callable[[torch.Tensor], torch.Tensor]]] = {}
     for one in sites:
         if one.site.axis is None:
             rounding = _through(one.format, _scale(one, half, statistics.maxima[one.site.group]))
         else:
             importance = statistics.importance.get(one.site.consumer.name)
             rounding = functools.partial(_weight_through, one.format, one.site.axis, half, importance)
-        found.setdefault(one.site.consumer, {})[one.site.producer] = rounding
-    return found
+        result.setdefault(one.site.consumer, {})[one.site.producer] = rounding
+    return result
 
 
 def _through(number_format: NumberFormatName, scale: float) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -216,7 +217,7 @@ class StoredWeight:
 
     codes: torch.Tensor
     scales: torch.Tensor
-    dequantize: Any
+    dequantize: torch._ops.OpOverload[..., torch.Tensor]
     arguments: tuple[float, ...] = ()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from calib.observers import HistogramObserver
@@ -20,7 +18,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
     `forward` takes any float tensor of any shape and returns it unchanged.
     """
 
-    def __init__(self, dtype: torch.dtype = torch.int8, **_: Any) -> None:
+    def __init__(self, dtype: torch.dtype = torch.int8, **_: object) -> None:
         low, high = ACTIVATION_RANGE
         super().__init__(dtype=dtype, qscheme=torch.per_tensor_symmetric, quant_min=low, quant_max=high)
         self.histogram: HistogramObserver | None = None
@@ -43,7 +41,7 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
     A corrected weight comes with its own `scales` (float32 [C]).
     """
 
-    def __init__(self, dtype: torch.dtype = torch.int8, ch_axis: int = 0, half: torch.dtype | None = None, **_: Any):
+    def __init__(self, dtype: torch.dtype = torch.int8, ch_axis: int = 0, half: torch.dtype | None = None, **_: object):
         low, high = WEIGHT_RANGE
         super().__init__(dtype=dtype, qscheme=torch.per_channel_symmetric, quant_min=low, quant_max=high)
         self.ch_axis = ch_axis

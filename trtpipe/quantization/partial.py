@@ -14,8 +14,7 @@ from trtpipe.model.nodes import constant_value, is_constant, op_name
 from trtpipe.quantization.formats import SMALLEST_SCALE, rounded_up
 from trtpipe.quantization.macs import macs
 from trtpipe.quantization.observers import ACTIVATION_RANGE, WEIGHT_RANGE
-from trtpipe.quantization.placement import Site
-from trtpipe.values import Int8Weight
+from trtpipe.values import Int8Weight, Site
 
 #: What is read by an operation instead of its input.
 Rounding = Callable[[torch.Tensor], torch.Tensor]
@@ -42,7 +41,7 @@ def roundings(
     The scales are those of `quantize`: amax / 127, rounded up to `half` where there is one. `int8` is that of the
     captured graph: a weight or bias with a correction is read in place of the constant.
     """
-    found: dict[Node, dict[Node, Rounding]] = {}
+    result: dict[Node, dict[Node, Rounding]] = {}
     for site in sites:
         own = (int8 or {}).get(site.consumer.name)
         if site.axis is None:
@@ -51,9 +50,9 @@ def roundings(
             one = _per_channel(site.axis, half) if own is None or own.weight is None else replaced(own.weight)
             bias = site.consumer.args[2] if len(site.consumer.args) > 2 else None
             if own is not None and own.bias is not None and isinstance(bias, Node):
-                found.setdefault(site.consumer, {})[bias] = replaced(own.bias)
-        found.setdefault(site.consumer, {})[site.producer] = one
-    return found
+                result.setdefault(site.consumer, {})[bias] = replaced(own.bias)
+        result.setdefault(site.consumer, {})[site.producer] = one
+    return result
 
 
 def replaced(value: torch.Tensor) -> Rounding:

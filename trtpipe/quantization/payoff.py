@@ -39,8 +39,9 @@ import networkx
 
 from trtpipe.model.marks import is_marked
 from trtpipe.model.nodes import calls, constant_value, op_name
-from trtpipe.quantization.placement import MATMULS, WEIGHTED, Site, find_sites
+from trtpipe.model.sites import MATMULS, WEIGHTED
 from trtpipe.quantization.precision import Keep
+from trtpipe.values import Site
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -86,21 +87,22 @@ def keep_of(job: Job, captured: Captured) -> Keep:
     explicit = job.build.quantization == "explicit"  # or TensorRT places by itself
     if is_marked(captured.graph) or not (precision.int8_mode and half and explicit and precision.placement == "auto"):
         return keep
-    wide, notes = gains_nothing(captured.graph, job.build.target, keep.out_of_int8)
+    wide, notes = gains_nothing(captured, job.build.target, keep.out_of_int8)
     return replace(keep, wide=wide, notes=notes)
 
 
 def gains_nothing(
-    graph: GraphModule, target: Target, kept: Callable[[Node], bool]
+    captured: Captured, target: Target, kept: Callable[[Node], bool]
 ) -> tuple[Mapping[str, str], tuple[str, ...]]:
     """Reasons by node name of the operations that stay wide, and notes on rules that were not applied.
 
     Args:
-        graph: the hub graph.
+        captured: the hub graph.
         target: P4 holds for tensorrt_rtx.
         kept: operations that the job keeps out of INT8 by itself.
     """
-    sites = [s for s in find_sites(graph)[0] if s.rule in ("Q1", "Q2") and not kept(s.consumer)]
+    graph = captured.graph
+    sites = [s for s in captured.sites if s.rule in ("Q1", "Q2") and not kept(s.consumer)]
     nodes = list(dict.fromkeys(s.consumer for s in sites))
     by_shape = {n: why for n in nodes if (why := shape_reason(graph, n))}
 

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING
 from trtpipe.errors import InputError
 from trtpipe.job.sections import Precision
 from trtpipe.model.nodes import module_path, op_name
+from trtpipe.model.sites import MATMULS
 from trtpipe.quantization.formats import FORMATS, block_size
-from trtpipe.quantization.placement import MATMULS, Site
 from trtpipe.quantization.precision import Keep, matching
-from trtpipe.values import NumberFormatName
+from trtpipe.values import NumberFormatName, Site
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -54,8 +54,8 @@ class Modes:
     @property
     def title(self) -> str:
         """Like "INT8 and FP8"."""
-        asked = self.on | ({self.weights} if self.weights else set())
-        return " and ".join(f.title for f in FORMATS.values() if f.name in asked)
+        formats = self.on | ({self.weights} if self.weights else set())
+        return " and ".join(f.title for f in FORMATS.values() if f.name in formats)
 
     def weights_alone(self, number_format: NumberFormatName) -> bool:
         """Whether the format holds weights while activations stay wide."""
@@ -107,19 +107,19 @@ def checked_modes(modes: Modes, nodes: Sequence[Node]) -> Modes:
         InputError: a glob matches nothing, or only what its format cannot do.
     """
     for glob, name in modes.formats:
-        there = [n for n in nodes if matching((glob,), module_path(n))]
+        matched = [n for n in nodes if matching((glob,), module_path(n))]
         where = f"precision.formats.{glob}"
-        if not there:
+        if not matched:
             paths = sorted({module_path(n) for n in nodes} - {""})
             near = ", ".join(difflib.get_close_matches(glob.replace("*", ""), paths, n=3, cutoff=0.0))
             raise InputError(
                 f"{where}: must match a module with a convolution, linear or matmul (got {glob!r}, which matches "
                 f"none). Nearest paths: {near}."
             )
-        refused = [cannot(n, name) for n in there]
+        refused = [cannot(n, name) for n in matched]
         if all(refused):
             raise InputError(
-                f"{where}: must match something that {FORMATS[name].title} can hold (got {module_path(there[0])}: "
+                f"{where}: must match something that {FORMATS[name].title} can hold (got {module_path(matched[0])}: "
                 f"{refused[0]}). Choose another format, or another module."
             )
     return modes
@@ -150,8 +150,8 @@ def _preference(node: Node, modes: Modes) -> tuple[NumberFormatName, ...]:
         order = ("fp8", "int8")
     else:
         order = (*((modes.weights,) if modes.weights else ()), "nvfp4", "fp8", "int8")
-    asked = modes.on | ({modes.weights} if modes.weights else set())
-    return tuple(dict.fromkeys(f for f in order if f in asked))
+    formats = modes.on | ({modes.weights} if modes.weights else set())
+    return tuple(dict.fromkeys(f for f in order if f in formats))
 
 
 def cannot(node: Node, name: NumberFormatName) -> str:

@@ -255,8 +255,8 @@ class _Placer:
         if node in self.dtype:
             return self.dtype[node]
         if is_constant(node):
-            found = constant_value(self.graph, node).dtype
-            return found if found.is_floating_point else None
+            dtype = constant_value(self.graph, node).dtype
+            return dtype if dtype.is_floating_point else None
         if _is(node, DEQUANTIZE):
             return torch.float32
         value = node.meta.get("val")

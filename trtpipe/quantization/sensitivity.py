@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -46,10 +46,10 @@ class _Ratio:
     signal: float = 0.0
     noise: float = 0.0
 
-    def add(self, reference: torch.Tensor, found: torch.Tensor) -> None:
+    def add(self, reference: torch.Tensor, output: torch.Tensor) -> None:
         wide = reference.double()
         self.signal += float(wide.square().sum())
-        self.noise += float((found.double() - wide).square().sum())
+        self.noise += float((output.double() - wide).square().sum())
 
     @property
     def db(self) -> float:
@@ -153,7 +153,7 @@ def measure_sensitivity(
         samples: what to execute; read once.
         half: torch.float16, torch.bfloat16 or None: what scales are rounded to, and what `half_sqnr_db` is about.
         keep: modules that the job keeps wide already; they are not measured.
-        progress: is told the modules done in each batch, and may cancel.
+        progress: receives the modules done in each batch, and may cancel.
         int8, narrow: the job's formats, as for `quantize`.
         seconds: after this long what was found is given; None: however long it takes. A network that needs longer for
             one batch is measured in the modules that lose most at their own output, as many as there is time for.
@@ -163,14 +163,14 @@ def measure_sensitivity(
         Cancelled: progress asked to stop.
     """
     graph = captured.graph
-    plan = plan_sites(graph, int8=int8, keep=keep, narrow=narrow)
+    plan = plan_sites(captured, int8=int8, keep=keep, narrow=narrow)
     units = find_units((*plan.int8, *dict.fromkeys(n.site for n in plan.narrow)))
     if not units:
-        raise InputError("sensitivity: some module must be left to quantize (got none). Narrow precision.keep.")
+        raise InputError("sensitivity: no module is left to quantize. Narrow precision.keep.")
     began = time.perf_counter()
     machine, bare, count = Partial(graph), Spent(), 0
     wider = _in_fp8(plan, half, narrow)
-    found = []
+    losses = []
     for unit in units:
         eights = [s for s in unit.sites if s in plan.int8]
         changed = roundings(graph, eights, amax, half, captured.int8)
@@ -179,7 +179,7 @@ def measure_sensitivity(
                 [n for n in plan.narrow if n.site in unit.sites], half, narrow.statistics
             )
         other = {n: wider[n] for n in unit.nodes if n in wider}
-        found.append(_Found(unit, changed, other, captured.outputs, [_Ratio() for _ in captured.outputs]))
+        losses.append(_Found(unit, changed, other, captured.outputs, [_Ratio() for _ in captured.outputs]))
     clock = _Clock(seconds)
     for sample in samples:
         before = Spent(machine.spent.macs, machine.spent.nodes)
@@ -188,15 +188,15 @@ def measure_sensitivity(
         bare.nodes += machine.spent.nodes - before.nodes
         with torch.inference_mode():
             if not count and seconds is not None:
-                found = _affordable(machine, found, sample, clock)
-            _walk(machine, found, sample, reference, half, progress, clock)
+                losses = _affordable(machine, losses, sample, clock)
+            _walk(machine, losses, sample, reference, half, progress, clock)
         count += sample.count
         size = len(sample.inputs[0])
         if clock.over:
             break
     if not count:
-        raise InputError("sensitivity: at least one sample is needed (got none). Give check or calibration data.")
-    measured = [f for f in found if f.samples]
+        raise InputError("sensitivity: there is no sample. Give check or calibration data.")
+    measured = [f for f in losses if f.samples]
     modules = [f.result(sum(machine.macs_of[n] for n in f.unit.nodes) // size, half) for f in measured]
     modules.sort(key=lambda m: m.sqnr_db)
     return Sensitivity(
@@ -228,13 +228,13 @@ class _Clock:
         return self.left <= 0 and self.measured >= self._least
 
 
-def _affordable(machine: Partial, found: Sequence[_Found], sample: Sample, clock: _Clock) -> list[_Found]:
+def _affordable(machine: Partial, losses: Sequence[_Found], sample: Sample, clock: _Clock) -> list[_Found]:
     """Of all modules those that can be measured on this batch in the time left: the worst at their own output.
 
     One more pass says how much each loses there by its last operation; a module then takes half a pass on average.
     """
     began = time.perf_counter()
-    ends = {f.unit.nodes[-1]: f for f in found}
+    ends = {f.unit.nodes[-1]: f for f in losses}
     own: dict[str, _Ratio] = {}
     alive = machine.inputs(sample.inputs)
     for node in machine.nodes:
@@ -245,13 +245,13 @@ def _affordable(machine: Partial, found: Sequence[_Found], sample: Sample, clock
             ratio.add(result[: sample.count], noisy[: sample.count])
     pass_seconds = (time.perf_counter() - began) / 2
     room = max(LEAST, int(clock.left / max(pass_seconds / 2, 1e-9)))
-    worst = {f.unit.path for f in sorted(found, key=lambda f: own[f.unit.path].db)[:room]}
-    return [f for f in found if f.unit.path in worst]
+    worst = {f.unit.path for f in sorted(losses, key=lambda f: own[f.unit.path].db)[:room]}
+    return [f for f in losses if f.unit.path in worst]
 
 
 def _walk(
     machine: Partial,
-    found: Sequence[_Found],
+    losses: Sequence[_Found],
     sample: Sample,
     reference: tuple[torch.Tensor, ...],
     half: torch.dtype | None,
@@ -259,9 +259,9 @@ def _walk(
     clock: _Clock,
 ) -> None:
     """One batch: float32 from the first node to the last, and from each unit on once more with that unit in INT8."""
-    begins = {f.unit.nodes[0]: f for f in found}
-    ends = {f.unit.nodes[-1]: f for f in found}
-    owner = {n: f for f in found for n in f.unit.nodes}
+    begins = {f.unit.nodes[0]: f for f in losses}
+    ends = {f.unit.nodes[-1]: f for f in losses}
+    owner = {n: f for f in losses for n in f.unit.nodes}
     own: dict[Node, torch.Tensor] = {}
     alive, done = machine.inputs(sample.inputs), 0
     for at, node in enumerate(machine.nodes):
@@ -277,7 +277,7 @@ def _walk(
             own[last] = seen[last]
             done += 1
             clock.measured += 1
-            progress.step(done, len(found), "modules")
+            progress.step(done, len(losses), "modules")
         rounded = None
         if half is not None and node in owner:
             rounded = machine.value(node, alive, {node: dict.fromkeys(node.all_input_nodes, _through(half))})
@@ -285,8 +285,8 @@ def _walk(
         result = machine.step(node, alive, {})
         if in_fp8 is not None:
             owner[node].fp8.add(result[: sample.count], in_fp8[: sample.count])
-        if rounded is not None:
-            owner[node].half.add(result[: sample.count], _through(half)(rounded)[: sample.count])  # type: ignore[arg-type]
+        if rounded is not None and half is not None:
+            owner[node].half.add(result[: sample.count], _through(half)(rounded)[: sample.count])
         if node in own:
             ends[node].own.add(result[: sample.count], own.pop(node)[: sample.count])
 
@@ -305,6 +305,6 @@ def _rows(spec: TensorSpec, output: torch.Tensor, count: int) -> torch.Tensor:
     return output if spec.batch_axis is None else output.movedim(spec.batch_axis, 0)[:count]
 
 
-def _through(half: torch.dtype) -> Any:
+def _through(half: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
     """Rounds a float32 tensor to the numbers of `half`; what FP16 cannot hold becomes infinite."""
     return lambda x: x.to(half).to(torch.float32) if x.is_floating_point() else x

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from calib.strictjson import first_problem
 from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError
 from trtpipe.jsontext import json_text
@@ -50,31 +51,29 @@ class Trials:
         Raises:
             InputError: the file is none that `Trials` has written.
         """
-        found = cls(path, dict(key))
+        record = cls(path, dict(key))
         try:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
-            return found
+            return record
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: must be a file of trials (got {error}). Remove it to start afresh.") from None
         try:
             file = _File.model_validate_json(text)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            at = ".".join(str(p) for p in first["loc"]) or "the file"
             raise InputError(
-                f"{path}: must be a file of trials (got {at}: {first['msg']}). Remove it to start afresh."
+                f"{path}: must be a file of trials (got {first_problem(error)}). Remove it to start afresh."
             ) from None
         other = sorted(n for n in {*file.key, *key} if file.key.get(n) != key.get(n))
         if other:
-            found.notes.append(
+            record.notes.append(
                 f"{path.name}: {len(file.trials)} trials were of another {', '.join(other)}; started afresh"
             )
-            return found
-        found.trials, found.rankings = list(file.trials), dict(file.rankings)
+            return record
+        record.trials, record.rankings = list(file.trials), dict(file.rankings)
         if file.trials:
-            found.notes.append(f"{path.name}: {len(file.trials)} trials of an earlier run were taken up")
-        return found
+            record.notes.append(f"{path.name}: {len(file.trials)} trials of an earlier run were taken up")
+        return record
 
     def trial(self, candidate: Candidate, evaluate: Callable[[Candidate], Trial]) -> Trial:
         """The trial of a candidate: the one on file, or a new one, which is then on file."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtpipe.model.nodes import module_path, op_name, source_line
-from trtpipe.quantization.placement import Site
+from trtpipe.values import Site
 
 if TYPE_CHECKING:
     from torch.fx import Node

@@ -54,16 +54,16 @@ def read_back(layers: Sequence[LayerPrecision], graph: OnnxModel) -> tuple[Layer
     for at, layer in enumerate(layers):
         if layer.op in ONNX_OPERATORS:
             planned.setdefault((layer.module, ONNX_OPERATORS[layer.op]), []).append(at)
-    found = list(layers)
+    updated = list(layers)
     for key, places in planned.items():
         compiled = nodes.get(key, [])
         if len(compiled) != len(places):
             continue
         for at, precision in zip(places, compiled, strict=True):
-            if found[at].precision != precision:
-                reason = f"planned as {found[at].precision}; the compiled graph computes it in {precision}"
-                found[at] = replace(found[at], precision=precision, reason=reason)
-    return tuple(found)
+            if updated[at].precision != precision:
+                reason = f"planned as {updated[at].precision}; the compiled graph computes it in {precision}"
+                updated[at] = replace(updated[at], precision=precision, reason=reason)
+    return tuple(updated)
 
 
 def _types(model: ModelProto) -> dict[str, int]:

@@ -11,19 +11,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
 
+from calib.types import Array
 from trtpipe.errors import InputError
 from trtpipe.job.sections import Transform
 from trtpipe.values import TensorSpec
-
-Array = np.ndarray[Any, Any]
-
-#: Suffixes that `run` takes for images: torchvision's ImageFolder's own.
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 #: An image of more pixels than this is refused before it is decoded.
 MAX_PIXELS = 256 << 20

@@ -1,6 +1,6 @@
-"""Whether an NVIDIA driver is here, asked of the driver itself.
+"""The NVIDIA driver and its GPUs, by the CUDA driver API.
 
-TensorRT must not be the first to ask: without a driver some of its releases crash the process (the lean runtime of
+TensorRT must not be the first to use it: without a driver some of its releases crash the process (the lean runtime of
 10.16 does), so everything here goes through ``ctypes`` to the CUDA driver API, whose functions return error codes.
 """
 
@@ -28,7 +28,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Driver:
-    """What the driver answered. `problem` is empty when at least one GPU can be used; `cuda` is like "12.6"."""
+    """The NVIDIA driver. `problem` is empty when at least one GPU can be used; `cuda` is like "12.6"."""
 
     cuda: str = ""
     devices: tuple[Device, ...] = ()
@@ -63,13 +63,13 @@ def require(what: str) -> Driver:
     Raises:
         MissingError: without a usable GPU; `what` says what needed it.
     """
-    found = probe()
-    if found.problem:
+    gpu = probe()
+    if gpu.problem:
         raise MissingError(
-            f"{what}: an NVIDIA GPU and its driver must be here (got: {found.problem}). "
+            f"{what}: an NVIDIA GPU and its driver must be here (got: {gpu.problem}). "
             "Run it on the machine the engine is for, or build for target tensorrt_rtx, which needs no GPU."
         )
-    return found
+    return gpu
 
 
 def _error(cuda: ctypes.CDLL, status: int) -> str:

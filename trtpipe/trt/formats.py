@@ -1,7 +1,7 @@
 """Which TensorRT and which GPU can compute in FP8, INT4 and NVFP4: one table, held against every job at plan time.
 
 What a release has is a capability of `flavour`, what a GPU has an ability of `platforms`; here is what of both a number
-format needs, and what is said where it is not there. Weak typing needs no flags of these formats: the releases that
+format needs, and the message where it is missing. Weak typing needs no flags of these formats: the releases that
 have them (10.0 and later) take a strongly typed network wherever a job with one of them is accepted.
 """
 
@@ -41,14 +41,14 @@ SUPPORT = (FP8, INT4, NVFP4)
 
 def asked(precision: Precision) -> tuple[tuple[str, FormatSupport], ...]:
     """(option path, what it needs) of the formats below INT8's generation that a job asks for."""
-    found = []
+    names = []
     if precision.fp8_mode:
-        found.append(("precision.fp8_mode", FP8))
+        names.append(("precision.fp8_mode", FP8))
     if precision.nvfp4_mode:
-        found.append(("precision.nvfp4_mode", NVFP4))
+        names.append(("precision.nvfp4_mode", NVFP4))
     if precision.weights is not None:
-        found.append(("precision.weights", INT4 if precision.weights == "int4" else NVFP4))
-    return tuple(found)
+        names.append(("precision.weights", INT4 if precision.weights == "int4" else NVFP4))
+    return tuple(names)
 
 
 def floor(precision: Precision) -> str | None:
@@ -72,7 +72,7 @@ def refusals(
         if needed.capability not in able:
             yield (
                 path,
-                f"{release} must have {capability.title} (got none). Use {where(capability)}, or {needed.instead}.",
+                f"{release} does not support {capability.title}. Use {where(capability)}, or {needed.instead}.",
             )
         if build.quantization == "implicit":
             yield path, f"{needed.title} must be explicit (got build.quantization implicit). Use explicit."

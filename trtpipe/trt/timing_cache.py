@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError
 from trtpipe.trt.driver import Device, Driver
 from trtpipe.trt.flavour import Flavour
+
+if TYPE_CHECKING:
+    from trtpipe.trt.types import IBuilderConfig, ITimingCache
 
 
 def file_name(flavour: Flavour, driver: Driver, device: Device) -> str:
@@ -19,7 +22,7 @@ def file_name(flavour: Flavour, driver: Driver, device: Device) -> str:
     return f"{flavour.name}-{flavour.version}_{gpu}_sm{sm}_cuda{driver.cuda}.timing"
 
 
-def attach(config: Any, path: Path) -> tuple[Any, tuple[str, ...]]:
+def attach(config: IBuilderConfig, path: Path) -> tuple[ITimingCache, tuple[str, ...]]:
     """The timing cache of `path`, set on the config (an empty one when there is none), and notes.
 
     Raises:
@@ -34,7 +37,7 @@ def attach(config: Any, path: Path) -> tuple[Any, tuple[str, ...]]:
     return cache, notes
 
 
-def save(config: Any, path: Path) -> None:
+def save(config: IBuilderConfig, path: Path) -> None:
     """Write the config's timing cache, with what another build has written to `path` since, whole or not at all."""
     cache = config.get_timing_cache()
     if present := _read(path):

@@ -20,7 +20,6 @@ from trtpipe.quantization.corrections import rounding, sweep
 from trtpipe.quantization.corrections.correct import STEPS, correct
 from trtpipe.quantization.corrections.edits import corrected
 from trtpipe.quantization.partial import Partial, roundings
-from trtpipe.quantization.placement import find_sites
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import calibrate, quantize
 from trtpipe.values import Captured
@@ -176,7 +175,7 @@ def test_the_graph_in_parts_computes_what_the_qdq_program_does(tmp_path: Path) -
     graph, x = corrected(captured, table.corrections.arrays), nets.images(8, 3, 8, 8)
     assert graph.int8
     machine = Partial(graph.graph)
-    changed = roundings(graph.graph, find_sites(graph.graph)[0], table.amax, None, graph.int8)
+    changed = roundings(graph.graph, graph.sites, table.amax, None, graph.int8)
     parts = machine.finish(0, machine.inputs([x]), changed)[0][0]
     found = quantize(graph, int8=True, half=None, keep=Keep(), amax=table.amax, ranges={})
     with torch.inference_mode():
@@ -212,5 +211,5 @@ def test_corrections_of_another_graph_are_refused(tmp_path: Path) -> None:
     from calib.errors import CalibError
 
     captured = capture(nets.loaded(uneven(), out_shape=("N", 10)))
-    with pytest.raises(CalibError, match=r"corrections: scale:0:other must belong to this model's graph"):
+    with pytest.raises(CalibError, match=r"corrections: scale:0:other is not of this model's graph"):
         corrected(captured, {"scale:0:other": np.ones(3, np.float32)})

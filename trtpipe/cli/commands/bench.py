@@ -54,20 +54,20 @@ def command(
     if plot_path is not None:
         bench_page.require_plot(plot_path)
     if target.suffix == ".json" and target.is_file():
-        found = bench_page.read_bench(target)
+        result = bench_page.read_bench(target)
     else:
-        found = _measure(target, rounds, seconds, samples, overrides, quiet or as_json)
+        result = _measure(target, rounds, seconds, samples, overrides, quiet or as_json)
     if save is not None:
-        write_whole(save, bench_page.bench_text(found))
+        write_whole(save, bench_page.bench_text(result))
     if csv_path is not None:
-        write_whole(csv_path, bench_page.table_csv(found))
+        write_whole(csv_path, bench_page.table_csv(result))
     if plot_path is not None:
-        bench_page.plot(found, plot_path)
+        bench_page.plot(result, plot_path)
     if as_json:
-        console.out_json(found)
+        console.out_json(result)
     else:
         shown = bench_page.terminal if sys.stdout.isatty() else bench_page.markdown
-        console.out(shown(found).rstrip())
+        console.out(shown(result).rstrip())
     return 0
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from calib.types import JsonObject
 from trtpipe.bundle.signing import signer
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import key_option, sign_option, trusted
@@ -115,7 +116,7 @@ def run_tasks(tasks: Sequence[Task], *, as_json: bool, verbose: int, quiet: bool
     if verbose and quiet:
         raise click.UsageError("--verbose must not be given with --quiet.")
     codes: list[int] = []
-    results: list[dict[str, Any]] = []
+    results: list[JsonObject] = []
     with console.Console(quiet=quiet or as_json, verbose=verbose > 0).watching() as reporter:
         for path, task in tasks:
             try:

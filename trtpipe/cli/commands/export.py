@@ -24,12 +24,12 @@ from trtpipe.runtime.onnxruntime import Optimization
 @graph_option
 def command(bundle: Path, server: str, directory: Path, key: Path | None, graph: bool) -> None:
     """Write BUNDLE into the model repository DIRECTORY of a server."""
-    found, _ = admit(bundle, trusted(key))
+    opened, _ = admit(bundle, trusted(key))
     level: Optimization = "all"
     notes: tuple[str, ...] = ()
-    if serves_graph(found, graph) and GRAPH in found.manifest.files:
-        level, notes = serving_optimization(found)
-    folder, model = export_triton(found, directory, graph=graph, optimization=level)
+    if serves_graph(opened, graph) and GRAPH in opened.manifest.files:
+        level, notes = serving_optimization(opened)
+    folder, model = export_triton(opened, directory, graph=graph, optimization=level)
     for note in (*model.notes, *notes):
         console.err(f"note: {note}")
     console.out(str(folder))

@@ -29,7 +29,7 @@ from trtpipe.nightly.history_plot import rows, svg
 def command(name: str | None, file: Path, plot: Path | None, as_json: bool) -> int:
     """Show every night of the job NAME, the earliest first; without NAME, which jobs have a past."""
     if not file.is_file():
-        raise InputError(f"{file}: must be a history (got nothing there). Run `trtpipe nightly`, or give --history.")
+        raise InputError(f"{file}: there is no such file. Run `trtpipe nightly`, or give --history.")
     with History(file) as history:
         names = history.names()
         if name is None:

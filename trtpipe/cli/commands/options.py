@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 
 from trtpipe.outputs import require_writable_file, require_writable_folder
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 
 class OutputFile(click.Path):
@@ -27,10 +27,10 @@ class OutputFile(click.Path):
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
     ) -> str | bytes | os.PathLike[str]:
         """The path; OSError when it cannot be written."""
-        found = Path(os.fsdecode(super().convert(value, param, ctx)))
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if ctx is None or not ctx.resilient_parsing:
-            self.probe(found)
-        return found
+            self.probe(path)
+        return path
 
     def probe(self, path: Path) -> None:
         """OSError when no file can be written at `path`."""
@@ -57,10 +57,10 @@ class OutputFolder(click.Path):
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
     ) -> str | bytes | os.PathLike[str]:
         """The path; OSError when nothing can be written there."""
-        found = Path(os.fsdecode(super().convert(value, param, ctx)))
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if ctx is None or not ctx.resilient_parsing:
-            require_writable_folder(found)
-        return found
+            require_writable_folder(path)
+        return path
 
 
 class OutputTables(click.Path):
@@ -163,13 +163,13 @@ def job_files(paths: Iterable[Path]) -> tuple[Path, ...]:
     Raises:
         click.UsageError: a folder holds no job file.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         if not path.is_dir():
-            found.append(path)
+            files.append(path)
             continue
         inside = sorted(p for p in path.iterdir() if p.suffix in (".yaml", ".yml") and p.is_file())
         if not inside:
-            raise click.UsageError(f"JOB: {path} must hold a .yaml file (got a folder without one).")
-        found.extend(inside)
-    return tuple(dict.fromkeys(found))
+            raise click.UsageError(f"JOB: {path} is a folder without a .yaml file.")
+        files.extend(inside)
+    return tuple(dict.fromkeys(files))

@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import click
 import numpy as np
 
+from calib.types import JsonObject
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import bundle_argument, graph_option, key_option, trusted
 from trtpipe.cli.commands.options import OutputFile
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 #: What one sample gives, by column or JSON key.
-Row = dict[str, Any]
+Row = JsonObject
 Write = Callable[[Row], None]
 FORMATS = ("jsonl", "json", "csv")
 
@@ -95,7 +96,7 @@ def command(
 def _refuse_raw_only(model: Model, raw: bool) -> None:
     """Say now, and not after the first batch, that nothing here can be classified."""
     if not raw and not any(s.batch_axis is not None and len(s.shape) == 2 for s in model.manifest.outputs):
-        raise InputError(f"{model.bundle.path}: must have an output [N, C] to classify (it has none). Add --raw.")
+        raise InputError(f"{model.bundle.path}: has no output [N, C] to classify by. Add --raw.")
 
 
 def _rows(model: Model, feed: Feed, size: int, top: int, raw: bool) -> Iterator[Row]:
@@ -183,7 +184,7 @@ def _destination(output: Path | None) -> Iterator[TextIO]:
             temporary.unlink(missing_ok=True)
 
 
-def _measured(model: Model, feed: Feed | None, batch_size: int | None, iterations: int) -> dict[str, Any]:
+def _measured(model: Model, feed: Feed | None, batch_size: int | None, iterations: int) -> JsonObject:
     """Latency of one batch in ms and samples a second, after as much warming up as a tenth of the iterations."""
     size = batch_size or model.batch[1]
     arrays = model.bundle.golden().inputs if feed is None else next(feed.batches(model, size))

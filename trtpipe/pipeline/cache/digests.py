@@ -122,10 +122,10 @@ _HAS_FILE_DIGEST = hasattr(hashlib, "file_digest")  # Python 3.11
 
 
 def _digest(stream: object) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     while block := stream.read(1 << 20):  # type: ignore[attr-defined]
-        found.update(block)
-    return found.hexdigest()
+        digest.update(block)
+    return digest.hexdigest()
 
 
 def _opened(path: Path) -> sqlite3.Connection | None:

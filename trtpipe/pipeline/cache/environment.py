@@ -9,8 +9,9 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from calib.types import JsonObject
 from trtpipe.job.importable import find_module
 from trtpipe.packages import distributions, versions
 from trtpipe.pipeline.cache.digests import Digests
@@ -48,15 +49,15 @@ WITHOUT_EFFECT = frozenset(
 def environment() -> dict[str, str]:
     """Versions of Python, of the system and of every package that takes part."""
     builders = tuple(n for names in BUILDERS.values() for n in names)
-    found = {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
-    return found | versions(DECIDING + OTHERS + builders)
+    facts = {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
+    return facts | versions(DECIDING + OTHERS + builders)
 
 
 def portable_job(job: Job) -> str:
     """The job as JSON with its paths relative to its own folder: the same job anywhere gives the same text."""
     folder = str(job.folder or Path.cwd())
 
-    def relative(value: Any) -> Any:
+    def relative(value: object) -> object:
         if isinstance(value, dict):
             return {k: relative(v) for k, v in value.items()}
         if isinstance(value, list):
@@ -95,10 +96,10 @@ def _without_effect(section: str) -> set[str]:
 
 def fingerprint(source: str, target: str) -> str:
     """SHA-256 over everything that can change an engine: its source's fingerprint and the compiler on this machine."""
-    sections: dict[str, Any] = {"source": source, "versions": versions(BUILDERS[target])}
+    sections: JsonObject = {"source": source, "versions": versions(BUILDERS[target])}
     if target == "tensorrt":  # it times its kernels on the GPU that is here
-        found = cuda.probe()
-        sections["device"] = [found.cuda, *(f"{d.name} {d.compute_capability}" for d in found.devices[:1])]
+        gpu = cuda.probe()
+        sections["device"] = [gpu.cuda, *(f"{d.name} {d.compute_capability}" for d in gpu.devices[:1])]
     return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()
 
 
@@ -132,12 +133,12 @@ def this_machine(digests: Digests, driver: cuda.Driver | None = None) -> Machine
 
 def _own_source(digests: Digests) -> str:
     """Digest of the code of trtpipe and calib themselves: a version number does not move while one develops."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for package in ("trtpipe", "calib"):
         spec = find_module(package)
         if spec is None or not spec.origin:
             continue
         root = Path(spec.origin).parent
         for path in sorted(root.rglob("*.py")):
-            found.update(f"{package}/{path.relative_to(root).as_posix()} {digests.file(path)}\n".encode())
-    return found.hexdigest()
+            digest.update(f"{package}/{path.relative_to(root).as_posix()} {digests.file(path)}\n".encode())
+    return digest.hexdigest()

@@ -87,19 +87,19 @@ def modules(module: str, folder: Path) -> dict[str, str]:
 
     trtpipe, what decides on its own version and the standard library are left out. Nothing is imported.
     """
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     todo = [module]
     while todo:
         name = todo.pop()
-        if name in found or name.partition(".")[0] in _OWN:
+        if name in by_name or name.partition(".")[0] in _OWN:
             continue
         spec = find_module(name, (folder, Path.cwd()))
         if spec is None or spec.origin is None or not os.path.isfile(spec.origin):
             continue
-        found[name] = spec.origin
+        by_name[name] = spec.origin
         if spec.origin.endswith(".py") and not is_installed(spec.origin):
             todo += imported(Path(spec.origin).read_bytes(), name, bool(spec.submodule_search_locations))
-    return found
+    return by_name
 
 
 class Survey:
@@ -177,27 +177,27 @@ class Survey:
         """
         known = (module, str(folder))
         if known not in self._sources:
-            found: dict[str, str] = {}
+            digests: dict[str, str] = {}
             for name, origin in modules(module, folder).items():
-                found[name] = self._file(origin)
+                digests[name] = self._file(origin)
                 if is_installed(origin):
                     top = name.partition(".")[0]
                     if (version := self.version(top)) is not None:
-                        found[top] = version
+                        digests[top] = version
                 elif origin.endswith(".py"):
                     self._variables[name] = environment_variables(Path(origin).read_bytes())
-            self._sources[known] = found
+            self._sources[known] = digests
         return self._sources[known]
 
     def files(self, job: Job) -> tuple[Path, ...]:
         """Files and folders whose content is among the job's ingredients anyhow, whatever its code reads."""
         flat = dict(_flat(job.model_dump(mode="json", exclude_defaults=True)))
-        found = [Path(value) for key, value in flat.items() if key in CONTENTS]
-        found += data_files(Path(job.model.onnx)) if job.model.onnx else ()
+        paths = [Path(value) for key, value in flat.items() if key in CONTENTS]
+        paths += data_files(Path(job.model.onnx)) if job.model.onnx else ()
         folder = job.folder or Path.cwd()
         for target in job.callables.values():
-            found += [Path(o) for o in modules(target.partition(":")[0], folder).values() if not is_installed(o)]
-        return tuple(found)
+            paths += [Path(o) for o in modules(target.partition(":")[0], folder).values() if not is_installed(o)]
+        return tuple(paths)
 
     def variables(self, module: str) -> tuple[str, ...]:
         """Environment variables that a source of the user's own mentions, of those that `sources` has seen."""
@@ -216,9 +216,9 @@ class Survey:
             raise InputError(f"{path}: must be readable (got {error.strerror or error}).") from error
 
 
-def stage_keys(job: Job, found: Ingredients) -> StageKeys:
+def stage_keys(job: Job, ingredients: Ingredients) -> StageKeys:
     """The key of each stage's result."""
-    parts = found.parts
+    parts = ingredients.parts
 
     def chosen(*prefixes: str) -> dict[str, str]:
         return {
@@ -271,12 +271,12 @@ def stage_keys(job: Job, found: Ingredients) -> StageKeys:
     )
 
 
-def code_key(found: Ingredients) -> str:
+def code_key(ingredients: Ingredients) -> str:
     """The key of the record of what the job's own code reads: over all but that which decides which code runs."""
     sections = ("model", "inputs", "outputs", "calibration", "check")
     names = (*(f"job {section}" for section in sections), "source", "calibration source", "check source")
     return _digest(
-        {n: v for n, v in found.parts.items() if any(n == p or n.startswith((p + " ", p + ".")) for p in names)}
+        {n: v for n, v in ingredients.parts.items() if any(n == p or n.startswith((p + " ", p + ".")) for p in names)}
     )
 
 
@@ -317,7 +317,7 @@ def _digest(parts: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(dict(parts), sort_keys=True).encode()).hexdigest()
 
 
-def _flat(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(value: object, at: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted key and value of everything in nested mappings."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
+
+from calib.types import JsonObject
 
 if TYPE_CHECKING:
     from trtpipe.pipeline.cache.digests import Digests
@@ -72,7 +73,7 @@ class Reads:
         return {"items": [[i.kind, i.path] for i in self.items], "notes": list(self.notes)}
 
     @staticmethod
-    def from_plain(raw: Mapping[str, Any]) -> Reads:
+    def from_plain(raw: JsonObject) -> Reads:
         """What `to_plain` made plain."""
         return Reads(tuple(Read(kind, path) for kind, path in raw["items"]), tuple(raw["notes"]))
 

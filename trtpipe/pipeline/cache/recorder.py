@@ -323,15 +323,17 @@ def _wrap_native() -> None:
             *outer, name = dotted.split(".")
             for part in outer:
                 holder = getattr(holder, part, None)
-            found = getattr(holder, name, None)
-            if found is None or getattr(found, "_trtpipe_records", False):
+            original = getattr(holder, name, None)
+            if original is None or getattr(original, "_trtpipe_records", False):
                 continue
-            wrapped = _recorded_type(found, position) if isinstance(found, type) else _recorded(found, position)
+            wrapped = (
+                _recorded_type(original, position) if isinstance(original, type) else _recorded(original, position)
+            )
             if outer:
                 setattr(holder, name, staticmethod(wrapped))
                 continue
             for other in list(sys.modules.values()):
-                if getattr(other, "__dict__", {}).get(name) is found:
+                if getattr(other, "__dict__", {}).get(name) is original:
                     setattr(other, name, wrapped)
 
 

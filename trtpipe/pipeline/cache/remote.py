@@ -6,9 +6,10 @@ import hashlib
 import json
 import secrets
 from collections.abc import Mapping
-from typing import Any
 
+from calib.types import JsonObject
 from trtpipe.errors import InputError, MissingError
+from trtpipe.packages import not_installed
 
 #: Longer entries are refused unread.
 _MOST_HEAD_BYTES = 64 << 20
@@ -26,9 +27,7 @@ class Store:
         try:
             import fsspec
         except ImportError:
-            raise MissingError(
-                "--store: needs fsspec (it is not installed). Run: pip install 'trtpipe[fleet]'"
-            ) from None
+            raise MissingError(f"--store: {not_installed('fsspec')}") from None
         try:
             self._fs, self._root = fsspec.core.url_to_fs(url)
         except ImportError as error:
@@ -42,7 +41,7 @@ class Store:
         folder = f"{self._root}/{name}"
         try:
             data = self._fs.cat_file(f"{folder}/entry.json", start=0, end=_MOST_HEAD_BYTES)
-            files: dict[str, Any] = json.loads(data)["files"]
+            files: JsonObject = json.loads(data)["files"]
             content = {n: self._fs.cat_file(f"{folder}/{n}") for n in files}
         except FileNotFoundError:
             return None

@@ -11,16 +11,16 @@ def imported(source: bytes, name: str, package: bool) -> list[str]:
         tree = ast.parse(source)
     except SyntaxError:
         return []
-    found: list[str] = []
+    names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             parent = name.split(".")[: len(name.split(".")) - node.level + (1 if package else 0)] if node.level else []
             stem = ".".join([*parent, *([node.module] if node.module else [])])
             if stem:
-                found += [stem, *(f"{stem}.{alias.name}" for alias in node.names)]
-    return list(dict.fromkeys(found))
+                names += [stem, *(f"{stem}.{alias.name}" for alias in node.names)]
+    return list(dict.fromkeys(names))
 
 
 def environment_variables(source: bytes) -> tuple[str, ...]:

@@ -23,10 +23,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
+from calib.types import JsonObject
 from trtpipe.errors import Cancelled, InputError
 from trtpipe.outputs import naming
 
@@ -51,7 +52,7 @@ class Entry:
     """One result: `facts` is its JSON, `files` maps name to (bytes, SHA-256)."""
 
     path: Path
-    facts: Mapping[str, Any]
+    facts: JsonObject
     files: Mapping[str, tuple[int, str]]
 
     def read(self, name: str) -> bytes:
@@ -114,18 +115,18 @@ class Cache:
         if self._force and kind not in ALWAYS_FOUND:
             return None
         path = self._path(kind, key)
-        found = _read(path, kind, key)
-        if found is None and self._store is not None:
+        entry = _read(path, kind, key)
+        if entry is None and self._store is not None:
             fetched = self._store.get(f"{kind}/{key[:2]}/{key}")
             if fetched is not None:
                 self._write(path, fetched)
-                found = _read(path, kind, key)
-        if found is not None:
+                entry = _read(path, kind, key)
+        if entry is not None:
             with contextlib.suppress(OSError):
                 os.utime(path / ENTRY)
-        return found
+        return entry
 
-    def put(self, kind: str, key: str, facts: Mapping[str, Any], files: Mapping[str, bytes]) -> Entry:
+    def put(self, kind: str, key: str, facts: JsonObject, files: Mapping[str, bytes]) -> Entry:
         """Keep a result. Where another process was first, its entry stays."""
         entries = {n: (len(d), hashlib.sha256(d).hexdigest()) for n, d in files.items()}
         head = {"schema": SCHEMA, "kind": kind, "key": key, "facts": dict(facts), "files": entries}
@@ -153,7 +154,7 @@ class Cache:
             Busy: another process holds it, and `wait` is false.
         """
         lock = FileLock(self.root / "locks" / f"{kind}-{key}.lock")
-        told = False
+        reported = False
         while True:
             try:
                 lock.acquire(timeout=_POLL_S, poll_interval=_POLL_S / 2)
@@ -163,9 +164,9 @@ class Cache:
                     raise Busy(key) from None
                 if self._cancelled():
                     raise Cancelled("interrupted while another process builds the same") from None
-                if not told:
+                if not reported:
                     waiting()
-                told = True
+                reported = True
         try:
             yield
         finally:
@@ -173,15 +174,15 @@ class Cache:
 
     def entries(self) -> list[tuple[float, int, Path]]:
         """(last used, bytes, path) of every entry, the one used longest ago first."""
-        found = []
+        listed = []
         for kind in self.root.iterdir():
             if kind.name in ("locks", "new") or not kind.is_dir():
                 continue
             for head in kind.glob(f"*/*/{ENTRY}"):
                 with contextlib.suppress(OSError):
                     sizes = sum(f.stat().st_size for f in head.parent.iterdir())
-                    found.append((head.stat().st_mtime, sizes, head.parent))
-        return sorted(found)
+                    listed.append((head.stat().st_mtime, sizes, head.parent))
+        return sorted(listed)
 
     def trim(self, limit_bytes: int) -> tuple[str, ...]:
         """Evict what was used longest ago until the rest is within the limit; `kind/key` of what went.

@@ -201,7 +201,7 @@ class _Corrector:
 
     def _swept(self, which: Sequence[str], most: Mapping[str, float], rare: Collection[str]) -> Fitted:
         samples = self._samples
-        sweep = Sweep(self._now.graph, self._amax, most, rare, samples.fit, samples.local, which, self._progress)
+        sweep = Sweep(self._now, self._amax, most, rare, samples.fit, samples.local, which, self._progress)
         return sweep.run()
 
     def _judged(self, name: str, arrays: Arrays, amax: Mapping[str, float], detail: str) -> bool:

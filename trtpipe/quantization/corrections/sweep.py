@@ -21,12 +21,13 @@ from trtpipe.quantization.corrections import rounding
 from trtpipe.quantization.corrections.domains import groups_of
 from trtpipe.quantization.observers import ACTIVATION_RANGE
 from trtpipe.quantization.partial import Partial, Rounding, replaced
-from trtpipe.quantization.placement import Site, find_sites
+from trtpipe.values import Site
 
 if TYPE_CHECKING:
-    from torch.fx import GraphModule, Node
+    from torch.fx import Node
 
     from trtpipe.progress import Progress
+    from trtpipe.values import Captured
 
 Batch = Sequence[torch.Tensor]
 
@@ -74,7 +75,7 @@ class Sweep:
 
     def __init__(
         self,
-        graph: GraphModule,
+        captured: Captured,
         amax: Mapping[str, float],
         most: Mapping[str, float],
         rare: Collection[str],
@@ -83,15 +84,15 @@ class Sweep:
         which: Sequence[str],
         progress: Progress,
     ) -> None:
-        self._machine = Partial(graph)
-        self._graph = graph
+        self._machine = Partial(captured.graph)
+        self._graph = captured.graph
         self._amax, self._most, self._rare = dict(amax), most, rare
         self._batches = [*fit, *guard]
         self._fit = range(len(fit))
         self._guard = range(len(fit), len(fit) + len(guard))
         self._which, self._progress = which, progress
         self._sites: dict[Node, list[Site]] = {}
-        for site in find_sites(graph)[0]:
+        for site in captured.sites:
             self._sites.setdefault(site.consumer, []).append(site)
         self.fitted = Fitted()
         self._settled: set[str] = set()

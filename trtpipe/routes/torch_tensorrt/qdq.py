@@ -6,14 +6,24 @@ INT8 weights back into FP32. Our own operators are tagged `nondeterministic_seed
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import trtpipe.quantization.operators  # noqa: F401  # registers torch.ops.trtpipe
 from trtpipe.model.nodes import calls, module_path, op_name
 from trtpipe.quantization.precision import DEQUANTIZE, QUANTIZE
+
+if TYPE_CHECKING:
+    from torch.fx.node import Argument
+    from torch_tensorrt.dynamo.conversion import ConversionContext
+
+    from trtpipe.trt.types import ILayer, ITensor
+
+#: A converter\'s arguments: tensors of TensorRT for the node\'s inputs, its other arguments as they are.
+Args = Sequence[Any]
 
 #: Under which the "custom" metadata of a node, which torch.export copies, hold its module path.
 _MODULE = "trtpipe_module"
@@ -32,8 +42,8 @@ def rewritten(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
             continue
         dtype = node.kwargs.get("out_dtype") or torch.float32
         x, scale, zero = node.args[:3]
-        target: Any
-        args: tuple[Any, ...]
+        target: torch._ops.OpOverload[..., torch.Tensor]
+        args: tuple[Argument, ...]
         if name == "quantize_per_tensor":
             target, args = ops.quantize.default, (x, scale)
         elif name == "dequantize_per_tensor":
@@ -114,27 +124,27 @@ def register_converters() -> None:
     ops = torch.ops.trtpipe
     halves = {trt.float16: torch.float16, trt.bfloat16: torch.bfloat16}
 
-    def tensor(ctx: Any, value: Any, name: str) -> Any:
+    def tensor(ctx: ConversionContext, value: Any, name: str) -> ITensor:
         return value if isinstance(value, trt.ITensor) else get_trt_tensor(ctx, value, f"{name}_constant")
 
-    def scale_of(ctx: Any, scale: Any, dtype: torch.dtype, name: str) -> Any:
+    def scale_of(ctx: ConversionContext, scale: float | torch.Tensor, dtype: torch.dtype, name: str) -> ITensor:
         # Q and DQ want their scale in the dtype of the float side (TensorRT's documentation of IQuantizeLayer).
         return get_trt_tensor(ctx, torch.as_tensor(scale, dtype=torch.float32).to(dtype), f"{name}_scale")
 
-    def out(layer: Any, name: str, axis: int | None) -> Any:
+    def out(layer: ILayer, name: str, axis: int | None) -> ITensor:
         layer.name = name
         if axis is not None:
             layer.axis = axis
         return layer.get_output(0)
 
     @dynamo_tensorrt_converter(ops.quantize.default, supports_dynamic_shapes=True)  # type: ignore[untyped-decorator]
-    def quantize(ctx: Any, target: Any, args: Any, kwargs: Any, name: str) -> Any:
+    def quantize(ctx: ConversionContext, target: object, args: Args, kwargs: object, name: str) -> ITensor:
         x = tensor(ctx, args[0], name)
         scale = scale_of(ctx, args[1], halves.get(x.dtype, torch.float32), name)
         return out(ctx.net.add_quantize(x, scale, trt.int8), name, None)
 
     @dynamo_tensorrt_converter(ops.dequantize.default, supports_dynamic_shapes=True)  # type: ignore[untyped-decorator]
-    def dequantize(ctx: Any, target: Any, args: Any, kwargs: Any, name: str) -> Any:
+    def dequantize(ctx: ConversionContext, target: object, args: Args, kwargs: object, name: str) -> ITensor:
         scale = scale_of(ctx, args[1], args[2], name)
         return out(ctx.net.add_dequantize(tensor(ctx, args[0], name), scale, scale.dtype), name, None)
 
@@ -144,6 +154,8 @@ def register_converters() -> None:
     @dynamo_tensorrt_converter(  # type: ignore[untyped-decorator]
         ops.dequantize_per_channel.default, supports_dynamic_shapes=True
     )
-    def dequantize_per_channel(ctx: Any, target: Any, args: Any, kwargs: Any, name: str) -> Any:
+    def dequantize_per_channel(
+        ctx: ConversionContext, target: object, args: Args, kwargs: object, name: str
+    ) -> ITensor:
         scale = scale_of(ctx, args[1], args[3], name)
         return out(ctx.net.add_dequantize(tensor(ctx, args[0], name), scale, scale.dtype), name, args[2])

@@ -1,4 +1,4 @@
-"""What every precision of a job shares: its model, its check data, the baseline and the captured graph."""
+"""A job prepared for every precision: its model, its check data, the baseline and the captured graph."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COMPILING = frozenset({"compile", "export", "bundle", "kit", "speed", "verify"})
 
 
 class Results(Protocol):
-    """Where results of stages come from when they need not be made anew."""
+    """Results of stages that need not be computed again."""
 
     def in_memory(self, name: str, make: Callable[[], T]) -> T:
         """A value that only lives in this process: the one that an earlier job with the same model made, or `make()`.
@@ -57,11 +57,11 @@ class Results(Protocol):
         """
 
     def recording(self) -> AbstractContextManager[object]:
-        """What is entered while code of the job may run, and what it reads is recorded."""
+        """A context manager that records what the job's code reads; entered while that code may run."""
 
 
-class MadeAnew:
-    """`Results` without any store: everything is made."""
+class Uncached:
+    """`Results` without a store: everything is computed."""
 
     def in_memory(self, name: str, make: Callable[[], T]) -> T:
         """Make it."""
@@ -80,8 +80,8 @@ class Stages:
     """Names the stages of one build to a Reporter and keeps how long each took, in seconds.
 
     Args:
-        reporter: is told the stages.
-        recording: makes what is entered while code of the job may run.
+        reporter: receives the stages.
+        recording: makes the context manager that is entered while code of the job may run.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Stages:
         self._reporter.note(message)
 
 
-def prepared(job: Job, captured: Captured) -> Captured:
+def with_own_scales(job: Job, captured: Captured) -> Captured:
     """The captured graph as the job wants a quantized model's own scales; any other graph as it is.
 
     Raises:
@@ -151,8 +151,8 @@ def prepared(job: Job, captured: Captured) -> Captured:
     return as_given(captured)
 
 
-class Front:
-    """What every precision of one job shares. Each value is made, or taken from `results`, when it is first asked for.
+class PreparedJob:
+    """What every precision of one job shares. Each value is computed, or taken from `results`, on first use.
 
     Args:
         job: its model, check data and, for the ranges, calibration data count.
@@ -161,7 +161,7 @@ class Front:
     """
 
     def __init__(self, job: Job, stages: Stages, results: Results | None = None) -> None:
-        self.job, self.results = job, results or MadeAnew()
+        self.job, self.results = job, results or Uncached()
         self._stages = stages
 
     @cached_property
@@ -200,7 +200,7 @@ class Front:
             with self._stages("capture"):
                 return capture(loaded)
 
-        return prepared(self.job, self.results.in_memory("capture", make))
+        return with_own_scales(self.job, self.results.in_memory("capture", make))
 
     @cached_property
     def check_samples(self) -> Source:
@@ -244,7 +244,7 @@ class Front:
 
         return self.results.on_disk("baseline", RECORDED, make)
 
-    def with_graph(self, captured: Captured) -> Front:
+    def with_graph(self, captured: Captured) -> PreparedJob:
         """The same with another graph of the model."""
         other = copy.copy(self)
         other.__dict__.pop("ranges", None)
