@@ -53,7 +53,7 @@ class _File(BaseModel):
 
     format: Literal["calib-table"]
     version: Literal[1, 2]
-    algorithm: Algorithm | Literal["given"]
+    algorithm: Literal[Algorithm, "given"]
     percentile: Annotated[float, Field(gt=0, le=100)]
     digests: dict[Name, Annotated[str, Field(min_length=1, max_length=256)]]
     recipe: Annotated[str, Field(max_length=65536)]

@@ -65,10 +65,10 @@ def _one_source(model: Model) -> Iterator[Broken]:
     elif len(sources) != 1:
         yield Broken(("model",), "have exactly one of factory, program and onnx", _count(sources))
     yield from _callable(model.factory, ("model", "factory"))
-    if sources in _BASELINES:
+    if len(sources) == 1 and model.factory is None:
         (source,) = sources
         if "baseline" in _changed(model) and model.torchscript is None:
-            got, hint = f"{model.baseline} with {source}", _BASELINES[sources]
+            got, hint = f"{model.baseline} with {source}", "Its baseline is the program itself, or ONNX Runtime."
             yield Broken(("model", "baseline"), "be given only with factory", got, hint)
         for key, value in (("args", model.args), ("weights", model.weights)):
             if value:
@@ -79,13 +79,6 @@ def _one_source(model: Model) -> Iterator[Broken]:
     yield from _suffix(model.weights, ("model", "weights"), (".safetensors", ".pt", ".pth"))
     yield from _suffix(model.program, ("model", "program"), (".pt2",))
     yield from _suffix(model.onnx, ("model", "onnx"), (".onnx",))
-
-
-#: Sources that TorchScript cannot take, and what they are compared with instead.
-_BASELINES = {
-    ("program",): "A program is its own baseline: TorchScript cannot take it.",
-    ("onnx",): "The baseline of an ONNX file is ONNX Runtime.",
-}
 
 
 def _callable(value: str | None, path: Path) -> Iterator[Broken]:
@@ -269,9 +262,6 @@ def _measured_in_int8(precision: Precision, build: Build, check: Check) -> Itera
 
 
 def _calibrated(precision: Precision, calibration: Calibration | None, model: Model) -> Iterator[Broken]:
-    if calibration is not None and calibration.recalibrate and model.onnx is None:
-        hint = "Only an ONNX file can be quantized already."
-        yield Broken(("calibration", "recalibrate"), "be given only with model.onnx", "true", hint)
     if precision.calibrated and calibration is None and model.onnx is None:  # the file may be quantized already
         mode = next(m for m in ("int8_mode", "fp8_mode", "nvfp4_mode") if getattr(precision, m))
         hint = "Add calibration.images, or calibration.table."
