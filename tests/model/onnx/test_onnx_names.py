@@ -13,6 +13,7 @@ SCOPES = {"pkg.torch.onnx.name_scopes": "['', 'layer1', 'layer1.0', 'layer1.0.bn
     ("name", "op", "output", "weight", "metadata", "path"),
     [
         ("node_Conv_1", "Conv", "y", "layer1.0.conv1.weight", SCOPES, "layer1.0.conv1"),  # dynamo, batch norm folded
+        ("node_Conv_2", "Conv", "y", "stem.weight", SCOPES, "stem"),
         ("node_add", "Add", "y", None, SCOPES, "layer1.0.bn1"),
         ("/layer1/layer1.0/conv/conv.0/conv.0.0/Conv", "Conv", "y", "onnx::Conv_1", {}, "layer1.0.conv.0.0"),
         ("/layer1/layer1.0/Add_1", "Add", "y", None, {}, "layer1.0"),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _QUOTED = re.compile(r"'([^']*)'")
-_PARAMETER = re.compile(r"(\w+(?:\.\w+)+)\.weight")
+_PARAMETER = re.compile(r"(\w+(?:\.\w+)*)\.weight")
 
 
 def module_path(name: str, op: str, output: str, weight: str | None, metadata: dict[str, str]) -> str:
