@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from calib.errors import CalibError
+from calib.files import as_text
 from calib.samples import InputSpec, Sample, TransformSpec, fit
 from calib.types import Array
 from calib.user_code import import_callable, user_code
@@ -37,7 +38,7 @@ class Images:
         self._transform = ImageTransform(transform, self._input)
         self._folder = Path(folder)
         self._paths, labels, self.classes = _listing(self._folder)
-        self.ids = tuple(p.relative_to(self._folder).as_posix() for p in self._paths)
+        self.ids = tuple(as_text(p.relative_to(self._folder).as_posix()) for p in self._paths)
         self.labels: tuple[int, ...] | None = labels
         self.recipe = self._transform.recipe
 
@@ -167,4 +168,5 @@ def _listing(folder: Path) -> tuple[list[Path], tuple[int, ...], tuple[str, ...]
             f"{folder}: must hold one folder of images for each class (got no folders). Put the images into a "
             f"folder inside it."
         ) from error
-    return [Path(p) for p, _ in dataset.samples], tuple(int(t) for t in dataset.targets), tuple(dataset.classes)
+    names = tuple(map(as_text, dataset.classes))
+    return [Path(p) for p, _ in dataset.samples], tuple(int(t) for t in dataset.targets), names

@@ -12,6 +12,7 @@ import numpy as np
 
 from calib.audit import Halves, nine_digits
 from calib.errors import CalibError
+from calib.files import text_at_most
 from calib.histogram import BINS, Histogram
 from calib.strictjson import loads
 from calib.types import Array
@@ -40,9 +41,7 @@ def parse(where: Path) -> object:
         CalibError: it cannot be read, is too long, or is not JSON.
     """
     try:
-        if where.stat().st_size > MOST_BYTES:
-            raise ValueError("it is too long")
-        return loads(where.read_bytes().decode("utf-8"))
+        return loads(text_at_most(where, MOST_BYTES))
     except OSError as error:
         raise CalibError(f"{where}: must be a calibration table (got {error.strerror}).") from error
     except (ValueError, RecursionError) as error:

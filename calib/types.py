@@ -8,5 +8,5 @@ import numpy as np
 
 #: A NumPy array of any dtype and shape.
 Array = np.ndarray
-#: A JSON object as Python parses it; whoever reads one checks its keys and values.
+#: A JSON object as Python parses it; its reader checks keys and values.
 JsonObject = dict[str, Any]

@@ -17,6 +17,9 @@ MAX_FRAMES = 6
 #: Characters of an exception's own text.
 MAX_TEXT = 2000
 
+#: What passes through the user's code; all else that it raises is theirs: a SystemExit, a panic of a package in Rust.
+INTERRUPTS = (KeyboardInterrupt, GeneratorExit)
+
 _ROOT = Path(__file__).resolve().parent.parent
 _OURS = tuple(f"{_ROOT / package}/" for package in ("calib", "trtpipe"))
 _EXAMPLES = f"{_ROOT / 'trtpipe' / 'examples'}/"  # they are to be copied: users' code
@@ -36,9 +39,9 @@ def user_code(what: str, error: Callable[[str], Exception] = CalibError) -> Iter
     """
     try:
         yield
-    except GeneratorExit:
+    except INTERRUPTS:
         raise
-    except (Exception, SystemExit) as raised:
+    except BaseException as raised:
         raise error(f"{what} raised {described(raised)}") from raised
 
 

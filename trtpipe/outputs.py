@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from trtpipe.errors import InputError
+
 #: Bytes that a hidden sibling's name has beside the name of what it is moved to.
 _SIBLING_BYTES = 32
 #: What a probe writes: a disk that has not even this left is full.
@@ -65,6 +67,31 @@ def require_writable_file(path: Path) -> None:
     ):  # /dev/stdout, a named pipe: opening it may block; a write fails where it must
         return
     _require_writable(path, path.parent)
+
+
+def require_apart(output: Path, *read: Path | None) -> None:
+    """Refuse an output that would destroy what the same command reads.
+
+    Args:
+        output: the file that is to be written; what is no regular file (a pipe, /dev/null) is never destroyed.
+        read: files and folders. In a folder of data a new file may be written, but none be replaced; in a bundle
+            none, as a bundle holds nothing but what its manifest lists.
+
+    Raises:
+        InputError: it is one of them, or stands in one of them.
+    """
+    if output.exists() and not output.is_file():
+        return
+    place = output.resolve()
+    for one in read:
+        if one is None:
+            continue
+        inside = one.resolve() in place.parents
+        if place == one.resolve() or (inside and (output.exists() or (one / "manifest.json").is_file())):
+            raise InputError(
+                f"{output}: must not be {'in ' if inside else ''}what is read ({one}), which would be destroyed. "
+                "Choose another place."
+            )
 
 
 def require_writable_folder(path: Path) -> None:

@@ -28,6 +28,12 @@ Target = Literal["tensorrt", "tensorrt_rtx", "onnxruntime"]
 Route = Literal["onnx", "torch_tensorrt", "torch2trt"]
 
 
+#: Extents of a tensor are 32-bit in ONNX Runtime's, TensorRT's and Triton's tools.
+MOST_EXTENT = 2**31 - 1
+#: Letters of a job's name: it is a folder's, and begins those of hidden ones beside it, which file systems hold to 255.
+MOST_NAME = 128
+
+
 @dataclass(frozen=True)
 class DimRange:
     """The range of one dynamic dimension: 1 <= min <= opt <= max."""
@@ -63,6 +69,12 @@ class TensorSpec:
     def row_shape(self) -> tuple[int | str, ...]:
         """The shape of one sample; of a batch where there is no batch axis."""
         return tuple(d for axis, d in enumerate(self.shape) if axis != self.batch_axis)
+
+    @property
+    def described(self) -> str:
+        """Like `[N, 3, H, 224], H 160 to 320`; the batch's range is left out, as samples are cut to it."""
+        ranges = [f", {d} {self.dims[d].min} to {self.dims[d].max}" for d in self.dynamic if d != self.shape[0]]
+        return f"[{', '.join(map(str, self.shape))}]{''.join(ranges)}"
 
     @property
     def dynamic(self) -> tuple[str, ...]:

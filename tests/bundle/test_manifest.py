@@ -110,6 +110,8 @@ HOSTILE = [
     (put("build.target", "tensorrt"), "engine.target: must be build.target (got onnxruntime, tensorrt)"),
     (put("inputs.0.dtype", "object"), "inputs.image.dtype: must be one of float32, "),
     (put("inputs.0.shape", ["N", -3, 8, 8]), "inputs.image.shape: a dimension is negative"),
+    (put("inputs.0.shape", ["N", 3, 2**31, 8]), "inputs.image.shape: a dimension is over 2147483647"),
+    (put("inputs.0.dims.N.max", 2**60), "inputs.image.shape: a dimension is over 2147483647"),
     (put("inputs.0.dims", {}), "inputs.image.dims: must give the range of each named dimension and no other"),
     (put("inputs.0.dims.N.min", 0), "inputs.image.dims.N: must have 1 <= min <= opt <= max"),
     (put("inputs.0.name", ""), "inputs: a binding has no name"),

@@ -213,18 +213,6 @@ def test_jsonable(capsys):
     }
 
 
-@pytest.mark.parametrize(
-    ("count", "text"), [(12, "12 bytes"), (1000, "1.0 kB"), (29_600_000, "29.6 MB"), (2_500_000_000, "2.5 GB")]
-)
-def test_size(count, text):
-    assert console.size(count) == text
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.424, "0.42 s"), (12.34, "12.3 s"), (187, "3 min 07 s")])
-def test_duration(seconds, text):
-    assert console.duration(seconds) == text
-
-
 def test_an_interrupt_inside_a_destructor_is_not_printed_and_not_lost(capsys):
     class Sticky:
         def __del__(self):

@@ -17,7 +17,16 @@ from hypothesis import strategies as st
 
 from trtpipe.batching import Batching
 from trtpipe.errors import InputError
-from trtpipe.evaluation.check import CheckData, Damaged, Executor, check_engine, doubtful, measure, near_chance
+from trtpipe.evaluation.check import (
+    CheckData,
+    Damaged,
+    Executor,
+    check_engine,
+    doubtful,
+    measure,
+    near_chance,
+    unjudgeable,
+)
 from trtpipe.evaluation.intervals import binomial_interval, paired_interval
 from trtpipe.job.sections import Limits
 from trtpipe.progress import Silent
@@ -98,10 +107,38 @@ def test_require_engine_fails_where_only_the_graph_ran() -> None:
     assert report.problems == ("check.require is engine, and no GPU executed it here",)
 
 
+@pytest.mark.parametrize(
+    ("shape", "labels", "limit", "lacks"),
+    [
+        ((10, 4), None, "accuracy_drop_max", "labels"),
+        ((10, 4), np.full(10, -1), "accuracy_drop_max", "labels"),
+        ((10, 4), np.zeros(10, int), "accuracy_drop_max", None),
+        ((10, 4), None, "top1_agreement_min", None),
+        ((10, 1), np.zeros(10, int), "accuracy_drop_max", "an output of one score a class"),
+        ((10, 1), np.zeros(10, int), "top1_agreement_min", "an output of one score a class"),
+        ((10, 4, 2), np.zeros(10, int), "accuracy_drop_max", "an output of one score a class"),
+        ((10, 1), None, "cosine_min", None),
+    ],
+)
+def test_a_limit_that_nothing_can_meet_or_miss_is_known_from_the_baseline(
+    shape: tuple[int, ...], labels: Any, limit: str, lacks: str | None
+) -> None:
+    limits = Limits.model_validate({limit: 0.5})
+    reference = {"y": np.ones(shape, np.float32)}
+    found = unjudgeable(limits, reference, labels, ())
+    assert list(found) == ([] if lacks is None else [limit])
+    if lacks is not None:
+        assert found[limit].startswith(f"check.limits.{limit} cannot be judged: it needs {lacks}")
+        assert measure(reference, reference, labels, limits)[1] == [found[limit]]
+
+
 def test_accuracy_needs_labels() -> None:
     report = run(Echo(), Limits(accuracy_drop_max=0.01))
     assert not report.passed
-    assert report.problems[0] == "check.limits.accuracy_drop_max could not be judged: it needs labels"
+    assert report.problems[0] == (
+        "check.limits.accuracy_drop_max cannot be judged: it needs labels: folders named like the classes, or `labels` "
+        "beside the arrays"
+    )
 
 
 def wrong_on(count: int, samples: int) -> tuple[Any, Any, Any]:

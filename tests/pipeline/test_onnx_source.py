@@ -174,7 +174,7 @@ def test_external_data_stay_in_the_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"baseline": "script"}, "model.baseline: must be given only with factory (got script with onnx)."),
+        ({"baseline": "script"}, "model.baseline: must be given only with factory (got baseline with onnx)."),
         ({"weights": "w.pt"}, "model.weights: must be given only with factory (got weights with onnx)."),
         ({"onnx": "file.pb"}, "model.onnx: must end in .onnx (got "),
     ],

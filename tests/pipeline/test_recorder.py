@@ -1,11 +1,17 @@
 """What the job's code reads is recorded, whichever way it reads it."""
 
+import contextlib
+import multiprocessing
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import threading
+import zipfile
+from pathlib import Path
 
+import matplotlib.font_manager
 import numpy as np
 import pytest
 
@@ -28,6 +34,11 @@ WAYS = {
     "np.memmap": "import numpy; numpy.memmap(name, 'u1', 'r')",
     "np.loadtxt": "import numpy; numpy.loadtxt(name)",
     "sqlite": SQL,
+    "sqlite URI": SQL.replace("(name)", "(f'file:{name}?mode=ro', uri=True)"),
+    "dir_fd": "import os; d = os.open(os.path.dirname(name), os.O_RDONLY);"
+    "os.close(os.open(os.path.basename(name), os.O_RDONLY, dir_fd=d)); os.close(d)",
+    "zipimport": "import sys, zipimport; zipimport.zipimporter(name).load_module('inside')",
+    "font": "from PIL import ImageFont; ImageFont.truetype(name)",
     "PIL": "from PIL import Image; Image.open(name).load()",
     "torch.load": "import torch; torch.load(name, weights_only=True)",
     "torch.load mmap": "import torch; torch.load(name, weights_only=True, mmap=True)",
@@ -70,8 +81,13 @@ def make_file(way, folder):
             np.save(stream, np.ones(3))
     elif way == "torch.jit.load":
         torch.jit.script(torch.nn.ReLU()).save(str(path))
-    elif way == "sqlite":
+    elif way.startswith("sqlite"):
         path.touch()
+    elif way == "zipimport":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("inside.py", "")
+    elif way == "font":
+        shutil.copy(matplotlib.font_manager.findfont("DejaVu Sans"), path)
     else:
         path.write_text("123456")
     return path
@@ -87,7 +103,8 @@ def test_every_way_to_read_a_file_is_recorded(way, tmp_path):
     exec("open(name).close()", {"name": str(make_file("open", tmp_path / "after"))})
     found = recorder.reads
     recorder.close()
-    assert Read("file", os.path.relpath(path, tmp_path)) in found.items
+    assert {i for i in found.items if i.kind == "file"} >= {Read("file", os.path.relpath(path, tmp_path))}
+    assert all(i.path.startswith("deep") for i in found.items)  # and nothing by a wrong name
     assert not [i for i in found.items if "after" in i.path or "site-packages" in i.path]
 
 
@@ -100,6 +117,112 @@ def test_every_way_to_list_a_folder_is_recorded(way, tmp_path):
     with recorder:
         eval(way, {"name": str(tmp_path / "data"), "os": os})
     assert recorder.reads.items == (Read("folder", "data"),)
+    recorder.close()
+
+
+@pytest.mark.parametrize("way", ["os.scandir(fd).close()", "os.listdir(fd)", "list(os.fwalk('.', dir_fd=fd))"])
+def test_a_folder_listed_by_its_descriptor_is_recorded(way, tmp_path):
+    (tmp_path / "data").mkdir()
+    fd = os.open(tmp_path / "data", os.O_RDONLY)
+    recorder = Recorder(tmp_path)
+    with recorder:
+        eval(way, {"fd": fd, "os": os})
+    os.close(fd)
+    assert Read("folder", "data") in recorder.reads.items
+    recorder.close()
+
+
+PRESENCE = ["os.path.exists(path)", "os.path.isfile(path)", "os.path.isdir(path)", "os.path.lexists(path)",
+            "os.path.islink(path)", "os.access(path, os.R_OK)", "path.exists()", "path.is_file()", "path.is_dir()",
+            "os.path.realpath(path)", "list(path.glob('*.pt'))"]  # fmt: skip
+STATUS = ["os.stat(path)", "os.lstat(path)", "os.path.getsize(path)", "os.path.getmtime(path)", "path.stat()",
+          "os.stat(path.name, dir_fd=fd)"]  # fmt: skip
+
+
+@pytest.mark.parametrize(("way", "kind"), [*((w, "presence") for w in PRESENCE), *((w, "status") for w in STATUS)])
+@pytest.mark.parametrize("there", [True, False])
+def test_every_question_for_a_path_is_recorded_and_its_answer_watched(way, kind, there, tmp_path):
+    """A checkpoint that is taken if it exists, or because it is the newest, may never have been opened."""
+    path = tmp_path / "last.pt"
+    if there:
+        path.write_text("1")
+    fd = os.open(tmp_path, os.O_RDONLY)
+    recorder = Recorder(tmp_path)
+    with recorder, contextlib.suppress(FileNotFoundError):
+        eval(way, {"path": path, "os": os, "fd": fd})
+    os.close(fd)
+    assert Read(kind, "last.pt") in recorder.reads.items
+    recorder.close()
+
+    def value():
+        return Read(kind, "last.pt").value(tmp_path, Digests())
+
+    before = value()
+    assert (before == "absent") != there
+    path.write_text("1")
+    os.utime(path, (1, 1))
+    assert (value() == before) == (there and kind == "presence")
+    before = value()
+    path.unlink()
+    path.mkdir()
+    assert value() != before
+
+
+def test_what_a_library_asks_and_what_the_code_itself_makes_are_no_questions(tmp_path):
+    (tmp_path / "data" / "a").mkdir(parents=True)
+    (tmp_path / "data" / "a" / "x.png").touch()
+    library = {}
+    source = "import os\ndef find(path):\n    return os.path.exists(path)"
+    exec(compile(source, os.path.join(os.path.dirname(pytest.__file__), "find.py"), "exec"), library)
+    recorder = Recorder(tmp_path)
+    with recorder:
+        library["find"](tmp_path / "hub.pt")
+        for made in (tmp_path / "made", tmp_path / "log.txt"):
+            assert not made.exists()
+        os.makedirs(tmp_path / "made")
+        (tmp_path / "log.txt").write_text("1")
+        assert Path(__file__).parent.exists()
+        assert (tmp_path / ".." / tmp_path.name).resolve() == tmp_path  # asks for each folder above it
+    assert recorder.reads.items == (Read("presence", str(Path(__file__).parent)),)
+    recorder.close()
+    assert os.stat in os.supports_dir_fd
+    assert os.stat.__module__ == "posix"
+
+
+def test_what_a_package_reads_while_it_is_imported_is_its_versions_matter(tmp_path, monkeypatch):
+    """In a process that has imported it, it is not read again: two nights of one process must not differ by that."""
+    packages = tmp_path / "site-packages"
+    (packages / "reading").mkdir(parents=True)
+    (packages / "reading" / "__init__.py").write_text(
+        "from pathlib import Path\nfrom reading.deep import X\ndef later():\n    return Path('own.txt').read_text()\n"
+    )
+    (packages / "reading" / "deep.py").write_text(
+        "from pathlib import Path\nX = Path('settings.txt').read_text(), __import__('os').listdir('.')\n"
+    )
+    for name in ("settings.txt", "own.txt"):
+        (tmp_path / name).write_text("1")
+    monkeypatch.syspath_prepend(str(packages))
+    monkeypatch.chdir(tmp_path)
+    recorder = Recorder(tmp_path)
+    with recorder:
+        import reading
+
+        reading.later()
+    assert recorder.reads.items == (Read("file", "own.txt"),)
+    recorder.close()
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+def test_a_process_that_is_not_forked_is_noted_and_a_forked_one_heard(method, tmp_path):
+    (tmp_path / "list.txt").write_text("1")
+    recorder = Recorder(tmp_path)
+    with recorder:
+        process = multiprocessing.get_context(method).Process(target=Path.read_text, args=(tmp_path / "list.txt",))
+        process.start()
+        process.join()
+    said = f"the job's code started a process (multiprocessing, {method}): what that process read is not watched"
+    assert recorder.reads.notes == (() if method == "fork" else (said,))
+    assert recorder.reads.items == ((Read("file", "list.txt"),) if method == "fork" else ())
     recorder.close()
 
 
@@ -200,9 +323,6 @@ def test_a_value_tells_content_place_and_absence_apart(tmp_path):
     seen.append(value("file", "fifo"))
     assert seen[2] == seen[6] == "absent"
     assert len(set(seen)) == 7
-
-
-# Nights.
 
 
 def test_threads_of_the_process_itself_do_not_confuse_it(tmp_path):

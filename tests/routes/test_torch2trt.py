@@ -19,7 +19,7 @@ from trtpipe.progress import Silent
 from trtpipe.routes.torch2trt import route
 from trtpipe.trt import driver, flavour, implicit
 
-GPU = driver.Driver("12.6", (driver.Device(0, "NVIDIA Orin", "8.7", 8 << 30),))
+GPU = driver.Driver("12.6", (driver.Gpu(0, "NVIDIA Orin", "8.7", 8 << 30),))
 
 
 class Memory:

@@ -65,7 +65,7 @@ def test_a_stripped_plan_gets_the_bundles_graph(monkeypatch, tmp_path):
 
 
 def test_a_build_is_checked_with_its_weights(monkeypatch):
-    gpu = driver.Driver("12.6", (driver.Device(0, "NVIDIA L4", "8.9", 1),))
+    gpu = driver.Driver("12.6", (driver.Gpu(0, "NVIDIA L4", "8.9", 1),))
     monkeypatch.setattr(driver, "probe", lambda: gpu)
     monkeypatch.setattr(executor, "EngineRunner", Recorder)
     monkeypatch.setattr(Recorder, "made", [])

@@ -257,7 +257,7 @@ def test_the_repr_says_what_it_is(tmp_path: Path) -> None:
 def gpu(capability: str | None) -> driver.Driver:
     if capability is None:
         return driver.Driver(problem="no driver")
-    return driver.Driver("12.8", (driver.Device(0, f"GPU {capability}", capability, 80 << 30),))
+    return driver.Driver("12.8", (driver.Gpu(0, f"GPU {capability}", capability, 80 << 30),))
 
 
 def built(target: str, capabilities: tuple[str, ...], **options: Any) -> Engine:

@@ -1,4 +1,5 @@
 """A bundle run by real ONNX Runtime: images in, classes out, without torch."""
+# ruff: noqa: E501  (whole messages)
 
 from __future__ import annotations
 
@@ -101,15 +102,29 @@ def test_batches_fit_the_engine(tmp_path: Path) -> None:
         ({"image": np.zeros((1, 3, 8, 8))}, "input image must be float32 (got float64). Convert it."),
         (
             {"image": np.zeros((1, 3, 8, 9), np.float32)},
-            "input image must have the shape ('N', 3, 8, 8) (got (1, 3, 8, 9))",
+            "input image must have the shape [N, 3, 8, 8] (got [1, 3, 8, 9]). Reshape or resize it.",
         ),
+        (
+            {"image": np.where(np.arange(3)[:, None, None, None] == 1, np.nan, np.zeros((3, 3, 8, 8), np.float32))},
+            "every value of input image must be finite, as in the check (got NaN or infinity in sample 1). Leave it out "
+            "or replace them.",
+        ),
+        (
+            None,
+            "must be given a list of images (paths or PIL images), an array, or arrays by input name (got NoneType).",
+        ),
+        (
+            [[0.0]],
+            "must be given a list of images (paths or PIL images), an array, or arrays by input name (got list of list).",
+        ),
+        ([b"x"], "or arrays by input name (got list of bytes). Convert it."),
         (
             {"image": np.zeros((0, 3, 8, 8), np.float32)},
             "every input must hold the same samples, one or more (got [0])",
         ),
     ],
 )
-def test_arrays_that_do_not_fit(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+def test_arrays_that_do_not_fit(tmp_path: Path, arrays: Any, message: str) -> None:
     shipping.bundle(tmp_path / "c")
     with trtpipe.load(tmp_path / "c") as model, pytest.raises(InputError) as caught:
         model(arrays)

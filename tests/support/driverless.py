@@ -141,7 +141,7 @@ def driverless() -> Iterator[Network]:
     seen = Network()
     with contextlib.ExitStack() as stack:
         if not torch.cuda.is_available():
-            gpu = driver.Driver("13.0", (driver.Device(0, "none: driverless tests", "8.9", 8 << 30),))
+            gpu = driver.Driver("13.0", (driver.Gpu(0, "none: driverless tests", "8.9", 8 << 30),))
             stack.enter_context(mock.patch.object(driver, "probe", return_value=gpu))
             for name, answer in CUDA_ANSWERS.items():
                 stack.enter_context(

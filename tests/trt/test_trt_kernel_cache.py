@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trtpipe.trt.driver import Device
+from trtpipe.trt.driver import Gpu
 from trtpipe.trt.kernel_cache import KernelCache, kernel_file
 
 
@@ -125,7 +125,7 @@ def test_a_folder_that_cannot_be_written_is_a_note(tmp_path):
 
 def test_engines_and_gpus_have_files_of_their_own(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
-    gpu, other = Device(0, "NVIDIA GeForce RTX 4090", "8.9", 1), Device(0, "NVIDIA L4", "8.9", 1)
+    gpu, other = Gpu(0, "NVIDIA GeForce RTX 4090", "8.9", 1), Gpu(0, "NVIDIA L4", "8.9", 1)
     found = {kernel_file(engine, device) for engine in (b"a", b"b") for device in (gpu, other)}
     assert len(found) == 4
     assert kernel_file(b"a", gpu).name.endswith("-NVIDIA-GeForce-RTX-4090")

@@ -21,6 +21,7 @@ from trtpipe.trt import driver, formats
 from trtpipe.trt.platforms import machine_name
 from trtpipe.values import (
     BINDING_DTYPES,
+    MOST_EXTENT,
     CheckReport,
     DimRange,
     Engine,
@@ -197,6 +198,8 @@ def _check_specs(side: str, specs: tuple[TensorSpec, ...]) -> None:
         for name, dim in spec.dims.items():
             if not 1 <= dim.min <= dim.opt <= dim.max:
                 raise ValueError(f"{where}.dims.{name}: must have 1 <= min <= opt <= max")
+        if any(d > MOST_EXTENT for d in spec.at("max")):
+            raise ValueError(f"{where}.shape: a dimension is over {MOST_EXTENT}")
 
 
 def describe_engine(

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 
+from calib.files import read_at_most
 from trtpipe.errors import InputError
 from trtpipe.outputs import naming
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 #: Where a device keeps the public keys it trusts, unless this variable names another file.
 KEY_VARIABLE = "TRTPIPE_PUBLIC_KEY"
 DEVICE_KEYS = Path("/etc/trtpipe/trusted.pub")
+
+#: Several keys may stand in one file; a longer one is no key file.
+_MOST_BYTES = 1 << 20
 
 _PEM_BLOCK = re.compile(rb"-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----\s*", re.DOTALL)
 
@@ -157,6 +161,7 @@ def checking(where: Path, key: Path | None) -> Callable[[bytes, bytes | None], s
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: must be a readable key file (got: {error.strerror}). Give its path.") from None
+        return read_at_most(path, _MOST_BYTES)
+    except (OSError, ValueError) as error:
+        got = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"{path}: must be a readable key file (got: {got}). Give its path.") from None

@@ -1,4 +1,4 @@
-"""The command line: which command is where, and how each way to end becomes an exit code.
+"""The command line: the module of each command, and the exit code of each way to end.
 
 0 ok, 1 a check failed, 2 the job or the input is bad, 3 a dependency or device is missing, 4 the build failed,
 70 a bug in trtpipe (with its traceback), 130 interrupted
@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import signal
@@ -14,13 +15,14 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from trtpipe import __version__
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import Settings
+from trtpipe.cli.results import results_apart
 from trtpipe.errors import did_you_mean, either, user_error
 from trtpipe.packages import not_installed
 
@@ -65,6 +67,14 @@ class _Commands(click.Group):
             return None
         module, _, name = COMMANDS[cmd_name].partition(":")
         command: click.Command = getattr(importlib.import_module(module), name)
+        if (work := command.callback) is not None and not hasattr(work, "__wrapped__"):
+
+            @functools.wraps(work)
+            def apart(*args: Any, **options: Any) -> Any:
+                with results_apart():
+                    return work(*args, **options)
+
+            command.callback = apart
         return command
 
     def resolve_command(
@@ -114,12 +124,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the same, seen outside of click
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # or Python complains again when it flushes at the end
         return 0
-    except Exception as error:  # noqa: BLE001  # the one place where a bug becomes output
+    except BaseException as error:  # noqa: BLE001  # the one place where a bug becomes output
         return _unexpected(settings, error)
 
 
-def _unexpected(settings: Settings, error: Exception) -> int:
-    """What is the user's, or the machine's, has a message (`errors.user_error`); anything else is a bug."""
+def _unexpected(settings: Settings, error: BaseException) -> int:
+    """The exit code of an error: the user's or machine's has a message (`errors.user_error`), any other is a bug."""
     if isinstance(error, ModuleNotFoundError):
         with suppress(KeyError):  # a module that trtpipe does not name is the user's own, or a bug
             return _failed(settings, not_installed((error.name or "").partition(".")[0]), 3)
@@ -154,14 +164,14 @@ def _modules_here() -> Iterator[None]:
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """SIGTERM is treated as Ctrl-C is."""
+    """Treat SIGTERM like Ctrl-C."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     try:
         before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not in the main thread: whoever runs us there owns the signals
+    except ValueError:  # not in the main thread, which owns the signals
         yield
         return
     try:

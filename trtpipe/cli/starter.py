@@ -1,4 +1,4 @@
-"""A job to start from: what `trtpipe init` writes. Everything that can be found out is, so that nothing is asked."""
+"""The job that `trtpipe init` writes. It asks nothing: whatever a job needs is found out or has a default."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trtpipe.job.yamlfile import scalar
 from trtpipe.packages import not_installed
 from trtpipe.trt.flavour import installed
 
-#: Names of folders that hold what to calibrate on, and what to check on, the most telling first.
+#: Names of folders with calibration images and with check images, in order of preference.
 CALIBRATE_ON = ("calib", "calibration", "train")
 CHECK_ON = ("val", "valid", "validation", "test")
 
@@ -43,7 +43,7 @@ class Source:
 
 
 def starter(folder: Path, source: str | None = None, images: Path | None = None) -> tuple[Path, ...]:
-    """Write a commented job into `folder`, with whatever it needs that is not given, and return what was written.
+    """Write a commented job into `folder`, with everything it needs that is not given, and return the files written.
 
     Args:
         folder: made if it is not there; a job file in it is never overwritten.
@@ -51,7 +51,7 @@ def starter(folder: Path, source: str | None = None, images: Path | None = None)
         images: a folder of images, or one with parts like train and val; None makes a few stand-ins.
 
     Raises:
-        InputError: `source` or `images` is not what it must be, or `folder` has a job.yaml already.
+        InputError: `source` or `images` is invalid, or `folder` has a job.yaml already.
         MissingError: `source` is a timm model and timm is not installed.
     """
     job = folder / "job.yaml"
@@ -102,7 +102,7 @@ def _source(source: str | None, folder: Path) -> Source:
 
 
 def _timm(name: str) -> Source:
-    """What timm knows of one of its models: the size, crop and normalization of its images."""
+    """A model of timm, with the image size, crop and normalization of its configuration."""
     try:
         import timm
     except ModuleNotFoundError:
@@ -130,7 +130,7 @@ def _numbers(values: Iterable[float]) -> str:
 
 
 def _parts(images: Path) -> tuple[Path, Path]:
-    """The folders to calibrate on and to check on: parts of `images` by their names, else all of it for both."""
+    """The folders to calibrate on and to check on: subfolders of `images` by their names, else all of it for both."""
     if not images.is_dir():
         raise InputError(f"--images: {violation('be a folder of images', repr(str(images)))}")
     if not has_images(images):

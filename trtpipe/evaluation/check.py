@@ -33,12 +33,12 @@ LIMITS: Mapping[str, tuple[str, bool]] = {
 
 
 class Runner(Protocol):
-    """What executes: `trt.runtime.EngineRunner`, `hybrid_runner.HybridRunner` or `onnxruntime.OrtRunner`."""
+    """Executes an engine or a graph: an `EngineRunner`, `HybridRunner` or `OrtRunner`."""
 
     name: str
 
     def run(self, inputs: Mapping[str, Array], /) -> Mapping[str, Array]:
-        """Outputs by name for inputs [B, ...] by name."""
+        """The outputs of one batch by name, for inputs [B, ...] by name."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,7 @@ class CheckData:
 
 @dataclass(frozen=True)
 class Executor:
-    """Something opened to be run, and whether it executes the engine or its graph; `note` says what a reader should
-    know of it."""
+    """A runner, and whether it executes the engine or its graph; `note` is for the reader of the report."""
 
     runner: Runner
     executed: Executed
@@ -220,13 +219,35 @@ def measure(
             values += _of_output(name, a, b, labels, ranks=name not in whole and metrics.ranks_classes(a))
     by_metric = {m.name for m in values}
     judged = [_judge(m, limits) for m in values]
+    missing = unjudgeable(limits, reference, labels, whole)
     for limit, (metric, _) in LIMITS.items():
         if getattr(limits, limit) is not None and metric not in by_metric:
-            why = "needs labels" if metric == "accuracy_drop" else "needs an output of one score a class"
-            problems.append(
-                f"check.limits.{limit} could not be judged: it {why}" if not problems else f"{limit} was not judged"
-            )
+            problems.append(f"{limit} was not judged" if problems else missing[limit])
     return tuple(judged), problems
+
+
+def unjudgeable(
+    limits: Limits, reference: Mapping[str, Array], labels: Array | None, whole: Collection[str]
+) -> dict[str, str]:
+    """Why a limit of the job cannot be judged whatever is executed, by its name; the baseline alone says so.
+
+    Args:
+        limits: the job's.
+        reference: the baseline's outputs, as `measure` has them.
+        labels: int64 [S], or None.
+        whole: as `measure` has it.
+    """
+    lacks = ""
+    if not any(name not in whole and metrics.ranks_classes(a) for name, a in reference.items()):
+        lacks = "an output of one score a class, float [N, 2 or more]"
+    elif labels is None or not (labels >= 0).any():
+        lacks = "labels: folders named like the classes, or `labels` beside the arrays"
+    needing = {"top1_agreement_min", "accuracy_drop_max"} if lacks.startswith("an output") else {"accuracy_drop_max"}
+    return {
+        limit: f"check.limits.{limit} cannot be judged: it needs {lacks}"
+        for limit in LIMITS
+        if lacks and limit in needing and getattr(limits, limit) is not None
+    }
 
 
 def _of_output(name: str, a: Array, b: Array, labels: Array | None, *, ranks: bool) -> list[Metric]:

@@ -76,7 +76,7 @@ def missing(target: str, folders: Iterable[Path] = ()) -> tuple[str, str, str] |
 
 
 def _names(source: bytes) -> set[str] | None:
-    """The names a module binds at its top level, inside `if` and `try` too; None when that cannot be told."""
+    """The names a module binds at its top level, inside `if` and `try` too; None when they cannot be found."""
     names: set[str] = set()
     todo: list[ast.AST] = [ast.parse(source)]
     while todo:

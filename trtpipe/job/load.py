@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from calib.files import text_at_most
 from calib.types import JsonObject
 from trtpipe.errors import InputError, did_you_mean
 from trtpipe.job import matrix, yamlfile
@@ -79,9 +80,9 @@ def job_files(path: str | Path, *, paths_exist: bool = True) -> tuple[JobFile, .
     """The file ready to be read, once for each job in it; a broken one is given as it is, and reading it says why."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = text_at_most(path, yamlfile.MAX_BYTES)
         document = yamlfile.parse(text)
-    except (OSError, UnicodeDecodeError, yamlfile.YamlProblem):
+    except (OSError, ValueError):  # text that is no UTF-8, too long, or no YAML
         return (JobFile(path, paths_exist=paths_exist),)
     if isinstance(document.data, dict) and not matrix.has_matrix(document):
         return (JobFile(path, paths_exist=paths_exist, parsed=(document, text)),)
@@ -138,7 +139,7 @@ class JobFile:
             return dict(self._document.data)
         name = fspath(self._path)
         try:
-            text = self._path.read_text(encoding="utf-8")
+            text = text_at_most(self._path, yamlfile.MAX_BYTES)
             self._document = yamlfile.parse(text)
             self._text = text
         except yamlfile.YamlProblem as p:
@@ -155,6 +156,10 @@ class JobFile:
         except UnicodeDecodeError as error:
             got = f"byte {error.object[error.start]:#04x} at {error.start}"
             self._problems.append(Problem(name, None, None, "", violation("be UTF-8 text", got)))
+            return None
+        except ValueError as error:
+            text = violation(f"be a job file of at most {yamlfile.MAX_BYTES} bytes", str(error))
+            self._problems.append(Problem(name, None, None, "", text))
             return None
         except OSError as error:
             text = violation("be readable", error.strerror or str(error))

@@ -118,12 +118,14 @@ def explain(error: ErrorDetails, legal_keys: Sequence[str]) -> str:
         return str(context["error"])
     if kind == "string_pattern_mismatch" and error["loc"] == ("name",):
         return violation("begin with a letter or digit and hold only letters, digits, '.', '_' and '-'", shown(value))
+    if kind == "string_too_long":
+        return violation(f"have at most {context['max_length']} letters", f"{len(value)}")
     if kind == "too_short" and context["min_length"] == 1:
         return violation("have at least one entry", shown(value))
     limits = {"ge": "at least", "gt": "greater than", "le": "at most", "lt": "less than"}
     for name, words_ in limits.items():
         if name in context:
-            return violation(f"be {words_} {context[name]:g}", shown(value))
+            return violation(f"be {words_} {context[name]:.12g}", shown(value))
     if kind == "bool_type" and isinstance(value, str):
         return violation("be true or false", shown(value), _boolean_hint(value))
     kinds = {

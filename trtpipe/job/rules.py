@@ -59,26 +59,23 @@ def _count(names: tuple[str, ...]) -> str:
 
 def _one_source(model: Model) -> Iterator[Broken]:
     sources = _given(model, "factory", "program", "onnx")
-    if sources == () and model.torchscript is not None:
-        hint = "torch.export cannot take a TorchScript file; beside one of these it is the baseline."
-        yield Broken(("model",), "have exactly one of factory, program and onnx", "torchscript alone", hint)
-    elif len(sources) != 1:
-        yield Broken(("model",), "have exactly one of factory, program and onnx", _count(sources))
+    if len(sources) != 1:
+        alone = not sources and model.torchscript is not None
+        hint = "torch.export cannot take a TorchScript file; beside one it is the baseline." if alone else ""
+        got = "torchscript alone" if alone else _count(sources)
+        yield Broken(("model",), "have exactly one of factory, program and onnx", got, hint)
     yield from _callable(model.factory, ("model", "factory"))
     if len(sources) == 1 and model.factory is None:
-        (source,) = sources
-        if "baseline" in _changed(model) and model.torchscript is None:
-            got, hint = f"{model.baseline} with {source}", "Its baseline is the program itself, or ONNX Runtime."
-            yield Broken(("model", "baseline"), "be given only with factory", got, hint)
-        for key, value in (("args", model.args), ("weights", model.weights)):
+        own = "baseline" in _changed(model) and model.torchscript is None
+        for key, value in (("args", model.args), ("weights", model.weights), ("baseline", own)):
             if value:
-                yield Broken(("model", key), "be given only with factory", f"{key} with {source}", f"Remove {key}.")
+                yield Broken(("model", key), "be given only with factory", f"{key} with {sources[0]}", f"Remove {key}.")
     if model.torchscript is not None and "baseline" in _changed(model):
         got = f"{model.baseline} with torchscript"
         yield Broken(("model", "baseline"), "not be given when torchscript is the baseline", got, "Remove baseline.")
-    yield from _suffix(model.weights, ("model", "weights"), (".safetensors", ".pt", ".pth"))
-    yield from _suffix(model.program, ("model", "program"), (".pt2",))
-    yield from _suffix(model.onnx, ("model", "onnx"), (".onnx",))
+    legal = {"weights": (".safetensors", ".pt", ".pth"), "program": (".pt2",), "onnx": (".onnx",)}
+    for key, suffixes in legal.items():
+        yield from _suffix(getattr(model, key), ("model", key), suffixes)
 
 
 def _callable(value: str | None, path: Path) -> Iterator[Broken]:
@@ -236,17 +233,23 @@ def _route(build: Build, precision: Precision, model: Model) -> Iterator[Broken]
                 yield Broken(("build", name), "be left out for target onnxruntime", "a value", "It steers TensorRT.")
 
 
+def _formats_of(build: Build, inputs: Mapping[str, Input], outputs: Mapping[str, Output]) -> Iterator[Broken]:
+    for name in sorted({*build.tensor_formats} - {*inputs, *outputs}):
+        yield Broken(("build", "tensor_formats", name), f"be {', '.join((*inputs, *outputs))}", name)
+
+
 def _word(value: bool | str) -> str:
     """A value as YAML writes it."""
     return "true" if value is True else str(value)
 
 
-def _fallback(build: Build, check: Check) -> Iterator[Broken]:
-    """A hybrid module is no engine that could be timed as one."""
-    limit = check.limits.speedup_over_fp16_min
-    if build.allow_torch_fallback and limit is not None:
-        path = ("check", "limits", "speedup_over_fp16_min")
-        hint = "It times whole engines: remove one of the two."
+def _engine(build: Build, check: Check) -> Iterator[Broken]:
+    """No GPU executes an ONNX file, and a hybrid module is no engine that could be timed as one."""
+    if build.target == "onnxruntime" and check.require == "engine":
+        must, hint = "be graph for target onnxruntime", "No GPU executes an ONNX file: remove check.require."
+        yield Broken(("check", "require"), must, "engine", hint)
+    if build.allow_torch_fallback and (limit := check.limits.speedup_over_fp16_min) is not None:
+        path, hint = ("check", "limits", "speedup_over_fp16_min"), "It times whole engines: remove one of the two."
         yield Broken(path, "be left out with build.allow_torch_fallback", str(limit), hint)
 
 
@@ -273,8 +276,8 @@ def _calibration(calibration: Calibration | None) -> Iterator[Broken]:
         return
     yield from _data("calibration", calibration, ("images", "arrays", "factory", "table"))
     if "percentile" in _changed(calibration) and calibration.algorithm != "percentile":
-        got = f"algorithm: {calibration.algorithm}"
-        yield Broken(("calibration", "percentile"), "be given only with algorithm: percentile", got)
+        must, got = "be given only with algorithm: percentile", f"algorithm: {calibration.algorithm}"
+        yield Broken(("calibration", "percentile"), must, got)
     yield from _suffix(calibration.table, ("calibration", "table"), (".json",))
     if calibration.table is not None:
         for name in ("samples", "batch_size", "seed", "workers", "on_bad_sample"):
@@ -296,14 +299,12 @@ def _check(check: Check) -> Iterator[Broken]:
     if not limits.given:
         hint = "A check without a limit cannot fail; start with cosine_min: 0.99."
         yield Broken(("check", "limits"), "set at least one limit", "none", hint)
-    shares = ("top1_agreement_min", "accuracy_drop_max")
-    if limits.confident and not set(shares) & set(limits.given):
-        path = ("check", "limits", "confident")
-        yield Broken(path, f"be given only with {' or '.join(shares)}", "neither", "Other figures have no interval.")
+    if limits.confident and not {"top1_agreement_min", "accuracy_drop_max"} & set(limits.given):
+        must, hint = "be given only with top1_agreement_min or accuracy_drop_max", "Other figures have no interval."
+        yield Broken(("check", "limits", "confident"), must, "neither", hint)
     if limits.speedup_over_fp16_min is not None and check.require != "engine":
-        got = f"require: {check.require}"
-        path = ("check", "limits", "speedup_over_fp16_min")
-        yield Broken(path, "be given only with check.require: engine", got, "Speed is measured on the engine itself.")
+        path, hint = ("check", "limits", "speedup_over_fp16_min"), "Speed is measured on the engine itself."
+        yield Broken(path, "be given only with check.require: engine", f"require: {check.require}", hint)
 
 
 def _check_fits(check: Check, inputs: Mapping[str, Input], calibration: Calibration | None) -> Iterator[Broken]:
@@ -323,10 +324,11 @@ def _data(section: str, data: Data, sources: tuple[str, ...]) -> Iterator[Broken
     transform = data.transform
     if transform is None:
         return
-    if data.images is None and given:
-        got = f"transform with {given[0]}"
-        yield Broken((section, "transform"), "be given only with images", got, "Remove transform.")
     path: Path = (section, "transform")
+    if data.images is None and given:
+        yield Broken(path, "be given only with images", f"transform with {given[0]}", "Remove transform.")
+    if "interpolation" in _changed(transform) and transform.resize is None and transform.callable is None:
+        yield Broken((*path, "interpolation"), "be given only with resize", "no resize", "It steers resize alone.")
     yield from _callable(transform.callable, (*path, "callable"))
     others = tuple(f for f in _changed(transform) if f != "callable")
     if transform.callable is not None and others:
@@ -387,7 +389,8 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Broken]]], ...] = (
     (("inputs", "outputs"), _names),
     (("precision",), _precision),
     (("build", "precision", "model"), _route),
-    (("build", "check"), _fallback),
+    (("build", "check"), _engine),
+    (("build", "inputs", "outputs"), _formats_of),
     (("precision", "build", "check"), _measured_in_int8),
     (("precision", "calibration", "model"), _calibrated),
     (("calibration",), _calibration),

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from calib.types import JsonObject
 from trtpipe.job.build_options import BuildOptions
-from trtpipe.values import DimRange, NumberFormatName, Route, Target
+from trtpipe.values import MOST_EXTENT, DimRange, NumberFormatName, Route, Target
 
 
 def _tuples(value: object) -> object:
@@ -47,7 +47,7 @@ def _size(value: object) -> int | tuple[int, int]:
 
 
 def _dimension(value: object) -> int | str:
-    if type(value) is int and value >= 1:
+    if type(value) is int and 1 <= value <= MOST_EXTENT:
         return value
     if isinstance(value, str) and value.isidentifier():
         return value
@@ -240,9 +240,9 @@ class Precision(Section):
 class Range(Section):
     """The range of one dynamic dimension: 1 <= min <= opt <= max."""
 
-    min: int = Field(ge=1, description="smallest size the engine takes")
-    opt: int = Field(ge=1, description="the size TensorRT tunes for")
-    max: int = Field(ge=1, description="largest size the engine takes")
+    min: int = Field(ge=1, le=MOST_EXTENT, description="smallest size the engine takes")
+    opt: int = Field(ge=1, le=MOST_EXTENT, description="the size TensorRT tunes for")
+    max: int = Field(ge=1, le=MOST_EXTENT, description="largest size the engine takes")
 
 
 class Input(Section):
@@ -258,7 +258,7 @@ class Input(Section):
     @model_validator(mode="before")
     @classmethod
     def _ranges_beside_shape(cls, raw: object) -> object:
-        """`N: {min, opt, max}` stands beside `shape`; move it into `dims`, and with it any range nobody named."""
+        """`N: {min, opt, max}` stands beside `shape`; move it into `dims`, with ranges of names that `shape` lacks."""
         if not isinstance(raw, dict) or not isinstance(raw.get("dims", {}), dict):
             return raw
         shape = raw.get("shape", ())

@@ -56,7 +56,7 @@ class Document:
     """A YAML document as plain values (dict, list, str, int, float, bool, None) and where each of them stood.
 
     `keys` is the place of the key (or list item) that leads to a path, `values` that of its value, and `texts` the
-    scalar as it was written, so that `12.10` can still be told from `12.1`.
+    scalar as it was written, so that `12.10` can still be distinguished from `12.1`.
     """
 
     data: Any

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -55,14 +56,17 @@ class Bound(torch.nn.Module):
         return arguments
 
     def outputs(self, returned: object) -> tuple[torch.Tensor, ...]:
-        """What the network returned as a tuple; a dict is taken by name, anything else in order.
+        """What the network returned as a tuple; a dict or a named tuple with the job's names is taken by name, anything
+        else in order.
 
         Raises:
             InputError: the number or the names of the outputs are not the job's, or one is not a tensor.
         """
         names = self.output_names
-        if isinstance(returned, dict) and all(n in returned for n in names):
-            values = [returned[n] for n in names]
+        values: list[Any]
+        named = returned if isinstance(returned, dict) else _fields_of(returned)
+        if all(n in named for n in names):
+            values = [named[n] for n in names]
         elif isinstance(returned, torch.Tensor):
             values = [returned]
         else:
@@ -71,6 +75,12 @@ class Bound(torch.nn.Module):
             raise InputError(_unlike_the_job(returned, names))
         half = (torch.float16, torch.bfloat16, torch.float64)
         return tuple(t.to(torch.float32) if t.dtype in half else t for t in values)
+
+
+def _fields_of(returned: object) -> Mapping[str, object]:
+    """The values of a named tuple by name; nothing for anything else."""
+    names = getattr(returned, "_fields", ())
+    return dict(zip(names, returned, strict=True)) if names and isinstance(returned, tuple) else {}
 
 
 #: Tensors that a message lists.
@@ -100,7 +110,7 @@ def _parts(value: object) -> dict[str, object]:
     if isinstance(value, dict):
         return {str(k): v for k, v in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {n: getattr(value, n) for n in value._fields}
+        return dict(_fields_of(value))
     if isinstance(value, list | tuple):
         return {str(k): v for k, v in enumerate(value)}
     if isinstance(value, torch.Tensor) or value is None or isinstance(value, int | float | str | bool):

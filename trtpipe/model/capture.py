@@ -40,6 +40,11 @@ def capture(loaded: LoadedModel) -> Captured:
     if not any(n.target is torch.ops.trtpipe.mark.default for n in graph.graph.nodes):  # a file's weights stay its own
         fuse_conv_bn(graph)
     constant_fold(graph)
+    if not any(n.op == "call_function" for n in graph.graph.nodes):
+        raise BuildError(
+            "capture: the model must compute something from its inputs (got outputs that are inputs or constants). "
+            "Check that model.factory returns the network that was meant."
+        )
     _spell_out_attention(graph)
     _tidy(graph)
     graph.recompile()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import logging
+import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
 from typing import TYPE_CHECKING
 
+from calib.user_code import INTERRUPTS
 from trtpipe.errors import BuildError
 from trtpipe.model.failures import branches_on_data, first_line, place_of
 from trtpipe.values import TensorSpec
@@ -47,14 +52,29 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
     )
     star = type(module).__name__ == "Bound"
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _without_its_log():
             warnings.simplefilter("ignore")
             return torch.export.export(module, example_inputs(inputs), dynamic_shapes=(shapes,) if star else shapes)
-    except Exception as error:
+    except INTERRUPTS:
+        raise
+    except BaseException as error:
         raise BuildError(_reason(error)) from error
 
 
-def _reason(error: Exception) -> str:
+@contextmanager
+def _without_its_log() -> Iterator[None]:
+    """A failed export logs, and prints on stderr, the graph that it had so far: `_reason` says what a user can do."""
+    before, printed = logging.root.manager.disable, io.StringIO()
+    logging.disable(logging.CRITICAL)
+    try:
+        with redirect_stderr(printed):
+            yield
+    finally:
+        logging.disable(before)
+    sys.stderr.write(printed.getvalue())
+
+
+def _reason(error: BaseException) -> str:
     """The message for an error of torch.export: the reason, the line of the model, and the next step."""
     where = place_of(error)
     at = f" at {where}" if where else ""

@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -152,7 +152,8 @@ def _build(task: BuildTask, reporter: Reporter, memory: Memory) -> tuple[JobOutc
 
         def keys_now() -> StageKeys | None:
             latest, _ = now()
-            return None if recorder.changed() or _moved(ingredients.parts, latest) else stage_keys(job, latest)
+            moved = recorder.changed() or _moved(ingredients.parts, latest, recorder.written)
+            return None if moved else stage_keys(job, latest)
 
         try:
             keys = stage_keys(job, ingredients)
@@ -161,9 +162,10 @@ def _build(task: BuildTask, reporter: Reporter, memory: Memory) -> tuple[JobOutc
                 built = build(job, Path(task.out), reporter, diagnose_seconds=task.diagnose_seconds, results=results)
             latest, known = now()
             changed = [_shown(job, path) for path in recorder.changed()]
+            written = recorder.written
         finally:
             recorder.close()
-        if moved := "; ".join([*filter(None, [_moved(ingredients.parts, latest)]), *changed]):
+        if moved := "; ".join([*filter(None, [_moved(ingredients.parts, latest, written)]), *changed]):
             raise InputError(f"{task.name}: inputs changed while it was built ({moved}). Run again.")
         memory.rename(keys.model, stage_keys(job, latest).model)
         outcome = dataclasses.replace(
@@ -177,9 +179,10 @@ def _build(task: BuildTask, reporter: Reporter, memory: Memory) -> tuple[JobOutc
         return outcome, {"code": code, **known.to_plain()}
 
 
-def _moved(before: Mapping[str, str], now: Ingredients) -> str:
-    """What has changed of all that was known before; what was not known to be read is no change. Empty for nothing."""
-    return "; ".join(now.moved_since(before))
+def _moved(before: Mapping[str, str], now: Ingredients, written: Collection[str] = ()) -> str:
+    """What has changed of all that was known before; what was not known to be read, or was written by the job's own
+    code, is no change. Empty for nothing."""
+    return "; ".join(now.moved_since(before, written))
 
 
 def _shown(job: Job, path: str) -> str:
@@ -188,7 +191,7 @@ def _shown(job: Job, path: str) -> str:
 
 
 def _known(job: Job, survey: Survey, *folders: Path) -> list[Path]:
-    """What needs no watching: files and folders that are ingredients anyhow, and where trtpipe itself writes."""
+    """Paths that need no watching: files and folders that are ingredients already, and folders that trtpipe writes."""
     return [*survey.files(job), *(f.resolve() for f in folders)]
 
 

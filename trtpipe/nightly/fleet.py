@@ -26,7 +26,7 @@ from trtpipe.nightly.execute import keep, record_reads
 from trtpipe.nightly.fleet_worker import TOPIC, introduce, run_task, stop
 from trtpipe.nightly.local import Local
 from trtpipe.nightly.task import BuildTask, FinishTask, KitTask, Task, failure, from_plain, task_to_plain
-from trtpipe.nightly.transport import transport
+from trtpipe.nightly.transport import transport, unreachable
 from trtpipe.packages import not_installed
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import BUILDERS, Machine, this_machine
@@ -115,10 +115,7 @@ class Fleet:
         try:
             self._client = Client(way.address, timeout=_CONNECT_S, name="trtpipe-nightly", security=way.security)
         except (OSError, ValueError, TypeError) as error:
-            what = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise MissingError(
-                f"--scheduler: must be a Dask scheduler that answers (got {address}: {what}). Run: dask scheduler"
-            ) from error
+            raise unreachable(way.address, error, "--scheduler") from error
         self.members = self._members()
         self._by_kit: set[str] = set()
         if not self.members:

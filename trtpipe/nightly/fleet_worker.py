@@ -7,6 +7,7 @@ worker, and a long native call does not make the worker look dead.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import socket
@@ -20,7 +21,7 @@ from trtpipe.bundle.format import place, read_bundle
 from trtpipe.errors import InputError, MissingError
 from trtpipe.nightly.pool import Pool, Slot, visible
 from trtpipe.nightly.task import FinishTask, Task, failure, task_from_plain
-from trtpipe.nightly.transport import transport
+from trtpipe.nightly.transport import Transport, is_refusal, transport, unreachable
 from trtpipe.packages import not_installed, versions
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import Machine, this_machine
@@ -37,6 +38,8 @@ Say = Callable[[str, object], None]
 TOPIC = "trtpipe"
 #: Times a job whose process died is tried again by the same worker.
 _RETRIES = 1
+#: How long a scheduler has to answer the first time.
+_CONNECT_S = 10.0
 
 
 def announced(device: Device, tags: Sequence[str], torch: bool) -> tuple[str, ...]:
@@ -151,6 +154,8 @@ def serve(
     jobs = Jobs(name, words, cache, threads or max(1, os.cpu_count() or 1))
 
     async def live() -> None:
+        with contextlib.suppress(_NotThereYet):  # a Worker waits for its scheduler, for ever and without a reason
+            await _greet(way)
         worker = Worker(
             way.address,
             host=way.host,
@@ -169,11 +174,33 @@ def serve(
     try:
         asyncio.run(live())
     except (OSError, TimeoutError) as error:
-        raise MissingError(
-            f"worker: {scheduler} must be a Dask scheduler that answers (got {error}). Run: dask scheduler"
-        ) from error
+        raise unreachable(way.address, error, "ADDRESS") from error
     finally:
         jobs.close()
+
+
+class _NotThereYet(Exception):
+    """Nobody listens at the scheduler's address, or nobody answers."""
+
+
+async def _greet(way: Transport) -> None:
+    """Connect to the scheduler once, and say in its name what a Worker would retry for ever.
+
+    Raises:
+        OSError: one side refuses the other.
+        _NotThereYet: nobody is there.
+    """
+    from distributed.core import connect
+
+    arguments = {} if way.security is None else way.security.get_connection_args("worker")
+    try:
+        # Dask's own timeout ends with the connection, and not with the first words.
+        comm = await asyncio.wait_for(connect(way.address, timeout=_CONNECT_S, **arguments), 2 * _CONNECT_S)
+    except (OSError, asyncio.TimeoutError) as error:
+        if is_refusal(way.address, error):
+            raise
+        raise _NotThereYet from error
+    comm.abort()
 
 
 def introduce(dask_worker: Worker) -> JsonObject | None:

@@ -127,6 +127,9 @@ class _Night:
         names = [*self.outcomes, *(p.name for p in planned)]
         if not names:
             raise InputError("JOB: no job was given.")
+        for glob in self.options.accept:
+            if not fnmatch.filter(names, glob):
+                raise InputError(f"--accept: must fit the name of a job (got {glob!r}; the jobs: {', '.join(names)}).")
         self.watcher.planned(names)
         earlier = self.history.of_run(self.run) if resumed else {}
         todo: list[Planned] = []

@@ -131,7 +131,7 @@ def recorded(facts: JsonObject, name: str, file: str, bundle: Path, attempts: tu
 
 
 def of_bundle(task: Task, bundle: Bundle) -> JobOutcome:
-    """What a bundle says of itself."""
+    """The outcome of a job from the manifest of its bundle."""
     manifest = bundle.manifest
     report, engine = manifest.check, manifest.engine
     assert report is not None

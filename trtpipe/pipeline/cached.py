@@ -1,4 +1,4 @@
-"""Results of stages from the build cache, and from what this process still has in memory."""
+"""Results of stages from the build cache, or from the memory of this process."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -54,9 +55,10 @@ def explained(
     lines. `seconds` bounds what a failed check takes; sensitivities that the job asks for are measured in full."""
     if table is None or not diagnosis_wanted(job, table, report, seconds):
         return report, None
-    captured = corrected(prepared, table).captured
     with stages("diagnose") as progress:
-        narrow, within = narrow_of(job, prepared, table), None if job.check.sensitivity else seconds
+        began = time.perf_counter()
+        captured, narrow = corrected(prepared, table).captured, narrow_of(job, prepared, table)
+        within = None if job.check.sensitivity else seconds - (time.perf_counter() - began)
         diagnosis = diagnose(job, captured, prepared.check_source, table.amax, progress, narrow, within)
     if _failed(report):
         half = "fp16" if job.precision.fp16_mode else None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,10 +14,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from calib.errors import CalibCancelled, CalibError
+from calib.types import Array
 from trtpipe.batching import Batching
 from trtpipe.errors import Cancelled, InputError
+from trtpipe.evaluation.check import unjudgeable
 from trtpipe.model.baseline import record_baseline, script
 from trtpipe.model.capture import capture
+from trtpipe.model.corners import require_corners
 from trtpipe.model.data import open_calibration, open_check, with_labels
 from trtpipe.model.load import load_model
 from trtpipe.pipeline.codecs import RECORDED, SPECS, Codec, Recorded
@@ -92,9 +97,10 @@ class Stages:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[Progress]:
-        """One stage; calib's errors become the user's."""
+        """One stage; calib's errors become the user's, and the process is left as it was found."""
         began = time.perf_counter()
-        with self._reporter.stage(name), nullcontext() if name in COMPILING else self._recording():
+        own = nullcontext() if name in COMPILING else self.unnamed()
+        with self._reporter.stage(name), own:
             try:
                 yield self._reporter
             except CalibCancelled as error:
@@ -106,12 +112,39 @@ class Stages:
     @contextmanager
     def unnamed(self) -> Iterator[None]:
         """Code of the job runs, too shortly for a stage of its own."""
-        with self._recording():
+        with self._recording(), _put_back(self.note):
             yield
 
     def note(self, message: str) -> None:
         """Tell the reader of the log."""
         self._reporter.note(message)
+
+
+@contextmanager
+def _put_back(note: Callable[[str], None]) -> Iterator[None]:
+    """What the job's code changes of the whole process is put back, as later stages and other jobs count on it.
+
+    The current folder, from which relative outputs are written, and torch's default dtype.
+    """
+    folder, dtype = os.getcwd(), _default_dtype()
+    try:
+        yield
+    finally:
+        if os.getcwd() != folder:
+            note(f"the job's code went to the folder {os.getcwd()}; back to {folder}")
+            os.chdir(folder)
+        found = _default_dtype()
+        if found is not None and found != (dtype or "float32"):
+            import torch
+
+            note(f"the job's code set torch's default dtype to {found}; back to {dtype or 'float32'}")
+            torch.set_default_dtype(getattr(torch, dtype or "float32"))
+
+
+def _default_dtype() -> str | None:
+    """The name of torch's default dtype; None while torch is not imported."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else str(torch.get_default_dtype()).removeprefix("torch.")
 
 
 def with_own_scales(job: Job, captured: Captured) -> Captured:
@@ -198,7 +231,9 @@ class PreparedJob:
 
         def make() -> Captured:
             with self._stages("capture"):
-                return capture(loaded)
+                captured = capture(loaded)
+                require_corners(loaded, captured, self.first_check_batch)
+                return captured
 
         return with_own_scales(self.job, self.results.in_memory("capture", make))
 
@@ -207,6 +242,11 @@ class PreparedJob:
         """The check samples, labelled as they come."""
         with self._stages.unnamed():
             return open_check(self.job)
+
+    @cached_property
+    def first_check_batch(self) -> Mapping[str, Array]:
+        """The inputs of the first check batch, [B, ...] by name."""
+        return next(iter(self.check_samples.batches(self.job.batch_size(self.job.check)))).arrays
 
     @cached_property
     def check_source(self) -> Source:
@@ -240,6 +280,9 @@ class PreparedJob:
                     torchscript=job.model.torchscript,
                     progress=progress,
                 )
+                whole = Batching(loaded.inputs, loaded.outputs, size).whole
+                if unjudged := unjudgeable(job.check.limits, baseline.outputs, baseline.labels, whole):
+                    raise InputError(f"{'; '.join(unjudged.values())}. Give that, or take the limit out of the job.")
             return Recorded(replace(baseline, notes=(*baseline.notes, *notes)), source.classes)
 
         return self.results.on_disk("baseline", RECORDED, make)

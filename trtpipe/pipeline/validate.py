@@ -18,7 +18,7 @@ from trtpipe.packages import EXTRAS, not_installed
 from trtpipe.packages import version as package_version
 from trtpipe.routes.options import FRONTENDS, job_refusals
 from trtpipe.trt import driver
-from trtpipe.trt.flavour import installed, require_version
+from trtpipe.trt.flavour import installed, require_version, unsupported
 from trtpipe.trt.options import platform_refusals, refusals
 from trtpipe.trt.platforms import unable
 from trtpipe.trt.versions import RELEASES as KNOWN_RELEASES
@@ -98,7 +98,10 @@ def _judged(
             for option, text in (*_packages(job, path), *(_compiler(job) if purpose == "build" else ())):
                 file.add(tuple(option.split(".")), text, missing=True)
         refused: Iterable[tuple[str, str]] = ()
-        if purpose != "calibrate":
+        wrong = None if version is None else unsupported(job.build.target, version)
+        if wrong is not None:
+            file.add(("build", "target"), f"{wrong}. Name the device's release with --for.")
+        elif purpose != "calibrate":
             refused = _refusals(job, version) if purpose == "build" else kit_refusals(job, version)
         for option, text in refused:
             file.add(tuple(option.split(".")), text)

@@ -12,13 +12,14 @@ clipping by what its inputs are, J. Lin et al., "AWQ" (2023).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from trtpipe.errors import InputError
 from trtpipe.values import NumberFormatName
 
 if TYPE_CHECKING:
@@ -83,6 +84,20 @@ def maxima(table: CalibrationTable) -> dict[str, float]:
         key: amax if seen[key].state == "dead" else max(abs(seen[key].low), abs(seen[key].high), amax)
         for key, amax in table.amax.items()
     }
+
+
+def check_complete(amax: Mapping[str, float], keys: Iterable[str]) -> None:
+    """Nothing, where the calibration table has an amax for every key.
+
+    Raises:
+        InputError: a key is missing.
+    """
+    missing = [k for k in keys if k not in amax]
+    if missing:
+        raise InputError(
+            f"calibration: the table must hold every quantized tensor (got none for {', '.join(missing[:5])}). "
+            "Calibrate again: run `trtpipe calibrate`."
+        )
 
 
 def to_fp8(x: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trtpipe.errors import InputError
 from trtpipe.model.nodes import add_constant, constant_value, is_constant
 from trtpipe.quantization.formats import (
     FP8,
@@ -21,6 +20,7 @@ from trtpipe.quantization.formats import (
     NVFP4,
     block_scales,
     block_size,
+    check_complete,
     fp4_values,
     global_scale,
     quantize_int4,
@@ -134,11 +134,7 @@ def place_narrow(
         InputError: the table lacks a tensor.
     """
     needed = dict.fromkeys(s.site.group for s in sites if s.site.axis is None)
-    if missing := [k for k in needed if k not in statistics.maxima]:
-        raise InputError(
-            f"calibration: the table must hold every quantized tensor (got none for {', '.join(missing[:5])}). "
-            "Calibrate again: run `trtpipe calibrate`."
-        )
+    check_complete(statistics.maxima, needed)
     by_name = {n.name: n for n in graph.graph.nodes}
     scales: dict[str, float] = {}
     made: dict[tuple[Node, NumberFormatName, str], Node] = {}  # what several operations read is quantized once

@@ -13,7 +13,7 @@ ACTIVATION_RANGE, WEIGHT_RANGE = (-128, 127), (-127, 127)
 
 
 class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
-    """Observes into a histogram while calibrating, and answers with the table's amax when converting.
+    """Observes into a histogram while calibrating; gives the scale of the table's amax when converting.
 
     `forward` takes any float tensor of any shape and returns it unchanged.
     """
@@ -25,7 +25,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         self.scale = 0.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`x`, after it was observed."""
+        """`x`, after it was added to the histogram."""
         if self.histogram is not None:
             self.histogram.observe(x)
         return x

@@ -3,8 +3,8 @@
 Rules for every TensorRT, in this order:
 
     P1  one row: an operation with one output position a sample, such as squeeze-and-excitation, a classifier behind a
-        pool, a matmul with one row or column. Its weights are read once and used once, so that there is nothing for
-        tensor cores to gain (NVIDIA Model Optimizer 0.47 leaves out matmuls with M or N of 1,
+        pool, a matmul with one row or column. Its weights are read once and used once, so that tensor cores do not
+        help (NVIDIA Model Optimizer 0.47 leaves out matmuls with M or N of 1,
         `find_nodes_from_matmul_to_exclude`); the classifier also rounds what everything before it computed
     P2  depthwise convolutions: one channel a group fills no tensor core tile (pytorch/pytorch pull request 22302, and
         NVIDIA/TensorRT issue 2197: MobileNetV3 in INT8 is no faster than in FP16), and they are where INT8 costs
@@ -78,8 +78,8 @@ def keep_of(job: Job, captured: Captured) -> Keep:
 
     A model that is quantized already is taken as it is: P1 to P4 are not for it.
 
-    Where they leave nothing in INT8, P4 alone decides, and where that leaves nothing either everything is quantized:
-    who asks for INT8 in so small a network gets it, with a note.
+    If they leave nothing in INT8, P4 alone decides. If that leaves nothing either, everything is quantized, because
+    the job asks for INT8, and a note says so.
     """
     precision = job.precision
     keep = Keep(precision.keep.fp32, precision.keep.fp16, precision.keep.bf16)
@@ -94,7 +94,7 @@ def keep_of(job: Job, captured: Captured) -> Keep:
 def gains_nothing(
     captured: Captured, target: Target, kept: Callable[[Node], bool]
 ) -> tuple[Mapping[str, str], tuple[str, ...]]:
-    """Reasons by node name of the operations that stay wide, and notes on rules that were not applied.
+    """By node name, why an operation stays out of INT8; and notes on rules that were not applied.
 
     Args:
         captured: the hub graph.
@@ -122,7 +122,7 @@ def gains_nothing(
 def shape_reason(graph: GraphModule, node: Node) -> str:
     """Why a convolution, linear or matmul gains nothing by its shape (P1 to P3); "" when it may gain.
 
-    Dynamic extents are taken for large.
+    Dynamic extents count as large.
     """
     name, out = op_name(node), node.meta["val"].shape
     if name in MATMULS:

@@ -24,7 +24,7 @@ from trtpipe.model.pt2e import (
     prepare_pt2e,
 )
 from trtpipe.model.sites import kept_sites
-from trtpipe.quantization.formats import FORMATS, SMALLEST_SCALE, rounded_up
+from trtpipe.quantization.formats import FORMATS, SMALLEST_SCALE, check_complete, rounded_up
 from trtpipe.quantization.narrow import NarrowSite, Statistics, place_narrow
 from trtpipe.quantization.observers import ACTIVATION_RANGE, WEIGHT_RANGE, ActivationObserver, PerChannelWeightObserver
 from trtpipe.quantization.policy import Assignment, Modes, assign, cannot, checked_modes
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class TensorRTQuantizer(Quantizer):  # type: ignore[misc]
-    """Annotates the given sites; where they are is `placement`'s business."""
+    """Annotates the given sites, which `model.sites` has found."""
 
     def __init__(self, sites: Sequence[Site], half: torch.dtype | None) -> None:
         self.sites = sites
@@ -68,7 +68,7 @@ class TensorRTQuantizer(Quantizer):  # type: ignore[misc]
         return model
 
     def validate(self, model: GraphModule) -> None:
-        """Nothing to refuse: the sites come from this very graph."""
+        """Refuse nothing: the sites come from this graph."""
 
     def _weight(self, axis: int) -> QuantizationSpec:
         low, high = WEIGHT_RANGE
@@ -196,12 +196,7 @@ def place_qdq(
         InputError: the table lacks a tensor, or holds no finite positive number for it.
     """
     scales = {}
-    missing = [k for k in prepared.observers if k not in amax]
-    if missing:
-        raise InputError(
-            f"calibration: the table must hold every quantized tensor (got none for {', '.join(missing[:5])}). "
-            "Calibrate again: run `trtpipe calibrate`."
-        )
+    check_complete(amax, prepared.observers)
     for key, observer in prepared.observers.items():
         scale = torch.tensor([np.float32(amax[key]) / np.float32(127)], dtype=torch.float32).clamp_min(SMALLEST_SCALE)
         observer.scale = scales[key] = float(rounded_up(scale, half)[0])
@@ -235,7 +230,7 @@ def _observer_on(graph: GraphModule, consumer: Node, producer: str) -> Activatio
 
 @dataclass(frozen=True)
 class Narrow:
-    """What a job with other formats than INT8 quantizes by: its modes, and what calibration knows beyond amax."""
+    """Input of quantization to FP8 and 4 bits: the job's modes, and the calibration statistics beyond amax."""
 
     modes: Modes
     statistics: Statistics
@@ -279,19 +274,17 @@ def quantize(
         graph = copied(captured.graph)
     if narrow is not None:
         scales |= place_narrow(graph, plan.narrow, half, narrow.statistics)
-    layers = place_casts(
-        graph, half=half, keep=keep, ranges=ranges, outputs=captured.outputs, unquantized=plan.reasons
-    ).layers
+    layers = place_casts(graph, half=half, keep=keep, ranges=ranges, outputs=captured.outputs, unquantized=plan.reasons)
     program = export(graph, captured.inputs)
     return Quantized(program, captured.inputs, captured.outputs, layers, scales, tuple(notes))
 
 
 @dataclass(frozen=True)
 class SitePlan:
-    """Which inputs of which operations are quantized, and how.
+    """Which inputs of which operations are quantized, and to which format.
 
-    `int8` are the sites of INT8, `narrow` those of FP8 and 4 bits, `chosen` the format of each operation (empty where
-    INT8 alone was asked for), `skipped` what no format can have.
+    `int8` are the sites of INT8, `narrow` those of FP8 and 4 bits, `chosen` the format of each operation (empty for a
+    job with INT8 alone), `skipped` the operations that no format can hold.
     """
 
     int8: tuple[Site, ...]
@@ -301,7 +294,7 @@ class SitePlan:
 
     @property
     def reasons(self) -> dict[str, str]:
-        """By the name of a node, why it is in no format, or not in the one it would have had."""
+        """By the name of a node, why it has no format, or not the preferred one."""
         excluded = {n.name: c.reason for n, c in self.chosen.choices.items() if c.reason}
         return excluded | {s.node.name: s.reason for s in self.skipped}
 
@@ -341,7 +334,7 @@ def _nothing_left(plan: SitePlan, narrow: Narrow | None) -> str:
 
 
 def _unfit(plan: SitePlan, modes: Modes) -> tuple[str, ...]:
-    """Why no operation was tried in any of the formats: they are for others."""
+    """Why no operation can have any of the job's formats."""
     formats = modes.on | ({modes.weights} if modes.weights else set())
     return tuple(
         f"{FORMATS[f].title}: {why}" for n in plan.chosen.choices for f in sorted(formats) if (why := cannot(n, f))

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 #: Modules that are measured however little time there is.
-LEAST = 3
+LEAST = 1
 
 
 @dataclass(frozen=True)
@@ -155,13 +155,15 @@ def measure_sensitivity(
         keep: modules that the job keeps wide already; they are not measured.
         progress: receives the modules done in each batch, and may cancel.
         int8, narrow: the job's formats, as for `quantize`.
-        seconds: after this long what was found is given; None: however long it takes. A network that needs longer for
-            one batch is measured in the modules that lose most at their own output, as many as there is time for.
+        seconds: after this long, and the measurement that then runs, what was found is given; None: however long it
+            takes. A network that needs longer for one batch is measured in the modules that lose most at their own
+            output, as many as there is time for.
 
     Raises:
         InputError: nothing is left to quantize, or there is no sample.
         Cancelled: progress asked to stop.
     """
+    clock = _Clock(seconds)
     graph = captured.graph
     plan = plan_sites(captured, int8=int8, keep=keep, narrow=narrow)
     units = find_units((*plan.int8, *dict.fromkeys(n.site for n in plan.narrow)))
@@ -180,15 +182,16 @@ def measure_sensitivity(
             )
         other = {n: wider[n] for n in unit.nodes if n in wider}
         losses.append(_Found(unit, changed, other, captured.outputs, [_Ratio() for _ in captured.outputs]))
-    clock = _Clock(seconds)
     for sample in samples:
         before = Spent(machine.spent.macs, machine.spent.nodes)
-        reference, _ = machine.finish(0, machine.inputs(sample.inputs), {})
+        with torch.inference_mode():
+            if not count and seconds is not None:
+                reference, losses = _first_look(machine, losses, sample, clock)
+            else:
+                reference, _ = machine.finish(0, machine.inputs(sample.inputs), {})
         bare.macs += machine.spent.macs - before.macs
         bare.nodes += machine.spent.nodes - before.nodes
         with torch.inference_mode():
-            if not count and seconds is not None:
-                losses = _affordable(machine, losses, sample, clock)
             _walk(machine, losses, sample, reference, half, progress, clock)
         count += sample.count
         size = len(sample.inputs[0])
@@ -228,15 +231,19 @@ class _Clock:
         return self.left <= 0 and self.measured >= self._least
 
 
-def _affordable(machine: Partial, losses: Sequence[_Found], sample: Sample, clock: _Clock) -> list[_Found]:
-    """Of all modules those that can be measured on this batch in the time left: the worst at their own output.
+def _first_look(
+    machine: Partial, losses: Sequence[_Found], sample: Sample, clock: _Clock
+) -> tuple[tuple[torch.Tensor, ...], list[_Found]]:
+    """The float outputs, and of all modules those that can be measured on this batch in the time left.
 
-    One more pass says how much each loses there by its last operation; a module then takes half a pass on average.
+    They are the worst at their own output: the same pass says how much each loses there by its last operation. A module
+    then takes half a pass on average.
     """
     began = time.perf_counter()
     ends = {f.unit.nodes[-1]: f for f in losses}
     own: dict[str, _Ratio] = {}
     alive = machine.inputs(sample.inputs)
+    result: Any = ()
     for node in machine.nodes:
         noisy = machine.value(node, alive, ends[node].changed) if node in ends else None
         result = machine.step(node, alive, {})
@@ -246,7 +253,7 @@ def _affordable(machine: Partial, losses: Sequence[_Found], sample: Sample, cloc
     pass_seconds = (time.perf_counter() - began) / 2
     room = max(LEAST, int(clock.left / max(pass_seconds / 2, 1e-9)))
     worst = {f.unit.path for f in sorted(losses, key=lambda f: own[f.unit.path].db)[:room]}
-    return [f for f in losses if f.unit.path in worst]
+    return tuple(result), [f for f in losses if f.unit.path in worst]
 
 
 def _walk(

@@ -1,4 +1,4 @@
-"""What a search has found so far, on disk: written whole after every trial, taken up again by the next run."""
+"""The trials of a search on disk: the file is written after every trial, and the next run continues from it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORMAT = "trtpipe-trials"
 
 
 class _File(BaseModel):
-    """The file, field by field; infinite figures are the strings inf and -inf."""
+    """The file, field by field; infinities are strings, as `jsontext` writes them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -35,7 +35,7 @@ class _File(BaseModel):
 class Trials:
     """Trials and rankings of one job on one set of data, kept in a file.
 
-    `key` says by digests what they hold for; `notes` what became of a file that was there.
+    `key` are the digests of what they are valid for, by name; `notes` say whether an existing file was used.
     """
 
     path: Path
@@ -46,10 +46,10 @@ class Trials:
 
     @classmethod
     def open(cls, path: Path, key: Mapping[str, str]) -> Trials:
-        """What is in the file if it is about the same key; nothing, with a note, if it is about another.
+        """The content of the file if it has the same key; nothing, with a note, if it has another.
 
         Raises:
-            InputError: the file is none that `Trials` has written.
+            InputError: the file was not written by `Trials`.
         """
         record = cls(path, dict(key))
         try:
@@ -76,7 +76,7 @@ class Trials:
         return record
 
     def trial(self, candidate: Candidate, evaluate: Callable[[Candidate], Trial]) -> Trial:
-        """The trial of a candidate: the one on file, or a new one, which is then on file."""
+        """The trial of a candidate: the one of the file, or a new one, which is added to the file."""
         for known in self.trials:
             if known.candidate == candidate:
                 return known
@@ -86,7 +86,7 @@ class Trials:
         return new
 
     def ranking(self, algorithm: str, rank: Callable[[str], Sensitivity]) -> Sensitivity:
-        """The sensitivities under one algorithm: those on file, or new ones, which are then on file."""
+        """The sensitivities under one algorithm: those of the file, or new ones, which are added to the file."""
         if algorithm not in self.rankings:
             self.rankings[algorithm] = rank(algorithm)
             self._write()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from calib.files import text_at_most
 from calib.strictjson import first_problem
 from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError
@@ -29,6 +30,8 @@ COLUMNS = (
     ("size MB", "size_bytes", "{:.3f}"),
     ("peak memory MB", "peak_memory_bytes", "{:.1f}"),
 )
+#: A longer file is none of `bench_text`.
+_MOST_BYTES = 64 << 20
 MEGA = ("size_bytes", "peak_memory_bytes")
 #: What the figures of the environment are read off, in the page's first lines.
 VERSIONS = ("python", "torch", "torchao", "onnxruntime", "system")
@@ -41,10 +44,11 @@ def read_bench(path: Path) -> Bench:
         InputError: it is none.
     """
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        bench = TypeAdapter(Bench).validate_python(raw)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raw = json.loads(text_at_most(path, _MOST_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: must be JSON of `trtpipe bench --save` (got {error}). Measure again.") from None
+    try:
+        bench = TypeAdapter(Bench).validate_python(raw)
     except ValidationError as error:
         raise InputError(
             f"{path}: must be JSON of `trtpipe bench --save` (got {first_problem(error)}). Measure again."

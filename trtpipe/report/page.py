@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calib.audit import CLIPPED, UNSTABLE
+from trtpipe.progress import size
 from trtpipe.quantization.diagnose import BLAME
 from trtpipe.report import charts, comparison
 from trtpipe.report.content import ReportContent
-from trtpipe.report.figures import compact, percent, size
+from trtpipe.report.figures import compact, percent
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from trtpipe.trt.formats import DYNAMIC_QUANTIZE
 from trtpipe.values import LayerPrecision, OnnxModel, Precision
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def _number_format(value: str, types: dict[str, int], producers: dict[str, NodeP
     quantizer = producers.get(stored)
     if moved and quantizer is not None:
         return None
-    if quantizer is not None and quantizer.op_type == "TRT_FP4DynamicQuantize":
+    if quantizer is not None and quantizer.op_type == DYNAMIC_QUANTIZE:
         return "nvfp4"
     names: dict[int, Precision] = {
         onnx.TensorProto.FLOAT8E4M3FN: "fp8",

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trtpipe.trt.formats import DYNAMIC_QUANTIZE
+from trtpipe.values import Quantized
+
 if TYPE_CHECKING:
     from onnx.defs import OpSchema
     from onnx_ir import Model, Value
     from onnxscript.values import Opset
-
-    from trtpipe.values import Quantized
 
 #: What an operator of PyTorch is in ONNX: a function of its inputs that writes the nodes.
 Translations = dict[Callable[..., object], Callable[..., "Value"]]
@@ -27,7 +28,6 @@ Translations = dict[Callable[..., object], Callable[..., "Value"]]
 OPSETS = {"int4_dequantize": 21, "fp4_dequantize": 23, "fp4_dynamic": 23}
 #: TensorRT's domain of operators that ONNX does not have.
 DOMAIN = "trt"
-DYNAMIC_QUANTIZE = "TRT_FP4DynamicQuantize"
 
 
 def opset_of(quantized: Quantized, least: int) -> int:

@@ -61,7 +61,7 @@ def is_jetson(root: Path = Path("/")) -> bool:
         return False
 
 
-def _memory(jetson: bool, gpu: driver.Device | None) -> int | None:
+def _memory(jetson: bool, gpu: driver.Gpu | None) -> int | None:
     """What an engine may use at most: of a discrete GPU all of it, of a system's own memory what is available now."""
     if gpu is not None and not jetson:
         return gpu.memory_bytes

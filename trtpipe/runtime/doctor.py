@@ -53,8 +53,8 @@ def _ability(what: str, possible: bool, reason: str, install: str = "") -> Abili
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """A GPU and what it accelerates; `precisions` is empty for one that the support matrix does not know."""
+class GpuAbility:
+    """A GPU and the precisions that it accelerates; none for one that the support matrix does not list."""
 
     name: str
     compute_capability: str
@@ -70,7 +70,7 @@ class Diagnosis:
     system: str
     jetson: bool
     driver: str
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[GpuAbility, ...]
     tensorrts: dict[str, str]
     packages: dict[str, str | None]
     abilities: tuple[Ability, ...]
@@ -93,7 +93,8 @@ def examine() -> Diagnosis:
         jetson=jetson,
         driver=f"CUDA {gpu.cuda}" if not gpu.problem else gpu.problem,
         gpus=tuple(
-            Gpu(d.name, d.compute_capability, d.memory_bytes, _precisions(d.compute_capability)) for d in gpu.devices
+            GpuAbility(d.name, d.compute_capability, d.memory_bytes, _precisions(d.compute_capability))
+            for d in gpu.devices
         ),
         tensorrts={str(name): f"{distribution} {version}" for name, (distribution, version) in tensorrts.items()},
         packages=packages,

@@ -16,7 +16,7 @@ from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.golden import KEPT_SAMPLES
 from trtpipe.bundle.manifest import GRAPH, EngineInfo, describe_engine
 from trtpipe.errors import BuildError, InputError, MissingError
-from trtpipe.evaluation import metrics
+from trtpipe.evaluation import check, metrics
 from trtpipe.job.sections import Build
 from trtpipe.runtime.compatibility import placement_problems
 from trtpipe.runtime.device import Device, this_device
@@ -31,13 +31,12 @@ _FEW_SAMPLES = 1.25
 _ROUNDING, _COSINE_ROUNDING = 1e-4, 1e-6
 
 
-class Runner(Protocol):
-    """What executes, a context manager: `EngineRunner`, `HybridRunner` or `OrtRunner`.
+class Runner(check.Runner, Protocol):
+    """A runner that is loaded and released as a context manager.
 
     `name` is like "onnxruntime 1.31.1"; `notes` are what a user should know of it once it is open.
     """
 
-    name: str
     notes: tuple[str, ...]
 
     def __enter__(self) -> Any:
@@ -47,9 +46,6 @@ class Runner(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> Any:
         """Release."""
-
-    def run(self, inputs: Mapping[str, Array], /) -> Mapping[str, Array]:
-        """The outputs of one batch by name."""
 
 
 class RunnerSettings(TypedDict):

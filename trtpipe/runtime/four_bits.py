@@ -14,11 +14,11 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from calib.types import Array
+from trtpipe.trt.formats import DYNAMIC_QUANTIZE
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
 
-DYNAMIC_QUANTIZE = "TRT_FP4DynamicQuantize"
 #: How many numbers share a scale, the largest E2M1 and the largest E4M3.
 BLOCK, LARGEST, LARGEST_SCALE = 16, 6.0, 448.0
 #: Axes of the last dimension.

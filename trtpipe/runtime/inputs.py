@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from calib.files import as_text
 from calib.samples import IMAGE_SUFFIXES
 from calib.types import Array
 from trtpipe.errors import InputError
@@ -56,7 +57,7 @@ def open_feed(path: Path, model: Model) -> Feed:
     if suffix in ARRAY_SUFFIXES:
         return _arrays(path, model)
     if suffix in IMAGE_SUFFIXES:
-        return Feed((path.name,), (None,), paths=(path,))
+        return Feed((as_text(path.name),), (None,), paths=(path,))
     kinds = ", ".join((*IMAGE_SUFFIXES, *ARRAY_SUFFIXES))
     raise InputError(f"{path}: must be one of {kinds} (got {suffix or 'no suffix'}). Convert it.")
 
@@ -68,8 +69,9 @@ def _folder(folder: Path, model: Model) -> Feed:
         raise InputError(f"{folder}: holds no image ({', '.join(IMAGE_SUFFIXES)}). Check the path.")
     names = set(model.manifest.class_names or ())
     relative = [p.relative_to(folder) for p in paths]
-    truths = tuple(r.parts[0] if len(r.parts) > 1 and r.parts[0] in names else None for r in relative)
-    return Feed(tuple(r.as_posix() for r in relative), truths, paths=paths)
+    firsts = [as_text(r.parts[0]) if len(r.parts) > 1 else None for r in relative]
+    truths = tuple(first if first in names else None for first in firsts)
+    return Feed(tuple(as_text(r.as_posix()) for r in relative), truths, paths=paths)
 
 
 def _arrays(path: Path, model: Model) -> Feed:
@@ -91,5 +93,5 @@ def _arrays(path: Path, model: Model) -> Feed:
         raise InputError(
             f"{path}: every array must hold the same samples, one or more (got {sorted(lengths)}). Check it."
         )
-    ids = tuple(f"{path.name}[{i}]" for i in range(lengths.pop()))
+    ids = tuple(f"{as_text(path.name)}[{i}]" for i in range(lengths.pop()))
     return Feed(ids, (None,) * len(ids), arrays=arrays)

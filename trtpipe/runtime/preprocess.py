@@ -145,6 +145,7 @@ def _check_shape(sample: Array, spec: TensorSpec) -> None:
     )
     if not fits:
         raise InputError(
-            f"{spec.name}: a preprocessed image must have the shape {expected} of its binding (got {sample.shape}). "
+            f"{spec.name}: a preprocessed image must have the shape {spec.described} of its binding, without the first "
+            f"(got {list(sample.shape)}). "
             "Resize the images, or give the job's transform a center_crop."
         )

@@ -132,6 +132,11 @@ class Model:
             return self.run_arrays(images)
         if isinstance(images, np.ndarray):
             return self.run_arrays({self._only_input().name: images})
+        if not isinstance(images, list | tuple) or not all(_is_image(i) for i in images):
+            raise InputError(
+                f"{self.bundle.path}: must be given a list of images (paths or PIL images), an array, or arrays by "
+                f"input name (got {_kind(images)}). Convert it."
+            )
         return self.run_arrays({self._only_input().name: self.preprocess(images)})
 
     def preprocess(self, images: Iterable[Image | str | Path]) -> Array:
@@ -221,7 +226,14 @@ class Model:
             )
             if not fits:
                 raise InputError(
-                    f"{where}: input {name} must have the shape {spec.shape} (got {array.shape}). Reshape it."
+                    f"{where}: input {name} must have the shape {spec.described} (got {list(array.shape)}). Reshape or "
+                    "resize it."
+                )
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                bad = ~np.isfinite(array.reshape(len(array), -1)).all(axis=1)
+                raise InputError(
+                    f"{where}: every value of input {name} must be finite, as in the check (got NaN or infinity in "
+                    f"sample {int(bad.argmax())}). Leave it out or replace them."
                 )
         counts = {len(a) for a in arrays.values()}
         if len(counts) != 1 or min(counts) < 1:
@@ -229,6 +241,17 @@ class Model:
                 f"{where}: every input must hold the same samples, one or more (got {sorted(counts)}). Check them."
             )
         return counts.pop()
+
+
+def _is_image(value: object) -> bool:
+    return isinstance(value, str | Path) or hasattr(value, "mode")  # without PIL for users of arrays
+
+
+def _kind(value: object) -> str:
+    """`Tensor`, or `list of list` for the first part of it that is no image."""
+    name = type(value).__name__
+    wrong = next((v for v in value if not _is_image(v)), None) if isinstance(value, list | tuple) else None
+    return name if wrong is None else f"{name} of {type(wrong).__name__}"
 
 
 def load(path: str | Path, *, key: str | Path | None = None, graph: bool = False, as_written: bool = False) -> Model:

@@ -17,7 +17,7 @@ _COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76
 
 
 @dataclass(frozen=True)
-class Device:
+class Gpu:
     """One GPU as the driver describes it; `compute_capability` is like "8.6", memory is in bytes."""
 
     index: int
@@ -31,7 +31,7 @@ class Driver:
     """The NVIDIA driver. `problem` is empty when at least one GPU can be used; `cuda` is like "12.6"."""
 
     cuda: str = ""
-    devices: tuple[Device, ...] = ()
+    devices: tuple[Gpu, ...] = ()
     problem: str = ""
 
 
@@ -53,7 +53,7 @@ def probe() -> Driver:
     count = ctypes.c_int()
     if status := cuda.cuDeviceGetCount(ctypes.byref(count)):
         return Driver(version, problem=f"the NVIDIA driver lists no GPU: {_error(cuda, status)}")
-    devices = tuple(_device(cuda, i) for i in range(count.value))
+    devices = tuple(_gpu(cuda, i) for i in range(count.value))
     return Driver(version, devices, "" if devices else "the NVIDIA driver sees no GPU")
 
 
@@ -79,7 +79,7 @@ def _error(cuda: ctypes.CDLL, status: int) -> str:
     return text.value.decode() if text.value else f"CUresult {status}"
 
 
-def _device(cuda: ctypes.CDLL, index: int) -> Device:
+def _gpu(cuda: ctypes.CDLL, index: int) -> Gpu:
     handle, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     name, memory = ctypes.create_string_buffer(256), ctypes.c_size_t()
     cuda.cuDeviceGet(ctypes.byref(handle), index)
@@ -87,4 +87,4 @@ def _device(cuda: ctypes.CDLL, index: int) -> Device:
     cuda.cuDeviceGetAttribute(ctypes.byref(major), _COMPUTE_CAPABILITY_MAJOR, handle)
     cuda.cuDeviceGetAttribute(ctypes.byref(minor), _COMPUTE_CAPABILITY_MINOR, handle)
     cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), handle)
-    return Device(index, name.value.decode(errors="replace"), f"{major.value}.{minor.value}", memory.value)
+    return Gpu(index, name.value.decode(errors="replace"), f"{major.value}.{minor.value}", memory.value)

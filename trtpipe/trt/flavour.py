@@ -186,6 +186,18 @@ def installed() -> Installed:
     return {name: (p.distribution, p.version) for name, p in by_module.items() if p is not None}
 
 
+def unsupported(name: str, version: str) -> str | None:
+    """Why a version cannot be that of a release of this TensorRT which trtpipe builds for, as "must ... (got ...)"."""
+    if name not in OLDEST:
+        return None
+    oldest = ".".join(map(str, OLDEST["tensorrt_rtx" if name == "tensorrt_rtx" else "tensorrt"]))
+    if parse_version(version) < parse_version(oldest):
+        return f"must be {title(name, oldest)} or later (got {version})"
+    if name == "tensorrt_rtx" and parse_version(version) >= OLDEST["tensorrt"]:
+        return f"must be a release of TensorRT-RTX, like {oldest} (got {version}, which is TensorRT's)"
+    return None
+
+
 def look(module: object, name: Name, version: str) -> frozenset[str]:
     """Names of the capabilities that `module` has: by its attributes, and by version where nothing can be looked at."""
     by_version = expected(name, version)

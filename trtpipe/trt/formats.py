@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from trtpipe.job.sections import Build, Precision
     from trtpipe.values import NumberFormatName
 
+#: TensorRT's own ONNX operator that quantizes activations to NVFP4, in the domain "trt".
+DYNAMIC_QUANTIZE = "TRT_FP4DynamicQuantize"
+
 
 @dataclass(frozen=True)
 class FormatSupport:

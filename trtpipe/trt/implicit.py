@@ -41,7 +41,7 @@ def make_calibrator(flavour: Flavour, calibration: Calibration | None) -> Native
     """TensorRT's calibrator over the given ranges or samples; `finish()` it after the build.
 
     Raises:
-        InputError: without either; TensorRT would make INT8 of ranges that nobody measured.
+        InputError: without either; TensorRT would quantize to INT8 with ranges that were never measured.
     """
     if calibration is not None and calibration.cache is not None:
         base = getattr(flavour.module, trt_calibrator.BASES[calibration.algorithm])

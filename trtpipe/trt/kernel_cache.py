@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 from trtpipe.atomic import write_whole
 
 if TYPE_CHECKING:
-    from trtpipe.trt.driver import Device
+    from trtpipe.trt.driver import Gpu
     from trtpipe.trt.types import IRuntimeCache, IRuntimeConfig
 
 
-def kernel_file(engine: bytes, device: Device) -> Path:
+def kernel_file(engine: bytes, gpu: Gpu) -> Path:
     """Where the kernels of this engine on this kind of GPU are kept: in the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    gpu = re.sub(r"[^A-Za-z0-9]+", "-", device.name).strip("-")
-    return Path(base, "trtpipe", "rtx-kernels", f"{hashlib.sha256(engine).hexdigest()[:32]}-{gpu}")
+    name = re.sub(r"[^A-Za-z0-9]+", "-", gpu.name).strip("-")
+    return Path(base, "trtpipe", "rtx-kernels", f"{hashlib.sha256(engine).hexdigest()[:32]}-{name}")
 
 
 class KernelCache:

@@ -289,7 +289,7 @@ class EngineRunner:
             )
 
     def _close(self) -> None:
-        """Let go in the order that TensorRT wants: contexts, engine, runtime, logger. What runs now is closed after."""
+        """Release in the order of TensorRT: contexts, engine, runtime, logger. Running contexts are closed later."""
         with self._turn:
             idle, self._idle = self._idle, []
             self._made -= len(idle)

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError
-from trtpipe.trt.driver import Device, Driver
+from trtpipe.trt.driver import Driver, Gpu
 from trtpipe.trt.flavour import Flavour
 
 if TYPE_CHECKING:
     from trtpipe.trt.types import IBuilderConfig, ITimingCache
 
 
-def file_name(flavour: Flavour, driver: Driver, device: Device) -> str:
+def file_name(flavour: Flavour, driver: Driver, gpu: Gpu) -> str:
     """Like "tensorrt-10.16.1.11_NVIDIA-L4_sm89_cuda13.0.timing"."""
-    gpu = re.sub(r"[^A-Za-z0-9]+", "-", device.name).strip("-")
-    sm = device.compute_capability.replace(".", "")
-    return f"{flavour.name}-{flavour.version}_{gpu}_sm{sm}_cuda{driver.cuda}.timing"
+    name = re.sub(r"[^A-Za-z0-9]+", "-", gpu.name).strip("-")
+    sm = gpu.compute_capability.replace(".", "")
+    return f"{flavour.name}-{flavour.version}_{name}_sm{sm}_cuda{driver.cuda}.timing"
 
 
 def attach(config: IBuilderConfig, path: Path) -> tuple[ITimingCache, tuple[str, ...]]:

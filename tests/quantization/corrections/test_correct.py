@@ -213,3 +213,21 @@ def test_corrections_of_another_graph_are_refused(tmp_path: Path) -> None:
     captured = capture(nets.loaded(uneven(), out_shape=("N", 10)))
     with pytest.raises(CalibError, match=r"corrections: scale:0:other is not of this model's graph"):
         corrected(captured, {"scale:0:other": np.ones(3, np.float32)})
+
+
+class TiedEinsum(nn.Module):
+    """A parameter that two products of activations read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Parameter(nets.images(10, 16)), nn.Linear(16, 10)
+        self.c = nn.Conv2d(3, 16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = self.c(x).mean((2, 3))
+        return self.head(torch.einsum("nc,kc->nk", z, self.table) @ self.table)
+
+
+def test_a_constant_that_is_quantized_like_an_activation(tmp_path: Path) -> None:
+    captured, _, table, _ = made(TiedEinsum(), tmp_path)
+    assert decibels(captured, table, nets.images(16, 3, 8, 8)) > 10

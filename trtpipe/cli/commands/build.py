@@ -28,6 +28,7 @@ from trtpipe.job.problems import Problem
 from trtpipe.pipeline.build import build
 from trtpipe.pipeline.kit import finish_kit
 from trtpipe.pipeline.validate import Purpose, plan
+from trtpipe.progress import size
 
 if TYPE_CHECKING:
     from trtpipe.job.job import Job
@@ -183,7 +184,7 @@ def verdict(name: str, bundle: Path, report: CheckReport) -> list[str]:
     lines += [f"  note: {note}" for note in report.notes]
     engine = next((bundle / f for f in ("model.engine", "model.hybrid", "model.onnx") if (bundle / f).is_file()), None)
     if engine is not None:
-        lines.append(f"  {engine.name}: {console.size(engine.stat().st_size)}")
+        lines.append(f"  {engine.name}: {size(engine.stat().st_size)}")
     if report.executed == "graph" and engine is not None and engine.name != "model.onnx":
         lines.append("  The graph was executed, not the engine: run `trtpipe check` on the bundle where its GPU is.")
     lines.append(f"  bundle: {console.relative(bundle)}")

@@ -1,4 +1,4 @@
-"""What the commands that take a bundle share."""
+"""Arguments, options and output of the commands that take a bundle."""
 
 from __future__ import annotations
 

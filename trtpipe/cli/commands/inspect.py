@@ -18,6 +18,7 @@ from trtpipe.bundle.format import read_bundle
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import json_option
 from trtpipe.errors import InputError, MissingError
+from trtpipe.progress import size
 from trtpipe.trt.plan import read_header
 
 if TYPE_CHECKING:
@@ -42,10 +43,10 @@ def command(file: Path, as_json: bool) -> None:
 
 
 def described(path: Path) -> JsonObject:
-    """What `path` holds, as `{"kind": bundle | kit | engine | onnx | calibration | calibration cache, ...}`.
+    """The content of `path`, as `{"kind": bundle | kit | engine | onnx | calibration | calibration cache, ...}`.
 
     Raises:
-        InputError: nothing is there, or nothing of these kinds; or it is damaged (said by whoever reads that kind).
+        InputError: nothing is there, it is of none of these kinds, or it is damaged.
     """
     if path.is_dir():
         if not (path / "manifest.json").is_file():
@@ -115,7 +116,7 @@ def _cache(path: Path) -> JsonObject:
 
 
 def _onnx(path: Path) -> JsonObject:
-    """An ONNX file: bindings, opsets, operators, and what its operators compute in."""
+    """An ONNX file: bindings, opsets, operators, and the types that its operators compute in."""
     try:
         import onnx
     except ImportError:
@@ -151,7 +152,7 @@ def _onnx(path: Path) -> JsonObject:
 
 
 def _binding(value: ValueInfoProto, names: Mapping[int, str]) -> JsonObject:
-    """Name, element type and shape of an input or output; a shape that the file does not say is None."""
+    """Name, element type and shape of an input or output; a shape that the file does not have is None."""
     kind = value.type.tensor_type
     if not value.type.HasField("tensor_type"):
         return {"name": value.name, "dtype": str(value.type.WhichOneof("value")).removesuffix("_type"), "shape": None}
@@ -171,7 +172,7 @@ def _computes_in(graph: GraphProto, types: Mapping[str, str]) -> Iterator[str]:
 
 
 def _bundle_lines(description: JsonObject) -> Iterator[str]:
-    """What a person asks of a bundle; --json has the whole manifest."""
+    """A bundle in lines for people; --json has the whole manifest."""
     engine, check = description["engine"], description["check"]
     yield f"{description['kind']} {description['name']} in {description['path']}"
     if engine is None:
@@ -179,14 +180,14 @@ def _bundle_lines(description: JsonObject) -> Iterator[str]:
         wanted = gpus and f" for compute capability {gpus}"
         yield f"to be built: {description['build']['target']}{wanted}, on its device"
     else:
-        size = console.size(description["files"][engine["file"]]["size"])
+        engine_size = size(description["files"][engine["file"]]["size"])
         least = engine["minimum_compute_capability"]
         anything = "any that its kind of engine allows" if least is None else f"{least} and later"
         gpus = ", ".join(engine["compute_capabilities"]) or anything
-        yield f"engine: {engine['target']} {engine['version']}, {size}, compute capability {gpus}"
+        yield f"engine: {engine['target']} {engine['version']}, {engine_size}, compute capability {gpus}"
         if engine["int8_weights"]:
             stored, total = engine["int8_weights"]["int8"], engine["int8_weights"]["total"]
-            yield f"INT8 weights: {console.size(stored)} of {console.size(total)} were found in the engine in INT8"
+            yield f"INT8 weights: {size(stored)} of {size(total)} were found in the engine in INT8"
         if engine["fallback"]:
             needed = description["environment"].get("torch", "with CUDA")
             count = len(engine["fallback"])
@@ -215,13 +216,13 @@ def _bundle_lines(description: JsonObject) -> Iterator[str]:
     for note in description["notes"]:
         yield f"note: {note}"
     for name, file in description["files"].items():
-        yield f"file: {name}, {console.size(file['size'])}"
+        yield f"file: {name}, {size(file['size'])}"
 
 
 def _onnx_lines(description: JsonObject) -> Iterator[str]:
-    """What a person asks of an ONNX file."""
+    """An ONNX file in lines for people."""
     opsets = ", ".join(f"{domain} {version}" for domain, version in description["opsets"].items())
-    yield f"ONNX file {description['path']}, {console.size(description['bytes'])}"
+    yield f"ONNX file {description['path']}, {size(description['bytes'])}"
     yield f"opset: {opsets}" + (f"; written by {description['producer']}" if description["producer"] else "")
     for way in ("inputs", "outputs"):
         for spec in description[way]:
@@ -235,7 +236,7 @@ def _onnx_lines(description: JsonObject) -> Iterator[str]:
 
 
 def _lines(description: JsonObject, indent: str = "") -> Iterator[str]:
-    """A value as indented `key: value` lines; what is absent, empty or off is left to --json."""
+    """A value as indented `key: value` lines; None, False and empty values are left out."""
     for key, value in description.items():
         if value is None or value is False or value in ([], {}, ""):
             continue

@@ -1,4 +1,4 @@
-"""What several commands share: their options, and finding job files."""
+"""Options that several commands share, and the search for job files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 class OutputFile(click.Path):
-    """A file to be written: that it can be is found out before any work begins."""
+    """A file to be written; it is tested for that before any work begins."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -38,7 +38,7 @@ class OutputFile(click.Path):
 
 
 class NewPath(OutputFile):
-    """A file or folder to be made; one that is there already is left to the command to refuse."""
+    """A file or folder to be made; the command itself refuses one that exists."""
 
     def probe(self, path: Path) -> None:
         """OSError when nothing can be made at `path`."""
@@ -47,7 +47,7 @@ class NewPath(OutputFile):
 
 
 class OutputFolder(click.Path):
-    """A folder to be written into, made where it is not: that it can be is found out before any work begins."""
+    """A folder to be written into, created if missing; it is tested for that before any work begins."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -80,7 +80,7 @@ class OutputTables(click.Path):
 
 @dataclass
 class Settings:
-    """What `cli.main` has to know about the command it ran."""
+    """What `cli.main` needs to know of the command that it ran."""
 
     json: bool = False
 
@@ -118,14 +118,14 @@ def out_option(default: str, what: str) -> Callable[[F], F]:
 
 
 def loudness_options(function: F) -> F:
-    """`-v` (as often as wanted) and `-q`."""
+    """`-v` (repeatable) and `-q`."""
     verbose = click.option("-v", "--verbose", count=True, help="Show what TensorRT and the stages log; -vv all of it.")
     quiet = click.option("-q", "--quiet", is_flag=True, help="Show only the verdict.")
     return verbose(quiet(function))
 
 
 def tls_options(function: F) -> F:
-    """`--tls DIR` and `--insecure`, of whoever reaches the scheduler of a fleet."""
+    """`--tls DIR` and `--insecure`, of commands that connect to the scheduler of a fleet."""
     tls = click.option(
         "--tls",
         "credentials",
@@ -158,7 +158,7 @@ def jobs_argument(function: F) -> F:
 
 
 def job_files(paths: Iterable[Path]) -> tuple[Path, ...]:
-    """Every path that is a file (or is not there: reading it will say so), and the .yaml and .yml files of folders.
+    """Every path that is no folder (a missing file fails when it is read), and the .yaml and .yml files of folders.
 
     Raises:
         click.UsageError: a folder holds no job file.

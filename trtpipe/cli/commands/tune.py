@@ -11,7 +11,7 @@ from trtpipe.cli import console
 from trtpipe.cli.commands.options import OutputFile, json_option, out_option, set_option
 from trtpipe.job.dump import write_job
 from trtpipe.job.load import load_job
-from trtpipe.outputs import require_writable_file
+from trtpipe.outputs import require_apart, require_writable_file
 from trtpipe.pipeline.tune import tune
 from trtpipe.report import tune_page
 
@@ -47,6 +47,7 @@ def command(
     """
     loaded = load_job(job, overrides)
     target = write or job.with_name(f"{job.stem}.tuned{job.suffix}")
+    require_apart(target, job)
     require_writable_file(target)
     with console.Console(quiet=quiet or as_json, verbose=verbose > 0).watching() as reporter:
         tuned = tune(loaded, out, reporter, evaluations=evaluations)

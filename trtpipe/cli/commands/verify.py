@@ -21,9 +21,9 @@ from trtpipe.runtime.session import open_model
 @click.option("--no-run", is_flag=True, help="Do not execute the golden inputs, only compare what is written.")
 @json_option
 def command(bundle: Path, key: Path | None, no_run: bool, as_json: bool) -> int:
-    """Say whether BUNDLE (or a kit) is whole, signed and fit for this device, and answers as its baseline did.
+    """Say whether BUNDLE (or a kit) is whole, signed and fit for this device, and gives its baseline's outputs.
 
-    Exit code 0: yes; 2: it is damaged or not signed; 3: it does not fit this device; 1: its answers are too far off, or
+    Exit code 0: yes; 2: it is damaged or not signed; 3: it does not fit this device; 1: its outputs are too far off, or
     were where it was made.
     """
     opened, signature = admit(bundle, trusted(key))

@@ -1,4 +1,4 @@
-"""What a result was made with: versions, and the fingerprint over everything that can change an engine. No torch."""
+"""Versions of packages and machine, and the fingerprint over everything that can change an engine. No torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROUTE_PACKAGES: Mapping[str, tuple[str, ...]] = {
     "torch_tensorrt": ("torch-tensorrt", "torch-tensorrt-rtx"),
     "torch2trt": ("torch2trt",),
 }
-#: Job keys that change nothing in the result: how fast it comes, what is shown.
+#: Job keys that change nothing in the result: they change speed and output.
 WITHOUT_EFFECT = frozenset(
     {
         "build.log_level",
@@ -77,7 +77,7 @@ def source_fingerprint(job: Job, parts: Mapping[str, str | None]) -> str:
     """SHA-256 over all that decides the graph given to the compiler, and how it is asked to compile it.
 
     That is the job's sections, the versions of what makes the graph, and `parts` (digests of weights, graph, data).
-    A kit carries it, as its device knows no more of where it came from.
+    A kit carries it, because its device has none of these inputs.
     """
     sections = {
         "name": job.name,
@@ -105,7 +105,7 @@ def fingerprint(source: str, target: str) -> str:
 
 @dataclass(frozen=True)
 class Machine:
-    """What of a machine can change a result. `versions` are of the distributions that take part."""
+    """The facts of a machine that can change a result. `versions` are those of the distributions that take part."""
 
     versions: Mapping[str, str]
     python: str
@@ -132,7 +132,7 @@ def this_machine(digests: Digests, driver: cuda.Driver | None = None) -> Machine
 
 
 def _own_source(digests: Digests) -> str:
-    """Digest of the code of trtpipe and calib themselves: a version number does not move while one develops."""
+    """Digest of the code of trtpipe and calib themselves: their version stays the same during development."""
     digest = hashlib.sha256()
     for package in ("trtpipe", "calib"):
         spec = find_module(package)

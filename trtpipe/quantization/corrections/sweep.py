@@ -140,13 +140,17 @@ class Sweep:
             self._thresholds(place, changed)
         # From here on the inputs stay as they are: each is quantized once.
         inputs = {s.producer: changed[s.producer] for s in sites if s is not weight}
-        quantized = [{n: q(alive[n]) for n, q in inputs.items()} for alive in place.coded]
+        quantized = [{n: q(self._of(n, alive)) for n, q in inputs.items()} for alive in place.coded]
         if weight is not None and "rounding" in self._which:
             self._rounding(place, weight, quantized, changed)
         found = [self._value(place, k, changed, quantized[k]) for k in range(len(self._batches))]
         if weight is not None and "bias" in self._which:
             found = self._correct_bias(place, found)
         return found
+
+    def _of(self, node: Node, alive: Mapping[Node, Any]) -> Any:
+        """The value of an input; a constant that is quantized as an activation (an einsum's, say) is not kept alive."""
+        return constant_value(self._graph, node).detach() if is_constant(node) else alive[node]
 
     def _value(
         self, place: _Place, k: int, changed: Mapping[Node, Rounding], quantized: Mapping[Node, torch.Tensor]

@@ -89,7 +89,7 @@ def kept_with_readers(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def remember_modules(graph: torch.fx.Graph) -> None:
-    """Write each node's module path where lowering copies it and nobody takes it away. See `remembered_module`."""
+    """Write each node's module path where lowering copies it and no pass removes it. See `remembered_module`."""
     for node in calls(graph):
         node.meta["custom"] = {**(node.meta.get("custom") or {}), _MODULE: module_path(node)}
 
