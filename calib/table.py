@@ -53,11 +53,11 @@ class _File(BaseModel):
 
     format: Literal["calib-table"]
     version: Literal[1, 2]
-    algorithm: Algorithm
+    algorithm: Literal[Algorithm, "given"]
     percentile: Annotated[float, Field(gt=0, le=100)]
     digests: dict[Name, Annotated[str, Field(min_length=1, max_length=256)]]
     recipe: Annotated[str, Field(max_length=65536)]
-    samples: Annotated[dict[str, Hex], Field(min_length=1)]
+    samples: dict[str, Hex]
     amax: Annotated[dict[Key, Amax], Field(min_length=1)]
     audit: Audit
     histograms_sha256: Hex | None
@@ -68,6 +68,8 @@ class _File(BaseModel):
     def _version_matches_corrections(self) -> _File:
         if (self.version == CORRECTED) != (self.corrections is not None):
             raise ValueError("a table of version 2, and only that, has corrections")
+        if (self.algorithm == "given") != (not self.samples):
+            raise ValueError("a table of given scales, and only that, has no samples")
         return self
 
 
@@ -76,7 +78,8 @@ class CalibrationTable:
     """One amax (a float32 value, > 0) for each quantized tensor, keyed "<module path>:<role>".
 
     Attributes:
-        algorithm, percentile: what chose the thresholds; percentile counts for its own algorithm alone.
+        algorithm, percentile: what chose the thresholds; percentile counts for its own algorithm alone. "given": they
+            came with the model (`given_table`), and no sample was seen.
         amax: the scale of a tensor is amax / 127.
         digests: what the table belongs to: "data" and whatever the caller gave ("weights", "graph", ...).
         samples: sha256 of the content of each sample, by id.
@@ -280,6 +283,18 @@ class CalibrationTable:
         }
 
 
+def given_table(amax: Mapping[str, float], digests: Mapping[str, str]) -> CalibrationTable:
+    """The table of a model that came with its scales: nothing was observed for it.
+
+    Args:
+        amax: 127 times the scale, by key.
+        digests: what the table is valid for, by name.
+    """
+    audit = Audit(batches=0, batch_size=0, coverage=None, skipped=(), tensors={}, warnings=())
+    exact = {key: float(np.float32(value)) for key, value in sorted(amax.items())}
+    return CalibrationTable("given", 100.0, exact, {**digests, "data": combine_digests({}, "")}, {}, "", audit)
+
+
 def make_table(
     counted: Mapping[str, Halves],
     algorithm: str,
@@ -335,7 +350,7 @@ def _check(where: Path, table: CalibrationTable) -> None:
 
     samples.
     """
-    if table.audit.tensors.keys() != table.amax.keys():
+    if table.algorithm != "given" and table.audit.tensors.keys() != table.amax.keys():
         odd = sorted(table.audit.tensors.keys() ^ table.amax.keys())[0]
         raise CalibError(
             f"{where}: amax and audit must name the same tensors (got {odd!r} in one of them). Calibrate again."

@@ -87,9 +87,9 @@ class LoadedModel:
     """The user's model behind its bindings.
 
     `module` is in eval mode on the CPU, takes the inputs in order in their binding dtypes and returns a tuple of the
-    outputs in order, computed in float32 (an output's binding dtype is applied when the graph is lowered). `exported`
-    is true for a .pt2 program, false for eager code. `classes` is the model's own list of its classes' names, if it has
-    one.
+    outputs in order, computed in float32 (an output's binding dtype is applied when the graph is lowered). `kind` is
+    what it was made of: eager code, a .pt2 program or an ONNX file. `classes` is the model's own list of its classes'
+    names, if it has one.
     """
 
     module: torch.nn.Module
@@ -98,19 +98,30 @@ class LoadedModel:
     weights_digest: str
     source: str
     notes: tuple[str, ...] = ()
-    exported: bool = False
+    kind: Literal["eager", "program", "onnx"] = "eager"
     classes: tuple[str, ...] | None = None
+
+
+BaselineKind = Literal["trace", "script", "torchscript", "program", "onnxruntime"]
+#: What a reader calls the baseline of each kind.
+BASELINES: Mapping[BaselineKind, str] = {
+    "trace": "TorchScript",
+    "script": "TorchScript",
+    "torchscript": "TorchScript",
+    "program": "exported program",
+    "onnxruntime": "ONNX Runtime FP32",
+}
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """The outputs of the model as TorchScript on the check data.
+    """The outputs of the model in FP32 on the check data: as TorchScript, or what `BASELINES` says of the kind.
 
     `outputs` maps output name to float32 [S, ...], one row a sample, or [B, ...], one row a batch, where the output has
     no batch axis; `labels` is int64 [S] or None (-1: unknown), `ids` names the samples.
     """
 
-    kind: Literal["trace", "script", "torchscript", "program"]
+    kind: BaselineKind
     outputs: Mapping[str, Array]
     labels: Array | None
     ids: tuple[str, ...]

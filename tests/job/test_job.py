@@ -54,7 +54,7 @@ BROKEN = [
      ["job.yaml:4: must be valid YAML (got while scanning a plain scalar found a tab character that violates indentation)."]),
     # keys
     ([("  factory:", "  factroy:")],
-     ["job.yaml:3: model.factroy: must be one of the keys factory, args, weights, torchscript, program or baseline "
+     ["job.yaml:3: model.factroy: must be one of the keys factory, args, weights, torchscript, program, onnx or baseline "
       "(got factroy). Did you mean factory?"]),
     ([("  int8_mode: true", "  int8: true")],
      ["job.yaml:12: precision.int8: must be one of the keys fp16_mode, bf16_mode, int8_mode, fp8_mode, nvfp4_mode, "
@@ -64,7 +64,7 @@ BROKEN = [
       "job.yaml:19: chekc: must be one of the keys name, model, inputs, outputs, precision, calibration, build, check or worker "
       "(got chekc). Did you mean check?"]),
     ([("  args: {}", "  args: {}\n  zzz: 1")],
-     ["job.yaml:5: model.zzz: must be one of the keys factory, args, weights, torchscript, program or baseline (got zzz)."]),
+     ["job.yaml:5: model.zzz: must be one of the keys factory, args, weights, torchscript, program, onnx or baseline (got zzz)."]),
     ([("cosine_min", "cosin_min")],
      ["job.yaml:21: check.limits.cosin_min: must be one of the keys cosine_min, max_abs_max, relative_l2_max, sqnr_db_min, "
       "top1_agreement_min, accuracy_drop_max, speedup_over_fp16_min or confident (got cosin_min). Did you mean cosine_min?"]),
@@ -108,12 +108,12 @@ BROKEN = [
      ["job.yaml:7: inputs.image.shape: must have at least one entry (got an empty list)."]),
     # model
     ([("  factory: torch.nn:Identity\n  args: {}\n  weights: w.safetensors\n", "  baseline: trace\n")],
-     ["job.yaml:2: model: must have exactly one of factory and program (got none)."]),
+     ["job.yaml:2: model: must have exactly one of factory, program and onnx (got none)."]),
     ([("  args: {}", "  program: m.pt2")],
-     ["job.yaml:2: model: must have exactly one of factory and program (got factory and program)."]),
+     ["job.yaml:2: model: must have exactly one of factory, program and onnx (got factory and program)."]),
     ([(FACTORY, "  torchscript: m.ts\n")],
-     ["job.yaml:2: model: must have exactly one of factory and program (got torchscript alone). "
-      "torch.export cannot take a TorchScript file; beside factory or program it is the baseline."]),
+     ["job.yaml:2: model: must have exactly one of factory, program and onnx (got torchscript alone). "
+      "torch.export cannot take a TorchScript file; beside one it is the baseline."]),
     ([(FACTORY, "  program: m.pt2\n  weights: w.safetensors\n  torchscript: m.ts\n  baseline: script\n")],
      ["job.yaml:4: model.weights: must be given only with factory (got weights with program). Remove weights.",
       "job.yaml:6: model.baseline: must not be given when torchscript is the baseline (got script with torchscript). "

@@ -103,9 +103,8 @@ def test_a_model_that_does_not_repeat_itself_is_refused(network: Callable[[], nn
     with pytest.raises(InputError) as caught:
         record_baseline(loaded, BATCHES, 5, batch_size=3, kind="trace", progress=Silent())
     assert str(caught.value) == (
-        "baseline: the model must answer the same input alike each time (got another output logits the second time). It "
-        "is random (dropout or noise in eval mode) or keeps a state: nothing can be compared with it. Pass "
-        "training=self.training, or take the state as an input."
+        "model: must answer the same on the same inputs (got other values of logits when it was run again). Take out what "
+        "draws random numbers, counts calls or keeps a state in eval mode; make a state an input and an output."
     )
 
 

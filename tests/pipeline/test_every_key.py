@@ -132,7 +132,7 @@ def folder(tmp_path, monkeypatch):
                 gray = np.clip(level + rng.normal(0, 0.02, (16, 16)), 0, 1)
                 Image.fromarray((gray * 255).astype(np.uint8)).save(tmp_path / name / str(k) / f"{i}.png")
     (tmp_path / "labels.txt").write_text("0\n1\n2\n")
-    for name in ("net.ts", "net.pt2"):
+    for name in ("net.ts", "net.pt2", "net.onnx"):
         (tmp_path / name).write_bytes(b"")
     monkeypatch.chdir(tmp_path)
     make_table(load_job(write(tmp_path, PRECISIONS["int8"])), Silent()).save(tmp_path / "table.json")
@@ -170,7 +170,7 @@ def run(command: str, job: Job, out: Path, trace: Trace, monkeypatch: pytest.Mon
         monkeypatch.setattr(f"trtpipe.routes.onnx.{name}", compiled)
     if command == "build":
         monkeypatch.setattr(
-            "trtpipe.pipeline.build.bench_front", lambda *a, **k: Bench("m", 4, 4, 1, 1, "eager FP32", 1, ())
+            "trtpipe.pipeline.build.bench_prepared", lambda *a, **k: Bench("m", 4, 4, 1, 1, "eager FP32", 1, ())
         )
     trace.on = True
     try:

@@ -53,4 +53,4 @@ def test_a_program_is_built(tmp_path: Path, batch: Any) -> None:
 def test_a_program_has_no_other_baseline(tmp_path: Path) -> None:
     with pytest.raises(JobErrors) as caught:
         load_job(job(tmp_path, "N", baseline="script"))
-    assert "model.baseline: must be given only with factory (got script with program)" in str(caught.value)
+    assert "model.baseline: must be given only with factory (got baseline with program)" in str(caught.value)

@@ -13,6 +13,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "model.weights": {"model.weights": None},
     "model.torchscript": {"model.torchscript": "net.ts"},
     "model.program": {"model.factory": None, "model.weights": None, "model.program": "net.pt2"},
+    "model.onnx": {"model.factory": None, "model.weights": None, "model.onnx": "net.onnx"},
     "model.baseline": {"model.baseline": "script"},
     "inputs.dtype": {"inputs.image.dtype": "float16"},
     "inputs.shape": {"inputs.image.shape": ["N", 1, "H", 16], "inputs.image.H": {"min": 16, "opt": 16, "max": 16}},
@@ -60,6 +61,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "calibration.algorithm": {"calibration.algorithm": "mse"},
     "calibration.percentile": {"calibration.algorithm": "percentile", "calibration.percentile": 99.0},
     "calibration.table": {"calibration": {"table": "table.json"}},
+    "calibration.recalibrate": {"calibration.recalibrate": True},
     "worker": {"worker": ["sm87"]},
 }  # fmt: skip
 for _section in ("calibration", "check"):

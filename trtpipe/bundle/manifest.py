@@ -129,6 +129,7 @@ class Manifest(Part):
     class_names: tuple[str, ...] | None = None
     calibration_digest: str | None = Field(default=None, pattern=_HEX)
     weights_digest: str | None = Field(default=None, pattern=_HEX)
+    baseline: str = Field(default="TorchScript", description="what computed the outputs that the check compares with")
     check: CheckReport | None = Field(default=None, description="what was compared with the baseline, how far off")
     limits: Limits = Limits()
     require: Executed = Field(default="graph", description="engine: the check fails where only the graph was executed")

@@ -88,7 +88,7 @@ def torch_modes(setup: ModeSetup, script: Any) -> tuple[Mode, ...]:
     )
 
 
-_NO_SCRIPT = "TorchScript cannot take a .pt2 program"
+_NO_SCRIPT = "there is no TorchScript of a .pt2 program or an ONNX file"
 _NO_COMPILER = "Inductor needs a C++ compiler; none of g++ and clang++ is on PATH"
 
 

@@ -24,6 +24,7 @@ PATHS: Mapping[tuple[str, ...], str] = {
     ("model", "torchscript"): "file",
     ("check", "labels"): "file",
     ("model", "program"): "file",
+    ("model", "onnx"): "file",
     ("calibration", "images"): "folder",
     ("calibration", "arrays"): "file",
     ("calibration", "table"): "file",

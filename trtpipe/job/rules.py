@@ -58,25 +58,24 @@ def _count(names: tuple[str, ...]) -> str:
 
 
 def _one_source(model: Model) -> Iterator[Broken]:
-    sources = _given(model, "factory", "program")
-    if sources == () and model.torchscript is not None:
-        hint = "torch.export cannot take a TorchScript file; beside factory or program it is the baseline."
-        yield Broken(("model",), "have exactly one of factory and program", "torchscript alone", hint)
-    elif len(sources) != 1:
-        yield Broken(("model",), "have exactly one of factory and program", _count(sources))
+    sources = _given(model, "factory", "program", "onnx")
+    if len(sources) != 1:
+        alone = not sources and model.torchscript is not None
+        hint = "torch.export cannot take a TorchScript file; beside one it is the baseline." if alone else ""
+        got = "torchscript alone" if alone else _count(sources)
+        yield Broken(("model",), "have exactly one of factory, program and onnx", got, hint)
     yield from _callable(model.factory, ("model", "factory"))
-    if sources == ("program",):
-        if "baseline" in _changed(model) and model.torchscript is None:
-            hint = "A program is its own baseline: TorchScript cannot take it."
-            yield Broken(("model", "baseline"), "be given only with factory", f"{model.baseline} with program", hint)
-        for key, value in (("args", model.args), ("weights", model.weights)):
+    if len(sources) == 1 and model.factory is None:
+        own = "baseline" in _changed(model) and model.torchscript is None
+        for key, value in (("args", model.args), ("weights", model.weights), ("baseline", own)):
             if value:
-                yield Broken(("model", key), "be given only with factory", f"{key} with program", f"Remove {key}.")
+                yield Broken(("model", key), "be given only with factory", f"{key} with {sources[0]}", f"Remove {key}.")
     if model.torchscript is not None and "baseline" in _changed(model):
         got = f"{model.baseline} with torchscript"
         yield Broken(("model", "baseline"), "not be given when torchscript is the baseline", got, "Remove baseline.")
-    yield from _suffix(model.weights, ("model", "weights"), (".safetensors", ".pt", ".pth"))
-    yield from _suffix(model.program, ("model", "program"), (".pt2",))
+    legal = {"weights": (".safetensors", ".pt", ".pth"), "program": (".pt2",), "onnx": (".onnx",)}
+    for key, suffixes in legal.items():
+        yield from _suffix(getattr(model, key), ("model", key), suffixes)
 
 
 def _callable(value: str | None, path: Path) -> Iterator[Broken]:
@@ -207,9 +206,10 @@ def _route(build: Build, precision: Precision, model: Model) -> Iterator[Broken]
             if value := getattr(precision, key):
                 must, hint = "be left out for route torch2trt", "It has FP16 and INT8 alone: use route onnx."
                 yield Broken(("precision", key), must, _word(value), hint)
-        if model.program is not None:
-            hint = "torch2trt converts an eager module: use model.factory."
-            yield Broken(("model", "program"), "not be given for route torch2trt", repr(model.program), hint)
+        for key in ("program", "onnx"):
+            if value := getattr(model, key):
+                hint = "torch2trt converts an eager module: use model.factory."
+                yield Broken(("model", key), "not be given for route torch2trt", repr(value), hint)
     if build.route == "torch_tensorrt" and build.target == "onnxruntime":
         yield Broken(("build", "target"), "be tensorrt or tensorrt_rtx for route torch_tensorrt", build.target)
     if build.target == "onnxruntime" and precision.bf16_mode:
@@ -259,8 +259,8 @@ def _measured_in_int8(precision: Precision, build: Build, check: Check) -> Itera
             yield Broken(("check", name), f"be {str(default).lower()} without explicit INT8", got, hint)
 
 
-def _calibrated(precision: Precision, calibration: Calibration | None) -> Iterator[Broken]:
-    if precision.calibrated and calibration is None:
+def _calibrated(precision: Precision, calibration: Calibration | None, model: Model) -> Iterator[Broken]:
+    if precision.calibrated and calibration is None and model.onnx is None:  # the file may be quantized already
         mode = next(m for m in ("int8_mode", "fp8_mode", "nvfp4_mode") if getattr(precision, m))
         hint = "Add calibration.images, or calibration.table."
         yield Broken(("calibration",), f"be given when precision.{mode} is true", "none", hint)
@@ -387,7 +387,7 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Broken]]], ...] = (
     (("build", "check"), _engine),
     (("build", "inputs", "outputs"), _formats_of),
     (("precision", "build", "check"), _measured_in_int8),
-    (("precision", "calibration"), _calibrated),
+    (("precision", "calibration", "model"), _calibrated),
     (("calibration",), _calibration),
     (("calibration", "inputs"), _calibration_fits),
     (("check",), _check),

@@ -87,7 +87,7 @@ ComputeCapability = Annotated[
 
 
 class Model(Section):
-    """Where the network comes from: factory or program. A torchscript file is the baseline it is compared with."""
+    """Where the network comes from: factory, program or onnx. A torchscript file is what it is compared with."""
 
     factory: str | None = Field(default=None, description="package.module:callable returning an nn.Module")
     args: JsonObject = Field(default_factory=dict, description="keyword arguments of the factory")
@@ -96,6 +96,7 @@ class Model(Section):
         default=None, description="a TorchScript file to compare with, instead of recording a baseline"
     )
     program: str | None = Field(default=None, description="a .pt2 file written by torch.export.save")
+    onnx: str | None = Field(default=None, description="an ONNX file in FP32; ONNX Runtime is its baseline")
     baseline: Literal["trace", "script"] = Field(
         default="trace", description="how the TorchScript baseline is recorded"
     )
@@ -149,6 +150,9 @@ class Calibration(Data):
     )
     percentile: float = Field(default=99.99, gt=0, le=100, description="of algorithm: percentile")
     table: str | None = Field(default=None, description="a calibration.json to use instead of calibrating")
+    recalibrate: bool = Field(
+        default=False, description="calibrate a file that is quantized already, instead of taking its own scales"
+    )
 
 
 class Limits(Section):

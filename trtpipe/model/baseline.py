@@ -1,4 +1,4 @@
-"""The TorchScript baseline: what every engine is compared with."""
+"""The baseline in FP32, what every engine is compared with: TorchScript, a program itself, or ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trtpipe.batching import Batching, joined
 from trtpipe.errors import InputError
 from trtpipe.model.export import example_inputs
 from trtpipe.progress import Progress
-from trtpipe.values import Baseline, LoadedModel
+from trtpipe.values import Baseline, BaselineKind, LoadedModel
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: TorchScript may reorder float32 sums; a larger difference means that tracing lost something of the model.
 EAGER_TOLERANCE = 1e-4
+#: ONNX Runtime has other kernels than PyTorch; a larger difference means that a file was not converted truly.
+ONNX_TOLERANCE = 1e-3
 
 
 def record_baseline(
@@ -38,21 +40,22 @@ def record_baseline(
     torchscript: str | None = None,
     progress: Progress,
 ) -> Baseline:
-    """The model as TorchScript, with its outputs on every check sample; a .pt2 program is its own baseline.
+    """The model's outputs on every check sample: as TorchScript, of a .pt2 program itself, of an ONNX file by ONNX
+    Runtime.
 
     Args:
         loaded: the model behind its bindings.
         batches: the check data, in binding dtypes.
         samples: how many they hold.
         batch_size: samples of each batch but the last.
-        kind: how TorchScript is made of the model; not used for a program, which TorchScript cannot take.
+        kind: how TorchScript is made of the model; not used for a program or an ONNX file.
         torchscript: path of a TorchScript file to take instead; it sees the inputs as the network does.
         progress: receives the number of samples done.
 
     Raises:
-        InputError: the model cannot be traced or scripted, TorchScript and eager differ on the check data, the model
-            does not repeat its outputs, or they cannot be compared: a shape that depends on the data, NaN or infinity,
-            values that their binding's dtype cannot hold.
+        InputError: the model cannot be traced or scripted, TorchScript (or ONNX Runtime) and the network that is built
+            from differ on the check data, the model does not repeat its outputs, or they cannot be compared: a shape
+            that depends on the data, NaN or infinity, values that their binding's dtype cannot hold.
     """
     import torch
 
@@ -83,7 +86,13 @@ def record_baseline(
     outputs_of_all = joined(parts)
     for spec in loaded.outputs:
         _require_held(spec, outputs_of_all[spec.name])
-    if not worst <= EAGER_TOLERANCE * max(1.0, largest):
+    if name == "onnxruntime" and not worst <= ONNX_TOLERANCE * max(1.0, largest):
+        raise InputError(
+            "baseline: the converted network must answer as ONNX Runtime does on the check data (got a largest "
+            f"difference of {worst:.3g}, outputs up to {largest:.3g}). This is a bug of the conversion: report it, or "
+            "build from PyTorch with model.factory."
+        )
+    if name != "onnxruntime" and not worst <= EAGER_TOLERANCE * max(1.0, largest):
         _require_repeatable(loaded, args)
         fix = "Set model.baseline to script." if name == "trace" else "Check that both hold the same weights."
         raise InputError(
@@ -192,11 +201,11 @@ def _largest(so_far: float, values: torch.Tensor) -> float:
     return seen if math.isnan(seen) or seen > so_far else so_far
 
 
-def script(
-    loaded: LoadedModel, kind: Literal["trace", "script"], torchscript: str | None
-) -> tuple[torch.nn.Module, Literal["trace", "script", "torchscript", "program"]]:
+def script(loaded: LoadedModel, kind: Literal["trace", "script"], torchscript: str | None) -> tuple[Any, BaselineKind]:
     """The module that the baseline's outputs come from, and what it is; arguments and errors as `record_baseline`."""
     import torch
+
+    from trtpipe.model.onnx.reference import Reference
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -204,8 +213,10 @@ def script(
             if torchscript is not None:
                 loaded_file: torch.nn.Module = torch.jit.load(torchscript, map_location="cpu")  # type: ignore[no-untyped-call]
                 return loaded_file.eval(), "torchscript"
-            if loaded.exported:
+            if loaded.kind == "program":
                 return loaded.module, "program"
+            if loaded.kind == "onnx":
+                return Reference(loaded.module.network.file), "onnxruntime"  # type: ignore[union-attr, arg-type]
             if kind == "script":
                 return torch.jit.script(loaded.module.network).eval(), "script"
             with torch.inference_mode():
@@ -213,7 +224,7 @@ def script(
                     loaded.module, example_inputs(loaded.inputs), check_trace=False
                 )
                 return traced, "trace"
-        except INTERRUPTS:
+        except (InputError, *INTERRUPTS):
             raise
         except BaseException as error:
             text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -226,10 +237,8 @@ def script(
             ) from error
 
 
-def _run(
-    loaded: LoadedModel, module: torch.nn.Module, name: str, args: tuple[torch.Tensor, ...]
-) -> tuple[torch.Tensor, ...]:
-    """The outputs; a traced module and a program hold the bindings, a scripted one or a file is the network alone."""
+def _run(loaded: LoadedModel, module: Any, name: str, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """The outputs; a traced module and a program hold the bindings, what is scripted or a file is the network alone."""
     if name in ("trace", "program"):
         return tuple(module(*args))
     bound: Any = loaded.module

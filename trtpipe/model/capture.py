@@ -28,6 +28,7 @@ def capture(loaded: LoadedModel) -> Captured:
     """
     import torch
 
+    from trtpipe.model.marks import take_off
     from trtpipe.model.pt2e import constant_fold, fuse_conv_bn
     from trtpipe.model.sites import find_sites
 
@@ -36,7 +37,8 @@ def capture(loaded: LoadedModel) -> Captured:
         warnings.simplefilter("ignore")
         graph = program.run_decompositions({}).module(check_guards=False)
     assert isinstance(graph, torch.fx.GraphModule)
-    fuse_conv_bn(graph)
+    if not any(n.target is torch.ops.trtpipe.mark.default for n in graph.graph.nodes):  # a file's weights stay its own
+        fuse_conv_bn(graph)
     constant_fold(graph)
     if not any(n.op == "call_function" for n in graph.graph.nodes):
         raise BuildError(
@@ -49,7 +51,9 @@ def capture(loaded: LoadedModel) -> Captured:
     graph = export(graph, loaded.inputs).module(check_guards=False)
     assert isinstance(graph, torch.fx.GraphModule)
     outputs = _output_specs(graph, loaded)
-    return Captured(graph, loaded.inputs, outputs, _digest(graph, loaded.weights_digest), *find_sites(graph))
+    digest = _digest(graph, loaded.weights_digest)
+    notes = take_off(graph)
+    return Captured(graph, loaded.inputs, outputs, digest, *find_sites(graph), notes)
 
 
 def _output_specs(graph: torch.fx.GraphModule, loaded: LoadedModel) -> tuple[TensorSpec, ...]:

@@ -7,7 +7,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -47,9 +47,13 @@ def load_model(job: Job, base: Path | None = None) -> LoadedModel:
     module = bind(network, inputs, normalize, tuple(job.outputs))
     digest = _weights_digest(network)
     outputs = _output_specs(module, inputs, {n: o.dtype for n, o in job.outputs.items()})
-    exported, own = job.model.program is not None, getattr(network, "classes", None)
+    own = getattr(network, "classes", None)
+    kind: Literal["eager", "program", "onnx"] = (
+        "onnx" if job.model.onnx else "program" if job.model.program else "eager"
+    )
     classes = tuple(own) if isinstance(own, list | tuple) and own and all(isinstance(c, str) for c in own) else None
-    return LoadedModel(module, inputs, outputs, digest, source, exported=exported, classes=classes)
+    notes: tuple[str, ...] = network.file.notes if kind == "onnx" else ()  # type: ignore[union-attr, assignment]
+    return LoadedModel(module, inputs, outputs, digest, source, notes, kind=kind, classes=classes)
 
 
 def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
@@ -58,10 +62,12 @@ def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
     model = job.model
     if model.program is not None:
         return _program(model.program, job.input_specs()), f"program {Path(model.program).name}"
+    if model.onnx is not None:
+        return _onnx(job, Path(model.onnx)), f"onnx {Path(model.onnx).name}"
     if model.factory is None:
         raise InputError(
-            "model: torch.export cannot take a TorchScript file (got only model.torchscript). Give model.factory or "
-            "model.program to build from; model.torchscript then stays the baseline it is compared with."
+            "model: torch.export cannot take a TorchScript file (got only model.torchscript). Give model.factory, "
+            "model.program or model.onnx to build from; model.torchscript then stays the baseline it is compared with."
         )
     with on_path(base):
         factory = import_callable(model.factory, "model.factory", InputError)
@@ -152,6 +158,14 @@ def _program(path: str, inputs: tuple[TensorSpec, ...]) -> torch.nn.Module:
     # It refuses train() and eval(): what it does in either was settled when it was exported.
     network.train = network.eval = lambda mode=True: network  # type: ignore[method-assign, misc]
     return network
+
+
+def _onnx(job: Job, path: Path) -> torch.nn.Module:
+    from trtpipe.model.onnx.network import load_network, require_bindings
+
+    network = load_network(path)
+    require_bindings(network.file, {s.name: s.shape for s in job.input_specs()}, tuple(job.outputs))
+    return network.eval()
 
 
 def _require_sizes(program: torch.export.ExportedProgram, inputs: tuple[TensorSpec, ...]) -> None:

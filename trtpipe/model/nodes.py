@@ -45,7 +45,7 @@ def source_line(node: torch.fx.Node) -> str:
     """`package/file.py:line` of the innermost frame outside torch.nn, "" when the export kept none."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     for path, line in reversed(frames):
-        if "/torch/" in path or "/trtpipe/model/bindings.py" in path:
+        if "/torch/" in path or "/trtpipe/model/" in path:
             continue
         parts = path.split("/")
         if "site-packages" in parts:

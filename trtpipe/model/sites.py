@@ -11,6 +11,7 @@ Recommendations", with the numbers used in reports:
     Q5  tensors around concat and max-pool share one scale, so that Q and DQ move across them
     Q6  biases stay in float (TensorRT-RTX refuses INT32 biases)
     Q7  an operation that is kept in float has none of its inputs quantized, unless another one needs them so
+    Q8  of a model that is quantized already: its own Q/DQ elsewhere than at Q1 and Q2
 
 The functions here only read the graph. Sites do not depend on what a job keeps out of INT8, so one calibration table
 serves every choice of `precision.keep`.
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trtpipe.model.marks import is_marked, marks_of
 from trtpipe.model.nodes import calls, is_constant, is_float, module_path, op_name
 from trtpipe.values import Site, Skipped
 
@@ -40,8 +42,11 @@ SHARED = ("cat", "max_pool2d")
 def find_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...]]:
     """Every input that TensorRT would want quantized, in execution order, and the operations left out, with why.
 
-    A captured graph has them in `Captured.sites` and `Captured.skipped`.
+    A captured graph has them in `Captured.sites` and `Captured.skipped`. Of a model that is quantized already
+    (`model.marks`), they are the inputs that it quantizes itself.
     """
+    if is_marked(graph):
+        return _own_sites(graph)
     candidates: list[tuple[Node, Node, str, int | None, str]] = []
     skipped: list[Skipped] = []
     ordinals: Counter[tuple[str, str]] = Counter()
@@ -94,6 +99,32 @@ def find_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...
         ),
         tuple(skipped),
     )
+
+
+def _own_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...]]:
+    """The inputs that a quantized model has marked, under the keys that they have in any other model."""
+    sites: list[Site] = []
+    skipped: list[Skipped] = []
+    ordinals: Counter[tuple[str, str]] = Counter()
+    group: dict[Node, str] = {}
+    for node in calls(graph.graph):
+        name, path, marks = op_name(node), module_path(node), marks_of(node)
+        k = ordinals[path, name]
+        ordinals[path, name] += 1
+        end = "" if k == 0 else f"_{k}"
+        if not marks and name in (*WEIGHTED, *MATMULS) and is_float(node):
+            skipped.append(Skipped(node, "the model's own Q/DQ leave it out"))
+        for i, x in enumerate(node.all_input_nodes):
+            if x.name not in marks:
+                continue
+            axis, rule = None, "Q1" if name in (*WEIGHTED, *MATMULS) else "Q8"
+            key = f"{path}:{name}{end}.input_{i}"
+            if name in WEIGHTED and x is node.args[0]:
+                key = f"{path}:input{end}"
+            elif name in WEIGHTED and x is node.args[1] and is_constant(x):
+                key, axis, rule = f"{path}:weight{end}", WEIGHTED[name], "Q2"
+            sites.append(Site(node, x, key, key if axis is not None else group.setdefault(x, key), axis, rule))
+    return tuple(sites), tuple(skipped)
 
 
 def kept_sites(sites: Collection[Site], keep: Callable[[Node], bool]) -> tuple[Site, ...]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from calib.types import JsonObject
 from trtpipe.errors import Cancelled
+from trtpipe.model.onnx.external import data_files
 from trtpipe.nightly.execute import BUSY, execute
 from trtpipe.nightly.pool import Event, Pool, Slot
 from trtpipe.nightly.task import JobTask, Task, failure
@@ -220,7 +221,9 @@ def expected_bytes(task: Task) -> int:
     if not isinstance(task, JobTask):
         return PROCESS_BYTES
     model = task.job.model
-    files = [p for p in (model.weights, model.program, model.torchscript) if p is not None and os.path.exists(p)]
+    data = data_files(Path(model.onnx)) if model.onnx is not None else ()
+    named = (model.weights, model.program, model.onnx, model.torchscript, *data)
+    files = [p for p in named if p is not None and os.path.exists(p)]
     return PROCESS_BYTES + PER_WEIGHT_BYTE * sum(os.path.getsize(p) for p in files)
 
 

@@ -21,6 +21,7 @@ from trtpipe.report.content import ComparedOutputs, ReportContent
 from trtpipe.report.page import render
 from trtpipe.routes.compiled_precision import read_back
 from trtpipe.trt.weights import stored_weights
+from trtpipe.values import BASELINES
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
@@ -127,6 +128,7 @@ def describe(job: Job, lowered: Lowered, prepared: PreparedJob, report: CheckRep
         class_names=source.classes,
         calibration_digest=calibration,
         weights_digest=lowered.weights_digest,
+        baseline=BASELINES[baseline.kind],
         check=report,
         limits=job.check.limits,
         require=job.check.require,

@@ -26,6 +26,7 @@ from trtpipe.runtime.executor import bundle_settings, open_graph
 from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.trt import driver
 from trtpipe.trt.timing import open_timed
+from trtpipe.values import BASELINES
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
@@ -93,7 +94,7 @@ def bench_prepared(
     first = next(iter(data.batches()))
     setup = ModeSetup(prepared.loaded, first, device, lambda: _whole(_batches(job), batch))
     modes = [
-        *torch_modes(setup, None if prepared.baseline.kind == "program" else prepared.torchscript),
+        *torch_modes(setup, prepared.torchscript if BASELINES[prepared.baseline.kind] == "TorchScript" else None),
         *gpu_modes(setup),
         *_ort_modes(job, prepared, table, first),
     ]

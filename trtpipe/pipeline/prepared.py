@@ -147,6 +147,43 @@ def _default_dtype() -> str | None:
     return None if torch is None else str(torch.get_default_dtype()).removeprefix("torch.")
 
 
+def with_own_scales(job: Job, captured: Captured) -> Captured:
+    """The captured graph as the job wants a quantized model's own scales; any other graph as it is.
+
+    Raises:
+        InputError: precision and calibration do not say what becomes of the scales, or there are none where they are
+            to be taken.
+    """
+    from trtpipe.model.marks import is_marked
+    from trtpipe.quantization.given import as_given, in_float
+
+    data = job.calibration
+    if not is_marked(captured.graph):
+        if job.precision.calibrated and data is None:
+            raise InputError(
+                "calibration: must be given for a file without Q/DQ (got none). Add calibration.images, or "
+                "calibration.table."
+            )
+        if data is not None and data.recalibrate:
+            raise InputError(
+                "calibration.recalibrate: must be left out for a file without Q/DQ (got true). It is calibrated anyhow."
+            )
+        return captured
+    if data is not None and data.recalibrate:
+        return in_float(captured)
+    if not job.precision.int8_mode or job.precision.fp8_mode or job.precision.nvfp4_mode or job.precision.weights:
+        raise InputError(
+            "precision: must be int8_mode, without other number formats, for a file that is quantized to INT8 already. "
+            "Set int8_mode, or calibration.recalibrate to start from its FP32 form."
+        )
+    if data is not None and (data.images or data.arrays or data.factory or data.table):
+        raise InputError(
+            "calibration: must be left out for a file that is quantized already, whose own scales are taken. Remove "
+            "it, or set calibration.recalibrate: true."
+        )
+    return as_given(captured)
+
+
 class PreparedJob:
     """What every precision of one job shares. Each value is computed, or taken from `results`, on first use.
 
@@ -185,7 +222,11 @@ class PreparedJob:
 
     @cached_property
     def captured(self) -> Captured:
-        """The model's graph."""
+        """The model's graph; of a model that is quantized already, with its scales unless it is to be recalibrated.
+
+        Raises:
+            InputError: the job's precision and calibration do not say what becomes of the model's own scales.
+        """
         loaded = self._model
 
         def make() -> Captured:
@@ -194,7 +235,7 @@ class PreparedJob:
                 require_corners(loaded, captured, self.first_check_batch)
                 return captured
 
-        return self.results.in_memory("capture", make)
+        return with_own_scales(self.job, self.results.in_memory("capture", make))
 
     @cached_property
     def check_samples(self) -> Source:

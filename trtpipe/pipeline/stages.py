@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from calib.audit import doubtful_thresholds
 from calib.data import overlap
 from calib.errors import CalibError
-from calib.table import CalibrationTable
+from calib.table import CalibrationTable, given_table
 from calib.types import Array
 from trtpipe.batching import Batching
 from trtpipe.errors import BuildError, InputError, MissingError
@@ -58,11 +58,17 @@ def quantizes(job: Job) -> bool:
 def calibrate(job: Job, prepared: PreparedJob, stages: Stages) -> CalibrationTable | None:
     """The job's calibration table, made or read from `calibration.table`.
 
-    None when nothing is quantized, or TensorRT is to calibrate by itself (build.quantization: implicit).
+    Without a calibration section it is that of the file's own scales. None when nothing is quantized, or TensorRT is to
+    calibrate by itself (build.quantization: implicit).
     """
     data = job.calibration
-    if not job.precision.calibrated or data is None:
+    if not job.precision.calibrated:
         return None
+    if data is None:
+        from trtpipe.quantization.given import given_amax
+
+        digests = {"weights": prepared.loaded.weights_digest, "graph": prepared.captured.digest}
+        return given_table(given_amax(prepared.captured), digests)
     if job.build.quantization == "implicit":
         if data.table is not None:
             raise InputError(

@@ -4,6 +4,7 @@ __all__ = [
     "corrections",
     "diagnose",
     "formats",
+    "given",
     "importance",
     "narrow",
     "operators",

@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING
 
 import networkx
 
+from trtpipe.model.marks import is_marked
 from trtpipe.model.nodes import calls, constant_value, op_name
 from trtpipe.model.sites import MATMULS, WEIGHTED
 from trtpipe.quantization.precision import Keep
@@ -75,6 +76,8 @@ NOTHING_GAINS = (
 def keep_of(job: Job, captured: Captured) -> Keep:
     """The job's `precision.keep` and, where FP16 or BF16 is allowed and `precision.placement` is `auto`, P1 to P4.
 
+    A model that is quantized already is taken as it is: P1 to P4 are not for it.
+
     If they leave nothing in INT8, P4 alone decides. If that leaves nothing either, everything is quantized, because
     the job asks for INT8, and a note says so.
     """
@@ -82,7 +85,7 @@ def keep_of(job: Job, captured: Captured) -> Keep:
     keep = Keep(precision.keep.fp32, precision.keep.fp16, precision.keep.bf16)
     half = precision.fp16_mode or precision.bf16_mode
     explicit = job.build.quantization == "explicit"  # or TensorRT places by itself
-    if not (precision.int8_mode and half and explicit and precision.placement == "auto"):
+    if is_marked(captured.graph) or not (precision.int8_mode and half and explicit and precision.placement == "auto"):
         return keep
     wide, notes = gains_nothing(captured, job.build.target, keep.out_of_int8)
     return replace(keep, wide=wide, notes=notes)

@@ -238,11 +238,11 @@ def headline(manifest: Manifest, check: CheckReport) -> str:
     where = f"on {check.samples:,} samples"
     if check.passed:
         limits = "the limit" if count == 1 else f"all {count} limits"
-        return f"{subject} matches its TorchScript baseline {where}, within {limits} of the job."
+        return f"{subject} matches its {manifest.baseline} baseline {where}, within {limits} of the job."
     missed = [m.name for m in check.metrics if m.passed is False]
     if missed:
-        return f"{subject} is too far from its TorchScript baseline {where}: {', '.join(missed)}."
-    return f"{subject} was compared with its TorchScript baseline {where}, and the comparison proves nothing."
+        return f"{subject} is too far from its {manifest.baseline} baseline {where}: {', '.join(missed)}."
+    return f"{subject} was compared with its {manifest.baseline} baseline {where}, and the comparison proves nothing."
 
 
 def cards(content: ReportContent, check: CheckReport) -> list[tuple[str, str, str]]:

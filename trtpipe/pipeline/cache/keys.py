@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtpipe.errors import InputError
 from trtpipe.job.importable import find_module, is_installed
+from trtpipe.model.onnx.external import data_files
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import BUILDERS, DECIDING, ROUTE_PACKAGES, WITHOUT_EFFECT, Machine
 from trtpipe.pipeline.cache.reads import ABSENT, NAMES, WATCHED, Reads
@@ -36,6 +37,7 @@ CONTENTS: Mapping[str, str] = {
     "model.torchscript": "torchscript",
     "check.labels": "check labels",
     "model.program": "program",
+    "model.onnx": "onnx",
     "calibration.images": "calibration data",
     "calibration.arrays": "calibration data",
     "calibration.table": "calibration table",
@@ -139,6 +141,8 @@ class Survey:
             if key in CONTENTS:
                 parts[CONTENTS[key]] = self._content(key, value)
                 parts[f"path {key}"] = os.path.relpath(value, folder)
+                for path in data_files(Path(value)) if key == "model.onnx" else ():
+                    parts[f"onnx data {path.name}"] = self._content(key, str(path))
             elif key not in WITHOUT_EFFECT:
                 parts[f"job {key}"] = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
         for option, target in job.callables.items():
@@ -199,6 +203,7 @@ class Survey:
         """Files and folders whose content is among the job's ingredients, whatever its code reads."""
         flat = dict(_flat(job.model_dump(mode="json", exclude_defaults=True)))
         paths = [Path(value) for key, value in flat.items() if key in CONTENTS]
+        paths += data_files(Path(job.model.onnx)) if job.model.onnx else ()
         folder = job.folder or Path.cwd()
         for target in job.callables.values():
             paths += [Path(o) for o in modules(target.partition(":")[0], folder).values() if not is_installed(o)]
@@ -244,7 +249,8 @@ def stage_keys(job: Job, ingredients: Ingredients) -> StageKeys:
 
     #: What the job's code reads counts for all stages: whichever part of it reads.
     code = ("source", *NAMES.values())
-    model = chosen("job model", "job inputs", "job outputs", "weights", "program", *code, "system", "trtpipe source")
+    sources = ("weights", "program", "onnx", "trtpipe source")
+    model = chosen("job model", "job inputs", "job outputs", *sources, *code, "system")
     model |= {n: v for n, v in parts.items() if n in {f"version {v}" for v in _CAPTURE_VERSIONS}}
     script = model.pop("job model.baseline", "trace")
     data = {n: parts[n] for n in ("version pillow",) if n in parts}
@@ -348,19 +354,8 @@ def _is_read(name: str) -> bool:
 
 def _rank(name: str) -> int:
     """The position of a change in a report: the most important first."""
-    order = (
-        "weights",
-        "program",
-        "torchscript",
-        "source",
-        *NAMES.values(),
-        "job",
-        "calibration",
-        "check",
-        "version",
-        "gpu",
-        "cuda",
-    )
+    order = ("weights", "program", "onnx", "torchscript", "source", *NAMES.values(), "job", "calibration", "check")
+    order = (*order, "version", "gpu", "cuda")
     return next((i for i, word in enumerate(order) if name.startswith(word)), len(order))
 
 

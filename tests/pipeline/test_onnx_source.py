@@ -1,0 +1,201 @@
+"""An ONNX file goes down the whole line as the PyTorch network that it was exported from does."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from calib.table import CalibrationTable
+from tests.support.onnx_files import export, network, write_job
+from trtpipe.errors import InputError
+from trtpipe.job.load import JobErrors, load_job
+from trtpipe.model.onnx.external import data_files
+from trtpipe.pipeline.build import build
+from trtpipe.pipeline.cache.digests import Digests
+from trtpipe.pipeline.cache.environment import this_machine
+from trtpipe.pipeline.cache.keys import Survey
+from trtpipe.pipeline.deep import deep_problems
+from trtpipe.progress import Silent
+
+
+def built(folder: Path, name: str, **sections: Any) -> Any:
+    found = build(load_job(write_job(folder, name, **sections)), folder / "out", Silent(), diagnose_seconds=0)
+    assert next(m.value for m in found.report.metrics if m.name == "cosine") > 0.99
+    return found.bundle
+
+
+@pytest.mark.parametrize("net", ["residual", "views"])
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_same_table_and_size_as_from_pytorch(net: str, dynamo: bool, tmp_path: Path) -> None:
+    export(network(net), tmp_path / "file.onnx", dynamo=dynamo)
+    of_file = built(tmp_path, "file")
+    model = {"factory": "tests.support.onnx_files:network", "args": {"name": net}}
+    of_module = built(tmp_path, "module", model=model)
+    found, expected = (CalibrationTable.load(b.path / "calibration.json").amax for b in (of_file, of_module))
+    assert list(found) == list(expected)
+    assert found == pytest.approx(expected, rel=1e-5)
+    pairs = [
+        Counter(n.op_type for n in onnx.load(b.path / "model.onnx").graph.node if "Linear" in n.op_type)
+        for b in (of_file, of_module)
+    ]
+    assert pairs[0] == pairs[1]
+    assert [(layer.module, layer.precision) for layer in of_file.manifest.layers if layer.precision == "int8"] == [
+        (layer.module, layer.precision) for layer in of_module.manifest.layers if layer.precision == "int8"
+    ]
+    assert {b.manifest.baseline for b in (of_file, of_module)} == {"ONNX Runtime FP32", "TorchScript"}
+    assert "ONNX Runtime FP32 baseline" in (of_file.path / "report.html").read_text(encoding="utf-8")
+
+
+def test_external_data_are_read_and_count(tmp_path: Path) -> None:
+    path = export(network("residual"), tmp_path / "file.onnx", external=True)
+    (data,) = data_files(path)
+    assert data.stat().st_size > 4000
+    job = load_job(write_job(tmp_path, "file"))
+    assert deep_problems(job) == ()
+
+    def key() -> str:
+        with Digests() as digests:
+            return Survey(digests, this_machine(digests)).ingredients(job).key
+
+    before = key()
+    assert key() == before
+    content = bytearray(data.read_bytes())
+    content[-1] ^= 1
+    data.write_bytes(content)
+    assert key() != before
+    data.unlink()
+    assert [str(p) for p in deep_problems(job)] == [
+        f"model.onnx: its external data must be beside it (got no file {data.name} in {tmp_path}). Copy it there."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"inputs": {"y": {"shape": [1, 3, 8, 8]}}},
+            "inputs: must be those of model.onnx, in its order (got y, and the file has x float32 [N, 3, 8, 8]). "
+            "Name them as the file does.",
+        ),
+        (
+            {"inputs": {"x": {"shape": [1, 3, 9, 8]}}},
+            "inputs.x.shape: must fit model.onnx (got [1, 3, 9, 8], and the file has x float32 [N, 3, 8, 8]). "
+            "Give the file's numbers, or export it with dynamic axes.",
+        ),
+        (
+            {"outputs": {"scores": {}}},
+            "outputs: must be among those of model.onnx (got scores, and the file has logits float32 [N, 5]). "
+            "Name them as the file does.",
+        ),
+    ],
+)
+def test_bindings_are_the_files(sections: dict[str, Any], message: str, tmp_path: Path) -> None:
+    export(network("residual"), tmp_path / "file.onnx")
+    (problem,) = deep_problems(load_job(write_job(tmp_path, "file", **sections)))
+    assert str(problem) == message
+
+
+def save(path: Path, node: Any, kind: int = TensorProto.FLOAT, opset: int = 17, domain: str = "") -> None:
+    """A file of one node from x to y."""
+    values = [helper.make_tensor_value_info(n, kind, [1, 4]) for n in ("x", "y")]
+    opsets = [helper.make_opsetid("", opset)] + ([helper.make_opsetid(domain, 1)] if domain else [])
+    graph = helper.make_graph([node], "g", values[:1], values[1:])
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+
+
+@pytest.mark.parametrize(
+    ("node", "options", "message"),
+    [
+        (
+            helper.make_node("NonZero", ["x"], ["y"]),
+            {},
+            "model.onnx: its operators must be among those that trtpipe converts (got NonZero). Cut the network before "
+            "them (onnx.utils.extract_model), or build from PyTorch with model.factory.",
+        ),
+        (
+            helper.make_node("Special", ["x"], ["y"], domain="mine"),
+            {"domain": "mine"},
+            "model.onnx: its operators must be among those that trtpipe converts (got mine::Special). Cut the network "
+            "before them (onnx.utils.extract_model), or build from PyTorch with model.factory.",
+        ),
+        (
+            helper.make_node("Relu", ["x"], ["y"]),
+            {"kind": TensorProto.FLOAT16},
+            "model.onnx: its floating-point tensors must be FP32 (got FLOAT16). Export it in FP32; precision.fp16_mode "
+            "and bf16_mode make it FP16 or BF16.",
+        ),
+        (
+            helper.make_node("Relu", ["x"], ["y"]),
+            {"opset": 6},
+            "model.onnx: must be of opset 7 to 26 (got 6). Export it again, or run onnx.version_converter.",
+        ),
+        (
+            helper.make_node("Dropout", ["x"], ["y", "mask"], name="drop"),
+            {},
+            "model.onnx: Dropout (drop) has outputs that only training needs. Export the network in eval mode.",
+        ),
+    ],
+)
+def test_what_cannot_be_converted_is_named(node: Any, options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    save(tmp_path / "file.onnx", node, **options)
+    sections = {"inputs": {"x": {"shape": [1, 4]}}, "outputs": {"y": {}}, "precision": {}, "calibration": None}
+    (problem,) = deep_problems(load_job(write_job(tmp_path, "file", **sections)))
+    assert str(problem) == message
+
+
+def test_no_onnx_file(tmp_path: Path) -> None:
+    (tmp_path / "file.onnx").write_bytes(b"no protobuf")
+    (problem,) = deep_problems(load_job(write_job(tmp_path, "file")))
+    assert isinstance(problem, InputError)
+    assert str(problem).startswith("model.onnx: must be an ONNX file (got file.onnx: ")
+
+
+def test_external_data_stay_in_the_folder(tmp_path: Path) -> None:
+    path = export(network("residual"), tmp_path / "file.onnx", external=True)
+    model = onnx.load(path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = "../other.data"
+    onnx.save(model, path)
+    (problem,) = deep_problems(load_job(write_job(tmp_path, "file")))
+    assert str(problem) == (
+        "model.onnx: external data must be in the folder of the file (got ../other.data). Save the file again with its "
+        "data beside it."
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"baseline": "script"}, "model.baseline: must be given only with factory (got baseline with onnx)."),
+        ({"weights": "w.pt"}, "model.weights: must be given only with factory (got weights with onnx)."),
+        ({"onnx": "file.pb"}, "model.onnx: must end in .onnx (got "),
+    ],
+)
+def test_keys_that_do_not_go_with_it(model: dict[str, Any], message: str, tmp_path: Path) -> None:
+    for name in ("file.onnx", "w.pt", "file.pb"):
+        (tmp_path / name).touch()
+    path = write_job(tmp_path, "file")
+    text = json.loads(path.read_text())
+    text["model"] |= model
+    path.write_text(json.dumps(text))
+    with pytest.raises(JobErrors) as caught:
+        load_job(path)
+    assert message in str(caught.value)
+
+
+def test_a_wrong_conversion_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trtpipe.model.onnx import network as converted
+
+    export(network("residual"), tmp_path / "file.onnx")
+    wrong = dict(converted.OPERATORS) | {"Relu": lambda node, x: x}
+    monkeypatch.setattr(converted, "OPERATORS", wrong)
+    with pytest.raises(InputError, match="baseline: the converted network must answer as ONNX Runtime does"):
+        build(load_job(write_job(tmp_path, "file")), tmp_path / "out", Silent())

@@ -1,0 +1,156 @@
+"""An ONNX file that is quantized already goes down the line with its own scales."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from calib.table import CalibrationTable
+from tests.support.nets import images
+from tests.support.onnx_files import export, network, write_job
+from trtpipe.errors import InputError
+from trtpipe.job.load import load_job
+from trtpipe.pipeline.build import build
+from trtpipe.pipeline.deep import deep_problems
+from trtpipe.progress import Silent
+
+
+def quantized(folder: Path, **options: Any) -> Path:
+    """The residual network as ONNX Runtime's static quantization writes it."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.batches: Iterator[dict[str, Any]] = iter([{"x": images(8, 3, 8, 8, seed=2).numpy()}])
+
+        def get_next(self) -> dict[str, Any] | None:
+            return next(self.batches, None)
+
+    float_file = export(network("residual"), folder / "float.onnx", dynamo=False)
+    logging.getLogger().setLevel(logging.ERROR)
+    settings: dict[str, Any] = {
+        "per_channel": True,
+        "activation_type": QuantType.QInt8,
+        "weight_type": QuantType.QInt8,
+        "extra_options": {"ActivationSymmetric": True, "WeightSymmetric": True},
+    } | options
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantize_static(float_file, folder / "file.onnx", Reader(), quant_format=QuantFormat.QDQ, **settings)
+    return folder / "file.onnx"
+
+
+def constants(path: Path) -> dict[str, Any]:
+    model = onnx.load(path)
+    found = {i.name: numpy_helper.to_array(i) for i in model.graph.initializer}
+    return found | {
+        n.output[0]: numpy_helper.to_array(n.attribute[0].t) for n in model.graph.node if n.op_type == "Constant"
+    }
+
+
+def scales(path: Path, kind: str) -> list[float]:
+    """Every scale of the nodes of one kind, sorted; each weight's scales count."""
+    known = constants(path)
+    found: set[float] = set()
+    for node in onnx.load(path).graph.node:
+        if node.op_type == kind:
+            found |= {float(s) for s in np.asarray(known[node.input[1]]).reshape(-1)}
+    return sorted(found)
+
+
+def int8(path: Path) -> list[Any]:
+    """The INT8 weights, by size and content."""
+    found = [a for a in constants(path).values() if a.dtype == np.int8 and a.ndim > 1]
+    return sorted(found, key=lambda a: (a.size, a.tobytes()))
+
+
+def test_own_scales_and_weights(tmp_path: Path) -> None:
+    source = quantized(tmp_path)
+    job = load_job(write_job(tmp_path, "file", calibration=None))
+    assert deep_problems(job) == ()
+    built = build(job, tmp_path / "out", Silent(), diagnose_seconds=0)
+    engine = built.bundle.path / "model.onnx"
+    theirs, ours = scales(source, "QuantizeLinear"), scales(engine, "QuantizeLinear")
+    assert set(np.float32(ours)) <= set(np.float32(theirs))
+    assert len(theirs) - len(ours) <= 1  # that of the network's output, which nothing is fused with
+    for a, b in zip(int8(source), int8(engine), strict=True):
+        assert a.tobytes() in (b.tobytes(), b.T.tobytes())
+    table = CalibrationTable.load(built.bundle.path / "calibration.json")
+    assert table.algorithm == "given"
+    assert {np.float32(v / 127) for v in table.amax.values()} >= {np.float32(s) for s in ours}
+    assert next(m.value for m in built.report.metrics if m.name == "cosine") > 0.99
+    notes = "\n".join(built.bundle.manifest.notes)
+    assert "quantized by the model and not fused by TensorRT" in notes
+    assert "logits: the file's Q/DQ before this output was left out, TensorRT fuses it with nothing" in notes
+    assert built.bundle.manifest.baseline == "ONNX Runtime FP32"
+
+
+def test_its_baseline_is_its_own_fp32_form(tmp_path: Path) -> None:
+    import torch
+
+    from trtpipe.model.onnx.network import load_network
+    from trtpipe.model.onnx.reference import Reference
+
+    x = images(4, 3, 8, 8, seed=3)
+    quantized(tmp_path)
+    of_file, of_float = load_network(tmp_path / "file.onnx"), load_network(tmp_path / "float.onnx")
+    found, expected = of_file(x)["logits"], of_float(x)["logits"]
+    torch.testing.assert_close(Reference(of_file.file)(x)["logits"], found, rtol=1e-4, atol=1e-5)
+    difference = float((found - expected).abs().max())
+    assert 0 < difference < 0.02 * float(expected.abs().max())  # the weights alone are on the grid of INT8
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {},
+            "calibration: must be left out for a file that is quantized already, whose own scales are taken. Remove "
+            "it, or set calibration.recalibrate: true.",
+        ),
+        (
+            {"calibration": None, "precision": {"fp16_mode": True}},
+            "precision: must be int8_mode, without other number formats, for a file that is quantized to INT8 already. "
+            "Set int8_mode, or calibration.recalibrate to start from its FP32 form.",
+        ),
+    ],
+)
+def test_the_job_says_what_becomes_of_the_scales(sections: dict[str, Any], message: str, tmp_path: Path) -> None:
+    quantized(tmp_path)
+    (problem,) = deep_problems(load_job(write_job(tmp_path, "file", **sections)))
+    assert str(problem) == message
+
+
+def test_recalibrated_when_asked_for(tmp_path: Path) -> None:
+    quantized(tmp_path)
+    calibration = {"arrays": "x.npy", "batch_size": 8, "recalibrate": True}
+    job = load_job(write_job(tmp_path, "file", calibration=calibration))
+    built = build(job, tmp_path / "out", Silent(), diagnose_seconds=0)
+    assert CalibrationTable.load(built.bundle.path / "calibration.json").samples
+
+
+def test_a_file_without_qdq_has_no_scales(tmp_path: Path) -> None:
+    export(network("residual"), tmp_path / "file.onnx")
+    (problem,) = deep_problems(load_job(write_job(tmp_path, "file", calibration=None)))
+    assert str(problem) == (
+        "calibration: must be given for a file without Q/DQ (got none). Add calibration.images, or calibration.table."
+    )
+
+
+def test_what_tensorrt_has_not_is_refused(tmp_path: Path) -> None:
+    quantized(tmp_path, extra_options={"ActivationSymmetric": False})
+    (problem,) = deep_problems(load_job(write_job(tmp_path, "file", calibration=None)))
+    assert isinstance(problem, InputError)
+    assert str(problem).startswith("model.onnx: DequantizeLinear (")
+    assert str(problem).endswith(
+        ") has a zero point other than 0. Quantize it symmetrically in INT8 (ONNX Runtime: ActivationSymmetric), or "
+        "give the file in FP32."
+    )

@@ -1,0 +1,277 @@
+"""Operators of ONNX with weights or windows: convolutions, pools, normalisations, resizing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from trtpipe.model.onnx.shapes import axes_of
+from trtpipe.model.onnx.values import Node, Value, as_list, as_tensor
+
+_CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
+_TRANSPOSED = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
+_MAX_POOLS = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
+_MEAN_POOLS = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)
+
+
+def _optional(value: Value | None) -> torch.Tensor | None:
+    return None if value is None else as_tensor(value)
+
+
+def _windows(node: Node, x: torch.Tensor, kernel: list[int]) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+    """Strides, dilations and (begin, end) paddings by spatial axis."""
+    rank = len(kernel)
+    strides, dilations = node.get("strides") or [1] * rank, node.get("dilations") or [1] * rank
+    auto = node.get("auto_pad", "NOTSET")
+    if auto in ("SAME_UPPER", "SAME_LOWER"):
+        pads = []
+        for size, k, s, d in zip(x.shape[2:], kernel, strides, dilations, strict=True):
+            if s != 1 and not isinstance(size, int):
+                raise node.refused("pads by a size that is dynamic (auto_pad)", "Export it with pads, or a fixed size.")
+            whole = (k - 1) * d if s == 1 else max(0, (-(-size // s) - 1) * s + (k - 1) * d + 1 - size)
+            less = whole // 2
+            pads.append((less, whole - less) if auto == "SAME_UPPER" else (whole - less, less))
+        return strides, dilations, pads
+    flat = [0] * (2 * rank) if auto == "VALID" else node.get("pads") or [0] * (2 * rank)
+    return strides, dilations, list(zip(flat[:rank], flat[rank:], strict=True))
+
+
+def _padded(
+    x: torch.Tensor, pads: list[tuple[int, int]], fill: float, most: list[int]
+) -> tuple[torch.Tensor, list[int]]:
+    """`x` and the symmetric padding left to do; `x` is padded here where a side differs or has more than `most`."""
+    if all(a == b and a <= m for (a, b), m in zip(pads, most, strict=True)):
+        return x, [a for a, _ in pads]
+    return functional.pad(x, [p for pair in reversed(pads) for p in pair], value=fill), [0] * len(pads)
+
+
+def _conv(node: Node, x: Value, w: Value, b: Value | None = None) -> Value:
+    data, weight = as_tensor(x), as_tensor(w)
+    kernel = list(weight.shape[2:])
+    strides, dilations, pads = _windows(node, data, kernel)
+    data, padding = _padded(data, pads, 0.0, [2**31] * len(kernel))
+    convolution: Any = _CONVOLUTIONS[len(kernel) - 1]
+    found: torch.Tensor = convolution(data, weight, _optional(b), strides, padding, dilations, node.get("group", 1))
+    return found
+
+
+def _conv_transpose(node: Node, x: Value, w: Value, b: Value | None = None) -> Value:
+    data, weight = as_tensor(x), as_tensor(w)
+    kernel = list(weight.shape[2:])
+    strides, dilations, pads = _windows(node, data, kernel)
+    if (
+        node.get("output_shape")
+        or node.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+        or any(a != e for a, e in pads)
+    ):
+        raise node.refused("has an output_shape or uneven pads", "Export it with even pads and output_padding.")
+    more = node.get("output_padding") or [0] * len(kernel)
+    transposed: Any = _TRANSPOSED[len(kernel) - 1]
+    found: torch.Tensor = transposed(
+        data, weight, _optional(b), strides, [a for a, _ in pads], more, node.get("group", 1), dilations
+    )
+    return found
+
+
+def _linear(node: Node, x: Value, w: Value, b: Value | None = None) -> Value:
+    return functional.linear(as_tensor(x), as_tensor(w), _optional(b))
+
+
+def _gemm(node: Node, a: Value, b: Value, c: Value | None = None) -> Value:
+    left = as_tensor(a).t() if node.get("transA", 0) else as_tensor(a)
+    right = as_tensor(b).t() if node.get("transB", 0) else as_tensor(b)
+    product = left @ right
+    alpha, beta = node.get("alpha", 1.0), node.get("beta", 1.0)
+    product = product if alpha == 1.0 else product * alpha
+    if c is None:
+        return product
+    return product + (as_tensor(c) if beta == 1.0 else as_tensor(c) * beta)
+
+
+def _matmul(node: Node, a: Value, b: Value) -> Value:
+    return torch.matmul(as_tensor(a), as_tensor(b))
+
+
+def _max_pool(node: Node, x: Value) -> Value:
+    data, kernel = as_tensor(x), node.get("kernel_shape")
+    strides, dilations, pads = _windows(node, data, kernel)
+    data, padding = _padded(data, pads, float("-inf"), [k // 2 for k in kernel])
+    pool: Any = _MAX_POOLS[len(kernel) - 1]
+    found: torch.Tensor = pool(data, kernel, strides, padding, dilations, bool(node.get("ceil_mode", 0)))
+    return found
+
+
+def _average_pool(node: Node, x: Value) -> Value:
+    data, kernel = as_tensor(x), node.get("kernel_shape")
+    strides, dilations, pads = _windows(node, data, kernel)
+    whole = bool(node.get("count_include_pad", 0))
+    uneven = any(a != b or a > k // 2 for (a, b), k in zip(pads, kernel, strict=True))
+    if any(d != 1 for d in dilations) or (uneven and not whole):
+        raise node.refused("has dilations, or uneven pads that are not counted", "Export it with even pads.")
+    data, padding = _padded(data, pads, 0.0, [k // 2 for k in kernel])
+    pool: Any = _MEAN_POOLS[len(kernel) - 1]
+    found: torch.Tensor = pool(data, kernel, strides, padding, bool(node.get("ceil_mode", 0)), whole)
+    return found
+
+
+def _global_average(node: Node, x: Value) -> Value:
+    data = as_tensor(x)
+    return data.mean(dim=tuple(range(2, data.dim())), keepdim=True)
+
+
+def _global_max(node: Node, x: Value) -> Value:
+    data = as_tensor(x)
+    return data.amax(dim=tuple(range(2, data.dim())), keepdim=True)
+
+
+def _batch_norm(node: Node, x: Value, scale: Value, bias: Value, mean: Value, var: Value) -> Value:
+    return functional.batch_norm(
+        as_tensor(x),
+        as_tensor(mean),
+        as_tensor(var),
+        as_tensor(scale),
+        as_tensor(bias),
+        False,
+        0.0,
+        node.get("epsilon", 1e-5),
+    )
+
+
+def _instance_norm(node: Node, x: Value, scale: Value, bias: Value) -> Value:
+    eps = node.get("epsilon", 1e-5)
+    return functional.instance_norm(as_tensor(x), weight=as_tensor(scale), bias=as_tensor(bias), eps=eps)
+
+
+def _layer_norm(node: Node, x: Value, scale: Value, bias: Value | None = None) -> Value:
+    data, weight = as_tensor(x), as_tensor(scale)
+    shape = [int(d) for d in data.shape[node.get("axis", -1) :]]
+    return functional.layer_norm(data, shape, weight.expand(shape), _optional(bias), node.get("epsilon", 1e-5))
+
+
+def _rms_norm(node: Node, x: Value, scale: Value) -> Value:
+    data = as_tensor(x)
+    shape = [int(d) for d in data.shape[node.get("axis", -1) :]]
+    return functional.rms_norm(data, shape, as_tensor(scale), node.get("epsilon", 1e-5))
+
+
+def _group_norm(node: Node, x: Value, scale: Value, bias: Value) -> Value:
+    data, groups = as_tensor(x), node.get("num_groups")
+    weight, offset = as_tensor(scale), as_tensor(bias)
+    if weight.shape[0] != data.shape[1]:  # opset 18 has one number a group
+        weight, offset = (v.repeat_interleave(int(data.shape[1]) // groups) for v in (weight, offset))
+    return functional.group_norm(data, groups, weight, offset, node.get("epsilon", 1e-5))
+
+
+def _lrn(node: Node, x: Value) -> Value:
+    size, alpha, beta = node.get("size"), node.get("alpha", 1e-4), node.get("beta", 0.75)
+    if size % 2 == 0:
+        raise node.refused(f"has an even size ({size})", "Export it with an odd one.")
+    return functional.local_response_norm(as_tensor(x), size, alpha, beta, node.get("bias", 1.0))
+
+
+def _resize(node: Node, x: Value, *inputs: Value | None) -> Value:
+    data = as_tensor(x)
+    given = [None, *inputs] if len(inputs) == 1 else list(inputs)  # opset 10 and Upsample have no region of interest
+    scales = axes_of(node, "scales", given[1]) if len(given) > 1 else axes_of(node, "scales", None)
+    sizes = as_list(node, given[2]) if len(given) > 2 and given[2] is not None else None
+    along = [a % data.dim() for a in node.get("axes") or range(data.dim())]
+    by = dict(zip(along, (sizes or scales) or (), strict=True))
+    fixed = all(by.get(a, 1) in (1, 1.0) if not sizes else by.get(a, data.shape[a]) == data.shape[a] for a in (0, 1))
+    mode, how = node.get("mode", "nearest"), node.get("coordinate_transformation_mode", "half_pixel")
+    if node.op == "Upsample" or node.version < 11:
+        how = "asymmetric"
+    rank = data.dim() - 2
+    names = {
+        "nearest": "nearest",
+        "linear": ("linear", "bilinear", "trilinear")[rank - 1] if 1 <= rank <= 3 else "",
+        "cubic": "bicubic",
+    }
+    known = rank >= 1 and fixed and not node.get("exclude_outside", 0) and node.get("cubic_coeff_a", -0.75) == -0.75
+    known = known and node.get("keep_aspect_ratio_policy", "stretch") == "stretch" and (mode != "cubic" or rank == 2)
+    if mode == "nearest":
+        rounding = (
+            node.get("nearest_mode", "round_prefer_floor") if node.op != "Upsample" and node.version >= 11 else "floor"
+        )
+        known = known and _is_torch_nearest(data, by, bool(sizes), how, rounding)
+    else:
+        lengths = [by.get(a, 1) if sizes else d * by.get(a, 1) for a, d in enumerate(data.shape)]
+        whole = all(not isinstance(n, float) or n.is_integer() for n in lengths[2:])
+        known = known and not node.get("antialias", 0)
+        known = known and (
+            how == "half_pixel"
+            or (how == "align_corners" and whole)
+            or (how == "pytorch_half_pixel" and not any(isinstance(n, (int, float)) and n < 2 for n in lengths[2:]))
+        )
+    if not known:
+        raise node.refused(
+            f"resizes in a way that PyTorch has not (mode {mode}, {how})",
+            "Export it with mode nearest (asymmetric, floor), or linear or cubic (half_pixel, no antialias).",
+        )
+    spatial = [by.get(a, data.shape[a] if sizes else 1.0) for a in range(2, data.dim())]
+    options: dict[str, Any] = {} if mode == "nearest" else {"align_corners": how == "align_corners"}
+    if sizes or how == "align_corners":
+        sized = spatial if sizes else [int(d * s) for d, s in zip(data.shape[2:], spatial, strict=True)]
+        return functional.interpolate(data, size=sized, mode=names[mode], **options)
+    return functional.interpolate(data, scale_factor=[float(s) for s in spatial], mode=names[mode], **options)
+
+
+def _is_torch_nearest(data: torch.Tensor, by: Mapping[int, Any], sizes: bool, how: str, rounding: str) -> bool:
+    """Whether torch's nearest (the floor of i / scale) takes the same elements; tried on every index of fixed sizes."""
+    if how == "asymmetric" and rounding == "floor":
+        return True
+    for axis in range(2, data.dim()):
+        size, wanted = data.shape[axis], by.get(axis)
+        if wanted is None:
+            continue
+        if not isinstance(size, int) or not isinstance(wanted, (int, float)):
+            size, wanted = 64, float(wanted) if isinstance(wanted, (int, float)) and not sizes else 0.0
+            if not wanted.is_integer() or wanted < 1:
+                return False
+        length = int(wanted) if sizes else int(size * wanted)
+        scale = length / size if sizes else float(wanted)
+        if how == "align_corners" or length == 0:
+            return False
+        places = np.arange(length)
+        at = places / scale if how == "asymmetric" else (places + 0.5) / scale - 0.5
+        rounded = {
+            "floor": np.floor(at),
+            "ceil": np.ceil(at),
+            "round_prefer_floor": np.ceil(at - 0.5),
+            "round_prefer_ceil": np.floor(at + 0.5),
+        }[rounding]
+        if not np.array_equal(np.clip(rounded, 0, size - 1), np.clip(np.floor(places / scale), 0, size - 1)):
+            return False
+    return True
+
+
+def _grid_sample(node: Node, x: Value, grid: Value) -> Value:
+    mode = {"linear": "bilinear", "cubic": "bicubic"}.get(node.get("mode", "linear"), node.get("mode", "bilinear"))
+    return functional.grid_sample(
+        as_tensor(x), as_tensor(grid), mode, node.get("padding_mode", "zeros"), bool(node.get("align_corners", 0))
+    )
+
+
+LAYERS: Mapping[str, Callable[..., Any]] = {
+    "AveragePool": _average_pool,
+    "BatchNormalization": _batch_norm,
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "Gemm": _gemm,
+    "GlobalAveragePool": _global_average,
+    "GlobalMaxPool": _global_max,
+    "GridSample": _grid_sample,
+    "GroupNormalization": _group_norm,
+    "InstanceNormalization": _instance_norm,
+    "LRN": _lrn,
+    "LayerNormalization": _layer_norm,
+    "Linear": _linear,
+    "MatMul": _matmul,
+    "MaxPool": _max_pool,
+    "RMSNormalization": _rms_norm,
+    "Resize": _resize,
+    "Upsample": _resize,
+}

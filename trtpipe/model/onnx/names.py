@@ -1,0 +1,45 @@
+"""The module path that a node of an ONNX file stands under, in reports, in tables and in `precision.keep`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_QUOTED = re.compile(r"'([^']*)'")
+_PARAMETER = re.compile(r"(\w+(?:\.\w+)*)\.weight")
+
+
+def module_path(name: str, op: str, output: str, weight: str | None, metadata: dict[str, str]) -> str:
+    """The path of a node, as `layer1.0.conv1`: the same that the exported PyTorch module has, where the file tells.
+
+    Of these the first that is there: the name of the weight, which exporters keep when they fold a batch norm into a
+    convolution (`layer1.0.conv1.weight`); the scopes that torch.onnx.export(dynamo=True) writes; the scopes in the
+    names that TorchScript's exporter makes (`/layer1/layer1.0/conv1/Conv`); the node's name; its output's name.
+
+    Args:
+        name: the node's name, which may be empty.
+        op: its operator.
+        output: the name of its first output.
+        weight: the name of its constant weight, None where it has none.
+        metadata: its metadata_props.
+    """
+    if weight is not None and (parameter := _PARAMETER.fullmatch(weight)):
+        return str(parameter[1])
+    scopes = _QUOTED.findall(metadata.get(_SCOPES, ""))
+    if len(scopes) > 1:
+        return str(scopes[-2])
+    parts = [p for p in name.split("/") if p]
+    if "/" in name and parts and re.fullmatch(rf"{op}(_\d+)?", parts[-1]):
+        return _joined(parts[:-1])
+    return _joined(parts or [p for p in output.split("/") if p] or [op])
+
+
+def _joined(parts: Sequence[str]) -> str:
+    """The parts as one path; a part that begins with the one before it stands for both (`conv`, `conv.0`)."""
+    path: list[str] = []
+    for part in parts:
+        if path and part.startswith(path[-1] + "."):
+            path.pop()
+        path.append(part)
+    return ".".join(path)

@@ -1,0 +1,149 @@
+"""An ONNX file as a PyTorch module."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trtpipe.errors import InputError
+from trtpipe.model.marks import mark
+from trtpipe.model.onnx.operators import OPERATORS
+from trtpipe.model.onnx.reading import OnnxFile, read
+from trtpipe.model.onnx.values import MOST_NUMBERS, Constant, Node, Value, as_tensor, numbers
+
+
+class Scope(torch.nn.Module):
+    """One part of a module path: it executes the nodes under the path, so that an exported graph knows their module."""
+
+    def forward(self, node: Node, values: Sequence[Value | None]) -> tuple[Value, ...]:
+        """The outputs of one node."""
+        return execute(node, values)
+
+
+def execute(node: Node, values: Sequence[Value | None]) -> tuple[Value, ...]:
+    """The outputs of a node for its inputs, None for one that is left out.
+
+    Raises:
+        InputError: the node does what cannot be converted.
+    """
+    found = OPERATORS[node.op](node, *values)
+    outputs = found if isinstance(found, tuple) else (found,)
+    if any(node.outputs[len(outputs) :]):
+        raise node.refused("has outputs that only training needs", "Export the network in eval mode.")
+    return outputs
+
+
+class OnnxNetwork(torch.nn.Module):
+    """The network of a file. It takes the file's inputs in their order and returns its outputs by name.
+
+    Its parameters and buffers are the file's initializers, under their names where these are paths.
+    """
+
+    def __init__(self, file: OnnxFile) -> None:
+        super().__init__()
+        self.file = file
+        self._holders: dict[str, tuple[torch.nn.Module, str, Any]] = {}
+        used = {name for n in file.nodes for name in n.inputs} | {b.name for b in file.outputs}
+        for name, array in file.constants.items():
+            if name in used:
+                self._holders[name] = self._hold(name, array)
+        self._run = [self._scope(_parts(n.path)) if _parts(n.path) else execute for n in file.nodes]
+        self._last = {name: k for k, n in enumerate(file.nodes) for name in n.inputs}
+        self._kept = {b.name for b in file.outputs}
+
+    def forward(self, *inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The outputs by name, for `inputs` in the file's order."""
+        values: dict[str, Value] = {
+            name: Constant(getattr(holder, attribute), small)
+            for name, (holder, attribute, small) in self._holders.items()
+        }
+        for binding, x in zip(self.file.inputs, inputs, strict=True):
+            values[binding.name] = x.to(getattr(torch, binding.dtype))
+        for k, (node, run) in enumerate(zip(self.file.nodes, self._run, strict=True)):
+            given = [_marked(node, k, values[name]) if name else None for k, name in enumerate(node.inputs)]
+            values |= zip(node.outputs, run(node, given), strict=False)
+            for name in {n for n in node.inputs if self._last[n] == k} - self._kept:
+                values.pop(name, None)
+        return {b.name: as_tensor(values[b.name]) for b in self.file.outputs}
+
+    def _hold(self, name: str, array: Any) -> tuple[torch.nn.Module, str, Any]:
+        """Register a constant; its holder, its attribute there, and its numbers where it has few."""
+        *path, attribute = _parts(name)
+        holder = self._scope(path)
+        while hasattr(holder, attribute):
+            attribute += "_"
+        tensor = torch.from_numpy(np.array(array))
+        if tensor.is_floating_point():
+            holder.register_parameter(attribute, torch.nn.Parameter(tensor, requires_grad=False))
+        else:
+            holder.register_buffer(attribute, tensor)
+        small = numbers(array.tolist()) if array.size <= MOST_NUMBERS else None
+        return holder, attribute, small if small is None else small.reshape(array.shape)
+
+    def _scope(self, parts: Sequence[str]) -> torch.nn.Module:
+        """The module under a path, made where there is none."""
+        scope: torch.nn.Module = self
+        for part in parts:
+            while hasattr(scope, part) and part not in scope._modules:
+                part += "_"
+            if part not in scope._modules:
+                scope.add_module(part, Scope())
+            scope = scope.get_submodule(part)
+        return scope
+
+
+def _marked(node: Node, place: int, value: Value) -> Value:
+    return mark(as_tensor(value), node.marks[place]) if place in node.marks else value
+
+
+def load_network(path: Path) -> OnnxNetwork:
+    """The network of a file.
+
+    Raises:
+        InputError: the file cannot be read, or holds what cannot be converted.
+    """
+    return OnnxNetwork(read(path, frozenset(OPERATORS)))
+
+
+def require_bindings(file: OnnxFile, inputs: Mapping[str, Sequence[int | str]], outputs: Sequence[str]) -> None:
+    """Refuse a job whose bindings are not the file's.
+
+    Args:
+        file: the file.
+        inputs: the job's shapes by name.
+        outputs: the job's outputs, which may be some of the file's.
+
+    Raises:
+        InputError: a name is not the file's, or a dimension that the file fixes is another one.
+    """
+    there = ", ".join(map(str, file.inputs))
+    if list(inputs) != [b.name for b in file.inputs]:
+        raise InputError(
+            f"inputs: must be those of model.onnx, in its order (got {', '.join(inputs)}, and the file has {there}). "
+            "Name them as the file does."
+        )
+    for binding in file.inputs:
+        shape = inputs[binding.name]
+        fits = len(shape) == len(binding.shape) and all(
+            isinstance(theirs, str) or mine == theirs for mine, theirs in zip(shape, binding.shape, strict=True)
+        )
+        if not fits:
+            raise InputError(
+                f"inputs.{binding.name}.shape: must fit model.onnx (got [{', '.join(map(str, shape))}], and the file "
+                f"has {binding}). Give the file's numbers, or export it with dynamic axes."
+            )
+    if unknown := [name for name in outputs if name not in {b.name for b in file.outputs}]:
+        raise InputError(
+            f"outputs: must be among those of model.onnx (got {', '.join(unknown)}, and the file has "
+            f"{', '.join(map(str, file.outputs))}). Name them as the file does."
+        )
+
+
+def _parts(path: str) -> list[str]:
+    """The parts of a path as names of modules."""
+    return [re.sub(r"\W", "_", part) for part in path.split(".") if part]

@@ -1,0 +1,299 @@
+"""The operators of ONNX that can be converted, by name: each a function of its node and its inputs."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from functools import reduce
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from trtpipe.model.onnx.layers import LAYERS
+from trtpipe.model.onnx.shapes import SHAPES, axes_of, either
+from trtpipe.model.onnx.values import Node, Value, are_numbers, as_number, as_tensor, operands
+
+
+def _unary(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Value]:
+    return lambda node, x: function(as_tensor(x))
+
+
+def _tensors(function: Callable[..., torch.Tensor]) -> Callable[..., Value]:
+    """A function of operands, each a tensor or a Python number."""
+    return lambda node, *values: function(*operands(values))
+
+
+def _all(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[..., Value]:
+    """A function of two tensors, applied to any number of them."""
+    return lambda node, *values: reduce(function, [as_tensor(v) for v in values])
+
+
+def _divided(a: Any, b: Any) -> torch.Tensor:
+    whole = not any(v.is_floating_point() if isinstance(v, torch.Tensor) else isinstance(v, float) for v in (a, b))
+    found: torch.Tensor = torch.div(torch.as_tensor(a), b, rounding_mode="trunc") if whole else a / b
+    return found
+
+
+def _quotient(a: Any, b: Any) -> Any:
+    """Of numbers; sizes are never negative, so that floor and ONNX's truncation agree."""
+    return a / b if isinstance(a, float) or isinstance(b, float) else a // b
+
+
+def _power(node: Node, x: Value, exponent: Value) -> Value:
+    base, power = operands((x, exponent))
+    found: torch.Tensor = torch.pow(base, power)
+    return found.to(base.dtype) if isinstance(base, torch.Tensor) else found
+
+
+def _modulo(node: Node, a: Value, b: Value) -> Value:
+    x, y = as_tensor(a), as_tensor(b)
+    return torch.fmod(x, y) if node.get("fmod", 0) else torch.remainder(x, y)
+
+
+def _where(node: Node, condition: Value, a: Value, b: Value) -> Value:
+    if are_numbers(condition, a, b):
+        chosen: Value = either(lambda c, x, y: x if c else y, _where)(node, condition, a, b)
+        return chosen
+    x, y = operands((a, b))
+    return torch.where(as_tensor(condition), x, y)
+
+
+def _clip(node: Node, x: Value, low: Value | None = None, high: Value | None = None) -> Value:
+    least = node.get("min") if low is None else as_number(node, low)
+    most = node.get("max") if high is None else as_number(node, high)
+    if least is None and most is None:
+        return x
+    return torch.clamp(as_tensor(x), least, most)
+
+
+def _softmax(function: Callable[..., torch.Tensor]) -> Callable[..., Value]:
+    """Before opset 13 it is over all axes from `axis` on."""
+
+    def softmax(node: Node, x: Value) -> Value:
+        data = as_tensor(x)
+        axis = node.get("axis", -1 if node.version >= 13 else 1) % data.dim()
+        if node.version >= 13 or axis == data.dim() - 1:
+            return function(data, dim=axis)
+        return function(data.flatten(axis), dim=-1).reshape(data.shape)
+
+    return softmax
+
+
+def _hard_sigmoid(node: Node, x: Value) -> Value:
+    alpha, beta = node.get("alpha", 0.2), node.get("beta", 0.5)
+    if math.isclose(alpha, 1 / 6, rel_tol=1e-6) and beta == 0.5:
+        return functional.hardsigmoid(as_tensor(x))
+    return torch.clamp(as_tensor(x) * alpha + beta, 0.0, 1.0)
+
+
+def _prelu(node: Node, x: Value, slope: Value) -> Value:
+    data = as_tensor(x)
+    return torch.where(data < 0, data * as_tensor(slope), data)
+
+
+def _gelu(node: Node, x: Value) -> Value:
+    return functional.gelu(as_tensor(x), approximate=node.get("approximate", "none"))
+
+
+def _selu(node: Node, x: Value) -> Value:
+    alpha, gamma = node.get("alpha"), node.get("gamma")
+    if alpha is None and gamma is None:
+        return functional.selu(as_tensor(x))
+    return functional.elu(as_tensor(x), 1.6732632 if alpha is None else alpha) * (1.0507010 if gamma is None else gamma)
+
+
+def _with(function: Callable[..., torch.Tensor], **defaults: float) -> Callable[..., Value]:
+    """An activation with attributes, in the order that the function takes them."""
+    return lambda node, x: function(as_tensor(x), *(node.get(name, value) for name, value in defaults.items()))
+
+
+def _reduced(function: Callable[..., torch.Tensor]) -> Callable[..., Value]:
+    """A reduction over `axes`, all of them where none is given."""
+
+    def reduction(node: Node, x: Value, axes: Value | None = None) -> Value:
+        data, given = as_tensor(x), axes_of(node, "axes", axes)
+        if not given:
+            if node.get("noop_with_empty_axes", 0):
+                return data
+            given = list(range(data.dim()))
+        return function(data, tuple(a % data.dim() for a in given), bool(node.get("keepdims", 1)))
+
+    return reduction
+
+
+def _product(x: torch.Tensor, axes: tuple[int, ...], keep: bool) -> torch.Tensor:
+    for axis in sorted(axes, reverse=True):
+        x = torch.prod(x, axis, keepdim=keep)
+    return x
+
+
+def _argument(function: Callable[..., torch.Tensor]) -> Callable[..., Value]:
+    def argument(node: Node, x: Value) -> Value:
+        if node.get("select_last_index", 0):
+            raise node.refused("takes the last of equal elements", "Export it with select_last_index 0.")
+        return function(as_tensor(x), dim=node.get("axis", 0), keepdim=bool(node.get("keepdims", 1)))
+
+    return argument
+
+
+def _top_k(node: Node, x: Value, k: Value | None = None) -> tuple[Value, ...]:
+    count = node.get("k") if k is None else as_number(node, k)
+    found = torch.topk(
+        as_tensor(x), count, node.get("axis", -1), bool(node.get("largest", 1)), bool(node.get("sorted", 1))
+    )
+    return found.values, found.indices
+
+
+def _cumsum(node: Node, x: Value, axis: Value) -> Value:
+    data, along = as_tensor(x), as_number(node, axis)
+    turned = data.flip(along) if node.get("reverse", 0) else data
+    total = torch.cumsum(turned, along, dtype=data.dtype)
+    total = total - turned if node.get("exclusive", 0) else total
+    return total.flip(along) if node.get("reverse", 0) else total
+
+
+def _trilu(node: Node, x: Value, k: Value | None = None) -> Value:
+    diagonal = 0 if k is None else as_number(node, k)
+    return (torch.triu if node.get("upper", 1) else torch.tril)(as_tensor(x), diagonal)
+
+
+def _from_the_start(indices: torch.Tensor, size: int) -> torch.Tensor:
+    """Indices that may be negative, as torch.gather and scatter want them."""
+    return torch.where(indices < 0, indices + size, indices).to(torch.int64)
+
+
+def _gather_elements(node: Node, x: Value, indices: Value) -> Value:
+    data, axis = as_tensor(x), node.get("axis", 0)
+    return torch.gather(data, axis, _from_the_start(as_tensor(indices), data.shape[axis]))
+
+
+def _gather_nd(node: Node, x: Value, indices: Value) -> Value:
+    if node.get("batch_dims", 0):
+        raise node.refused("has batch_dims", "Export it without them.")
+    return as_tensor(x)[tuple(as_tensor(indices).unbind(-1))]
+
+
+def _plain_scatter(node: Node) -> None:
+    if node.get("reduction", "none") != "none":
+        raise node.refused(f"reduces by {node.get('reduction')}", "Export it without a reduction.")
+
+
+def _scatter_elements(node: Node, x: Value, indices: Value, updates: Value) -> Value:
+    _plain_scatter(node)
+    data, axis = as_tensor(x), node.get("axis", 0)
+    return torch.scatter(data, axis, _from_the_start(as_tensor(indices), data.shape[axis]), as_tensor(updates))
+
+
+def _scatter_nd(node: Node, x: Value, indices: Value, updates: Value) -> Value:
+    _plain_scatter(node)
+    return as_tensor(x).index_put(tuple(as_tensor(indices).unbind(-1)), as_tensor(updates))
+
+
+def _einsum(node: Node, *values: Value) -> Value:
+    return torch.einsum(node.get("equation"), *(as_tensor(v) for v in values))
+
+
+def _lp_normalization(node: Node, x: Value) -> Value:
+    return functional.normalize(as_tensor(x), p=float(node.get("p", 2)), dim=node.get("axis", -1))
+
+
+def _mean_of(node: Node, *values: Value) -> Value:
+    total: torch.Tensor = reduce(operator.add, [as_tensor(v) for v in values])
+    return total / len(values)
+
+
+def _norm(order: int) -> Callable[..., torch.Tensor]:
+    return lambda x, axes, keep: torch.linalg.vector_norm(x, order, axes, keep)
+
+
+_COMPARED: Mapping[str, Callable[[Any, Any], Any]] = {
+    "Equal": operator.eq,
+    "Greater": operator.gt,
+    "GreaterOrEqual": operator.ge,
+    "Less": operator.lt,
+    "LessOrEqual": operator.le,
+}
+_ARITHMETIC: Mapping[str, Callable[[Any, Any], Any]] = {
+    "Add": operator.add,
+    "Mul": operator.mul,
+    "Sub": operator.sub,
+}
+_UNARY: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "Abs": torch.abs,
+    "Cos": torch.cos,
+    "Erf": torch.erf,
+    "Exp": torch.exp,
+    "HardSwish": functional.hardswish,
+    "IsNaN": torch.isnan,
+    "Log": torch.log,
+    "Mish": functional.mish,
+    "Not": torch.logical_not,
+    "Reciprocal": torch.reciprocal,
+    "Relu": functional.relu,
+    "Round": torch.round,
+    "Sigmoid": torch.sigmoid,
+    "Sign": torch.sign,
+    "Sin": torch.sin,
+    "Softplus": functional.softplus,
+    "Softsign": functional.softsign,
+    "Tan": torch.tan,
+    "Tanh": torch.tanh,
+}
+_REDUCED: Mapping[str, Callable[..., torch.Tensor]] = {
+    "ReduceL1": _norm(1),
+    "ReduceL2": _norm(2),
+    "ReduceLogSumExp": torch.logsumexp,
+    "ReduceMax": torch.amax,
+    "ReduceMean": torch.mean,
+    "ReduceMin": torch.amin,
+    "ReduceProd": _product,
+    "ReduceSum": torch.sum,
+    "ReduceSumSquare": lambda x, axes, keep: torch.sum(x * x, axes, keep),
+}
+
+#: By operator: a function of the node and its inputs (None where one is left out) to its output or outputs.
+OPERATORS: Mapping[str, Callable[..., Any]] = {
+    **SHAPES,
+    **LAYERS,
+    **{name: _unary(f) for name, f in _UNARY.items()},
+    **{name: either(f, _tensors(f)) for name, f in {**_COMPARED, **_ARITHMETIC}.items()},
+    **{name: _reduced(f) for name, f in _REDUCED.items()},
+    "And": _all(torch.logical_and),
+    "ArgMax": _argument(torch.argmax),
+    "ArgMin": _argument(torch.argmin),
+    "Ceil": either(math.ceil, _unary(torch.ceil)),
+    "Celu": _with(functional.celu, alpha=1.0),
+    "Clip": _clip,
+    "CumSum": _cumsum,
+    "Div": either(_quotient, _tensors(_divided)),
+    "Einsum": _einsum,
+    "Elu": _with(functional.elu, alpha=1.0),
+    "Floor": either(math.floor, _unary(torch.floor)),
+    "GatherElements": _gather_elements,
+    "GatherND": _gather_nd,
+    "Gelu": _gelu,
+    "HardSigmoid": _hard_sigmoid,
+    "LeakyRelu": _with(functional.leaky_relu, alpha=0.01),
+    "LogSoftmax": _softmax(functional.log_softmax),
+    "LpNormalization": _lp_normalization,
+    "Max": either(max, _all(torch.maximum)),
+    "Mean": _mean_of,
+    "Min": either(min, _all(torch.minimum)),
+    "Mod": _modulo,
+    "Neg": either(operator.neg, _unary(torch.neg)),
+    "Or": _all(torch.logical_or),
+    "PRelu": _prelu,
+    "Pow": _power,
+    "ScatterElements": _scatter_elements,
+    "ScatterND": _scatter_nd,
+    "Selu": _selu,
+    "Softmax": _softmax(functional.softmax),
+    "Sqrt": either(math.sqrt, _unary(torch.sqrt)),
+    "Sum": _all(torch.add),
+    "TopK": _top_k,
+    "Trilu": _trilu,
+    "Where": _where,
+    "Xor": _all(torch.logical_xor),
+}

@@ -1,0 +1,185 @@
+"""Reading an ONNX file: external data, functions inlined, and what cannot be converted refused by name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from trtpipe.errors import InputError
+from trtpipe.model.onnx.linears import with_linears
+from trtpipe.model.onnx.names import module_path
+from trtpipe.model.onnx.quantized import Marks, take_qdq_off
+from trtpipe.model.onnx.values import Node
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+#: The opsets whose operators are known.
+OPSETS = (7, 26)
+#: Operators whose second input is a weight.
+_WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+
+
+@dataclass(frozen=True)
+class Binding:
+    """An input or an output of the file; an extent that is not fixed is a name, or "?"."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+    def __str__(self) -> str:
+        """As a message shows it."""
+        return f"{self.name} {self.dtype} [{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class OnnxFile:
+    """A file that can be converted: its bindings, its nodes in the order of execution and its constants, in FP32.
+
+    `quantized`: the file has Q/DQ; its nodes then have marks.
+    """
+
+    path: Path
+    inputs: tuple[Binding, ...]
+    outputs: tuple[Binding, ...]
+    nodes: tuple[Node, ...]
+    constants: Mapping[str, NDArray[Any]]
+    quantized: bool
+    notes: tuple[str, ...]
+
+
+def read(path: Path, operators: frozenset[str]) -> OnnxFile:
+    """The file's graph.
+
+    Args:
+        path: the .onnx file; its external data lie in its folder.
+        operators: names of the operators that can be converted.
+
+    Raises:
+        InputError: it is no ONNX file, its external data are missing or elsewhere, its tensors are not in FP32, or it
+            has operators that cannot be converted.
+    """
+    model = opened(path)
+    marks, notes = take_qdq_off(model)
+    graph = model.graph
+    version = model.opset_imports.get("", 0)
+    if not OPSETS[0] <= version <= OPSETS[1]:
+        raise InputError(
+            f"model.onnx: must be of opset {OPSETS[0]} to {OPSETS[1]} (got {version}). Export it again, or run "
+            "onnx.version_converter."
+        )
+    _require_known(graph, operators)
+    constants = {n: v.const_value.numpy() for n, v in graph.initializers.items() if v.const_value is not None}
+    _require_fp32(constants, graph)
+    nodes = tuple(_node(n, version, constants, marks) for n in graph)
+    return OnnxFile(
+        path,
+        tuple(_binding(v) for v in graph.inputs if v.name not in constants),
+        tuple(_binding(v) for v in graph.outputs),
+        *with_linears(nodes, constants, {str(v.name) for v in graph.outputs}),
+        bool(marks),
+        notes,
+    )
+
+
+def opened(path: Path) -> ir.Model:
+    """The file with its functions inlined and its Constant nodes made initializers.
+
+    Raises:
+        InputError: it is no ONNX file, or its external data are not in its folder.
+    """
+    import onnx_ir as ir
+    from onnx_ir.passes import common
+
+    try:
+        model = ir.load(path)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(f"model.onnx: must be an ONNX file (got {path.name}: {reason}). Export it again.") from error
+    for tensor in external_tensors(model):
+        _require_inside(path.parent, str(tensor.location))
+    for step in (
+        common.InlinePass(),
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.RemoveInitializersFromInputsPass(),
+        common.TopologicalSortPass(),
+    ):
+        step(model)
+    return model
+
+
+def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
+    """The initializers that lie in files of their own."""
+    import onnx_ir as ir
+
+    for value in model.graph.initializers.values():
+        if isinstance(value.const_value, ir.ExternalTensor):
+            yield value.const_value
+
+
+def _require_inside(folder: Path, location: str) -> None:
+    """Refuse external data outside the folder of the file, or that is not there."""
+    inside = Path(location)
+    if inside.is_absolute() or ".." in inside.parts:
+        raise InputError(
+            f"model.onnx: external data must be in the folder of the file (got {location}). Save the file again with "
+            "its data beside it."
+        )
+    if not (folder / inside).is_file():
+        raise InputError(
+            f"model.onnx: its external data must be beside it (got no file {location} in {folder}). Copy it there."
+        )
+
+
+def _require_known(graph: ir.Graph, operators: frozenset[str]) -> None:
+    unknown = Counter(
+        n.op_type if n.domain in ("", "ai.onnx") else f"{n.domain}::{n.op_type}"
+        for n in graph
+        if n.domain not in ("", "ai.onnx") or n.op_type not in operators
+    )
+    if unknown:
+        listed = ", ".join(f"{op} ({count})" if count > 1 else op for op, count in sorted(unknown.items()))
+        raise InputError(
+            f"model.onnx: its operators must be among those that trtpipe converts (got {listed}). Cut the network "
+            "before them (onnx.utils.extract_model), or build from PyTorch with model.factory."
+        )
+
+
+def _require_fp32(constants: Mapping[str, NDArray[Any]], graph: ir.Graph) -> None:
+    import onnx_ir as ir
+
+    kinds = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
+    values = [*graph.inputs, *graph.outputs, *graph.initializers.values()]
+    found = sorted({str(v.dtype.name) for v in values if v.dtype in kinds})
+    if found:
+        raise InputError(
+            f"model.onnx: its floating-point tensors must be FP32 (got {' and '.join(found)}). Export it in FP32; "
+            "precision.fp16_mode and bf16_mode make it FP16 or BF16."
+        )
+
+
+def _binding(value: ir.Value) -> Binding:
+    shape = [] if value.shape is None else [d if isinstance(d, int) else str(d.value or "?") for d in value.shape]
+    dtype = "float32" if value.dtype is None else str(value.dtype.numpy().name)
+    return Binding(str(value.name), dtype, tuple(shape))
+
+
+def _node(node: ir.Node, version: int, constants: Mapping[str, NDArray[Any]], marks: Marks) -> Node:
+    inputs = tuple("" if v is None else str(v.name) for v in node.inputs)
+    outputs = tuple(str(v.name) if v.name is not None else "" for v in node.outputs)
+    weight = inputs[1] if node.op_type in _WEIGHTED and len(inputs) > 1 and inputs[1] in constants else None
+    attributes = {name: _plain(a.value) for name, a in node.attributes.items()}
+    path = module_path(node.name or "", node.op_type, outputs[0], weight, dict(node.metadata_props))
+    own = {k: marks[node, k] for k in range(len(inputs)) if (node, k) in marks}
+    return Node(node.op_type, node.name or "", path, inputs, outputs, attributes, version, own)
+
+
+def _plain(value: Any) -> Any:
+    """An attribute as Python has it; a tensor as a NumPy array."""
+    return value.numpy() if hasattr(value, "numpy") else list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,278 @@
+"""Operators of ONNX that compute and apply shapes: on numbers where these are known beforehand, on tensors else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from trtpipe.model.onnx.values import (
+    MOST_NUMBERS,
+    Node,
+    Numbers,
+    Value,
+    are_numbers,
+    as_list,
+    as_number,
+    as_numbers,
+    as_tensor,
+    numbers,
+)
+
+#: torch's dtype by the number that ONNX's TensorProto has for it.
+DTYPES: Mapping[int, torch.dtype] = {
+    1: torch.float32,
+    2: torch.uint8,
+    3: torch.int8,
+    5: torch.int16,
+    6: torch.int32,
+    7: torch.int64,
+    9: torch.bool,
+    11: torch.float64,
+}
+
+
+def axes_of(node: Node, name: str, value: Value | None) -> list[int] | None:
+    """A list that is an attribute in older opsets and an input in newer ones; None where it is left out."""
+    if node.get(name) is not None:
+        return [int(v) for v in node.get(name)]
+    return None if value is None else as_list(node, value)
+
+
+def _shape(node: Node, x: Value) -> Numbers:
+    shape = list(x.shape if isinstance(x, np.ndarray) else as_tensor(x).shape)
+    return numbers(shape[node.get("start", 0) : node.get("end")])
+
+
+def _size(node: Node, x: Value) -> Numbers:
+    return numbers(math.prod(as_tensor(x).shape))
+
+
+def _cast(node: Node, x: Value) -> Value:
+    dtype = DTYPES.get(node.get("to"))
+    if dtype is None:
+        raise node.refused(f"casts to a type that is not known here ({node.get('to')})", "Export it in FP32.")
+    if not are_numbers(x):
+        return as_tensor(x).to(dtype)
+    kind: Callable[[Any], Any] = bool if dtype == torch.bool else float if dtype.is_floating_point else _whole
+    return _each(kind, as_numbers(node, x))
+
+
+def _whole(value: Any) -> Any:
+    return value if isinstance(value, torch.SymInt) else int(value)
+
+
+def _each(function: Callable[..., Any], *arrays: Numbers) -> Numbers:
+    """A function of numbers on each element of broadcast arrays."""
+    together = np.broadcast_arrays(*arrays, subok=False) if len(arrays) > 1 else arrays
+    found = np.empty(together[0].shape, dtype=object)
+    for index in np.ndindex(together[0].shape):
+        found[index] = function(*(a[index] for a in together))
+    return found
+
+
+def either(on_numbers: Callable[..., Any], on_tensors: Callable[..., Value]) -> Callable[..., Value]:
+    """An elementwise operator: by element where every operand is known beforehand, on tensors else."""
+
+    def operator(node: Node, *values: Value) -> Value:
+        if are_numbers(*values):
+            return _each(on_numbers, *(as_numbers(node, v) for v in values))
+        return on_tensors(node, *values)
+
+    return operator
+
+
+def _gather(node: Node, x: Value, indices: Value) -> Value:
+    axis = node.get("axis", 0)
+    if are_numbers(x) and are_numbers(indices):
+        return numbers(np.take(as_numbers(node, x), as_numbers(node, indices).astype(np.int64), axis=axis))
+    data = as_tensor(x)
+    if are_numbers(indices):
+        places = as_numbers(node, indices)
+        if places.ndim == 0:
+            return data.select(axis, int(places.item()))
+        size = data.shape[axis]
+        return data.index_select(axis, torch.tensor([p + size if p < 0 else p for p in places.tolist()]))
+    where = as_tensor(indices).to(torch.int64)
+    if axis == 0 and data.dim() == 2 and data.is_floating_point():
+        return functional.embedding(where, data)
+    axis %= data.dim()
+    return data.index_select(axis, where.reshape(-1)).reshape(*data.shape[:axis], *where.shape, *data.shape[axis + 1 :])
+
+
+def _unsqueeze(node: Node, x: Value, axes: Value | None = None) -> Value:
+    given = axes_of(node, "axes", axes) or []
+    if are_numbers(x):
+        return np.expand_dims(as_numbers(node, x), tuple(given))
+    data = as_tensor(x)
+    rank = data.dim() + len(given)
+    for axis in sorted(a % rank for a in given):
+        data = data.unsqueeze(axis)
+    return data
+
+
+def _squeeze(node: Node, x: Value, axes: Value | None = None) -> Value:
+    given = axes_of(node, "axes", axes)
+    if are_numbers(x):
+        return np.squeeze(as_numbers(node, x), None if given is None else tuple(given))
+    data = as_tensor(x)
+    return data.squeeze() if given is None else data.squeeze(tuple(given))
+
+
+def _concat(node: Node, *parts: Value) -> Value:
+    if are_numbers(*parts):
+        return np.concatenate([as_numbers(node, p) for p in parts], axis=node.get("axis", 0))
+    return torch.cat([as_tensor(p) for p in parts], dim=node.get("axis", 0))
+
+
+def _slice(
+    node: Node,
+    x: Value,
+    starts: Value | None = None,
+    ends: Value | None = None,
+    axes: Value | None = None,
+    steps: Value | None = None,
+) -> Value:
+    first, last = axes_of(node, "starts", starts) or [], axes_of(node, "ends", ends) or []
+    along = axes_of(node, "axes", axes) or list(range(len(first)))
+    by = [1] * len(first) if steps is None else as_list(node, steps)
+    known = are_numbers(x)
+    data: Any = as_numbers(node, x) if known else as_tensor(x)
+    for axis, low, high, step in zip(along, first, last, by, strict=True):
+        axis %= data.ndim
+        if known or step > 0:
+            data = data[(*[slice(None)] * axis, slice(low, high, step))]
+        else:
+            places = range(int(data.shape[axis]))[slice(low, high, step)]
+            data = data.index_select(axis, torch.tensor(places, dtype=torch.int64))
+    return numbers(data) if known else data
+
+
+def _split(node: Node, x: Value, sizes: Value | None = None) -> tuple[Value, ...]:
+    data, axis = as_tensor(x), node.get("axis", 0)
+    given = axes_of(node, "split", sizes)
+    count = len(node.outputs)
+    return tuple(torch.split(data, given or -(-data.shape[axis] // count), dim=axis))
+
+
+def _reshape(node: Node, x: Value, shape: Value | None = None) -> Value:
+    wanted = axes_of(node, "shape", shape) or []
+    if are_numbers(x) and all(isinstance(w, int) for w in wanted):
+        return as_numbers(node, x).reshape(wanted)
+    data = as_tensor(x)
+    if not node.get("allowzero", 0):
+        wanted = [data.shape[k] if isinstance(w, int) and w == 0 else w for k, w in enumerate(wanted)]
+    return data.reshape(wanted)
+
+
+def _flatten(node: Node, x: Value) -> Value:
+    data, axis = as_tensor(x), node.get("axis", 1)
+    if axis == 1:
+        return torch.flatten(data, 1) if data.dim() > 1 else data.reshape(data.shape[0], 1)
+    axis = axis if axis >= 0 else axis + data.dim()
+    return data.reshape(math.prod(data.shape[:axis]), -1)
+
+
+def _expand(node: Node, x: Value, shape: Value) -> Value:
+    data, wanted = as_tensor(x), as_list(node, shape)
+    own = [1] * (len(wanted) - data.dim()) + list(data.shape)
+    wanted = [1] * (len(own) - len(wanted)) + wanted
+    return data.expand([o if isinstance(w, int) and w == 1 else w for o, w in zip(own, wanted, strict=True)])
+
+
+def _constant_of_shape(node: Node, shape: Value) -> Value:
+    wanted = as_list(node, shape)
+    value = node.get("value")
+    one = np.zeros(1, np.float32) if value is None else np.array(value).reshape(-1)
+    small = len(wanted) <= 1 and all(isinstance(w, int) and w <= MOST_NUMBERS for w in wanted)
+    if small and one.dtype.kind in "iub":
+        return numbers([one[0].item()] * math.prod(wanted)).reshape(wanted)
+    return torch.full(wanted, one[0].item(), dtype=torch.from_numpy(one).dtype)
+
+
+def _range(node: Node, start: Value, limit: Value, step: Value) -> Value:
+    ends = [as_number(node, v) for v in (start, limit, step)]
+    if all(isinstance(e, int) for e in ends):
+        found = list(range(*ends))
+        if len(found) <= MOST_NUMBERS:
+            return numbers(found)
+    return torch.arange(*ends)
+
+
+def _pad(
+    node: Node, x: Value, pads: Value | None = None, value: Value | None = None, axes: Value | None = None
+) -> Value:
+    data, given = as_tensor(x), axes_of(node, "pads", pads) or []
+    along = list(range(data.dim())) if axes is None else [a % data.dim() for a in as_list(node, axes)]
+    both = {a: (given[k], given[k + len(along)]) for k, a in enumerate(along)}
+    fill = node.get("value", 0.0) if value is None else as_number(node, value)
+    mode = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}[
+        node.get("mode", "constant")
+    ]
+    first = min((a for a, p in both.items() if p != (0, 0)), default=data.dim() - 1)
+    flat = [p for a in range(data.dim() - 1, first - 1, -1) for p in both.get(a, (0, 0))]
+    return functional.pad(data, flat, mode=mode, **({"value": fill} if mode == "constant" else {}))
+
+
+def _transpose(node: Node, x: Value) -> Value:
+    data = as_tensor(x)
+    return data.permute(node.get("perm") or list(range(data.dim()))[::-1])
+
+
+def _tile(node: Node, x: Value, repeats: Value) -> Value:
+    return as_tensor(x).repeat(as_list(node, repeats))
+
+
+def _depth_to_space(node: Node, x: Value) -> Value:
+    data, size = as_tensor(x), node.get("blocksize")
+    if node.get("mode", "DCR") == "CRD":
+        return functional.pixel_shuffle(data, size)
+    n, c, h, w = data.shape
+    parts = data.reshape(n, size, size, c // size**2, h, w).permute(0, 3, 4, 1, 5, 2)
+    return parts.reshape(n, c // size**2, h * size, w * size)
+
+
+def _space_to_depth(node: Node, x: Value) -> Value:
+    data, size = as_tensor(x), node.get("blocksize")
+    n, c, h, w = data.shape
+    parts = data.reshape(n, c, h // size, size, w // size, size).permute(0, 3, 5, 1, 2, 4)
+    return parts.reshape(n, c * size**2, h // size, w // size)
+
+
+def _dropout(node: Node, x: Value, ratio: Value | None = None, training: Value | None = None) -> Value:
+    if training is not None and as_number(node, training):
+        raise node.refused("is in training mode", "Export the network in eval mode.")
+    return x
+
+
+def _identity(node: Node, x: Value) -> Value:
+    return x
+
+
+SHAPES: Mapping[str, Callable[..., Any]] = {
+    "Cast": _cast,
+    "Concat": _concat,
+    "ConstantOfShape": _constant_of_shape,
+    "DepthToSpace": _depth_to_space,
+    "Dropout": _dropout,
+    "Expand": _expand,
+    "Flatten": _flatten,
+    "Gather": _gather,
+    "Identity": _identity,
+    "Pad": _pad,
+    "Range": _range,
+    "Reshape": _reshape,
+    "Shape": _shape,
+    "Size": _size,
+    "Slice": _slice,
+    "SpaceToDepth": _space_to_depth,
+    "Split": _split,
+    "Squeeze": _squeeze,
+    "Tile": _tile,
+    "Transpose": _transpose,
+    "Unsqueeze": _unsqueeze,
+}

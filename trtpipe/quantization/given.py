@@ -1,0 +1,62 @@
+"""A model that came with its own Q/DQ: its scales as a table, its weights as they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from trtpipe.errors import InputError
+from trtpipe.model.marks import is_marked, marks_of, without_marks
+from trtpipe.model.nodes import constant_value, copied, module_path, op_name
+from trtpipe.model.sites import ADDS, MATMULS, SHARED, WEIGHTED, find_sites
+from trtpipe.quantization.formats import INT8
+from trtpipe.values import Captured, Int8Weight
+
+
+def given_amax(captured: Captured) -> dict[str, float]:
+    """127 times the scale of each activation that the model quantizes itself, by table key; empty where it does not.
+
+    Raises:
+        InputError: an activation has several scales.
+    """
+    if not is_marked(captured.graph):
+        return {}
+    found = {}
+    for site in captured.sites:
+        scales = marks_of(site.consumer)[site.producer.name].scales
+        if site.axis is None and len(scales) != 1:
+            raise InputError(
+                f"{module_path(site.consumer) or 'model'}: an activation must have one scale (got {len(scales)}). "
+                "Quantize it by tensor."
+            )
+        if site.axis is None:
+            found[site.group] = scales[0] * INT8.largest
+    return found
+
+
+def as_given(captured: Captured) -> Captured:
+    """The graph of a quantized model with the scales of its weights, and notes on what TensorRT will not fuse."""
+    int8: dict[str, Int8Weight] = {}
+    odd: dict[str, list[str]] = {}
+    for site in captured.sites:
+        if site.axis is not None:
+            weight = constant_value(captured.graph, site.producer)
+            scales = torch.tensor(marks_of(site.consumer)[site.producer.name].scales, dtype=torch.float32)
+            int8[site.consumer.name] = Int8Weight(weight, scales.expand(weight.shape[site.axis]).contiguous(), None)
+        elif op_name(site.consumer) not in (*WEIGHTED, *MATMULS, *ADDS, *SHARED):
+            odd.setdefault(op_name(site.consumer), []).append(module_path(site.consumer) or "the model")
+    notes = tuple(
+        f"{op}: quantized by the model and not fused by TensorRT, which computes it in float between Q and DQ: "
+        + ", ".join(dict.fromkeys(paths))
+        for op, paths in odd.items()
+    )
+    return replace(captured, int8=int8, notes=(*captured.notes, *notes))
+
+
+def in_float(captured: Captured) -> Captured:
+    """The same graph without the model's own Q/DQ, to be calibrated."""
+    graph = copied(captured.graph)
+    without_marks(graph)
+    sites, skipped = find_sites(graph)
+    return replace(captured, graph=graph, sites=sites, skipped=skipped)
