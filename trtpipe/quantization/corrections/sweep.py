@@ -7,6 +7,7 @@ inputs. Each choice is made on the samples to fit and kept only if it is also be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,7 @@ from trtpipe.errors import Cancelled
 from trtpipe.model.nodes import constant_value, is_constant, op_name
 from trtpipe.quantization.corrections import rounding
 from trtpipe.quantization.corrections.domains import groups_of
-from trtpipe.quantization.observers import ACTIVATION_RANGE
-from trtpipe.quantization.partial import Partial, Rounding, replaced
+from trtpipe.quantization.partial import Partial, Rounding, per_tensor, replaced
 from trtpipe.quantization.placement import Site, find_sites
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Sweep:
         changed: dict[Node, Rounding] = {}
         weight = next((s for s in sites if s.axis is not None), None)
         for site in sites:
-            changed[site.producer] = self._nearest(site) if site is weight else _saturating(self._amax[site.group])
+            changed[site.producer] = self._nearest(site) if site is weight else per_tensor(self._amax[site.group])
         if "thresholds" in self._which and any(s.rule == "Q1" for s in sites):
             self._thresholds(place, changed)
         # From here on the inputs stay as they are: each is quantized once.
@@ -185,14 +185,14 @@ class Sweep:
             amax, most = self._amax[site.group], self._most[site.group]
             candidates = sorted({min(amax * f, most) for f in FACTORS} | {amax, most})
             errors = {
-                c: self._error(place, {**changed, site.producer: _saturating(c)}, few)
+                c: self._error(place, {**changed, site.producer: per_tensor(c)}, few)
                 for c in candidates
                 if c >= (amax if site.group in self._rare else LEAST_AMAX)
             }
             best = min(errors, key=lambda c: (errors[c], -c))
             if best == amax or errors[best] >= LEAST_IMPROVEMENT * errors[amax]:
                 continue
-            trial = {**changed, site.producer: _saturating(best)}
+            trial = {**changed, site.producer: per_tensor(best)}
             if self._error(place, trial, self._guard) < self._error(place, changed, self._guard):
                 changed[site.producer] = trial[site.producer]
                 self._amax[site.group] = self.fitted.amax[site.group] = best
@@ -263,11 +263,6 @@ class Sweep:
         return [x + added for x in found]
 
 
-def _saturating(amax: float) -> Rounding:
-    scale = max(amax / 127, 1e-38)
-    return lambda x: torch.fake_quantize_per_tensor_affine(x, scale, 0, *ACTIVATION_RANGE)
-
-
 def _unrowed(rows: torch.Tensor, like: torch.Tensor, axis: int) -> torch.Tensor:
     return rows.reshape(like.movedim(axis, 0).shape).movedim(0, axis)
 
@@ -278,6 +273,9 @@ def _patches(node: Node, x: torch.Tensor, w: torch.Tensor, groups: int, most: in
         rows = x.reshape(-1, x.shape[-1])
         return rows[:: max(1, len(rows) // most)].T[None].contiguous()
     stride, padding, dilation = (_pair(node.args[i] if len(node.args) > i else d) for i, d in ((3, 1), (4, 0), (5, 1)))
+    positions = len(x) * (x.shape[2] // stride[0]) * (x.shape[3] // stride[1])
+    every = max(1, math.isqrt(positions // most))  # only so many of the output's rows and columns are unfolded
+    stride = (stride[0] * every, stride[1] * every)
     if w.shape[2:] == (1, 1) and padding == (0, 0):
         columns = x[:, :, :: stride[0], :: stride[1]].flatten(2)
     else:
