@@ -62,7 +62,7 @@ def replaced(value: torch.Tensor) -> Rounding:
 
 
 def per_tensor(amax: float, half: torch.dtype | None = None) -> Rounding:
-    """Q and DQ of an activation with one scale: bit by bit `torch.fake_quantize_per_tensor_affine`, in 40 % of its time."""
+    """Q and DQ with one scale: what `torch.fake_quantize_per_tensor_affine` gives, in 40 % of its time."""
     exact = (torch.tensor([amax], dtype=torch.float32) / 127).clamp_min(SMALLEST_SCALE)
     scale = rounded_up(exact, half)[0]
     inverse, low, high = 1 / scale, *ACTIVATION_RANGE

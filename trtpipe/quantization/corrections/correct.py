@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 STEPS = ("equalization", "smoothing", "thresholds", "rounding", "bias")
 #: Samples used, in batches of at most `BATCH`: of eight, five are fitted on, one decides about single operations,
 #: and two about whole steps. Fewer where the values alive at once would not fit in `MOST_BYTES`.
-SAMPLES, BATCH, MOST_BYTES = 64, 8, 4 << 30
+SAMPLES, BATCH, MOST_BYTES = 96, 8, 4 << 30
 #: Values that must have been seen of a tensor for its largest to be cut: a few do not show how large they get.
 ENOUGH_VALUES = 1 << 16
 #: With fewer samples nothing can be fitted and judged apart.
@@ -185,30 +185,19 @@ class _Corrector:
         return found
 
     def _fit(self, table: CalibrationTable) -> None:
-        """Thresholds, levels and biases in one sweep, and each kind judged with those before it.
-
-        They are fitted to one another: a kind that alone does not pay is tried once more with the kind after it.
-        """
+        """Thresholds, levels and biases in one sweep, and each kind judged on top of the ones before."""
         most = {k: max(abs(t.low), abs(t.high), table.amax[k]) for k, t in table.audit.tensors.items()}
         rare = {k for k, t in table.audit.tensors.items() if t.elements < ENOUGH_VALUES}
-        samples = self._samples
-        fitted = Sweep(
-            self._now.graph, self._amax, most, rare, samples.fit, samples.local, self._which, self._progress
-        ).run()
-        kinds = (
-            ("thresholds", {}, fitted.amax, f"{len(fitted.amax)} tensors"),
-            ("rounding", _levels(fitted), {}, f"{len(fitted.levels)} weights"),
-            ("bias", _biases(fitted), {}, f"{len(fitted.biases)} operations"),
-        )
-        arrays: dict[str, np.ndarray] = {}
-        amax: dict[str, float] = {}
-        waiting: list[str] = []
-        for name, own, thresholds, detail in kinds:
-            if not own and not thresholds:
-                continue
-            arrays, amax = {**arrays, **own}, {**amax, **thresholds}
-            also = f", with {' and '.join(waiting)}" if waiting else ""
-            waiting = [] if self._judged(name, arrays, amax, detail + also) else [*waiting, name]
+        samples, which = self._samples, self._which
+        sweep = Sweep(self._now.graph, self._amax, most, rare, samples.fit, samples.local, which, self._progress)
+        fitted = sweep.run()
+        if fitted.amax:
+            self._judged("thresholds", {}, fitted.amax, f"{len(fitted.amax)} tensors")
+        levels, biases = _levels(fitted), _biases(fitted)
+        rounded = bool(levels) and self._judged("rounding", levels, {}, f"{len(fitted.levels)} weights")
+        if biases:  # they were fitted together: biases may be what makes the levels pay
+            detail = f"{len(fitted.biases)} operations" + ("" if rounded or not levels else ", with rounding")
+            self._judged("bias", {**levels, **biases}, {}, detail)
 
     def _judged(self, name: str, arrays: Arrays, amax: Mapping[str, float], detail: str) -> bool:
         """Take a step if it gains on the samples kept apart."""

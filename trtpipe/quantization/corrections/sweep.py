@@ -30,14 +30,15 @@ if TYPE_CHECKING:
 
 Batch = Sequence[torch.Tensor]
 
-#: Thresholds tried for an activation, relative to the table's; the exact maximum is tried too.
-FACTORS = (0.6, 0.8, 1.25, 1.6)
+#: Thresholds tried for an activation, relative to the best so far, for as long as they are better: coarse, then fine.
+#: A softmax' probabilities want a tenth of their maximum, so that the many small ones are not rounded to zero.
+FACTORS = (0.7, 1 / 0.7, 0.84, 1 / 0.84)
 #: A threshold is changed for less than this share of the error.
 LEAST_IMPROVEMENT = 0.98
 #: Samples that thresholds are tried on.
 THRESHOLD_SAMPLES = 8
 #: Rows of inputs that second moments are taken of, for each of a weight's inputs, and at least.
-ROWS_PER_INPUT, LEAST_ROWS = 4, 8192
+ROWS_PER_INPUT, LEAST_ROWS = 3, 4096
 #: A weight with more inputs than this keeps its nearest levels: the moments' square would not fit.
 MOST_INPUTS = 8192
 #: How strongly a weight that makes up for its inputs' errors is held to itself; None: no such weight.
@@ -183,13 +184,17 @@ class Sweep:
                 continue
             self._settled.add(site.group)
             amax, most = self._amax[site.group], self._most[site.group]
-            candidates = sorted({min(amax * f, most) for f in FACTORS} | {amax, most})
-            errors = {
-                c: self._error(place, {**changed, site.producer: per_tensor(c)}, few)
-                for c in candidates
-                if c >= (amax if site.group in self._rare else LEAST_AMAX)
-            }
-            best = min(errors, key=lambda c: (errors[c], -c))
+            errors: dict[float, float] = {}
+
+            def tried(c: float, errors: dict[float, float] = errors, site: Site = site) -> float:
+                if c not in errors:
+                    errors[c] = self._error(place, {**changed, site.producer: per_tensor(c)}, few)
+                return errors[c]
+
+            best, least = amax, amax if site.group in self._rare else LEAST_AMAX
+            for factor in FACTORS:
+                while least <= (c := min(best * factor, most)) != best and tried(c) < tried(best):
+                    best = c
             if best == amax or errors[best] >= LEAST_IMPROVEMENT * errors[amax]:
                 continue
             trial = {**changed, site.producer: per_tensor(best)}
