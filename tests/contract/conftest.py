@@ -70,6 +70,9 @@ def contract(site):
         command = [sys.executable, "-m", "pytest", *options, *(["-k", cases] if cases else []), *files]
         path = os.pathsep.join(map(str, (site(release), source, Path(__file__).parent)))
         environment = os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+        environment.pop(
+            "TRTPIPE_NO_SKIPS", None
+        )  # what one release lacks is skipped: test_contract looks at the reasons
         return subprocess.run(command, env=environment, cwd=source, capture_output=True, text=True, timeout=300)
 
     return run
