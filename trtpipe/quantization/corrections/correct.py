@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 STEPS = ("equalization", "smoothing", "thresholds", "rounding", "bias")
 #: Samples used, in batches of at most `BATCH`: of eight, five are fitted on, one decides about single operations,
 #: and two about whole steps. Fewer where the values alive at once would not fit in `MOST_BYTES`.
-SAMPLES, BATCH, MOST_BYTES = 96, 8, 4 << 30
+SAMPLES, BATCH, MOST_BYTES = 128, 8, 4 << 30
 #: Values that must have been seen of a tensor for its largest to be cut: a few do not show how large they get.
 ENOUGH_VALUES = 1 << 16
 #: With fewer samples nothing can be fitted and judged apart.

@@ -38,7 +38,7 @@ LEAST_IMPROVEMENT = 0.98
 #: Samples that thresholds are tried on.
 THRESHOLD_SAMPLES = 8
 #: Rows of inputs that second moments are taken of, for each of a weight's inputs, and at least.
-ROWS_PER_INPUT, LEAST_ROWS = 3, 4096
+ROWS_PER_INPUT, LEAST_ROWS = 4, 8192
 #: A weight with more inputs than this keeps its nearest levels: the moments' square would not fit.
 MOST_INPUTS = 8192
 #: How strongly a weight that makes up for its inputs' errors is held to itself; None: no such weight.
@@ -252,8 +252,11 @@ class Sweep:
         """Add what is missing of each channel's mean: over samples, the largest and smallest left out."""
         node = place.node
         axis = found[0].dim() - 1 if op_name(node) == "linear" else 1
-        missing = [(place.wanted[k] - found[k]).movedim(axis, 1) for k in self._fit]
-        by_sample = torch.cat([x.flatten(2).mean(2) if x.dim() > 2 else x for x in missing]).sort(0).values
+
+        def means(x: torch.Tensor) -> torch.Tensor:
+            return x.movedim(axis, 1).flatten(2).mean(2) if x.dim() > 2 else x
+
+        by_sample = torch.cat([means(place.wanted[k]) - means(found[k]) for k in self._fit]).sort(0).values
         cut = int(len(by_sample) * TRIM)
         delta = by_sample[cut : len(by_sample) - cut].mean(0)
         added = delta if axis != 1 or found[0].dim() == 2 else delta.reshape(-1, *[1] * (found[0].dim() - 2))
