@@ -72,24 +72,24 @@ def variant(job: Job, modes: dict[str, Any], capability: str) -> Job:
 def measured(job: Job, samples: int, names: list[str]) -> list[Row]:
     """Every row, from one calibration table that went through its file."""
     stages = line.Stages(Silent())
-    front = line.prepare(job, stages)
-    made = line.calibrate(job, front, stages)
+    prepared = line.prepare(job, stages)
+    made = line.calibrate(job, prepared, stages)
     assert made is not None, "the job must be an INT8 job"
     with tempfile.TemporaryDirectory() as folder:
         made.save(Path(folder, "calibration.json"))
         table = CalibrationTable.load(Path(folder, "calibration.json"))
-    batch = next(iter(front.check_source.batches(min(samples, job.check.batch_size)))).arrays
+    batch = next(iter(prepared.check_source.batches(min(samples, job.check.batch_size)))).arrays
     count = len(next(iter(batch.values())))
     rows = []
     for name in names:
         modes, capability = ROWS[name]
         one = variant(job, modes, capability)
-        quantized = line.quantize(one, front, table if one.precision.calibrated else None, stages)
+        quantized = line.quantize(one, prepared, table if one.precision.calibrated else None, stages)
         graph = to_onnx(quantized)
         with OrtRunner(graph.data, as_written=True) as runner:
             outputs = runner.run(batch)
         noise = signal = 0.0
-        for output, wide in front.baseline.outputs.items():
+        for output, wide in prepared.baseline.outputs.items():
             reference = wide[:count].astype(np.float64)
             signal += float(np.square(reference).sum())
             noise += float(np.square(outputs[output].astype(np.float64) - reference).sum())

@@ -73,19 +73,21 @@ def measure(path: Path) -> list[Row]:
     gpu = bool(driver.probe().devices)
     stages = pipeline.Stages(Silent())
     job = load_job(path, ["build.compute_capability=[]"])
-    front = pipeline.prepare(job, stages)
-    table = pipeline.calibrate(job, front, stages)
-    data = next(iter(front.check_source.batches(8))).arrays
+    prepared = pipeline.prepare(job, stages)
+    table = pipeline.calibrate(job, prepared, stages)
+    data = next(iter(prepared.check_source.batches(8))).arrays
     rows = []
     for mode, precision in MODES.items():
         overrides = [f"precision.{k}={str(v).lower()}" for k, v in precision.items()]
         for route in ("onnx", "torch_tensorrt", "torch2trt"):
             print(route, mode, file=sys.stderr)
-            rows.append(one(path, overrides, route, mode, front, table, data, gpu))
+            rows.append(one(path, overrides, route, mode, prepared, table, data, gpu))
     return rows
 
 
-def one(path: Path, overrides: list[str], route: str, mode: str, front: Any, table: Any, data: Any, gpu: bool) -> Row:
+def one(
+    path: Path, overrides: list[str], route: str, mode: str, prepared: Any, table: Any, data: Any, gpu: bool
+) -> Row:
     """One route in one mode; whatever keeps it from being built is the row's `why`."""
     from trtpipe.errors import TrtpipeError
     from trtpipe.job.load import load_job
@@ -102,10 +104,10 @@ def one(path: Path, overrides: list[str], route: str, mode: str, front: Any, tab
         if not gpu and "FP16" in mode:
             return Row(route, mode, None, Counter(), nothing, f"{NOT}: its FP16 is a flag of TensorRT 8.6 to 10")
     job = load_job(path, given)
-    quantized = pipeline.quantize(job, front, table, stages)
+    quantized = pipeline.quantize(job, prepared, table, stages)
     try:
         with harness(route, gpu) as seen:
-            engine = pipeline.compile_engine(job, front.loaded, quantized, stages)
+            engine = pipeline.compile_engine(job, prepared.loaded, quantized, stages)
             scales = onnx_scales(engine.graph.data) if route == "onnx" or seen is None else network_scales(seen)
     except TrtpipeError as error:
         return Row(route, mode, None, Counter(), nothing, f"{NOT}: {str(error).splitlines()[0]}")

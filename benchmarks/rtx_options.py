@@ -33,7 +33,6 @@ from trtpipe.model.bindings import Bound
 from trtpipe.model.capture import capture
 from trtpipe.model.export import example_inputs
 from trtpipe.progress import Silent
-from trtpipe.quantization.placement import find_sites
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import quantize
 from trtpipe.routes.onnx import to_onnx
@@ -219,7 +218,7 @@ def exported(
     out = TensorSpec("y", "float32", (spec.shape[0], *shape[1:]), dict(spec.dims))
     loaded = LoadedModel(Bound(module, (spec,), {}, ("y",)).eval(), (spec,), (out,), "weights", "benchmark")
     captured = capture(loaded)
-    amax = {s.group: 2.0 for s in find_sites(captured.graph)[0] if s.axis is None} if int8 else {}
+    amax = {s.group: 2.0 for s in captured.sites if s.axis is None} if int8 else {}
     return to_onnx(
         quantize(captured, int8=int8, half=torch.float16 if half else None, keep=Keep(), amax=amax, ranges={})
     )

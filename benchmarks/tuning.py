@@ -91,15 +91,15 @@ def main() -> int:
         path.write_text(text.replace("LIMIT", "1"))
         job = load_job(path)
         stages = Stages(Silent())
-        front = prepare(job, stages)
-        table = calibrate(job, front, stages)
+        prepared = prepare(job, stages)
+        table = calibrate(job, prepared, stages)
         assert table is not None
-        machine = Partial(front.captured.graph)
+        machine = Partial(prepared.captured.graph)
         began = time.perf_counter()
-        for sample in first_samples(front.check_source, front.captured.inputs, options.samples):
+        for sample in first_samples(prepared.check_source, prepared.captured.inputs, options.samples):
             machine.finish(0, machine.inputs(sample.inputs), {})
         bare = time.perf_counter() - began
-        found = diagnose(job, front.captured, front.check_source, table.amax, Silent())
+        found = diagnose(job, prepared.captured, prepared.check_source, table.amax, Silent())
         print(f"{options.size} x {options.size} pixels")
         print(f"modules {len(found.modules)}, samples {found.samples}, GMACs a sample {found.macs / 1e9:.2f}")
         print(f"bare forward pass over them: {bare:.1f} s")
@@ -113,11 +113,13 @@ def main() -> int:
             limit = float(options.limit)
             if not limit:
                 path.write_text(text.replace("LIMIT", "200"))
-                plain = tune_from(load_job(path), front, table, folder / "plain", stages, evaluations=1).tuned.trials[0]
+                plain = tune_from(
+                    load_job(path), prepared, table, folder / "plain", stages, evaluations=1
+                ).tuned.trials[0]
                 limit = round((plain.value("sqnr_db") or 0.0) + 3, 1)
             path.write_text(text.replace("LIMIT", str(limit)))
             began = time.perf_counter()
-            result = tune_from(load_job(path), front, table, folder / "out", stages)
+            result = tune_from(load_job(path), prepared, table, folder / "out", stages)
             print(f"tune: {len(result.tuned.trials)} evaluations, {time.perf_counter() - began:.0f} s")
             print(page("resnet50", result.tuned, load_job(path).check.limits))
             good = good and len(result.tuned.trials) <= MOST_EVALUATIONS

@@ -34,7 +34,7 @@ def threshold(histogram: Histogram, algorithm: str = "auto", percentile: float =
         percentile: in (0, 100]; the share of values that `percentile` keeps. The others ignore it.
 
     Returns:
-        amax, 0 <= amax <= histogram.max. 0.0 only for a tensor that was zero everywhere, or never seen, or whose
+        amax, 0 <= amax <= histogram.max. 0.0 only for a tensor that was zero everywhere, or never observed, or whose
         zeros alone make up the percentile.
 
     Raises:
@@ -133,8 +133,8 @@ def _least_divergence(histogram: Histogram, counts: Reals) -> float:
 
     max.
     """
-    found = divergences(counts)
-    kept = found.size - 1 - int(np.argmin(found[::-1])) + LEVELS
+    kl = divergences(counts)
+    kept = kl.size - 1 - int(np.argmin(kl[::-1])) + LEVELS
     return min(histogram.max, (kept + 0.5) * histogram.max / ENTROPY_BINS)
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from calib.errors import CalibError
-from calib.samples import Array, InputSpec, Sample, fit
+from calib.samples import InputSpec, Sample, fit
+from calib.types import Array
 
 LABELS = "labels"
 
@@ -47,12 +48,12 @@ class Arrays:
 
 def array_digest(arrays: dict[str, Array]) -> str:
     """sha256 hex of arrays by name: their dtypes, shapes and bytes."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, array in sorted(arrays.items()):
         little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-        found.update(f"{name}\0{little.dtype.str}\0{list(array.shape)}\0".encode())
-        found.update(np.ascontiguousarray(little).tobytes())
-    return found.hexdigest()
+        digest.update(f"{name}\0{little.dtype.str}\0{list(array.shape)}\0".encode())
+        digest.update(np.ascontiguousarray(little).tobytes())
+    return digest.hexdigest()
 
 
 def open_arrays(path: str, inputs: Sequence[InputSpec]) -> Arrays:
@@ -70,31 +71,31 @@ def open_arrays(path: str, inputs: Sequence[InputSpec]) -> Arrays:
         raise CalibError(f"{path}: must be a file (got {'a folder' if file.is_dir() else 'nothing'}). Check the path.")
     unreadable: tuple[type[Exception], ...] = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile)
     try:
-        found = readers[file.suffix](file, inputs)
+        rows = readers[file.suffix](file, inputs)
     except (*unreadable, *_safetensors_errors()) as error:
         if isinstance(error, CalibError):
             raise
         raise CalibError(f"{path}: must be a readable {file.suffix} file of plain arrays (got {error}).") from error
     names = {i.name for i in inputs}
-    if found.keys() - {LABELS} != names:
+    if rows.keys() - {LABELS} != names:
         raise CalibError(
-            f"{path}: must hold the inputs {sorted(names)}, and may hold {LABELS!r} (got {sorted(found)}). "
+            f"{path}: must hold the inputs {sorted(names)}, and may hold {LABELS!r} (got {sorted(rows)}). "
             f"Rename the arrays."
         )
-    lengths = {name: shape[0] if shape else 0 for name, (shape, _) in found.items()}
+    lengths = {name: shape[0] if shape else 0 for name, (shape, _) in rows.items()}
     if len(set(lengths.values())) != 1:
         raise CalibError(f"{path}: every array must have the same number of samples (got {lengths}).")
     count = next(iter(lengths.values()))
     labels = None
-    if LABELS in found and LABELS not in names:
-        raw = np.array([found[LABELS][1](i) for i in range(count)])
+    if LABELS in rows and LABELS not in names:
+        raw = np.array([rows[LABELS][1](i) for i in range(count)])
         if raw.ndim != 1 or raw.dtype.kind not in "iu":
             raise CalibError(f"{path}: {LABELS!r} must be integers [S] (got {raw.dtype} {list(raw.shape)}).")
         labels = tuple(int(v) for v in raw)
-    return Arrays(path, inputs, {n: found[n][1] for n in names}, count, labels)
+    return Arrays(path, inputs, {n: rows[n][1] for n in names}, count, labels)
 
 
-Rows = dict[str, tuple[tuple[int, ...], Callable[[int], Any]]]
+Rows = dict[str, tuple[tuple[int, ...], Callable[[int], Array]]]
 
 
 def _npy(path: Path, inputs: Sequence[InputSpec]) -> Rows:
@@ -117,7 +118,7 @@ def _safetensors(path: Path, inputs: Sequence[InputSpec]) -> Rows:
     return {name: (tuple((part := file.get_slice(name)).get_shape()), _slice_row(part)) for name in file.keys()}  # noqa: SIM118
 
 
-def _slice_row(part: Any) -> Callable[[int], Any]:
+def _slice_row(part: Any) -> Callable[[int], Array]:
     return lambda i: part[i : i + 1][0]
 
 

@@ -34,7 +34,7 @@ class _Frozen(BaseModel):
 
 
 class TensorAudit(_Frozen):
-    """What was seen of one tensor and what its threshold does to it.
+    """The statistics of one tensor, and what its threshold does to it.
 
     Attributes:
         low, high: exact least and greatest value.
@@ -58,7 +58,7 @@ class TensorAudit(_Frozen):
 
 
 class Audit(_Frozen):
-    """What a calibration really saw.
+    """What a calibration was made from.
 
     Attributes:
         batches, batch_size: as run; the last batch may be smaller.
@@ -90,9 +90,7 @@ def choose(key: str, halves: Halves, algorithm: str, percentile: float) -> tuple
             "Check the weights and the data; a half-precision overflow needs the model in float32."
         )
     if not whole.elements:
-        raise CalibError(
-            f"{key}: was never seen during calibration (got no values). The model did not run it on this data."
-        )
+        raise CalibError(f"{key}: no value was seen during calibration. The model did not run it on this data.")
     if whole.max < LEAST_AMAX:
         return DEAD_AMAX, _audit(whole, DEAD_AMAX, None, "dead"), None
     warning = None
@@ -109,7 +107,7 @@ def choose(key: str, halves: Halves, algorithm: str, percentile: float) -> tuple
 
 
 def _poor(key: str, whole: Histogram, audit: TensorAudit, algorithm: str, percentile: float) -> str | None:
-    """A warning where the algorithm serves the tensor badly and another one would serve it well."""
+    """A warning where the algorithm's SQNR is poor and another algorithm's is much better."""
     if audit.sqnr_db is None or audit.sqnr_db >= POOR_DB:
         return None
     others = {a: _sqnr_db(whole, _float32(threshold(whole, a, percentile))) for a in ALGORITHMS if a != algorithm}
@@ -123,12 +121,12 @@ def _poor(key: str, whole: Histogram, audit: TensorAudit, algorithm: str, percen
 
 
 def doubtful_thresholds(audit: Audit) -> tuple[str, ...]:
-    """What of an audit makes an engine doubtful: each tensor that is served badly or clipped, by name."""
+    """The warnings of an audit that make an engine doubtful: each tensor with a poor or clipping threshold, by name."""
     named = tuple(w for w in audit.warnings if w.partition(": ")[0] in audit.tensors)
     return (*named, *_clipped(audit.tensors))
 
 
-def retold(halves: Halves, seen: TensorAudit, amax: float) -> TensorAudit:
+def with_threshold(halves: Halves, seen: TensorAudit, amax: float) -> TensorAudit:
     """The audit of a tensor whose threshold was changed to `amax`; stability is of the choice before."""
     return seen if seen.state == "dead" else _audit(halves[0] + halves[1], amax, seen.stability, seen.state)
 
@@ -136,19 +134,19 @@ def retold(halves: Halves, seen: TensorAudit, amax: float) -> TensorAudit:
 def warnings_of(
     tensors: Mapping[str, TensorAudit], coverage: Mapping[str, int] | None, skipped: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """What of an audit a user should look at, in words."""
-    said = [f"{len(skipped)} bad samples were skipped; first: {skipped[0]}"] if skipped else []
+    """The warnings of an audit, as text."""
+    lines = [f"{len(skipped)} bad samples were skipped; first: {skipped[0]}"] if skipped else []
     missing = sorted(name for name, count in (coverage or {}).items() if not count)
     if missing:
-        said.append(f"no sample of {len(missing)} classes was drawn: {_some(missing)}. Ask for more samples.")
+        lines.append(f"no sample of {len(missing)} classes was drawn: {_some(missing)}. Ask for more samples.")
     by_state = {s: sorted(k for k, t in tensors.items() if t.state == s) for s in ("dead", "constant")}
     if by_state["dead"]:
-        said.append(
+        lines.append(
             f"{len(by_state['dead'])} tensors were zero everywhere, so their range is unknown: "
             f"{_some(by_state['dead'])}."
         )
     if by_state["constant"]:
-        said.append(
+        lines.append(
             f"{len(by_state['constant'])} tensors had one value everywhere: {_some(by_state['constant'])}. Is "
             f"the data real?"
         )
@@ -157,11 +155,11 @@ def warnings_of(
     )
     if unstable:
         named = _some([f"{k} ({100 * s:.0f} %)" for s, k in unstable])
-        said.append(
+        lines.append(
             f"{len(unstable)} thresholds differ by over {100 * UNSTABLE:.0f} % between two halves of the data "
             f"and need more samples: {named}."
         )
-    return (*said, *_clipped(tensors))
+    return (*lines, *_clipped(tensors))
 
 
 def _clipped(tensors: Mapping[str, TensorAudit]) -> tuple[str, ...]:
@@ -203,7 +201,7 @@ def _sqnr_db(whole: Histogram, amax: float) -> float:
 
 
 def nine_digits(x: float) -> float:
-    """`x` as it is after being written with nine significant digits, which tell every float32 from the next."""
+    """`x` as it is after being written with nine significant digits, which distinguish all float32 values."""
     return float(format(x, ".9g"))
 
 

@@ -1,4 +1,4 @@
-"""One pass of the data through the observed model, and the table that comes of it."""
+"""One pass of the data through the observed model, and the calibration table from it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Progress(Protocol):
-    """What calibrate tells of itself."""
+    """Receives the progress of `calibrate`."""
 
     def step(self, done: int, total: int | None, unit: str) -> None:
         """`done` of `total` samples are through."""
@@ -54,7 +54,7 @@ def calibrate(
         batch_size: how many at a time; thresholds do not depend on it beyond the model's own rounding.
         algorithm, percentile: see `calib.algorithms.threshold`.
         digests: what the table will belong to, by name; "data" is added.
-        progress: is told of samples done and of warnings, and may cancel.
+        progress: receives the samples done and the warnings, and may cancel.
         device: where inputs are put.
 
     Raises:
@@ -65,7 +65,7 @@ def calibrate(
 
     threshold(Histogram.empty(), algorithm, percentile)  # options are refused before the work, not after it
     if not observers:
-        raise CalibError("calibration: at least one tensor must be observed (got none). Is any layer left to quantize?")
+        raise CalibError("calibration: there is no tensor to observe. Is any layer left to quantize?")
     done = batches = 0
     labels: Counter[int] = Counter()
     for batch in source.batches(batch_size):

@@ -1,6 +1,6 @@
-"""What post-training corrections changed, and what each step of them gained: kept beside the table.
+"""The post-training corrections of a model and what each step of them gained: kept beside the table.
 
-The arrays are the caller's business (calib does not read them); their file is `calibration.corrections.safetensors`.
+calib stores the arrays and does not interpret them; their file is `calibration.corrections.safetensors`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from calib.errors import CalibError
+from calib.types import Array
 
 #: Name of a step: what the caller calls it.
 StepName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
@@ -52,7 +53,7 @@ class Corrections:
     """Steps in the order they were tried, and the arrays of those kept, by name."""
 
     steps: tuple[Step, ...]
-    arrays: Mapping[str, np.ndarray[Any, Any]]
+    arrays: Mapping[str, Array]
 
     @cached_property
     def packed(self) -> bytes:
@@ -91,7 +92,7 @@ def load_corrections(where: Path, steps: tuple[Step, ...], sha256: str | None) -
             f"{path}: {where.name} needs its corrections beside it (got {error.strerror}). Copy both files."
         ) from error
     if hashlib.sha256(data).hexdigest() != sha256:
-        raise CalibError(f"{path}: must be the corrections of {where.name} (got another digest). Calibrate again.")
+        raise CalibError(f"{path}: these are not the corrections of {where.name}: the digest differs. Calibrate again.")
     try:
         return Corrections(steps, load(data))
     except (SafetensorError, KeyError, ValueError) as error:

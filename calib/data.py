@@ -9,20 +9,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from calib.arrays import open_arrays
 from calib.errors import CalibError
 from calib.factories import open_factory
 from calib.images import Images
 from calib.loading import in_workers
-from calib.samples import Array, Batch, DataSpec, InputSpec, Origin, Sample, TransformSpec, combine_digests
+from calib.samples import Batch, DataSpec, InputSpec, Origin, Sample, TransformSpec, combine_digests
+from calib.types import Array
 
 
 class Source:
-    """Samples drawn and ready to be batched, as often as wanted, in the same order each time."""
+    """Drawn samples, which can be batched any number of times, in the same order each time."""
 
     def __init__(self, origin: Origin, inputs: Sequence[InputSpec], drawn: Sequence[int], workers: int = 0) -> None:
         self.names = tuple(i.name for i in inputs)
@@ -40,7 +41,7 @@ class Source:
         return tuple(self._origin.ids[i] for i in self._drawn)
 
     @property
-    def labels(self) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+    def labels(self) -> npt.NDArray[np.int64] | None:
         """int64 [S], indices into `classes` where those are known; None without labels."""
         return (
             None if self._origin.labels is None else np.array([self._origin.labels[i] for i in self._drawn], np.int64)
@@ -75,7 +76,7 @@ class Source:
         """
         have = self.classes
         if have is None or self._origin.labels is None:
-            raise CalibError("labels: the samples must have class names (got numbers or none). Give images in folders.")
+            raise CalibError("labels: the samples have no class names. Give images in one folder for each class.")
         if unknown := [c for c in have if c not in names]:
             raise CalibError(
                 f"labels: every class folder must be a class of the model (got {', '.join(unknown[:5])}"
@@ -144,7 +145,7 @@ class _Relabelled:
 
 
 class _Loading:
-    """Batches by position; an error is given back as a value, since it may have to cross a process boundary."""
+    """Batches by position; an error is returned as a value, since it may have to cross a process boundary."""
 
     def __init__(self, origin: Origin, chunks: Sequence[Sequence[int]]) -> None:
         self.origin, self.chunks = origin, chunks
@@ -200,7 +201,7 @@ def open_source(spec: DataSpec, inputs: Sequence[InputSpec]) -> Source:
     origin = _origin(spec, inputs)
     where, total = str(getattr(spec, given[0])), len(origin.ids)
     if not total:
-        raise CalibError(f"{where}: must hold samples (got none). Check the path.")
+        raise CalibError(f"{where}: holds no samples. Check the path.")
     if spec.samples is not None and total < spec.samples:
         raise CalibError(
             f"{where}: must hold at least {spec.samples} samples (got {total}). Ask for fewer, or add some."
@@ -253,7 +254,7 @@ def overlap(source_a: Source, source_b: Source) -> tuple[str, ...]:
 
 def _origin(spec: DataSpec, inputs: Sequence[InputSpec]) -> Origin:
     if not inputs:
-        raise CalibError("inputs: at least one is needed (got none).")
+        raise CalibError("inputs: at least one is needed.")
     if spec.images is not None:
         return Images(spec.images, spec.transform or TransformSpec(), inputs)
     if spec.arrays is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from calib.arrays import array_digest
 from calib.errors import CalibError
 from calib.images import source_digest, to_array
-from calib.samples import Array, InputSpec, Sample, fit
+from calib.samples import InputSpec, Sample, fit
+from calib.types import Array
 from calib.user_code import import_callable, user_code
 
 _END = object()
@@ -36,7 +37,7 @@ class Factory:
                 f"factory {path}: must give a sequence or an iterable of samples (got {type(made).__name__})."
             )
         self.sequential = self._sequence is None
-        self._stream: Iterator[Any] = iter(())
+        self._stream: Iterator[object] = iter(())
         self._next = 0
         labels: list[int | None] = []
         if self._sequence is not None:
@@ -54,7 +55,9 @@ class Factory:
                     break
                 labels.append(self._split(len(labels), item)[1])
         if len({label is None for label in labels}) > 1:
-            raise CalibError(f"factory {path}: either all samples have a label or none has (got both kinds).")
+            raise CalibError(
+                f"factory {path}: some samples have a label and others have none. Label all of them, or none."
+            )
         self.ids = tuple(f"{path}[{i}]" for i in range(len(labels)))
         self.labels: tuple[int, ...] | None = (
             tuple(v for v in labels if v is not None) if labels and labels[0] is not None else None
@@ -82,18 +85,18 @@ class Factory:
             self._next += 1
             if self._next == at + 1:
                 return self._split(at, item)[0]
-        raise CalibError(f"factory {self._path}: must give the same samples each time (got fewer than before).")
+        raise CalibError(f"factory {self._path}: gave fewer samples than before. It must give the same ones each time.")
 
     def _item(self, at: int) -> Any:
         assert self._sequence is not None
         with user_code(f"factory: {self._path}[{at}]"):
             return self._sequence[at]
 
-    def _iterator(self, made: Any) -> Iterator[Any]:
+    def _iterator(self, made: Iterable[object]) -> Iterator[object]:
         with user_code(f"factory: {self._path}"):
             return iter(made)
 
-    def _following(self, at: int) -> Any:
+    def _following(self, at: int) -> object:
         with user_code(f"factory: {self._path}[{at}]"):
             return next(self._stream, _END)
 
@@ -128,11 +131,11 @@ def open_factory(path: str, inputs: Sequence[InputSpec], limit: int | None, work
     Raises:
         CalibError: it cannot be imported, gives something else, or is an iterable and `workers` are asked for.
     """
-    found = Factory(path, inputs, limit)
-    if workers and found.sequential:
+    factory = Factory(path, inputs, limit)
+    if workers and factory.sequential:
         raise CalibError(
             f"factory {path}: must give a sequence for worker processes to read by index (got an iterable, "
             f"workers {workers}). "
             "Set workers to 0."
         )
-    return found
+    return factory

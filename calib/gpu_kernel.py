@@ -5,10 +5,13 @@ One launch reads a tensor once; the same by torch's own operations takes a dozen
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
+
+if TYPE_CHECKING:
+    import torch
 
 #: Values that one program of the grid looks at.
 _BLOCK = 4096
@@ -31,7 +34,17 @@ def _count(x, counts, low, high, size, ALL: tl.constexpr, FINITE: tl.constexpr, 
     tl.atomic_max(high, tl.max(tl.where(finite, ordered, -0x7FFFFFFF - 1), axis=0), sem="relaxed")
 
 
-def count(x: Any, counts: Any, low: Any, high: Any, *, all_bins: int, bins: int, shift: int, spread: int) -> None:
+def count(
+    x: torch.Tensor,
+    counts: torch.Tensor,
+    low: torch.Tensor,
+    high: torch.Tensor,
+    *,
+    all_bins: int,
+    bins: int,
+    shift: int,
+    spread: int,
+) -> None:
     """Add the values of a tensor to counters on its device; nothing waits.
 
     Args:

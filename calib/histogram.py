@@ -13,12 +13,12 @@ import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from calib.errors import CalibError
+from calib.types import Array
 
 #: The bits of a float32 pattern below a bucket: 31 - 8 (exponent) - 8 (mantissa).
 SHIFT = 15
@@ -180,7 +180,7 @@ class Histogram:
         return lower[start:], upper[start:], self.counts[used[start:]].astype(np.float64)
 
     @functools.cached_property
-    def _used(self) -> tuple[npt.NDArray[Any], Reals, Reals]:
+    def _used(self) -> tuple[Array, Reals, Reals]:
         """Indices of the buckets that are not empty, their lower edges, and upper edges cut at the exact maximum."""
         used = np.flatnonzero(self.counts)
         bounds = edges()

@@ -14,7 +14,9 @@ import numpy as np
 from PIL import Image
 
 from calib.errors import CalibError
-from calib.samples import Array, InputSpec, Sample, TransformSpec, fit
+from calib.files import as_text
+from calib.samples import InputSpec, Sample, TransformSpec, fit
+from calib.types import Array
 from calib.user_code import import_callable, user_code
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ class Images:
         self._transform = ImageTransform(transform, self._input)
         self._folder = Path(folder)
         self._paths, labels, self.classes = _listing(self._folder)
-        self.ids = tuple(p.relative_to(self._folder).as_posix() for p in self._paths)
+        self.ids = tuple(as_text(p.relative_to(self._folder).as_posix()) for p in self._paths)
         self.labels: tuple[int, ...] | None = labels
         self.recipe = self._transform.recipe
 
@@ -62,7 +64,7 @@ class Images:
 
 
 class ImageTransform:
-    """A TransformSpec made ready for one input: PIL image in, array [C, H, W] in the binding dtype out.
+    """A TransformSpec for one input: PIL image in, array [C, H, W] in the binding dtype out.
 
     The geometry is torchvision's on the PIL image. uint8 and other integer bindings get raw pixels; float ones get
     pixels / 255 in float32, then (x - mean) / std in float32, then the cast to the binding dtype.
@@ -70,7 +72,7 @@ class ImageTransform:
 
     def __init__(self, spec: TransformSpec, binding: InputSpec) -> None:
         self._binding = binding
-        self._callable: Callable[[Image.Image], Any] | None = None
+        self._callable: Callable[[Image.Image], object] | None = None
         mean, std = spec.normalize_mean, spec.normalize_std
         if spec.callable is not None:
             if asdict(spec) != asdict(TransformSpec(callable=spec.callable)):
@@ -79,7 +81,7 @@ class ImageTransform:
                 )
             self._callable, self._name = import_callable(spec.callable, "transform.callable"), spec.callable
         if (mean is None) != (std is None):
-            raise CalibError("transform.normalize: mean and std must both be given (got one). Add the other.")
+            raise CalibError("transform.normalize: one of mean and std is missing. Give both.")
         self._float = np.dtype(binding.dtype).kind == "f"
         if mean is not None and not self._float:
             raise CalibError(
@@ -118,10 +120,10 @@ class ImageTransform:
         return fit(where, values, self._binding)
 
 
-def source_digest(found: Callable[..., Any] | None) -> str:
+def source_digest(function: Callable[..., object] | None) -> str:
     """Text that changes when the callable's source does; empty where it has none to read."""
     try:
-        return "" if found is None else " sha256:" + hashlib.sha256(inspect.getsource(found).encode()).hexdigest()
+        return "" if function is None else " sha256:" + hashlib.sha256(inspect.getsource(function).encode()).hexdigest()
     except (OSError, TypeError):
         return ""
 
@@ -139,10 +141,10 @@ def to_array(where: str, value: Any) -> Array:
     return array
 
 
-def _geometry(spec: TransformSpec) -> list[Callable[[Any], Any]]:
+def _geometry(spec: TransformSpec) -> list[Callable[[Image.Image], Image.Image]]:
     from torchvision import transforms
 
-    steps: list[Callable[[Any], Any]] = []
+    steps: list[Callable[[Image.Image], Image.Image]] = []
     if spec.resize is not None:
         steps.append(transforms.Resize(spec.resize, transforms.InterpolationMode(spec.interpolation)))
     if spec.center_crop is not None:
@@ -160,10 +162,11 @@ def _listing(folder: Path) -> tuple[list[Path], tuple[int, ...], tuple[str, ...]
             f"{folder}: must be a folder of images (got {'a file' if folder.exists() else 'nothing'}). Check the path."
         )
     try:
-        found = ImageFolder(str(folder), allow_empty=True)
+        dataset = ImageFolder(str(folder), allow_empty=True)
     except FileNotFoundError as error:
         raise CalibError(
             f"{folder}: must hold one folder of images for each class (got no folders). Put the images into a "
             f"folder inside it."
         ) from error
-    return [Path(p) for p, _ in found.samples], tuple(int(t) for t in found.targets), tuple(found.classes)
+    names = tuple(map(as_text, dataset.classes))
+    return [Path(p) for p, _ in dataset.samples], tuple(int(t) for t in dataset.targets), names

@@ -68,6 +68,8 @@ Team = Callable[[npt.NDArray[np.uint64], npt.NDArray[np.int64], npt.NDArray[np.i
 def _openmp_team() -> Team | None:
     """Counting in the process's OpenMP team, the threads that torch's layers run in; None where there is none.
 
+    By ctypes, since threadpoolctl only limits such a team, and nothing else runs a function in it.
+
     These threads spin for a while after a layer. Threads of our own would find the cores taken by them, which
     doubles the time to count a layer of ResNet-50.
     """

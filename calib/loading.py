@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Protocol, TypeVar
 
 from calib.errors import CalibError
 
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
-def in_workers(work: Any, workers: int) -> Iterator[Any]:
+
+class Items(Protocol[T_co]):
+    """Items by position; pickled to worker processes."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, at: int) -> T_co: ...
+
+
+def in_workers(work: Items[T], workers: int) -> Iterator[T]:
     """`work[0]`, `work[1]`, ... in order, each computed by one of `workers` processes, two ahead of need for each.
 
     Raises:
@@ -16,7 +27,13 @@ def in_workers(work: Any, workers: int) -> Iterator[Any]:
     """
     from torch.utils.data import DataLoader
 
-    loader: Any = DataLoader(work, batch_size=None, shuffle=False, num_workers=workers, collate_fn=_as_it_is)
+    loader: DataLoader[T] = DataLoader(
+        work,  # type: ignore[arg-type]  # a map-style dataset needs no base class
+        batch_size=None,
+        shuffle=False,
+        num_workers=workers,
+        collate_fn=_as_it_is,
+    )
     try:
         yield from loader
     except RuntimeError as error:  # the loader's own; what the work raises is a value by then
@@ -26,5 +43,5 @@ def in_workers(work: Any, workers: int) -> Iterator[Any]:
         ) from error
 
 
-def _as_it_is(item: Any) -> Any:
+def _as_it_is(item: T) -> T:
     return item

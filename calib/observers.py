@@ -1,8 +1,8 @@
-"""Observers: what a tensor's values were, in one pass and constant memory, on the CPU and on CUDA.
+"""Observers: the histogram of a tensor's values, in one pass and constant memory, on the CPU and on CUDA.
 
 The shape contract, for every observer: `observe(x)` takes one tensor of any shape, any memory layout and any floating
 dtype (taken as float32), on any device, any number of times; it keeps no reference to it and returns nothing. On CUDA
-it never waits for the device. What was seen is read from a property, which changes nothing.
+it never waits for the device. The histogram is read from a property, which changes nothing.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import logging
 import math
 import mmap
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from calib.errors import CalibError
 from calib.histogram import ALL_BINS, BINS, SHIFT, Histogram
@@ -134,22 +135,22 @@ class _CpuCounter(_Counter):
                 counts[part] += table[part]
         return _histogram(counts, low, high)
 
-    def _add_loose(self, values: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+    def _add_loose(self, values: npt.NDArray[np.float32]) -> None:
         """Count the at most one value before and after the pairs."""
         for bits in values.view(np.int32).tolist():
             self._tables[0, 0, (bits & _FLIP) >> SHIFT] += 1
             if bits & _FLIP:
                 self._bounds[0, 2] = min(int(self._bounds[0, 2]), (bits & _FLIP) - 1 - 2**31)
-            self._stretch(bits, bits)
+            self._widen_bounds(bits, bits)
 
-    def _note_finite_bounds(self, flat: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+    def _note_finite_bounds(self, flat: npt.NDArray[np.float32]) -> None:
         """The rare case: NaN or infinity among the values, so the bounds are taken from the finite ones alone."""
         finite = flat[np.isfinite(flat)]
         if finite.size:
             low, high = np.array([finite.min(), finite.max()], np.float32).view(np.int32).tolist()
-            self._stretch(low, high)
+            self._widen_bounds(low, high)
 
-    def _stretch(self, low_bits: int, high_bits: int) -> None:
+    def _widen_bounds(self, low_bits: int, high_bits: int) -> None:
         low, high = _sortable(low_bits), _sortable(high_bits)
         if low >= -_INFINITY and high < _INFINITY:
             self._bounds[0, 0] = min(self._bounds[0, 0], low)
@@ -157,8 +158,8 @@ class _CpuCounter(_Counter):
 
 
 @functools.cache
-def _say_slower(why: str) -> None:
-    """Once for all tensors."""
+def _warn_slower(why: str) -> None:
+    """Log the reason, once for all tensors."""
     logging.getLogger("calib").warning("slower counting, as Triton cannot compile here: %s", why)
 
 
@@ -194,7 +195,7 @@ class _DeviceCounter(_Counter):
                 )
         except Exception as error:  # noqa: BLE001  # Triton needs a C compiler, and says so in many ways
             self._triton = False  # nothing was launched
-            _say_slower(str(error))
+            _warn_slower(str(error))
             return False
         return True
 
@@ -214,9 +215,9 @@ class _DeviceCounter(_Counter):
 
     def read(self) -> Histogram:
         counts = self._counts.cpu().numpy()
-        found = counts[:ALL_BINS].copy()
-        found[0] += counts[ALL_BINS:].sum()
-        return _histogram(found, int(self._low), int(self._high))
+        buckets = counts[:ALL_BINS].copy()
+        buckets[0] += counts[ALL_BINS:].sum()
+        return _histogram(buckets, int(self._low), int(self._high))
 
 
 @functools.cache
@@ -225,8 +226,8 @@ def _device_kernel() -> Callable[..., None] | None:
         from calib.gpu_kernel import count
     except ImportError:
         return None
-    found: Callable[..., None] = count
-    return found
+    kernel: Callable[..., None] = count
+    return kernel
 
 
 def _kernel() -> Callable[..., None]:
@@ -234,10 +235,10 @@ def _kernel() -> Callable[..., None]:
         from calib.kernel import count
     except ImportError as error:
         raise CalibError(
-            "observer: counting on the CPU needs numba (got an ImportError). Install trtpipe[build], or numba."
+            "observer: numba, which counts on the CPU, cannot be imported. Install trtpipe[build], or numba."
         ) from error
-    found: Callable[..., None] = count
-    return found
+    kernel: Callable[..., None] = count
+    return kernel
 
 
 def _sortable(bits: int) -> int:
@@ -245,7 +246,7 @@ def _sortable(bits: int) -> int:
     return bits if bits >= 0 else bits ^ _FLIP
 
 
-def _histogram(counts: np.ndarray[Any, np.dtype[np.int64]], low: int, high: int) -> Histogram:
+def _histogram(counts: npt.NDArray[np.int64], low: int, high: int) -> Histogram:
     finite = counts[:BINS].copy()
     non_finite = int(counts[BINS:].sum())
     if not finite.any():

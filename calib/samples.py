@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from pathlib import Path
+from typing import Literal, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from calib.errors import CalibError
+from calib.types import Array
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Sample = dict[str, Array]
+#: Suffixes of the files that torchvision's ImageFolder reads, in lower case.
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+
+
+def has_images(folder: str | Path) -> bool:
+    """Whether a file of `IMAGE_SUFFIXES` is anywhere below `folder`."""
+    return any(name.lower().endswith(IMAGE_SUFFIXES) for _, _, names in os.walk(folder) for name in names)
 
 
 @dataclass(frozen=True)
@@ -77,7 +87,7 @@ class Batch:
     """Some samples: arrays [B, ...] by input name in the binding dtype, int64 labels [B] if known, and their ids."""
 
     arrays: dict[str, Array]
-    labels: np.ndarray[Any, np.dtype[np.int64]] | None
+    labels: npt.NDArray[np.int64] | None
     ids: tuple[str, ...]
 
 

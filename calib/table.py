@@ -12,18 +12,20 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from calib.algorithms import Algorithm
-from calib.audit import DEAD_AMAX, LEAST_AMAX, Audit, Halves, choose, nine_digits, retold, warnings_of
+from calib.audit import DEAD_AMAX, LEAST_AMAX, Audit, Halves, choose, nine_digits, warnings_of, with_threshold
 from calib.corrections import Corrections, Step, corrections_path, load_corrections
 from calib.errors import CalibError
 from calib.histogram import Histogram
 from calib.samples import combine_digests
+from calib.strictjson import first_problem
 from calib.table_files import canonical, pack, parse, unpack, write_whole
+from calib.types import JsonObject
 
 FORMAT = "calib-table"
 #: A table with corrections is of version 2: a reader of version 1 would build its engine without them.
@@ -63,7 +65,7 @@ class _File(BaseModel):
     digest: Hex
 
     @model_validator(mode="after")
-    def _version_says_it(self) -> _File:
+    def _version_matches_corrections(self) -> _File:
         if (self.version == CORRECTED) != (self.corrections is not None):
             raise ValueError("a table of version 2, and only that, has corrections")
         return self
@@ -153,7 +155,7 @@ class CalibrationTable:
             CalibError: the table was read without its histograms.
         """
         counted = self._counted()
-        tensors = {k: retold(counted[k], t, amax[k]) if k in amax else t for k, t in self.audit.tensors.items()}
+        tensors = {k: with_threshold(counted[k], t, amax[k]) if k in amax else t for k, t in self.audit.tensors.items()}
         return replace(
             self,
             amax={k: float(np.float32(amax.get(k, v))) for k, v in self.amax.items()},
@@ -181,9 +183,7 @@ class CalibrationTable:
         where = Path(path)
         raw = parse(where)
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:
-            raise CalibError(
-                f"{where}: must be a calibration table (got other JSON). Write one with `trtpipe calibrate`."
-            )
+            raise CalibError(f"{where}: is JSON, but no calibration table. Write one with `trtpipe calibrate`.")
         if raw.get("version") not in (PLAIN, CORRECTED):
             raise CalibError(
                 f"{where}: must be of version {PLAIN} or {CORRECTED} (got {str(raw.get('version'))[:40]}). "
@@ -192,11 +192,8 @@ class CalibrationTable:
         try:
             file = _File.model_validate_json(json.dumps(raw))
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            at = ".".join(str(p) for p in first["loc"])
-            raise CalibError(
-                f"{where}: {at}: {first['msg']} ({error.error_count()} problems). Calibrate again."
-            ) from error
+            problem = f"{first_problem(error)} ({error.error_count()} problems)"
+            raise CalibError(f"{where}: {problem}. Calibrate again.") from error
         amax = {k: float(np.float32(v)) for k, v in sorted(file.amax.items())}
         table = cls(
             file.algorithm, file.percentile, amax, file.digests, file.samples, file.recipe, file.audit,
@@ -221,13 +218,13 @@ class CalibrationTable:
             CalibError: no tables, tables without histograms or of different models, and samples in more than one.
         """
         if not tables:
-            raise CalibError("merge: at least one table is needed (got none).")
+            raise CalibError("merge: at least one table is needed.")
         first = tables[0]
         samples: dict[str, str] = {}
         for table in tables:
             if table.corrections is not None:
                 raise CalibError(
-                    "merge: shards must be without corrections (got one with them). Calibrate with corrections: false."
+                    "merge: a shard has corrections, which cannot be merged. Calibrate with corrections: false."
                 )
             names = [n for n in table.changed(first.digests, first.algorithm, first.percentile) if n != "data"]
             names += ["recipe"] if table.recipe != first.recipe else []
@@ -261,13 +258,11 @@ class CalibrationTable:
 
     def _counted(self) -> Mapping[str, Halves]:
         if self.histograms is None:
-            raise CalibError(
-                "table: its histograms are needed (got a table without them). Load it with histograms=True."
-            )
+            raise CalibError("table: it was loaded without its histograms. Load it with histograms=True.")
         return self.histograms
 
-    def _content(self) -> dict[str, Any]:
-        corrections: dict[str, Any] = {}
+    def _content(self) -> JsonObject:
+        corrections: JsonObject = {}
         if self.corrections is not None:
             steps = [s.model_dump(mode="json") for s in self.corrections.steps]
             corrections["corrections"] = {"steps": steps, "sha256": self.corrections.sha256}
@@ -303,22 +298,24 @@ def make_table(
         CalibError: a tensor that was never seen or held NaN or infinity, naming it.
     """
     if not counted:
-        raise CalibError("calibration: at least one tensor must be observed (got none). Is any layer left to quantize?")
-    found = {key: choose(key, halves, algorithm, percentile) for key, halves in sorted(counted.items())}
-    tensors = {key: audit for key, (_, audit, _) in found.items()}
-    said = [warning for _, _, warning in found.values() if warning] + list(warnings_of(tensors, coverage, skipped))
+        raise CalibError("calibration: there is no tensor to observe. Is any layer left to quantize?")
+    chosen = {key: choose(key, halves, algorithm, percentile) for key, halves in sorted(counted.items())}
+    tensors = {key: audit for key, (_, audit, _) in chosen.items()}
+    collected = [warning for _, _, warning in chosen.values() if warning] + list(
+        warnings_of(tensors, coverage, skipped)
+    )
     audit = Audit(
         batches=batches,
         batch_size=batch_size,
         coverage=None if coverage is None else dict(coverage),
         skipped=skipped,
         tensors=tensors,
-        warnings=tuple(said),
+        warnings=tuple(collected),
     )
     return CalibrationTable(
         algorithm,
         nine_digits(percentile),
-        {key: amax for key, (amax, _, _) in found.items()},
+        {key: amax for key, (amax, _, _) in chosen.items()},
         {**digests, "data": combine_digests(dict(samples), recipe)},
         dict(samples),
         recipe,
@@ -350,7 +347,7 @@ def _check(where: Path, table: CalibrationTable) -> None:
                 f"{where}: amax of {key!r} must be at most {most:.6g}, what was seen (got {table.amax[key]:.6g})."
             )
     if table.digests.get("data") != combine_digests(dict(table.samples), table.recipe):
-        raise CalibError(f"{where}: digests.data must be that of the samples listed (got another). Calibrate again.")
+        raise CalibError(f"{where}: digests.data is not that of the samples listed. Calibrate again.")
 
 
 def _load_histograms(where: Path, table: CalibrationTable) -> Mapping[str, Halves]:
@@ -359,11 +356,13 @@ def _load_histograms(where: Path, table: CalibrationTable) -> Mapping[str, Halve
 
     path = histograms_path(where)
     if table.histograms_sha256 is None:
-        raise CalibError(f"{where}: has no histograms (got a table written without them). Calibrate again.")
+        raise CalibError(f"{where}: was written without histograms. Calibrate again.")
     try:
         data = path.read_bytes()
         if hashlib.sha256(data).hexdigest() != table.histograms_sha256:
-            raise CalibError(f"{path}: must be the histograms of {where.name} (got another digest). Calibrate again.")
+            raise CalibError(
+                f"{path}: these are not the histograms of {where.name}: the digest differs. Calibrate again."
+            )
         arrays = load(data)
         return {key: (unpack(arrays, key, 0), unpack(arrays, key, 1)) for key in table.amax}
     except OSError as error:

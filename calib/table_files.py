@@ -7,24 +7,26 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from calib.audit import Halves, nine_digits
 from calib.errors import CalibError
+from calib.files import text_at_most
 from calib.histogram import BINS, Histogram
+from calib.strictjson import loads
+from calib.types import Array
 
 #: Far beyond any real table; a longer file is refused unread.
 MOST_BYTES = 256 << 20
 
 
-def canonical(value: Any) -> str:
+def canonical(value: object) -> str:
     """JSON with sorted keys and floats of nine significant digits, which a float32 survives."""
     return json.dumps(_rounded(value), sort_keys=True, indent=1, allow_nan=False)
 
 
-def _rounded(value: Any) -> Any:
+def _rounded(value: object) -> object:
     if isinstance(value, float):
         return nine_digits(value)
     if isinstance(value, dict):
@@ -32,26 +34,14 @@ def _rounded(value: Any) -> Any:
     return [_rounded(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def parse(where: Path) -> Any:
-    """The JSON in a file, in which no key stands twice.
+def parse(where: Path) -> object:
+    """The JSON in a file, read strictly.
 
     Raises:
         CalibError: it cannot be read, is too long, or is not JSON.
     """
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            raise ValueError("a key stands twice")
-        return found
-
-    def refuse(word: str) -> Any:
-        raise ValueError(f"{word} is not JSON")
-
     try:
-        if where.stat().st_size > MOST_BYTES:
-            raise ValueError("it is too long")
-        return json.loads(where.read_bytes().decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse)
+        return loads(text_at_most(where, MOST_BYTES))
     except OSError as error:
         raise CalibError(f"{where}: must be a calibration table (got {error.strerror}).") from error
     except (ValueError, RecursionError) as error:
@@ -78,7 +68,7 @@ def pack(counted: Mapping[str, Halves]) -> bytes:
     """
     from safetensors.numpy import save
 
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    arrays: dict[str, Array] = {}
     for key, halves in counted.items():
         for half, histogram in enumerate(halves):
             used = np.flatnonzero(histogram.counts).astype(np.int64)
@@ -87,16 +77,18 @@ def pack(counted: Mapping[str, Halves]) -> bytes:
     return bytes(save(arrays))
 
 
-def unpack(arrays: Mapping[str, np.ndarray[Any, Any]], key: str, half: int) -> Histogram:
+def unpack(arrays: Mapping[str, Array], key: str, half: int) -> Histogram:
     """The histogram of one half of a tensor's data, from what `pack` wrote.
 
     Raises:
         KeyError, ValueError: it is not there, or is none that an observer makes.
     """
-    used, found = arrays[f"{key}#{half}"]
+    used, frequencies = arrays[f"{key}#{half}"]
     low, high = arrays[f"{key}#{half}.range"].tolist()
-    if found.size and (used.min() < 0 or used.max() >= BINS or found.min() < 1 or np.unique(used).size != used.size):
+    if frequencies.size and (
+        used.min() < 0 or used.max() >= BINS or frequencies.min() < 1 or np.unique(used).size != used.size
+    ):
         raise ValueError(f"{key!r} has counts that no observer makes")
     counts = np.zeros(BINS, np.int64)
-    counts[used] = found
+    counts[used] = frequencies
     return Histogram(counts, low, high)

@@ -1,4 +1,4 @@
-"""TensorRT's calibration cache, read: the text file that the calibrators of 8.6 to 10.x keep what they found in.
+"""Reads TensorRT's calibration cache, the text file in which the calibrators of 8.6 to 10.x keep their scales.
 
     TRT-<N>-<algorithm>
     <tensor name>: <8 hex digits>
@@ -83,12 +83,12 @@ def read_cache(
         line = line.rstrip("\r")
         if not line and number == body.count("\n") + 2:
             break
-        found = _LINE.fullmatch(line)
-        if found is None or not line.isprintable():
+        fields = _LINE.fullmatch(line)
+        if fields is None or not line.isprintable():
             raise CalibError(
                 f"{where}:{number}: must read `tensor: 8 hex digits` (got {line[:80]!r}). Is the file cut short?"
             )
-        name, scale = found[1], struct.unpack(">f", bytes.fromhex(found[2]))[0]
+        name, scale = fields[1], struct.unpack(">f", bytes.fromhex(fields[2]))[0]
         if scale or not zeros:
             _checked(f"{where}:{number}", name, scale)
         if name in scales:

@@ -11,15 +11,16 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
 
 from calib.data import Source
 from calib.errors import CalibError
-from calib.samples import Array
 from calib.table_files import write_whole
 from calib.trt_cache import read_cache
+from calib.types import Array
 
 #: Which of TensorRT's classes does which algorithm. TensorRT has none for mse.
 BASES = {
@@ -37,7 +38,7 @@ Place = Callable[[Array], tuple[int, object]]
 
 
 class NativeCalibrator(Protocol):
-    """What `make_calibrator` gives: TensorRT's interface, and these."""
+    """What `make_calibrator` returns: TensorRT's interface, and these."""
 
     notes: tuple[str, ...]
 
@@ -54,7 +55,7 @@ def torch_on_cuda(array: Array) -> tuple[int, object]:
 
 
 def make_calibrator(
-    trt: Any,
+    trt: ModuleType,
     source: Source,
     *,
     batch_size: int,
@@ -63,7 +64,7 @@ def make_calibrator(
     cache: str | Path | None = None,
     made_from: Mapping[str, str] | None = None,
     place: Place = torch_on_cuda,
-) -> Any:
+) -> NativeCalibrator:
     """An `IInt8*Calibrator` of the given module that reads `source`. Keep it alive until the build is over, then
     `finish()`.
 
@@ -95,8 +96,7 @@ def make_calibrator(
     base = getattr(trt, BASES[algorithm], None)
     if base is None:
         raise CalibError(
-            f"TensorRT {trt.__version__}: must be 8.6 to 10.x for its own calibrators (got none). Use Q/DQ in "
-            f"the graph."
+            f"TensorRT {trt.__version__}: has no calibrators: only 8.6 to 10.x have them. Use Q/DQ in the graph."
         )
     if batch_size < 1:
         raise CalibError(f"batch_size: must be at least 1 (got {batch_size}).")
@@ -113,11 +113,12 @@ def make_calibrator(
     if spare and cached is None:
         notes = (*notes, f"{spare} samples are used twice to fill the last calibration batch of {batch_size}.")
     state = _Feed(source, batch_size, place, cached, file, parts, notes)
-    return _class(base, algorithm == "percentile")(state, percentile / 100)
+    calibrator: NativeCalibrator = _class(base, algorithm == "percentile")(state, percentile / 100)
+    return calibrator
 
 
 class _Feed:
-    """What the callbacks do, apart from TensorRT's class hierarchy."""
+    """The state and the callbacks, apart from TensorRT's class hierarchy."""
 
     def __init__(
         self,
@@ -152,7 +153,7 @@ class _Feed:
         self.given += 1
         return [int(address) for address, _ in placed]
 
-    def write(self, data: Any) -> None:
+    def write(self, data: bytes) -> None:
         """Keep TensorRT's cache, and write it to the file with what it was made from."""
         self.cached = bytes(data)
         if self.file is not None:
@@ -167,7 +168,7 @@ class _Feed:
             raise self.error
         if not self.given and self.cached is None:
             raise CalibError(
-                "calibration: TensorRT must ask for the data (got no request). Set the INT8 flag and the "
+                "calibration: TensorRT never asked for the data. Set the INT8 flag and the "
                 "calibrator on the "
                 "builder's config."
             )
@@ -189,11 +190,11 @@ class _Feed:
             yield {n: a[: self.batch_size] for n, a in more.items()}
 
 
-def _class(base: Any, legacy: bool) -> Any:
+def _class(base: Any, legacy: bool) -> type:
     """A subclass of one of TensorRT's calibrator classes whose every callback stores what it raises."""
 
-    def guarded(method: Callable[..., Any], otherwise: Any) -> Callable[..., Any]:
-        def call(self: Any, *args: Any) -> Any:
+    def guarded(method: Callable[..., object], otherwise: object) -> Callable[..., object]:
+        def call(self: Any, *args: object) -> object:
             feed: _Feed = self._feed
             if feed.error is not None:
                 return otherwise
@@ -209,7 +210,7 @@ def _class(base: Any, legacy: bool) -> Any:
         base.__init__(self)  # pybind11 needs the base named, not super()
         self._feed, self._quantile = feed, quantile
 
-    members: dict[str, Any] = {
+    members: dict[str, object] = {
         "__init__": init,
         "__doc__": f"{base.__name__} that reads a calib source.",
         "notes": property(lambda self: self._feed.notes),
@@ -248,7 +249,7 @@ def _read_cached(file: Path | None, parts: Mapping[str, str]) -> tuple[bytes | N
             f"{file}: must be a cache that calib wrote (got {head[:40]!r}). Remove it, or name another file."
         )
     if words[1] != hashlib.sha256(body).hexdigest():
-        raise CalibError(f"{file}: must be as it was written (got another digest). Remove it to calibrate again.")
+        raise CalibError(f"{file}: was changed after it was written: its digest differs. Remove it to calibrate again.")
     if changed := [n for n in {**parts, **made} if made.get(n) != parts.get(n)]:
         shown = ", ".join(f"{n} {_short(made.get(n))} for {_short(parts.get(n))}" for n in changed)
         raise CalibError(
@@ -260,14 +261,14 @@ def _read_cached(file: Path | None, parts: Mapping[str, str]) -> tuple[bytes | N
 
 
 def _made_from(text: str) -> dict[str, str] | None:
-    """The parts that a cache was made from; None when it does not say."""
+    """The parts that a cache was made from; None when the header does not hold them."""
     try:
-        found = json.loads(text)
+        parts = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+    if not isinstance(parts, dict) or not all(isinstance(v, str) for v in parts.values()):
         return None
-    return found
+    return parts
 
 
 def _short(value: str | None) -> str:

@@ -1,4 +1,4 @@
-"""Calling what the user wrote: an exception of theirs is said with their own frames, and is no bug of ours."""
+"""Calls of the user's code: its exceptions become errors that show the user's own frames."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ MAX_FRAMES = 6
 #: Characters of an exception's own text.
 MAX_TEXT = 2000
 
+#: What passes through the user's code; all else that it raises is theirs: a SystemExit, a panic of a package in Rust.
+INTERRUPTS = (KeyboardInterrupt, GeneratorExit)
+
 _ROOT = Path(__file__).resolve().parent.parent
 _OURS = tuple(f"{_ROOT / package}/" for package in ("calib", "trtpipe"))
 _EXAMPLES = f"{_ROOT / 'trtpipe' / 'examples'}/"  # they are to be copied: users' code
@@ -32,13 +35,13 @@ def user_code(what: str, error: Callable[[str], Exception] = CalibError) -> Iter
         error: makes the exception that is raised instead of theirs.
 
     Raises:
-        error: the code raised, or called sys.exit. Interrupts pass.
+        error: the code raised, or called sys.exit. KeyboardInterrupt passes through.
     """
     try:
         yield
-    except GeneratorExit:
+    except INTERRUPTS:
         raise
-    except (Exception, SystemExit) as raised:
+    except BaseException as raised:
         raise error(f"{what} raised {described(raised)}") from raised
 
 
@@ -87,30 +90,29 @@ def import_callable(reference: str, where: str, error: Callable[[str], Exception
         raise error(f"{where}: must read package.module:callable (got {reference!r}).")
     with user_code(f"{where}: importing {module}", error):
         try:
-            found: Any = importlib.import_module(module)
+            target: object = importlib.import_module(module)
         except ModuleNotFoundError as raised:
             absent = raised.name or ""
             if module != absent and not module.startswith(f"{absent}."):
                 raise
-            found = None
-    if found is None:
+            target = None
+    if target is None:
         raise error(
             f"{where}: must name a module that can be imported (got {reference!r}). "
             f"Put {module.partition('.')[0]}.py beside the job file, or install its package."
         )
     with user_code(f"{where}: looking up {name} in {module}", error):
         for part in name.split("."):
-            found = getattr(found, part, None)
-    if not callable(found):
+            target = getattr(target, part, None)
+    if not callable(target):
         raise error(f"{where}: must be package.module:callable (got {reference!r}). Check the name after the colon.")
-    result: Callable[..., Any] = found
-    return result
+    return target
 
 
 def _frames(raised: BaseException) -> list[traceback.FrameSummary]:
     """Where it was raised, less the frames of trtpipe and of Python's import machinery."""
-    found = traceback.extract_tb(raised.__traceback__)
-    return [f for f in found if not f.filename.startswith("<frozen") and not _is_ours(f.filename)]
+    frames = traceback.extract_tb(raised.__traceback__)
+    return [f for f in frames if not f.filename.startswith("<frozen") and not _is_ours(f.filename)]
 
 
 def _is_ours(file: str) -> bool:

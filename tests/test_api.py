@@ -76,7 +76,7 @@ def test_calibrate_refuses_a_job_without_calibration(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text("def build():\n    import torch\n    return torch.nn.Linear(3, 4)\n")
     with pytest.raises(InputError) as caught:
         trtpipe.calibrate(tmp_path / "job.yaml")
-    assert str(caught.value) == ("calibration: must be given to calibrate (got none). Add calibration.images.")
+    assert str(caught.value) == ("calibration: the job has no calibration data. Add calibration.images.")
 
 
 class _Display:

@@ -92,11 +92,11 @@ def test_a_skip_that_nobody_expects_fails_ci(
 
 
 def test_setup_says_what_the_browser_tests_lack() -> None:
-    def said(browser: str) -> str:
+    def violation(browser: str) -> str:
         command = ["make", "-s", "setup", "VENV=/usr", f"BROWSER={browser}"]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
-    assert said("true") == ""
-    assert said("false") == (
+    assert violation("true") == ""
+    assert violation("false") == (
         "no Chromium here: the tests of the report in a browser will be skipped. Install it: apt-get install chromium\n"
     )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def load_job(path: str | Path, overrides: Iterable[str] = ()) -> Job:
-    """The job in a file, judged as `trtpipe validate` does for the TensorRT installed here.
+    """The job in a file, validated as `trtpipe validate` does for the TensorRT installed here.
 
     Args:
         path: the YAML file; its relative paths are resolved against its folder.
@@ -55,7 +55,7 @@ def build(
     Args:
         job: a job, or the path of one.
         out: the folder that the bundle's folder is made in.
-        progress: told of stages and steps; by default a bar in a notebook, and nothing elsewhere.
+        progress: receives stages and steps; by default a bar in a notebook, and nothing elsewhere.
         sign: signs the manifest, as `trtpipe.bundle.signing.signer` makes it, unless the check failed.
         diagnose_seconds: after a failed INT8 check, how long to look for the modules to blame; 0: not at all.
 
@@ -77,9 +77,9 @@ def calibrate(job: Job | str | Path, *, progress: Reporter | None = None) -> Cal
         InputError: the job has no calibration.
         TrtpipeError: as `build`.
     """
-    found = _job(job, "calibrate")
+    planned = _job(job, "calibrate")
     with watching(progress) as reporter:
-        return make_table(found, reporter)
+        return make_table(planned, reporter)
 
 
 def check(bundle: str | Path, *, key: str | Path | None = None, graph: bool = False) -> CheckReport:

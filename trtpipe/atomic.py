@@ -1,12 +1,14 @@
-"""A directory that is replaced in one step: whoever looks finds all of the old one or all of the new one.
+"""A directory that is replaced in one step: a reader sees all of the old one or all of the new one.
 
 The new directory is written to a hidden sibling, flushed, and moved into place by one system call. POSIX
 has no rename over a directory that is not empty, so an existing one is replaced with Linux's
 `renameat2(RENAME_EXCHANGE)`, which swaps the two names at once: whenever the process is killed, the name leads either
 to the whole old one or to the whole new one. A file system that cannot exchange (some network ones) gets two renames
-instead, old aside and new in; between them the old one stands aside under a name that reading and the next write both
-know. A writer holds a lock on its sibling, which the kernel releases when the process dies: the next write to the same
-name removes every sibling that nobody holds.
+instead, old aside and new in; between them the old one has a name that readers and the next writer both look
+for. A writer holds a lock on its sibling, which the kernel releases when the process dies: the next write to the same
+name removes every sibling that no process holds.
+
+By hand, since libraries of atomic writes replace single files; a directory needs this one system call.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ def _aside(destination: Path) -> Path:
 
 
 def standing(path: Path) -> Path:
-    """Where the bundle called `path` stands: there, or aside when a writer was killed between two renames."""
+    """Where the bundle called `path` is: there, or aside when a writer was killed between two renames."""
     if os.path.lexists(path) or not path.name:
         return path
     return _aside(path) if _aside(path).is_dir() else path
@@ -135,14 +137,15 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file by way of a temporary sibling: it is whole or as it was. Text is written as UTF-8.
+    """Write a file by way of a temporary sibling: it is whole or as it was. Text is written as UTF-8; half a
+    surrogate pair (a file name that is no UTF-8 has them) as `\\udcff`.
 
     What is no regular file (a pipe, a terminal, /dev/null) is written to as it is.
 
     Raises:
         OSError: it cannot be written; its filename is `path`.
     """
-    data = content.encode("utf-8") if isinstance(content, str) else content
+    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not path.is_file():

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from calib.types import Array
 from trtpipe.errors import InputError
 from trtpipe.values import TensorSpec
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -46,10 +43,10 @@ class Batching:
         """`batch` cut to batches that can be run, each with its number of samples; a rest that is too small is filled
         up with copies of its last sample."""
         low, high = self._range
-        there = len(next(iter(batch.values())))
-        for start in range(0, there, high):
+        total = len(next(iter(batch.values())))
+        for start in range(0, total, high):
             piece = {n: a[start : start + high] for n, a in batch.items()}
-            count = min(high, there - start)
+            count = min(high, total - start)
             if count < low:
                 piece = {n: np.concatenate([a, np.repeat(a[-1:], low - count, axis=0)]) for n, a in piece.items()}
             yield piece, count
@@ -60,16 +57,16 @@ class Batching:
         An output that has no binding, or another rank, is flat: it is there to be named as what differs.
         """
         axes = {s.name: s for s in self.outputs}
-        found = {}
+        result = {}
         for name, value in outputs.items():
             array, spec = np.asarray(value), axes.get(name)
             if spec is None or array.ndim != len(spec.shape):
-                found[name] = array.reshape(-1)
+                result[name] = array.reshape(-1)
             elif spec.batch_axis is None:
-                found[name] = array[np.newaxis]
+                result[name] = array[np.newaxis]
             else:
-                found[name] = np.moveaxis(array, spec.batch_axis, 0)[:count]
-        return found
+                result[name] = np.moveaxis(array, spec.batch_axis, 0)[:count]
+        return result
 
     def row_count(self, spec: TensorSpec, samples: int) -> int:
         """Rows that output `spec` has for `samples` samples."""

@@ -1,4 +1,4 @@
-"""What can go wrong for a user. Each class carries its exit code; anything else is a bug with a traceback."""
+"""User errors. Each class carries its exit code; any other exception is a bug and keeps its traceback."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Cancelled(TrtpipeError):
     exit_code = 130
 
 
-#: What the system refused, in words, and what to do about it. Others get the system's own text.
+#: By errno: the reason in words, and the next step. Others get the system's own text.
 _REFUSED: dict[int, tuple[str, str]] = {
     errno.ENOSPC: ("no space left on the disk", "Free some space, or choose another place."),
     errno.EDQUOT: ("the disk quota is used up", "Free some space, or choose another place."),
@@ -67,7 +67,7 @@ _REFUSED: dict[int, tuple[str, str]] = {
 
 
 def user_error(error: BaseException) -> TrtpipeError | None:
-    """`error` as what the user is shown, where it is no bug: the one place where others' exceptions become messages.
+    """`error` as a user error, or None where it is a bug: the one place where others' exceptions become messages.
 
     calib's own errors keep their text. A refusal of the operating system (OSError with an errno) is its path, what
     was refused in words, and what to do; exit code 2. Running out of memory is a MissingError.
@@ -90,7 +90,7 @@ def user_error(error: BaseException) -> TrtpipeError | None:
 
 
 def _refused(error: OSError) -> InputError | None:
-    """The message of a refusal; None where neither a path nor a known reason tells the user anything."""
+    """The message of a refusal; None where there is neither a path nor a known reason."""
     code = error.errno or 0
     reason, step = _REFUSED.get(code, (_system_text(error), "Check the path."))
     if error.filename is None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
-from typing import Any
+from types import ModuleType
 
 from trtpipe.progress import Reporter, Silent
 
@@ -27,7 +27,7 @@ def watching(given: Reporter | None) -> Iterator[Reporter]:
         yield Silent()
 
 
-def _display() -> Any | None:
+def _display() -> ModuleType | None:
     """IPython's `display` module where a kernel with a front end runs this, or None."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
@@ -43,7 +43,7 @@ class NotebookReporter:
         display: what `IPython.display` is: `display(value, display_id=True)` and `HTML(text)`.
     """
 
-    def __init__(self, display: Any) -> None:
+    def __init__(self, display: ModuleType) -> None:
         self._html = display.HTML
         self._finished: list[str] = []
         self._notes: list[str] = []
@@ -104,9 +104,9 @@ def table_html(verdict: str, problems: Sequence[str], header: Sequence[str], row
     word, _, rest = verdict.partition(":")
     titles = "".join(f"<th>{escape(title)}</th>" for title in header)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    said = "".join(f"<p>{escape(problem)}</p>" for problem in problems)
+    paragraphs = "".join(f"<p>{escape(problem)}</p>" for problem in problems)
     return (
-        f"<p><strong>{escape(word)}</strong>:{escape(rest)}</p>{said}"
+        f"<p><strong>{escape(word)}</strong>:{escape(rest)}</p>{paragraphs}"
         f"<table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>"
     )
 

@@ -1,4 +1,4 @@
-"""Where results go: found out to be writable before work begins, and named when writing fails later."""
+"""Where results go: probed to be writable before work begins, and named when writing fails later."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from trtpipe.errors import InputError
 
 #: Bytes that a hidden sibling's name has beside the name of what it is moved to.
 _SIBLING_BYTES = 32
@@ -53,20 +55,47 @@ def naming_database(path: Path) -> Iterator[None]:
 
 
 def require_writable_file(path: Path) -> None:
-    """Find out that a file can be written at `path`; leaves nothing behind.
+    """Probe that a file can be written at `path`; leaves nothing behind.
 
     Raises:
         OSError: it cannot, as writing it would say.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if path.exists() and not path.is_file():  # /dev/stdout, a named pipe: opening it may block, writing it tells
+    if (
+        path.exists() and not path.is_file()
+    ):  # /dev/stdout, a named pipe: opening it may block; a write fails where it must
         return
     _require_writable(path, path.parent)
 
 
+def require_apart(output: Path, *read: Path | None) -> None:
+    """Refuse an output that would destroy what the same command reads.
+
+    Args:
+        output: the file that is to be written; what is no regular file (a pipe, /dev/null) is never destroyed.
+        read: files and folders. In a folder of data a new file may be written, but none be replaced; in a bundle
+            none, as a bundle holds nothing but what its manifest lists.
+
+    Raises:
+        InputError: it is one of them, or stands in one of them.
+    """
+    if output.exists() and not output.is_file():
+        return
+    place = output.resolve()
+    for one in read:
+        if one is None:
+            continue
+        inside = one.resolve() in place.parents
+        if place == one.resolve() or (inside and (output.exists() or (one / "manifest.json").is_file())):
+            raise InputError(
+                f"{output}: must not be {'in ' if inside else ''}what is read ({one}), which would be destroyed. "
+                "Choose another place."
+            )
+
+
 def require_writable_folder(path: Path) -> None:
-    """Find out that a folder can be made at `path`, or that files can be written in the one there.
+    """Probe that a folder can be made at `path`, or that files can be written in the existing one.
 
     Raises:
         OSError: they cannot, as writing them would say.

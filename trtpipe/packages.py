@@ -1,7 +1,7 @@
-"""Which distribution brings a module, and its version, by package metadata alone: nothing is imported.
+"""Which distribution provides a module, and its version, by package metadata alone: nothing is imported.
 
 One module may come from several distributions: `import tensorrt` from tensorrt, tensorrt-cu12, tensorrt-cu13 or only
-their bindings, `import onnxruntime` from onnxruntime or onnxruntime-gpu. Whoever wants a version asks here by module.
+their bindings, `import onnxruntime` from onnxruntime or onnxruntime-gpu. Versions are therefore read here, by module.
 """
 
 from __future__ import annotations
@@ -56,6 +56,36 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "tensorrt_rtx": ("tensorrt-rtx-cu13-libs", "tensorrt-rtx-cu12-libs"),
 }
 
+#: The extra of trtpipe that installs a module.
+EXTRAS: Mapping[str, str] = {
+    **dict.fromkeys(("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnxruntime"), "build"),
+    **dict.fromkeys(("safetensors", "jinja2", "matplotlib", "numba"), "build"),
+    **dict.fromkeys(("cuda", "pycuda"), "edge"),
+    **dict.fromkeys(("dask", "distributed", "fsspec"), "fleet"),
+    **dict.fromkeys(("sklearn", "timm"), "examples"),
+    "tensorrt_rtx": "rtx",
+}
+#: How what has no extra, or several, is installed.
+_COMMANDS: Mapping[str, str] = {
+    "tensorrt": "pip install 'trtpipe[trt11]' (or [trt10]; on a Jetson: apt install python3-libnvinfer)",
+    "torch-tensorrt": "pip install 'torch-tensorrt==2.14.*'",
+    # It requires a release of TensorRT-RTX that cannot build INT8 convolutions, hence --no-deps.
+    "torch-tensorrt-rtx": "pip install --no-deps torch-tensorrt-rtx==2.14.0 dllist",
+    "torch2trt": "pip install git+https://github.com/NVIDIA-AI-IOT/torch2trt",
+}
+
+
+def install_command(name: str) -> str:
+    """The command that installs a module or distribution of `EXTRAS` or of this module; KeyError for another."""
+    return _COMMANDS.get(name) or f"pip install 'trtpipe[{EXTRAS[name]}]'"
+
+
+def not_installed(*modules: str) -> str:
+    """`torch and onnx are not installed. Run: pip install 'trtpipe[build]'`, of modules that one command installs."""
+    *most, last = modules
+    listed = f"{', '.join(most)} and {last} are" if most else f"{last} is"
+    return f"{listed} not installed. Run: {install_command(last)}"
+
 
 @dataclass(frozen=True)
 class Package:
@@ -70,17 +100,17 @@ def package(module: str) -> Package | None:
 
     Where several are installed, as after an upgrade of the bindings alone, it is the one that holds the module's file.
     """
-    there = _installed(DISTRIBUTIONS.get(module, (module,)))
-    if not there:
+    packages = _installed(DISTRIBUTIONS.get(module, (module,)))
+    if not packages:
         return None
-    owner = next((p for p in there if len(there) > 1 and _holds(p.distribution, module)), there[0])
+    owner = next((p for p in packages if len(packages) > 1 and _holds(p.distribution, module)), packages[0])
     return owner
 
 
 def version(module: str) -> str | None:
     """The version of the distribution that `import module` takes the module from."""
-    found = package(module)
-    return None if found is None else found.version
+    installed = package(module)
+    return None if installed is None else installed.version
 
 
 def distributions(module: str) -> tuple[str, ...]:
@@ -94,13 +124,13 @@ def versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def _installed(distributions: Iterable[str]) -> tuple[Package, ...]:
-    found = []
+    installed = []
     for name in distributions:
         try:
-            found.append(Package(name, metadata.version(name)))
+            installed.append(Package(name, metadata.version(name)))
         except metadata.PackageNotFoundError:
             continue
-    return tuple(found)
+    return tuple(installed)
 
 
 def _holds(distribution: str, module: str) -> bool:

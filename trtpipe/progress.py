@@ -1,4 +1,4 @@
-"""How a stage tells what it is doing. Stages take a Progress; only `console.py` knows a terminal."""
+"""How a stage reports its progress, and rates, sizes and times as text. Only `cli.console` knows a terminal."""
 
 from __future__ import annotations
 
@@ -47,3 +47,20 @@ class Silent:
 def per_second(rate: float) -> str:
     """A rate in as many digits as it needs to say something: `1,600`, `1.4`, `0.08`."""
     return f"{rate:,.0f}" if rate >= 9.5 else f"{rate:.2g}"
+
+
+def size(count: int) -> str:
+    """Bytes as text, like `29.6 MB`; 1 MB = 1,000,000 bytes."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def duration(seconds: float) -> str:
+    """`0.42 s`, `12.3 s`, `3 min 07 s` or `2 h 05 min`."""
+    if seconds >= 3600:
+        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
+    if seconds >= 60:
+        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
+    return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
+from calib.types import Array, JsonObject
 from trtpipe.notebook import table_html
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
 #: Binding dtypes by their NumPy names; BF16 has none and is only ever used inside an engine.
@@ -26,6 +26,12 @@ Precision = Literal["fp32", "fp16", "bf16", "int8", "fp8", "int4", "nvfp4"]
 Executed = Literal["engine", "graph"]
 Target = Literal["tensorrt", "tensorrt_rtx", "onnxruntime"]
 Route = Literal["onnx", "torch_tensorrt", "torch2trt"]
+
+
+#: Extents of a tensor are 32-bit in ONNX Runtime's, TensorRT's and Triton's tools.
+MOST_EXTENT = 2**31 - 1
+#: Letters of a job's name: it is a folder's, and begins those of hidden ones beside it, which file systems hold to 255.
+MOST_NAME = 128
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,12 @@ class TensorSpec:
         return tuple(d for axis, d in enumerate(self.shape) if axis != self.batch_axis)
 
     @property
+    def described(self) -> str:
+        """Like `[N, 3, H, 224], H 160 to 320`; the batch's range is left out, as samples are cut to it."""
+        ranges = [f", {d} {self.dims[d].min} to {self.dims[d].max}" for d in self.dynamic if d != self.shape[0]]
+        return f"[{', '.join(map(str, self.shape))}]{''.join(ranges)}"
+
+    @property
     def dynamic(self) -> tuple[str, ...]:
         """Names of the dynamic dimensions, in order of first appearance."""
         return tuple(dict.fromkeys(d for d in self.shape if isinstance(d, str)))
@@ -76,7 +88,8 @@ class LoadedModel:
 
     `module` is in eval mode on the CPU, takes the inputs in order in their binding dtypes and returns a tuple of the
     outputs in order, computed in float32 (an output's binding dtype is applied when the graph is lowered). `exported`
-    tells a .pt2 program from eager code. `classes` is the model's own list of its classes' names, if it has one.
+    is true for a .pt2 program, false for eager code. `classes` is the model's own list of its classes' names, if it has
+    one.
     """
 
     module: torch.nn.Module
@@ -98,8 +111,8 @@ class Baseline:
     """
 
     kind: Literal["trace", "script", "torchscript", "program"]
-    outputs: Mapping[str, np.ndarray[Any, Any]]
-    labels: np.ndarray[Any, Any] | None
+    outputs: Mapping[str, Array]
+    labels: Array | None
     ids: tuple[str, ...]
     eager_max_abs: float
     notes: tuple[str, ...] = ()
@@ -118,24 +131,52 @@ class Int8Weight:
 
 
 @dataclass(frozen=True)
+class Site:
+    """One input of one operation that gets a Q/DQ pair (`model.sites` has the rules).
+
+    `key` is `<module path>:<role>`; `group` the key whose scale this tensor shares (its own where it shares none).
+    `axis` is the kept axis of a weight, None for an activation. `rule` is one of Q1 to Q5.
+    """
+
+    consumer: torch.fx.Node
+    producer: torch.fx.Node
+    key: str
+    group: str
+    axis: int | None
+    rule: str
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """An operation that INT8 would want but cannot have, and why."""
+
+    node: torch.fx.Node
+    reason: str
+
+
+@dataclass(frozen=True)
 class Captured:
     """The hub: the model as one ATen graph with conv+bn and constants folded and attention spelt out.
 
-    Every node keeps `nn_module_stack` and `stack_trace`, so its source module and line are known. `int8` holds, by the
-    name of an operation, the corrected weight and bias that it has where it is quantized.
+    Every node keeps `nn_module_stack` and `stack_trace`, so its source module and line are known. `sites` are the
+    inputs that TensorRT would want quantized, in execution order, whatever the job keeps out of INT8; `skipped` the
+    operations without one. `int8` holds, by the name of an operation, the corrected weight and bias that it has where
+    it is quantized.
     """
 
     graph: torch.fx.GraphModule
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     digest: str
+    sites: tuple[Site, ...]
+    skipped: tuple[Skipped, ...]
     notes: tuple[str, ...] = ()
     int8: Mapping[str, Int8Weight] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class LayerPrecision:
-    """What one operation of the graph computes in, and why."""
+    """The precision of one operation of the graph, and the reason for it."""
 
     module: str
     op: str
@@ -148,8 +189,8 @@ class LayerPrecision:
 class WeightBytes:
     """A graph's INT8 weights in the engine that was compiled from it, in bytes of INT8.
 
-    `total` are the graph's, `int8` those that the engine was found to hold in INT8, `dequantized` those that it holds
-    in FP16 or FP32; of the others it is not known how they are stored.
+    `total` are the graph's, `int8` those that the engine stores in INT8, `dequantized` those that it stores in FP16 or
+    FP32; how it stores the others is not known.
     """
 
     total: int
@@ -196,10 +237,11 @@ class Fallback:
 
 @dataclass(frozen=True)
 class Engine:
-    """A serialized plan (or, for onnxruntime, the ONNX file itself) and what it is.
+    """A serialized plan (or, for onnxruntime, the ONNX file itself), its target and its bindings.
 
-    `compute_capabilities` are like "8.6", empty for a portable engine; `graph` is the ONNX that was compiled, which is
-    what a machine without a GPU can execute in the engine's place. With a `fallback`, `data` is a hybrid module (see
+    `compute_capabilities` are like "8.6", empty for a portable engine, whose number formats may need a
+    `minimum_compute_capability` above Ampere's 8.0; `graph` is the ONNX that was compiled, which is what a machine
+    without a GPU can execute in the engine's place. With a `fallback`, `data` is a hybrid module (see
     `hybrid`): several plans and what PyTorch has to do between them.
     """
 
@@ -210,9 +252,10 @@ class Engine:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     graph: OnnxModel | None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: JsonObject = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     fallback: tuple[Fallback, ...] = ()
+    minimum_compute_capability: str | None = None
 
 
 @dataclass(frozen=True)
@@ -251,7 +294,7 @@ class Control:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What was compared with the baseline, on what, and how far off it was.
+    """The result of a check: what was executed, on how many samples, and each metric beside its limit.
 
     `problems` fail the check; `warnings` do not, and say what makes its verdict or its engine doubtful.
     """

@@ -13,7 +13,7 @@ import pytest
 import shipping
 
 from trtpipe.bundle import signing
-from trtpipe.bundle.format import give_signature, read_bundle
+from trtpipe.bundle.format import read_bundle, set_signature
 from trtpipe.cli.main import main
 from trtpipe.errors import InputError
 from trtpipe.nightly.outcome import JobOutcome
@@ -43,7 +43,7 @@ def files_of(bundle: Path) -> dict[str, bytes]:
 
 def test_it_is_not_signed(tmp_path: Path, key: Path) -> None:
     assert shipping.bundle(tmp_path / "bad", sign=signing.signer(key), check=failed_check()).signature is None
-    assert not give_signature(tmp_path / "bad", signing.signer(key))
+    assert not set_signature(tmp_path / "bad", signing.signer(key))
     assert read_bundle(tmp_path / "bad").signature is None
     assert shipping.bundle(tmp_path / "yet", sign=signing.signer(key), check=None).signature is not None
 
@@ -66,13 +66,13 @@ def test_verify_and_load_say_so(tmp_path: Path, capsys: Any, caplog: Any) -> Non
 def test_a_signature_is_given_replaced_and_taken(tmp_path: Path, key: Path) -> None:
     path = shipping.bundle(tmp_path / "c").path
     bare = files_of(path)
-    assert give_signature(path, signing.signer(key))
+    assert set_signature(path, signing.signer(key))
     first = read_bundle(path, signing.checking(path, key.with_name("key.pub"))).signature
     assert files_of(path) == bare | {"manifest.sig": first}
     signing.generate_key(tmp_path / "other")
-    assert give_signature(path, signing.signer(tmp_path / "other"))
+    assert set_signature(path, signing.signer(tmp_path / "other"))
     assert read_bundle(path, signing.checking(path, tmp_path / "other.pub")).signature != first
-    assert not give_signature(path, None)
+    assert not set_signature(path, None)
     assert files_of(path) == bare
 
 
@@ -81,7 +81,7 @@ def test_a_damaged_bundle_is_not_signed(tmp_path: Path, key: Path) -> None:
     graph = path / "model.onnx"
     graph.write_bytes(graph.read_bytes()[:-1] + b"!")
     with pytest.raises(InputError, match=r"model\.onnx"):
-        give_signature(path, signing.signer(key))
+        set_signature(path, signing.signer(key))
     assert not (path / "manifest.sig").exists()
 
 

@@ -94,11 +94,11 @@ def test_a_device_without_pytorch_is_told_what_to_install(tmp_path):
     manifest = written(tmp_path / "b").manifest
     assert problems(manifest, GPU) == ()
     assert problems(manifest, NO_TORCH) == (
-        "runtime: PyTorch with CUDA must be installed, as 1 operation of this hybrid engine runs in it, of odd (got "
-        "none). Install it: pip install torch==2.14.1; or build without build.allow_torch_fallback.",
+        "runtime: PyTorch with CUDA is not installed, and 1 operation of this hybrid engine runs in it, of odd. "
+        "Install it: pip install torch==2.14.1; or build without build.allow_torch_fallback.",
     )
     no_rtx = replace(GPU, versions={"torch": "2.14.1"})
-    assert any("TensorRT-RTX 1.7.1.116 must be installed (got none)" in p for p in problems(manifest, no_rtx))
+    assert any("TensorRT-RTX 1.7.1.116 is not installed. " in p for p in problems(manifest, no_rtx))
 
 
 def test_verify_says_that_it_needs_pytorch_and_which(tmp_path):
@@ -108,7 +108,7 @@ def test_verify_says_that_it_needs_pytorch_and_which(tmp_path):
     older = replace(GPU, versions={**VERSIONS, "torch": "2.11.0"})
     assert remarks(manifest, older) == (
         needs,
-        "PyTorch is 2.11.0 here and was 2.14.1+cu130 when the bundle was built: answers may differ a little.",
+        "PyTorch is 2.11.0 here and was 2.14.1+cu130 when the bundle was built: outputs may differ a little.",
     )
 
 
@@ -117,7 +117,7 @@ def test_the_runner_without_pytorch_refuses_it(tmp_path, monkeypatch):
     monkeypatch.setattr(runner_module, "this_device", lambda: NO_TORCH)
     with pytest.raises(MissingError) as caught:
         trtpipe.load(tmp_path / "b")
-    assert str(caught.value).startswith("runtime: PyTorch with CUDA must be installed")
+    assert str(caught.value).startswith("runtime: PyTorch with CUDA is not installed")
     with trtpipe.load(tmp_path / "b", graph=True) as model:
         assert model.executed == "graph"
 
@@ -130,6 +130,7 @@ def test_where_pytorch_is_it_is_opened_by_the_hybrid_runner(tmp_path, monkeypatc
 
     class Opened:
         name = "hybrid"
+        notes = ()
 
         def __init__(self, data: bytes, *, version_compatible: bool) -> None:
             given.append((data, version_compatible))
@@ -159,7 +160,7 @@ def test_the_commands_say_it(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("trtpipe.cli.commands.verify.this_device", lambda: NO_TORCH)
     assert main(["verify", str(tmp_path / "b")]) == 3
     said = " ".join(capsys.readouterr().out.split())
-    assert "mismatch: runtime: PyTorch with CUDA must be installed" in said
+    assert "mismatch: runtime: PyTorch with CUDA is not installed" in said
     assert "note: The engine is hybrid: 1 operation runs in PyTorch" in said
 
 

@@ -44,7 +44,7 @@ def test_a_kit_is_read_as_a_bundle_is(tmp_path: Path) -> None:
 
 def test_a_bundle_is_no_kit(tmp_path: Path) -> None:
     bundle = shipping.bundle(tmp_path / "c")
-    with pytest.raises(InputError, match=r"c: must be a kit to be built \(got a bundle\). It is finished: trtpipe run"):
+    with pytest.raises(InputError, match=r"c: is a finished bundle, not a kit. Run it: trtpipe run"):
         kit_graph(bundle)
 
 

@@ -63,15 +63,13 @@ def test_a_key_missing_for_its_default_is_no_problem() -> None:
 def test_describe_engine_names_the_platform_of_a_plan_and_none_of_a_graph() -> None:
     plan = Engine(b"x", "tensorrt", "10.3.0.26", ("8.6",), (), (), None, {"tf32": True, "level": 3})
     build = Build(target="tensorrt", hardware_compatibility="ampere_plus", version_compatible=True)
-    info = describe_engine(plan, build, Precision(), os="linux", machine="aarch64")
+    info = describe_engine(plan, build, os="linux", machine="aarch64")
     assert (info.file, info.os, info.machine) == ("model.engine", "linux", "aarch64")
     assert (info.hardware_compatibility, info.version_compatible) == ("ampere_plus", True)
     assert info.options == {"tf32": True, "level": 3}
-    windows = describe_engine(plan, Build(target="tensorrt", runtime_platform="windows_amd64"), Precision())
+    windows = describe_engine(plan, Build(target="tensorrt", runtime_platform="windows_amd64"))
     assert (windows.os, windows.machine) == ("win32", "x86_64")
-    graph = describe_engine(
-        Engine(b"x", "onnxruntime", "1.20.0", (), (), (), None), Build(target="onnxruntime"), Precision()
-    )
+    graph = describe_engine(Engine(b"x", "onnxruntime", "1.20.0", (), (), (), None), Build(target="onnxruntime"))
     assert (graph.file, graph.os, graph.machine) == ("model.onnx", None, None)
 
 
@@ -110,6 +108,8 @@ HOSTILE = [
     (put("build.target", "tensorrt"), "engine.target: must be build.target (got onnxruntime, tensorrt)"),
     (put("inputs.0.dtype", "object"), "inputs.image.dtype: must be one of float32, "),
     (put("inputs.0.shape", ["N", -3, 8, 8]), "inputs.image.shape: a dimension is negative"),
+    (put("inputs.0.shape", ["N", 3, 2**31, 8]), "inputs.image.shape: a dimension is over 2147483647"),
+    (put("inputs.0.dims.N.max", 2**60), "inputs.image.shape: a dimension is over 2147483647"),
     (put("inputs.0.dims", {}), "inputs.image.dims: must give the range of each named dimension and no other"),
     (put("inputs.0.dims.N.min", 0), "inputs.image.dims.N: must have 1 <= min <= opt <= max"),
     (put("inputs.0.name", ""), "inputs: a binding has no name"),
@@ -135,7 +135,7 @@ def test_refused(edit: Callable[[dict[str, Any]], None], message: str) -> None:
 MALFORMED = [
     (b"", "m: must be JSON (got: "),
     (b"[]\n", "m: must be a JSON object (got list). Fetch the bundle again."),
-    (b'{"a": 1, "a": 2}', "m: must be JSON (got: a key appears twice)"),
+    (b'{"a": 1, "a": 2}', "m: must be JSON (got: a key is given twice)"),
     (b'{"a": NaN}', "m: must be JSON (got: NaN is not JSON)"),
     (b'{"a": 1e999}', "m: must be JSON (got: "),
     (b'{"a": "\\ud800"}', "m: must be JSON (got: "),

@@ -127,7 +127,7 @@ def test_what_triton_cannot_serve(tmp_path: Path) -> None:
         triton_model(rtx)
     assert "1/model.onnx" in triton_model(rtx, graph=True).files
     kit = shipping.bundle(tmp_path / "k", kind="kit", engine=None)
-    with pytest.raises(InputError, match=r"k: must be a bundle \(got a kit\). Finish it first: trtpipe build"):
+    with pytest.raises(InputError, match=r"k: is a kit, not a bundle. Finish it first: trtpipe build"):
         triton_model(kit)
     bundle = shipping.bundle(tmp_path / "c")
     export_triton(bundle, tmp_path / "r")

@@ -210,7 +210,7 @@ def failing(make, **options):
 @pytest.mark.parametrize(
     ("start", "message"),
     [
-        (failing(lambda o, x: None), r"b:input: was never seen during calibration \(got no values\)"),
+        (failing(lambda o, x: None), r"b:input: no value was seen during calibration"),
         (
             failing(lambda o, x: o.observe(x / 0)),
             r"b:input: every value must be finite \(got 7680 NaN or infinite of 7680\)",
@@ -219,7 +219,7 @@ def failing(make, **options):
         (failing(lambda o, x: o.observe(x), percentile=0.0), r"percentile: must be over 0 and at most 100 \(got 0.0\)"),
         (
             lambda s: calibrate(lambda x: None, {}, s, batch_size=8),
-            r"at least one tensor must be observed \(got none\)",
+            r"there is no tensor to observe",
         ),
         (lambda s: table_of(s, 0), r"batch_size: must be at least 1 \(got 0\)"),
     ],

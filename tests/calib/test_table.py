@@ -126,9 +126,7 @@ def test_other_algorithms_come_from_the_histograms(saved):
     whole = CalibrationTable.load(saved, histograms=True)
     for algorithm in ALGORITHMS:
         assert whole.recomputed(algorithm) == made(algorithm=algorithm)
-    with pytest.raises(
-        CalibError, match=r"its histograms are needed \(got a table without them\)\. Load it with histograms=True"
-    ):
+    with pytest.raises(CalibError, match=r"it was loaded without its histograms\. Load it with histograms=True"):
         CalibrationTable.load(saved).recomputed("mse")
 
 
@@ -149,7 +147,7 @@ def test_merged_shards_equal_the_whole(shards):
 
 
 def test_shards_that_do_not_belong_together_are_refused():
-    with pytest.raises(CalibError, match=r"at least one table is needed \(got none\)"):
+    with pytest.raises(CalibError, match=r"at least one table is needed"):
         CalibrationTable.merge([])
     with pytest.raises(CalibError, match=r"each sample must be in one shard \(got 'b' in two\)"):
         CalibrationTable.merge([made(), made(samples=("b", "c"))])
@@ -171,7 +169,7 @@ def test_merging_without_labels_has_no_coverage():
 
 
 def test_no_observed_tensor_is_refused():
-    with pytest.raises(CalibError, match=r"at least one tensor must be observed \(got none\)"):
+    with pytest.raises(CalibError, match=r"there is no tensor to observe"):
         make_table({}, "entropy_2", 99.99, {}, {}, RECIPE, 1, 1, None, ())
 
 
@@ -232,7 +230,7 @@ FORGED = {
     "a share over one": (edit(*SEEN, "clipped", value=1.5), r"clipped: Input should be less than or equal to 1"),
     "an unknown state": (edit(*SEEN, "state", value="fine"), r"state: Input should be 'live', 'constant' or 'dead'"),
     "a huge count": (edit(*SEEN, "elements", value=10**400), r"elements: Input should be|elements: Unable to parse"),
-    "another format": (edit("format", value="onnx"), r"must be a calibration table \(got other JSON\)"),
+    "another format": (edit("format", value="onnx"), r"is JSON, but no calibration table"),
     "another version": (edit("version", value=3), r"must be of version 1 or 2 \(got 3\)\. Calibrate again\."),
     "version 2 without corrections": (
         edit("version", value=2),
@@ -262,17 +260,17 @@ DAMAGED = {
     "cut in half": (lambda b: b[: len(b) // 2], r"must be a whole JSON file \(got"),
     "more behind it": (lambda b: b + b"{}", r"must be a whole JSON file \(got Extra data"),
     "not UTF-8": (lambda b: b"\xff" + b, r"must be a whole JSON file \(got 'utf-8' codec"),
-    "a list": (lambda b: b"[1, 2]", r"must be a calibration table \(got other JSON\)"),
+    "a list": (lambda b: b"[1, 2]", r"is JSON, but no calibration table"),
     "deep nesting": (lambda b: b"[" * 100_000, r"must be a whole JSON file \(got"),
     "NaN": (lambda b: b.replace(b'"percentile": 99.99', b'"percentile": NaN'), r"got NaN is not JSON"),
-    "a key twice": (lambda b: b.replace(b'"version": 1', b'"version": 1,"version": 1'), r"got a key stands twice"),
+    "a key twice": (lambda b: b.replace(b'"version": 1', b'"version": 1,"version": 1'), r"got a key is given twice"),
     "one digit of one amax": (
         lambda b: re.sub(rb'("conv1:input": )\d', rb"\g<1>1", b, count=1),
         r"must be as it was written \(got digest \w{12}, not \w{12}\)",
     ),
     "another sample": (
         lambda b: b.replace(b'"samples": {\n  "a"', b'"samples": {\n  "z"'),
-        r"digests.data must be that of",
+        r"digests.data is not that of",
     ),
     "many digits": (lambda b: b.replace(b'"version": 1', b'"version": ' + b"1" * 5000), r"must be a whole JSON file"),
 }
@@ -331,7 +329,7 @@ SIDECARS = {
     "cut short": (
         lambda p: p.write_bytes(p.read_bytes()[:-8]),
         False,
-        r"must be the histograms of calibration.json \(got an",
+        r"these are not the histograms of calibration.json: the digest",
     ),
     "garbage": (lambda p: p.write_bytes(b"\0" * 64), True, r"must hold the histograms of calibration.json \(got"),
     "a tensor missing": (drop_tensor, True, r"must hold the histograms of calibration.json \(got 'conv1:input#0'\)"),

@@ -35,6 +35,7 @@ RAISED = sorted(
 OWN = (
     "type('Odd', (Exception,), {'__str__': lambda self: 1 / 0})()",
     "type('Empty', (Exception,), {})()",
+    "type('PanicException', (BaseException,), {})('a package in Rust')",
     "ValueError('x' * 100000)",
     "ValueError('two\\nlines')",
     "ModuleNotFoundError('No module named torch', name='torch')",

@@ -77,8 +77,12 @@ def test_the_table_fits_its_own_job(job):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("arrays: x.npy, batch_size: 4", "table: t.json", "t.json: must be a calibration table (got other JSON"),
-        ("calibration: {arrays: x.npy, batch_size: 4, algorithm: minmax}\n", "", "calibration: must be given"),
+        ("arrays: x.npy, batch_size: 4", "table: t.json", "t.json: is JSON, but no calibration table"),
+        (
+            "calibration: {arrays: x.npy, batch_size: 4, algorithm: minmax}\n",
+            "",
+            "calibration: the job has no calibration data",
+        ),
     ],
 )
 def test_jobs_that_cannot_be_calibrated(job, capsys, old, new, message):

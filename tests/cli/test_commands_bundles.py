@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import subprocess
 import sys
@@ -168,7 +169,6 @@ def test_run_writes_csv_whole_or_not_at_all(tmp_path: Path, trtpipe: Any, photos
         ("X.CSV", "csv"),
         ("x.json", "json"),
         ("x.jsonl", "jsonl"),
-        ("x.txt", "jsonl"),
         ("csv", "jsonl"),
     ],
 )
@@ -240,7 +240,7 @@ def test_pack_and_unpack(tmp_path: Path, trtpipe: Any) -> None:
     (tmp_path / "e.trtb").rename(tmp_path / "f")
     ran = trtpipe("unpack", tmp_path / "f")
     assert ran.code == 2
-    assert "f: must end in .trtb, or DESTINATION be given" in ran.err
+    assert "f: does not end in .trtb. Give DESTINATION." in ran.err
 
 
 def test_export(tmp_path: Path, trtpipe: Any) -> None:
@@ -248,6 +248,16 @@ def test_export(tmp_path: Path, trtpipe: Any) -> None:
     ran = trtpipe("export", tmp_path / "c", "--to", "triton", tmp_path / "r")
     assert (ran.code, ran.out) == (0, f"{tmp_path / 'r' / 'colour'}\n")
     assert (tmp_path / "r" / "colour" / "1" / "model.onnx").read_bytes() == shipping.graph()
+    assert ran.err == ""
+
+
+def test_export_says_that_the_check_failed(tmp_path: Path, trtpipe: Any) -> None:
+    report = shipping.bundle(tmp_path / "good").manifest.check
+    assert report is not None
+    shipping.bundle(tmp_path / "c", check=dataclasses.replace(report, passed=False, problems=("it is wrong",)))
+    ran = trtpipe("export", tmp_path / "c", "--to", "triton", tmp_path / "r")
+    assert ran.code == 0
+    assert f"warning: {tmp_path / 'c'}: its check failed when it was made: it is wrong" in ran.err
 
 
 def test_no_command_for_a_bundle_loads_torch(tmp_path: Path) -> None:

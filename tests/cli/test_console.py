@@ -86,7 +86,7 @@ def test_a_failed_stage_says_so(capsys):
 def test_a_reader_that_has_had_enough_is_no_failure(capsys, end):
     with pytest.raises(end), Console().watching() as reporter, reporter.stage("run"):
         raise end
-    assert re.fullmatch(r"run +ended early after 0\.00 s\n", capsys.readouterr().err)
+    assert re.fullmatch(r"run +ended early after \d+\.\d\d s\n", capsys.readouterr().err)
 
 
 def test_quiet_shows_no_stage_and_no_note(capsys):
@@ -205,24 +205,12 @@ def test_jsonable(capsys):
     value = {"p": Point(math.nan, Path("a/b")), "n": np.float32(0.5), "a": np.arange(3), "t": (1, None, True), 5: b"ab"}
     console.out_json(value)
     assert json.loads(capsys.readouterr().out) == {
-        "p": {"x": "nan", "at": "a/b"},
+        "p": {"x": "NaN", "at": "a/b"},
         "n": 0.5,
         "a": [0, 1, 2],
         "t": [1, None, True],
         "5": "2 bytes",
     }
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(12, "12 bytes"), (1000, "1.0 kB"), (29_600_000, "29.6 MB"), (2_500_000_000, "2.5 GB")]
-)
-def test_size(count, text):
-    assert console.size(count) == text
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.424, "0.42 s"), (12.34, "12.3 s"), (187, "3 min 07 s")])
-def test_duration(seconds, text):
-    assert console.duration(seconds) == text
 
 
 def test_an_interrupt_inside_a_destructor_is_not_printed_and_not_lost(capsys):

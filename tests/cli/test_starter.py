@@ -81,8 +81,8 @@ def test_from_a_module_of_ones_own(tmp_path, capsys, monkeypatch):
             "--from: must name a module that can be found (got 'no_such'). Install it, or put it beside the job file.",
         ),
         (
-            "trtpipe.job.problems:sayd",
-            "--from: must name something that trtpipe.job.problems defines (got 'sayd'). Did you mean said?",
+            "trtpipe.job.problems:violatio",
+            "--from: must name something that trtpipe.job.problems defines (got 'violatio'). Did you mean violation?",
         ),
     ],
 )
@@ -126,7 +126,7 @@ def test_a_model_that_timm_has_not(timm, tmp_path, capsys):
 def test_timm_is_not_installed(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     assert main(["init", str(tmp_path / "x"), "--from", "timm:resnet50"]) == 3
-    expected = "--from: must have timm installed (got nothing). Run: pip install 'trtpipe[examples]'\n"
+    expected = "--from: timm is not installed. Run: pip install 'trtpipe[examples]'\n"
     assert capsys.readouterr().err == expected
 
 
@@ -157,7 +157,7 @@ def test_images_that_are_none(tmp_path, capsys):
     expected = f"--images: must be a folder of images (got '{tmp_path / 'nowhere'}').\n"
     assert capsys.readouterr().err == expected
     assert main(["init", str(tmp_path / "x"), "--images", str(tmp_path)]) == 2
-    assert "--images: must hold images (.jpg, " in capsys.readouterr().err
+    assert "--images: holds no image (.jpg, " in capsys.readouterr().err
 
 
 def test_json(tmp_path, capsys):

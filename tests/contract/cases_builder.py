@@ -305,7 +305,7 @@ def test_a_platform_is_where_the_engine_is_built(world):
 
 
 def test_int8_on_a_gpu_without_it_is_refused(world, monkeypatch):
-    nano = driver.Driver("10.2", (driver.Device(0, "NVIDIA Tegra X1", "5.3", 4 << 30),))
+    nano = driver.Driver("10.2", (driver.Gpu(0, "NVIDIA Tegra X1", "5.3", 4 << 30),))
     monkeypatch.setattr(driver, "probe", lambda: nano)
     with pytest.raises(
         errors.InputError, match=r"precision\.int8_mode: NVIDIA Tegra X1 \(compute capability 5\.3\) must"

@@ -158,9 +158,7 @@ def test_an_error_in_the_data_is_raised_after_the_build(world, source, placed, m
 
 def test_without_ranges_nothing_is_built(world):
     for nothing in (None, Calibration()):
-        with pytest.raises(
-            errors.InputError, match=r"implicit must have ranges \(got neither samples nor a calibration"
-        ):
+        with pytest.raises(errors.InputError, match=r"implicit has neither samples nor a calibration"):
             quantized(nothing)
     assert "build" not in world.names()
 

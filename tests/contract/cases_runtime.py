@@ -2,126 +2,26 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
+import threading
 
 import numpy as np
 import pytest
 import tensorrt as trt
 import tensorrt_libs as stub
+from runtime_world import PROFILES, HostMemory, World
 from world import GPU, PLAN, VERSION
 
 from trtpipe import errors
 from trtpipe.trt import driver
 from trtpipe.trt.driver import Driver
-from trtpipe.trt.memory import Buffer
 from trtpipe.trt.runtime import EngineRunner
 from trtpipe.values import DimRange
 
 #: 8.6 has both and deprecates the bindings: they are what a caller has to ask for.
 OLD = pytest.param("bindings", marks=pytest.mark.filterwarnings("ignore::DeprecationWarning"))
 BOTH = ["tensors", OLD] if VERSION < (10,) else ["tensors"]
-#: Two profiles: batches of 1, and of 2 to 8.
-PROFILES = (((1, 4), (1, 4), (1, 4)), ((2, 4), (4, 4), (8, 4)))
-
-
-class HostMemory:
-    """Stands for a GPU's memory with the host's, so that what is uploaded and downloaded can be seen."""
-
-    provider = "torch"
-    stream = 0x57AE
-
-    def __init__(self):
-        self.synchronized = 0
-        self.captured = 0
-        self.launched = 0
-        self.uploads = []
-
-    def allocate(self, size):
-        owner = ctypes.create_string_buffer(max(size, 1))
-        return Buffer(ctypes.addressof(owner), size, owner)
-
-    def upload(self, buffer, array):
-        self.uploads.append(array.copy())
-        ctypes.memmove(buffer.address, array.ctypes.data, array.nbytes)
-
-    def download(self, buffer, array):
-        ctypes.memmove(array.ctypes.data, buffer.address, array.nbytes)
-
-    def synchronize(self):
-        self.synchronized += 1
-
-    def capture(self, enqueue):
-        self.captured += 1
-        enqueue()
-
-        def launch():
-            self.launched += 1
-
-        return launch
-
-
-class World:
-    """An engine with input x float32 [-1, 4] and output y float16 [-1, 2]; `seen` is what its context was told."""
-
-    def __init__(self, api):
-        stub.reset()
-        self.seen, self.api = [], api
-        self.runtime = trt.Runtime(trt.Logger())
-        self.engine = self.runtime.deserialize_cuda_engine(b"x" * 64)
-        self.context = self.engine.create_execution_context()
-        engine, context = self.engine, self.context
-        stub.answer(lambda: engine.num_optimization_profiles, len(PROFILES))
-        if VERSION >= (10,):
-            stub.answer(lambda: engine.streamable_weights_size, 0)
-        (self.tensors if api == "tensors" else self.bindings)(engine, context)
-        self.note("deserialize", lambda: self.runtime.deserialize_cuda_engine(b"x" * 64), lambda a, b, c, s: ())
-        self.note("set_profile", lambda: context.set_optimization_profile_async(0, 1), lambda a, b, c, s: (a, b))
-        self.seen.clear()
-
-    def tensors(self, engine, context):
-        stub.answer(lambda: engine.num_io_tensors, 2)
-        stub.keyed(lambda: engine.get_tensor_name(0), "int")
-        stub.answer(lambda: engine.get_tensor_name(0), "x", key=0)
-        stub.answer(lambda: engine.get_tensor_name(1), "y", key=1)
-        for method in ("get_tensor_dtype", "get_tensor_mode", "get_tensor_shape"):
-            stub.keyed(lambda m=method: getattr(engine, m)("x"), "name")
-        for name, dtype, mode, shape in (("x", "FLOAT", "INPUT", (-1, 4)), ("y", "HALF", "OUTPUT", (-1, 2))):
-            stub.answer(lambda n=name: engine.get_tensor_dtype(n), getattr(trt.DataType, dtype), key=name)
-            stub.answer(lambda n=name: engine.get_tensor_mode(n), getattr(trt.TensorIOMode, mode), key=name)
-            stub.answer(lambda n=name: engine.get_tensor_shape(n), stub.dims(*shape), key=name)
-        self.note("set_shape", lambda: context.set_input_shape("x", (1, 4)), self.named_dims)
-        self.note("set_address", lambda: context.set_tensor_address("x", 1), lambda a, b, c, s: (stub.text(a), b))
-        self.note("execute", lambda: context.execute_async_v3(1), lambda a, b, c, s: (a,))
-        stub.answer(lambda: context.get_tensor_shape("y"), stub.dims(3, 2))
-
-    def bindings(self, engine, context):
-        stub.answer(lambda: engine.num_bindings, 4)
-        stub.keyed(lambda: engine.get_binding_name(0), "int")
-        for number, name in enumerate(("x", "y", "x [profile 1]", "y [profile 1]")):
-            stub.answer(lambda n=number: engine.get_binding_name(n), name, key=number)
-        for method in ("get_binding_dtype", "binding_is_input", "get_binding_shape"):
-            stub.keyed(lambda m=method: getattr(engine, m)(0), "int")
-        for number, dtype, is_input, shape in ((0, "FLOAT", 1, (-1, 4)), (1, "HALF", 0, (-1, 2))):
-            stub.answer(lambda n=number: engine.get_binding_dtype(n), getattr(trt.DataType, dtype), key=number)
-            stub.answer(lambda n=number: engine.binding_is_input(n), is_input, key=number)
-            stub.answer(lambda n=number: engine.get_binding_shape(n), stub.dims(*shape), key=number)
-        self.note("set_shape", lambda: context.set_binding_shape(0, (1, 4)), lambda a, b, c, s: (a, stub.read_dims(s)))
-        self.note("execute", lambda: context.execute_async_v2([1], 1), self.addresses)
-        stub.answer(lambda: context.get_binding_shape(1), stub.dims(3, 2))
-
-    def note(self, name, call, read):
-        stub.hook(call, lambda *raw: self.seen.append((name, read(*raw))))
-
-    @staticmethod
-    def named_dims(a, b, c, stack):
-        return stub.text(a), stub.read_dims(b)
-
-    @staticmethod
-    def addresses(a, b, c, stack):
-        return tuple((ctypes.c_void_p * 4).from_address(a)), b
-
-    def asked(self, name):
-        return [arguments for called, arguments in self.seen if called == name]
 
 
 @pytest.fixture
@@ -137,7 +37,7 @@ def opened(monkeypatch, request):
 
     def make(api="tensors", **options):
         world, memory = World(api), HostMemory()
-        runner = EngineRunner(PLAN, memory=memory, api=api, **options)
+        runner = EngineRunner(PLAN, memory=lambda: memory, api=api, **options)
         runner.__enter__()
         request.addfinalizer(lambda: runner.__exit__(None, None, None))
         world.seen.clear()
@@ -199,7 +99,7 @@ def test_a_cuda_graph_is_captured_once_a_shape(opened, api):
         runner.run({"x": np.zeros((3, 4), np.float32)})
     assert (memory.captured, memory.launched) == (1, 3)
     runner.run({"x": np.zeros((4, 4), np.float32)})
-    assert (memory.captured, memory.launched) == (2, 4)
+    assert (memory.captured, memory.launched, memory.destroyed) == (2, 4, 1)
 
 
 def test_bad_inputs_are_errors(opened):
@@ -217,22 +117,125 @@ def test_bad_inputs_are_errors(opened):
 def test_an_execution_that_fails_is_an_error(opened):
     world, _, runner = opened()
     stub.answer(lambda: world.context.execute_async_v3(1), 0)
-    with pytest.raises(errors.InputError, match=r"engine: execution must succeed \(got no error message\)"):
+    with pytest.raises(errors.InputError, match=r"engine: the execution failed \(no error message\)"):
         runner.run({"x": np.zeros((3, 4), np.float32)})
 
 
-def test_an_unknown_output_shape_is_an_error(opened):
+#: Slots of IOutputAllocator's methods: from 10 on it is a versioned interface, which has four of its own.
+REALLOCATE, NOTIFY = (4, 6) if VERSION >= (10,) else (1, 2)
+
+
+def decide(world, *shapes, size=None):
+    """Let the executions decide the shapes of y, as TensorRT does it: ask for memory, write ones, say the shape."""
+    context, name = world.context, ctypes.create_string_buffer(b"y")
+    stub.answer(lambda: context.get_tensor_shape("y"), stub.dims(-1, 2))
+    allocators, addresses, left = [], [], list(shapes)
+    probe = type("Probe", (trt.IOutputAllocator,), {"__init__": lambda self: trt.IOutputAllocator.__init__(self)})()
+    stub.hook(lambda: context.set_output_allocator("y", probe), lambda a, b, c, s: allocators.append(b))
+    allocators.clear()
+
+    def execute(*_):
+        if not allocators:
+            return  # the call that finds the method to hook
+        shape = left.pop(0)
+        wanted = 2 * int(np.prod(shape)) if size is None else size
+        address = stub.invoke(allocators[-1], REALLOCATE, ctypes.addressof(name), 0, wanted, 16, HostMemory.stream)
+        addresses.append(address)
+        if address:
+            ctypes.memmove(address, np.ones(shape, np.float16).tobytes(), 2 * int(np.prod(shape)))
+        dims = ctypes.create_string_buffer(stub.dims(*shape))
+        stub.invoke(allocators[-1], NOTIFY, ctypes.addressof(name), ctypes.addressof(dims))
+
+    stub.hook(lambda: context.execute_async_v3(1), execute)
+    return addresses
+
+
+def test_an_output_of_a_shape_that_the_execution_decides(opened):
     world, _, runner = opened()
-    stub.answer(lambda: world.context.get_tensor_shape("y"), stub.dims(-1, 2))
-    with pytest.raises(errors.InputError, match=r"outputs\.y: must have a shape that follows from the inputs"):
+    x = {"x": np.zeros((3, 4), np.float32)}
+    addresses = decide(world, (5, 2), (2, 2), (0, 2))
+    first = runner.run(x)["y"]
+    assert first.tolist() == [[1, 1]] * 5
+    assert first.dtype == np.float16
+    assert runner.run(x)["y"].shape == (2, 2)
+    assert runner.run(x)["y"].shape == (0, 2)
+    assert len(set(addresses)) == 1  # what was there is large enough
+    assert first.tolist() == [[1, 1]] * 5
+
+
+def test_without_memory_for_such_an_output_the_reason_is_raised(opened, monkeypatch):
+    world, memory, runner = opened()
+    decide(world, (5, 2), size=1 << 40)
+
+    def allocate(size):
+        if size > 1 << 30:
+            raise errors.MissingError("cudaMalloc: cudaErrorMemoryAllocation")
+        return HostMemory.allocate(memory, size)
+
+    monkeypatch.setattr(memory, "allocate", allocate)
+    with pytest.raises(errors.MissingError, match="cudaMalloc: cudaErrorMemoryAllocation"):
         runner.run({"x": np.zeros((3, 4), np.float32)})
+
+
+def test_a_cuda_graph_is_not_captured_where_the_execution_decides(opened):
+    world, memory, runner = opened(cuda_graph=True)
+    decide(world, (5, 2))
+    assert runner.run({"x": np.zeros((3, 4), np.float32)})["y"].shape == (5, 2)
+    assert memory.captured == 0
+
+
+@pytest.mark.skipif(VERSION >= (10,), reason="10 and later have no bindings API")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_bindings_api_has_no_such_outputs(opened):
+    world, _, runner = opened("bindings")
+    stub.answer(lambda: world.context.get_binding_shape(1), stub.dims(-1, 2))
+    with pytest.raises(errors.InputError, match=r"outputs\.y: must have a shape that follows from the inputs'"):
+        runner.run({"x": np.zeros((3, 4), np.float32)})
+
+
+def test_threads_run_in_contexts_of_their_own(opened):
+    world, memory, runner = opened()
+    made, running, most, lock = [], [0], [0], threading.Lock()
+    stub.hook(lambda: world.engine.create_execution_context(), lambda *_: made.append(1))
+    made.clear()
+    both = threading.Barrier(2 if VERSION >= (10,) else 1)
+
+    def download(buffer, array):
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        both.wait(timeout=60)
+        HostMemory.download(memory, buffer, array)
+        with lock:
+            running[0] -= 1
+
+    memory.download = download
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(lambda _: runner.run({"x": np.zeros((3, 4), np.float32)}), range(8)))
+    assert all(r["y"].shape == (3, 2) for r in results)
+    if VERSION >= (10,):
+        assert len(made) == 1  # and the one that was made at first
+    else:  # a profile belongs to one context there
+        assert (made, most) == ([], [1])
+
+
+def test_a_context_that_failed_is_not_used_again(opened):
+    world, memory, runner = opened()
+    x = {"x": np.zeros((3, 4), np.float32)}
+    runner.run(x)
+    stub.answer(lambda: world.context.execute_async_v3(1), 0)
+    with pytest.raises(errors.InputError, match="engine: the execution failed"):
+        runner.run(x)
+    assert memory.closed == 1
+    stub.answer(lambda: world.context.execute_async_v3(1), 1)
+    assert runner.run(x)["y"].shape == (3, 2)
 
 
 def test_a_plan_of_another_release_is_refused_before_it_is_loaded(opened):
     other = PLAN[:24] + bytes((10, 99, 1, 0)) + PLAN[28:]
     before = stub.count()
     with pytest.raises(errors.InputError, match=rf"engine: tensorrt must be 10\.99\.1\.0, .* \(got {stub.VERSION}\)"):
-        EngineRunner(other, memory=HostMemory()).__enter__()
+        EngineRunner(other, memory=HostMemory).__enter__()
     assert stub.count() == before
 
 
@@ -242,7 +245,7 @@ def test_a_version_compatible_plan_may_run_its_own_code(opened):
     stub.hook(lambda: setattr(world.runtime, "engine_host_code_allowed", True), lambda a, b, c, s: asked.append(a & 1))
     asked.clear()
     other = PLAN[:24] + bytes((VERSION[0], 99, 1, 0)) + PLAN[28:]
-    with EngineRunner(other, memory=HostMemory(), version_compatible=True) as runner:
+    with EngineRunner(other, memory=HostMemory, version_compatible=True) as runner:
         assert runner.name.startswith("TensorRT")
     assert asked == [1]
 
@@ -250,8 +253,8 @@ def test_a_version_compatible_plan_may_run_its_own_code(opened):
 def test_a_plan_that_cannot_be_loaded_says_why(opened):
     world, _, _ = opened()
     stub.answer(lambda: world.runtime.deserialize_cuda_engine(b"x" * 64), 0)
-    with pytest.raises(errors.InputError, match=r"must load the plan on NVIDIA L4 \(got no error message\)"):
-        EngineRunner(PLAN, memory=HostMemory()).__enter__()
+    with pytest.raises(errors.InputError, match=r"cannot load the plan on NVIDIA L4 \(no error message\)"):
+        EngineRunner(PLAN, memory=HostMemory).__enter__()
 
 
 def test_no_gpu_is_an_error_before_anything_is_asked(monkeypatch):
@@ -284,18 +287,18 @@ def test_a_stripped_plan_is_given_its_weights_before_its_context(opened):
     world.note("refit", lambda: refitter.refit_cuda_engine(), lambda a, b, c, s: ())
     world.note("context", lambda: world.engine.create_execution_context(), lambda a, b, c, s: ())
     world.seen.clear()
-    with EngineRunner(PLAN, memory=HostMemory(), refit=b"onnx file"):
+    with EngineRunner(PLAN, memory=HostMemory, refit=b"onnx file"):
         pass
     assert world.asked("weights") == [(b"onnx file",)]
     order = [name for name, _ in world.seen if name in ("deserialize", "weights", "refit", "context")]
     assert order == ["deserialize", "weights", "refit", "context"]
     stub.answer(lambda: refitter.refit_cuda_engine(), 0)
     with pytest.raises(errors.InputError, match=r"engine: the weights must be those of the graph it was built from"):
-        EngineRunner(PLAN, memory=HostMemory(), refit=b"onnx file").__enter__()
+        EngineRunner(PLAN, memory=HostMemory, refit=b"onnx file").__enter__()
 
 
 def test_a_closed_runner_says_so(opened):
     _, _, runner = opened()
     runner.__exit__(None, None, None)
-    with pytest.raises(errors.InputError, match="engine: must be open to be run"):
+    with pytest.raises(errors.InputError, match="engine: the runner is not open"):
         runner.run({})

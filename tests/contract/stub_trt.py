@@ -115,8 +115,9 @@ extern "C" void stub_reset() {
 extern "C" void stub_unset(Word id, Word slot) { (*fakes()[id]->answers)[{static_cast<int>(slot), ""}].fixed = false; }
 extern "C" void stub_hooked(Word id, Word slot, Word on) { fakes()[id]->hooked[slot] = on; }
 extern "C" void stub_hook(void (*call)(Word, Word, Word, Word, Word, const Stack*)) { hook = call; }
-extern "C" Word stub_invoke(void* object, Word slot, Word a, Word b, Word c) {
-    return reinterpret_cast<Word (*)(void*, Word, Word, Word)>((*static_cast<void***>(object))[slot])(object, a, b, c);
+extern "C" Word stub_invoke(void* object, Word slot, Word a, Word b, Word c, Word d, Word e) {
+    using Method = Word (*)(void*, Word, Word, Word, Word, Word);
+    return reinterpret_cast<Method>((*static_cast<void***>(object))[slot])(object, a, b, c, d, e);
 }
 #define ENTRY(number, name) extern "C" Word name(Word a, Word b, Word c) { return once(number, a, b, c); }
 """
@@ -198,9 +199,10 @@ def hook(call, function):
     _hooks[place] = function
     _lib.stub_hooked(*map(_word, place), _word(1))
 
-def invoke(pointer, slot, a=0, b=0, c=0):
+def invoke(pointer, slot, *arguments):
     """Call a virtual method of a native object by its slot, as TensorRT would; the result as an integer."""
-    return _lib.stub_invoke(ctypes.c_void_p(pointer), _word(slot), _word(a), _word(b), _word(c))
+    words = [_word(a) for a in (*arguments, *[0] * (5 - len(arguments)))]
+    return _lib.stub_invoke(ctypes.c_void_p(pointer), _word(slot), *words)
 
 def dims(*sizes):
     """The bytes of a Dims: 32-bit sizes to TensorRT 9, 64-bit from 10 on."""

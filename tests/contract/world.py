@@ -13,12 +13,12 @@ import tensorrt as trt
 import tensorrt_libs as stub
 
 from trtpipe.job.sections import Build
-from trtpipe.trt.driver import Device, Driver
+from trtpipe.trt.driver import Driver, Gpu
 from trtpipe.values import DimRange, OnnxModel, TensorSpec
 
 VERSION = tuple(int(p) for p in stub.VERSION.split("."))
 PLAN = b"ftrt" + bytes(20) + bytes((*VERSION, 0)[:4]) + bytes(36)
-GPU = Driver("12.6", (Device(0, "NVIDIA L4", "8.9", 24 << 30),))
+GPU = Driver("12.6", (Gpu(0, "NVIDIA L4", "8.9", 24 << 30),))
 BATCH = DimRange(1, 4, 8)
 MODEL = OnnxModel(
     b"onnx",

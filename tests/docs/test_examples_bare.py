@@ -84,16 +84,15 @@ def test_what_is_missing_is_said_and_how_to_judge_the_job_alone(tmp_path: Path) 
     data = f"It is {tmp_path.resolve()}/data/digits"
     beside = "from the folder of the job file."
     assert problems == [
-        "model: must have torch, onnx, onnxscript and onnxruntime installed (got nothing). "
-        "Run: pip install 'trtpipe[build]'",
+        "model: torch, onnx, onnxscript and onnxruntime are not installed. Run: pip install 'trtpipe[build]'",
         "model.weights: must be a file that exists (got '../data/digits/resnet.safetensors': nothing there). "
         f"{data}/resnet.safetensors, {beside}",
-        "precision.int8_mode: must have torchao installed (got nothing). Run: pip install 'trtpipe[build]'",
+        "precision.int8_mode: torchao is not installed. Run: pip install 'trtpipe[build]'",
         "calibration.images: must be a folder that exists (got '../data/digits/calib': nothing there). "
         f"{data}/calib, {beside}",
-        "build.target: must have tensorrt_rtx installed (got nothing). Run: pip install 'trtpipe[rtx]'",
+        "build.target: tensorrt_rtx is not installed. Run: pip install 'trtpipe[rtx]'",
         f"check.images: must be a folder that exists (got '../data/digits/val': nothing there). {data}/val, {beside}",
-        "check.images: must have torchvision installed (got nothing). Run: pip install 'trtpipe[build]'",
+        "check.images: torchvision is not installed. Run: pip install 'trtpipe[build]'",
         "configs/quickstart.yaml: the job is right but for data, modules and packages that are not here (--job-only leaves "
         "those out).",
     ]
@@ -107,7 +106,7 @@ def test_a_factory_of_a_package_that_an_extra_brings(tmp_path: Path) -> None:
     ):
         done = validated([sys.executable, "-c", BARE], tmp_path, f"configs/{name}.yaml")
         assert done.returncode == 3  # nothing is wrong with the job
-        step = f"model.factory: must have {package} installed (got nothing). Run: pip install 'trtpipe[{extra}]'\n"
+        step = f"model.factory: {package} is not installed. Run: pip install 'trtpipe[{extra}]'\n"
         assert step in done.stderr
 
 

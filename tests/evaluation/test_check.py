@@ -4,65 +4,33 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from checking import HOW, INPUT, Echo, N, X, damaged, data, run, value
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtpipe.batching import Batching, joined
+from trtpipe.batching import Batching
 from trtpipe.errors import InputError
-from trtpipe.evaluation.check import CheckData, Damaged, Executor, check_engine, doubtful, measure, near_chance, run_all
+from trtpipe.evaluation.check import (
+    CheckData,
+    Damaged,
+    Executor,
+    check_engine,
+    doubtful,
+    measure,
+    near_chance,
+    unjudgeable,
+)
 from trtpipe.evaluation.intervals import binomial_interval, paired_interval
 from trtpipe.job.sections import Limits
 from trtpipe.progress import Silent
-from trtpipe.values import CheckReport, Control, DimRange, Executed, Metric, TensorSpec
-
-X = np.random.default_rng(0).standard_normal((10, 4)).astype(np.float32)
-N = {"N": DimRange(2, 2, 4)}
-INPUT = (TensorSpec("x", "float32", ("N", 4), N),)
-HOW = Batching(INPUT, (TensorSpec("y", "float32", ("N", 4), N),), 5)
-
-
-class Echo:
-    """Answers with its input, changed by `how`; remembers the batch sizes it saw."""
-
-    name = "echo"
-
-    def __init__(self, how: Any = lambda x: x) -> None:
-        self.how = how
-        self.sizes: list[int] = []
-
-    def run(self, inputs: Mapping[str, Any], /) -> dict[str, Any]:
-        self.sizes.append(len(inputs["x"]))
-        return {"y": self.how(inputs["x"])}
-
-
-def data(reference: Any = X, labels: Any = None, batch: int = 5) -> CheckData:
-    def batches() -> Iterable[dict[str, Any]]:
-        return ({"x": X[k : k + batch]} for k in range(0, len(X), batch))
-
-    return CheckData(batches, {"y": reference}, labels, len(X), HOW)
-
-
-def damaged(runner: Echo, tensor: str = "x/QuantizeLinear") -> Damaged:
-    return Damaged(lambda: nullcontext(Executor(runner, "graph")), tensor, "scale x 127")
-
-
-ZERO = damaged(Echo(np.zeros_like))
-
-
-def run(runner: Echo, limits: Limits | None = None, **more: Any) -> CheckReport:
-    options: dict[str, Any] = {"damaged": ZERO, "progress": Silent()} | more
-    return check_engine(runner, "graph", options.pop("data", data()), limits or Limits(cosine_min=0.99), **options)
-
-
-def value(report: CheckReport, name: str) -> float:
-    return next(m.value for m in report.metrics if m.name == name)
+from trtpipe.values import CheckReport, Control, Executed, Metric, TensorSpec
 
 
 def test_equal_outputs_pass() -> None:
@@ -139,10 +107,38 @@ def test_require_engine_fails_where_only_the_graph_ran() -> None:
     assert report.problems == ("check.require is engine, and no GPU executed it here",)
 
 
+@pytest.mark.parametrize(
+    ("shape", "labels", "limit", "lacks"),
+    [
+        ((10, 4), None, "accuracy_drop_max", "labels"),
+        ((10, 4), np.full(10, -1), "accuracy_drop_max", "labels"),
+        ((10, 4), np.zeros(10, int), "accuracy_drop_max", None),
+        ((10, 4), None, "top1_agreement_min", None),
+        ((10, 1), np.zeros(10, int), "accuracy_drop_max", "an output of one score a class"),
+        ((10, 1), np.zeros(10, int), "top1_agreement_min", "an output of one score a class"),
+        ((10, 4, 2), np.zeros(10, int), "accuracy_drop_max", "an output of one score a class"),
+        ((10, 1), None, "cosine_min", None),
+    ],
+)
+def test_a_limit_that_nothing_can_meet_or_miss_is_known_from_the_baseline(
+    shape: tuple[int, ...], labels: Any, limit: str, lacks: str | None
+) -> None:
+    limits = Limits.model_validate({limit: 0.5})
+    reference = {"y": np.ones(shape, np.float32)}
+    found = unjudgeable(limits, reference, labels, ())
+    assert list(found) == ([] if lacks is None else [limit])
+    if lacks is not None:
+        assert found[limit].startswith(f"check.limits.{limit} cannot be judged: it needs {lacks}")
+        assert measure(reference, reference, labels, limits)[1] == [found[limit]]
+
+
 def test_accuracy_needs_labels() -> None:
     report = run(Echo(), Limits(accuracy_drop_max=0.01))
     assert not report.passed
-    assert report.problems[0] == "check.limits.accuracy_drop_max could not be judged: it needs labels"
+    assert report.problems[0] == (
+        "check.limits.accuracy_drop_max cannot be judged: it needs labels: folders named like the classes, or `labels` "
+        "beside the arrays"
+    )
 
 
 def wrong_on(count: int, samples: int) -> tuple[Any, Any, Any]:
@@ -262,96 +258,6 @@ def test_the_control_runs_as_the_check_does_or_the_report_says_so() -> None:
     )
 
 
-#: Networks' outputs by name: (shape of the binding, batch axis, what it computes of [B, 4]).
-LAYOUTS: dict[str, tuple[tuple[int | str, ...], int | None, Any]] = {
-    "rows": (("N", 4), 0, lambda x: x),
-    "one number a sample": (("N",), 0, lambda x: x.sum(1)),
-    "planes": (("N", 2, 2), 0, lambda x: x.reshape(-1, 2, 2)),
-    "batch last": ((4, "N"), 1, lambda x: x.T),
-    "batch in the middle": ((2, "N", 2), 1, lambda x: x.reshape(-1, 2, 2).transpose(1, 0, 2)),
-    "scalar": ((), None, lambda x: x.mean()),
-    "statistic": ((4,), None, lambda x: x.mean(0)),
-    "pairs": (("N", "N"), None, lambda x: x @ x.T),
-    "two lists": (("2*N", 4), None, lambda x: np.concatenate([x, -x])),
-    "flat": (("4*N",), None, lambda x: x.reshape(-1)),
-}
-
-
-@given(
-    layout=st.sampled_from(sorted(LAYOUTS)),
-    samples=st.integers(1, 23),
-    low=st.integers(1, 4),
-    more=st.integers(0, 4),
-    size=st.integers(1, 9),
-    seed=st.integers(0, 2**31),
-    bad=st.sampled_from([np.nan, np.inf, -np.inf, 1e6]),
-)
-def test_every_element_of_every_output_is_compared(
-    layout: str, samples: int, low: int, more: int, size: int, seed: int, bad: float
-) -> None:
-    """Whatever the output's shape, the batches and their padding are: one wrong element of one batch fails."""
-    shape, axis, function = LAYOUTS[layout]
-    random = np.random.default_rng(seed)
-    x = random.standard_normal((samples, 4)).astype(np.float32)
-    dims = {"N": DimRange(low, low, low + more)}
-    every = {**dims, "2*N": DimRange(1, 2, 99), "4*N": DimRange(1, 2, 99)}
-    output = TensorSpec("y", "float32", shape, {d: every[d] for d in shape if isinstance(d, str)}, axis)
-    how = Batching((TensorSpec("x", "float32", ("N", 4), dims),), (output,), size)
-    size = max(low, min(size, low + more))
-    how = Batching(how.inputs, how.outputs, size)
-
-    def batches() -> Iterator[dict[str, Any]]:
-        return ({"x": x[k : k + size]} for k in range(0, samples, size))
-
-    class Network(Echo):
-        """Its output, with one element of one batch replaced: never one that belongs to padding alone."""
-
-        def __init__(self, wrong: int | None) -> None:
-            super().__init__()
-            self.wrong, self.seen = wrong, 0
-
-        def run(self, inputs: Mapping[str, Any], /) -> dict[str, Any]:
-            self.sizes.append(len(inputs["x"]))
-            assert low <= len(inputs["x"]) <= low + more
-            value = np.array(function(inputs["x"]), np.float32)
-            count = min(len(inputs["x"]), samples - self.seen)
-            real = np.moveaxis(value, axis, 0)[:count] if axis is not None else value
-            if self.wrong is not None and len(self.sizes) - 1 == self.wrong:
-                at = tuple(int(random.integers(0, n)) for n in real.shape)
-                real[at] = bad
-            self.seen += count
-            return {"y": value}
-
-    baseline = joined(how.rows(Network(None).run(p), c) for b in batches() for p, c in how.pieces(b))
-    checked = CheckData(batches, baseline, None, samples, how)
-    control = Control("w", "weight set to zero", True, 3)
-    limits, options = Limits(max_abs_max=1e-3), {"damaged": None, "control": control, "progress": Silent()}
-    right = Network(None)
-    assert measure(baseline, run_all(right, checked, None)[0], None, limits, how.whole)[1] == []
-    wrong = Network(int(random.integers(0, len(right.sizes))))
-    assert not check_engine(wrong, "graph", checked, limits, **options).passed  # type: ignore[arg-type]
-    few = checked.first(3)
-    assert sum(len(b["x"]) for b in few.batches()) == few.samples
-    assert run_all(Network(None), few, None)[0]["y"].shape == few.reference["y"].shape
-
-
-def test_a_shape_that_depends_on_the_data_is_refused() -> None:
-    parts = [{"y": np.zeros((1, 3, 6))}, {"y": np.zeros((1, 5, 6))}]
-    with pytest.raises(InputError) as caught:
-        joined(parts)
-    assert str(caught.value) == (
-        "outputs.y: must have one shape for all samples (got [3, 6] and [5, 6]). A shape that depends on the data "
-        "cannot be compiled: return a fixed number of rows and a mask."
-    )
-
-
-def test_an_output_without_elements_proves_nothing() -> None:
-    empty = np.zeros((10, 0), np.float32)
-    assert measure({"y": empty}, {"y": empty}, None, Limits(cosine_min=0.9))[1][0] == (
-        "output y has no elements (shape (10, 0))"
-    )
-
-
 def test_one_number_a_sample_has_no_direction_of_its_own() -> None:
     """The cosine of two positive numbers is always 1: they are one vector over the samples."""
     a, b = np.array([[1.0], [2.0], [3.0]]), np.array([[3.0], [2.0], [1.0]])
@@ -397,5 +303,5 @@ def test_with_the_comparison_taken_out_no_check_passes(monkeypatch: pytest.Monke
 def test_an_earlier_control_is_taken_where_no_copy_can_run() -> None:
     earlier = Control("t", "scale x 127", True, 3)
     assert run(Echo(), damaged=None, control=earlier).control == earlier
-    with pytest.raises(InputError, match="check: must have a control"):
+    with pytest.raises(InputError, match="check: there is no negative control"):
         run(Echo(), damaged=None)

@@ -7,34 +7,34 @@ import pytest
 import torch
 
 from trtpipe.evaluation.gpu_modes import _channels_last, gpu_modes
-from trtpipe.evaluation.torch_modes import InHalf, Stand, ready, tf32_allowed
+from trtpipe.evaluation.torch_modes import InHalf, ModeSetup, ready, tf32_allowed
 from trtpipe.model.bindings import bind
 from trtpipe.values import DimRange, LoadedModel, TensorSpec
 
 
 @pytest.fixture(scope="module")
-def stand():
+def setup():
     dims = {"N": DimRange(1, 2, 4)}
     x, y = TensorSpec("x", "float32", ("N", 3, 8, 8), dims), TensorSpec("y", "float32", ("N", 4, 8, 8), dims)
     torch.manual_seed(0)
     bound = bind(torch.nn.Conv2d(3, 4, 3, padding=1).eval(), (x,), {}, ("y",))
     batch = {"x": np.random.default_rng(0).standard_normal((2, 3, 8, 8)).astype(np.float32)}
-    return Stand(LoadedModel(bound, (x,), (y,), "0" * 64, "test"), batch, "cpu", lambda: iter([batch]))
+    return ModeSetup(LoadedModel(bound, (x,), (y,), "0" * 64, "test"), batch, "cpu", lambda: iter([batch]))
 
 
-def test_without_a_gpu_each_says_that_it_needs_one(stand):
-    assert {m.name: (m.device, m.cannot) for m in gpu_modes(stand)} == dict.fromkeys(
+def test_without_a_gpu_each_says_that_it_needs_one(setup):
+    assert {m.name: (m.device, m.cannot) for m in gpu_modes(setup)} == dict.fromkeys(
         ("eager TF32", "eager FP16, channels last", "eager FP16, CUDA graph", "torch.compile FP16",
          "torch.compile FP16, CUDA graphs"), ("cuda", "it needs a GPU that PyTorch can use"),
     )  # fmt: skip
 
 
-def test_channels_last_stores_weights_so_and_answers_the_same(stand):
-    plain, changed = (InHalf(stand.loaded.module, torch.float32) for _ in range(2))
+def test_channels_last_stores_weights_so_and_answers_the_same(setup):
+    plain, changed = (InHalf(setup.loaded.module, torch.float32) for _ in range(2))
     call = _channels_last(changed)
     assert changed.network.weight.is_contiguous(memory_format=torch.channels_last)
     assert not plain.network.weight.is_contiguous(memory_format=torch.channels_last)
-    x = torch.from_numpy(stand.batch["x"])
+    x = torch.from_numpy(setup.batch["x"])
     torch.testing.assert_close(call(x), plain(x))
 
 
@@ -56,8 +56,8 @@ def test_tf32_is_as_it_was_afterwards():
         assert state() == before
 
 
-def test_a_mode_keeps_its_notes(stand):
-    made = ready(stand, lambda: stand.loaded.module, notes=("so",))
+def test_a_mode_keeps_its_notes(setup):
+    made = ready(setup, lambda: setup.loaded.module, notes=("so",))
     assert made.notes == ("so",)
     assert made.ms is None
-    assert made.answer(stand.batch)["y"].shape == (2, 4, 8, 8)
+    assert made.infer(setup.batch)["y"].shape == (2, 4, 8, 8)

@@ -10,7 +10,7 @@ from torch import nn
 
 from trtpipe.batching import Batching
 from trtpipe.evaluation.bench import Data, measure_modes
-from trtpipe.evaluation.torch_modes import InHalf, Stand, torch_modes
+from trtpipe.evaluation.torch_modes import InHalf, ModeSetup, torch_modes
 from trtpipe.model.bindings import bind
 from trtpipe.progress import Silent
 from trtpipe.values import DimRange, LoadedModel, TensorSpec
@@ -33,40 +33,40 @@ class Small(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def stand():
+def setup():
     x, y = TensorSpec("x", "float32", ("N", 3, 8, 8), N), TensorSpec("y", "float32", ("N", 5), N)
     bound = bind(Small().eval().requires_grad_(False), (x,), {}, ("y",))
     loaded = LoadedModel(bound, (x,), (y,), "0" * 64, "test")
     images = np.random.default_rng(0).standard_normal((8, 3, 8, 8)).astype(np.float32)
-    return Stand(loaded, {"x": images[:4]}, "cpu", lambda: iter([{"x": images[:4]}, {"x": images[4:]}]))
+    return ModeSetup(loaded, {"x": images[:4]}, "cpu", lambda: iter([{"x": images[:4]}, {"x": images[4:]}]))
 
 
 @pytest.fixture(scope="module")
-def reference(stand):
+def reference(setup):
     with torch.inference_mode():
-        parts = [stand.loaded.module(torch.from_numpy(b["x"]))[0].numpy() for b in stand.calibration()]
+        parts = [setup.loaded.module(torch.from_numpy(b["x"]))[0].numpy() for b in setup.calibration()]
     return np.concatenate(parts)
 
 
-def script(stand):
+def script(setup):
     with torch.inference_mode(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.jit.trace(stand.loaded.module, torch.from_numpy(stand.batch["x"]), check_trace=False)
+        return torch.jit.trace(setup.loaded.module, torch.from_numpy(setup.batch["x"]), check_trace=False)
 
 
-def measured(stand, reference, wanted):
-    modes = [m for m in torch_modes(stand, script(stand)) if wanted(m.name)]
-    how = Batching(stand.loaded.inputs, stand.loaded.outputs, 4)
-    data = Data(lambda: ({"x": b["x"]} for b in stand.calibration()), {"y": reference}, np.arange(8) % 5, how)
+def measured(setup, reference, wanted):
+    modes = [m for m in torch_modes(setup, script(setup)) if wanted(m.name)]
+    how = Batching(setup.loaded.inputs, setup.loaded.outputs, 4)
+    data = Data(lambda: ({"x": b["x"]} for b in setup.calibration()), {"y": reference}, np.arange(8) % 5, how)
     rows, rounds = measure_modes(modes, data, batch=4, rounds=2, seconds=0.0, progress=Silent())
     assert rounds == 2
     return {r.name: r for r in rows}
 
 
-def test_eager_autocast_and_torchscript(stand, reference):
-    rows = measured(stand, reference, lambda n: n.split()[0] in ("eager", "autocast", "TorchScript"))
+def test_eager_autocast_and_torchscript(setup, reference):
+    rows = measured(setup, reference, lambda n: n.split()[0] in ("eager", "autocast", "TorchScript"))
     assert [r.skipped for r in rows.values()] == [""] * 8
-    weights = sum(p.numel() for p in stand.loaded.module.parameters())
+    weights = sum(p.numel() for p in setup.loaded.module.parameters())
     for name, row in rows.items():
         assert row.median_ms > 0
         floor = {"FP32": 110, "FP16": 50, "BF16": 30}[name.split()[1]]
@@ -76,23 +76,23 @@ def test_eager_autocast_and_torchscript(stand, reference):
         assert row.size_bytes == weights * (2 if half else 4)
 
 
-def test_the_half_wrapper_answers_float32_and_leaves_the_network_alone(stand):
-    half = InHalf(stand.loaded.module, torch.float16)
-    (answer,) = half(torch.from_numpy(stand.batch["x"]))
+def test_the_half_wrapper_answers_float32_and_leaves_the_network_alone(setup):
+    half = InHalf(setup.loaded.module, torch.float16)
+    (answer,) = half(torch.from_numpy(setup.batch["x"]))
     assert answer.dtype == torch.float32
-    assert stand.loaded.module.network.conv.weight.dtype == torch.float32
+    assert setup.loaded.module.network.conv.weight.dtype == torch.float32
 
 
-def test_without_a_compiler_the_row_says_so(stand, monkeypatch):
+def test_without_a_compiler_the_row_says_so(setup, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
-    cannot = {m.name: m.cannot for m in torch_modes(stand, None)}
+    cannot = {m.name: m.cannot for m in torch_modes(setup, None)}
     assert cannot["torch.compile FP32"] == "Inductor needs a C++ compiler; none of g++ and clang++ is on PATH"
     assert cannot["eager FP32"] == ""
 
 
 @pytest.mark.acceptance
-def test_compiled_and_int8(stand, reference):
-    rows = measured(stand, reference, lambda n: "compile" in n or "INT8" in n)
+def test_compiled_and_int8(setup, reference):
+    rows = measured(setup, reference, lambda n: "compile" in n or "INT8" in n)
     assert [r.skipped for r in rows.values()] == [""] * 3
     int8 = next(r for n, r in rows.items() if "INT8" in n)
     assert 15 < int8.sqnr_db < 60

@@ -33,7 +33,7 @@ class Line:
     """The parts that every precision shares."""
 
     job: Any
-    front: Any
+    prepared: Any
     table: Any
     stages: Any
 
@@ -65,8 +65,8 @@ def line(target, gpu, tmp_path_factory):
     }
     (folder / "job.yaml").write_text(json.dumps(content))
     job, stages = load_job(folder / "job.yaml"), Stages(Silent())
-    front = prepare(job, stages)
-    return Line(job, front, calibrate(job, front, stages), stages)
+    prepared = prepare(job, stages)
+    return Line(job, prepared, calibrate(job, prepared, stages), stages)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -79,8 +79,8 @@ def test_the_engine_answers_as_its_graph(line, target, gpu, precision, results, 
     asked, most = PRECISIONS[precision]
     job = line.job.model_copy(update={"precision": Precision(**asked)})
     table = line.table if asked.get("int8_mode") else None
-    engine = compile_engine(job, line.front.loaded, quantize(job, line.front, table, line.stages), line.stages)
-    batches = [b.arrays for b in line.front.check_source.batches(16)]
+    engine = compile_engine(job, line.prepared.loaded, quantize(job, line.prepared, table, line.stages), line.stages)
+    batches = [b.arrays for b in line.prepared.check_source.batches(16)]
     try:
         with EngineRunner(engine.data) as runner:
             got = np.concatenate([runner.run(b)["logits"] for b in batches])
@@ -88,7 +88,7 @@ def test_the_engine_answers_as_its_graph(line, target, gpu, precision, results, 
         pytest.skip(f"{gpu.name}: {error}")
     with OrtRunner(engine.graph.data, as_written=True) as graph:
         wanted = np.concatenate([graph.run(b)["logits"] for b in batches])
-    baseline = line.front.baseline.outputs["logits"]
+    baseline = line.prepared.baseline.outputs["logits"]
     figures = {
         "samples": len(got),
         "relative_l2": metrics.relative_l2(wanted, got),

@@ -1,7 +1,11 @@
+from pathlib import Path
+
 import pytest
 from jobs import GOOD
 
+from trtpipe.bundle.signing import load_public_keys
 from trtpipe.cli.main import main
+from trtpipe.errors import InputError
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, JobFile, load_job
 from trtpipe.job.sections import Build
@@ -126,7 +130,13 @@ BROKEN = [
     ([("torch.nn:Identity", "trtpipe.job.problems:did_you_meen")],
      ["job.yaml:3: model.factory: must name something that trtpipe.job.problems defines (got 'did_you_meen'). "
       "Did you mean did_you_mean?"]),
+    ([("name: digits", f"name: {'x' * 129}")], ["job.yaml:1: name: must have at most 128 letters (got 129)."]),
     # inputs
+    ([("max: 32", "max: 2147483648")],
+     ["job.yaml:7: inputs.image.N.max: must be at most 2147483647 (got 2147483648)."]),
+    ([("[N, 1, 32, 32]", "[N, 1, 32, 99999999999999999999]")],
+     ["job.yaml:7: inputs.image.shape[3]: must be a positive integer or the name of a dynamic dimension "
+      "(got 99999999999999999999)."]),
     ([("opt: 8", "opt: 64")], ["job.yaml:7: inputs.image.N: must have min <= opt <= max (got 1, 64, 32)."]),
     ([(", N: {min: 1, opt: 8, max: 32}", "")],
      ["job.yaml:7: inputs.image.shape: must have a range for N (got none). Add N: {min: 1, opt: 8, max: 32}."]),
@@ -201,6 +211,15 @@ BROKEN = [
      ["job.yaml:19: build.target: must be tensorrt for route torch2trt (got tensorrt_rtx)."]),
     ([("  compute_capability: [8.6, 12.0]", "  route: torch_tensorrt\n  target: onnxruntime")],
      ["job.yaml:19: build.target: must be tensorrt or tensorrt_rtx for route torch_tensorrt (got onnxruntime)."]),
+    ([("build:\n  compute_capability: [8.6, 12.0]", "build:\n  target: onnxruntime"),
+      ("images: val", "images: val\n  require: engine")],
+     ["job.yaml:21: check.require: must be graph for target onnxruntime (got engine). "
+      "No GPU executes an ONNX file: remove check.require."]),
+    ([("build:\n", "build:\n  tensor_formats: {imag: [hwc], logits: [linear]}\n")],
+     ["job.yaml:18: build.tensor_formats.imag: must be image, logits (got imag)."]),
+    ([(TRANSFORM, "{grayscale: true, interpolation: nearest}")],
+     ["job.yaml:15: calibration.transform.interpolation: must be given only with resize (got no resize). "
+      "It steers resize alone."]),
     ([("build:\n", "build:\n  target: onnxruntime\n")],
      ["job.yaml:19: build.compute_capability: must be left out for target onnxruntime (got a value). It steers TensorRT."]),
 ]  # fmt: skip
@@ -379,3 +398,16 @@ def test_job_only_ignores_what_this_machine_lacks(tmp_path, capsys):
     assert main(["validate", "--job-only", str(path)]) == 0
     job = JobFile(path, paths_exist=False).read()
     assert job is not None
+
+
+def test_a_file_without_an_end_is_not_read_to_it(capsys):
+    for path in ("/dev/zero", "/dev/urandom"):
+        assert main(["validate", path]) == 2
+        assert f"{path}: must be a job file of at most 1048576 bytes (got more than 1048576 bytes)." in (
+            capsys.readouterr().err
+        )
+
+
+def test_nor_is_a_key():
+    with pytest.raises(InputError, match=r"^/dev/zero: must be a readable key file \(got: more than 1048576 bytes\)\."):
+        load_public_keys(Path("/dev/zero"))

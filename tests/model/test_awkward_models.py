@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import trtpipe
 from trtpipe.cli.main import main
+from trtpipe.errors import InputError
 from trtpipe.job.load import load_job
+from trtpipe.model.load import load_model
 from trtpipe.pipeline.deep import deep_problems
 
 HEAD = """
@@ -85,10 +88,16 @@ MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...] | None]] = {
     "return y[: int(x.abs().sum()) + 1]": (ONE, ("capture: ",)),
     "return y.reshape(2, 4)": (ONE, ("model: it fails on zeros of the declared inputs (x float32 [3, 4]) at ", "reshape(2, 4)")),
     "return y[y[:, 0] > 0]": (ONE, ("outputs.y: its shape depends on the data", "topk(k)")),
-    "return y.squeeze(0) if len(y) == 1 else y.unsqueeze(0)[0]": (ONE, ("capture: the model fixes a dimension",)),
+    "return y.squeeze(0) if len(y) == 1 else y.unsqueeze(0)[0]": (ONE, ("outputs: each must have one rank", "squeeze(dim)")),
     "return y.numpy().sum()": (ONE, ("outputs: must be the tensors that the model returns",)),
     "raise ValueError('no weights')": (ONE, ("model: it fails on zeros of the declared inputs", "ValueError: no weights")),
     "return torch.nonzero(y)": (ONE, ("shape",)),
+    "return torch.complex(y, y)": (ONE, ("outputs.y: must be real numbers (got complex64, which no engine returns). Return torch.view_as_real(y)",)),
+    "return x": (ONE, ("capture: the model must compute something from its inputs (got outputs that are inputs or constants).",)),
+    "raise SystemExit(0)": (ONE, ("model: it fails on zeros of the declared inputs", "SystemExit: 0")),
+    "if torch.compiler.is_exporting(): raise SystemExit(0)\n        return y": (ONE, ("capture: torch.export cannot capture the model", "SystemExit: 0")),
+    "if torch.jit.is_tracing(): raise SystemExit(0)\n        return y": (ONE, ("model.baseline: TorchScript must be able to trace the model (got 0)",)),
+    "raise type('PanicException', (BaseException,), {})('in Rust')": (ONE, ("model: it fails on zeros of the declared inputs", "PanicException: in Rust")),
 }  # fmt: skip
 
 
@@ -131,3 +140,86 @@ def test_the_command_says_each_problem_and_exits_with_its_code(
     assert "outputs: must be the tensors that the model returns (got y, and it returns Out(" in capsys.readouterr().err
     assert main(["validate", str(file)]) == 0
     assert main(["validate", "--deep", "--job-only", str(file)]) == 2
+
+
+def test_the_exit_code_is_never_success_because_a_model_exits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = job(tmp_path, "raise SystemExit(0)", ONE, "awkward_exit")
+    assert main(["build", str(file), "-o", str(tmp_path / "out"), "-q"]) == 4
+    assert "awkward_exit.py" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_failed_export_prints_and_logs_nothing_of_its_own(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    file = job(tmp_path, "return y if x.sum() > 0 else -y", ONE, "awkward_silent")
+    assert deep_problems(load_job(file))
+    printed = capfd.readouterr()
+    assert (printed.out, printed.err) == ("", "")
+    assert not [r for r in caplog.records if r.levelname in ("WARNING", "ERROR")]
+
+
+#: what make() returns, and what is wrong with it: None, or parts of the message
+MADE: dict[str, tuple[str, ...] | None] = {
+    "torch.compile(Net())": None,
+    "nn.DataParallel(Net())": None,
+    "nn.DataParallel(torch.compile(Net()))": None,
+    "torch.jit.script(Net())": ("model.factory: must return a plain nn.Module (got TorchScript from ", "model.torchscript."),
+    "Net().to('meta')": ("model.factory: every weight must have values (got ", "whose a.weight is on the meta device)"),
+    "Net": ("model.factory: must return an nn.Module (got type from ",),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit.script.*:FutureWarning", "ignore:.*torch.jit.script.*:DeprecationWarning"
+)
+@pytest.mark.parametrize("made", MADE)
+def test_a_wrapped_network_is_taken_out_and_others_are_refused(tmp_path: Path, made: str) -> None:
+    name = f"awkward_made_{list(MADE).index(made)}"
+    file = job(tmp_path, "return y", ONE, name)
+    module = tmp_path / f"{name}.py"
+    module.write_text(module.read_text().replace("classes = None\n", "").replace("return Net()", f"return {made}"))
+    if MADE[made] is None:
+        assert deep_problems(load_job(file)) == ()
+        names = load_model(load_job(file), tmp_path).module.state_dict()
+        assert set(names) == {"network.a.weight", "network.a.bias"}
+        return
+    text = "\n".join(map(str, deep_problems(load_job(file))))
+    for part in MADE[made] or ():
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("body", "taken"),
+    [("forward(self, x, mask)", "(x, mask)"), ("forward(self)", "()"), ("forward(self, *, x)", "(*, x)")],
+)
+def test_inputs_that_forward_does_not_take_are_said_with_its_signature(tmp_path: Path, body: str, taken: str) -> None:
+    name = f"awkward_takes_{len(taken)}"
+    file = job(tmp_path, "return y", ONE, name)
+    module = tmp_path / f"{name}.py"
+    module.write_text(module.read_text().replace("forward(self, x)", body))
+    (problem,) = map(str, deep_problems(load_job(file)))
+    assert f"forward takes {taken}, and the job has 1 inputs: name each in inputs, or wrap the model." in problem
+
+
+#: what forward does with y -> whether it answers the same each time
+REPEATED = {
+    "return y + torch.rand_like(y)": False,
+    "self.calls = getattr(self, 'calls', 0) + 1\n        return y * self.calls": False,
+    "x.mul_(2.0)\n        return self.a(x)": True,
+    "return torch.relu_(y)": True,
+}
+
+
+@pytest.mark.parametrize("body", REPEATED)
+def test_a_model_that_answers_anew_each_time_is_no_baseline(tmp_path: Path, body: str) -> None:
+    file = job(tmp_path, body, ONE, f"awkward_repeated_{list(REPEATED).index(body)}")
+    if REPEATED[body]:
+        assert trtpipe.build(file, tmp_path / "out").report.passed
+        return
+    with pytest.raises(
+        InputError, match=r"^model: must answer the same on the same inputs \(got other values of y when"
+    ):
+        trtpipe.build(file, tmp_path / "out")

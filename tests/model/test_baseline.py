@@ -1,7 +1,9 @@
 """The baseline: traced, scripted or given, equal to the eager model on the check data or refused."""
+# ruff: noqa: E501  (whole messages)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import nets
@@ -49,7 +51,7 @@ def test_a_torchscript_file_of_another_model_is_refused(tmp_path: Path) -> None:
     other = nets.settled(nets.Residual(), nets.images(16, 3, 8, 8, seed=9))
     nn.init.ones_(other.head.weight)
     torch.jit.script(other).save(str(path))
-    with pytest.raises(InputError, match=r"baseline: TorchScript \(torchscript\) must answer as the eager model does"):
+    with pytest.raises(InputError, match=r"^baseline: TorchScript \(torchscript\) must compute what the eager"):
         record_baseline(
             nets.residual(), BATCHES, 5, batch_size=3, kind="trace", torchscript=str(path), progress=Silent()
         )
@@ -62,12 +64,12 @@ def test_tracing_that_loses_a_branch_is_refused() -> None:
             return torch.stack([y, y * 2], 1) if float(x.abs().sum()) > 0 else torch.stack([y, y + 1], 1)
 
     loaded = nets.loaded(Branching(), out_shape=("N", 2))  # traced on zeros: the branch of data is never seen
-    with pytest.raises(InputError, match=r"TorchScript \(trace\) must answer .* Set model\.baseline to script\."):
+    with pytest.raises(InputError, match=r"TorchScript \(trace\) must compute .* Set model\.baseline to script\."):
         record_baseline(loaded, BATCHES, 5, batch_size=3, kind="trace", progress=Silent())
 
 
 def test_no_sample_is_an_error() -> None:
-    with pytest.raises(InputError, match=r"check: the data must hold at least one sample \(got none\)"):
+    with pytest.raises(InputError, match=r"check: the data holds no sample"):
         record_baseline(nets.residual(), [], 0, batch_size=3, kind="trace", progress=Silent())
 
 
@@ -78,3 +80,76 @@ def test_a_file_that_is_no_torchscript(tmp_path: Path) -> None:
         record_baseline(
             nets.residual(), BATCHES, 5, batch_size=3, kind="trace", torchscript=str(path), progress=Silent()
         )
+
+
+class Noisy(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((2, 3)) + torch.rand_like(x[:, :, 0, 0])
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x.mean((2, 3)) * self.calls
+
+
+@pytest.mark.parametrize("network", [Noisy, Counting, lambda: nn.Sequential(Noisy(), nn.ReLU())])
+def test_a_model_that_does_not_repeat_itself_is_refused(network: Callable[[], nn.Module]) -> None:
+    loaded = nets.loaded(network(), out_shape=("N", 3))
+    with pytest.raises(InputError) as caught:
+        record_baseline(loaded, BATCHES, 5, batch_size=3, kind="trace", progress=Silent())
+    assert str(caught.value) == (
+        "baseline: the model must answer the same input alike each time (got another output logits the second time). It "
+        "is random (dropout or noise in eval mode) or keeps a state: nothing can be compared with it. Pass "
+        "training=self.training, or take the state as an input."
+    )
+
+
+class Scaled(nn.Module):
+    def __init__(self, by: float, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.by, self.dtype = by, dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (torch.ones_like(x).mean((2, 3)) * self.by).to(self.dtype)
+
+
+@pytest.mark.parametrize(
+    ("network", "dtype", "message"),
+    [
+        (Scaled(7e4), "float16", "outputs.logits.dtype: must hold the model's outputs on the check data (got float16, "
+         "and they reach 7e+04). Set float32."),
+        (Scaled(3e9, torch.int64), "int32", "outputs.logits.dtype: must hold the model's outputs on the check data (got "
+         "int32, and they reach 3e+09). Set int64."),
+        (Scaled(-3e9, torch.int64), "int32", "outputs.logits.dtype: must hold the model's outputs on the check data (got "
+         "int32, and they reach 3e+09). Set int64."),
+        (Scaled(float("-inf")), "float32", "baseline: the model's outputs must be finite to be compared (got 15 of 15 "
+         "values of output logits NaN or infinite). Leave out masking with -inf and log(0), or return the tensor before "
+         "it."),
+    ],
+)  # fmt: skip
+def test_outputs_that_cannot_be_compared_are_refused(network: nn.Module, dtype: str, message: str) -> None:
+    loaded = nets.loaded(network, out_dtype=dtype, out_shape=("N", 3))
+    with pytest.raises(InputError) as caught:
+        record_baseline(loaded, BATCHES, 5, batch_size=3, kind="trace", progress=Silent())
+    assert str(caught.value) == message
+
+
+def test_an_output_that_depends_on_its_batch_is_noted() -> None:
+    class Batched(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x.mean((2, 3))
+            return y - y.mean(0, keepdim=True)
+
+    loaded = nets.loaded(Batched(), out_shape=("N", 3))
+    found = record_baseline(loaded, BATCHES, 5, batch_size=3, kind="trace", progress=Silent())
+    off = float(np.abs(found.outputs["logits"][0]).max())  # of one sample alone every output is 0
+    assert found.notes == (
+        f"check: output logits of a sample depends on the others in its batch: it differs by up to {off:.3g} between a "
+        "batch of 3, as checked, and of 1",
+    )
+    assert record_baseline(nets.residual(), BATCHES, 5, batch_size=3, kind="trace", progress=Silent()).notes == ()

@@ -18,7 +18,7 @@ from calib.samples import InputSpec, Sample
 from trtpipe.errors import InputError
 from trtpipe.job.job import Job
 from trtpipe.job.load import load_job
-from trtpipe.model.data import open_check, with_labels
+from trtpipe.model.data import _orders_differ, open_check, with_labels
 from trtpipe.values import LoadedModel, TensorSpec
 
 CLASSES = ("bird", "cat", "dog", "fish", "horse")
@@ -144,8 +144,9 @@ def test_every_sample_keeps_its_class_whatever_the_order_of_names(data: st.DataO
     assert found.digest == source.digest
 
 
-def test_numbers_beyond_the_models_classes_are_an_error(tmp_path: Path) -> None:
-    np.savez(tmp_path / "x.npz", x=np.zeros((3, 4), np.float32), labels=np.array([0, 1, 5]))
+@pytest.mark.parametrize("wrong", [5, -2])
+def test_numbers_beyond_the_models_classes_are_an_error(tmp_path: Path, wrong: int) -> None:
+    np.savez(tmp_path / "x.npz", x=np.zeros((3, 4), np.float32), labels=np.array([-1, 1, wrong]))
     text = {
         "name": "labels",
         "model": {"factory": "torch.nn:Identity"},
@@ -159,6 +160,42 @@ def test_numbers_beyond_the_models_classes_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         with_labels(made, model(5), open_check(made))
     assert str(caught.value) == (
-        "check: labels must be below 5, the number of the model's classes (got 5). Number them from 0 in the order of "
-        "the model's outputs."
+        f"check: labels must be from 0 to 4, the model's classes, or -1 where unknown (got {wrong}). Number them from 0 in the "
+        "order of the model's outputs."
     )
+
+
+@pytest.mark.parametrize(
+    ("check", "calib", "labels", "count", "message"),
+    [
+        (("cat",), (), "cat\ndog\ncat\nfish\nhorse\n", 5, "check.labels: must name each class that has a folder once (got "
+         "cat more than once). Make the names differ, and rename the folders like them."),
+        (("cat",), (), "\n\n", 5, "check.labels: must name the model's classes, one a line (got an empty file)."),
+        (tuple(map(str, range(12))), (), None, 12, "check.images: the order of the class folders must be plain (got "
+         "numbers, whose order as text, 0, 1, 10, 11, is another than by value). Name the classes in check.labels, one a "
+         "line, in the order of the model's outputs."),
+        (("3", "10"), tuple(map(str, range(1, 11))), None, 10, "calibration.images: the order of the class folders must "
+         "be plain (got numbers, whose order as text, 1, 10, 2, 3, is another than by value). Name the classes in "
+         "check.labels, one a line, in the order of the model's outputs."),
+    ],
+)  # fmt: skip
+def test_names_that_could_mean_two_classes_are_refused(
+    tmp_path: Path, check: tuple[str, ...], calib: tuple[str, ...], labels: str | None, count: int, message: str
+) -> None:
+    made = job(tmp_path, check, calib, labels)
+    with pytest.raises(InputError) as caught:
+        with_labels(made, model(count), open_check(made))
+    assert str(caught.value) == message
+
+
+def test_names_of_classes_without_a_folder_may_be_there_twice(tmp_path: Path) -> None:
+    """ImageNet has two cranes."""
+    made = job(tmp_path, ("cat",), labels="\ufeffbird\ncat\ncrane\ncrane\nhorse\n")
+    assert numbered(made, model()) == {"cat": 1}
+
+
+@given(digits=st.integers(1, 3), count=st.integers(2, 30))
+@settings(max_examples=20, deadline=None)
+def test_numbered_folders_are_ambiguous_where_text_and_value_sort_otherwise(digits: int, count: int) -> None:
+    names = tuple(sorted(f"{k:0{digits}d}" for k in range(count)))
+    assert _orders_differ(names) is (count > 10**digits)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -14,11 +15,19 @@ from safetensors.torch import save_file
 from trtpipe.errors import BuildError, InputError
 from trtpipe.job.job import Job
 from trtpipe.job.load import load_job
+from trtpipe.model import load
 from trtpipe.model.bindings import bind
+from trtpipe.model.capture import capture
 from trtpipe.model.load import load_model
+from trtpipe.quantization.precision import Keep
+from trtpipe.quantization.quantize import quantize
+from trtpipe.routes.onnx import to_onnx
+from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.values import DimRange, TensorSpec
 
 MODULE = """
+import collections
+
 import torch
 
 
@@ -41,6 +50,33 @@ def two(width=3):
             return {"b": self.fc(x), "a": x.argmax(1), "c": x.to(torch.float16)}
 
     return Two(width)
+
+
+Pair = collections.namedtuple("Pair", "scores boxes")
+
+
+def named():
+    class Named(Net):
+        def forward(self, x):
+            return Pair(x.sum(1), x)
+
+    return Named(3)
+
+
+def pair():
+    class Two(torch.nn.Module):
+        def forward(self, left, right):
+            return left - right
+
+    return Two()
+
+
+def typed(dtype):
+    class Typed(torch.nn.Module):
+        def forward(self, x):
+            return (x > 0).to(getattr(torch, dtype))
+
+    return Typed()
 
 
 def number():
@@ -193,6 +229,33 @@ def test_an_exported_program(job: Any, tmp_path: Path) -> None:
     torch.testing.assert_close(loaded.module(x)[0], network(x))
 
 
+@pytest.mark.parametrize(("exported", "axis", "asked", "said"), [
+    ((2, 6), "N", (2, 6), None), ((2, 6), "N", (3, 4), None), ((1, 6), "N", (1, 6), None), ((2, 6), 5, None, None),
+    ((2, 6), "N", (1, 6), None),  # torch.export's own lower end
+    ((3, 6), "N", (2, 6), "inputs.x.N: must be within what the program was exported for, 3 to 6 on axis 0 (got 2 to 6)"),
+    ((1, 6), "N", (1, 7), "inputs.x.N: must be within what the program was exported for, 1 to 6 on axis 0 (got 1 to 7)"),
+    ((1, 6), 7, None, "inputs.x.shape: must be within what the program was exported for, 1 to 6 on axis 0 (got 7)"),
+    (None, 2, None, None), (None, "N", (2, 2), None),
+    (None, 3, None, "inputs.x.shape: must be within what the program was exported for, 2 on axis 0 (got 3)"),
+    (None, "N", (1, 4), "inputs.x.N: must be within what the program was exported for, 2 on axis 0 (got 1 to 4)"),
+])  # fmt: skip
+def test_a_program_is_built_only_for_sizes_it_was_exported_for(
+    exported: Any, axis: Any, asked: Any, said: Any, job: Any, tmp_path: Path
+) -> None:
+    """Its own ranges are not checked when it runs: a size beyond them would go through unseen."""
+    shapes = None if exported is None else ({0: torch.export.Dim("N", min=exported[0], max=exported[1])},)
+    sample = torch.zeros(3 if exported == (3, 6) else 2, 4)
+    program = torch.export.export(torch.nn.Linear(4, 3), (sample,), dynamic_shapes=shapes)
+    dims = {} if asked is None else {"N": DimRange(asked[0], asked[0], asked[1])}
+    specs = (TensorSpec("x", "float32", (axis, 4), dims),)
+    if said is None:
+        load._require_sizes(program, specs)
+        return
+    with pytest.raises(InputError) as caught:
+        load._require_sizes(program, specs)
+    assert str(caught.value) == f"{said}. Change it, or export the program for that."
+
+
 def test_uint8_is_normalised_inside() -> None:
     spec = (TensorSpec("x", "uint8", (1, 2, 1, 1)),)
     module = bind(torch.nn.Identity(), spec, {"x": ((0.5, 0.25), (0.5, 1.0))}, ("y",))
@@ -204,3 +267,73 @@ def test_uint8_is_normalised_inside() -> None:
 def test_uint8_without_normalisation_keeps_its_range() -> None:
     spec = (TensorSpec("x", "uint8", (1, 1)),)
     assert bind(torch.nn.Identity(), spec, {}, ("y",))(torch.tensor([[200]], dtype=torch.uint8))[0].item() == 200.0
+
+
+@pytest.mark.parametrize("names", [("scores", "boxes"), ("boxes", "scores")])
+def test_outputs_of_a_named_tuple_are_taken_by_name(job: Any, tmp_path: Path, names: tuple[str, ...]) -> None:
+    loaded = load_model(job(names, factory="mynet:named"), tmp_path)
+    outputs = dict(zip(names, loaded.module(torch.ones(2, 4)), strict=True))
+    assert outputs["scores"].shape == (2,)
+    assert outputs["boxes"].shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("names", "refused"), [(("left", "right"), False), (("right", "left"), True), (("a", "b"), False), (("right", "b"), True)]
+)  # fmt: skip
+def test_inputs_are_not_taken_in_another_order_than_forwards(
+    tmp_path: Path, names: tuple[str, str], refused: bool
+) -> None:
+    (tmp_path / "mynet.py").write_text(MODULE)
+    spec = {"shape": ["N", 4], "N": {"min": 1, "opt": 2, "max": 4}}
+    raw = {
+        "name": "t",
+        "model": {"factory": "mynet:pair"},
+        "inputs": dict.fromkeys(names, spec),
+        "outputs": {"y": {}},
+        "check": {"arrays": "x.npz", "limits": {"cosine_min": 0.9}},
+    }
+    (tmp_path / "job.yaml").write_text(json.dumps(raw))
+    made = load_job(tmp_path / "job.yaml", paths_exist=False)
+    try:
+        if not refused:
+            assert load_model(made, tmp_path).outputs[0].name == "y"
+            return
+        with pytest.raises(InputError) as caught:
+            load_model(made, tmp_path)
+    finally:
+        sys.modules.pop("mynet", None)
+    assert str(caught.value) == (
+        f"inputs: must be in the order of the model's forward(left, right) (got {', '.join(names)}), which is given them "
+        "in order. Reorder or rename them."
+    )
+
+
+KINDS = {"bool": 0, "int32": 1, "int64": 1, "float32": 2, "float16": 2}
+
+
+@pytest.mark.parametrize("declared", list(KINDS))
+@pytest.mark.parametrize("own", list(KINDS))
+def test_an_output_has_the_declared_dtype_or_is_refused(job: Any, tmp_path: Path, own: str, declared: str) -> None:
+    """In the ONNX file that is compiled, whatever the model returns."""
+    import onnx
+
+    made = job(factory="mynet:typed", args={"dtype": own})
+    made = made.model_copy(update={"outputs": {"y": made.outputs["y"].model_copy(update={"dtype": declared})}})
+    if KINDS[declared] < KINDS[own]:
+        with pytest.raises(InputError) as caught:
+            load_model(made, tmp_path)
+        returned = "float32" if KINDS[own] == 2 else own
+        legal = "float32 or float16" if KINDS[own] == 2 else f"{own} or a float type"
+        assert str(caught.value) == (
+            f"outputs.y.dtype: must be {legal} for what the model returns, {returned} (got {declared}). Change it, or "
+            "round in the model."
+        )
+        return
+    captured = capture(load_model(made, tmp_path))
+    program = quantize(captured, int8=False, half=None, keep=Keep(), amax={}, ranges={})
+    graph = onnx.load_from_string(to_onnx(program).data).graph
+    kind = onnx.helper.tensor_dtype_to_np_dtype(graph.output[0].type.tensor_type.elem_type)
+    assert kind == np.dtype(declared)
+    found = OrtRunner(to_onnx(program).data).run({"x": np.array([[-1, 0, 1, 2]], np.float32)})["y"]
+    assert found.dtype == np.dtype(declared)
+    assert found.tolist() == [[0, 0, 1, 1]]

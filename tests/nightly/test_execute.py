@@ -22,33 +22,38 @@ from trtpipe.pipeline.cached import Memory
 from trtpipe.values import Metric
 
 
-def module(monkeypatch, name, path):
-    found = types.ModuleType(name)
-    found.__file__ = str(path)
-    monkeypatch.setitem(sys.modules, name, found)
+def module(monkeypatch, name, folder):
+    loaded = types.ModuleType(name)
+    loaded.__file__ = str(folder / f"{name}.py")
+    (folder / f"{name}.py").touch()
+    monkeypatch.setitem(sys.modules, name, loaded)
+
+
+def job_of(folder, name):
+    return types.SimpleNamespace(folder=folder, callables={"model.factory": f"{name}:net"})
 
 
 def test_modules_of_the_job_before_and_those_the_job_names_are_forgotten(tmp_path, monkeypatch):
     for name in ("before", "named", "elsewhere"):
-        module(monkeypatch, f"tt_{name}", tmp_path / f"{name}.py")
+        module(monkeypatch, f"tt_{name}", tmp_path)
     memory = Memory()
     memory.modules = frozenset({"tt_before", "json"})
-    with _fresh_modules({"source tt_named": "", "weights": "x"}, "key", memory):
+    with _fresh_modules(job_of(tmp_path, "tt_named"), "key", memory):
         assert {n for n in sys.modules if n.startswith("tt_")} == {"tt_elsewhere"}
-        module(monkeypatch, "tt_now", tmp_path / "now.py")
+        module(monkeypatch, "tt_now", tmp_path)
     assert "json" in sys.modules
     assert "tt_now" in memory.modules
 
 
 def test_modules_of_a_model_that_is_shared_stay(tmp_path, monkeypatch):
     for name in ("model", "data"):
-        module(monkeypatch, f"tt_{name}", tmp_path / f"{name}.py")
+        module(monkeypatch, f"tt_{name}", tmp_path)
     memory = Memory()
     memory.put("key", "model", object(), Reads())
     memory.modules, memory.model_modules = frozenset({"tt_model", "tt_data"}), frozenset({"tt_model"})
-    with _fresh_modules({"source tt_model": ""}, "key", memory):
+    with _fresh_modules(job_of(tmp_path, "tt_model"), "key", memory):
         assert {n for n in sys.modules if n.startswith("tt_")} == {"tt_model"}
-    with _fresh_modules({"source tt_model": ""}, "other", memory):
+    with _fresh_modules(job_of(tmp_path, "tt_model"), "other", memory):
         assert not {n for n in sys.modules if n.startswith("tt_")}
 
 

@@ -15,7 +15,7 @@ from nights import fingerprints, night, outcomes
 
 from trtpipe.cli.main import main
 from trtpipe.job.load import load_job
-from trtpipe.nightly.fleet import needs, telling
+from trtpipe.nightly.fleet import distinct_resources, needs
 from trtpipe.nightly.fleet_worker import announced
 from trtpipe.runtime.device import Device
 
@@ -31,7 +31,7 @@ def test_a_worker_announces_what_it_is():
 
 def test_what_follows_from_the_rest_is_not_shown():
     words = frozenset({"cpu", "tensorrt", "tensorrt=10", "tensorrt=10.3", "tensorrt=10.3.0", "orin"})
-    assert telling(words) == ("cpu", "orin", "tensorrt=10.3.0")
+    assert distinct_resources(words) == ("cpu", "orin", "tensorrt=10.3.0")
 
 
 def test_what_a_job_needs(tmp_path):

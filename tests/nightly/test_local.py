@@ -6,7 +6,7 @@ from trtpipe.job.job import Job
 from trtpipe.nightly.local import PROCESS_BYTES, Local, _Queue, expected_bytes
 from trtpipe.nightly.pool import Slot, visible
 from trtpipe.nightly.task import BuildTask
-from trtpipe.trt.driver import Device, Driver
+from trtpipe.trt.driver import Driver, Gpu
 
 JOB = Job.model_validate(
     {
@@ -31,7 +31,7 @@ def task(name, target="onnxruntime", weights="w"):
 
 
 def test_a_gpu_has_a_queue_of_its_own(tmp_path):
-    gpus = Driver("12.6", (Device(0, "RTX", "8.9", 1), Device(1, "RTX", "8.9", 1)))
+    gpus = Driver("12.6", (Gpu(0, "RTX", "8.9", 1), Gpu(1, "RTX", "8.9", 1)))
     local = Local(2, None, gpus, tmp_path)
     assert [(s.name, s.gpu) for s in local.slots] == [("gpu0", 0), ("gpu1", 1), ("cpu0", None), ("cpu1", None)]
     queue = _Queue([task("a", "tensorrt"), task("b"), task("c", "tensorrt_rtx")], None, gpus=True)
@@ -41,7 +41,7 @@ def test_a_gpu_has_a_queue_of_its_own(tmp_path):
 
 
 def test_gpus_of_another_kind_stay_idle_and_that_is_said(tmp_path):
-    driver = Driver("12.6", (Device(0, "A100", "8.0", 1), Device(1, "T4", "7.5", 1), Device(2, "A100", "8.0", 1)))
+    driver = Driver("12.6", (Gpu(0, "A100", "8.0", 1), Gpu(1, "T4", "7.5", 1), Gpu(2, "A100", "8.0", 1)))
     local = Local(1, None, driver, tmp_path)
     assert [s.gpu for s in local.slots] == [0, 2, None]
     assert local.unused == ("GPU 1 (T4)",)

@@ -189,6 +189,12 @@ def test_a_regression_is_the_first_line_and_exit_code_1_until_it_is_repaired_or_
     assert here()["exit_code"] == 0  # the new normal
 
 
+def test_a_glob_that_accepts_nothing_is_refused(world, capsys):
+    words = ["nightly", str(world / "jobs"), "-o", str(world / "o"), "--cache", str(world / "c"), "--workers", "0"]
+    assert main([*words, "--accept", "rtz*", "-q"]) == 2
+    assert "--accept: must fit the name of a job (got 'rtz*'; the jobs: " in capsys.readouterr().err
+
+
 def test_one_bad_job_costs_only_itself(world, here):
     (world / "jobs/bad.yaml").write_text("name: bad\nmodel: [\n")
     (world / "jobs/twin.yaml").write_text((world / "jobs/rtx.yaml").read_text())

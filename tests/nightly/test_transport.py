@@ -4,10 +4,13 @@ import asyncio
 import datetime
 import socket
 import stat
+import threading
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from distributed import Client, Scheduler, Worker
 from distributed.security import Security
 
@@ -61,7 +64,7 @@ def test_keygen_says_what_to_start_where(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("address", "expected"),
     [("tcp://127.0.0.1:8786", True), ("tcp://127.9.9.9:1", True), ("tcp://[::1]:8786", True), ("localhost:8786", True),
-     ("inproc://1.2.3.4/5", True), ("tls://127.0.0.1:1", True), (FAR, False), ("tcp://0.0.0.0:8786", False),
+     ("inproc://1.2.3.4/5", False), ("tls://127.0.0.1:1", True), (FAR, False), ("tcp://0.0.0.0:8786", False),
      ("tcp://[::]:8786", False), ("tcp://localhost.example.org:8786", False), ("tcp://127.0.0.1.example.org:1", False),
      ("host:8786", False), ("", False), ("tcp://:8786", False), ("ucx://10.0.0.1:1", False)],
 )  # fmt: skip
@@ -103,6 +106,110 @@ def test_both_commands_refuse_another_machine_without_certificates(command, tmp_
     words = [w.format(job=tmp_path / "job.yaml", out=tmp_path) for w in command]
     assert main(words) == 2
     assert "a scheduler on another machine must be reached by TLS" in capsys.readouterr().err
+
+
+NOT_ADDRESSES = (
+    "", "host", "host:", "host:x", "tcp://h", "inproc://x", "inproc://127.0.0.1/1", "ucx://127.0.0.1:1", "ws://h:1",
+    "http://h:1", "tcp://:1", "/dev/null:1", "tls://h:99999", "nonsense",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("address", NOT_ADDRESSES)
+def test_what_is_no_address_is_said_to_be_none(address, credentials):
+    for folder, insecure in ((None, False), (None, True), (credentials / "worker", False)):
+        with pytest.raises(InputError) as error:
+            transport(address, folder, insecure=insecure, where="ADDRESS")
+        said = f"ADDRESS: must be the address of a Dask scheduler, like tls://host:8786 (got {address})."
+        assert str(error.value) == said
+
+
+def forged(folder, *, days=(-1, 1), key=None, authority=None):
+    """A folder of credentials in which something is not as `make_credentials` makes it."""
+    make_credentials(folder)
+    role, now = folder / "worker", datetime.datetime.now(datetime.timezone.utc)
+    own, issuer = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "x")])
+
+    def certificate(public, ends, ca):
+        made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(public)
+        made = made.serial_number(x509.random_serial_number())
+        made = made.not_valid_before(now + datetime.timedelta(ends[0]))
+        made = made.not_valid_after(now + datetime.timedelta(ends[1]))
+        return made.add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+
+    pem = Encoding.PEM
+    ca = certificate(issuer.public_key(), (-9, 9), True).sign(issuer, hashes.SHA256())
+    (role / "ca.pem").write_bytes(ca.public_bytes(pem))
+    leaf = certificate(own.public_key(), days, False).sign(authority or issuer, hashes.SHA256())
+    (role / "cert.pem").write_bytes(leaf.public_bytes(pem))
+    private = (key or own).private_bytes(pem, PrivateFormat.PKCS8, NoEncryption())
+    (role / "key.pem").write_bytes(private)
+    return role
+
+
+def test_credentials_that_cannot_work_are_found_before_anyone_is_asked(tmp_path):
+    other = ec.generate_private_key(ec.SECP256R1())
+    cases = {
+        "expired": ({"days": (-5, -1)}, "cert.pem must be in force (it is from "),
+        "future": ({"days": (1, 5)}, "cert.pem must be in force (it is from "),
+        "key": (
+            {"key": other},
+            "key.pem must be the key of cert.pem (it is another). Make new ones for the whole fleet",
+        ),
+        "authority": ({"authority": other}, "cert.pem must be by ca.pem (it is by another). Make new ones for the"),
+        "good": ({}, ""),
+    }
+    for name, (how, said) in cases.items():
+        folder = forged(tmp_path / name, **how)
+        if not said:
+            assert transport("tls://h:1", folder, insecure=False, where="x").security is not None
+            continue
+        with pytest.raises(InputError) as error:
+            transport("tls://h:1", folder, insecure=False, where="x")
+        assert said in str(error.value)
+        assert str(error.value).startswith(f"--tls: {folder}")
+    for file in ("ca.pem", "cert.pem", "key.pem"):
+        folder = forged(tmp_path / f"damaged-{file}")
+        (folder / file).write_text("garbage")
+        with pytest.raises(InputError, match=r"must hold certificates and a key in PEM \(got: .*\)\. Make new ones"):
+            transport("tls://h:1", folder, insecure=False, where="x")
+
+
+def test_a_worker_of_another_fleet_ends_and_says_why(credentials, tmp_path, capsys, monkeypatch):
+    """Real Dask: a Worker by itself would try for ever. One without TLS is told of it too."""
+    make_credentials(tmp_path / "others")
+    security = transport("tls://127.0.0.1:1", credentials / "scheduler", insecure=False, where="x").security
+    listens, ends = threading.Event(), threading.Event()
+    address = []
+
+    def run():
+        async def live():
+            async with Scheduler(
+                host="127.0.0.1", port=0, protocol="tls", security=security, dashboard=False,
+                dashboard_address="127.0.0.1:0",
+            ) as scheduler:  # fmt: skip
+                address.append(scheduler.address)
+                listens.set()
+                while not ends.is_set():
+                    await asyncio.sleep(0.05)
+
+        asyncio.run(live())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert listens.wait(60)
+        cache = ["--cache", str(tmp_path / "cache")]
+        assert main(["worker", address[0], "--tls", str(tmp_path / "others" / "worker"), *cache]) == 3
+        said = capsys.readouterr().err
+        assert f"ADDRESS: must be a Dask scheduler that answers (got {address[0]}: " in said
+        assert "One side does not take the other's certificate: the folders of the scheduler" in said
+        assert main(["worker", address[0].replace("tls", "tcp"), *cache]) == 3
+        said = capsys.readouterr().err
+        assert "Where the scheduler uses TLS, give its tls:// address and --tls." in said
+    finally:
+        ends.set()
+        thread.join(60)
 
 
 def test_certificates_are_for_a_scheduler(tmp_path, capsys):
@@ -175,6 +282,7 @@ def test_a_plain_connection_to_a_worker_on_the_loopback_comes_from_this_machine_
         raise Caught
 
     monkeypatch.setattr("distributed.Worker", worker)
+    monkeypatch.setattr(fleet_worker, "_CONNECT_S", 0.1)  # somebody is there, and says nothing
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
         with pytest.raises(Caught):

@@ -40,14 +40,20 @@ def world(tmp_path_factory):
 def measured(monkeypatch):
     """The modes are not timed; what timing needs is asked for."""
 
-    def bench_front(job, front, table, plans, stages):
+    def bench_prepared(job, prepared, table, plans, stages):
         sizes = {name: len(plan().data) for name, plan in plans.items()}
-        kinds = (front.torchscript, front.loaded.module, front.captured.graph, table, front.baseline.outputs)
+        kinds = (
+            prepared.torchscript,
+            prepared.loaded.module,
+            prepared.captured.graph,
+            table,
+            prepared.baseline.outputs,
+        )
         assert None not in kinds
         rows = (Row(f"engine of {sizes['engine']} bytes", "cpu", "", 1.25),)
         return Bench("m", 4, 24, 10, 5, "eager FP32", 1, rows)
 
-    monkeypatch.setattr(build_module, "bench_front", bench_front)
+    monkeypatch.setattr(build_module, "bench_prepared", bench_prepared)
 
 
 def results(world, job, root):

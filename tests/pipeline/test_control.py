@@ -1,4 +1,5 @@
 """The control goes through the executor of the check: an engine of the damaged copy where an engine was executed."""
+# ruff: noqa: E501  (whole messages)
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from trtpipe.evaluation.check import CheckData, check_engine
 from trtpipe.evaluation.control import damaged_copy, damaged_program
 from trtpipe.job.job import Job
 from trtpipe.job.sections import Limits
+from trtpipe.model.capture import capture
 from trtpipe.pipeline import stages
 from trtpipe.progress import Silent
 from trtpipe.quantization.precision import Keep
@@ -35,9 +37,8 @@ def quantized(int8: bool = True) -> Quantized:
 
 
 def _keys() -> set[str]:
-    from trtpipe.quantization.placement import find_sites
 
-    return {s.group for s in find_sites(nets.captured("residual").graph)[0] if s.axis is None}
+    return {s.group for s in nets.captured("residual").sites if s.axis is None}
 
 
 def outputs(program: Quantized) -> Any:
@@ -162,3 +163,53 @@ def test_where_the_graph_was_executed_so_is_the_control() -> None:
     damaged = stages.control(job("onnx"), engine(to_onnx(program)), "graph", lambda: None, Silent())  # type: ignore[arg-type, return-value]
     with damaged.open() as executor:
         assert (executor.executed, executor.note) == ("graph", "")
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = torch.nn.LSTM(8, 5, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.cells(x.mean(1))[0][:, -1]
+
+
+class Normed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x).mean((1, 2))
+
+
+class Shifted(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.mean((2, 3)) - 0.5) / 0.25
+
+
+@pytest.mark.parametrize("network", [Recurrent, Normed, Shifted])
+def test_a_model_without_convolutions_and_linears_has_a_control(network: type[torch.nn.Module]) -> None:
+    loaded = nets.loaded(network(), out_shape=("N", 5))
+    program = quantize(capture(loaded), int8=False, half=None, keep=Keep(), amax={}, ranges={})
+    file, _, how = damaged_copy(to_onnx(program))
+    assert how == "weight set to zero"
+    wanted = OrtRunner(to_onnx(program).data).run({"x": X})["logits"]
+    with np.errstate(all="ignore"):
+        wrong = OrtRunner(file.data).run({"x": X})["logits"]
+    assert not np.allclose(wrong, wanted, atol=1e-3)
+    if network is not Shifted:  # whose constants are numbers of the program, and no tensors
+        assert not np.allclose(outputs(damaged_program(loaded, program)[0]), wanted, atol=1e-3)
+
+
+def test_a_model_without_any_constant_has_none() -> None:
+    loaded = nets.loaded(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Flatten()), out_shape=("N", 192))
+    program = quantize(capture(loaded), int8=False, half=None, keep=Keep(), amax={}, ranges={})
+    message = (
+        "check: cannot build the negative control: the graph has no quantization scale, no weight and no other constant "
+        "to damage. A model without any computes nothing that precision could change: run it outside the engine"
+    )
+    for damage in (lambda: damaged_copy(to_onnx(program)), lambda: damaged_program(loaded, program)):
+        with pytest.raises(BuildError) as caught:
+            damage()
+        assert str(caught.value) == message

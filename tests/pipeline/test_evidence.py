@@ -58,11 +58,11 @@ def test_a_failed_check_names_modules_whichever_command_finds_it(world, capsys, 
 def test_the_table_of_modes_is_in_the_report_of_a_job_that_asks_for_it(world, monkeypatch):
     asked = []
 
-    def bench_front(job, front, table, plans, stages):
+    def bench_prepared(job, prepared, table, plans, stages):
         asked.append(plans["engine"]().data)
         return Bench("m", 4, 24, 10, 5, "eager FP32", 1, (Row("a mode", "cpu", "", 1.25), Row("b", "cuda", "no GPU")))
 
-    monkeypatch.setattr("trtpipe.pipeline.build.bench_front", bench_front)
+    monkeypatch.setattr("trtpipe.pipeline.build.bench_prepared", bench_prepared)
     job = nights.write_job(world / "jobs", "m", INT8)
     assert 'id="speed"' not in page_of(trtpipe.build(job, "out").bundle.path)
     built = trtpipe.build(with_check(job, "bench: true"), "out")
@@ -101,16 +101,16 @@ class Timed:
 def test_an_executed_engine_is_timed(monkeypatch):
     runner, opened = Timed(), []
 
-    def open_timed(engine, *, cuda_graph, version_compatible=False, refit=None):
+    def open_timed(engine, *, cuda_graph, version_compatible=False, without_lean_runtime=False, refit=None):
         opened.append((engine, cuda_graph, version_compatible, refit))
         return runner
 
     monkeypatch.setattr(evidence, "open_timed", open_timed)
-    monkeypatch.setattr(evidence, "first_batch", lambda front: {"x": np.zeros(1)})
+    monkeypatch.setattr(evidence, "first_batch", lambda prepared: {"x": np.zeros(1)})
     spec = TensorSpec("y", "float32", (1,), {})
-    front = SimpleNamespace(outputs=(spec,))
+    prepared = SimpleNamespace(outputs=(spec,))
     engine = Engine(b"plan", "tensorrt_rtx", "1.7", (), (spec,), (spec,), None, {"version_compatible": True}, ())
-    report, found = evidence.timed(front, engine, EXECUTED, Stages(Silent()))
+    report, found = evidence.timed(prepared, engine, EXECUTED, Stages(Silent()))
     assert opened == [(b"plan", False, True, None)]
     assert runner.log == ["run"] * 10 + ["timed"] * 200
     assert found == tuple(0.5 * k for k in range(1, 201))
@@ -158,7 +158,7 @@ def test_an_engine_is_timed_with_its_own_settings(monkeypatch):
         made.append(1)
         return bench_line.Plan(b"plan", {"version_compatible": True, "refit": b"graph"})
 
-    def open_timed(engine, *, cuda_graph, version_compatible=False, refit=None):
+    def open_timed(engine, *, cuda_graph, version_compatible=False, without_lean_runtime=False, refit=None):
         opened.append((engine, cuda_graph, version_compatible, refit))
         return SimpleNamespace(name="RTX", notes=(), run=None)
 

@@ -128,9 +128,6 @@ def test_named_gpus_are_in_the_plan_and_need_no_floor(folder, tmp_path):
         ("{weights: int4}", "{route: torch2trt, target: tensorrt}",
          "precision.weights: must be left out for route torch2trt (got int4). It has FP16 and INT8 alone: use route "
          "onnx."),
-        ("{nvfp4_mode: true}", "{route: torch_tensorrt}",
-         "precision.nvfp4_mode: must be left out for route torch_tensorrt (got true). Its Q/DQ are INT8 alone: use "
-         "route onnx."),
         ("{fp8_mode: true}", "{target: onnxruntime}",
          "precision.fp8_mode: must be false for target onnxruntime (got true). ONNX Runtime optimizes FP8 graphs "
          "wrongly on a CPU and has no FP4: use int8_mode."),

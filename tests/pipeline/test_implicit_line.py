@@ -39,9 +39,9 @@ def test_tensorrt_gets_the_samples_and_a_graph_without_qdq(job, monkeypatch):
         asked.update(others, model=model, build=build)
 
     monkeypatch.setattr(route, "build_engine", build_engine)
-    front = SimpleNamespace(captured=nets.captured("residual"), ranges={})
-    assert pipeline.calibrate(job, front, pipeline.Stages(Silent())) is None
-    quantized = pipeline.quantize(job, front, None, pipeline.Stages(Silent()))
+    prepared = SimpleNamespace(captured=nets.captured("residual"), ranges={})
+    assert pipeline.calibrate(job, prepared, pipeline.Stages(Silent())) is None
+    quantized = pipeline.quantize(job, prepared, None, pipeline.Stages(Silent()))
     route.compile_engine(job, None, quantized, Silent())
     operators = {n.op_type for n in onnx.load_from_string(asked["model"].data).graph.node}
     assert "Conv" in operators

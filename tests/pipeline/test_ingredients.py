@@ -8,7 +8,7 @@ import pytest
 from trtpipe.job.load import load_job
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import Machine
-from trtpipe.pipeline.cache.keys import Survey, stage_keys
+from trtpipe.pipeline.cache.keys import Ingredients, Survey, stage_keys
 
 MACHINE = Machine(
     versions={"trtpipe": "1", "torch": "2.14.1", "tensorrt-rtx": "1.6", "onnx": "1.2",
@@ -132,15 +132,45 @@ def test_what_the_model_imports_of_the_users_own_is_watched(folder):
 
 
 def test_what_nobody_sees_of_the_jobs_code_is_said(folder):
-    (folder / "deep.py").write_text("import os, h5py\nHOME, KEY = os.environ['TT_HOME'], os.getenv('TT_KEY', '')\n")
+    (folder / "deep.py").write_text(
+        "import os, mmap, torch, timm, onnxruntime\nHOME, KEY = os.environ['TT_HOME'], os.getenv('TT_KEY', '')\n"
+    )
     (folder / "samples.py").write_text("import deep\ndef few():\n    return []\n")
     path = nights.write_job(folder, "a")
     path.write_text(path.read_text().replace("check: {arrays: val.npz", 'check: {factory: "samples:few"'))
     found = Survey(Digests(), MACHINE).ingredients(load_job(path))
     assert "check source samples" in found.parts
     variables = "the job's code reads environment variables (TT_HOME, TT_KEY); use --force when these change"
-    unseen = "the job's code imports h5py, which reads files unseen; use --force when these change"
-    assert found.notes in ((variables,), (unseen, variables))  # h5py is only a module where it is installed
+    unseen = (
+        "the job's code imports onnxruntime, whose native code may read files unseen; use --force when these change"
+    )
+    assert found.notes == (unseen, variables)
+
+
+@pytest.mark.parametrize(("before", "now", "written", "moved"), [
+    ({"read a": "absent"}, {}, (), ()),  # looked for by an import that is not repeated
+    ({"read a": "absent"}, {"read a": "1"}, (), ("a, read by the job's code, changed",)),
+    ({"read a": "absent"}, {"read a": "1"}, ("read a",), ()),
+    ({"read a": "1"}, {}, (), ("a, read by the job's code, removed",)),
+    ({"read a": "1"}, {"read a": "2"}, (), ("a, read by the job's code, changed",)),
+    ({}, {"read a": "1", "listing b": "1"}, (), ()),
+    ({"presence a": "absent", "status b": "a file"}, {"presence a": "a file", "status b": "absent"}, (), ()),
+    ({"weights": "1"}, {"weights": "2"}, (), ("weights changed",)),
+    ({"weights": "absent"}, {}, (), ("weights removed",)),
+])  # fmt: skip
+def test_what_moved_while_a_job_was_built(before, now, written, moved):
+    assert Ingredients(now).moved_since(before, written) == moved
+
+
+def test_an_empty_class_folder_is_a_change(tmp_path):
+    """It is a class: it numbers the ones after it, or is refused."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.png").touch()
+    before = Digests().folder(tmp_path)
+    (tmp_path / ".git").mkdir()
+    assert Digests().folder(tmp_path) == before
+    (tmp_path / "b").mkdir()
+    assert Digests().folder(tmp_path) != before
 
 
 def test_looking_imports_no_torch(folder):

@@ -41,7 +41,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(str(tmp_path))
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(10, 1, 8, 8)).astype(np.float32))
     (tmp_path / "job.yaml").write_text(JOB)
-    h100 = driver.Driver("12.8", (driver.Device(0, "NVIDIA H100", "9.0", 80 << 30),))
+    h100 = driver.Driver("12.8", (driver.Gpu(0, "NVIDIA H100", "9.0", 80 << 30),))
     monkeypatch.setattr(driver, "probe", lambda: h100)
     assert device.this_device().compute_capability == "9.0"
     return tmp_path / "job.yaml"

@@ -130,11 +130,11 @@ def test_a_trial_has_the_engines_latency_where_a_gpu_executes_it(path, monkeypat
     monkeypatch.setattr(driver, "probe", lambda: SimpleNamespace(devices=("a GPU",), problem=""))
     monkeypatch.setattr(tune_line, "compile_engine", lambda job, *_: compiled.append(job.build.target) or whole)
     monkeypatch.setattr(tune_line, "not_executed_here", lambda engine: "")
-    monkeypatch.setattr(tune_line, "latencies", lambda front, engine: (3.0, 1.0, 2.0))
+    monkeypatch.setattr(tune_line, "latencies", lambda prepared, engine: (3.0, 1.0, 2.0))
     for target, expected in (("onnxruntime", None), ("tensorrt_rtx", 2.0)):
         job = load_job(path, [f"build.target={target}"])
-        front, table = SimpleNamespace(loaded=None), SimpleNamespace(algorithm="minmax", histograms=None)
-        bench = tune_line._Bench(job, front, table, Stages(Silent()))
+        prepared, table = SimpleNamespace(loaded=None), SimpleNamespace(algorithm="minmax", histograms=None)
+        bench = tune_line._Bench(job, prepared, table, Stages(Silent()))
         assert bench.latency_ms(job, None) == expected
     assert compiled == ["tensorrt_rtx"]
 
@@ -154,14 +154,14 @@ def test_a_budget_out_of_reach_exits_with_1_and_still_writes_the_closest(folder,
 
 def test_tune_needs_int8_and_a_limit(path):
     job = load_job(path)
-    with pytest.raises(InputError, match=r"^tune: the job must quantize \(got no mode that does\)\. Set precision"):
+    with pytest.raises(InputError, match=r"^tune: the job turns on no mode that quantizes\. Set precision"):
         tune_from(job, None, None, path.parent, None)
     none = job.model_copy(
         update={
             "check": job.check.model_copy(update={"limits": job.check.limits.model_copy(update={"sqnr_db_min": None})})
         }
     )
-    with pytest.raises(InputError, match=r"^tune: check\.limits must set the budget \(got none\)\. Add one, like"):
+    with pytest.raises(InputError, match=r"^tune: check\.limits sets no accuracy budget\. Add one, like"):
         tune_from(none, None, object(), path.parent, None)
 
 
@@ -173,6 +173,14 @@ def test_a_candidate_adds_to_what_the_job_keeps_and_bf16_has_its_own_list(path):
     assert found.calibration.algorithm == "mse"
     job = load_job(path, ["precision={bf16_mode: true, int8_mode: true}", "build.target=tensorrt_rtx"])
     assert chosen(job, Candidate("minmax", ("a",))).precision.keep.bf16 == ("a",)
+
+
+def test_a_format_that_is_chosen_comes_after_the_jobs_own_globs(path):
+    """The last glob that fits decides."""
+    modes = "precision={int8_mode: true, fp8_mode: true, formats: {head: int8, '*': int8}}"
+    job = load_job(path, [modes, "build.target=tensorrt_rtx"])
+    moved = chosen(job, Candidate("mse", fp8=("head",), int8=("stem",))).precision.formats
+    assert list(moved.items()) == [("*", "int8"), ("head", "fp8"), ("stem", "int8")]
 
 
 def test_a_percentile_is_dropped_with_its_algorithm(path):

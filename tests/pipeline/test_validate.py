@@ -8,7 +8,7 @@ from jobs import GOOD
 from trtpipe.cli.main import main
 from trtpipe.errors import InputError
 from trtpipe.job.importable import find_module, missing
-from trtpipe.pipeline.validate import validate
+from trtpipe.pipeline.validate import judge, validate
 
 
 @pytest.fixture
@@ -77,8 +77,8 @@ def test_a_folder_without_images(folder):
     (folder / "val" / "notes.txt").write_text("")
     (message,) = messages(write(folder))
     assert message == (
-        "check.images: must hold images (.jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff, .webp) (got none). "
-        "One folder for each class."
+        "check.images: holds no image (.jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff, .webp). "
+        "Put the images of each class in a folder."
     )
 
 
@@ -92,9 +92,9 @@ def test_packages_that_are_not_installed(folder, monkeypatch):
 
     monkeypatch.setattr(metadata, "version", version)
     assert messages(write(folder)) == [
-        "model: must have onnxscript installed (got nothing). Run: pip install 'trtpipe[build]'",
-        "precision.int8_mode: must have torchao installed (got nothing). Run: pip install 'trtpipe[build]'",
-        "build.target: must have tensorrt_rtx installed (got nothing). Run: pip install 'trtpipe[rtx]'",
+        "model: onnxscript is not installed. Run: pip install 'trtpipe[build]'",
+        "precision.int8_mode: torchao is not installed. Run: pip install 'trtpipe[build]'",
+        "build.target: tensorrt_rtx is not installed. Run: pip install 'trtpipe[rtx]'",
     ]
     assert messages(folder / "job.yaml", here=False) == []
     assert main(["validate", str(folder / "job.yaml")]) == 3
@@ -131,6 +131,21 @@ def test_the_version_must_be_one(folder, capsys):
     assert capsys.readouterr().out == f"{folder / 'job.yaml'}: ok\n"
 
 
+@pytest.mark.parametrize(("target", "version", "expected"), [
+    ("tensorrt", "7.2.1", "must be TensorRT 8.6 or later (got 7.2.1)"),
+    ("tensorrt", "1.7.1", "must be TensorRT 8.6 or later (got 1.7.1)"),
+    ("tensorrt_rtx", "1.2", "must be TensorRT-RTX 1.7.1 or later (got 1.2)"),
+    ("tensorrt_rtx", "10.3.0", "must be a release of TensorRT-RTX, like 1.7.1 (got 10.3.0, which is TensorRT's)"),
+    ("tensorrt", "8.6.1", None), ("tensorrt", "10", None), ("tensorrt_rtx", "1.8", None), ("onnxruntime", "7", None),
+])  # fmt: skip
+@pytest.mark.parametrize("purpose", ["build", "prepare", "calibrate"])
+def test_a_release_that_nothing_is_built_for_is_refused(target, version, expected, purpose, folder):
+    path = write(folder, ("  compute_capability: [8.6, 12.0]", f"  target: {target}"))
+    found = judge(path, version=version, here=False, purpose=purpose)
+    said = [] if expected is None else [f"build.target: {expected}. Name the device's release with --for."]
+    assert [p.message for _, problems in found for p in problems] == said
+
+
 def test_int8_on_a_jetson_nano_is_refused_whatever_is_installed(folder, monkeypatch):
     from trtpipe.trt import flavour
 
@@ -148,7 +163,7 @@ def test_int8_on_a_jetson_nano_is_refused_whatever_is_installed(folder, monkeypa
 def test_int8_on_the_gpu_here(folder, monkeypatch):
     from trtpipe.trt import driver
 
-    nano = driver.Driver("10.2", (driver.Device(0, "NVIDIA Tegra X1", "5.3", 4 << 30),))
+    nano = driver.Driver("10.2", (driver.Gpu(0, "NVIDIA Tegra X1", "5.3", 4 << 30),))
     monkeypatch.setattr(driver, "probe", lambda: nano)
     overrides = ("build.target=tensorrt", "build.compute_capability=[]")
     told = "precision.int8_mode: NVIDIA Tegra X1 (compute capability 5.3) must compute in INT8"

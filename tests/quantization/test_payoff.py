@@ -15,6 +15,7 @@ from torch import nn
 from trtpipe.job.job import Job
 from trtpipe.model.capture import capture
 from trtpipe.model.nodes import calls, module_path, op_name
+from trtpipe.model.sites import MATMULS, WEIGHTED
 from trtpipe.progress import Silent
 from trtpipe.quantization.payoff import (
     DEPTHWISE,
@@ -29,7 +30,6 @@ from trtpipe.quantization.payoff import (
     makes_larger,
     shape_reason,
 )
-from trtpipe.quantization.placement import MATMULS, WEIGHTED, find_sites
 from trtpipe.quantization.quantize import prepare, quantize
 from trtpipe.routes.onnx import to_onnx
 from trtpipe.values import Captured
@@ -122,7 +122,7 @@ def chain(widths: list[int], between: type[nn.Module] = nn.ReLU) -> nn.Sequentia
 
 
 def larger(graph: Captured) -> set[str]:
-    sites = [s for s in find_sites(graph.graph)[0] if s.rule in ("Q1", "Q2")]
+    sites = [s for s in graph.sites if s.rule in ("Q1", "Q2")]
     nodes = list(dict.fromkeys(s.consumer for s in sites))
     return {module_path(n) for n in makes_larger(graph.graph, sites, nodes)}
 
@@ -202,15 +202,15 @@ def test_what_stays_wide_depends_on_what_the_job_allows_and_on_the_target() -> N
 
 def test_a_network_in_which_nothing_gains_is_quantized_all_the_same_and_says_so() -> None:
     graph = captured(chain([16, 16, 16]), 16, 4, 4)
-    found, notes = gains_nothing(graph.graph, "tensorrt_rtx", lambda node: False)
+    found, notes = gains_nothing(graph, "tensorrt_rtx", lambda node: False)
     assert (found, notes) == ({}, (NOTHING_GAINS.format(LARGER),))
     # A conv that is too small, and one row: the second needs kernels of 290 kB and saves 300.
     large = captured(nn.Sequential(nn.Conv2d(3, 20, 1), nn.Flatten(), nn.Linear(500, 600)), 3, 5, 5)
-    found, notes = gains_nothing(large.graph, "tensorrt_rtx", lambda node: False)
+    found, notes = gains_nothing(large, "tensorrt_rtx", lambda node: False)
     assert notes == (ONLY_SIZE.format(f"{SMALL}; {ONE_ROW}"),)
     assert list(found.values()) == [LARGER]
     head = captured(nn.Sequential(nn.Flatten(), nn.Linear(48, 10)), 3, 4, 4)
-    assert gains_nothing(head.graph, "tensorrt", lambda node: False) == ({}, (NOTHING_GAINS.format(ONE_ROW),))
+    assert gains_nothing(head, "tensorrt", lambda node: False) == ({}, (NOTHING_GAINS.format(ONE_ROW),))
 
 
 def test_the_reason_is_in_the_layers_and_the_table_is_that_of_every_placement() -> None:

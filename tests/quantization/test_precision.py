@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import nets
 import numpy as np
 import pytest
 import torch
 
 from trtpipe.model.nodes import module_path, op_name
-from trtpipe.quantization.placement import find_sites
 from trtpipe.quantization.precision import FP16_MAX, Keep, observe_ranges
 from trtpipe.quantization.quantize import quantize
-from trtpipe.values import Captured, Quantized, TensorSpec
+from trtpipe.values import Quantized, TensorSpec
 
 
 def made(net: str, *, half: torch.dtype | None = torch.float16, int8: bool = False, **more: object) -> Quantized:
     captured = nets.captured(net)
-    sites, _ = find_sites(captured.graph)
+    sites = captured.sites
     amax = {s.group: 2.0 for s in sites if s.axis is None}
     options = {"keep": Keep(), "ranges": {}} | more
     return quantize(captured, int8=int8, half=half, amax=amax, **options)
@@ -115,7 +116,7 @@ def test_output_bindings_get_their_dtype() -> None:
     captured = nets.captured("residual")
     for name in ("float32", "float16"):
         outputs = tuple(TensorSpec(s.name, name, s.shape, s.dims) for s in captured.outputs)
-        bound = Captured(captured.graph, captured.inputs, outputs, captured.digest)
+        bound = replace(captured, outputs=outputs)
         for half in (None, torch.float16):
             found = quantize(bound, int8=False, half=half, keep=Keep(), amax={}, ranges={})
             output = next(n for n in found.program.graph.nodes if n.op == "output").args[0][0]

@@ -12,14 +12,13 @@ from trtpipe.errors import InputError
 from trtpipe.model.capture import capture
 from trtpipe.model.nodes import calls, op_name
 from trtpipe.quantization.formats import rounded_up
-from trtpipe.quantization.placement import find_sites
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import prepare, quantize
 from trtpipe.values import Captured
 
 
 def table(captured: Captured, amax: float = 2.0) -> dict[str, float]:
-    sites, _ = find_sites(captured.graph)
+    sites = captured.sites
     return {s.group: amax for s in sites if s.axis is None}
 
 
@@ -87,7 +86,7 @@ def test_a_glob_that_matches_nothing_names_the_nearest() -> None:
 
 def test_keeping_everything_is_an_error() -> None:
     captured = nets.captured("residual")
-    with pytest.raises(InputError, match="something must be left to quantize"):
+    with pytest.raises(InputError, match="no layer is left to quantize"):
         quantize(captured, int8=True, half=None, keep=Keep(fp32=("*",)), amax=table(captured), ranges={})
 
 

@@ -163,6 +163,18 @@ def test_a_module_is_kept_in_fp32_where_half_precision_is_no_better():
     assert keeping(base, [one(None, 30.0)]) == Candidate("minmax", fp32=("a",))
 
 
+def test_a_module_is_kept_in_the_other_8_bits_where_those_are_clearly_better():
+    """Each of INT8, FP8, FP16 and FP32 is chosen by some module, and 8 bits before more."""
+
+    def one(path, fp8=None, int8=None, half=36.0):
+        return ModuleSensitivity(path, "", "linear", 1.0, 30.0, half, 1, fp8_sqnr_db=fp8, int8_sqnr_db=int8)
+
+    modules = [one("a", fp8=36.0), one("b", int8=36.0), one("c", fp8=35.9), one("d", int8=35.9, half=35.9)]
+    found = keeping(Candidate("minmax"), modules)
+    assert found == Candidate("minmax", fp8=("a",), int8=("b",), half=("c",), fp32=("d",))
+    assert found.kept == {"a", "b", "c", "d"}
+
+
 def test_what_is_inside_a_kept_module_is_kept_too():
     def named(path):
         return ModuleSensitivity(path, "", "linear", 1.0, 1.0, None, 1)

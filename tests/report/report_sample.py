@@ -14,7 +14,7 @@ from calib.table import make_table
 from trtpipe.bundle.manifest import EngineInfo, FileEntry, Manifest
 from trtpipe.evaluation.bench import Bench, Row
 from trtpipe.job.sections import Build, Limits
-from trtpipe.report.content import Answers, ReportContent
+from trtpipe.report.content import ComparedOutputs, ReportContent
 from trtpipe.values import CheckReport, Control, DimRange, LayerPrecision, Metric, TensorSpec
 
 CLASSES = ("cat", "dog", "a rather long class name, horse")
@@ -101,7 +101,7 @@ def content(folder: Path, **changed: Any) -> ReportContent:
     values: dict[str, Any] = {
         "manifest": manifest(),
         "sizes": {"model.engine": 1_380_844, "golden.safetensors": 33_376},
-        "answers": Answers({"logits": REFERENCE}, {"logits": FOUND}, names, LABELS, images),
+        "compared": ComparedOutputs({"logits": REFERENCE}, {"logits": FOUND}, names, LABELS, images),
         "table": table(),
         "scales": {"stem:input": "stem:input", "block.conv:input": "block.conv:input", "head2:input": "stem:input"},
         "sensitivity": {"stem": 31.5, "block.conv": 24.25},
@@ -154,8 +154,10 @@ def hostile(folder: Path) -> ReportContent:
         notes=(HOSTILE,),
         job=HOSTILE,
     )
-    answers = Answers({HOSTILE: REFERENCE}, {HOSTILE: FOUND}, [HOSTILE + str(i) for i in range(8)], LABELS, folder)
+    compared = ComparedOutputs(
+        {HOSTILE: REFERENCE}, {HOSTILE: FOUND}, [HOSTILE + str(i) for i in range(8)], LABELS, folder
+    )
     return dataclasses.replace(
-        good, manifest=bad_manifest, answers=answers, table=bad_table, scales={}, sensitivity={HOSTILE: 3.0},
+        good, manifest=bad_manifest, compared=compared, table=bad_table, scales={}, sensitivity={HOSTILE: 3.0},
         bench=bench(Row(HOSTILE, "cpu", notes=(HOSTILE,)), Row(HOSTILE, "cpu", HOSTILE)), measured_on=HOSTILE, sizes={HOSTILE: 3},
     )  # fmt: skip

@@ -8,8 +8,8 @@ import pytest
 
 from calib.histogram import Histogram
 from trtpipe.report import charts
-from trtpipe.report.answers import Confusion
-from trtpipe.report.figures import compact, percent, size
+from trtpipe.report.comparison import Confusion
+from trtpipe.report.figures import compact, percent
 
 HOSTILE = '"><script>x</script>'
 
@@ -82,7 +82,3 @@ def test_compact(value: float, text: str) -> None:
 )
 def test_percent(share: float, text: str) -> None:
     assert percent(share) == text
-
-
-def test_size() -> None:
-    assert [size(n) for n in (12, 33_376, 1_380_844, 2_000_000_000)] == ["12 bytes", "33.4 kB", "1.4 MB", "2.0 GB"]

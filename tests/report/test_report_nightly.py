@@ -7,7 +7,7 @@ import night_sample as nights
 import report_sample as samples
 
 from trtpipe.nightly.outcome import Comparison, NightlyReport
-from trtpipe.nightly.page import comparison_row, duration, standing
+from trtpipe.nightly.page import comparison_row, standing
 from trtpipe.nightly.page import render as render_nightly
 
 
@@ -85,10 +85,6 @@ def test_names_stay_text() -> None:
     assert "<script" not in page
     assert "<img" not in page
     assert 'href="javascript:' not in page
-
-
-def test_durations() -> None:
-    assert [duration(s) for s in (0.42, 12.34, 187, 7500)] == ["0.42 s", "12.3 s", "3 min 07 s", "2 h 05 min"]
 
 
 def test_the_same_night_gives_the_same_bytes() -> None:

@@ -48,11 +48,11 @@ def test_a_passed_check_says_so_and_a_graph_is_never_called_an_engine(tmp_path: 
     assert manifest.check is not None
     check = dataclasses.replace(manifest.check, passed=True, metrics=(Metric("cosine", "y", 1.0, 0.9, True),))
     page = render(samples.content(tmp_path, manifest=samples.manifest(check=check)))
-    assert "graph answers like its TorchScript baseline on 8 samples, within the limit of the job." in page
+    assert "graph matches its TorchScript baseline on 8 samples, within the limit of the job." in page
     assert "The engine itself was not run" in page
     engine = dataclasses.replace(check, executed="engine")
     page = render(samples.content(tmp_path, manifest=samples.manifest(check=engine)))
-    assert "engine answers like its TorchScript baseline" in page
+    assert "engine matches its TorchScript baseline" in page
     assert "The engine itself was not run" not in page
 
 
@@ -145,7 +145,7 @@ def test_without_histograms_the_report_says_why_none_is_drawn(tmp_path: Path) ->
 
 
 def test_what_was_not_measured_or_kept_is_said(tmp_path: Path) -> None:
-    bare = samples.content(tmp_path, answers=None, table=None, bench=None, latencies_ms=(), scales={}, sensitivity={},
+    bare = samples.content(tmp_path, compared=None, table=None, bench=None, latencies_ms=(), scales={}, sensitivity={},
                            manifest=samples.manifest(layers=(), notes=()))  # fmt: skip
     page = render(bare)
     assert 'id="speed"' not in page
@@ -182,7 +182,7 @@ def test_nothing_is_fetched(tmp_path: Path) -> None:
 def test_a_kit_has_nothing_to_report() -> None:
     from trtpipe.report.content import ReportContent
 
-    with pytest.raises(ValueError, match="must have an engine and a check"):
+    with pytest.raises(ValueError, match="the manifest is a kit's, without an engine or a check"):
         render(ReportContent(samples.manifest(check=None), {}))
 
 

@@ -20,7 +20,7 @@ from trtpipe.errors import BuildError, InputError
 from trtpipe.progress import Silent
 from trtpipe.routes.torch_tensorrt import partition as hybrid_route
 from trtpipe.routes.torch_tensorrt import route
-from trtpipe.runtime.hybrid import HybridRunner
+from trtpipe.runtime.hybrid_runner import HybridRunner
 from trtpipe.values import DimRange
 
 

@@ -14,7 +14,6 @@ from onnx import numpy_helper
 
 from trtpipe.errors import BuildError, InputError
 from trtpipe.evaluation.control import damaged_copy
-from trtpipe.quantization.placement import find_sites
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import quantize
 from trtpipe.routes.onnx import to_onnx
@@ -25,7 +24,7 @@ from trtpipe.values import OnnxModel, Quantized
 @cache
 def lowered(net: str, half: torch.dtype | None = None, int8: bool = True) -> tuple[Quantized, OnnxModel]:
     captured = nets.captured(net)
-    sites, _ = find_sites(captured.graph)
+    sites = captured.sites
     amax = {s.group: 2.0 for s in sites if s.axis is None}
     found = quantize(captured, int8=int8, half=half, keep=Keep(), amax=amax, ranges={})
     return found, to_onnx(found)

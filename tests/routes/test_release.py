@@ -16,7 +16,6 @@ from trtpipe.evaluation.control import damaged_copy
 from trtpipe.model.bindings import Bound
 from trtpipe.model.capture import capture
 from trtpipe.model.export import example_inputs
-from trtpipe.quantization.placement import find_sites
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import quantize
 from trtpipe.routes.onnx import to_onnx
@@ -94,7 +93,7 @@ def graph_of(module: torch.nn.Module, half: torch.dtype | None, int8: bool) -> Q
     module = module.eval()
     module(*example_inputs((spec,)))
     captured = capture(LoadedModel(Bound(module, (spec,), {}, ("y",)).eval(), (spec,), (out,), "w", "test"))
-    sites, _ = find_sites(captured.graph)
+    sites = captured.sites
     amax = {s.group: 4.0 for s in sites if s.axis is None}
     return quantize(captured, int8=int8, half=half, keep=Keep(), amax=amax, ranges={})
 
@@ -176,7 +175,7 @@ def test_what_8_6_has_no_operator_for_is_refused_by_node():
 @pytest.mark.parametrize("net", ["residual", "attention", "concat"])
 def test_the_nets_of_the_tests_are_parsed(net):
     captured = nets.captured(net)
-    sites, _ = find_sites(captured.graph)
+    sites = captured.sites
     amax = {s.group: 2.0 for s in sites if s.axis is None}
     for half in (None, torch.float16):
         program = quantize(captured, int8=True, half=half, keep=Keep(), amax=amax, ranges={})

@@ -296,7 +296,7 @@ def test_a_missing_frontend_is_said_with_how_to_get_it(tmp_path, monkeypatch, ro
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     problems = validate(job_text(tmp_path, route), version="10.3")
-    assert any(p.path == "build.route" and f"must have {name} installed" in p.text and step in p.text for p in problems)
+    assert any(p.path == "build.route" and f"{name} is not installed" in p.text and step in p.text for p in problems)
 
 
 def test_every_route_of_the_schema_can_be_taken():

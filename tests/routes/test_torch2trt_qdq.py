@@ -37,7 +37,7 @@ def installed(monkeypatch, version):
     made.install(monkeypatch)
     found = flavour.Flavour("tensorrt", trt, version, flavour.expected("tensorrt", version))
     monkeypatch.setattr(flavour, "load", lambda target: found)
-    gpu = driver.Driver("12.6", (driver.Device(0, "NVIDIA Orin", "8.7", 8 << 30),))
+    gpu = driver.Driver("12.6", (driver.Gpu(0, "NVIDIA Orin", "8.7", 8 << 30),))
     monkeypatch.setattr(driver, "probe", lambda: gpu)
     monkeypatch.setattr(route, "DEVICE", "cpu")
     return made

@@ -10,12 +10,12 @@ from trtpipe.cli import main as cli
 from trtpipe.routes.options import Frontend
 from trtpipe.runtime import doctor
 from trtpipe.trt import driver, flavour, platforms
-from trtpipe.trt.driver import Device, Driver
+from trtpipe.trt.driver import Driver, Gpu
 
 NO_GPU = Driver(problem="libcuda.so.1, the NVIDIA driver's library, is not on this machine")
-L4 = Driver("12.6", (Device(0, "NVIDIA L4", "8.9", 24 << 30),))
-H100 = Driver("12.6", (Device(0, "NVIDIA H100", "9.0", 80 << 30),))
-ORIN = Driver("12.6", (Device(0, "Orin", "8.7", 8 << 30),))
+L4 = Driver("12.6", (Gpu(0, "NVIDIA L4", "8.9", 24 << 30),))
+H100 = Driver("12.6", (Gpu(0, "NVIDIA H100", "9.0", 80 << 30),))
+ORIN = Driver("12.6", (Gpu(0, "Orin", "8.7", 8 << 30),))
 ALL = {name: "1.0" for name, _ in doctor.PACKAGES}
 RTX, TEN, ELEVEN = ("tensorrt-rtx", "1.7.1.116"), ("tensorrt", "10.3.0"), ("tensorrt-cu13", "11.4.0.106")
 
@@ -72,7 +72,7 @@ def test_nothing_is_installed(machine):
         "pip install 'trtpipe[build]'",
         "pip install onnxruntime",
         "pip install 'trtpipe[rtx]'",
-        "pip install 'trtpipe[torch-tensorrt]'",
+        "pip install 'torch-tensorrt==2.14.*'",
     )
 
 

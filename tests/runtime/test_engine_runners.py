@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
 import shipping
 
 from trtpipe.bundle.manifest import GRAPH, EngineInfo
@@ -17,6 +18,7 @@ from trtpipe.values import Engine, OnnxModel
 class Recorder:
     """Stands for EngineRunner: keeps what it is made with."""
 
+    notes = ()
     made: ClassVar[list[tuple[bytes, dict[str, object]]]] = []
 
     def __init__(self, engine, **options):
@@ -36,17 +38,24 @@ def _opened(monkeypatch, tmp_path, **fields):
     bundle = shipping.bundle(tmp_path / "b")
     engine = EngineInfo(file="model.onnx", target="tensorrt", version="10.3.0.26", os=None, machine=None, **fields)
     manifest = bundle.manifest.model_copy(update={"engine": engine})
-    open_model(type(bundle)(bundle.path, manifest, bundle.manifest_bytes, None))
+    open_model(type(bundle)(bundle.path, manifest, bundle.manifest_bytes, None), as_written=True)
     ((_, options),) = Recorder.made
     return options
 
 
 def test_a_plain_engine_gets_nothing_more(monkeypatch, tmp_path):
-    assert _opened(monkeypatch, tmp_path) == {"version_compatible": False, "refit": None}
+    assert _opened(monkeypatch, tmp_path) == {
+        "version_compatible": False, "without_lean_runtime": False, "refit": None
+    }  # fmt: skip
 
 
 def test_a_version_compatible_engine_may_run_its_own_code(monkeypatch, tmp_path):
     assert _opened(monkeypatch, tmp_path, version_compatible=True)["version_compatible"] is True
+
+
+def test_an_engine_without_its_lean_runtime_is_run_by_one_of_its_release(monkeypatch, tmp_path):
+    options = _opened(monkeypatch, tmp_path, version_compatible=True, options={"exclude_lean_runtime": True})
+    assert options["without_lean_runtime"] is True
 
 
 def test_a_stripped_plan_gets_the_bundles_graph(monkeypatch, tmp_path):
@@ -56,7 +65,7 @@ def test_a_stripped_plan_gets_the_bundles_graph(monkeypatch, tmp_path):
 
 
 def test_a_build_is_checked_with_its_weights(monkeypatch):
-    gpu = driver.Driver("12.6", (driver.Device(0, "NVIDIA L4", "8.9", 1),))
+    gpu = driver.Driver("12.6", (driver.Gpu(0, "NVIDIA L4", "8.9", 1),))
     monkeypatch.setattr(driver, "probe", lambda: gpu)
     monkeypatch.setattr(executor, "EngineRunner", Recorder)
     monkeypatch.setattr(Recorder, "made", [])
@@ -64,4 +73,29 @@ def test_a_build_is_checked_with_its_weights(monkeypatch):
     options = {"strip_plan": True, "version_compatible": True}
     _, executed = executor.open_engine(Engine(b"plan", "tensorrt", "10.3.0", ("8.9",), (), (), graph, options))
     assert executed == "engine"
-    assert Recorder.made == [(b"plan", {"version_compatible": True, "refit": b"onnx"})]
+    settings = {"version_compatible": True, "without_lean_runtime": False, "refit": b"onnx"}
+    assert Recorder.made == [(b"plan", settings)]
+
+
+class Wrong(Recorder):
+    """An engine that answers with ones."""
+
+    name = "an engine"
+    notes = ("kernels were compiled",)
+
+    def run(self, inputs):
+        rows = len(next(iter(inputs.values())))
+        return {"logits": np.ones((rows, 3), np.float32)}
+
+
+def test_an_engine_that_is_further_off_than_its_check_was_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr("trtpipe.runtime.session.EngineRunner", Wrong)
+    monkeypatch.setattr(verify, "require_fit", lambda manifest, device: None)
+    bundle = shipping.bundle(tmp_path / "b")
+    engine = EngineInfo(file="model.onnx", target="tensorrt", version="10.3.0.26", os=None, machine=None)
+    manifest = bundle.manifest.model_copy(update={"engine": engine})
+    model = open_model(type(bundle)(bundle.path, manifest, bundle.manifest_bytes, None))
+    compiled, note = model.notes
+    assert compiled == "kernels were compiled"
+    assert note.startswith("the engine is further from the baseline than its check was: output logits has ")
+    assert note.endswith("Run `trtpipe verify`")

@@ -257,7 +257,7 @@ def test_the_repr_says_what_it_is(tmp_path: Path) -> None:
 def gpu(capability: str | None) -> driver.Driver:
     if capability is None:
         return driver.Driver(problem="no driver")
-    return driver.Driver("12.8", (driver.Device(0, f"GPU {capability}", capability, 80 << 30),))
+    return driver.Driver("12.8", (driver.Gpu(0, f"GPU {capability}", capability, 80 << 30),))
 
 
 def built(target: str, capabilities: tuple[str, ...], **options: Any) -> Engine:
@@ -287,6 +287,24 @@ def test_an_engine_runs_on_the_gpus_it_is_for_and_its_graph_elsewhere(
             "the graph was executed, as the engine does not run on this machine: compute capability: the engine must "
             f"run on {', '.join(capabilities)} (got {here}, GPU {here}). Build the bundle for this device, or with "
             "hardware compatibility.",
+        )
+
+
+@pytest.mark.parametrize("least", [None, "8.9", "12.0"])
+@pytest.mark.parametrize("here", GPUS)
+def test_a_portable_engine_runs_on_the_gpus_that_have_its_number_formats(
+    here: str | None, least: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "probe", lambda: gpu(here))
+    engine = replace(built("tensorrt_rtx", ()), minimum_compute_capability=least)
+    _, executed = executor.open_engine(engine)
+    able = here is not None and tuple(map(int, here.split("."))) >= tuple(map(int, (least or "8.0").split(".")))
+    assert executed == ("engine" if able else "graph")
+    if not able and here is not None:
+        what = "8.0 (Ampere)" if least is None else f"{least}, whose number formats it needs,"
+        assert executor.graph_notes(engine, executed)[0].startswith(
+            "the graph was executed, as the engine does not run on this machine: compute capability: the engine runs "
+            f"on {what} and later (got {here}"
         )
 
 

@@ -16,7 +16,7 @@ from hybrids import BIAS, STEPS, hybrid
 
 from trtpipe.bundle.hybrid import OperatorStep, to_bytes
 from trtpipe.errors import InputError, MissingError
-from trtpipe.runtime.hybrid import DeviceRunner, HybridRunner
+from trtpipe.runtime.hybrid_runner import DeviceRunner, HybridRunner
 from trtpipe.trt.calls import Binding
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,7 +99,7 @@ def test_words_that_pytorch_does_not_have_are_refused():
 
 def test_inputs_and_order_of_use():
     opened = runner()
-    with pytest.raises(InputError, match=r"^engine: must be open to be run \(it is not\)"):
+    with pytest.raises(InputError, match=r"^engine: the runner is not open"):
         opened.run({"image": np.zeros((2, 3), np.float32)})
     with opened, pytest.raises(InputError, match=r"^inputs: must be image \(got x\)\. Name each one\."):
         opened.run({"x": np.zeros((2, 3), np.float32)})
@@ -128,7 +128,7 @@ importlib.util.find_spec = lambda name, *a: None if name == "torch" else 1
 sys.path[:0] = {paths!r}
 from hybrids import hybrid
 from trtpipe.bundle.hybrid import to_bytes
-from trtpipe.runtime.hybrid import HybridRunner
+from trtpipe.runtime.hybrid_runner import HybridRunner
 try:
     HybridRunner(to_bytes(hybrid())).__enter__()
 except Exception as error:
@@ -180,7 +180,7 @@ def test_an_engine_reads_and_writes_tensors_where_they_are(monkeypatch):
     runner, calls = Here(b""), Calls()
     ranges = (((1, 3), (1, 3), (2, 3)), ((3, 3), (4, 3), (8, 3)))
     runner.bindings = (Binding("x", "float32", (-1, 3), True, ranges), Binding("y", "float32", (-1, 3), False, ()))
-    runner._engine, runner._calls, runner.profiles = object(), calls, 2
+    runner._engine, runner._idle, runner.profiles = object(), [SimpleNamespace(calls=calls, close=list)], 2
     x = torch.arange(12, dtype=torch.float32).reshape(3, 4).t()  # not contiguous: TensorRT reads rows
     (y,) = runner.run_tensors({"x": x}, ("y",))
     torch.testing.assert_close(y, 2 * x, rtol=0, atol=0)

@@ -87,13 +87,12 @@ def test_what_overflows_in_fp16_is_infinite() -> None:
 @pytest.mark.parametrize("int8", [False, True])
 def test_a_networks_fp16_graph_comes_closer_to_the_program(net: str, int8: bool) -> None:
     """The program itself, executed by PyTorch in FP16, rounds after each operation as well."""
-    from trtpipe.quantization.placement import find_sites
     from trtpipe.quantization.precision import Keep
     from trtpipe.quantization.quantize import quantize
     from trtpipe.routes.onnx import to_onnx
 
     captured = nets.captured(net)
-    amax = {s.group: 2.0 for s in find_sites(captured.graph)[0] if s.axis is None}
+    amax = {s.group: 2.0 for s in captured.sites if s.axis is None}
     program = quantize(captured, int8=int8, half=torch.float16, keep=Keep(), amax=amax, ranges={})
     x = nets.images(3, *((6, 8) if net == "attention" else (3, 8, 8)))
     with torch.inference_mode():

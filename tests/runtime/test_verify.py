@@ -154,13 +154,13 @@ REFUSED: list[tuple[str, Manifest, Device, str]] = [
         "no runtime",
         manifest(**RTX),
         replace(GPU_86, versions={}),
-        "runtime: TensorRT-RTX 1.7.1.116 must be installed (got none). Install it: pip install 'trtpipe[rtx]'.",
+        "runtime: TensorRT-RTX 1.7.1.116 is not installed. Install it: pip install 'trtpipe[rtx]'.",
     ),
     (
         "no onnxruntime",
         shipping.manifest(),
         replace(GPU_86, versions={}),
-        "runtime: ONNX Runtime 1.20.0 must be installed (got none). Install it: pip install onnxruntime.",
+        "runtime: ONNX Runtime 1.20.0 is not installed. Install it: pip install onnxruntime.",
     ),
     (
         "rtx portable on Turing",
@@ -201,8 +201,8 @@ def test_another_onnxruntime_is_remarked_and_not_refused() -> None:
     older = Device("linux", "aarch64", {"onnxruntime": "1.19.2"})
     assert problems(bundle, older) == ()
     assert remarks(bundle, older) == (
-        "ONNX Runtime is 1.19.2 here and was 1.20.0 when the bundle was checked: answers may differ in a few samples. "
-        "The golden check below says by how much.",
+        "ONNX Runtime is 1.19.2 here and was 1.20.0 when the bundle was checked: outputs may differ in a few samples. "
+        "The golden check below measures it.",
     )
     assert remarks(bundle, replace(older, versions={"onnxruntime": "1.20.1"})) == ()
     assert remarks(manifest(), older) == ()
@@ -235,7 +235,7 @@ def test_a_kit_is_held_against_its_compiler() -> None:
     kit = shipping.manifest(kind="kit", engine=None, build=Build(target="tensorrt"))
     assert problems(kit, ORIN) == ()
     assert problems(kit, replace(ORIN, versions={})) == (
-        "runtime: TensorRT must be installed to build this kit (got none). "
+        "runtime: TensorRT is not installed, and this kit is built with it. "
         "Install that version (on a Jetson: the matching JetPack).",
     )
     assert problems(kit, replace(ORIN, compute_capability=None, gpu="no driver")) == (

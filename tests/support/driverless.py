@@ -104,7 +104,8 @@ class Network:
             self.dtypes[kind] = self.dtypes.get(kind, 0) + 1
             self.layers.append(layer.name)
             if layer.type in (trt.LayerType.QUANTIZE, trt.LayerType.DEQUANTIZE):
-                self.scales[layer.name] = _floats(producers[layer.get_input(1).name], trt)
+                scale = producers.get(layer.get_input(1).name)
+                self.scales[layer.name] = np.empty(0) if scale is None else _floats(scale, trt)  # NVFP4's are computed
         for count, get in ((network.num_inputs, network.get_input), (network.num_outputs, network.get_output)):
             for i in range(count):
                 t = get(i)
@@ -141,7 +142,7 @@ def driverless() -> Iterator[Network]:
     seen = Network()
     with contextlib.ExitStack() as stack:
         if not torch.cuda.is_available():
-            gpu = driver.Driver("13.0", (driver.Device(0, "none: driverless tests", "8.9", 8 << 30),))
+            gpu = driver.Driver("13.0", (driver.Gpu(0, "none: driverless tests", "8.9", 8 << 30),))
             stack.enter_context(mock.patch.object(driver, "probe", return_value=gpu))
             for name, answer in CUDA_ANSWERS.items():
                 stack.enter_context(

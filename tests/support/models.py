@@ -35,6 +35,26 @@ def tiny() -> torch.nn.Module:
     return Tiny().eval()
 
 
+class Attention(torch.nn.Module):
+    """A patch embedding, a convolution, one head of attention, an MLP and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = torch.nn.Conv2d(3, 128, 4, 4)
+        self.conv = torch.nn.Conv2d(128, 128, 3, padding=1)
+        self.norm = torch.nn.LayerNorm(128)
+        self.q, self.k, self.v, self.mlp = (torch.nn.Linear(128, 128) for _ in range(4))
+        self.narrow = torch.nn.Linear(128, 24)
+        self.head = torch.nn.Linear(24, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.conv(self.stem(x)).flatten(2).transpose(1, 2)
+        h = self.norm(x)
+        a = torch.softmax(self.q(h) @ self.k(h).transpose(1, 2) * 0.1, -1) @ self.v(h)
+        return self.head(self.narrow(x + self.mlp(a))).mean(1)
+
+
 @dataclass(frozen=True)
 class Line:
     """A model up to its capture, and one amax for every table key."""

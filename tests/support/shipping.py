@@ -12,7 +12,7 @@ import numpy as np
 from trtpipe.bundle import golden
 from trtpipe.bundle.format import Bundle, write_bundle
 from trtpipe.bundle.manifest import CALIBRATION, GOLDEN, GRAPH, Manifest, describe_engine
-from trtpipe.job.sections import Build, Limits, Normalize, Precision, Transform
+from trtpipe.job.sections import Build, Limits, Normalize, Transform
 from trtpipe.values import CheckReport, Control, DimRange, Engine, LayerPrecision, Metric, TensorSpec
 
 BATCH = {"N": DimRange(1, 4, 8)}
@@ -59,7 +59,7 @@ def manifest(**changes: Any) -> Manifest:
     engine = Engine(graph(), "onnxruntime", "1.20.0", (), (INPUT,), (OUTPUT,), None, {"opset": 18})
     fields: dict[str, Any] = {
         "name": "colour",
-        "engine": describe_engine(engine, Build(target="onnxruntime"), Precision()),
+        "engine": describe_engine(engine, Build(target="onnxruntime")),
         "inputs": (INPUT,),
         "outputs": (OUTPUT,),
         "build": Build(target="onnxruntime"),

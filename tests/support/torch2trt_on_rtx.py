@@ -149,7 +149,7 @@ def torch2trt_on_rtx() -> Iterator[Seen]:
             return held.ctypes.data, held
 
     trt = tensorrt(rtx)
-    gpu = driver.Driver("13.0", (driver.Device(0, "none: torch2trt on TensorRT-RTX", "8.9", 8 << 30),))
+    gpu = driver.Driver("13.0", (driver.Gpu(0, "none: torch2trt on TensorRT-RTX", "8.9", 8 << 30),))
     found = flavour.Flavour("tensorrt", trt, VERSION, flavour.expected("tensorrt", VERSION))
     with contextlib.ExitStack() as stack:
         for target, name, value in (

@@ -74,7 +74,7 @@ def test_what_ends_before_tensorrt_8_6_is_refused_whatever_it_is_asked(name):
 
 def test_dla_where_there_is_none():
     assert refusals(PLATFORMS["jetson_orin_nano"], Precision(fp16_mode=True), dla=True) == (
-        ("build.default_device_type", "build.default_device_type: Jetson Orin Nano must have a DLA (got none). Leave "
+        ("build.default_device_type", "build.default_device_type: Jetson Orin Nano has no DLA. Leave "
          "everything on the GPU."),
     )  # fmt: skip
     assert refusals(PLATFORMS["jetson_agx_orin"], Precision(fp16_mode=True), dla=True) == ()

@@ -1,13 +1,14 @@
 """The order in which an engine is timed; its GPU, its driver and its TensorRT are stand-ins, so no time is checked."""
 
 import ctypes
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from trtpipe.errors import MissingError
 from trtpipe.trt import timing
-from trtpipe.trt.runtime import Binding
+from trtpipe.trt.calls import Binding
 from trtpipe.trt.timing import TimedEngine
 
 
@@ -27,22 +28,29 @@ class Cuda:
         return call
 
 
-class Memory:
-    stream = 7
+class Execution:
+    """What the engine runs in; each call is logged."""
+
+    memory = SimpleNamespace(stream=7)
 
     def __init__(self, log):
         self.log = log
 
-    def upload(self, buffer, array):
-        self.log.append(f"upload {buffer}")
+    def prepare(self, profile, arrays):
+        self.log.append(f"prepare {profile} {arrays['x'].shape}")
+        return False
 
-    def download(self, buffer, array):
-        self.log.append(f"download {buffer} {array.shape} {array.dtype}")
+    def upload(self):
+        self.log.append("upload")
 
+    def enqueue(self, changed):
+        self.log.append(f"execute {changed}")
 
-class Calls:
-    def shape_of(self, name):
-        return (2, 5)
+    def download(self):
+        self.log.append("download")
+
+    def close(self):
+        self.log.append("close")
 
 
 @pytest.fixture
@@ -54,8 +62,7 @@ def engine(monkeypatch):
         Binding("x", "float32", (-1, 3), True, (((1, 3), (2, 3), (4, 3)),)),
         Binding("y", "float16", (-1, 5), False, ()),
     )
-    made._memory, made._calls, made._buffers = Memory(log), Calls(), {"x": "X", "y": "Y"}
-    made._execute = lambda changed: log.append(f"execute {changed}")
+    made._engine, made.profiles, made._idle = object(), 1, [Execution(log)]
     return made, log
 
 
@@ -63,7 +70,8 @@ def test_only_the_execution_lies_between_the_events(engine):
     made, log = engine
     assert made.milliseconds({"x": np.zeros((2, 3), np.float32)}, transfers=False) == 1.25
     assert [line for line in log if "Create" not in line and "Destroy" not in line] == [
-        "upload X", "cuEventRecord", "execute False", "cuEventRecord", "cuEventSynchronize", "cuEventElapsedTime"
+        "prepare 0 (2, 3)", "upload", "cuEventRecord", "execute False", "cuEventRecord", "cuEventSynchronize",
+        "cuEventElapsedTime",
     ]  # fmt: skip
     assert log.count("cuEventDestroy_v2") == 2
 
@@ -72,7 +80,7 @@ def test_with_transfers_the_copies_lie_between_them_too(engine):
     made, log = engine
     made.milliseconds({"x": np.zeros((2, 3), np.float32)}, transfers=True)
     first, last = log.index("cuEventRecord"), len(log) - 1 - log[::-1].index("cuEventRecord")
-    assert log[first + 1 : last] == ["upload X", "execute False", "download Y (2, 5) float16"]
+    assert log[first + 1 : last] == ["upload", "execute False", "download"]
 
 
 def test_a_driver_that_refuses_is_said(engine, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 
 from trtpipe.errors import MissingError
 from trtpipe.trt import driver
-from trtpipe.trt.driver import Device, Driver, probe, require
+from trtpipe.trt.driver import Driver, Gpu, probe, require
 
 
 class Cuda:
@@ -66,7 +66,7 @@ def library(monkeypatch):
 def test_devices(library):
     library(Cuda([("NVIDIA L4", 8, 9, 24 << 30), ("Orin", 8, 7, 8 << 30)]))
     assert probe() == Driver(
-        "12.6", (Device(0, "NVIDIA L4", "8.9", 24 << 30), Device(1, "Orin", "8.7", 8 << 30)), ""
+        "12.6", (Gpu(0, "NVIDIA L4", "8.9", 24 << 30), Gpu(1, "Orin", "8.7", 8 << 30)), ""
     )  # fmt: skip
 
 

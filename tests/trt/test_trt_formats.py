@@ -25,19 +25,19 @@ def job(target="tensorrt_rtx", **build):
 #: (what is asked, the build, the release, the messages).
 REFUSED = [
     (FP8, job("tensorrt"), ("tensorrt", "8.6.1"),
-     ["precision.fp8_mode: TensorRT 8.6.1 must have FP8 Q/DQ (got none). Use TensorRT 10.0 or later or TensorRT-RTX, "
+     ["precision.fp8_mode: TensorRT 8.6.1 does not support FP8 Q/DQ. Use TensorRT 10.0 or later or TensorRT-RTX, "
       "or precision.int8_mode."]),
     (INT4, job("tensorrt"), ("tensorrt", "8.6.1"),
-     ["precision.weights: TensorRT 8.6.1 must have INT4 weights (got none). Use TensorRT 10.0 or later or "
+     ["precision.weights: TensorRT 8.6.1 does not support INT4 weights. Use TensorRT 10.0 or later or "
       "TensorRT-RTX, or precision.int8_mode."]),
     (NVFP4, job("tensorrt"), ("tensorrt", "8.6.1"),
-     ["precision.nvfp4_mode: TensorRT 8.6.1 must have FP4 (got none). Use TensorRT 10.8 or later or TensorRT-RTX, or "
+     ["precision.nvfp4_mode: TensorRT 8.6.1 does not support FP4. Use TensorRT 10.8 or later or TensorRT-RTX, or "
       "precision.fp8_mode."]),
     (NVFP4, job("tensorrt"), ("tensorrt", "10.3.0"),
-     ["precision.nvfp4_mode: TensorRT 10.3.0 must have FP4 (got none). Use TensorRT 10.8 or later or TensorRT-RTX, or "
+     ["precision.nvfp4_mode: TensorRT 10.3.0 does not support FP4. Use TensorRT 10.8 or later or TensorRT-RTX, or "
       "precision.fp8_mode."]),
     (NVFP4_WEIGHTS, job("tensorrt"), ("tensorrt", "10.3.0"),
-     ["precision.weights: TensorRT 10.3.0 must have FP4 (got none). Use TensorRT 10.8 or later or TensorRT-RTX, or "
+     ["precision.weights: TensorRT 10.3.0 does not support FP4. Use TensorRT 10.8 or later or TensorRT-RTX, or "
       "precision.fp8_mode."]),
     (FP8, job(compute_capability=("8.6",)), RTX,
      ["precision.fp8_mode: each of build.compute_capability must have FP8, as 8.9, 12.0, 12.1 do (got 8.6). Leave them "
@@ -134,10 +134,13 @@ def test_formats_only_grow_from_ampere_on():
 
 
 def test_the_floor_of_a_portable_engine():
-    assert floor(Precision(int8_mode=True, fp16_mode=True)) is None
-    assert floor(INT4) is None
-    assert floor(FP8) == floor(Precision(int8_mode=True, fp8_mode=True)) == "8.9"
-    assert floor(NVFP4) == floor(NVFP4_WEIGHTS) == floor(Precision(fp8_mode=True, weights="nvfp4")) == "12.0"
+    def portable(precision):
+        return floor(precision, "tensorrt_rtx", ())
+
+    assert portable(None) is portable(Precision(int8_mode=True, fp16_mode=True)) is portable(INT4) is None
+    assert portable(FP8) == portable(Precision(int8_mode=True, fp8_mode=True)) == "8.9"
+    assert portable(NVFP4) == portable(NVFP4_WEIGHTS) == portable(Precision(fp8_mode=True, weights="nvfp4")) == "12.0"
+    assert floor(FP8, "tensorrt_rtx", ("8.9",)) is floor(FP8, "tensorrt", ()) is None
 
 
 def test_no_format_is_refused_on_the_newest_platform():

@@ -2,69 +2,17 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib.util
+import inspect
 import sys
 import types
 
 import numpy as np
 import pytest
+from cuda_double import Runtime
 
 from trtpipe.errors import MissingError
 from trtpipe.trt import memory
 from trtpipe.trt.memory import CudaPythonMemory, PycudaMemory, open_memory
-
-
-class Status(int):
-    name = "cudaErrorMemoryAllocation"
-
-
-class Runtime:
-    """cuda-python's runtime module over host memory: each function returns (error code, results...)."""
-
-    cudaMemcpyKind = types.SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)
-    cudaStreamCaptureMode = types.SimpleNamespace(cudaStreamCaptureModeThreadLocal=3)
-
-    def __init__(self, **failing):
-        self.failing, self.calls, self.live = failing, [], {}
-
-    def __getattr__(self, name):
-        if not name.startswith("cuda"):
-            raise AttributeError(name)
-
-        def call(*arguments):
-            self.calls.append(name)
-            if name in self.failing:
-                failure = self.failing[name]
-                if isinstance(failure, Exception):
-                    raise failure
-                return (failure,)
-            result = getattr(self, f"do_{name}", lambda *_: None)(*arguments)
-            return (Status(0),) if result is None else (Status(0), result)
-
-        return call
-
-    def do_cudaGetDeviceCount(self):
-        return 1
-
-    def do_cudaStreamCreate(self):
-        return 0x57AE
-
-    def do_cudaMalloc(self, size):
-        block = ctypes.create_string_buffer(size)
-        self.live[ctypes.addressof(block)] = block
-        return ctypes.addressof(block)
-
-    def do_cudaFree(self, address):
-        del self.live[address]
-
-    def do_cudaMemcpyAsync(self, to, source, size, kind, stream):
-        ctypes.memmove(to, source, size)
-
-    def do_cudaStreamEndCapture(self, stream):
-        return "graph"
-
-    def do_cudaGraphInstantiate(self, graph, flags):
-        return f"executable {graph}"
 
 
 @pytest.fixture
@@ -80,7 +28,7 @@ def runtime(monkeypatch):
 def test_cuda_python_round_trip_and_free(runtime):
     cuda = runtime()
     device = CudaPythonMemory()
-    assert device.stream == 0x57AE
+    assert device.stream in cuda.live
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     buffer = device.allocate(array.nbytes)
     device.upload(buffer, array)
@@ -88,10 +36,48 @@ def test_cuda_python_round_trip_and_free(runtime):
     device.download(buffer, back)
     device.synchronize()
     assert np.array_equal(back, array)
-    assert len(cuda.live) == 1
+    assert cuda.kinds() == ["memory", "stream"]
     del buffer
     gc.collect()
+    assert cuda.kinds() == ["stream"]
+    device.close()
     assert cuda.live == {}
+
+
+def test_everything_is_given_back_once_the_newest_first(runtime):
+    cuda = runtime()
+    device = CudaPythonMemory()
+    kept = [device.allocate(8), device.allocate_host(8), device.capture(lambda: None)]
+    kept[0].free()
+    kept[0].free()
+    device.close()
+    device.close()
+    del kept, device
+    gc.collect()
+    assert cuda.live == {}
+    assert [n for n in cuda.names() if "Free" in n or "Destroy" in n] == [
+        "cudaGraphDestroy", "cudaFree", "cudaGraphExecDestroy", "cudaFreeHost", "cudaStreamDestroy"
+    ]  # fmt: skip
+
+
+def test_what_cannot_be_given_back_is_logged_and_the_rest_is_given_back(runtime, caplog):
+    cuda = runtime()
+    device = CudaPythonMemory()
+    kept = [device.allocate(8), device.allocate(8)]
+    cuda.fail_at(len(cuda.calls))
+    device.close()
+    assert caplog.messages == ["cudaFree: cudaErrorUnknown"]
+    assert cuda.kinds() == ["memory"]
+    del kept
+
+
+def test_page_locked_memory_is_an_array(runtime):
+    cuda = runtime()
+    device = CudaPythonMemory()
+    host = device.allocate_host(16)
+    host.array.view(np.float32)[:] = [1, 2, 3, 4]
+    assert cuda.kinds() == ["host", "stream"]
+    assert device.allocate_host(0).array.nbytes == 0
 
 
 def test_cuda_python_places_a_batch_that_lives_as_long_as_its_owner(runtime):
@@ -99,29 +85,42 @@ def test_cuda_python_places_a_batch_that_lives_as_long_as_its_owner(runtime):
     device = CudaPythonMemory()
     array = np.arange(6, dtype=np.float32)[::2]  # not contiguous
     address, owner = device.place(array)
-    assert np.array_equal(np.frombuffer(cuda.live[address].raw, np.float32), [0, 2, 4])
-    assert "cudaStreamSynchronize" in cuda.calls
+    assert np.array_equal(np.frombuffer(ctypes.string_at(address, 12), np.float32), [0, 2, 4])
+    assert "cudaStreamSynchronize" in cuda.names()
     del owner
     gc.collect()
-    assert cuda.live == {}
+    assert cuda.kinds() == ["stream"]
 
 
-def test_cuda_python_captures_a_graph(runtime):
+def test_cuda_python_captures_a_graph_and_destroys_it(runtime):
     cuda = runtime()
     device, seen = CudaPythonMemory(), []
-    launch = device.capture(lambda: seen.append("enqueued"))
+    graph = device.capture(lambda: seen.append("enqueued"))
     assert seen == ["enqueued"]
-    launch()
-    launch()
-    assert cuda.calls[-5:] == [
+    graph.launch()
+    graph.launch()
+    assert cuda.names()[-6:] == [
         "cudaStreamBeginCapture",
         "cudaStreamEndCapture",
         "cudaGraphInstantiate",
+        "cudaGraphDestroy",
         *["cudaGraphLaunch"] * 2,
     ]
+    graph.free()
+    assert cuda.kinds() == ["stream"]
 
 
-@pytest.mark.parametrize("failure", [Status(2), RuntimeError("driver is too old")])
+def test_a_capture_that_fails_is_ended(runtime):
+    cuda = runtime()
+    device = CudaPythonMemory()
+    with pytest.raises(ZeroDivisionError):
+        device.capture(lambda: 1 / 0)
+    assert cuda.names()[-2:] == ["cudaStreamEndCapture", "cudaGraphDestroy"]
+    assert not cuda.capturing
+    assert cuda.kinds() == ["stream"]
+
+
+@pytest.mark.parametrize("failure", [2, RuntimeError("driver is too old")])
 def test_cuda_python_errors_are_codes_or_exceptions(runtime, failure):
     runtime(cudaMalloc=failure)
     device = CudaPythonMemory()
@@ -129,29 +128,25 @@ def test_cuda_python_errors_are_codes_or_exceptions(runtime, failure):
         device.allocate(4)
 
 
-def test_the_real_cuda_python_has_what_is_called():
-    if importlib.util.find_spec("cuda") is None:
-        pytest.skip("cuda-python is not installed")
-    real = memory._cuda_runtime()
-    for name in (
-        "cudaGetDeviceCount", "cudaStreamCreate", "cudaStreamDestroy", "cudaMalloc", "cudaFree", "cudaMemcpyAsync",
-        "cudaStreamSynchronize", "cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiate",
-        "cudaGraphLaunch",
-    ):  # fmt: skip
-        assert callable(getattr(real, name))
-    assert real.cudaMemcpyKind.cudaMemcpyHostToDevice
+def test_the_double_has_the_signatures_of_the_real_cuda_python():
+    real = pytest.importorskip("cuda.bindings.runtime", reason="cuda-python is not installed")
+    for name in Runtime.FUNCTIONS:
+        wanted = list(inspect.signature(getattr(real, name)).parameters)
+        assert list(inspect.signature(getattr(Runtime, f"do_{name}")).parameters)[1:] == wanted, name
+    for name in ("cudaMemcpyHostToDevice", "cudaMemcpyDeviceToHost"):
+        assert int(getattr(real.cudaMemcpyKind, name)) == getattr(Runtime.cudaMemcpyKind, name)
     assert real.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
 
 
 def test_without_any_provider_each_reason_is_told(monkeypatch, runtime):
-    runtime(cudaGetDeviceCount=Status(100))
+    runtime(cudaGetDeviceCount=100)
     monkeypatch.setattr(memory.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "pycuda", None)
     with pytest.raises(MissingError) as raised:
         open_memory()
     assert str(raised.value) == (
         "device memory: torch with CUDA, cuda-python or pycuda must work (got torch: not installed; cuda-python: "
-        "cudaGetDeviceCount: cudaErrorMemoryAllocation; pycuda: not installed). Install one: pip install "
+        "cudaGetDeviceCount: cudaErrorNoDevice; pycuda: not installed). Install one: pip install "
         "'trtpipe[edge]'."
     )
 
@@ -160,12 +155,15 @@ def test_a_named_provider_is_the_only_one_tried(runtime):
     cuda = runtime()
     device = open_memory("cuda-python")
     assert device.provider == "cuda-python"
-    assert cuda.calls == ["cudaGetDeviceCount", "cudaStreamCreate"]
+    assert cuda.names() == ["cudaGetDeviceCount", "cudaStreamCreate"]
 
 
 class Allocation:
     def __init__(self, size):
         self.block = ctypes.create_string_buffer(size)
+
+    def free(self):
+        self.block = None
 
     def __int__(self):
         return ctypes.addressof(self.block)
@@ -182,7 +180,7 @@ def pycuda(monkeypatch):
     stream = types.SimpleNamespace(handle=7, synchronize=lambda: None)
     driver = types.SimpleNamespace(
         Stream=lambda: stream, mem_alloc=Allocation, memcpy_htod_async=copy_in, memcpy_dtoh_async=copy_out,
-        memcpy_htod=copy_in,
+        pagelocked_empty=np.empty,
     )  # fmt: skip
     package = types.SimpleNamespace(driver=driver, autoinit=types.SimpleNamespace(context="context"), __path__=[])
     monkeypatch.setitem(sys.modules, "pycuda", package)
@@ -201,7 +199,8 @@ def test_pycuda_round_trip(pycuda):
     assert np.array_equal(back, array)
     address, _owner = device.place(array)
     assert np.array_equal(np.frombuffer(ctypes.string_at(address, 32), np.int64), array)
-    with pytest.raises(MissingError, match=r"CUDA graphs: torch or cuda-python must be installed \(got pycuda\)"):
+    assert device.allocate_host(6).array.nbytes == 6
+    with pytest.raises(MissingError, match=r"^CUDA graphs need torch or cuda-python, and pycuda is in use\."):
         device.capture(lambda: None)
 
 

@@ -10,7 +10,7 @@ from trtpipe.job.sections import Build
 from trtpipe.progress import Silent
 from trtpipe.trt import driver
 from trtpipe.trt.builder import build_engine
-from trtpipe.trt.driver import Device, Driver
+from trtpipe.trt.driver import Driver, Gpu
 from trtpipe.trt.runtime import EngineRunner
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed")
@@ -22,7 +22,7 @@ def plan():
 
 
 def on(monkeypatch, name, capability):
-    monkeypatch.setattr(driver, "probe", lambda: Driver("12.6", (Device(0, name, capability, 1 << 33),)))
+    monkeypatch.setattr(driver, "probe", lambda: Driver("12.6", (Gpu(0, name, capability, 1 << 33),)))
 
 
 class NoMemory:
@@ -69,5 +69,5 @@ def test_what_is_no_plan(tmp_path):
 
 
 def test_a_runner_that_was_never_opened(plan):
-    with pytest.raises(errors.InputError, match="engine: must be open to be run"):
+    with pytest.raises(errors.InputError, match="engine: the runner is not open"):
         EngineRunner(plan).run({})

@@ -7,7 +7,7 @@ import pytest
 
 from trtpipe.errors import InputError
 from trtpipe.trt import timing_cache
-from trtpipe.trt.driver import Device, Driver
+from trtpipe.trt.driver import Driver, Gpu
 from trtpipe.trt.flavour import Flavour
 
 
@@ -45,7 +45,7 @@ class Config:
 
 def test_one_file_for_each_tensorrt_gpu_and_driver():
     found = Flavour("tensorrt", types.SimpleNamespace(), "10.16.1.11", frozenset())
-    driver = Driver("13.0", (Device(0, "NVIDIA RTX A6000 (48 GB)", "8.6", 1),))
+    driver = Driver("13.0", (Gpu(0, "NVIDIA RTX A6000 (48 GB)", "8.6", 1),))
     name = timing_cache.file_name(found, driver, driver.devices[0])
     assert name == "tensorrt-10.16.1.11_NVIDIA-RTX-A6000-48-GB_sm86_cuda13.0.timing"
 

@@ -3,7 +3,8 @@
 An archive is an uncompressed USTAR file in one canonical form: manifest.json, then manifest.sig if there is one, then
 the other files by name, every header field but name, size and checksum the same. `tar tf` lists it. Reading compares
 each header with the only one the writer could have written, so links, devices, sparse files, long names and
-trailing data have no way in; and with nothing compressed, an archive cannot hold more than its own size.
+trailing data have no way in; and with nothing compressed, an archive cannot hold more than its own size. tarfile
+writes the headers; it does not read them, since it accepts every form of tar and skips what follows the end.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def pack(bundle_path: Path, archive: Path) -> Bundle:
     """
     bundle = read_bundle(bundle_path)
     if archive.exists() and not archive.is_file():
-        raise InputError(f"{archive}: must be a file or absent (got something else). Choose another name.")
+        raise InputError(f"{archive}: is there already and is no regular file. Choose another name.")
     for name, entry in bundle.manifest.files.items():
         if entry.size > MAX_FILE_BYTES:
             raise InputError(
@@ -145,9 +146,9 @@ def _read_members(archive: Path, file: io.BufferedReader) -> Iterator[tuple[str,
             f"{archive}: must hold every file its manifest lists ({next(iter(left))} is missing). {_AGAIN}"
         )
     if len(block) != _BLOCK or file.read(_BLOCK) != bytes(_BLOCK):
-        raise InputError(f"{archive}: must end in two empty blocks (it is cut short). {_AGAIN}")
+        raise InputError(f"{archive}: the file is cut short. {_AGAIN}")
     if file.read(1):
-        raise InputError(f"{archive}: must end after its last file (got more data). {_AGAIN}")
+        raise InputError(f"{archive}: there is data after the last file. {_AGAIN}")
 
 
 def _read_member(
@@ -166,7 +167,7 @@ def _read_member(
     if kind:
         raise InputError(f"{archive}: {shown} must be a regular file (got {kind}). Do not use this archive.")
     if raw_name.startswith(b"/"):
-        raise InputError(f"{archive}: {shown} must be a plain name (got an absolute path). Do not use this archive.")
+        raise InputError(f"{archive}: {shown} is an absolute path. Do not use this archive.")
     if b".." in raw_name.split(b"/"):
         raise InputError(
             f"{archive}: {shown} must be a plain name (it leads out of the bundle). Do not use this archive."
@@ -176,7 +177,7 @@ def _read_member(
     except UnicodeDecodeError:
         name = ""
     if header[345:500].strip(b"\0") or not re.fullmatch(FILE_NAME, name):
-        raise InputError(f"{archive}: {shown} must be a plain name (it is not). Do not use this archive.")
+        raise InputError(f"{archive}: {shown} is not a plain file name. Do not use this archive.")
     if name not in expected:
         wanted = next((n for n in expected if n != SIGNATURE), "nothing more")
         raise InputError(f"{archive}: must hold {wanted} next (got {shown}). {_AGAIN}")
@@ -194,8 +195,8 @@ def _read_member(
     if size > total - file.tell():
         raise InputError(f"{archive}: {shown} must have {size} bytes ({total - file.tell()} are left). {_AGAIN}")
     if header != _header(name, size):
-        raise InputError(f"{archive}: the header of {shown} must be in canonical form (it is not). {_AGAIN}")
+        raise InputError(f"{archive}: the header of {shown} is not in canonical form. {_AGAIN}")
     data = file.read(size)
     if any(file.read(-size % _BLOCK)):
-        raise InputError(f"{archive}: {shown} must be padded with zeros (it is not). {_AGAIN}")
+        raise InputError(f"{archive}: {shown} is not padded with zeros. {_AGAIN}")
     return name, data

@@ -1,6 +1,6 @@
 """A bundle on disk: written whole or not at all, and validated in full before anything in it is used.
 
-How a directory is replaced in one step is in `replacing`.
+How a directory is replaced in one step is in `atomic`.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def write_bundle(
     return place(destination, content, where=destination)
 
 
-def give_signature(path: Path, sign: Sign | None) -> bool:
+def set_signature(path: Path, sign: Sign | None) -> bool:
     """Sign the bundle at `path`, in place of any other signature; with None take its signature away.
 
     Returns:
@@ -209,13 +209,11 @@ def read_bundle(path: Path, trust: Trust | None = None) -> Bundle:
 
 
 def _refuse_other(destination: Path) -> None:
-    """Refuse to replace what is no bundle."""
+    """Refuse to replace anything that is not a bundle."""
     if not os.path.lexists(destination):
         return
     if destination.is_symlink() or not destination.is_dir():
-        raise InputError(
-            f"{destination}: must be a bundle's directory or absent (got another file). Choose another place."
-        )
+        raise InputError(f"{destination}: is there already and is no bundle. Choose another place.")
     if any(destination.iterdir()) and not (destination / MANIFEST).is_file():
         raise InputError(
             f"{destination}: must be a bundle or absent (got a directory without {MANIFEST}). Choose another place."
@@ -241,7 +239,7 @@ def _read_opened(path: Path, directory: int, trust: Trust | None) -> Bundle:
     """The bundle in the open `directory`, checked in full."""
     present = set(os.listdir(directory))
     if MANIFEST not in present:
-        raise InputError(f"{path}: must hold {MANIFEST} (got none). Give the path of a bundle.")
+        raise InputError(f"{path}: holds no {MANIFEST}. Give the path of a bundle.")
     data = _read_regular(path, directory, MANIFEST, None)
     signature = _read_regular(path, directory, SIGNATURE, SIGNATURE_BYTES) if SIGNATURE in present else None
     if trust is not None:
@@ -279,7 +277,7 @@ def _read_regular(path: Path, directory: int, name: str, size: int | None) -> by
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise InputError(f"{path}/{name}: must be a regular file (got something else). {_AGAIN}")
+            raise InputError(f"{path}/{name}: is not a regular file. {_AGAIN}")
         if size is not None and status.st_size != size:
             raise InputError(f"{path}/{name}: must have {size} bytes (got {status.st_size}). {_AGAIN}")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
@@ -298,7 +296,7 @@ def _check_content(path: Path, manifest: Manifest, read: Callable[[str], bytes])
     """Hold the required files against the manifest; `read` returns the content of a listed file."""
     for name in manifest.required_files:
         if name not in manifest.files:
-            raise InputError(f"{path}: a {manifest.kind} like this must hold {name} (got none). {_AGAIN}")
+            raise InputError(f"{path}: {name} is missing. {_AGAIN}")
         content = read(name)
         if name == GOLDEN:
             golden_data.from_bytes(content, manifest.inputs, manifest.outputs, f"{path}/{name}")
@@ -310,13 +308,13 @@ def _check_content(path: Path, manifest: Manifest, read: Callable[[str], bytes])
 
 def _check_hybrid(where: str, manifest: Manifest, data: bytes) -> None:
     """Hold a hybrid module's bindings, and the header of each of its plans, against the manifest."""
-    found = hybrid.from_bytes(data, where)
-    got = (tuple(found.plan.inputs), set(found.plan.outputs))
+    decoded = hybrid.from_bytes(data, where)
+    got = (tuple(decoded.plan.inputs), set(decoded.plan.outputs))
     if got != (tuple(s.name for s in manifest.inputs), {s.name for s in manifest.outputs}):
         raise InputError(
             f"{where}: must have the manifest's bindings (got {', '.join([*got[0], *sorted(got[1])])}). {_AGAIN}"
         )
-    for number, plan in enumerate(found.engines):
+    for number, plan in enumerate(decoded.engines):
         _check_header(f"{where}: engine {number}", manifest, plan)
 
 

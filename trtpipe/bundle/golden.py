@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trtpipe.batching import Array
+from calib.types import Array
 from trtpipe.errors import InputError
 from trtpipe.values import TensorSpec
 
@@ -95,7 +95,7 @@ def from_bytes(data: bytes, inputs: tuple[TensorSpec, ...], outputs: tuple[Tenso
         )
     for key, (side, spec) in wanted.items():
         tensor = tensors[key]
-        # The baseline answers in float32 whatever the output's binding dtype is.
+        # The baseline's outputs are float32 whatever the output's binding dtype is.
         if side == "input" and tensor.dtype != np.dtype(spec.dtype):
             raise InputError(f"{where}: {key} must be {spec.dtype}, as its binding (got {tensor.dtype}). {again}")
         if not tensor.ndim or not _fits(tensor.shape[1:], spec):

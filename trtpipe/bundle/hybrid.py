@@ -3,7 +3,7 @@
 The file, `model.hybrid`, is safetensors, all of it uint8: `plan` is canonical JSON, `engine:<n>` a serialized engine,
 `tensor:<name>` the raw bytes of a constant that a PyTorch operation reads. The plan is a list of steps, each one engine
 or one operator by its name; a reader knows every name beforehand, so nothing but the engines can bring code.
-Reading it takes NumPy alone; `trt.hybrid` executes it, with PyTorch.
+Reading it takes NumPy alone; `runtime.hybrid_runner` executes it, with PyTorch.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
+from calib.strictjson import first_problem
 from trtpipe.errors import InputError
 
 #: Operators that a plan may name: ATen's, trtpipe's own Q/DQ, and Python's on numbers and tuples.
@@ -28,7 +29,7 @@ FORBIDDEN = frozenset({"from_file"})
 #: Sizes of a constant's elements by PyTorch's names.
 DTYPE_BYTES = {
     "float32": 4, "float16": 2, "bfloat16": 2, "float64": 8,
-    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float8_e4m3fn": 1,
 }  # fmt: skip
 #: An argument that JSON has no word for is a mapping with one of these keys.
 SPECIAL = ("value", "tensor", "dtype", "device", "layout", "memory_format", "float")
@@ -67,7 +68,7 @@ class Constant(_Part):
     """A constant in the file."""
 
     dtype: Literal[
-        "float32", "float16", "bfloat16", "float64", "bool", "uint8", "int8", "int16", "int32", "int64"
+        "float32", "float16", "bfloat16", "float64", "bool", "uint8", "int8", "int16", "int32", "int64", "float8_e4m3fn"
     ]  # fmt: skip
     shape: tuple[Annotated[int, Field(ge=0)], ...] = Field(strict=False)
 
@@ -144,8 +145,8 @@ def allowed(op: str) -> bool:
     return re.fullmatch(OPERATOR, op) is not None and name not in FORBIDDEN and not writes
 
 
-def references(value: JsonValue, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Every special argument within `value`, as (key, what it says).
+def references(value: JsonValue, depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Every special argument within `value`, as (key, text).
 
     Raises:
         ValueError: a mapping that is no special argument, or nesting deeper than any argument needs.
@@ -156,13 +157,13 @@ def references(value: JsonValue, depth: int = 0) -> Iterator[tuple[str, Any]]:
         for item in value:
             yield from references(item, depth + 1)
     elif isinstance(value, dict):
-        key, said = next(iter(value.items())) if len(value) == 1 else ("", None)
-        if key not in SPECIAL or not isinstance(said, str):
+        key, argument = next(iter(value.items())) if len(value) == 1 else ("", None)
+        if key not in SPECIAL or not isinstance(argument, str):
             raise ValueError(f"an argument must be one of {', '.join(SPECIAL)} (got {sorted(value)})")
-        yield key, said
+        yield key, argument
 
 
-def _canonical(raw: Any) -> bytes:
+def _canonical(raw: object) -> bytes:
     return json.dumps(raw, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -183,9 +184,7 @@ def _plan(text: bytes, where: str) -> Plan:
         if _canonical(plan.model_dump(mode="json")) != text:
             raise ValueError("it is not in canonical form")
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise InputError(f"{where}: the plan must follow its schema (got {problem}). {_AGAIN}") from None
+        raise InputError(f"{where}: the plan must follow its schema (got {first_problem(error)}). {_AGAIN}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: the plan must be JSON (got: {error}). {_AGAIN}") from None
     return plan
@@ -229,10 +228,10 @@ def _agrees(hybrid: Hybrid) -> None:
 
 
 def _defined(args: list[JsonValue], known: set[str], plan: Plan) -> None:
-    for key, said in references(args):
-        if key == "value" and said not in known:
-            raise ValueError(f"value {said} read before it is there")
-        if key == "tensor" and said not in plan.constants:
-            raise ValueError(f"constant {said}, which is not there")
-        if key == "float" and said not in ("inf", "-inf", "nan"):
-            raise ValueError(f"number {said}")
+    for key, argument in references(args):
+        if key == "value" and argument not in known:
+            raise ValueError(f"value {argument} read before it is there")
+        if key == "tensor" and argument not in plan.constants:
+            raise ValueError(f"constant {argument}, which is not there")
+        if key == "float" and argument not in ("inf", "-inf", "nan"):
+            raise ValueError(f"number {argument}")

@@ -8,7 +8,6 @@ packed as a bundle is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from trtpipe.bundle import golden as golden_data
 from trtpipe.bundle.format import Bundle
@@ -20,7 +19,7 @@ from trtpipe.values import CheckReport, Engine, OnnxModel
 #: Inputs of all the samples in a kit.
 MAX_GOLDEN_BYTES = 512 << 20
 
-#: Said in a bundle whose engine nobody could execute where it was built.
+#: The note of a bundle whose engine could not be executed where it was built.
 NOT_EXECUTED = (
     "The engine was built from a kit where no GPU could execute it: the check is the one of the kit's graph. "
     "Run `trtpipe check` on the bundle where its GPU is."
@@ -58,16 +57,14 @@ def kit_contents(
 
 
 def kit_graph(kit: Bundle) -> OnnxModel:
-    """What a kit gives the compiler.
+    """The graph of a kit, to compile.
 
     Raises:
         InputError: it is a bundle, whose engine is built already.
     """
     manifest = kit.manifest
     if manifest.kind != "kit":
-        raise InputError(
-            f"{kit.path}: must be a kit to be built (got a bundle). It is finished: trtpipe run {kit.path}."
-        )
+        raise InputError(f"{kit.path}: is a finished bundle, not a kit. Run it: trtpipe run {kit.path}.")
     return OnnxModel(kit.read(GRAPH), manifest.opset or 0, manifest.inputs, manifest.outputs)
 
 
@@ -98,9 +95,9 @@ def bundle_contents(
         files[ENGINE] = engine.data
     unexecuted = check is None and engine.target != "onnxruntime"
     notes = [*manifest.notes, *engine.notes, *([NOT_EXECUTED] if unexecuted else [])]
-    changes: dict[str, Any] = {
+    changes: dict[str, object] = {
         "kind": "bundle",
-        "engine": describe_engine(engine, manifest.build, manifest.precision, device_memory_bytes=device_memory_bytes),
+        "engine": describe_engine(engine, manifest.build, device_memory_bytes=device_memory_bytes),
         "check": check if check is not None else manifest.check,
         "fingerprint": fingerprint,
         "environment": {**manifest.environment, **environment},

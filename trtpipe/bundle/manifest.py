@@ -1,4 +1,4 @@
-"""What a bundle or kit says about itself: `manifest.json`, one pydantic model, canonical JSON.
+"""The manifest of a bundle or kit: `manifest.json`, one pydantic model, canonical JSON.
 
 The same values give the same bytes: keys sorted, no timestamps, no paths of the machine that wrote it. Reading refuses
 what it does not know, so a manifest never means more than this version understands. Loads no torch.
@@ -7,21 +7,21 @@ what it does not know, so a manifest never means more than this version understa
 from __future__ import annotations
 
 import json
-import math
 import platform
-import re
 import sys
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
+from calib.strictjson import first_problem, loads
 from trtpipe.errors import InputError
 from trtpipe.job.sections import Build, Limits, Precision, Transform
-from trtpipe.trt import driver, formats
+from trtpipe.jsontext import plain
+from trtpipe.trt import driver
 from trtpipe.trt.platforms import machine_name
 from trtpipe.values import (
     BINDING_DTYPES,
+    MOST_EXTENT,
     CheckReport,
     DimRange,
     Engine,
@@ -63,7 +63,7 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def _strict_build(raw: Any) -> Any:
+def _strict_build(raw: object) -> object:
     """`raw` with tuples for lists and `DimRange` for ranges: the job's models are strict and take nothing else."""
     if isinstance(raw, list | tuple):
         return tuple(_strict_build(v) for v in raw)
@@ -170,7 +170,7 @@ class Manifest(Part):
 
     @property
     def failed(self) -> bool:
-        """Whether it was found too far off its baseline where it was made: such a one is never signed."""
+        """Whether its check failed where it was built: such a bundle is never signed."""
         return self.check is not None and not self.check.passed
 
     @property
@@ -197,24 +197,24 @@ def _check_specs(side: str, specs: tuple[TensorSpec, ...]) -> None:
         for name, dim in spec.dims.items():
             if not 1 <= dim.min <= dim.opt <= dim.max:
                 raise ValueError(f"{where}.dims.{name}: must have 1 <= min <= opt <= max")
+        if any(d > MOST_EXTENT for d in spec.at("max")):
+            raise ValueError(f"{where}.shape: a dimension is over {MOST_EXTENT}")
 
 
 def describe_engine(
     engine: Engine,
     build: Build,
-    precision: Precision | None = None,
     *,
     device_memory_bytes: int | None = None,
     int8_weights: WeightBytes | None = None,
     os: str | None = None,
     machine: str | None = None,
 ) -> EngineInfo:
-    """The manifest's account of `engine`.
+    """`engine` as the manifest describes it.
 
     Args:
         engine: its version, capabilities and honoured options are taken as they are.
         build: says what compatibility was asked for.
-        precision: its number formats say what GPU a portable engine needs.
         device_memory_bytes: of one execution context, where it is known.
         int8_weights: how it stores the graph's INT8 weights, where that was looked for.
         os: like `sys.platform`; this machine's, or Windows where the build asked for it; None for an ONNX graph.
@@ -225,7 +225,6 @@ def describe_engine(
         # Its plans do not name the GPU that they were built on.
         capabilities = tuple(d.compute_capability for d in driver.probe().devices[:1])
     portable = engine.target == "onnxruntime"
-    floor = formats.floor(precision or Precision()) if engine.target == "tensorrt_rtx" and not capabilities else None
     windows = build.runtime_platform == "windows_amd64"
     os = os or ("win32" if windows else sys.platform)
     machine = machine or ("x86_64" if windows else machine_name(platform.machine()))
@@ -234,24 +233,24 @@ def describe_engine(
         target=engine.target,
         version=engine.version,
         compute_capabilities=capabilities,
-        minimum_compute_capability=floor,
+        minimum_compute_capability=engine.minimum_compute_capability,
         hardware_compatibility="none" if portable else build.hardware_compatibility,
         version_compatible=not portable and build.version_compatible,
         os=None if portable else os,
         machine=None if portable else machine,
         device_memory_bytes=device_memory_bytes,
         int8_weights=int8_weights,
-        options=_plain(dict(engine.options)),
+        options=plain(dict(engine.options)),
         fallback=engine.fallback,
     )
 
 
 def to_json(manifest: Manifest) -> bytes:
     """The canonical bytes: sorted keys, two spaces, UTF-8, non-finite floats as "NaN", "Infinity", "-Infinity"."""
-    return _canonical(_plain(manifest.model_dump()))
+    return _canonical(plain(manifest.model_dump()))
 
 
-def _canonical(raw: Any) -> bytes:
+def _canonical(raw: object) -> bytes:
     """The one spelling of a JSON value."""
     return (json.dumps(raw, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
@@ -267,7 +266,7 @@ def from_json(data: bytes, where: str) -> Manifest:
             f"{where}: must be at most {MAX_MANIFEST_BYTES} bytes (got {len(data)}). It is not a manifest."
         )
     try:
-        raw = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        raw = loads(data.decode())
         canonical = _canonical(raw) == data
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: must be JSON (got: {error}). Fetch the bundle again.") from None
@@ -283,44 +282,23 @@ def from_json(data: bytes, where: str) -> Manifest:
     try:
         manifest = Manifest.model_validate(raw)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        dotted = ".".join(str(part) for part in first["loc"])
-        message = re.sub(r"^Value error, ", "", first["msg"])
-        problem = f"{dotted}: {message}" if dotted else message
         raise InputError(
-            f"{where}: must follow the manifest's schema (got {problem}). Fetch the bundle again."
+            f"{where}: must follow the manifest's schema (got {first_problem(error)}). Fetch the bundle again."
         ) from None
-    foreign = _foreign("", raw, _plain(manifest.model_dump()))
+    foreign = _foreign("", raw, plain(manifest.model_dump()))
     if foreign is not None:
         raise InputError(f"{where}: must hold only what schema {SCHEMA_VERSION} knows (got {foreign}). Update trtpipe.")
     return manifest
 
 
-def _plain(value: Any) -> Any:
-    """`value` in JSON's own types; floats that JSON lacks become strings that pydantic reads back."""
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if value is None or isinstance(value, str | bool):
-        return value
-    if hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, int | float):
-        return value
-    raise TypeError(f"a manifest cannot hold a {type(value).__name__}")
-
-
-def _foreign(where: str, raw: Any, known: Any) -> str | None:
-    """The first thing of `raw` that reading it did not keep as it stands, or None."""
+def _foreign(where: str, raw: object, known: object) -> str | None:
+    """The first value of `raw` that the validated manifest lacks or holds otherwise, as text; None without one."""
     if isinstance(raw, dict) and isinstance(known, dict):
         for key, value in raw.items():
             path = f"{where}.{key}" if where else str(key)
-            found = f"unknown key {path}" if key not in known else _foreign(path, value, known[key])
-            if found:
-                return found
+            unknown = f"unknown key {path}" if key not in known else _foreign(path, value, known[key])
+            if unknown:
+                return unknown
         return None
     if isinstance(raw, list) and isinstance(known, list) and len(raw) == len(known):
         return next(
@@ -328,16 +306,3 @@ def _foreign(where: str, raw: Any, known: Any) -> str | None:
         )
     same = raw == known and isinstance(raw, bool) == isinstance(known, bool)
     return None if same else f"{json.dumps(raw)[:60]} at {where}, read as {json.dumps(known)[:60]}"
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose keys are all different."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key appears twice")
-    return found
-
-
-def _refuse_constant(name: str) -> None:
-    """NaN and Infinity are no JSON."""
-    raise ValueError(f"{name} is not JSON")

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 
+from calib.files import read_at_most
 from trtpipe.errors import InputError
 from trtpipe.outputs import naming
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 #: Where a device keeps the public keys it trusts, unless this variable names another file.
 KEY_VARIABLE = "TRTPIPE_PUBLIC_KEY"
 DEVICE_KEYS = Path("/etc/trtpipe/trusted.pub")
+
+#: Several keys may stand in one file; a longer one is no key file.
+_MOST_BYTES = 1 << 20
 
 _PEM_BLOCK = re.compile(rb"-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----\s*", re.DOTALL)
 
@@ -73,9 +77,7 @@ def signer(path: Path) -> Callable[[bytes], bytes]:
     except (ValueError, TypeError):
         key = None
     if not isinstance(key, Ed25519PrivateKey):
-        raise InputError(
-            f"{path}: must be an unencrypted Ed25519 private key in PEM (got something else). Make one: trtpipe keygen."
-        )
+        raise InputError(f"{path}: is not an unencrypted Ed25519 private key in PEM. Make one: trtpipe keygen.")
     return _signing(key)
 
 
@@ -104,12 +106,10 @@ def load_public_keys(path: Path) -> tuple[Ed25519PublicKey, ...]:
         except ValueError:
             key = None
         if not isinstance(key, Ed25519PublicKey):
-            raise InputError(
-                f"{path}: must hold Ed25519 public keys (got another). Give the .pub file of trtpipe keygen."
-            )
+            raise InputError(f"{path}: holds a public key that is not Ed25519. Give the .pub file of trtpipe keygen.")
         keys.append(key)
     if not keys:
-        raise InputError(f"{path}: must hold a public key in PEM (got none). Give the .pub file of trtpipe keygen.")
+        raise InputError(f"{path}: holds no public key in PEM. Give the .pub file of trtpipe keygen.")
     return tuple(keys)
 
 
@@ -161,6 +161,7 @@ def checking(where: Path, key: Path | None) -> Callable[[bytes, bytes | None], s
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: must be a readable key file (got: {error.strerror}). Give its path.") from None
+        return read_at_most(path, _MOST_BYTES)
+    except (OSError, ValueError) as error:
+        got = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"{path}: must be a readable key file (got: {got}). Give its path.") from None

@@ -63,7 +63,7 @@ def triton_model(bundle: Bundle, *, graph: bool = False, optimization: str = "al
     manifest = bundle.manifest
     engine = manifest.engine
     if engine is None:
-        raise InputError(f"{bundle.path}: must be a bundle (got a kit). Finish it first: trtpipe build {bundle.path}.")
+        raise InputError(f"{bundle.path}: is a kit, not a bundle. Finish it first: trtpipe build {bundle.path}.")
     graph = serves_graph(bundle, graph)
     if not graph and engine.target != "tensorrt":
         raise InputError(

@@ -1,4 +1,4 @@
-"""What a person sees: results on stdout, everything else on stderr, bars only on a terminal.
+"""Output of commands: results on stdout, everything else on stderr, bars only on a terminal.
 
 In a log file a stage is one line, written when it ends. rich is imported only where a bar is drawn.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import math
 import os
 import signal
 import sys
@@ -19,9 +18,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from trtpipe.cli.results import results
 from trtpipe.errors import Cancelled
+from trtpipe.jsontext import plain
 from trtpipe.outputs import naming
-from trtpipe.progress import per_second
+from trtpipe.progress import duration, per_second
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -33,53 +34,24 @@ _BAR_EVERY_S = 0.05
 
 
 def out(text: str) -> None:
-    """One result, on stdout."""
+    """Print one result on stdout."""
     with naming("standard output"):
-        print(text, flush=True)
+        print(text, file=results(), flush=True)
 
 
 def out_json(value: object) -> None:
-    """One result as JSON, on stdout: UTF-8, two spaces, a newline at the end."""
+    """Print one result as JSON on stdout: UTF-8, two spaces, a newline at the end."""
     out(json.dumps(jsonable(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def err(text: str) -> None:
-    """One line for the reader, on stderr."""
+    """Print one line on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def jsonable(value: object) -> Any:
-    """`value` as JSON's types: dataclasses and pydantic models as objects, NaN and infinities as text."""
-    if hasattr(value, "model_dump"):
-        return jsonable(value.model_dump())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, dict) or hasattr(value, "items"):
-        return {str(k): jsonable(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [jsonable(v) for v in value]
-    if hasattr(value, "tolist"):
-        return jsonable(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, bytes):
-        return f"{len(value)} bytes"
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
-
-
-def size(count: int) -> str:
-    """Bytes as people read them: `29.6 MB`, with 1 MB = 1,000,000 bytes."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count} bytes"
-
-
-def duration(seconds: float) -> str:
-    """`0.42 s`, `12.3 s` or `3 min 07 s`."""
-    if seconds >= 60:
-        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
-    return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
+    """`plain`; bytes become their size, and anything else that JSON has no form for its `str`."""
+    return plain(value, lambda v: f"{len(v)} bytes" if isinstance(v, bytes) else str(v))
 
 
 class Console:
@@ -123,7 +95,7 @@ class Console:
         except (KeyboardInterrupt, Cancelled):
             self._cancelled = True
             raise
-        except (BrokenPipeError, SystemExit):  # whoever reads the output has had enough, and that is no failure
+        except (BrokenPipeError, SystemExit):  # the reader of the output has closed it: no failure
             outcome = "ended early after "
             raise
         finally:
@@ -355,10 +327,10 @@ def _interrupted_by(interrupt: Callable[[int, FrameType | None], None]) -> Itera
     """Call `interrupt` on SIGINT and SIGTERM until the end of the block; a signal that is ignored stays so."""
     hook = sys.unraisablehook
 
-    def unraisable(found: sys.UnraisableHookArgs) -> None:
+    def unraisable(event: sys.UnraisableHookArgs) -> None:
         # An interrupt inside a destructor cannot be raised: Python would print it. The flag ends the stage.
-        if not isinstance(found.exc_value, KeyboardInterrupt):
-            hook(found)
+        if not isinstance(event.exc_value, KeyboardInterrupt):
+            hook(event)
 
     sys.unraisablehook = unraisable
     before: dict[signal.Signals, signal._HANDLER] = {}
@@ -366,7 +338,7 @@ def _interrupted_by(interrupt: Callable[[int, FrameType | None], None]) -> Itera
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup, or a shell's `&`, wants it
                 before[number] = signal.signal(number, interrupt)
-    except ValueError:  # not in the main thread: whoever runs us there owns the signals
+    except ValueError:  # not in the main thread, which owns the signals
         before.clear()
     try:
         yield

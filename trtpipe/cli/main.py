@@ -1,4 +1,4 @@
-"""The command line: which command is where, and how each way to end becomes an exit code.
+"""The command line: the module of each command, and the exit code of each way to end.
 
 0 ok, 1 a check failed, 2 the job or the input is bad, 3 a dependency or device is missing, 4 the build failed,
 70 a bug in trtpipe (with its traceback), 130 interrupted
@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import signal
@@ -14,14 +15,16 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from trtpipe import __version__
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import Settings
+from trtpipe.cli.results import results_apart
 from trtpipe.errors import did_you_mean, either, user_error
+from trtpipe.packages import not_installed
 
 if TYPE_CHECKING:
     from trtpipe.job.problems import Problem
@@ -50,21 +53,6 @@ COMMANDS: Mapping[str, str] = {
     "schema": "trtpipe.cli.commands.schema:command",
 }
 
-#: Modules that come with an optional part of trtpipe, and which one.
-EXTRAS: Mapping[str, str] = {
-    **dict.fromkeys(("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnxruntime"), "build"),
-    **dict.fromkeys(("safetensors", "jinja2", "matplotlib", "numba"), "build"),
-    "tensorrt_rtx": "rtx",
-    "tensorrt": "trt10",
-    "torch_tensorrt": "torch-tensorrt",
-    "cuda": "edge",
-    "dask": "fleet",
-    "distributed": "fleet",
-    "fsspec": "fleet",
-    "sklearn": "examples",
-    "timm": "examples",
-}
-
 
 class _Commands(click.Group):
     """A group whose commands are imported when they are asked for."""
@@ -79,6 +67,14 @@ class _Commands(click.Group):
             return None
         module, _, name = COMMANDS[cmd_name].partition(":")
         command: click.Command = getattr(importlib.import_module(module), name)
+        if (work := command.callback) is not None and not hasattr(work, "__wrapped__"):
+
+            @functools.wraps(work)
+            def apart(*args: Any, **options: Any) -> Any:
+                with results_apart():
+                    return work(*args, **options)
+
+            command.callback = apart
         return command
 
     def resolve_command(
@@ -128,15 +124,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the same, seen outside of click
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # or Python complains again when it flushes at the end
         return 0
-    except Exception as error:  # noqa: BLE001  # the one place where a bug becomes output
+    except BaseException as error:  # noqa: BLE001  # the one place where a bug becomes output
         return _unexpected(settings, error)
 
 
-def _unexpected(settings: Settings, error: Exception) -> int:
-    """What is the user's, or the machine's, has a message (`errors.user_error`); anything else is a bug."""
-    if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get((error.name or "").partition(".")[0])):
-        what = f"{error.name}: must be installed (got nothing). Run: pip install 'trtpipe[{extra}]'"
-        return _failed(settings, what, 3)
+def _unexpected(settings: Settings, error: BaseException) -> int:
+    """The exit code of an error: the user's or machine's has a message (`errors.user_error`), any other is a bug."""
+    if isinstance(error, ModuleNotFoundError):
+        with suppress(KeyError):  # a module that trtpipe does not name is the user's own, or a bug
+            return _failed(settings, not_installed((error.name or "").partition(".")[0]), 3)
     if (shown := user_error(error)) is not None:
         return _failed(settings, str(shown), shown.exit_code, getattr(shown, "problems", ()))
     traceback.print_exception(error)
@@ -168,14 +164,14 @@ def _modules_here() -> Iterator[None]:
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """SIGTERM is treated as Ctrl-C is."""
+    """Treat SIGTERM like Ctrl-C."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     try:
         before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not in the main thread: whoever runs us there owns the signals
+    except ValueError:  # not in the main thread, which owns the signals
         yield
         return
     try:

@@ -1,4 +1,4 @@
-"""A job to start from: what `trtpipe init` writes. Everything that can be found out is, so that nothing is asked."""
+"""The job that `trtpipe init` writes. It asks nothing: whatever a job needs is found out or has a default."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from pathlib import Path
 import yaml
 from PIL import Image, ImageDraw
 
+from calib.samples import IMAGE_SUFFIXES, has_images
 from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError, MissingError, did_you_mean
 from trtpipe.job.importable import missing
 from trtpipe.job.json_schema import job_schema
-from trtpipe.job.problems import said
+from trtpipe.job.problems import violation
 from trtpipe.job.yamlfile import scalar
-from trtpipe.pipeline.validate import IMAGE_SUFFIXES
+from trtpipe.packages import not_installed
 from trtpipe.trt.flavour import installed
 
-#: Names of folders that hold what to calibrate on, and what to check on, the most telling first.
+#: Names of folders with calibration images and with check images, in order of preference.
 CALIBRATE_ON = ("calib", "calibration", "train")
 CHECK_ON = ("val", "valid", "validation", "test")
 
@@ -42,7 +43,7 @@ class Source:
 
 
 def starter(folder: Path, source: str | None = None, images: Path | None = None) -> tuple[Path, ...]:
-    """Write a commented job into `folder`, with whatever it needs that is not given, and return what was written.
+    """Write a commented job into `folder`, with everything it needs that is not given, and return the files written.
 
     Args:
         folder: made if it is not there; a job file in it is never overwritten.
@@ -50,14 +51,14 @@ def starter(folder: Path, source: str | None = None, images: Path | None = None)
         images: a folder of images, or one with parts like train and val; None makes a few stand-ins.
 
     Raises:
-        InputError: `source` or `images` is not what it must be, or `folder` has a job.yaml already.
+        InputError: `source` or `images` is invalid, or `folder` has a job.yaml already.
         MissingError: `source` is a timm model and timm is not installed.
     """
     job = folder / "job.yaml"
     if job.exists():
-        raise InputError(f"{job}: {said('not be there yet', 'a file', 'Choose another folder.')}")
+        raise InputError(f"{job}: {violation('not be there yet', 'a file', 'Choose another folder.')}")
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder}: {said('be a folder', 'a file')}")
+        raise InputError(f"{folder}: {violation('be a folder', 'a file')}")
     network = _source(source, folder)
     files: dict[Path, bytes] = {}
     if source is None:
@@ -94,22 +95,21 @@ def _source(source: str | None, folder: Path) -> Source:
         return _timm(source.removeprefix("timm:"))
     module, colon, name = source.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
-        raise InputError(f"--from: {said('be timm:<model> or package.module:callable', repr(source))}")
-    if found := missing(source, (folder, Path.cwd())):
-        raise InputError(f"--from: {said(*found)}")
+        raise InputError(f"--from: {violation('be timm:<model> or package.module:callable', repr(source))}")
+    if absent := missing(source, (folder, Path.cwd())):
+        raise InputError(f"--from: {violation(*absent)}")
     return Source(source, {}, "returns an nn.Module", (3, 224, 224), imagenet, "output")
 
 
 def _timm(name: str) -> Source:
-    """What timm knows of one of its models: the size, crop and normalization of its images."""
+    """A model of timm, with the image size, crop and normalization of its configuration."""
     try:
         import timm
     except ModuleNotFoundError:
-        step = "Run: pip install 'trtpipe[examples]'"
-        raise MissingError(f"--from: {said('have timm installed', 'nothing', step)}") from None
+        raise MissingError(f"--from: {not_installed('timm')}") from None
     if not timm.is_model(name):
         near = did_you_mean(name, timm.list_models())
-        raise InputError(f"--from: {said('be a model that timm has', repr(name), near)}")
+        raise InputError(f"--from: {violation('be a model that timm has', repr(name), near)}")
     config = timm.get_pretrained_cfg(name)
     channels, height, width = (3, 224, 224) if config is None else config.input_size
     resize = round(height / config.crop_pct) if config is not None and config.crop_pct else height
@@ -130,11 +130,11 @@ def _numbers(values: Iterable[float]) -> str:
 
 
 def _parts(images: Path) -> tuple[Path, Path]:
-    """The folders to calibrate on and to check on: parts of `images` by their names, else all of it for both."""
+    """The folders to calibrate on and to check on: subfolders of `images` by their names, else all of it for both."""
     if not images.is_dir():
-        raise InputError(f"--images: {said('be a folder of images', repr(str(images)))}")
-    if not any(name.lower().endswith(IMAGE_SUFFIXES) for _, _, names in os.walk(images) for name in names):
-        raise InputError(f"--images: {said('hold images (' + ', '.join(IMAGE_SUFFIXES) + ')', 'none')}")
+        raise InputError(f"--images: {violation('be a folder of images', repr(str(images)))}")
+    if not has_images(images):
+        raise InputError(f"--images: holds no image ({', '.join(IMAGE_SUFFIXES)})")
     calibrate_on = next((images / n for n in CALIBRATE_ON if (images / n).is_dir()), None)
     check_on = next((images / n for n in CHECK_ON if (images / n).is_dir()), None)
     return calibrate_on or check_on or images, check_on or calibrate_on or images
@@ -158,7 +158,7 @@ def _name(folder: Path, source: str | None) -> str:
 def _pictures() -> dict[str, bytes]:
     """A few stand-ins for images: squares and circles, 64 x 64, the same every time."""
     chance = random.Random(0)
-    found: dict[str, bytes] = {}
+    pictures: dict[str, bytes] = {}
     for part, count in (("calib", 16), ("val", 8)):
         for kind in ("circle", "square"):
             for number in range(count):
@@ -169,8 +169,8 @@ def _pictures() -> dict[str, bytes]:
                 draw((x, y, x + size, y + size), fill=tuple(chance.randrange(128, 256) for _ in range(3)))
                 data = io.BytesIO()
                 picture.save(data, "PNG")
-                found[f"{part}/{kind}/{number:02d}.png"] = data.getvalue()
-    return found
+                pictures[f"{part}/{kind}/{number:02d}.png"] = data.getvalue()
+    return pictures
 
 
 def _plain(value: object) -> str:

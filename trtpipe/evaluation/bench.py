@@ -1,4 +1,4 @@
-"""Many ways to run one model, timed in turns and held against one reference. No torch."""
+"""Many ways to run one model, timed in turns and compared with one reference. No torch."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
-from trtpipe.batching import Array, Batching, joined
+from calib.types import Array, JsonObject
+from trtpipe.batching import Batching, joined
 from trtpipe.errors import Cancelled, InputError
 from trtpipe.evaluation import intervals, metrics
 from trtpipe.progress import Progress
@@ -19,7 +19,7 @@ from trtpipe.progress import Progress
 WARM_UP, FEWEST = 5, 10
 #: Between two modes the threads of the first come to rest: ONNX Runtime's spin for a while.
 PAUSE_S = 0.002
-#: Characters of a reason why a mode cannot run: TensorRT's messages are said whole, Inductor's are not.
+#: Characters of a reason why a mode cannot run: longer messages, like Inductor's, are cut.
 LONGEST_REASON = 800
 
 
@@ -27,13 +27,13 @@ LONGEST_REASON = 800
 class Ready:
     """A mode that can run.
 
-    run: one batch, already where it has to be, to the end. answer: outputs by name for inputs by name, [B, ...] each.
+    run: one batch that is on the device already, to its end. infer: outputs by name for inputs by name, [B, ...] each.
     ms: the milliseconds of one `run` as the device itself counts them (CUDA events); the host's clock where None.
     size_bytes: of the weights, or of the file that is deployed; peak_memory_bytes: what a device counted, if it did.
     """
 
     run: Callable[[], object]
-    answer: Callable[[Mapping[str, Array]], Mapping[str, Array]]
+    infer: Callable[[Mapping[str, Array]], Mapping[str, Array]]
     size_bytes: int
     notes: tuple[str, ...] = ()
     ms: Callable[[], float] | None = None
@@ -58,7 +58,7 @@ class Row:
     """What was measured of one mode, or why it was not.
 
     Latencies are of one batch, in milliseconds; throughput is samples a second at the median. `loss` is the mean
-    cross-entropy in nats and `accuracy` the share of right answers on labelled samples; `agreement` the share of
+    cross-entropy in nats and `accuracy` the share of labelled samples with the right class; `agreement` the share of
     samples with the reference's class, with its 95 % interval; `sqnr_db` and `max_abs` are against the reference's
     outputs. `peak_memory_bytes` is the most that the process held above what it held before the mode was made.
     """
@@ -120,7 +120,7 @@ def measure_modes(
 ) -> tuple[tuple[Row, ...], int]:
     """One row for each mode, and how many rounds were timed.
 
-    Every mode is made ready, answers all samples and warms up; then rounds follow, each of which runs every mode once,
+    Every mode is prepared, runs all samples and warms up; then rounds follow, each of which runs every mode once,
     so that whatever else the machine does falls on all of them alike. Rounds end early after `seconds`, but not before
     there are 10.
 
@@ -163,7 +163,7 @@ def _made(mode: Mode, data: Data) -> tuple[Row, Ready | None]:
     peak = PeakMemory()
     try:
         made = mode.prepare()
-        outputs = outputs_of(made.answer, data)
+        outputs = outputs_of(made.infer, data)
         for _ in range(WARM_UP):
             made.run()
     except Cancelled:
@@ -178,9 +178,9 @@ def _made(mode: Mode, data: Data) -> tuple[Row, Ready | None]:
     ), made
 
 
-def outputs_of(answer: Callable[[Mapping[str, Array]], Mapping[str, Array]], data: Data) -> dict[str, Array]:
+def outputs_of(infer: Callable[[Mapping[str, Array]], Mapping[str, Array]], data: Data) -> dict[str, Array]:
     """The rows of every output over all batches."""
-    return joined(data.batching.rows(answer(b), len(next(iter(b.values())))) for b in data.batches())
+    return joined(data.batching.rows(infer(b), len(next(iter(b.values())))) for b in data.batches())
 
 
 def _timed(made: Ready, clock: Callable[[], float]) -> float:
@@ -199,19 +199,19 @@ def _with_times(row: Row, times: Sequence[float] | None, batch: int) -> Row:
 
 
 def compare(
-    reference: Mapping[str, Array], found: Mapping[str, Array], labels: Array | None, whole: Collection[str] = ()
-) -> dict[str, Any]:
-    """The figures of a Row that are about what a mode answers.
+    reference: Mapping[str, Array], outputs: Mapping[str, Array], labels: Array | None, whole: Collection[str] = ()
+) -> JsonObject:
+    """The figures of a Row that compare a mode's outputs with the reference's.
 
     Half-precision outputs are widened first, so that no softmax is computed in half. NaN or infinity in an output is
     an SQNR of minus infinity and never an agreement. `whole` names the outputs that have one row a batch.
     """
-    missing = [n for n in reference if n not in found]
+    missing = [n for n in reference if n not in outputs]
     if missing:
-        raise InputError(f"outputs: must be {', '.join(reference)} (got {', '.join(found)}).")
-    wide = {n: np.asarray(a).astype(np.float64) for n, a in found.items()}
+        raise InputError(f"outputs: must be {', '.join(reference)} (got {', '.join(outputs)}).")
+    wide = {n: np.asarray(a).astype(np.float64) for n, a in outputs.items()}
     ratios, worst = [], 0.0
-    figures: dict[str, Any] = {}
+    figures: JsonObject = {}
     for name, wanted in reference.items():
         got = wide[name]
         finite = bool(np.isfinite(got).all())
@@ -239,7 +239,7 @@ def cross_entropy(scores: Array, labels: Array) -> float:
 
 
 class PeakMemory:
-    """The most resident memory of this process since it was made, above what there was then; Linux alone can tell."""
+    """The most resident memory of this process since it was made, above what there was then; Linux alone."""
 
     def __init__(self) -> None:
         self._known = self._reset()

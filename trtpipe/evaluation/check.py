@@ -10,7 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
-from trtpipe.batching import Array, Batching, joined
+from calib.types import Array
+from trtpipe.batching import Batching, joined
 from trtpipe.errors import InputError
 from trtpipe.evaluation import intervals, metrics
 from trtpipe.job.sections import Limits
@@ -32,12 +33,12 @@ LIMITS: Mapping[str, tuple[str, bool]] = {
 
 
 class Runner(Protocol):
-    """What executes: `trt.runtime.EngineRunner`, `runtime.hybrid.HybridRunner` or `runtime.onnxruntime.OrtRunner`."""
+    """Executes an engine or a graph: an `EngineRunner`, `HybridRunner` or `OrtRunner`."""
 
     name: str
 
     def run(self, inputs: Mapping[str, Array], /) -> Mapping[str, Array]:
-        """Outputs by name for inputs [B, ...] by name."""
+        """The outputs of one batch by name, for inputs [B, ...] by name."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,7 @@ class CheckData:
 
 @dataclass(frozen=True)
 class Executor:
-    """Something opened to be run, and whether it executes the engine or its graph; `note` says what a reader should
-    know of it."""
+    """A runner, and whether it executes the engine or its graph; `note` is for the reader of the report."""
 
     runner: Runner
     executed: Executed
@@ -114,9 +114,9 @@ def check_engine(
         damaged: the control: it must fail under the same limits.
         require: "engine" fails the check when only the graph was executed.
         control: an earlier control, used where no damaged copy can be run here.
-        keep: is given the outputs on all samples, rows by output name.
+        keep: receives the outputs on all samples, rows by output name.
         warnings: what is known to be doubtful before anything is compared; they go into the report.
-        progress: is told the samples done.
+        progress: receives the number of samples done.
 
     Raises:
         InputError: neither `damaged` nor `control` is given.
@@ -135,7 +135,7 @@ def check_engine(
         notes += [note] if note else []
     if control is None:
         raise InputError(
-            "check: must have a control (got none). Give a damaged copy of the graph, or an earlier control."
+            "check: there is no negative control. Give a damaged copy of the graph, or an earlier control."
         )
     if control.executed != executed:
         notes.append(
@@ -195,7 +195,7 @@ def measure(
     limits: Limits,
     whole: Collection[str] = (),
 ) -> tuple[tuple[Metric, ...], list[str]]:
-    """Every metric of every output, paired by exact name, judged where there is a limit; and what stands in the way.
+    """Every metric of every output, paired by exact name, judged where there is a limit; and the problems.
 
     `whole` names the outputs that have one row a batch: they are compared, and are no class scores of samples.
     """
@@ -219,13 +219,35 @@ def measure(
             values += _of_output(name, a, b, labels, ranks=name not in whole and metrics.ranks_classes(a))
     by_metric = {m.name for m in values}
     judged = [_judge(m, limits) for m in values]
+    missing = unjudgeable(limits, reference, labels, whole)
     for limit, (metric, _) in LIMITS.items():
         if getattr(limits, limit) is not None and metric not in by_metric:
-            why = "needs labels" if metric == "accuracy_drop" else "needs an output of one score a class"
-            problems.append(
-                f"check.limits.{limit} could not be judged: it {why}" if not problems else f"{limit} was not judged"
-            )
+            problems.append(f"{limit} was not judged" if problems else missing[limit])
     return tuple(judged), problems
+
+
+def unjudgeable(
+    limits: Limits, reference: Mapping[str, Array], labels: Array | None, whole: Collection[str]
+) -> dict[str, str]:
+    """Why a limit of the job cannot be judged whatever is executed, by its name; the baseline alone says so.
+
+    Args:
+        limits: the job's.
+        reference: the baseline's outputs, as `measure` has them.
+        labels: int64 [S], or None.
+        whole: as `measure` has it.
+    """
+    lacks = ""
+    if not any(name not in whole and metrics.ranks_classes(a) for name, a in reference.items()):
+        lacks = "an output of one score a class, float [N, 2 or more]"
+    elif labels is None or not (labels >= 0).any():
+        lacks = "labels: folders named like the classes, or `labels` beside the arrays"
+    needing = {"top1_agreement_min", "accuracy_drop_max"} if lacks.startswith("an output") else {"accuracy_drop_max"}
+    return {
+        limit: f"check.limits.{limit} cannot be judged: it needs {lacks}"
+        for limit in LIMITS
+        if lacks and limit in needing and getattr(limits, limit) is not None
+    }
 
 
 def _of_output(name: str, a: Array, b: Array, labels: Array | None, *, ranks: bool) -> list[Metric]:
@@ -244,7 +266,7 @@ def _of_output(name: str, a: Array, b: Array, labels: Array | None, *, ranks: bo
         if labels is not None and (labels >= 0).any():
             pairs = metrics.paired_accuracy(a, b, labels)
             before, after = pairs.accuracies
-            drop = intervals.paired_interval(pairs.only_reference, pairs.only_found, pairs.samples)
+            drop = intervals.paired_interval(pairs.only_reference, pairs.only_output, pairs.samples)
             values.append(Metric("accuracy_baseline", name, before))
             values.append(Metric("accuracy_engine", name, after))
             values.append(Metric("accuracy_drop", name, pairs.drop, interval=drop))

@@ -4,7 +4,7 @@ In a quantized graph the scale of the last activation on each way to an output (
 is multiplied by 127, as if calibration had gone wrong by that much; FP8 keeps its precision under a larger scale, so
 there it is divided, and nearly all of the tensor is clipped. On each way: the branch of a residual block may change
 little by itself, as its sum goes on without it. In any other graph the last weight is set to zero, or the scale that
-it is stored with.
+it is stored with; without a convolution, a linear or a matmul of a weight, the last floating-point constant of all.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 SCALE_FACTOR = 127.0
 HOW_SCALE, HOW_WEIGHT = f"scale x {SCALE_FACTOR:g}", "weight set to zero"
 HOW_FP8 = f"scale / {SCALE_FACTOR:g}"
-_NOTHING = "check: cannot build the negative control: no quantization scale and no Conv/Gemm/MatMul weight to damage"
+_NOTHING = (
+    "check: cannot build the negative control: the graph has no quantization scale, no weight and no other constant to "
+    "damage. A model without any computes nothing that precision could change: run it outside the engine"
+)
+_WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "DequantizeLinear")
 
 
 def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
@@ -68,8 +72,8 @@ def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
         (n, i)
         for n in graph.node
         for i in (n.input[1:2] if n.op_type == "DequantizeLinear" else n.input[:2])
-        if i in constants and n.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul", "DequantizeLinear")
-    ]
+        if i in constants and n.op_type in _WEIGHTED
+    ] or [(n, i) for n in graph.node for i in n.input if i in constants and _is_damaged_by_zero(constants[i])]
     if not weights:
         raise BuildError(_NOTHING)
     node, name = weights[-1]
@@ -79,6 +83,14 @@ def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
         if given == name:
             node.input[k] = "damaged_weight"
     return replace(model, data=proto.SerializeToString()), node.name, HOW_WEIGHT
+
+
+def _is_damaged_by_zero(constant: TensorProto) -> bool:
+    """Whether the constant is of floating point, and not zero already."""
+    from onnx import numpy_helper
+
+    value = numpy_helper.to_array(constant)
+    return bool(value.dtype.kind == "f" and value.any())
 
 
 def _nearest_the_outputs(proto: ModelProto, quantizers: Sequence[NodeProto]) -> list[NodeProto]:
@@ -128,9 +140,9 @@ def _without_weights_of(loaded: LoadedModel, path: str) -> LoadedModel:
     """The model with the weights of one of its modules set to zero."""
     module = copy.deepcopy(loaded.module)
     network = module.get_submodule("network")
-    for parameter in network.get_submodule(path).parameters(recurse=False):
-        if parameter.dim() > 1:
-            parameter.data.zero_()
+    parameters = list(network.get_submodule(path).parameters(recurse=False))
+    for parameter in [p for p in parameters if p.dim() > 1] or parameters:
+        parameter.data.zero_()
     return replace(loaded, module=module)
 
 
@@ -140,11 +152,12 @@ def _without_weight(graph: GraphModule, nodes: list[Node]) -> Node:
 
     from trtpipe.model.nodes import add_constant, constant_value, is_constant, op_name
 
-    for node in reversed(nodes):
-        if op_name(node).startswith(("conv", "linear", "matmul", "addmm", "mm", "bmm")):
-            for read in node.all_input_nodes:
-                if is_constant(read) and constant_value(graph, read).dim() > 1:
-                    zero = add_constant(graph, "damaged_weight", torch.zeros_like(constant_value(graph, read)), node)
-                    node.replace_input_with(read, zero)
-                    return node
-    raise BuildError(_NOTHING)
+    read = [(n, c, constant_value(graph, c)) for n in nodes for c in n.all_input_nodes if is_constant(c)]
+    products = ("conv", "linear", "matmul", "addmm", "mm", "bmm")
+    weights = [r for r in read if op_name(r[0]).startswith(products) and r[2].dim() > 1]
+    weights = weights or [r for r in read if r[2].is_floating_point() and bool(r[2].any())]
+    if not weights:
+        raise BuildError(_NOTHING)
+    node, constant, value = weights[-1]
+    node.replace_input_with(constant, add_constant(graph, "damaged_weight", torch.zeros_like(value), node))
+    return node

@@ -9,21 +9,21 @@ from typing import Any
 import torch
 
 from trtpipe.evaluation.bench import Mode
-from trtpipe.evaluation.torch_modes import InHalf, Stand, Tensors, compiled, ready, tensors
+from trtpipe.evaluation.torch_modes import InHalf, ModeSetup, Tensors, compiled, ready, tensors
 
 #: Runs before a CUDA graph is recorded: libraries load their kernels and take their workspaces in the first ones.
 BEFORE_RECORDING = 3
 _NO_GPU = "it needs a GPU that PyTorch can use"
 
 
-def gpu_modes(stand: Stand) -> tuple[Mode, ...]:
-    """Modes that stand beside `modes.torch_modes` on a GPU; elsewhere each says that it needs one."""
-    module, device = stand.loaded.module, stand.device
+def gpu_modes(setup: ModeSetup) -> tuple[Mode, ...]:
+    """The modes that only a GPU has, beside `torch_modes`; elsewhere each is a row that says so."""
+    module, device = setup.loaded.module, setup.device
     half = torch.float16
     cannot = "" if device == "cuda" else _NO_GPU
 
     def mode(name: str, make: Callable[[], Callable[..., Any]], *notes: str, tf32: bool = False) -> Mode:
-        return Mode(name, "cuda", lambda: ready(stand, make, tf32=tf32, notes=notes), cannot)
+        return Mode(name, "cuda", lambda: ready(setup, make, tf32=tf32, notes=notes), cannot)
 
     def moved(one: torch.nn.Module) -> torch.nn.Module:
         return copy.deepcopy(one).to(device).eval()
@@ -31,7 +31,7 @@ def gpu_modes(stand: Stand) -> tuple[Mode, ...]:
     return (
         mode("eager TF32", lambda: moved(module), tf32=True),
         mode("eager FP16, channels last", lambda: _channels_last(moved(InHalf(module, half)))),
-        mode("eager FP16, CUDA graph", lambda: Recorded(moved(InHalf(module, half)), stand), _COPY),
+        mode("eager FP16, CUDA graph", lambda: Recorded(moved(InHalf(module, half)), setup), _COPY),
         mode("torch.compile FP16", lambda: compiled(moved(InHalf(module, half)))),
         mode("torch.compile FP16, CUDA graphs", lambda: compiled(moved(InHalf(module, half)), cuda_graphs=True), _COPY),
     )
@@ -41,7 +41,7 @@ _COPY = "each run copies its inputs into the graph's own"
 
 
 def _channels_last(module: torch.nn.Module) -> Callable[..., Any]:
-    """Weights [N, C, H, W] stored with C innermost, as tensor cores read them; convolutions then answer so too."""
+    """Weights [N, C, H, W] stored with C innermost, as tensor cores read them; so are the outputs of convolutions."""
     whole: Any = module
     whole.network.to(memory_format=torch.channels_last)
     return module
@@ -50,13 +50,13 @@ def _channels_last(module: torch.nn.Module) -> Callable[..., Any]:
 class Recorded:
     """A module whose launches were recorded once, for one shape, and are replayed as one CUDA graph.
 
-    Outputs stand in the graph's own memory until the next run.
+    Outputs are in the graph's own memory until the next run.
     """
 
-    def __init__(self, module: torch.nn.Module, stand: Stand) -> None:
+    def __init__(self, module: torch.nn.Module, setup: ModeSetup) -> None:
         self.weights = module
         with torch.inference_mode():
-            self._inputs = tensors(stand, stand.batch)
+            self._inputs = tensors(setup, setup.batch)
             cuda: Any = torch.cuda
             side = cuda.Stream()
             side.wait_stream(cuda.current_stream())

@@ -1,16 +1,18 @@
-"""Confidence intervals of what a check counts, and what a limit can be told from them. No torch.
+"""Confidence intervals of a check's shares, and whether they decide a limit. No torch.
 
 Two figures of a check are shares of the samples, and another sample of the same data would give others:
 
 - agreement, k of n samples with the baseline's class: the exact interval of Clopper and Pearson, "The use of
   confidence or fiducial limits illustrated in the case of the binomial", Biometrika 26 (1934) 404-413;
 - the accuracy drop, (b - c) / n with b samples that only the baseline and c that only the engine gets right. Both
-  answer the same samples, so the interval is a paired one: Tango's score interval, "Equivalence test and confidence
+  run on the same samples, so the interval is a paired one: Tango's score interval, "Equivalence test and confidence
   interval for the difference in proportions for the paired-sample design", Statistics in Medicine 17 (1998) 891-908.
   It inverts a score test that for no difference is McNemar's, "Note on the sampling error of the difference between
   correlated proportions or percentages", Psychometrika 12 (1947) 153-157: it excludes 0 when McNemar's test rejects.
 
 All are two-sided at 95 %.
+
+By hand, since a device checks with the light core alone, which has no SciPy, and Tango's interval is not in SciPy.
 """
 
 from __future__ import annotations
@@ -100,9 +102,9 @@ def can_tell(interval: Interval, limit: float, larger_is_better: bool) -> bool:
 
 
 def samples_to_tell(value: float, interval: Interval, limit: float, samples: int) -> int | None:
-    """About how many samples would tell, were the value to stay: widths shrink with the root of the number.
+    """About how many samples would decide, were the value to stay: widths shrink with the root of the number.
 
-    None when the value is at the limit: no number would.
+    None when the value is at the limit: no number decides.
     """
     distance = abs(value - limit)
     if distance == 0:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from calib.types import Array
 
 
 def _rows(x: Array) -> Array:
@@ -15,13 +14,13 @@ def _rows(x: Array) -> Array:
     return np.asarray(x, dtype=np.float64).reshape(len(x), -1)
 
 
-def cosine(reference: Array, found: Array) -> Array:
+def cosine(reference: Array, output: Array) -> Array:
     """Cosine similarity of each sample, float64 [S] in [-1, 1].
 
-    Two zero vectors are equal (1); a zero vector against any other is as far off as can be told (0). A vector of one
+    Two zero vectors are equal (1); a zero vector against any other has no similarity (0). A vector of one
     number has no direction but its sign: such an output is one vector over all samples, and float64 [1] comes back.
     """
-    a, b = _rows(reference), _rows(found)
+    a, b = _rows(reference), _rows(output)
     if a.shape[1] == 1:
         a, b = a.T, b.T
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
@@ -30,22 +29,22 @@ def cosine(reference: Array, found: Array) -> Array:
     return np.where(both_zero, 1.0, np.where(lengths > 0, (a * b).sum(axis=1) / safe, 0.0))
 
 
-def max_abs(reference: Array, found: Array) -> float:
-    """Largest |found - reference|."""
-    return float(np.abs(_rows(found) - _rows(reference)).max())
+def max_abs(reference: Array, output: Array) -> float:
+    """Largest |output - reference|."""
+    return float(np.abs(_rows(output) - _rows(reference)).max())
 
 
-def relative_l2(reference: Array, found: Array) -> float:
-    """|found - reference| / |reference|, Euclidean norms over all samples; inf where the reference is all zero."""
-    noise, signal = np.linalg.norm(_rows(found) - _rows(reference)), np.linalg.norm(_rows(reference))
+def relative_l2(reference: Array, output: Array) -> float:
+    """|output - reference| / |reference|, Euclidean norms over all samples; inf where the reference is all zero."""
+    noise, signal = np.linalg.norm(_rows(output) - _rows(reference)), np.linalg.norm(_rows(reference))
     if signal == 0:
         return 0.0 if noise == 0 else float("inf")
     return float(noise / signal)
 
 
-def sqnr_db(reference: Array, found: Array) -> float:
-    """Signal to quantization noise ratio, 10 log10(|reference|^2 / |found - reference|^2) dB; inf where equal."""
-    ratio = relative_l2(reference, found)
+def sqnr_db(reference: Array, output: Array) -> float:
+    """Signal to quantization noise ratio, 10 log10(|reference|^2 / |output - reference|^2) dB; inf where equal."""
+    ratio = relative_l2(reference, output)
     with np.errstate(divide="ignore"):
         return float(-20 * np.log10(ratio)) if ratio < float("inf") else float("-inf")
 
@@ -55,14 +54,14 @@ def ranks_classes(x: Array) -> bool:
     return x.ndim == 2 and x.shape[1] >= 2 and np.issubdtype(x.dtype, np.floating)
 
 
-def top1_agreement(reference: Array, found: Array) -> float:
+def top1_agreement(reference: Array, output: Array) -> float:
     """Share of samples with the same argmax, in [0, 1]; both are [S, C]."""
-    return same_class(reference, found) / len(reference)
+    return same_class(reference, output) / len(reference)
 
 
-def same_class(reference: Array, found: Array) -> int:
+def same_class(reference: Array, output: Array) -> int:
     """How many samples have the same argmax; both are [S, C]."""
-    return int((_rows(reference).argmax(1) == _rows(found).argmax(1)).sum())
+    return int((_rows(reference).argmax(1) == _rows(output).argmax(1)).sum())
 
 
 def accuracy(scores: Array, labels: Array) -> float:
@@ -77,28 +76,28 @@ class Paired:
 
     both: int
     only_reference: int
-    only_found: int
+    only_output: int
     neither: int
 
     @property
     def samples(self) -> int:
         """All of them."""
-        return self.both + self.only_reference + self.only_found + self.neither
+        return self.both + self.only_reference + self.only_output + self.neither
 
     @property
     def accuracies(self) -> tuple[float, float]:
-        """Share of samples that the reference gets right, and that what was found gets right, in [0, 1]."""
-        return (self.both + self.only_reference) / self.samples, (self.both + self.only_found) / self.samples
+        """Share of samples that the reference gets right, and that the output gets right, in [0, 1]."""
+        return (self.both + self.only_reference) / self.samples, (self.both + self.only_output) / self.samples
 
     @property
     def drop(self) -> float:
-        """How much less of the samples is right in what was found, in [-1, 1]."""
-        return (self.only_reference - self.only_found) / self.samples
+        """Accuracy of the reference less that of the output, in [-1, 1]."""
+        return (self.only_reference - self.only_output) / self.samples
 
 
-def paired_accuracy(reference: Array, found: Array, labels: Array) -> Paired:
-    """Who gets which samples right; scores are [S, C], labels int [S]."""
+def paired_accuracy(reference: Array, output: Array, labels: Array) -> Paired:
+    """Samples by which of the two gets them right; scores are [S, C], labels int [S]."""
     known = labels >= 0
     a = _rows(reference).argmax(1)[known] == labels[known]
-    b = _rows(found).argmax(1)[known] == labels[known]
+    b = _rows(output).argmax(1)[known] == labels[known]
     return Paired(int((a & b).sum()), int((a & ~b).sum()), int((~a & b).sum()), int((~a & ~b).sum()))

@@ -6,13 +6,10 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
-
+from calib.types import Array
 from trtpipe.values import CheckReport, Metric
-
-Array = np.ndarray[Any, Any]
 
 #: Timed executions of each engine, after as many warm-up runs as `WARM_UP`; and how many layers a report names.
 ROUNDS, WARM_UP, NAMED = 50, 5, 5
@@ -55,8 +52,8 @@ def measure_speedup(int8: Timed, fp16: Timed, inputs: Mapping[str, Array], round
             engine.run(inputs)
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds):
-        for engine, found in zip((int8, fp16), times, strict=True):
-            found.append(engine.milliseconds(inputs, transfers=False))
+        for engine, engine_times in zip((int8, fp16), times, strict=True):
+            engine_times.append(engine.milliseconds(inputs, transfers=False))
     overhead = [(name, ms) for name, ms in int8.layer_ms(inputs) if converts(name)]
     overhead.sort(key=lambda layer: -layer[1])
     return Speedup(statistics.median(times[0]), statistics.median(times[1]), tuple(overhead))
@@ -67,23 +64,23 @@ def converts(layer: str) -> bool:
     return layer.lower().startswith("reformat") or all(_QDQ.match(p.rpartition("/")[2]) for p in layer.split(" + "))
 
 
-def judge_speedup(report: CheckReport, found: Speedup | None, limit: float) -> CheckReport:
+def judge_speedup(report: CheckReport, speedup: Speedup | None, limit: float) -> CheckReport:
     """The report with the speedup judged; a failure names the layers that cost the time.
 
-    `found` is None where no engine was executed: the limit then counts as missed, since nothing has met it.
+    `speedup` is None where no engine was executed: the limit then counts as missed, since nothing has met it.
     """
-    if found is None:
+    if speedup is None:
         line = "check.limits.speedup_over_fp16_min was not judged: it needs an engine executed on its GPU"
         return replace(report, passed=False, problems=(*report.problems, line))
-    passed = found.ratio >= limit
+    passed = speedup.ratio >= limit
     output = report.metrics[0].output if report.metrics else ""
-    metrics = (*report.metrics, Metric("speedup_over_fp16", output, found.ratio, limit, passed))
+    metrics = (*report.metrics, Metric("speedup_over_fp16", output, speedup.ratio, limit, passed))
     if passed:
         return replace(report, metrics=metrics)
-    total = sum(ms for _, ms in found.overhead)
-    layers = ", ".join(f"{name} {ms:.3f} ms" for name, ms in found.overhead[:NAMED]) or "none"
+    total = sum(ms for _, ms in speedup.overhead)
+    layers = ", ".join(f"{name} {ms:.3f} ms" for name, ms in speedup.overhead[:NAMED]) or "none"
     line = (
-        f"INT8 takes {found.int8_ms:.3f} ms and FP16 {found.fp16_ms:.3f} ms, {found.ratio:.2f} times as fast "
+        f"INT8 takes {speedup.int8_ms:.3f} ms and FP16 {speedup.fp16_ms:.3f} ms, {speedup.ratio:.2f} times as fast "
         f"(limit {limit:g}); layers that only convert take {total:.3f} ms: {layers}. Use precision.fp16_mode alone, or "
         "keep the modules beside those layers out of INT8"
     )

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trtpipe.batching import Array
+from calib.types import Array
 from trtpipe.errors import MissingError
 from trtpipe.evaluation.bench import Mode, Ready
 from trtpipe.values import LoadedModel
@@ -44,8 +44,8 @@ class InHalf(torch.nn.Module):
 
 
 @dataclass(frozen=True)
-class Stand:
-    """What every mode of PyTorch needs: the model, the batch that is timed, and where it runs ("cpu" or "cuda")."""
+class ModeSetup:
+    """What every mode of PyTorch is made from: the model, the batch that is timed, and the device, "cpu" or "cuda"."""
 
     loaded: LoadedModel
     batch: Mapping[str, Array]
@@ -53,17 +53,17 @@ class Stand:
     calibration: Callable[[], Iterator[Mapping[str, Array]]]
 
 
-def torch_modes(stand: Stand, script: Any) -> tuple[Mode, ...]:
+def torch_modes(setup: ModeSetup, script: Any) -> tuple[Mode, ...]:
     """Every mode, the reference (eager FP32) first. `script` is the baseline's TorchScript module, or None.
 
     On a GPU times are CUDA events around the launches, inputs already on the device, and FP32 is FP32: TF32, which
     PyTorch allows in convolutions by itself, is off (`gpu_modes` has it as a mode of its own).
     """
-    module, device = stand.loaded.module, stand.device
+    module, device = setup.loaded.module, setup.device
     half, bfloat = torch.float16, torch.bfloat16
 
     def mode(name: str, make: Callable[[], Callable[..., Any]], cannot: str = "", within: Any = nullcontext) -> Mode:
-        return Mode(name, device, lambda: ready(stand, make, within), cannot)
+        return Mode(name, device, lambda: ready(setup, make, within), cannot)
 
     def moved(one: torch.nn.Module) -> torch.nn.Module:
         return copy.deepcopy(one).to(device).eval()
@@ -79,12 +79,12 @@ def torch_modes(stand: Stand, script: Any) -> tuple[Mode, ...]:
         mode("eager BF16", lambda: moved(InHalf(module, bfloat))),
         mode("autocast FP16", lambda: moved(module), within=autocast(half)),
         mode("autocast BF16", lambda: moved(module), within=autocast(bfloat)),
-        mode("TorchScript FP32", lambda: _as_script(script, stand), _NO_SCRIPT if script is None else ""),
-        mode("TorchScript FP16", lambda: _traced(moved(InHalf(module, half)), stand)),
-        mode("TorchScript BF16", lambda: _traced(moved(InHalf(module, bfloat)), stand)),
+        mode("TorchScript FP32", lambda: _as_script(script, setup), _NO_SCRIPT if script is None else ""),
+        mode("TorchScript FP16", lambda: _traced(moved(InHalf(module, half)), setup)),
+        mode("TorchScript BF16", lambda: _traced(moved(InHalf(module, bfloat)), setup)),
         mode("torch.compile FP32", lambda: compiled(moved(module)), compiler),
         mode("torch.compile BF16", lambda: compiled(moved(InHalf(module, bfloat))), compiler),
-        mode(f"PyTorch INT8 ({_int8_backend()})", lambda: _pt2e(stand), cpu_only),
+        mode(f"PyTorch INT8 ({_int8_backend()})", lambda: _pt2e(setup), cpu_only),
     )
 
 
@@ -92,13 +92,13 @@ _NO_SCRIPT = "TorchScript cannot take a .pt2 program"
 _NO_COMPILER = "Inductor needs a C++ compiler; none of g++ and clang++ is on PATH"
 
 
-def tensors(stand: Stand, arrays: Mapping[str, Array]) -> Tensors:
+def tensors(setup: ModeSetup, arrays: Mapping[str, Array]) -> Tensors:
     """The inputs in order, on the device."""
-    return tuple(torch.from_numpy(np.ascontiguousarray(arrays[s.name])).to(stand.device) for s in stand.loaded.inputs)
+    return tuple(torch.from_numpy(np.ascontiguousarray(arrays[s.name])).to(setup.device) for s in setup.loaded.inputs)
 
 
 def ready(
-    stand: Stand,
+    setup: ModeSetup,
     make: Callable[[], Callable[..., Any]],
     within: Callable[[], AbstractContextManager[Any]] = nullcontext,
     *,
@@ -106,15 +106,15 @@ def ready(
     notes: tuple[str, ...] = (),
 ) -> Ready:
     """What `make` makes, ready to run inside `within`; `tf32` is whether a GPU may compute float32 in TF32."""
-    before = _allocated(stand.device)
+    before = _allocated(setup.device)
     call = make()
-    inputs = tensors(stand, stand.batch)
-    names = [s.name for s in stand.loaded.outputs]
+    inputs = tensors(setup, setup.batch)
+    names = [s.name for s in setup.loaded.outputs]
     weights = call if isinstance(call, torch.nn.Module) else getattr(call, "weights", None)
 
     @contextmanager
     def around() -> Iterator[None]:
-        with torch.inference_mode(), tf32_allowed(stand.device, tf32), within():
+        with torch.inference_mode(), tf32_allowed(setup.device, tf32), within():
             yield
 
     def run() -> Any:
@@ -132,17 +132,17 @@ def ready(
         end.synchronize()
         return float(begin.elapsed_time(end))
 
-    def answer(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    def infer(arrays: Mapping[str, Array]) -> dict[str, Array]:
         with around():
-            outputs = call(*tensors(stand, arrays))
+            outputs = call(*tensors(setup, arrays))
         wide = [o.float() if o.is_floating_point() else o for o in outputs]
         return {n: o.cpu().numpy() for n, o in zip(names, wide, strict=True)}
 
-    if stand.device == "cpu":
-        return Ready(run, answer, _bytes(weights), notes)
+    if setup.device == "cpu":
+        return Ready(run, infer, _bytes(weights), notes)
     return Ready(
         run,
-        answer,
+        infer,
         _bytes(weights),
         notes=("CUDA events; inputs on the GPU before, outputs left there", *notes),
         ms=ms,
@@ -168,7 +168,7 @@ def tf32_allowed(device: str, allowed: bool) -> Iterator[None]:
         yield
         return
     places: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    with warnings.catch_warnings():  # torch announces newer switches, which do not tell the older ones
+    with warnings.catch_warnings():  # torch announces newer switches, which do not set the older ones
         warnings.simplefilter("ignore")
         before = [p.allow_tf32 for p in places]
         for place in places:
@@ -193,27 +193,27 @@ def _bytes(module: Any) -> int:
 
 
 def _sizes(module: torch.nn.Module) -> dict[int, int]:
-    """Bytes by storage; oneDNN's packed weights have none and are told apart as objects."""
+    """Bytes by storage; oneDNN's packed weights have none and are counted as objects."""
     held = (*module.parameters(), *module.buffers())
     return {id(t) if t.is_mkldnn else t.data_ptr(): t.numel() * t.element_size() for t in held}
 
 
-def _as_script(script: Any, stand: Stand) -> Callable[..., Any]:
+def _as_script(script: Any, setup: ModeSetup) -> Callable[..., Any]:
     """The baseline's module; a scripted one or a file is the network alone and gets its bindings back."""
     buffer, jit = io.BytesIO(), _jit()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         jit.save(script, buffer)
         buffer.seek(0)
-        fresh = jit.load(buffer, map_location=stand.device).eval()
-    bound: Any = stand.loaded.module
+        fresh = jit.load(buffer, map_location=setup.device).eval()
+    bound: Any = setup.loaded.module
 
     def whole(*inputs: torch.Tensor) -> Tensors:
         outputs: Tensors = bound.outputs(fresh(*bound.prepared(inputs)))
         return outputs
 
     with torch.inference_mode():
-        alone = not isinstance(fresh(*tensors(stand, stand.batch)), tuple)
+        alone = not isinstance(fresh(*tensors(setup, setup.batch)), tuple)
     call: Any = whole if alone else fresh
     if alone:
         call.weights = fresh
@@ -225,10 +225,10 @@ def _jit() -> Any:
     return torch.jit
 
 
-def _traced(module: torch.nn.Module, stand: Stand) -> Callable[..., Any]:
+def _traced(module: torch.nn.Module, setup: ModeSetup) -> Callable[..., Any]:
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")
-        traced: Any = _jit().trace(module, tensors(stand, stand.batch), check_trace=False)
+        traced: Any = _jit().trace(module, tensors(setup, setup.batch), check_trace=False)
 
     def call(*inputs: torch.Tensor) -> Any:
         return traced(*inputs)
@@ -257,7 +257,7 @@ def _int8_backend() -> str:
     return "Arm, PT2E" if platform.machine() in ("aarch64", "arm64") else "x86, PT2E"
 
 
-def _pt2e(stand: Stand) -> Callable[..., Any]:
+def _pt2e(setup: ModeSetup) -> Callable[..., Any]:
     """PyTorch's own INT8: its quantizer for this processor, its observers, and oneDNN's kernels."""
     from torchao.quantization.pt2e.lowering import lower_pt2e_quantized_to_x86
     from torchao.quantization.pt2e.quantizer import arm_inductor_quantizer as arm
@@ -272,15 +272,15 @@ def _pt2e(stand: Stand) -> Callable[..., Any]:
         quantizer: Any = arm.ArmInductorQuantizer().set_global(arm.get_default_arm_inductor_quantization_config())
     else:
         quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
-    example = tensors(stand, stand.batch)
+    example = tensors(setup, setup.batch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        graph = torch.export.export(stand.loaded.module, example).module(check_guards=False)
-        _tell_relus_apart(graph)
+        graph = torch.export.export(setup.loaded.module, example).module(check_guards=False)
+        _name_relus(graph)
         observed = prepare_pt2e(graph, quantizer)
         with torch.inference_mode():
-            for _, arrays in zip(range(CALIBRATION_BATCHES), stand.calibration(), strict=False):
-                observed(*tensors(stand, arrays))
+            for _, arrays in zip(range(CALIBRATION_BATCHES), setup.calibration(), strict=False):
+                observed(*tensors(setup, arrays))
         converted: torch.nn.Module = convert_pt2e(observed)
         if on_arm:
             return compiled(converted, freezing=True)
@@ -289,7 +289,7 @@ def _pt2e(stand: Stand) -> Callable[..., Any]:
     return lowered
 
 
-def _tell_relus_apart(graph: Any) -> None:
+def _name_relus(graph: Any) -> None:
     """Give each ReLU a name of its own: torchao 0.18's quantizer cannot take one ReLU module that is called twice."""
     for node in graph.graph.nodes:
         if node.target in (torch.ops.aten.relu.default, torch.ops.aten.relu_.default):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from trtpipe.examples.pictures import Pictures
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def untrained(of: str, side: int = 224, **args: Any) -> torch.nn.Module:
+def untrained(of: str, side: int = 224, **args: object) -> torch.nn.Module:
     """A network with random weights whose activations are as those of a trained one.
 
     Random weights alone may say nothing: the signal of a deep network fades (EfficientNet's logits are 1e-14), and some
@@ -98,7 +99,7 @@ def arm(actions: int = 7, width: int = 16) -> torch.nn.Module:
     return _seeded(Arm)
 
 
-def _seeded(make: Any) -> torch.nn.Module:
+def _seeded(make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
     """What `make` returns, its weights drawn from seed 0; the generator's state outside is left as it was."""
     import torch
 

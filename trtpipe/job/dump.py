@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import yaml
 
+from calib.types import JsonObject
 from trtpipe.atomic import write_whole
 from trtpipe.job.job import Job
 from trtpipe.job.load import PATHS, load_job
@@ -15,7 +15,7 @@ from trtpipe.job.load import PATHS, load_job
 
 def job_text(job: Job, folder: Path) -> str:
     """YAML of every value that is not a default, with paths relative to `folder`, ranges beside their shapes."""
-    data: dict[str, Any] = job.model_dump(mode="json", exclude_defaults=True)
+    data: JsonObject = job.model_dump(mode="json", exclude_defaults=True)
     for section, key in PATHS:
         if isinstance(data.get(section), dict) and isinstance(data[section].get(key), str):
             data[section][key] = os.path.relpath(data[section][key], folder)

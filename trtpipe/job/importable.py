@@ -76,19 +76,19 @@ def missing(target: str, folders: Iterable[Path] = ()) -> tuple[str, str, str] |
 
 
 def _names(source: bytes) -> set[str] | None:
-    """The names a module binds at its top level, inside `if` and `try` too; None when that cannot be told."""
-    found: set[str] = set()
+    """The names a module binds at its top level, inside `if` and `try` too; None when they cannot be found."""
+    names: set[str] = set()
     todo: list[ast.AST] = [ast.parse(source)]
     while todo:
         for node in ast.iter_child_nodes(todo.pop()):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                found.add(node.name)
+                names.add(node.name)
             elif isinstance(node, (ast.Import, ast.ImportFrom)):
                 if any(alias.name == "*" for alias in node.names):
                     return None
-                found.update(alias.asname or alias.name.partition(".")[0] for alias in node.names)
+                names.update(alias.asname or alias.name.partition(".")[0] for alias in node.names)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                found.add(node.id)
+                names.add(node.id)
             elif not isinstance(node, ast.Lambda):
                 todo.append(node)
-    return None if "__getattr__" in found else found
+    return None if "__getattr__" in names else names

@@ -8,13 +8,17 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from trtpipe.job.rules import BrokenRules, broken
 from trtpipe.job.sections import Build, Calibration, Check, Data, Input, Model, Output, Precision, Section, Transform
-from trtpipe.values import DimRange, TensorSpec
+from trtpipe.values import MOST_NAME, DimRange, TensorSpec
 
 
 class Job(Section):
     """One engine to build."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="also the name of the bundle's folder")
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        max_length=MOST_NAME,
+        description="also the name of the bundle's folder",
+    )
     model: Model
     inputs: dict[str, Input] = Field(min_length=1, description="the input bindings by name, in the model's order")
     outputs: dict[str, Output] = Field(min_length=1, description="the output bindings by name, in the model's order")

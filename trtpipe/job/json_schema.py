@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
 
+from calib.types import JsonObject
 from trtpipe.job.job import Job
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
-Schema = Mapping[str, Any]
+Schema = JsonObject
 
 _HEAD = """\
 # The job file
@@ -32,14 +32,14 @@ A job is one YAML file. `trtpipe validate job.yaml` says everything that is wron
 """
 
 
-def job_schema() -> dict[str, Any]:
+def job_schema() -> Schema:
     """JSON Schema (2020-12) of a job file.
 
     Ranges of dynamic dimensions stand beside `shape` in a file, so every key of an input that is not its own is one. A
     `matrix` may give what is otherwise required, and its axes stand in the name as {axis}.
     """
     schema = Job.model_json_schema()
-    definitions: dict[str, Any] = schema["$defs"]
+    definitions: Schema = schema["$defs"]
     spec = definitions["Input"]
     del spec["properties"]["dims"]
     spec["additionalProperties"] = {"$ref": "#/$defs/Range"}
@@ -146,5 +146,5 @@ def _kind(prop: Schema, definitions: Mapping[str, Schema]) -> str:
 
 def _bounds(prop: Schema) -> str:
     signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-    found = [f"{sign} {prop[key]:g}" for key, sign in signs.items() if key in prop]
-    return f" {', '.join(found)}" if found else ""
+    bounds = [f"{sign} {prop[key]:g}" for key, sign in signs.items() if key in prop]
+    return f" {', '.join(bounds)}" if bounds else ""

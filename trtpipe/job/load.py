@@ -1,4 +1,4 @@
-"""The job file: `load_job` reads one, with everything that is wrong with it said at once."""
+"""The job file: `load_job` reads one and reports every problem in it at once."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from calib.files import text_at_most
+from calib.types import JsonObject
 from trtpipe.errors import InputError, did_you_mean
 from trtpipe.job import matrix, yamlfile
 from trtpipe.job.job import Job
-from trtpipe.job.problems import Problem, dotted, explain, legal_keys, said, shown
+from trtpipe.job.problems import Problem, dotted, explain, legal_keys, shown, violation
 from trtpipe.job.rules import BrokenRules, broken
 
 #: Every key that names a file or a folder: what must be there. `output` need not exist yet.
@@ -63,7 +65,7 @@ def load_jobs(path: str | Path, overrides: Iterable[str] = (), *, paths_exist: b
     """The jobs in a file: one, or one for each combination of its `matrix`.
 
     Raises:
-        JobErrors: with all problems found; one that several jobs share is said once.
+        JobErrors: with all problems found; one that several jobs share is listed once.
     """
     files = job_files(path, paths_exist=paths_exist)
     jobs = [file.read(overrides) for file in files]
@@ -77,9 +79,9 @@ def job_files(path: str | Path, *, paths_exist: bool = True) -> tuple[JobFile, .
     """The file ready to be read, once for each job in it; a broken one is given as it is, and reading it says why."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = text_at_most(path, yamlfile.MAX_BYTES)
         document = yamlfile.parse(text)
-    except (OSError, UnicodeDecodeError, yamlfile.YamlProblem):
+    except (OSError, ValueError):  # text that is no UTF-8, too long, or no YAML
         return (JobFile(path, paths_exist=paths_exist),)
     if isinstance(document.data, dict) and not matrix.has_matrix(document):
         return (JobFile(path, paths_exist=paths_exist, parsed=(document, text)),)
@@ -123,66 +125,70 @@ class JobFile:
         return self._validate(data)
 
     def add(self, path: yamlfile.Path, text: str, *, missing: bool = False) -> None:
-        """Report `text` (what `said` makes) at `path`: as --set if the value came from there, else where it stands."""
+        """Report `text` (of `violation`) at `path`: as --set if the value came from there, else at its line."""
         if any(path[: len(s)] == s for s in self._set):
             self._problems.append(Problem(None, None, None, dotted(path), text, missing))
             return
         place = self._document.place(path)
         self._problems.append(Problem(fspath(self._path), place.line, place.column, dotted(path), text, missing))
 
-    def _load(self) -> dict[str, Any] | None:
+    def _load(self) -> JsonObject | None:
         if self._parsed is not None:
             self._document, self._text = self._parsed
             return dict(self._document.data)
         name = fspath(self._path)
         try:
-            text = self._path.read_text(encoding="utf-8")
+            text = text_at_most(self._path, yamlfile.MAX_BYTES)
             self._document = yamlfile.parse(text)
             self._text = text
         except yamlfile.YamlProblem as p:
-            text = said(p.must, p.got, p.hint)
+            text = violation(p.must, p.got, p.hint)
             self._problems.append(Problem(name, p.place.line, p.place.column, dotted(p.path), text))
             return None
         except FileNotFoundError:
-            text = said("be a job file", "no such file", _beside(self._path))
+            text = violation("be a job file", "no such file", _beside(self._path))
             self._problems.append(Problem(name, None, None, "", text))
             return None
         except IsADirectoryError:
-            self._problems.append(Problem(name, None, None, "", said("be a job file", "a folder")))
+            self._problems.append(Problem(name, None, None, "", violation("be a job file", "a folder")))
             return None
         except UnicodeDecodeError as error:
             got = f"byte {error.object[error.start]:#04x} at {error.start}"
-            self._problems.append(Problem(name, None, None, "", said("be UTF-8 text", got)))
+            self._problems.append(Problem(name, None, None, "", violation("be UTF-8 text", got)))
+            return None
+        except ValueError as error:
+            text = violation(f"be a job file of at most {yamlfile.MAX_BYTES} bytes", str(error))
+            self._problems.append(Problem(name, None, None, "", text))
             return None
         except OSError as error:
-            text = said("be readable", error.strerror or str(error))
+            text = violation("be readable", error.strerror or str(error))
             self._problems.append(Problem(name, None, None, "", text))
             return None
         if not isinstance(self._document.data, dict):
             got = shown(self._document.data)
             hint = f"Its keys are {', '.join(Job.model_fields)}; `trtpipe init` writes one to start from."
-            self._problems.append(Problem(name, 1, 1, "", said("be a mapping", got, hint)))
+            self._problems.append(Problem(name, 1, 1, "", violation("be a mapping", got, hint)))
             return None
         if matrix.has_matrix(self._document):
             _, problems = matrix.expand(self._document)
             hint = "Give it to `trtpipe build`, `validate` or `nightly`."
-            for at, said_of_it in problems or (
-                ((matrix.KEY,), said("not be in the file of one job", "several jobs", hint)),
+            for at, text in problems or (
+                ((matrix.KEY,), violation("not be in the file of one job", "several jobs", hint)),
             ):
-                self.add(at, said_of_it)
+                self.add(at, text)
             return None
         return dict(self._document.data)
 
-    def _override(self, data: dict[str, Any], override: str) -> None:
+    def _override(self, data: JsonObject, override: str) -> None:
         key, equals, text = override.partition("=")
         path = tuple(key.strip().split("."))
         if not equals or not all(path):
-            self._problems.append(Problem(None, None, None, "", said("be SECTION.KEY=VALUE", shown(override))))
+            self._problems.append(Problem(None, None, None, "", violation("be SECTION.KEY=VALUE", shown(override))))
             return
         try:
             value = yamlfile.parse(text).data
         except yamlfile.YamlProblem as p:
-            self._problems.append(Problem(None, None, None, key, said(p.must, p.got, p.hint)))
+            self._problems.append(Problem(None, None, None, key, violation(p.must, p.got, p.hint)))
             return
         inner = data
         for i, part in enumerate(path[:-1]):
@@ -190,7 +196,7 @@ class JobFile:
             if below is None:
                 inner[part] = below = {}
             if not isinstance(below, dict):
-                text = said("be a mapping", shown(below))
+                text = violation("be a mapping", shown(below))
                 self._problems.append(Problem(None, None, None, dotted(path[: i + 1]), text))
                 return
             inner = below
@@ -198,8 +204,8 @@ class JobFile:
         self._set.append(path)
         self._text = f"{self._text.rstrip()}\n# --set {override}\n"
 
-    def _absolute(self, data: dict[str, Any]) -> None:
-        """Make every path of the job absolute, and miss those that are not there."""
+    def _absolute(self, data: JsonObject) -> None:
+        """Make every path of the job absolute, and report those that do not exist."""
         folder = self._path.resolve().parent
         for (section, key), kind in PATHS.items():
             given = data.get(section)
@@ -212,9 +218,9 @@ class JobFile:
                 if not there:
                     got = f"{given[key]!r}: {'not a ' + kind if path.exists() else 'nothing there'}"
                     hint = f"It is {_normal(path)}, from the folder of the job file."
-                    self.add((section, key), said(f"be a {kind} that exists", got, hint))
+                    self.add((section, key), violation(f"be a {kind} that exists", got, hint))
 
-    def _validate(self, data: dict[str, Any]) -> Job | None:
+    def _validate(self, data: JsonObject) -> Job | None:
         try:
             return Job.model_validate(data).read_from(self._path.resolve().parent, self._text)
         except ValidationError as error:
@@ -226,7 +232,7 @@ class JobFile:
         at = {_in_file(e["loc"], data) for e in structural}
         for b in broken(_readable(data, at)):
             if not any(path[: len(b.path)] == b.path or path == b.path[: len(path)] for path in at):
-                self.add(b.path, said(b.must, b.got, b.hint))
+                self.add(b.path, violation(b.must, b.got, b.hint))
         return None
 
 
@@ -244,7 +250,7 @@ def _beside(path: Path) -> str:
 
 
 def _capabilities_as_written(
-    data: dict[str, Any], texts: Mapping[yamlfile.Path, str], overridden: list[yamlfile.Path]
+    data: JsonObject, texts: Mapping[yamlfile.Path, str], overridden: list[yamlfile.Path]
 ) -> None:
     """Compute capabilities are versions: 12.10 must not pass for 12.1, so they are taken as they were written."""
     build = data.get("build")
@@ -257,7 +263,7 @@ def _capabilities_as_written(
         data["build"] = build | {path[1]: kept}
 
 
-def _in_file(loc: tuple[int | str, ...], data: Mapping[str, Any]) -> yamlfile.Path:
+def _in_file(loc: tuple[int | str, ...], data: JsonObject) -> yamlfile.Path:
     """Pydantic's location as the path in the file: ranges stand beside `shape`, not under `dims`."""
     if len(loc) >= 4 and loc[0] == "inputs" and loc[2] == "dims":
         spec = data["inputs"][loc[1]]
@@ -271,7 +277,7 @@ def _beside_shape(keys: tuple[str, ...], loc: yamlfile.Path) -> tuple[str, ...]:
     return tuple(k for k in keys if k != "dims") if loc[:1] == ("inputs",) else keys
 
 
-def _readable(data: Mapping[str, Any], wrong: Iterable[yamlfile.Path]) -> dict[str, Any]:
+def _readable(data: JsonObject, wrong: Iterable[yamlfile.Path]) -> JsonObject:
     """The sections that can be read once every wrong value is left out; the rules are run on those."""
     pruned: Any = _copied(data)
     for loc in sorted(wrong, key=len, reverse=True):
@@ -283,11 +289,11 @@ def _readable(data: Mapping[str, Any], wrong: Iterable[yamlfile.Path]) -> dict[s
     return dict(_sections(pruned))
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> object:
     return {k: _copied(v) for k, v in value.items()} if isinstance(value, Mapping) else value
 
 
-def _sections(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _sections(data: JsonObject) -> Iterator[tuple[str, object]]:
     for name, field in Job.model_fields.items():
         if name not in data:
             if not field.is_required():
@@ -295,7 +301,7 @@ def _sections(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             continue
         try:
             kind: Any = field.annotation
-            value = TypeAdapter[Any](kind).validate_python(data[name])
+            value = TypeAdapter[object](kind).validate_python(data[name])
         except ValidationError:
             continue
         if value or value is None:  # no binding is left of inputs or outputs whose only ones could not be read

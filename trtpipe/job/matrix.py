@@ -20,9 +20,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from calib.types import JsonObject
 from trtpipe.errors import did_you_mean
 from trtpipe.job.job import Job
-from trtpipe.job.problems import said, shown
+from trtpipe.job.problems import shown, violation
 from trtpipe.job.yamlfile import Document, Path, Place
 
 KEY = "matrix"
@@ -67,12 +68,12 @@ class Cell:
 @dataclass(frozen=True)
 class _Value:
     label: str
-    value: Any
+    value: object
     at: Path  # of the value in the file
 
 
 class _Problems(list[tuple[Path, str]]):
-    """(path, what `said` makes) of everything that is wrong with a matrix."""
+    """(path, text of `violation`) of every problem of a matrix."""
 
 
 def has_matrix(document: Document) -> bool:
@@ -85,11 +86,12 @@ def expand(document: Document) -> tuple[tuple[Cell, ...], tuple[tuple[Path, str]
     problems = _Problems()
     raw = document.data[KEY]
     if not isinstance(raw, dict) or not raw:
-        problems.append(((KEY,), said("be a mapping of axes to values", shown(raw), "Like {target: [tensorrt_rtx]}.")))
+        text = violation("be a mapping of axes to values", shown(raw), "Like {target: [tensorrt_rtx]}.")
+        problems.append(((KEY,), text))
         return (), tuple(problems)
     axes = {name: _axis(name, values, document, problems) for name, values in raw.items()}
     if not problems and (count := math.prod(len(v) for v in axes.values())) > MOST_CELLS:
-        problems.append(((KEY,), said(f"make at most {MOST_CELLS} jobs", str(count), "Split the file.")))
+        problems.append(((KEY,), violation(f"make at most {MOST_CELLS} jobs", str(count), "Split the file.")))
     _check_name(document.data.get("name"), axes, problems)
     if problems:
         return (), tuple(problems)
@@ -99,7 +101,7 @@ def expand(document: Document) -> tuple[tuple[Cell, ...], tuple[tuple[Path, str]
         name = str(cell.document.data.get("name"))
         if name in seen:
             got = f"{name!r} for {_say(seen[name])} and for {cell}"
-            problems.append((("name",), said("give each job a name of its own", got, "Name every axis in it.")))
+            problems.append((("name",), violation("give each job a name of its own", got, "Name every axis in it.")))
             return (), tuple(problems)
         seen[name] = cell.labels
     return tuple(cells), ()
@@ -110,42 +112,42 @@ def path_of(axis: str) -> tuple[str, ...]:
     return SHORT.get(axis) or tuple(axis.split("."))
 
 
-def _axis(name: str, values: Any, document: Document, problems: _Problems) -> tuple[_Value, ...]:
+def _axis(name: str, values: object, document: Document, problems: _Problems) -> tuple[_Value, ...]:
     where: Path = (KEY, name)
     sections = tuple(f for f in Job.model_fields if f != "name")
     first = path_of(name)[0]
     if first not in sections:
         near = did_you_mean(name, (*sections, *SHORT))
         must = f"be the path of a key, like build.target, or one of {', '.join(SHORT)}"
-        problems.append((where, said(must, name, near)))
+        problems.append((where, violation(must, name, near)))
         return ()
     if not isinstance(values, (list, dict)) or not values:
-        problems.append((where, said("be a list of values, or a mapping of labels to values", shown(values))))
+        problems.append((where, violation("be a list of values, or a mapping of labels to values", shown(values))))
         return ()
-    found = []
+    cells = []
     for key, value in values.items() if isinstance(values, dict) else enumerate(values):
         at = (*where, key)
         if isinstance(values, list) and isinstance(value, (dict, list)):
             hint = f"Write {name} as a mapping: {{label: value}}."
-            problems.append((at, said("have a label when it is not plain text or a number", shown(value), hint)))
+            problems.append((at, violation("have a label when it is not plain text or a number", shown(value), hint)))
             continue
         written = document.texts.get(at, str(value)) if isinstance(values, list) else key
         label = str(written) if isinstance(values, dict) else _label(str(written))
         if not _LABEL.fullmatch(label):
-            problems.append((at, said("be labelled with letters, digits, '.', '_' and '-'", shown(label))))
+            problems.append((at, violation("be labelled with letters, digits, '.', '_' and '-'", shown(label))))
         if name == "precision" and isinstance(value, str):
             if value not in PRECISIONS:
                 must = f"be one of {', '.join(PRECISIONS)}, or a mapping"
-                problems.append((at, said(must, shown(value), did_you_mean(value, tuple(PRECISIONS)))))
+                problems.append((at, violation(must, shown(value), did_you_mean(value, tuple(PRECISIONS)))))
                 continue
             value = dict(PRECISIONS[value])
-        found.append(_Value(label, value, at))
-    labels = [v.label for v in found]
-    for value in found:
+        cells.append(_Value(label, value, at))
+    labels = [v.label for v in cells]
+    for value in cells:
         if labels.count(value.label) > 1:
-            problems.append((value.at, said("have a label of its own", f"{value.label!r} again")))
+            problems.append((value.at, violation("have a label of its own", f"{value.label!r} again")))
             break
-    return tuple(found)
+    return tuple(cells)
 
 
 def _label(text: str) -> str:
@@ -154,13 +156,13 @@ def _label(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem)
 
 
-def _check_name(name: Any, axes: Mapping[str, Any], problems: _Problems) -> None:
+def _check_name(name: object, axes: Mapping[str, object], problems: _Problems) -> None:
     if not isinstance(name, str):
         return  # reading the job says so
     for word in _PLACEHOLDER.findall(name):
         if word not in axes:
             must = f"hold placeholders of axes alone: {', '.join(axes)}"
-            problems.append((("name",), said(must, "{" + word + "}", did_you_mean(word, tuple(axes)))))
+            problems.append((("name",), violation(must, "{" + word + "}", did_you_mean(word, tuple(axes)))))
 
 
 def _cell(document: Document, chosen: Mapping[str, _Value]) -> Cell:
@@ -179,7 +181,7 @@ def _cell(document: Document, chosen: Mapping[str, _Value]) -> Cell:
     return Cell(labels, Document(data, keys, values, texts))
 
 
-def _lay(data: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+def _lay(data: JsonObject, path: tuple[str, ...], value: object) -> None:
     """Put `value` at `path`, mappings along the way copied; a mapping is laid over a mapping."""
     inner = data
     for part in path[:-1]:
@@ -189,7 +191,7 @@ def _lay(data: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
     inner[path[-1]] = _over(inner.get(path[-1]), value)
 
 
-def _over(below: Any, above: Any) -> Any:
+def _over(below: object, above: object) -> object:
     if not isinstance(above, dict) or not isinstance(below, dict):
         return above
     return below | {k: _over(below.get(k), v) for k, v in above.items()}
@@ -202,7 +204,7 @@ def _move(places: dict[Path, Any], source: Path, target: Path) -> None:
             places[target + path[len(source) :]] = place
 
 
-def _paths(value: Any, at: Path) -> Iterator[Path]:
+def _paths(value: object, at: Path) -> Iterator[Path]:
     yield at
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -211,7 +213,7 @@ def _paths(value: Any, at: Path) -> Iterator[Path]:
 
 def _named(name: str, labels: Mapping[str, str]) -> str:
     used = set(_PLACEHOLDER.findall(name))
-    text = _PLACEHOLDER.sub(lambda found: labels[found.group(1)], name)
+    text = _PLACEHOLDER.sub(lambda match: labels[match.group(1)], name)
     return "-".join([text, *(label for axis, label in labels.items() if axis not in used)])
 
 

@@ -14,7 +14,6 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
@@ -67,7 +66,7 @@ class Problem:
         return f"{where}: {self.message}"
 
 
-def said(must: str, got: str, hint: str = "") -> str:
+def violation(must: str, got: str, hint: str = "") -> str:
     """`must <what must hold> (got <value>). <next step>`."""
     return f"must {must} (got {got}). {hint}".rstrip()
 
@@ -80,7 +79,7 @@ def dotted(path: Path) -> str:
     return text
 
 
-def shown(value: Any, limit: int = 60) -> str:
+def shown(value: object, limit: int = 60) -> str:
     """A value as it looks in YAML, cut when long."""
     if value is None:
         return "nothing"
@@ -95,7 +94,7 @@ def shown(value: Any, limit: int = 60) -> str:
 
 
 def explain(error: ErrorDetails, legal_keys: Sequence[str]) -> str:
-    """One of pydantic's errors as `said` puts it.
+    """One of pydantic's errors as the text of a Problem.
 
     Args:
         error: one of `ValidationError.errors()`.
@@ -106,27 +105,29 @@ def explain(error: ErrorDetails, legal_keys: Sequence[str]) -> str:
     if kind == "extra_forbidden":
         near = did_you_mean(key, legal_keys)
         if len(legal_keys) > _MOST_LISTED:
-            return said(f"be one of the {len(legal_keys)} keys that `trtpipe schema` lists here", key, near)
-        return said(f"be one of the keys {either(legal_keys)}", key, near)
+            return violation(f"be one of the {len(legal_keys)} keys that `trtpipe schema` lists here", key, near)
+        return violation(f"be one of the keys {either(legal_keys)}", key, near)
     if kind == "missing":
-        return said("be given", "nothing")
+        return violation("be given", "nothing")
     if kind == "literal_error":
         words = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
-        return said(f"be {either(words)}", shown(value), did_you_mean(value, words, 0.75))
+        return violation(f"be {either(words)}", shown(value), did_you_mean(value, words, 0.75))
     if kind == "must":
-        return said(error["msg"], shown(value))
+        return violation(error["msg"], shown(value))
     if kind == "value_error":
         return str(context["error"])
     if kind == "string_pattern_mismatch" and error["loc"] == ("name",):
-        return said("begin with a letter or digit and hold only letters, digits, '.', '_' and '-'", shown(value))
+        return violation("begin with a letter or digit and hold only letters, digits, '.', '_' and '-'", shown(value))
+    if kind == "string_too_long":
+        return violation(f"have at most {context['max_length']} letters", f"{len(value)}")
     if kind == "too_short" and context["min_length"] == 1:
-        return said("have at least one entry", shown(value))
+        return violation("have at least one entry", shown(value))
     limits = {"ge": "at least", "gt": "greater than", "le": "at most", "lt": "less than"}
     for name, words_ in limits.items():
         if name in context:
-            return said(f"be {words_} {context[name]:g}", shown(value))
+            return violation(f"be {words_} {context[name]:.12g}", shown(value))
     if kind == "bool_type" and isinstance(value, str):
-        return said("be true or false", shown(value), _boolean_hint(value))
+        return violation("be true or false", shown(value), _boolean_hint(value))
     kinds = {
         "int_type": "a whole number",
         "int_from_float": "a whole number",
@@ -141,8 +142,8 @@ def explain(error: ErrorDetails, legal_keys: Sequence[str]) -> str:
         "model_attributes_type": "a mapping",
     }
     if kind in kinds:
-        return said(f"be {kinds[kind]}", shown(value))
-    return said(re.sub(r"^\w+ should ", "", error["msg"]), shown(value))
+        return violation(f"be {kinds[kind]}", shown(value))
+    return violation(re.sub(r"^\w+ should ", "", error["msg"]), shown(value))
 
 
 def _boolean_hint(text: str) -> str:
@@ -155,7 +156,7 @@ def _boolean_hint(text: str) -> str:
 
 def legal_keys(model: type[BaseModel], path: Path) -> tuple[str, ...]:
     """The keys that are legal beside the last part of `path`, in a file that `model` describes."""
-    section: Any = model
+    section: object = model
     for part in path[:-1]:
         section = _inside(section, part)
         if section is None:
@@ -163,13 +164,13 @@ def legal_keys(model: type[BaseModel], path: Path) -> tuple[str, ...]:
     return tuple(section.model_fields) if isinstance(section, type) and issubclass(section, BaseModel) else ()
 
 
-def _inside(section: Any, part: str | int) -> Any:
+def _inside(section: object, part: str | int) -> object:
     """The type one step further down: a model's field, or the value type of a mapping of models."""
     if isinstance(section, type) and issubclass(section, BaseModel):
         field = section.model_fields.get(str(part))
         if field is None:
             return None
-        kind: Any = field.annotation
+        kind: object = field.annotation
     elif typing.get_origin(section) is dict:
         kind = typing.get_args(section)[1]
     else:

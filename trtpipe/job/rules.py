@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from pydantic import BaseModel
+
 from trtpipe.job.sections import Build, Calibration, Check, Data, Input, Model, Normalize, Output, Precision, Transform
 
 Path = tuple[str | int, ...]
@@ -41,11 +43,11 @@ def broken(sections: Mapping[str, Any]) -> Iterator[Broken]:
             yield from rule(*(sections[name] for name in names))
 
 
-def _given(section: Any, *fields: str) -> tuple[str, ...]:
+def _given(section: object, *fields: str) -> tuple[str, ...]:
     return tuple(f for f in fields if getattr(section, f) is not None)
 
 
-def _changed(section: Any) -> tuple[str, ...]:
+def _changed(section: BaseModel) -> tuple[str, ...]:
     """Fields that differ from their default; a job that was written out in full and read again keeps its meaning."""
     fields = type(section).model_fields
     return tuple(f for f, i in fields.items() if getattr(section, f) != i.get_default(call_default_factory=True))
@@ -129,7 +131,7 @@ def _bindings(inputs: Mapping[str, Input]) -> Iterator[Broken]:
                 yield Broken((*at, "normalize"), "be given only for float32, float16 and uint8", spec.dtype)
 
 
-def _list(items: tuple[Any, ...]) -> str:
+def _list(items: tuple[object, ...]) -> str:
     return f"[{', '.join(map(str, items))}]"
 
 
@@ -208,11 +210,6 @@ def _route(build: Build, precision: Precision, model: Model) -> Iterator[Broken]
         if model.program is not None:
             hint = "torch2trt converts an eager module: use model.factory."
             yield Broken(("model", "program"), "not be given for route torch2trt", repr(model.program), hint)
-    if build.route == "torch_tensorrt":
-        for key in ("fp8_mode", "nvfp4_mode", "weights"):
-            if value := getattr(precision, key):
-                must, hint = "be left out for route torch_tensorrt", "Its Q/DQ are INT8 alone: use route onnx."
-                yield Broken(("precision", key), must, _word(value), hint)
     if build.route == "torch_tensorrt" and build.target == "onnxruntime":
         yield Broken(("build", "target"), "be tensorrt or tensorrt_rtx for route torch_tensorrt", build.target)
     if build.target == "onnxruntime" and precision.bf16_mode:
@@ -231,17 +228,23 @@ def _route(build: Build, precision: Precision, model: Model) -> Iterator[Broken]
                 yield Broken(("build", name), "be left out for target onnxruntime", "a value", "It steers TensorRT.")
 
 
+def _formats_of(build: Build, inputs: Mapping[str, Input], outputs: Mapping[str, Output]) -> Iterator[Broken]:
+    for name in sorted({*build.tensor_formats} - {*inputs, *outputs}):
+        yield Broken(("build", "tensor_formats", name), f"be {', '.join((*inputs, *outputs))}", name)
+
+
 def _word(value: bool | str) -> str:
     """A value as YAML writes it."""
     return "true" if value is True else str(value)
 
 
-def _fallback(build: Build, check: Check) -> Iterator[Broken]:
-    """A hybrid module is no engine that could be timed as one."""
-    limit = check.limits.speedup_over_fp16_min
-    if build.allow_torch_fallback and limit is not None:
-        path = ("check", "limits", "speedup_over_fp16_min")
-        hint = "It times whole engines: remove one of the two."
+def _engine(build: Build, check: Check) -> Iterator[Broken]:
+    """No GPU executes an ONNX file, and a hybrid module is no engine that could be timed as one."""
+    if build.target == "onnxruntime" and check.require == "engine":
+        must, hint = "be graph for target onnxruntime", "No GPU executes an ONNX file: remove check.require."
+        yield Broken(("check", "require"), must, "engine", hint)
+    if build.allow_torch_fallback and (limit := check.limits.speedup_over_fp16_min) is not None:
+        path, hint = ("check", "limits", "speedup_over_fp16_min"), "It times whole engines: remove one of the two."
         yield Broken(path, "be left out with build.allow_torch_fallback", str(limit), hint)
 
 
@@ -268,8 +271,8 @@ def _calibration(calibration: Calibration | None) -> Iterator[Broken]:
         return
     yield from _data("calibration", calibration, ("images", "arrays", "factory", "table"))
     if "percentile" in _changed(calibration) and calibration.algorithm != "percentile":
-        got = f"algorithm: {calibration.algorithm}"
-        yield Broken(("calibration", "percentile"), "be given only with algorithm: percentile", got)
+        must, got = "be given only with algorithm: percentile", f"algorithm: {calibration.algorithm}"
+        yield Broken(("calibration", "percentile"), must, got)
     yield from _suffix(calibration.table, ("calibration", "table"), (".json",))
     if calibration.table is not None:
         for name in ("samples", "batch_size", "seed", "workers", "on_bad_sample"):
@@ -291,14 +294,12 @@ def _check(check: Check) -> Iterator[Broken]:
     if not limits.given:
         hint = "A check without a limit cannot fail; start with cosine_min: 0.99."
         yield Broken(("check", "limits"), "set at least one limit", "none", hint)
-    shares = ("top1_agreement_min", "accuracy_drop_max")
-    if limits.confident and not set(shares) & set(limits.given):
-        path = ("check", "limits", "confident")
-        yield Broken(path, f"be given only with {' or '.join(shares)}", "neither", "Other figures have no interval.")
+    if limits.confident and not {"top1_agreement_min", "accuracy_drop_max"} & set(limits.given):
+        must, hint = "be given only with top1_agreement_min or accuracy_drop_max", "Other figures have no interval."
+        yield Broken(("check", "limits", "confident"), must, "neither", hint)
     if limits.speedup_over_fp16_min is not None and check.require != "engine":
-        got = f"require: {check.require}"
-        path = ("check", "limits", "speedup_over_fp16_min")
-        yield Broken(path, "be given only with check.require: engine", got, "Speed is measured on the engine itself.")
+        path, hint = ("check", "limits", "speedup_over_fp16_min"), "Speed is measured on the engine itself."
+        yield Broken(path, "be given only with check.require: engine", f"require: {check.require}", hint)
 
 
 def _check_fits(check: Check, inputs: Mapping[str, Input], calibration: Calibration | None) -> Iterator[Broken]:
@@ -306,7 +307,7 @@ def _check_fits(check: Check, inputs: Mapping[str, Input], calibration: Calibrat
         inherited = None if calibration is None else calibration.transform
         yield from _fits("check", check, check.transform or inherited, inputs)
     elif check.images is not None and len(inputs) != 1:
-        yield _one_input("check", inputs)  # the rest was said of calibration.images, transformed alike
+        yield _one_input("check", inputs)  # the rest was reported for calibration.images, transformed alike
 
 
 def _data(section: str, data: Data, sources: tuple[str, ...]) -> Iterator[Broken]:
@@ -318,10 +319,11 @@ def _data(section: str, data: Data, sources: tuple[str, ...]) -> Iterator[Broken
     transform = data.transform
     if transform is None:
         return
-    if data.images is None and given:
-        got = f"transform with {given[0]}"
-        yield Broken((section, "transform"), "be given only with images", got, "Remove transform.")
     path: Path = (section, "transform")
+    if data.images is None and given:
+        yield Broken(path, "be given only with images", f"transform with {given[0]}", "Remove transform.")
+    if "interpolation" in _changed(transform) and transform.resize is None and transform.callable is None:
+        yield Broken((*path, "interpolation"), "be given only with resize", "no resize", "It steers resize alone.")
     yield from _callable(transform.callable, (*path, "callable"))
     others = tuple(f for f in _changed(transform) if f != "callable")
     if transform.callable is not None and others:
@@ -382,7 +384,8 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Broken]]], ...] = (
     (("inputs", "outputs"), _names),
     (("precision",), _precision),
     (("build", "precision", "model"), _route),
-    (("build", "check"), _fallback),
+    (("build", "check"), _engine),
+    (("build", "inputs", "outputs"), _formats_of),
     (("precision", "build", "check"), _measured_in_int8),
     (("precision", "calibration"), _calibrated),
     (("calibration",), _calibration),

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
+from calib.types import JsonObject
 from trtpipe.job.build_options import BuildOptions
-from trtpipe.values import DimRange, NumberFormatName, Route, Target
+from trtpipe.values import MOST_EXTENT, DimRange, NumberFormatName, Route, Target
 
 
-def _tuples(value: Any) -> Any:
+def _tuples(value: object) -> object:
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
@@ -22,19 +23,19 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _lists_are_tuples(cls, raw: Any) -> Any:
+    def _lists_are_tuples(cls, raw: object) -> object:
         """A YAML list is what a tuple field is written as."""
         return {k: _tuples(v) for k, v in raw.items()} if isinstance(raw, dict) else raw
 
 
-def _range(value: Any) -> Any:
+def _range(value: object) -> object:
     """{min, opt, max} of whole numbers as a DimRange; anything else as it is, for pydantic to refuse."""
     if isinstance(value, dict) and set(value) == {"min", "opt", "max"} and all(type(v) is int for v in value.values()):
         return DimRange(**value)
     return value
 
 
-def _size(value: Any) -> int | tuple[int, int]:
+def _size(value: object) -> int | tuple[int, int]:
     """A positive integer, or height and width."""
     sizes = (value,) if isinstance(value, int) else value
     if isinstance(sizes, tuple) and all(type(s) is int and s >= 1 for s in sizes):
@@ -45,15 +46,15 @@ def _size(value: Any) -> int | tuple[int, int]:
     raise PydanticCustomError("must", "be a positive integer or [height, width]")
 
 
-def _dimension(value: Any) -> int | str:
-    if type(value) is int and value >= 1:
+def _dimension(value: object) -> int | str:
+    if type(value) is int and 1 <= value <= MOST_EXTENT:
         return value
     if isinstance(value, str) and value.isidentifier():
         return value
     raise PydanticCustomError("must", "be a positive integer or the name of a dynamic dimension")
 
 
-def _capability(value: Any) -> str:
+def _capability(value: object) -> str:
     text = str(value) if isinstance(value, (str, float)) else ""
     major, dot, minor = text.partition(".")
     if dot and major.isdecimal() and minor.isdecimal() and len(minor) == 1:
@@ -89,7 +90,7 @@ class Model(Section):
     """Where the network comes from: factory or program. A torchscript file is the baseline it is compared with."""
 
     factory: str | None = Field(default=None, description="package.module:callable returning an nn.Module")
-    args: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the factory")
+    args: JsonObject = Field(default_factory=dict, description="keyword arguments of the factory")
     weights: str | None = Field(default=None, description="state dict: .safetensors, or .pt read with weights_only")
     torchscript: str | None = Field(
         default=None, description="a TorchScript file to compare with, instead of recording a baseline"
@@ -235,9 +236,9 @@ class Precision(Section):
 class Range(Section):
     """The range of one dynamic dimension: 1 <= min <= opt <= max."""
 
-    min: int = Field(ge=1, description="smallest size the engine takes")
-    opt: int = Field(ge=1, description="the size TensorRT tunes for")
-    max: int = Field(ge=1, description="largest size the engine takes")
+    min: int = Field(ge=1, le=MOST_EXTENT, description="smallest size the engine takes")
+    opt: int = Field(ge=1, le=MOST_EXTENT, description="the size TensorRT tunes for")
+    max: int = Field(ge=1, le=MOST_EXTENT, description="largest size the engine takes")
 
 
 class Input(Section):
@@ -252,8 +253,8 @@ class Input(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _ranges_beside_shape(cls, raw: Any) -> Any:
-        """`N: {min, opt, max}` stands beside `shape`; move it into `dims`, and with it any range nobody named."""
+    def _ranges_beside_shape(cls, raw: object) -> object:
+        """`N: {min, opt, max}` stands beside `shape`; move it into `dims`, with ranges of names that `shape` lacks."""
         if not isinstance(raw, dict) or not isinstance(raw.get("dims", {}), dict):
             return raw
         shape = raw.get("shape", ())
@@ -281,7 +282,7 @@ class Build(BuildOptions, Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _inner_values(cls, raw: Any) -> Any:
+    def _inner_values(cls, raw: object) -> object:
         """Lists within mappings are tuples too, as in `tensor_formats`, and the mappings in `profiles` are ranges."""
         if not isinstance(raw, dict):
             return raw

@@ -26,7 +26,7 @@ _INT = re.compile(r"[-+]?[0-9]+")
 _OCT = re.compile(r"0o[0-7]+")
 _HEX = re.compile(r"0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_WORDS: Mapping[str, Any] = {
+_WORDS: Mapping[str, bool | float | None] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
@@ -56,7 +56,7 @@ class Document:
     """A YAML document as plain values (dict, list, str, int, float, bool, None) and where each of them stood.
 
     `keys` is the place of the key (or list item) that leads to a path, `values` that of its value, and `texts` the
-    scalar as it was written, so that `12.10` can still be told from `12.1`.
+    scalar as it was written, so that `12.10` can still be distinguished from `12.1`.
     """
 
     data: Any
@@ -72,7 +72,7 @@ class Document:
         return self.values.get((), Place(1, 1))
 
 
-def scalar(text: str) -> Any:
+def scalar(text: str) -> str | int | float | bool | None:
     """The value of a plain (unquoted) scalar by the core schema of YAML 1.2."""
     if text in _WORDS:
         return _WORDS[text]
@@ -114,7 +114,7 @@ class _Reader:
     def document(self) -> Document:
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         events: Iterator[yaml.Event] = yaml.parse(self._text, Loader=loader)
-        data: Any = None
+        data: object = None
         documents = 0
         try:
             for event in events:
@@ -132,7 +132,7 @@ class _Reader:
             raise YamlProblem(Place(1, 1), (), "be valid YAML", " ".join(str(error).split())) from None
         return Document(data, self._keys, self._values, self._texts)
 
-    def _node(self, event: yaml.Event, events: Iterator[yaml.Event], path: Path) -> Any:
+    def _node(self, event: yaml.Event, events: Iterator[yaml.Event], path: Path) -> object:
         self._values[path] = _place(event)
         if len(path) > MAX_DEPTH:
             raise YamlProblem(_place(event), path[:3], f"nest at most {MAX_DEPTH} deep", "more")
@@ -147,12 +147,12 @@ class _Reader:
             self._texts[path] = event.value
             return event.value if event.style else scalar(event.value)
         if isinstance(event, yaml.SequenceStartEvent):
-            items: list[Any] = []
+            items: list[object] = []
             while not isinstance(item := next(events), yaml.SequenceEndEvent):
                 self._keys[(*path, len(items))] = _place(item)
                 items.append(self._node(item, events, (*path, len(items))))
             return items
-        mapping: dict[str, Any] = {}
+        mapping: dict[str, object] = {}
         while not isinstance(key := next(events), yaml.MappingEndEvent):
             at = _place(key)
             if not isinstance(key, yaml.ScalarEvent) or key.tag is not None or key.anchor is not None:

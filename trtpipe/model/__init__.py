@@ -1,3 +1,3 @@
 """The user's PyTorch model up to its captured graph, with its data and its TorchScript baseline."""
 
-__all__ = ["baseline", "bindings", "capture", "data", "export", "failures", "load", "nodes", "pt2e"]
+__all__ = ["baseline", "bindings", "capture", "corners", "data", "export", "failures", "load", "nodes", "pt2e", "sites"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from calib.user_code import user_code
+from calib.types import Array
+from calib.user_code import INTERRUPTS, user_code
 from trtpipe.batching import Batching, joined
 from trtpipe.errors import InputError
 from trtpipe.model.export import example_inputs
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from calib.samples import Batch
+    from trtpipe.values import TensorSpec
 
 #: TorchScript may reorder float32 sums; a larger difference means that tracing lost something of the model.
 EAGER_TOLERANCE = 1e-4
@@ -45,26 +47,29 @@ def record_baseline(
         batch_size: samples of each batch but the last.
         kind: how TorchScript is made of the model; not used for a program, which TorchScript cannot take.
         torchscript: path of a TorchScript file to take instead; it sees the inputs as the network does.
-        progress: is told the samples done.
+        progress: receives the number of samples done.
 
     Raises:
-        InputError: the model cannot be traced or scripted, TorchScript and eager differ on the check data, or an
-            output's shape depends on the data.
+        InputError: the model cannot be traced or scripted, TorchScript and eager differ on the check data, the model
+            does not repeat its outputs, or they cannot be compared: a shape that depends on the data, NaN or infinity,
+            values that their binding's dtype cannot hold.
     """
     import torch
 
     module, name = script(loaded, kind, torchscript)
     batching = Batching(loaded.inputs, loaded.outputs, batch_size)
-    parts: list[dict[str, NDArray[Any]]] = []
+    parts: list[dict[str, Array]] = []
     labels: list[NDArray[np.int64]] = []
     ids: list[str] = []
     worst = largest = 0.0
+    first: dict[str, NDArray[Any]] = {}
     for batch in batches:
         for piece, count in batching.pieces(batch.arrays):
+            first = first or piece
             args = tuple(torch.from_numpy(piece[s.name]) for s in loaded.inputs)
             with torch.inference_mode(), user_code(f"the model, on {_named(batch.ids)}", InputError):
-                outputs = _run(loaded, module, name, args)
-                eager = outputs if name == "program" else loaded.module(*args)
+                outputs = _run(loaded, module, name, _fresh(args))
+                eager = outputs if name == "program" else loaded.module(*_fresh(args))
             arrays = {}
             for spec, output, plain in zip(loaded.outputs, outputs, eager, strict=True):
                 arrays[spec.name] = output.numpy().copy()
@@ -74,23 +79,98 @@ def record_baseline(
         ids += batch.ids
         progress.step(len(ids), samples, "images")
     if not ids:
-        raise InputError("check: the data must hold at least one sample (got none).")
+        raise InputError("check: the data holds no sample.")
+    outputs_of_all = joined(parts)
+    for spec in loaded.outputs:
+        _require_held(spec, outputs_of_all[spec.name])
     if not worst <= EAGER_TOLERANCE * max(1.0, largest):
+        _require_repeatable(loaded, args)
         fix = "Set model.baseline to script." if name == "trace" else "Check that both hold the same weights."
         raise InputError(
-            f"baseline: TorchScript ({name}) must answer as the eager model does on the check data "
+            f"baseline: TorchScript ({name}) must compute what the eager model does on the check data "
             f"(got a largest difference of {worst:.3g}, outputs up to {largest:.3g}). {fix}"
         )
     every = np.concatenate(labels)
+    notes = _batch_notes(loaded, batching, first, outputs_of_all)
     padded = len(ids) % batch_size if batching.whole else 0
     return Baseline(
         name,
-        joined(parts),
+        outputs_of_all,
         every if (every >= 0).any() else None,
         tuple(ids),
         worst,
-        (_FILLED_UP.format(", ".join(batching.whole), padded, batch_size),) if padded else (),
+        (*notes, *([_FILLED_UP.format(", ".join(batching.whole), padded, batch_size)] if padded else ())),
     )
+
+
+def _require_held(spec: TensorSpec, values: NDArray[Any]) -> None:
+    """Refuse outputs that could not be compared: not finite, or beyond the dtype of their binding.
+
+    Raises:
+        InputError: there are some.
+    """
+    if not values.size:
+        return
+    if not np.isfinite(values).all():
+        raise InputError(
+            f"baseline: the model's outputs must be finite to be compared (got {int((~np.isfinite(values)).sum())} of "
+            f"{values.size} values of output {spec.name} NaN or infinite). Leave out masking with -inf and log(0), or "
+            "return the tensor before it."
+        )
+    dtype, reach = np.dtype(spec.dtype), max(-float(values.min()), float(values.max()))
+    most = float(np.finfo(dtype).max) if dtype.kind == "f" else float(np.iinfo(dtype).max) if dtype.kind == "i" else 1.0
+    if reach > most:
+        wide = "float32" if dtype.kind == "f" else "int64"
+        raise InputError(
+            f"outputs.{spec.name}.dtype: must hold the model's outputs on the check data (got {spec.dtype}, and they "
+            f"reach {reach:.4g}). Set {wide}."
+        )
+
+
+def _fresh(args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Copies: a model may write to its inputs."""
+    return tuple(a.clone() for a in args)
+
+
+def _require_repeatable(loaded: LoadedModel, args: tuple[torch.Tensor, ...]) -> None:
+    """Refuse a model that gives other outputs when it is run again: nothing can be compared with it."""
+    import torch
+
+    with torch.inference_mode(), user_code("the model, run again", InputError):
+        once, again = (loaded.module(*_fresh(args)) for _ in range(2))
+    for spec, a, b in zip(loaded.outputs, once, again, strict=True):
+        if not torch.equal(a, b):
+            raise InputError(
+                f"model: must answer the same on the same inputs (got other values of {spec.name} when it was run "
+                "again). Take out what draws random numbers, counts calls or keeps a state in eval mode; make a state "
+                "an input and an output."
+            )
+
+
+def _batch_notes(
+    loaded: LoadedModel, batching: Batching, first: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]
+) -> tuple[str, ...]:
+    """A line for each output with a batch axis that is another one for a sample in the least batch than in `first`."""
+    import torch
+
+    low, there = batching.inputs[0].at("min")[0], len(next(iter(first.values())))
+    if low >= there:
+        return ()
+    args = tuple(torch.from_numpy(first[s.name][:low]) for s in loaded.inputs)
+    with torch.inference_mode(), user_code("the model, on the first check samples", InputError):
+        alone = {s.name: o.numpy() for s, o in zip(loaded.outputs, loaded.module(*args), strict=True)}
+    notes = []
+    for name, rows in batching.rows(alone, low).items():
+        wanted = outputs[name][:low]
+        if name in batching.whole or rows.shape != wanted.shape or not wanted.size:
+            continue
+        off = float(np.abs(rows.astype(np.float64) - wanted).max())
+        if off > EAGER_TOLERANCE * max(1.0, float(np.abs(wanted).max())):
+            notes.append(
+                f"check: output {name} of a sample depends on the others in its batch: it differs by up to {off:.3g} "
+                f"between a batch of {there}, as checked, and of {low}"
+            )
+    return tuple(notes)
 
 
 def _named(ids: tuple[str, ...]) -> str:
@@ -114,7 +194,7 @@ def _largest(so_far: float, values: torch.Tensor) -> float:
 
 def script(
     loaded: LoadedModel, kind: Literal["trace", "script"], torchscript: str | None
-) -> tuple[Any, Literal["trace", "script", "torchscript", "program"]]:
+) -> tuple[torch.nn.Module, Literal["trace", "script", "torchscript", "program"]]:
     """The module that the baseline's outputs come from, and what it is; arguments and errors as `record_baseline`."""
     import torch
 
@@ -122,18 +202,20 @@ def script(
         warnings.simplefilter("ignore")
         try:
             if torchscript is not None:
-                loaded_file: Any = torch.jit.load(torchscript, map_location="cpu")  # type: ignore[no-untyped-call]
+                loaded_file: torch.nn.Module = torch.jit.load(torchscript, map_location="cpu")  # type: ignore[no-untyped-call]
                 return loaded_file.eval(), "torchscript"
             if loaded.exported:
                 return loaded.module, "program"
             if kind == "script":
                 return torch.jit.script(loaded.module.network).eval(), "script"
             with torch.inference_mode():
-                traced: Any = torch.jit.trace(  # type: ignore[no-untyped-call]
+                traced: torch.nn.Module = torch.jit.trace(  # type: ignore[no-untyped-call]
                     loaded.module, example_inputs(loaded.inputs), check_trace=False
                 )
                 return traced, "trace"
-        except Exception as error:
+        except INTERRUPTS:
+            raise
+        except BaseException as error:
             text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             if torchscript is not None:
                 raise InputError(f"model.torchscript: must be a TorchScript file (got {text}).") from error
@@ -144,7 +226,9 @@ def script(
             ) from error
 
 
-def _run(loaded: LoadedModel, module: Any, name: str, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+def _run(
+    loaded: LoadedModel, module: torch.nn.Module, name: str, args: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor, ...]:
     """The outputs; a traced module and a program hold the bindings, a scripted one or a file is the network alone."""
     if name in ("trace", "program"):
         return tuple(module(*args))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -44,25 +45,28 @@ class Bound(torch.nn.Module):
         return self.outputs(self.network(*self.prepared(inputs)))
 
     def prepared(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The inputs as the network itself wants them."""
-        found = []
+        """The inputs as the network takes them: float16 and uint8 as float32, normalised where the job says so."""
+        arguments = []
         for k, x in enumerate(inputs):
             if self.specs[k].dtype in ("float16", "uint8"):
                 x = x.to(torch.float32)
             if hasattr(self, f"factor_{k}"):
                 x = x * getattr(self, f"factor_{k}") - getattr(self, f"offset_{k}")
-            found.append(x)
-        return found
+            arguments.append(x)
+        return arguments
 
     def outputs(self, returned: object) -> tuple[torch.Tensor, ...]:
-        """What the network returned as a tuple; a dict is taken by name, anything else in order.
+        """What the network returned as a tuple; a dict or a named tuple with the job's names is taken by name, anything
+        else in order.
 
         Raises:
             InputError: the number or the names of the outputs are not the job's, or one is not a tensor.
         """
         names = self.output_names
-        if isinstance(returned, dict) and all(n in returned for n in names):
-            values = [returned[n] for n in names]
+        values: list[Any]
+        named = returned if isinstance(returned, dict) else _fields_of(returned)
+        if all(n in named for n in names):
+            values = [named[n] for n in names]
         elif isinstance(returned, torch.Tensor):
             values = [returned]
         else:
@@ -73,23 +77,29 @@ class Bound(torch.nn.Module):
         return tuple(t.to(torch.float32) if t.dtype in half else t for t in values)
 
 
+def _fields_of(returned: object) -> Mapping[str, object]:
+    """The values of a named tuple by name; nothing for anything else."""
+    names = getattr(returned, "_fields", ())
+    return dict(zip(names, returned, strict=True)) if names and isinstance(returned, tuple) else {}
+
+
 #: Tensors that a message lists.
 _MOST_LISTED = 6
 
 
 def _unlike_the_job(returned: object, names: tuple[str, ...]) -> str:
-    """What the model returned instead of the job's outputs, and the lines that help."""
+    """The message when the model's outputs are not the job's: what it returned, and the lines that help."""
     tensors = list(_tensors(returned, "out"))[:_MOST_LISTED]
-    said = f"outputs: must be the tensors that the model returns (got {', '.join(names)}, and it returns "
-    said += f"{described(returned)}). "
+    message = f"outputs: must be the tensors that the model returns (got {', '.join(names)}, and it returns "
+    message += f"{described(returned)}). "
     flat = isinstance(returned, dict | torch.Tensor) or (isinstance(returned, tuple | list) and bool(returned))
     if flat and all(isinstance(v, torch.Tensor) for v in _parts(returned).values()):
         keys = [k if isinstance(returned, dict) else f"output_{i}" for i, k in enumerate(_parts(returned))]
-        return said + "Name each of them in the job:\n    outputs:" + "".join(f"\n      {k}: {{}}" for k in keys)
+        return message + "Name each of them in the job:\n    outputs:" + "".join(f"\n      {k}: {{}}" for k in keys)
     if not tensors:
-        return said + "Return tensors from its forward."
+        return message + "Return tensors from its forward."
     return (
-        said
+        message
         + "Return tensors from a wrapper's forward:\n    out = self.model(*inputs)\n    return "
         + ", ".join(tensors)
     )
@@ -100,7 +110,7 @@ def _parts(value: object) -> dict[str, object]:
     if isinstance(value, dict):
         return {str(k): v for k, v in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {n: getattr(value, n) for n in value._fields}
+        return dict(_fields_of(value))
     if isinstance(value, list | tuple):
         return {str(k): v for k, v in enumerate(value)}
     if isinstance(value, torch.Tensor) or value is None or isinstance(value, int | float | str | bool):

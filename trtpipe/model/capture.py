@@ -12,6 +12,7 @@ from trtpipe.model.export import export
 from trtpipe.values import Captured, DimRange, LoadedModel, TensorSpec
 
 if TYPE_CHECKING:
+    import sympy
     import torch
 
 
@@ -28,6 +29,7 @@ def capture(loaded: LoadedModel) -> Captured:
     import torch
 
     from trtpipe.model.pt2e import constant_fold, fuse_conv_bn
+    from trtpipe.model.sites import find_sites
 
     program = export(loaded.module, loaded.inputs)
     with warnings.catch_warnings():  # torch 2.11 announces a deprecation of its own
@@ -36,13 +38,18 @@ def capture(loaded: LoadedModel) -> Captured:
     assert isinstance(graph, torch.fx.GraphModule)
     fuse_conv_bn(graph)
     constant_fold(graph)
+    if not any(n.op == "call_function" for n in graph.graph.nodes):
+        raise BuildError(
+            "capture: the model must compute something from its inputs (got outputs that are inputs or constants). "
+            "Check that model.factory returns the network that was meant."
+        )
     _spell_out_attention(graph)
     _tidy(graph)
     graph.recompile()
     graph = export(graph, loaded.inputs).module(check_guards=False)
     assert isinstance(graph, torch.fx.GraphModule)
     outputs = _output_specs(graph, loaded)
-    return Captured(graph, loaded.inputs, outputs, _digest(graph, loaded.weights_digest))
+    return Captured(graph, loaded.inputs, outputs, _digest(graph, loaded.weights_digest), *find_sites(graph))
 
 
 def _output_specs(graph: torch.fx.GraphModule, loaded: LoadedModel) -> tuple[TensorSpec, ...]:
@@ -56,7 +63,7 @@ def _output_specs(graph: torch.fx.GraphModule, loaded: LoadedModel) -> tuple[Ten
     import torch
 
     nodes = list(graph.graph.nodes)
-    symbols: dict[Any, str] = {}
+    symbols: dict[sympy.Expr, str] = {}
     for spec, node in zip(loaded.inputs, (n for n in nodes if n.op == "placeholder"), strict=True):
         for extent, name in zip(node.meta["val"].shape, spec.shape, strict=True):
             if isinstance(extent, torch.SymInt) and isinstance(name, str):
@@ -102,7 +109,7 @@ def _output_specs(graph: torch.fx.GraphModule, loaded: LoadedModel) -> tuple[Ten
     return tuple(specs)
 
 
-def _symbol(name: str) -> Any:
+def _symbol(name: str) -> sympy.Symbol:
     """The dimension as sympy writes it in a formula."""
     import sympy
 

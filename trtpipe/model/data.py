@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from calib.data import open_source
 from calib.errors import CalibError
+from calib.files import text_at_most
 from calib.samples import DataSpec, InputSpec, TransformSpec
 from trtpipe.errors import InputError
 from trtpipe.job.importable import on_path
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from trtpipe.job.sections import Data, Transform
     from trtpipe.values import LoadedModel
 
+#: A list of class names is never as long.
+_MOST_LABELS_BYTES = 16 << 20
+
 
 def open_calibration(job: Job) -> Source:
     """The samples INT8 ranges are observed on.
@@ -26,7 +30,7 @@ def open_calibration(job: Job) -> Source:
         InputError: the job has none, or they are bad.
     """
     if job.calibration is None:
-        raise InputError("calibration: must be given to calibrate (got none). Add calibration.images.")
+        raise InputError("calibration: the job has no calibration data. Add calibration.images.")
     return _open(job, "calibration", job.calibration, job.calibration.transform)
 
 
@@ -44,10 +48,12 @@ def with_labels(job: Job, loaded: LoadedModel, source: Source) -> tuple[Source, 
 
     Class folders are found by name in check.labels, else in the model's own list (`classes` of the module), else in
     the folders of calibration.images where those are as many as the model has classes. Without any of them the folders
-    are the classes themselves where they are as many, or are numbers below that.
+    are the classes themselves where they are as many, or are numbers below that. Numbers that sort otherwise as text
+    than by value are no order.
 
     Raises:
-        InputError: more classes than the model has, a class that the model has not, or a label beyond them.
+        InputError: more classes than the model has, a class that the model has not or has twice, or a label beyond
+            them.
     """
     scores = (s for s in loaded.outputs if s.batch_axis is not None and len(s.row_shape) == 1)
     count = next((s.row_shape[0] for s in scores if isinstance(s.row_shape[0], int) and s.row_shape[0] > 1), None)
@@ -55,13 +61,27 @@ def with_labels(job: Job, loaded: LoadedModel, source: Source) -> tuple[Source, 
         return source, ()
     folders = source.classes
     if folders is None:
-        if (largest := int(source.labels.max())) >= count:
+        beyond = [k for k in (int(source.labels.min()), int(source.labels.max())) if not -1 <= k < count]
+        if beyond:
             raise InputError(
-                f"check: labels must be below {count}, the number of the model's classes (got {largest}). Number them "
-                "from 0 in the order of the model's outputs."
+                f"check: labels must be from 0 to {count - 1}, the model's classes, or -1 where unknown (got "
+                f"{beyond[0]}). Number them from 0 in the order of the model's outputs."
             )
         return source, ()
     names, where = _class_names(job, loaded, folders, count)
+    if where == "check.labels" and not names:
+        raise InputError("check.labels: must name the model's classes, one a line (got an empty file).")
+    if names is not None and (twice := [n for n in folders if names.count(n) > 1]):
+        raise InputError(
+            f"{where}: must name each class that has a folder once (got {twice[0]} more than once). Make the names "
+            "differ, and rename the folders like them."
+        )
+    if names is not None and where in ("calibration.images", "check.images") and _orders_differ(names):
+        raise InputError(
+            f"{where}: the order of the class folders must be plain (got numbers, whose order as text, "
+            f"{', '.join(sorted(names)[:4])}, is another than by value). Name the classes in check.labels, one a line, "
+            "in the order of the model's outputs."
+        )
     if len(names or folders) > count or (where == "check.labels" and names is not None and len(names) != count):
         raise InputError(
             f"{where}: must name the model's {count} classes (got {len(names or folders)}). "
@@ -84,22 +104,27 @@ def _class_names(
     """The model's classes in the order of its outputs, None where nothing says them; and the key that does."""
     if job.check.labels is not None:
         try:
-            lines = Path(job.check.labels).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
+            lines = text_at_most(Path(job.check.labels), _MOST_LABELS_BYTES).removeprefix("\ufeff").splitlines()
+        except (OSError, ValueError) as error:
             raise InputError(f"check.labels: must be a readable text file (got {error}).") from error
         return tuple(line.strip() for line in lines if line.strip()), "check.labels"
     if loaded.classes is not None:
         return loaded.classes, "model.factory"
     if job.calibration is not None and job.calibration.images is not None:
-        there = tuple(sorted(p.name for p in Path(job.calibration.images).iterdir() if p.is_dir()))
-        if len(there) == count:
-            return there, "calibration.images"
+        folders_of_calibration = tuple(sorted(p.name for p in Path(job.calibration.images).iterdir() if p.is_dir()))
+        if len(folders_of_calibration) == count:
+            return folders_of_calibration, "calibration.images"
     if len(folders) == count:
         return folders, "check.images"
     if all(name.isdecimal() and int(name) < count for name in folders):
         numbered = {int(name): name for name in folders}
         return tuple(numbered.get(k, str(k)) for k in range(count)), "check.images"
     return None, "check.images"
+
+
+def _orders_differ(names: tuple[str, ...]) -> bool:
+    """Whether folders sorted as text (torchvision's ImageFolder does so) are in another order than their numbers."""
+    return all(n.isdecimal() for n in names) and list(names) == sorted(names) != sorted(names, key=int)
 
 
 def _open(job: Job, where: str, data: Data, transform: Transform | None) -> Source:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import logging
+import sys
 import warnings
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
+from typing import TYPE_CHECKING
 
+from calib.user_code import INTERRUPTS
 from trtpipe.errors import BuildError
 from trtpipe.model.failures import branches_on_data, first_line, place_of
 from trtpipe.values import TensorSpec
@@ -37,7 +42,7 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
     """
     import torch
 
-    shared: dict[str, Any] = {}
+    shared: dict[str, torch.export.Dim] = {}
     for spec in inputs:
         for name, r in spec.dims.items():
             if r.min < r.max:
@@ -47,15 +52,30 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
     )
     star = type(module).__name__ == "Bound"
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _without_its_log():
             warnings.simplefilter("ignore")
             return torch.export.export(module, example_inputs(inputs), dynamic_shapes=(shapes,) if star else shapes)
-    except Exception as error:
+    except INTERRUPTS:
+        raise
+    except BaseException as error:
         raise BuildError(_reason(error)) from error
 
 
-def _reason(error: Exception) -> str:
-    """What keeps torch.export from capturing the model, where, and what to do."""
+@contextmanager
+def _without_its_log() -> Iterator[None]:
+    """A failed export logs, and prints on stderr, the graph that it had so far: `_reason` says what a user can do."""
+    before, printed = logging.root.manager.disable, io.StringIO()
+    logging.disable(logging.CRITICAL)
+    try:
+        with redirect_stderr(printed):
+            yield
+    finally:
+        logging.disable(before)
+    sys.stderr.write(printed.getvalue())
+
+
+def _reason(error: BaseException) -> str:
+    """The message for an error of torch.export: the reason, the line of the model, and the next step."""
     where = place_of(error)
     at = f" at {where}" if where else ""
     if branches_on_data(error):
@@ -65,9 +85,10 @@ def _reason(error: Exception) -> str:
             "For a decision by a shape, use Python numbers of x.shape; for int(x), a constant."
         )
     if "onstraint" in type(error).__name__ + str(error)[:400] or "specialized" in str(error):
-        told = [line.strip() for line in str(error).splitlines() if "pecializ" in line]
+        specialized = [line.strip() for line in str(error).splitlines() if "pecializ" in line]
         return (
-            f"capture: the model fixes a dimension that the job declares as dynamic ({(*told, first_line(error))[0]}). "
+            "capture: the model fixes a dimension that the job declares as dynamic "
+            f"({(*specialized, first_line(error))[0]}). "
             "Declare it as a number in inputs.*.shape, or take it from x.shape in the model:\n"
             "    x = x.reshape(x.shape[0], -1)"
         )

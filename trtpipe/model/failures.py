@@ -1,4 +1,4 @@
-"""An error inside the user's own model, said by its place and its reason."""
+"""The place in the user's own model where an error was raised, and its reason."""
 
 from __future__ import annotations
 

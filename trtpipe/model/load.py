@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from calib.user_code import import_callable, user_code
+import numpy as np
+
+from calib.types import JsonObject
+from calib.user_code import INTERRUPTS, import_callable, user_code
 from trtpipe.errors import BuildError, InputError
 from trtpipe.job.importable import on_path
 from trtpipe.model.failures import first_line, place_of
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from trtpipe.job.job import Job
+    from trtpipe.model.bindings import Bound
 
 
 def load_model(job: Job, base: Path | None = None) -> LoadedModel:
@@ -39,6 +43,7 @@ def load_model(job: Job, base: Path | None = None) -> LoadedModel:
     normalize = {
         name: (tuple(i.normalize.mean), tuple(i.normalize.std)) for name, i in job.inputs.items() if i.normalize
     }
+    _require_order(network, tuple(job.inputs))
     module = bind(network, inputs, normalize, tuple(job.outputs))
     digest = _weights_digest(network)
     outputs = _output_specs(module, inputs, {n: o.dtype for n, o in job.outputs.items()})
@@ -52,7 +57,7 @@ def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
 
     model = job.model
     if model.program is not None:
-        return _program(model.program), f"program {Path(model.program).name}"
+        return _program(model.program, job.input_specs()), f"program {Path(model.program).name}"
     if model.factory is None:
         raise InputError(
             "model: torch.export cannot take a TorchScript file (got only model.torchscript). Give model.factory or "
@@ -68,14 +73,39 @@ def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
             f"model.factory: must return an nn.Module (got {type(network).__name__} from {model.factory}). "
             "Return the model itself."
         )
+    network = _plain(network, model.factory)
     if model.weights is not None:
         _load_weights(network, Path(model.weights))
+    if absent := [n for n, t in (*network.named_parameters(), *network.named_buffers()) if t.is_meta]:
+        raise InputError(
+            f"model.factory: every weight must have values (got {model.factory}, whose {absent[0]} is on the meta "
+            "device). Make it on the CPU: .to_empty(device='cpu'), then load its weights."
+        )
     with user_code(f"model.factory: eval() of the model of {model.factory}", InputError):
         network = network.eval().requires_grad_(False)
     return network, f"factory {model.factory}"
 
 
-def _require_fit(factory: Callable[..., Any], reference: str, args: Mapping[str, Any]) -> None:
+def _plain(network: torch.nn.Module, factory: str) -> torch.nn.Module:
+    """The network without torch.compile and DataParallel around it; its weights then have the names they were given.
+
+    Raises:
+        InputError: it is TorchScript already, which torch.export does not take.
+    """
+    import torch
+
+    if isinstance(network, torch.jit.ScriptModule):
+        raise InputError(
+            f"model.factory: must return a plain nn.Module (got TorchScript from {factory}). Return the module that it "
+            "was made of; to compare with the TorchScript file, name it in model.torchscript."
+        )
+    wrapped = getattr(network, "_orig_mod", None)  # of torch.compile
+    if isinstance(network, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
+        wrapped = network.module
+    return _plain(wrapped, factory) if isinstance(wrapped, torch.nn.Module) else network
+
+
+def _require_fit(factory: Callable[..., object], reference: str, args: JsonObject) -> None:
     """Refuse arguments that the factory does not take; one without a readable signature is believed."""
     try:
         signature = inspect.signature(factory)
@@ -85,11 +115,28 @@ def _require_fit(factory: Callable[..., Any], reference: str, args: Mapping[str,
         signature.bind(**args)
     except TypeError as error:
         raise InputError(
-            f"model.args: must fit the factory {reference} (got {error}; it takes {signature}). Correct the names."
+            f"model.args: must fit the factory {reference} ({error}; it takes {signature}). Correct the names."
         ) from None
 
 
-def _program(path: str) -> torch.nn.Module:
+def _require_order(network: torch.nn.Module, names: tuple[str, ...]) -> None:
+    """Refuse inputs named like arguments of forward that stand elsewhere: they are given in order.
+
+    Raises:
+        InputError: an input has the name of an argument at another place.
+    """
+    try:
+        arguments = tuple(inspect.signature(network.forward).parameters)
+    except (TypeError, ValueError):
+        return
+    if any(n in arguments and arguments.index(n) != k for k, n in enumerate(names)):
+        raise InputError(
+            f"inputs: must be in the order of the model's forward({', '.join(arguments)}) (got {', '.join(names)}), "
+            "which is given them in order. Reorder or rename them."
+        )
+
+
+def _program(path: str, inputs: tuple[TensorSpec, ...]) -> torch.nn.Module:
     import torch
 
     try:
@@ -100,10 +147,41 @@ def _program(path: str) -> torch.nn.Module:
         raise InputError(
             f"model.program: must be a file of torch.export.save (got {Path(path).name}: {error})."
         ) from error
+    _require_sizes(program, inputs)
     network: torch.nn.Module = program.module(check_guards=False)
     # It refuses train() and eval(): what it does in either was settled when it was exported.
     network.train = network.eval = lambda mode=True: network  # type: ignore[method-assign, misc]
     return network
+
+
+def _require_sizes(program: torch.export.ExportedProgram, inputs: tuple[TensorSpec, ...]) -> None:
+    """Refuse sizes that a program was not exported for: it may compute something else there, and does not say so.
+
+    A lower end of 2 is torch.export's own, which takes 0 and 1 for special.
+    """
+    values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
+    given = [values.get(name) for name in program.graph_signature.user_inputs]
+    if len(given) != len(inputs):
+        return
+    for spec, value in zip(inputs, given, strict=True):
+        sizes = tuple(getattr(value, "shape", ()))
+        if len(sizes) != len(spec.shape):
+            continue
+        for axis, (asked, size) in enumerate(zip(spec.shape, sizes, strict=True)):
+            low, high = (asked, asked) if isinstance(asked, int) else (spec.dims[asked].min, spec.dims[asked].max)
+            if isinstance(size, int):
+                least, most = size, float(size)
+            elif (known := program.range_constraints.get(size.node.expr)) is not None:
+                least, most = int(known.lower), float(known.upper)
+            else:
+                continue
+            if not ((1 if least == 2 < most else least) <= low and high <= most):
+                where = f"inputs.{spec.name}.shape" if isinstance(asked, int) else f"inputs.{spec.name}.{asked}"
+                taken = f"{least}" if least == most else f"{least} to {most:g}"
+                raise InputError(
+                    f"{where}: must be within what the program was exported for, {taken} on axis {axis} "
+                    f"(got {low if low == high else f'{low} to {high}'}). Change it, or export the program for that."
+                )
 
 
 def _load_weights(network: torch.nn.Module, path: Path) -> None:
@@ -113,7 +191,7 @@ def _load_weights(network: torch.nn.Module, path: Path) -> None:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
-            state: Mapping[str, Any] = load_file(str(path))
+            state: JsonObject = load_file(str(path))
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
@@ -146,19 +224,22 @@ def _weights_digest(network: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _output_specs(
-    module: torch.nn.Module, inputs: tuple[TensorSpec, ...], dtypes: Mapping[str, str]
-) -> tuple[TensorSpec, ...]:
+def _output_specs(module: Bound, inputs: tuple[TensorSpec, ...], dtypes: Mapping[str, str]) -> tuple[TensorSpec, ...]:
     """The outputs' bindings, from running the model at two sizes of each dynamic dimension, and of the batch.
 
     An extent that is a dynamic dimension at both sizes carries its name; one that varies otherwise is named
     `<output>_<axis>` until the captured graph says what it is. The batch axis is the only axis that varies with the
     batch, and is as long as it.
+
+    Raises:
+        InputError: a dtype that the job declares cannot hold what the model returns.
     """
     dims = {n: r for s in inputs for n, r in s.dims.items() if r.min < r.max}
     batch = inputs[0].shape[0]
     first = {n: min(max(2, r.min), r.max) if n == batch else r.opt for n, r in dims.items()}
-    shapes = _shapes(module, inputs, first)
+    returned = _on_zeros(module, inputs, first)
+    _require_dtypes(returned, dtypes)
+    shapes = [tuple(t.shape) for t in returned]
     named: list[list[int | str]] = [list(s) for s in shapes]
     ranges: list[dict[str, DimRange]] = [{} for _ in shapes]
     fixed = inputs[0].at("opt")[0]
@@ -181,6 +262,8 @@ def _output_specs(
             with_batch = _changes(shapes, _shapes(module, inputs, first, batch=fixed + 1))
         except (BuildError, InputError):  # the model takes this one batch alone
             with_batch = None
+    if dims:  # a rank of its own at the least sizes, of squeeze() for one sample
+        _changes(shapes, _shapes(module, inputs, {n: r.min for n, r in dims.items()}))
     specs = []
     for k, (name, dtype) in enumerate(dtypes.items()):
         batch_axis: int | None = None
@@ -192,10 +275,34 @@ def _output_specs(
     return tuple(specs)
 
 
+def _require_dtypes(returned: Sequence[torch.Tensor], dtypes: Mapping[str, str]) -> None:
+    """Bindings are cast within a kind of number, or to a wider kind: a mask to integers or floats, integers to floats.
+
+    Raises:
+        InputError: a float output is declared an integer, or an integer one a truth value.
+    """
+    kinds = "bif"  # NumPy's letters
+    for (name, wanted), tensor in zip(dtypes.items(), returned, strict=True):
+        own = str(tensor.dtype).removeprefix("torch.")
+        if kinds.index(np.dtype(wanted).kind) < kinds.index(np.dtype(own).kind.replace("u", "i")):
+            legal = "float32 or float16" if tensor.is_floating_point() else f"{own} or a float type"
+            raise InputError(
+                f"outputs.{name}.dtype: must be {legal} for what the model returns, {own} (got {wanted}). Change it, "
+                "or round in the model."
+            )
+
+
 def _shapes(
-    module: torch.nn.Module, inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int], batch: int | None = None
+    module: Bound, inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int], batch: int | None = None
 ) -> list[tuple[int, ...]]:
-    """The outputs' shapes for zeros, dynamic dimensions at `sizes` and the first axis at `batch`, if that is given.
+    """The outputs' shapes on zeros, as `_on_zeros`."""
+    return [tuple(t.shape) for t in _on_zeros(module, inputs, sizes, batch)]
+
+
+def _on_zeros(
+    module: Bound, inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int], batch: int | None = None
+) -> tuple[torch.Tensor, ...]:
+    """The outputs for zeros, dynamic dimensions at `sizes` and the first axis at `batch`, if that is given.
 
     Raises:
         BuildError: the model does not run on them.
@@ -208,16 +315,35 @@ def _shapes(
         args.append(torch.zeros([batch or shape[0], *shape[1:]], dtype=getattr(torch, spec.dtype)))
     try:
         with torch.inference_mode():
-            return [tuple(t.shape) for t in module(*args)]
-    except InputError:
+            outputs = tuple(module(*args))
+    except (InputError, *INTERRUPTS):
         raise
-    except Exception as error:
+    except BaseException as error:
         where = place_of(error)
         tried = ", ".join(f"{s.name} {s.dtype} {list(a.shape)}" for s, a in zip(inputs, args, strict=True))
         raise BuildError(
             f"model: it fails on zeros of the declared inputs ({tried}){f' at {where}' if where else ''}: "
-            f"{first_line(error)}. Change inputs.*.shape or dtype in the job, or that line of the model."
+            f"{first_line(error)}. {_help(module, inputs, error)}"
         ) from error
+    for name, value in zip(module.output_names, outputs, strict=True):
+        if value.is_complex():
+            raise InputError(
+                f"outputs.{name}: must be real numbers (got {str(value.dtype).removeprefix('torch.')}, which no engine "
+                "returns). Return torch.view_as_real(y), y.abs() or y.real in the model."
+            )
+    return outputs
+
+
+def _help(module: Bound, inputs: tuple[TensorSpec, ...], error: BaseException) -> str:
+    """What to do about a model that does not run on the declared inputs."""
+    try:
+        inspect.signature(module.network.forward).bind(*inputs)
+    except TypeError:
+        taken = inspect.signature(module.network.forward)
+        return f"forward takes {taken}, and the job has {len(inputs)} inputs: name each in inputs, or wrap the model."
+    except ValueError:
+        pass
+    return "Change inputs.*.shape or dtype in the job, or that line of the model."
 
 
 def _changes(before: list[tuple[int, ...]], after: list[tuple[int, ...]]) -> list[list[tuple[int, int, int]]]:

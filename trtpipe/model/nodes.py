@@ -6,7 +6,7 @@ import copy
 import re
 import warnings
 from collections.abc import Iterator
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import torch
 
@@ -21,6 +21,13 @@ def copied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return copy.deepcopy(graph)
+
+
+def graph_module(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:
+    """An exported program as a module, without the checks of its inputs against the example's."""
+    module = program.module(check_guards=False)
+    assert isinstance(module, torch.fx.GraphModule)
+    return module
 
 
 def module_path(node: torch.fx.Node) -> str:
@@ -73,7 +80,7 @@ def is_constant(node: object) -> TypeGuard[torch.fx.Node]:
 
 def constant_value(graph: torch.fx.GraphModule, node: torch.fx.Node) -> torch.Tensor:
     """The tensor of a get_attr node."""
-    owner: Any = graph
+    owner: object = graph
     for part in str(node.target).split("."):
         owner = getattr(owner, part)
     if not isinstance(owner, torch.Tensor):

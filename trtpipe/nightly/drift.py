@@ -1,14 +1,15 @@
-"""One job built several times without any cache: whether the engines, and what they answer, are the same."""
+"""One job built several times without any cache: whether the engines and their outputs are the same."""
 
 from __future__ import annotations
 
 import dataclasses
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from calib.types import Array
 from trtpipe.bundle.format import place
 from trtpipe.errors import TrtpipeError
 from trtpipe.nightly.outcome import Drift, JobOutcome
@@ -29,7 +30,7 @@ def repeat(task: RepeatTask, reporter: Reporter) -> JobOutcome:
     Raises:
         TrtpipeError: as `pipeline.build`.
     """
-    engines, answers, notes = [], [], []
+    engines, outputs, notes = [], [], []
     for number in range(task.times):
         reporter.note(f"build {number + 1} of {task.times}")
         with tempfile.TemporaryDirectory(prefix="trtpipe-repeat-") as scratch:
@@ -37,22 +38,22 @@ def repeat(task: RepeatTask, reporter: Reporter) -> JobOutcome:
             manifest = built.bundle.manifest
             assert manifest.engine is not None
             engines.append(manifest.files[manifest.engine.file].sha256)
-            answers.append(_answers(built.bundle))
+            outputs.append(_golden_outputs(built.bundle))
             if number + 1 == task.times:
                 bundle = place(Path(task.out, task.name), built.bundle.contents(), where=built.bundle.path)
                 seconds = dict(built.seconds)
-    executed = [a for a in answers if a is not None]
+    executed = [a for a in outputs if a is not None]
     if built.report.executed == "graph" and task.job.build.target != "onnxruntime":
         notes.append("drift: no GPU executed the engines here; the outputs are those of their graphs")
-    if len(executed) < len(answers):
+    if len(executed) < len(outputs):
         notes.append("drift: outputs were not compared, nothing here can execute the engine or its graph")
-    largest = _largest_difference(executed) if len(executed) == len(answers) else None
+    largest = _largest_difference(executed) if len(executed) == len(outputs) else None
     drift = Drift(tuple(engines), largest, tuple(notes))
     return dataclasses.replace(of_bundle(task, bundle), seconds=seconds, drift=drift)
 
 
-def _answers(bundle: Bundle) -> dict[str, np.ndarray[Any, Any]] | None:
-    """What a bundle answers on its golden inputs; None where nothing can execute it."""
+def _golden_outputs(bundle: Bundle) -> dict[str, Array] | None:
+    """A bundle's outputs on its golden inputs; None where neither engine nor graph can be executed here."""
     for graph in (False, True):
         try:
             with open_model(bundle, graph=graph, as_written=True) as model:
@@ -62,11 +63,11 @@ def _answers(bundle: Bundle) -> dict[str, np.ndarray[Any, Any]] | None:
     return None
 
 
-def _largest_difference(answers: list[dict[str, np.ndarray[Any, Any]]]) -> float:
-    """The largest |difference| between what any build answers and what the first does, NaN counting as infinite."""
-    first: Mapping[str, np.ndarray[Any, Any]] = answers[0]
+def _largest_difference(outputs: list[dict[str, Array]]) -> float:
+    """The largest |difference| between any build's outputs and the first build's, NaN counting as infinite."""
+    first: Mapping[str, Array] = outputs[0]
     worst = 0.0
-    for other in answers[1:]:
+    for other in outputs[1:]:
         for name, value in first.items():
             difference = np.abs(value.astype(np.float64) - other[name].astype(np.float64))
             worst = max(worst, float("inf") if np.isnan(difference).any() else float(difference.max(initial=0.0)))

@@ -1,4 +1,4 @@
-"""One job of a night, in whichever process it runs: built unless the cache has it. What came of it is plain data."""
+"""One job of a night, in whichever process it runs: built unless the cache has it. Its outcome is plain data."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from calib.types import JsonObject
 from trtpipe.bundle.format import place
 from trtpipe.errors import Cancelled, InputError, user_error
 from trtpipe.job.importable import is_installed
@@ -51,15 +52,15 @@ BUSY = "busy"
 _NEVER = ("trtpipe", "calib", "__main__", "__mp_main__")
 
 
-def execute(task: Task, reporter: Reporter, memory: Memory) -> dict[str, Any]:
-    """Build the job unless its bundle is in the cache, and say what came of it.
+def execute(task: Task, reporter: Reporter, memory: Memory) -> JsonObject:
+    """Build the job unless its bundle is in the cache, and return its outcome.
 
     Returns:
         The fields of a JobOutcome as plain data; `{"outcome": "busy"}` when another process is building it. With what
         the job's code read, under "reads": see `record_reads`.
 
     Raises:
-        Cancelled: the user stopped it. Every other user error is in what is returned.
+        Cancelled: the user stopped it. Every other user error is in the outcome.
     """
     try:
         outcome, reads = _execute(task, reporter, memory)
@@ -69,22 +70,22 @@ def execute(task: Task, reporter: Reporter, memory: Memory) -> dict[str, Any]:
     except Cancelled:
         raise
     except ModuleNotFoundError as error:
-        return failure(task, f"{error.name}: must be installed (got nothing). Install it in this environment.", 3)
-    except Exception as error:  # noqa: BLE001  # a bug costs one job of the night, and its place is said
+        return failure(task, f"{error.name}: not installed. Install it in this environment.", 3)
+    except Exception as error:  # noqa: BLE001  # a bug costs one job of the night; its place is reported
         if (shown := user_error(error)) is not None:
             return failure(task, str(shown), shown.exit_code)
         where = "".join(traceback.format_exception(error)[-3:]).strip()
         return failure(task, f"this is a bug in trtpipe, please report it:\n{where}", 70)
 
 
-def record_reads(cache: Cache, raw: Mapping[str, Any]) -> None:
-    """Keep what a worker with another cache says that the job's code read, so that it can be watched from here too."""
+def record_reads(cache: Cache, raw: JsonObject) -> None:
+    """Store in this cache what a worker with another cache recorded that the job's code read."""
     reads = raw.get("reads")
     if reads is not None:
         remember(cache, reads["code"], Reads.from_plain(reads))
 
 
-def _execute(task: Task, reporter: Reporter, memory: Memory) -> tuple[JobOutcome, dict[str, Any] | None]:
+def _execute(task: Task, reporter: Reporter, memory: Memory) -> tuple[JobOutcome, JsonObject | None]:
     if isinstance(task, FinishTask):
         return _finish(task, reporter), None
     if isinstance(task, BuildTask):
@@ -126,7 +127,7 @@ def _finish(task: FinishTask, reporter: Reporter) -> JobOutcome:
         return outcome
 
 
-def _build(task: BuildTask, reporter: Reporter, memory: Memory) -> tuple[JobOutcome, dict[str, Any]]:
+def _build(task: BuildTask, reporter: Reporter, memory: Memory) -> tuple[JobOutcome, JsonObject]:
     """The job's bundle, built unless the cache has it; and what its code read."""
     cache, job = _cache(task, reporter), task.job
     with Digests(cache.digests_path) as digests:
@@ -151,7 +152,8 @@ def _build(task: BuildTask, reporter: Reporter, memory: Memory) -> tuple[JobOutc
 
         def keys_now() -> StageKeys | None:
             latest, _ = now()
-            return None if recorder.changed() or _moved(ingredients.parts, latest) else stage_keys(job, latest)
+            moved = recorder.changed() or _moved(ingredients.parts, latest, recorder.written)
+            return None if moved else stage_keys(job, latest)
 
         try:
             keys = stage_keys(job, ingredients)
@@ -160,9 +162,10 @@ def _build(task: BuildTask, reporter: Reporter, memory: Memory) -> tuple[JobOutc
                 built = build(job, Path(task.out), reporter, diagnose_seconds=task.diagnose_seconds, results=results)
             latest, known = now()
             changed = [_shown(job, path) for path in recorder.changed()]
+            written = recorder.written
         finally:
             recorder.close()
-        if moved := "; ".join([*filter(None, [_moved(ingredients.parts, latest)]), *changed]):
+        if moved := "; ".join([*filter(None, [_moved(ingredients.parts, latest, written)]), *changed]):
             raise InputError(f"{task.name}: inputs changed while it was built ({moved}). Run again.")
         memory.rename(keys.model, stage_keys(job, latest).model)
         outcome = dataclasses.replace(
@@ -176,9 +179,10 @@ def _build(task: BuildTask, reporter: Reporter, memory: Memory) -> tuple[JobOutc
         return outcome, {"code": code, **known.to_plain()}
 
 
-def _moved(before: Mapping[str, str], now: Ingredients) -> str:
-    """What has changed of all that was known before; what was not known to be read is no change. Empty for nothing."""
-    return "; ".join(now.moved_since(before))
+def _moved(before: Mapping[str, str], now: Ingredients, written: Collection[str] = ()) -> str:
+    """What has changed of all that was known before; what was not known to be read, or was written by the job's own
+    code, is no change. Empty for nothing."""
+    return "; ".join(now.moved_since(before, written))
 
 
 def _shown(job: Job, path: str) -> str:
@@ -187,7 +191,7 @@ def _shown(job: Job, path: str) -> str:
 
 
 def _known(job: Job, survey: Survey, *folders: Path) -> list[Path]:
-    """What needs no watching: files and folders that are ingredients anyhow, and where trtpipe itself writes."""
+    """Paths that need no watching: files and folders that are ingredients already, and folders that trtpipe writes."""
     return [*survey.files(job), *(f.resolve() for f in folders)]
 
 

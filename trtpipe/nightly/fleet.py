@@ -17,20 +17,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from calib.types import JsonObject
 from trtpipe.bundle.format import place, read_bundle
 from trtpipe.errors import Cancelled, MissingError, TrtpipeError
 from trtpipe.nightly.execute import keep, record_reads
 from trtpipe.nightly.fleet_worker import TOPIC, introduce, run_task, stop
 from trtpipe.nightly.local import Local
 from trtpipe.nightly.task import BuildTask, FinishTask, KitTask, Task, failure, from_plain, task_to_plain
-from trtpipe.nightly.transport import transport
+from trtpipe.nightly.transport import transport, unreachable
+from trtpipe.packages import not_installed
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import BUILDERS, Machine, this_machine
 from trtpipe.trt import driver
 
 if TYPE_CHECKING:
+    from distributed import Future
+
     from trtpipe.job.job import Job
     from trtpipe.nightly.options import Watcher
     from trtpipe.pipeline.cache.store import Cache
@@ -58,7 +62,7 @@ class _Sent:
     """A job that is with the fleet. `starts` are the workers that began it."""
 
     task: Task
-    future: Any
+    future: Future
     needs: frozenset[str]
     starts: list[str] = field(default_factory=list)
     lost_at: float | None = None
@@ -81,8 +85,8 @@ def _both(here: Machine, there: Machine) -> Machine:
     return Machine(versions, here.python, f"{here.system} for {there.system}", source, there.cuda, there.gpu)
 
 
-def telling(announces: frozenset[str]) -> tuple[str, ...]:
-    """What is announced less what follows from it: of a package only its whole version."""
+def distinct_resources(announces: frozenset[str]) -> tuple[str, ...]:
+    """The announced resources without those that follow from others: of a package only its whole version."""
     return tuple(w for w in sorted(announces) if not any(o.startswith((f"{w}=", f"{w}.")) for o in announces))
 
 
@@ -103,9 +107,7 @@ class Fleet:
         try:
             from distributed import Client
         except ImportError:
-            raise MissingError(
-                "--scheduler: needs dask distributed (it is not installed). Run: pip install 'trtpipe[fleet]'"
-            ) from None
+            raise MissingError(f"--scheduler: {not_installed('distributed')}") from None
         way = transport(address, credentials, insecure=insecure, where="--scheduler")
         self.address, self._cache = way.address, cache
         #: For the report.
@@ -113,25 +115,21 @@ class Fleet:
         try:
             self._client = Client(way.address, timeout=_CONNECT_S, name="trtpipe-nightly", security=way.security)
         except (OSError, ValueError, TypeError) as error:
-            what = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise MissingError(
-                f"--scheduler: must be a Dask scheduler that answers (got {address}: {what}). Run: dask scheduler"
-            ) from error
+            raise unreachable(way.address, error, "--scheduler") from error
         self.members = self._members()
         self._by_kit: set[str] = set()
         if not self.members:
             self._client.close()
             raise MissingError(
-                f"--scheduler: {address} must have workers (got none of trtpipe). "
-                f"Run on each machine: trtpipe worker {address}"
+                f"--scheduler: {address} has no worker of trtpipe. Run on each machine: trtpipe worker {address}"
             )
-        self._said: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
-        self._client.subscribe_topic(TOPIC, lambda event: self._said.put(event[1]))
+        self._events: queue.SimpleQueue[JsonObject] = queue.SimpleQueue()
+        self._client.subscribe_topic(TOPIC, lambda event: self._events.put(event[1]))
 
     @property
     def workers(self) -> tuple[str, ...]:
         """Each worker's name and what it announces."""
-        return tuple(f"{m.name}: {', '.join(telling(m.announces))}" for m in self.members)
+        return tuple(f"{m.name}: {', '.join(distinct_resources(m.announces))}" for m in self.members)
 
     def machine_for(self, job: Job) -> Machine:
         """The kind of machine that builds a job: of those that match, the kind that most workers are.
@@ -154,7 +152,7 @@ class Fleet:
         with Digests(self._cache.digests_path) as digests:
             return this_machine(digests)
 
-    def run(self, tasks: Sequence[Task], watcher: Watcher, finished: Callable[[Task, Mapping[str, Any]], None]) -> None:
+    def run(self, tasks: Sequence[Task], watcher: Watcher, finished: Callable[[Task, JsonObject], None]) -> None:
         """Send every task to a worker that matches, and take back what comes of it.
 
         Raises:
@@ -186,11 +184,11 @@ class Fleet:
 
     def _members(self) -> tuple[Member, ...]:
         described = self._client.run(introduce, on_error="ignore")
-        found = []
+        members = []
         for address, raw in described.items():
             if raw is not None:
-                found.append(Member(address, raw["name"], frozenset(raw["announces"]), Machine(**raw["machine"])))
-        return tuple(sorted(found, key=lambda m: m.name))
+                members.append(Member(address, raw["name"], frozenset(raw["announces"]), Machine(**raw["machine"])))
+        return tuple(sorted(members, key=lambda m: m.name))
 
     def _make_kits(
         self, tasks: Sequence[BuildTask], sent: dict[str, _Sent], watcher: Watcher, finished: Callable[..., None]
@@ -200,7 +198,7 @@ class Fleet:
             return
         by_name = {task.name: task for task in tasks}
 
-        def send(made: Task, raw: Mapping[str, Any]) -> None:
+        def send(made: Task, raw: JsonObject) -> None:
             task = by_name[made.name]
             if raw["outcome"] != "built":
                 finished(task, raw)
@@ -244,9 +242,9 @@ class Fleet:
         return _Sent(task, future, wanted)
 
     def _listen(self, sent: Mapping[str, _Sent], watcher: Watcher, finished: Callable[..., None]) -> None:
-        """What workers have said since the last time."""
-        while not self._said.empty():
-            event = self._said.get()
+        """Handle the events that workers have logged since the last call."""
+        while not self._events.empty():
+            event = self._events.get()
             known = sent.get(str(event.get("name")))
             if known is None or event.get("key") != known.task.key:
                 continue
@@ -261,7 +259,7 @@ class Fleet:
             else:
                 watcher.note(f"{known.task.name}: {event['value']}")
 
-    def _take(self, done: _Sent, finished: Callable[[Task, Mapping[str, Any]], None]) -> None:
+    def _take(self, done: _Sent, finished: Callable[[Task, JsonObject], None]) -> None:
         """One job's end."""
         tried = tuple(f"worker {name} was lost while it built this" for name in done.starts[:-1])
         task = dataclasses.replace(done.task, attempts=tried)
@@ -274,29 +272,29 @@ class Fleet:
                 task = dataclasses.replace(task, attempts=tuple(f"worker {n} died" for n in done.starts))
             finished(task, failure(task, f"{task.name}: {what}.", 4))
             return
-        answer = done.future.result()
+        received = done.future.result()
         done.future.release()
-        raw = dict(answer["outcome"])
+        raw = dict(received["outcome"])
         raw |= {
-            "where": answer["worker"],
+            "where": received["worker"],
             "attempts": [*tried, *raw.get("attempts", ())],
             "reasons": list(task.reasons),
         }
         if raw["outcome"] in ("built", "reused"):
             try:
-                raw["bundle"] = str(self._place(task, answer["files"]))
+                raw["bundle"] = str(self._place(task, received["files"]))
             except TrtpipeError as error:
                 finished(task, failure(task, str(error), error.exit_code) | {"attempts": raw["attempts"]})
                 return
             record_reads(self._cache, raw)
-            keep(self._cache, raw["key"] or task.key, from_plain(raw), answer["files"])
+            keep(self._cache, raw["key"] or task.key, from_plain(raw), received["files"])
         finished(task, raw)
 
     def _place(self, task: Task, files: Mapping[str, bytes]) -> Path:
         """The bundle put where it belongs; every file is checked against the manifest's digests first."""
         return place(Path(task.out, task.name), files, where=Path(f"bundle of {task.name} from its worker")).path
 
-    def _look(self, sent: dict[str, _Sent], finished: Callable[[Task, Mapping[str, Any]], None]) -> None:
+    def _look(self, sent: dict[str, _Sent], finished: Callable[[Task, JsonObject], None]) -> None:
         """Give up jobs that no worker matches any more, and those that take their workers down with them."""
         alive = [frozenset(w.get("resources", {})) for w in self._alive().values()]
         for name, job in list(sent.items()):
@@ -318,13 +316,13 @@ class Fleet:
                 task = dataclasses.replace(job.task, attempts=tried)
                 finished(task, failure(task, message, 3))
 
-    def _alive(self) -> dict[str, Any]:
+    def _alive(self) -> JsonObject:
         """The scheduler's own list of workers."""
         try:
             info = self._client.scheduler_info(n_workers=-1)
         except TypeError:  # before 2025.4 it lists all of them
             info = self._client.scheduler_info()
-        workers: dict[str, Any] = info["workers"]
+        workers: JsonObject = info["workers"]
         return workers
 
     def _unmatched(self, name: str, wanted: frozenset[str]) -> str:

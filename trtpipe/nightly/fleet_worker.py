@@ -7,44 +7,54 @@ worker, and a long native call does not make the worker look dead.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import socket
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+from calib.types import JsonObject
 from trtpipe.bundle.format import place, read_bundle
 from trtpipe.errors import InputError, MissingError
 from trtpipe.nightly.pool import Pool, Slot, visible
 from trtpipe.nightly.task import FinishTask, Task, failure, task_from_plain
-from trtpipe.nightly.transport import transport
-from trtpipe.packages import versions
+from trtpipe.nightly.transport import Transport, is_refusal, transport, unreachable
+from trtpipe.packages import not_installed, versions
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import Machine, this_machine
 from trtpipe.pipeline.cache.store import Cache
 from trtpipe.runtime.device import Device, this_device
 
+if TYPE_CHECKING:
+    from distributed import Worker
+
+#: Receives the kind of an event (`start`, `stage`, `note`) and its text.
+Say = Callable[[str, object], None]
+
 #: The Dask topic on which workers report the progress of their jobs.
 TOPIC = "trtpipe"
 #: Times a job whose process died is tried again by the same worker.
 _RETRIES = 1
+#: How long a scheduler has to answer the first time.
+_CONNECT_S = 10.0
 
 
 def announced(device: Device, tags: Sequence[str], torch: bool) -> tuple[str, ...]:
     """What a worker says it is: GPU, TensorRT by every prefix of its version, processor, tags."""
-    found = ["cpu", device.machine, *tags]
+    resources = ["cpu", device.machine, *tags]
     if torch:
-        found.append("torch")
+        resources.append("torch")
     if device.compute_capability is not None:
-        found += ["gpu", "sm" + device.compute_capability.replace(".", "")]
+        resources += ["gpu", "sm" + device.compute_capability.replace(".", "")]
     if device.jetson:
-        found.append("jetson")
+        resources.append("jetson")
     for name, version in device.versions.items():
         parts = version.split(".")
-        found += [name, *(f"{name}={'.'.join(parts[: i + 1])}" for i in range(len(parts)))]
-    return tuple(dict.fromkeys(found))
+        resources += [name, *(f"{name}={'.'.join(parts[: i + 1])}" for i in range(len(parts)))]
+    return tuple(dict.fromkeys(resources))
 
 
 class Jobs:
@@ -59,8 +69,8 @@ class Jobs:
         self._stopped: set[str] = set()
         self._running = ""
 
-    def run(self, task: Task, kit: Mapping[str, bytes], say: Any) -> dict[str, Any]:
-        """One job, or the kit of one to finish; `say(kind, value)` is told what it does.
+    def run(self, task: Task, kit: Mapping[str, bytes], say: Say) -> JsonObject:
+        """One job, or the kit of one to finish; `say(kind, value)` receives its progress.
 
         Returns:
             Its outcome, this worker's name, and the files of the bundle.
@@ -77,7 +87,7 @@ class Jobs:
                 files = read_bundle(Path(scratch, "out", task.name)).contents()
             return {"outcome": outcome, "worker": self.name, "files": files}
 
-    def _watched(self, task: Task, say: Any) -> dict[str, Any]:
+    def _watched(self, task: Task, say: Say) -> JsonObject:
         tried = task.attempts
         self._pool.start(self._slot, task)
         while True:
@@ -130,9 +140,7 @@ def serve(
     try:
         from distributed import Worker
     except ImportError:
-        raise MissingError(
-            "worker: needs dask distributed (it is not installed). Run: pip install 'trtpipe[fleet]'"
-        ) from None
+        raise MissingError(f"worker: {not_installed('distributed')}") from None
     way = transport(scheduler, credentials, insecure=insecure, where="ADDRESS")
     if gpu is not None:  # before anything asks the driver
         os.environ["CUDA_VISIBLE_DEVICES"] = visible(gpu)
@@ -146,6 +154,8 @@ def serve(
     jobs = Jobs(name, words, cache, threads or max(1, os.cpu_count() or 1))
 
     async def live() -> None:
+        with contextlib.suppress(_NotThereYet):  # a Worker waits for its scheduler, for ever and without a reason
+            await _greet(way)
         worker = Worker(
             way.address,
             host=way.host,
@@ -164,14 +174,36 @@ def serve(
     try:
         asyncio.run(live())
     except (OSError, TimeoutError) as error:
-        raise MissingError(
-            f"worker: {scheduler} must be a Dask scheduler that answers (got {error}). Run: dask scheduler"
-        ) from error
+        raise unreachable(way.address, error, "ADDRESS") from error
     finally:
         jobs.close()
 
 
-def introduce(dask_worker: Any) -> dict[str, Any] | None:
+class _NotThereYet(Exception):
+    """Nobody listens at the scheduler's address, or nobody answers."""
+
+
+async def _greet(way: Transport) -> None:
+    """Connect to the scheduler once, and say in its name what a Worker would retry for ever.
+
+    Raises:
+        OSError: one side refuses the other.
+        _NotThereYet: nobody is there.
+    """
+    from distributed.core import connect
+
+    arguments = {} if way.security is None else way.security.get_connection_args("worker")
+    try:
+        # Dask's own timeout ends with the connection, and not with the first words.
+        comm = await asyncio.wait_for(connect(way.address, timeout=_CONNECT_S, **arguments), 2 * _CONNECT_S)
+    except (OSError, asyncio.TimeoutError) as error:
+        if is_refusal(way.address, error):
+            raise
+        raise _NotThereYet from error
+    comm.abort()
+
+
+def introduce(dask_worker: Worker) -> JsonObject | None:
     """Run on every worker of a scheduler: what it is; None of a worker that is not trtpipe's."""
     jobs = getattr(dask_worker, "trtpipe_jobs", None)
     if jobs is None:
@@ -179,24 +211,24 @@ def introduce(dask_worker: Any) -> dict[str, Any] | None:
     return {"name": jobs.name, "announces": list(jobs.announces), "machine": dataclasses.asdict(jobs.machine)}
 
 
-def stop(keys: Sequence[str], dask_worker: Any) -> None:
+def stop(keys: Sequence[str], dask_worker: Worker) -> None:
     """Run on every worker: end the job that is running if it is one of these."""
     jobs = getattr(dask_worker, "trtpipe_jobs", None)
     if jobs is not None:
         jobs.stop(keys)
 
 
-def run_task(raw: Mapping[str, Any], kit: Mapping[str, bytes]) -> dict[str, Any]:
+def run_task(raw: JsonObject, kit: Mapping[str, bytes]) -> JsonObject:
     """Run on the worker that Dask chose: one job; with the files of a kit, that kit is finished."""
     from distributed import get_worker
 
     worker = get_worker()
     task = task_from_plain(raw)
 
-    def say(kind: str, value: Any = None) -> None:
+    def say(kind: str, value: object) -> None:
         event = {"kind": kind, "name": task.name, "key": task.key, "member": worker.trtpipe_jobs.name, "value": value}
         worker.log_event(TOPIC, event)
 
-    say("start")
-    answer: dict[str, Any] = worker.trtpipe_jobs.run(task, kit, say)
-    return answer
+    say("start", None)
+    outcome: JsonObject = worker.trtpipe_jobs.run(task, kit, say)
+    return outcome

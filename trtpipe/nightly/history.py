@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from calib.types import JsonObject
 from trtpipe.errors import InputError
 from trtpipe.nightly.outcome import JobOutcome
 from trtpipe.nightly.task import from_plain, plain
@@ -75,7 +76,7 @@ class History:
             self._db.executescript(_TABLES)
             self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
-    def _execute(self, query: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+    def _execute(self, query: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
         with naming_database(self.path):
             return self._db.execute(query, tuple(values))
 
@@ -97,7 +98,7 @@ class History:
             raise
         self._execute("COMMIT")
 
-    def begin(self, arguments: Mapping[str, Any]) -> int:
+    def begin(self, arguments: JsonObject) -> int:
         """A new run's number."""
         row = self._execute(
             "INSERT INTO runs (began, state, arguments) VALUES (?, 'running', ?)", (now(), json.dumps(dict(arguments)))
@@ -105,7 +106,7 @@ class History:
         assert row.lastrowid is not None
         return row.lastrowid
 
-    def unfinished(self) -> tuple[int, dict[str, Any]] | None:
+    def unfinished(self) -> tuple[int, JsonObject] | None:
         """The latest run and its arguments, when it did not come to its end."""
         row = self._execute("SELECT id, state, arguments FROM runs ORDER BY id DESC LIMIT 1").fetchone()
         return None if row is None or row[1] == "done" else (row[0], json.loads(row[2]))
@@ -155,11 +156,11 @@ class History:
             f"SELECT {_COLUMNS} FROM (SELECT *, row_number() OVER (PARTITION BY name ORDER BY run DESC) AS place "
             f"FROM results WHERE {where}) WHERE place <= ? ORDER BY name, run DESC"
         )
-        found: dict[str, list[Past]] = {}
+        by_job: dict[str, list[Past]] = {}
         for row in self._execute(query, (run, count)):
             past = _past(row)
-            found.setdefault(past.outcome.name, []).append(past)
-        return {name: tuple(rows) for name, rows in found.items()}
+            by_job.setdefault(past.outcome.name, []).append(past)
+        return {name: tuple(rows) for name, rows in by_job.items()}
 
     def of_job(self, name: str) -> tuple[Past, ...]:
         """Every result of a job, the earliest first."""
@@ -169,7 +170,7 @@ class History:
         """Every job that has a past."""
         return tuple(row[0] for row in self._execute("SELECT DISTINCT name FROM results ORDER BY name"))
 
-    def _select(self, where: str, values: Sequence[Any]) -> Iterator[Past]:
+    def _select(self, where: str, values: Sequence[object]) -> Iterator[Past]:
         for row in self._execute(f"SELECT {_COLUMNS} FROM results WHERE {where}", values):
             yield _past(row)
 

@@ -22,14 +22,14 @@ FIGURES = (
 
 def figures(past: Past) -> dict[str, float]:
     """The figures of one night by name; of several outputs the worst one."""
-    outcome, found = past.outcome, dict[str, float]()
+    outcome, values = past.outcome, dict[str, float]()
     for metric in outcome.metrics:
-        found[metric.name] = min(found.get(metric.name, metric.value), metric.value)
+        values[metric.name] = min(values.get(metric.name, metric.value), metric.value)
     if outcome.size_bytes is not None:
-        found["size_bytes"] = float(outcome.size_bytes)
+        values["size_bytes"] = float(outcome.size_bytes)
     if outcome.outcome == "built":
-        found["build_s"] = outcome.total_seconds
-    return found
+        values["build_s"] = outcome.total_seconds
+    return values
 
 
 def series(past: Sequence[Past]) -> dict[str, list[float | None]]:
@@ -44,8 +44,8 @@ def rows(past: Sequence[Past]) -> Iterator[str]:
     shown = [(n, t, f) for n, t, f in FIGURES if any(n in figures(p) for p in past)]
     yield f"{'run':>5}  {'UTC':<20}  {'outcome':<9}  " + "  ".join(f"{t:>15}" for _, t, _ in shown)
     for p in past:
-        found = figures(p)
-        values = [f"{found[n] * f:>15.6g}" if n in found else f"{'':>15}" for n, _, f in shown]
+        measures = figures(p)
+        values = [f"{measures[n] * f:>15.6g}" if n in measures else f"{'':>15}" for n, _, f in shown]
         why = "; ".join(p.outcome.reasons) if p.outcome.outcome == "built" else ""
         if p.outcome.outcome == "error":
             why = p.outcome.error.splitlines()[0]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from calib.types import JsonObject
 from trtpipe.errors import Cancelled
 from trtpipe.nightly.execute import BUSY, execute
 from trtpipe.nightly.pool import Event, Pool, Slot
@@ -26,7 +27,7 @@ RETRIES = 1
 PROCESS_BYTES, PER_WEIGHT_BYTE = 1_500_000_000, 8
 _WAIT_S = 0.2
 
-Finished = Callable[[Task, Mapping[str, Any]], None]
+Finished = Callable[[Task, JsonObject], None]
 
 
 class Local:
@@ -50,7 +51,7 @@ class Local:
             for d in driver.devices
             if (d.name, d.compute_capability) == (first[0].name, first[0].compute_capability)
         ]
-        #: Engines are for one kind of GPU: the first one's. Others stay idle, and that is said.
+        #: Engines are for one kind of GPU: the first one's. Others stay idle, and a note names them.
         self.unused = tuple(f"GPU {d.index} ({d.name})" for d in driver.devices if d.index not in gpus)
         threads = max(1, cores // max(1, count))
         self.slots = tuple(
@@ -112,14 +113,14 @@ class Local:
             queue.ended(task)
             finished(task, dict(event.value) | {"where": event.where})
         elif event.kind == "died":
-            said = f"worker {event.where} died with {event.value}"
-            tried = (*task.attempts, said)
+            death = f"worker {event.where} died with {event.value}"
+            tried = (*task.attempts, death)
             if len(tried) > RETRIES:
                 queue.ended(task)
-                message = f"{task.name}: {said}, {len(tried)} times. Its log is in .nightly/ of the output folder."
+                message = f"{task.name}: {death}, {len(tried)} times. Its log is in .nightly/ of the output folder."
                 finished(task, failure(dataclasses.replace(task, attempts=tried), message, 4))
             else:
-                watcher.note(f"{task.name}: {said}; it is tried again")
+                watcher.note(f"{task.name}: {death}; it is tried again")
                 queue.again(task, dataclasses.replace(task, attempts=tried))
 
     def _run_here(self, tasks: Sequence[Task], watcher: Watcher, finished: Finished) -> None:
@@ -224,10 +225,10 @@ def expected_bytes(task: Task) -> int:
 
 
 def available_bytes() -> int | None:
-    """Memory that can be used without swapping; None where nobody tells."""
+    """Memory in bytes that can be used without swapping; None where the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return None
-    found = next((line.split() for line in lines if line.startswith("MemAvailable:")), None)
-    return int(found[1]) * 1024 if found else None
+    fields = next((line.split() for line in lines if line.startswith("MemAvailable:")), None)
+    return int(fields[1]) * 1024 if fields else None

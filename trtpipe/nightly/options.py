@@ -1,12 +1,13 @@
-"""What a night is asked to do, and what its parts may expect of each other."""
+"""The options of a night, and the protocols between its parts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from calib.types import JsonObject
 from trtpipe.bundle.format import Sign
 from trtpipe.job.job import Job
 from trtpipe.nightly.regressions import LIMITS, Limit
@@ -44,8 +45,8 @@ class Options:
     credentials: Path | None = None
     insecure: bool = False
 
-    def arguments(self) -> dict[str, Any]:
-        """What a resumed run must have in common with this one."""
+    def arguments(self) -> JsonObject:
+        """The options that a resumed run must share with the one it resumes, as JSON."""
         return {"jobs": [str(p.resolve()) for p in self.jobs], "overrides": list(self.overrides)}
 
 
@@ -65,32 +66,18 @@ class Planned:
 
     def task(self, options: Options) -> BuildTask | RepeatTask:
         """The work for a worker."""
-        name, file, key = self.job.name, str(self.file), self.ingredients.key
         out, cache = str(options.out.resolve()), str(options.cache.resolve())
+        about = (self.job.name, str(self.file), self.ingredients.key, out, cache, False, self.reasons)
+        seconds = options.diagnose_seconds
         if options.repeat:
-            return RepeatTask(
-                name,
-                file,
-                key,
-                out,
-                cache,
-                reasons=self.reasons,
-                job=self.job,
-                diagnose_seconds=options.diagnose_seconds,
-                times=options.repeat,
-            )
+            return RepeatTask(*about, job=self.job, diagnose_seconds=seconds, times=options.repeat)
         return BuildTask(
-            name,
-            file,
-            key,
-            out,
-            cache,
-            reasons=self.reasons,
+            *about,
             job=self.job,
+            diagnose_seconds=seconds,
             parts=dict(self.ingredients.parts),
             store=options.store,
             force=options.force,
-            diagnose_seconds=options.diagnose_seconds,
         )
 
 
@@ -117,7 +104,7 @@ class Executor(Protocol):
     def workers(self) -> tuple[str, ...]:
         """Who runs them, for the report."""
 
-    def run(self, tasks: Sequence[Task], watcher: Watcher, finished: Callable[[Task, Mapping[str, Any]], None]) -> None:
+    def run(self, tasks: Sequence[Task], watcher: Watcher, finished: Callable[[Task, JsonObject], None]) -> None:
         """Run every task; `finished` is called with each one's plain outcome.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What a night came to, as one value; its lines for a terminal or a log, and its JSON. Its page is `report`'s."""
+"""The result of a night as one value, its lines for a terminal or a log, and its JSON. `page` renders its page."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Drift:
 
     @property
     def outputs_differ(self) -> bool:
-        """Whether two builds answered differently. Engines may differ and answer alike: TensorRT-RTX's often do."""
+        """Whether the outputs of two builds differ. Different engines often give the same outputs (TensorRT-RTX)."""
         return self.max_abs is not None and self.max_abs != 0
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from trtpipe.nightly.outcome import Comparison, JobOutcome, NightlyReport, drift_line
+from trtpipe.progress import duration, size
 from trtpipe.report import charts
-from trtpipe.report.figures import compact, percent, size
+from trtpipe.report.figures import compact, percent
 from trtpipe.report.page import METRICS, MetricRow, metric_row, packages, page
 
 #: The figure of a job's row, and what it is called there: the first of these that it has.
@@ -178,12 +179,3 @@ def figure(name: str, value: float) -> str:
     if name == "size_bytes" and math.isfinite(value):
         return size(int(value))
     return percent(value) if name in METRICS and METRICS[name][3] else compact(value)
-
-
-def duration(seconds: float) -> str:
-    """`0.42 s`, `12.3 s`, `3 min 07 s` or `2 h 05 min`."""
-    if seconds >= 3600:
-        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
-    if seconds >= 60:
-        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
-    return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"

@@ -13,19 +13,23 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtpipe.errors import Cancelled
 from trtpipe.nightly.execute import execute
 from trtpipe.nightly.task import Task, failure, task_from_plain, task_to_plain
 from trtpipe.pipeline.cached import Memory
 
-#: A worker that is told to stop and does not is ended after this long.
+if TYPE_CHECKING:
+    from multiprocessing.context import SpawnContext, SpawnProcess
+    from multiprocessing.synchronize import Event as CancelFlag
+
+#: A worker that is asked to stop and does not is killed after this many seconds.
 GRACE_S = 10.0
 
 
@@ -41,7 +45,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Event:
-    """Something a running job said: `stage` and `note` are text, `done` is the plain outcome, `died` how it ended."""
+    """What a running job reported: the value of `stage` and `note` is text, of `done` the outcome, of `died` how."""
 
     kind: str
     task: Task
@@ -50,9 +54,9 @@ class Event:
 
 
 class Reports:
-    """A Reporter that sends what it is told down a pipe."""
+    """A Reporter that sends its stages and notes down a pipe."""
 
-    def __init__(self, send: Any, cancelled: Any) -> None:
+    def __init__(self, send: Callable[[tuple[str, object]], None], cancelled: Callable[[], bool]) -> None:
         self._send, self._cancelled = send, cancelled
 
     def step(self, done: int, total: int | None, unit: str) -> None:
@@ -102,7 +106,7 @@ class Pool:
         next(w for w in self._workers if w.slot == slot).start(task)
 
     def events(self, timeout_s: float) -> Iterator[Event]:
-        """What running jobs have said, waiting at most so long for the first."""
+        """The events of running jobs; waits at most `timeout_s` for the first."""
         busy = [w for w in self._workers if w.task is not None]
         ready = connection.wait([w.pipe for w in busy if w.pipe is not None], timeout_s)
         for worker in busy:
@@ -129,44 +133,48 @@ class Pool:
 class _Worker:
     """One slot and its process."""
 
-    def __init__(self, slot: Slot, context: Any, cancel: Any) -> None:
+    def __init__(self, slot: Slot, context: SpawnContext, cancel: CancelFlag) -> None:
         self.slot, self._context, self._cancel = slot, context, cancel
         self.task: Task | None = None
-        self.pipe: Any = None
-        self._process: Any = None
+        self.pipe: connection.Connection | None = None
+        self._process: SpawnProcess | None = None
 
     def start(self, task: Task) -> None:
-        if self._process is None or not self._process.is_alive():
+        pipe = self.pipe
+        if pipe is None or self._process is None or not self._process.is_alive():
             self.pipe, theirs = self._context.Pipe()
+            pipe = self.pipe
             arguments = (theirs, self._cancel, self.slot.threads, self.slot.gpu, self.slot.log)
             self._process = self._context.Process(target=_serve, args=arguments, name=f"trtpipe-{self.slot.name}")
             self._process.start()
             theirs.close()
         self.task = task
         with contextlib.suppress(OSError):  # it died just now: `receive` says so
-            self.pipe.send(task_to_plain(task))
+            pipe.send(task_to_plain(task))
 
     def receive(self) -> Iterator[Event]:
-        task = self.task
+        task, pipe, process = self.task, self.pipe, self._process
         assert task is not None
+        assert pipe is not None
+        assert process is not None
         try:
-            while self.pipe.poll():
-                kind, value = self.pipe.recv()
+            while pipe.poll():
+                kind, value = pipe.recv()
                 if kind in ("done", "cancelled"):
                     self.task = None
                 yield Event(kind, task, self.slot.name, value)
                 if self.task is None:
                     return
         except (EOFError, OSError):
-            self._process.join()
-            code = self._process.exitcode
+            process.join()
+            code = process.exitcode
             how = f"signal {-code} ({signal.Signals(-code).name})" if code and code < 0 else f"exit code {code}"
-            self.pipe.close()
+            pipe.close()
             self.task = self.pipe = self._process = None
             yield Event("died", task, self.slot.name, how)
 
     def end(self, deadline: float) -> None:
-        if self._process is None:
+        if self._process is None or self.pipe is None:
             return
         if self.task is None:
             with contextlib.suppress(OSError):
@@ -179,8 +187,8 @@ class _Worker:
             self._process.join()
 
 
-def _serve(pipe: Any, cancel: Any, threads: int, gpu: int | None, log: Path | None) -> None:
-    """A worker's life: take a job, run it, say what came of it."""
+def _serve(pipe: connection.Connection, cancel: CancelFlag, threads: int, gpu: int | None, log: Path | None) -> None:
+    """The worker's loop: take a job from the pipe, run it, send its outcome back."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who made the pool decides
     _load_data_as_elsewhere()
     _end_with_parent()

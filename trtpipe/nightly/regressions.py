@@ -83,7 +83,7 @@ def compare(
     if outcome.exit_code == 1:
         lines.append("passed its check and now fails it")
     past = [_figures(g) for g in greens]
-    found = []
+    regressions = []
     for (name, output), now in _figures(outcome).items():
         earlier = [p[name, output] for p in past if (name, output) in p]
         before = earlier[0] if earlier else None
@@ -91,7 +91,7 @@ def compare(
         limit = limits.get(name)
         if limit is None or before is None:
             if before is not None:
-                found.append(Comparison(name, output, before, trend, now, 0.0, None, False, False))
+                regressions.append(Comparison(name, output, before, trend, now, 0.0, None, False, False))
             continue
         worse, against = max(
             (_worse(limit, earlier_one, now), what)
@@ -99,13 +99,13 @@ def compare(
             if earlier_one is not None
         )
         bad = not worse <= limit.worse_by
-        found.append(Comparison(name, output, before, trend, now, worse, limit.worse_by, limit.relative, bad))
+        regressions.append(Comparison(name, output, before, trend, now, worse, limit.worse_by, limit.relative, bad))
         if bad:
             reference = before if against == "the last green run" else trend
             lines.append(_line(name, output, float(reference or 0.0), now, worse, limit, against))
     missing = {k for k in past[0] if k[0] in limits and k[0] not in ("build_s", "latency_ms")} - set(_figures(outcome))
     lines += [f"{name} of {output or 'the engine'} was measured and no longer is" for name, output in sorted(missing)]
-    return tuple(found), tuple(sorted(lines, key=_importance))
+    return tuple(regressions), tuple(sorted(lines, key=_importance))
 
 
 def _figures(outcome: JobOutcome) -> dict[tuple[str, str], float]:

@@ -126,7 +126,10 @@ class _Night:
         planned = self.plan()
         names = [*self.outcomes, *(p.name for p in planned)]
         if not names:
-            raise InputError("JOB: at least one job must be given (got none).")
+            raise InputError("JOB: no job was given.")
+        for glob in self.options.accept:
+            if not fnmatch.filter(names, glob):
+                raise InputError(f"--accept: must fit the name of a job (got {glob!r}; the jobs: {', '.join(names)}).")
         self.watcher.planned(names)
         earlier = self.history.of_run(self.run) if resumed else {}
         todo: list[Planned] = []
@@ -161,7 +164,7 @@ class _Night:
 
     def plan(self) -> list[Planned]:
         """Every job that can be read; the others already have an outcome."""
-        found: dict[str, Planned] = {}
+        planned: dict[str, Planned] = {}
         for file in self.options.jobs:
             try:
                 jobs = load_jobs(file, self.options.overrides)
@@ -169,8 +172,8 @@ class _Night:
                 self._broken(file.name, file, error)
                 continue
             for job in jobs:
-                if job.name in found:
-                    first = found[job.name].file
+                if job.name in planned:
+                    first = planned[job.name].file
                     twice = InputError(
                         f"{file}: name: must be another than that of {first} (got {job.name!r}). Rename one job."
                     )
@@ -181,8 +184,8 @@ class _Night:
                 except TrtpipeError as error:
                     self._broken(job.name, file, error)
                     continue
-                found[job.name] = Planned(job, file, ingredients, self._reasons(job.name, ingredients))
-        return list(found.values())
+                planned[job.name] = Planned(job, file, ingredients, self._reasons(job.name, ingredients))
+        return list(planned.values())
 
     def _ingredients(self, survey: Survey, job: Job) -> Ingredients:
         return with_reads(survey, job, lambda key: recall(self.cache, key))[0]
@@ -264,7 +267,7 @@ class _Night:
         """Those that `validate` has nothing against on this machine; a fleet's workers judge for themselves."""
         if self.options.scheduler:
             return list(todo)
-        found = []
+        buildable = []
         judged = {
             job.name: problems
             for file in dict.fromkeys(p.file for p in todo)
@@ -277,8 +280,8 @@ class _Night:
                 self._broken(p.name, p.file, error)
                 self._record(self.outcomes[p.name])
             else:
-                found.append(p)
-        return found
+                buildable.append(p)
+        return buildable
 
     def _record(self, outcome: JobOutcome) -> None:
         greens = [p.outcome for p in self._greens.get(outcome.name, ())]

@@ -1,4 +1,4 @@
-"""Signatures of a night: a bundle that the night stands behind gets one, and any other has none."""
+"""Signatures of a night: the bundle of a green job is signed, and no other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from trtpipe.bundle.format import Sign, give_signature
+from trtpipe.bundle.format import Sign, set_signature
 from trtpipe.bundle.manifest import MANIFEST, SIGNATURE
 from trtpipe.errors import InputError
 from trtpipe.nightly.outcome import JobOutcome
@@ -29,7 +29,7 @@ def sign_green(outcomes: MutableMapping[str, JobOutcome], sign: Sign) -> tuple[s
         wanted = sign if outcome.green else None
         try:
             if not _stands(Path(outcome.bundle), wanted):
-                give_signature(Path(outcome.bundle), wanted)
+                set_signature(Path(outcome.bundle), wanted)
         except (InputError, OSError) as error:
             outcomes[name] = dataclasses.replace(outcome, outcome="error", exit_code=2, error=f"not signed: {error}")
     others = [name for name in judged if not outcomes[name].green]

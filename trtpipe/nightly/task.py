@@ -1,16 +1,17 @@
-"""What a worker is asked to do for a job, what came of it, and both as plain data for pipes and networks."""
+"""A worker's task for one job, and its outcome, both also as plain data for pipes and networks."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from calib.types import JsonObject
 from trtpipe.job.job import Job
+from trtpipe.jsontext import plain_object
 from trtpipe.nightly.outcome import Drift, JobOutcome
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
 from trtpipe.values import Metric
@@ -94,7 +95,7 @@ class FinishTask(Task):
 _KINDS: Mapping[str, type[Task]] = {t.__name__: t for t in (BuildTask, RepeatTask, KitTask, FinishTask)}
 
 
-def task_to_plain(task: Task) -> dict[str, Any]:
+def task_to_plain(task: Task) -> JsonObject:
     """A task in JSON's own types."""
     fields = {f.name: getattr(task, f.name) for f in dataclasses.fields(task)}
     if isinstance(task, JobTask):
@@ -104,27 +105,25 @@ def task_to_plain(task: Task) -> dict[str, Any]:
             "folder": str(job.folder),
             "text": job.text,
         }
-    return {"kind": type(task).__name__, **_jsonable(fields)}
+    return {"kind": type(task).__name__, **plain_object(fields)}
 
 
-def task_from_plain(raw: Mapping[str, Any]) -> Task:
+def task_from_plain(raw: JsonObject) -> Task:
     """The task that `task_to_plain` made plain."""
-    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items() if k != "kind"}
+    fields: JsonObject = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items() if k != "kind"}
     if job := fields.get("job"):
         fields["job"] = Job.model_validate(job["sections"]).read_from(Path(job["folder"]), job["text"])
     return _KINDS[raw["kind"]](**fields)
 
 
-def failure(task: Task, message: str, exit_code: int) -> dict[str, Any]:
+def failure(task: Task, message: str, exit_code: int) -> JsonObject:
     """A job that ended without a bundle."""
     return plain(JobOutcome(task.name, task.file, "error", exit_code, message, reasons=task.reasons, key=task.key)) | {
         "attempts": list(task.attempts)
     }
 
 
-def recorded(
-    facts: Mapping[str, Any], name: str, file: str, bundle: Path, attempts: tuple[str, ...] = ()
-) -> JobOutcome:
+def recorded(facts: JsonObject, name: str, file: str, bundle: Path, attempts: tuple[str, ...] = ()) -> JobOutcome:
     """What the cache knows of a job built earlier, as tonight's outcome; its bundle is put back at `bundle`."""
     known = {k: v for k, v in facts.items() if k != "manifest_sha256"}
     known |= {"outcome": "reused", "name": name, "file": file, "bundle": str(bundle)}
@@ -132,7 +131,7 @@ def recorded(
 
 
 def of_bundle(task: Task, bundle: Bundle) -> JobOutcome:
-    """What a bundle says of itself."""
+    """The outcome of a job from the manifest of its bundle."""
     manifest = bundle.manifest
     report, engine = manifest.check, manifest.engine
     assert report is not None
@@ -161,22 +160,22 @@ def of_bundle(task: Task, bundle: Bundle) -> JobOutcome:
     )
 
 
-def plain(outcome: JobOutcome) -> dict[str, Any]:
+def plain(outcome: JobOutcome) -> JsonObject:
     """Its fields in JSON's own types; NaN and infinities as `float()` reads them back."""
-    return _jsonable(dataclasses.asdict(outcome))  # type: ignore[no-any-return]
+    return plain_object(outcome)
 
 
-def from_plain(raw: Mapping[str, Any]) -> JobOutcome:
+def from_plain(raw: JsonObject) -> JobOutcome:
     """The outcome that `plain` wrote; comparisons are made anew each night."""
     known = {f.name for f in dataclasses.fields(JobOutcome)}
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items() if k in known}
+    values: JsonObject = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items() if k in known}
     values["metrics"] = tuple(_metric(m) for m in raw.get("metrics", ()))
     drift = raw.get("drift")
     values["drift"] = None if drift is None else Drift(tuple(drift["engines"]), drift["max_abs"], tuple(drift["notes"]))
     return JobOutcome(**{**values, "comparisons": (), "regressions": ()})
 
 
-def _metric(raw: Mapping[str, Any]) -> Metric:
+def _metric(raw: JsonObject) -> Metric:
     interval = raw.get("interval")
     limit = raw.get("limit")
     return Metric(
@@ -187,11 +186,3 @@ def _metric(raw: Mapping[str, Any]) -> Metric:
         raw["passed"],
         None if interval is None else (float(interval[0]), float(interval[1])),
     )
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): _jsonable(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_jsonable(v) for v in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

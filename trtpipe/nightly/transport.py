@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from trtpipe.errors import InputError
+from calib.files import read_at_most
+from trtpipe.errors import InputError, MissingError
 
 if TYPE_CHECKING:
     from distributed.security import Security
@@ -26,6 +28,10 @@ ROLES = ("scheduler", "worker", "planner")
 AUTHORITY, CERTIFICATE, KEY = "ca.pem", "cert.pem", "key.pem"
 #: How long certificates hold.
 VALID_DAYS = 825
+#: A file of credentials is never as long.
+_MOST_BYTES = 1 << 20
+#: In what Dask and OpenSSL say when a certificate is refused, or when the other side is no TLS.
+_TLS_WORDS = ("certificate", "CERTIFICATE", "SSL", "TLS", "security settings", "UNKNOWN_CA")
 INSECURE = "the fleet's connections are neither encrypted nor authenticated (--insecure)"
 
 
@@ -55,6 +61,7 @@ def transport(address: str, credentials: Path | None, *, insecure: bool, where: 
     Raises:
         InputError: the scheduler is on another machine and there are no credentials, or they are not whole.
     """
+    _require_address(address, where)
     if credentials is not None:
         if insecure:
             raise InputError("--insecure: must not be given with --tls. Leave one out.")
@@ -76,10 +83,48 @@ def transport(address: str, credentials: Path | None, *, insecure: bool, where: 
     return Transport(address, None, INSECURE)
 
 
+def _require_address(address: str, where: str) -> None:
+    try:
+        parts = urlsplit(address if "://" in address else f"tls://{address}")
+        good = parts.scheme in ("tcp", "tls") and bool(parts.hostname) and parts.port is not None
+    except ValueError:  # a port that is no number
+        good = False
+    if not good:
+        raise InputError(f"{where}: must be the address of a Dask scheduler, like tls://host:8786 (got {address}).")
+
+
+def is_refusal(address: str, error: BaseException) -> bool:
+    """Whether there is somebody at `address` with whom no connection can be made: of TLS and no TLS, or of another
+    authority."""
+    if address.startswith("tcp://"):
+        return "reset by peer" in _said(error)
+    return any(word in _said(error) for word in _TLS_WORDS)
+
+
+def unreachable(address: str, error: BaseException, where: str) -> MissingError:
+    """That there is no scheduler at `address`, or one that is no partner."""
+    if not is_refusal(address, error):
+        step = "Run: dask scheduler"
+    elif address.startswith("tcp://"):
+        step = "Where the scheduler uses TLS, give its tls:// address and --tls."
+    else:
+        step = (
+            "One side does not take the other's certificate: the folders of the scheduler, the workers and the planner "
+            "must be of one `trtpipe keygen --fleet`, and the clocks right."
+        )
+    return MissingError(f"{where}: must be a Dask scheduler that answers (got {address}: {_said(error)}). {step}")
+
+
+def _said(error: BaseException) -> str:
+    """The first line of the error and, where Dask only says that time is over, of what made it try again."""
+    texts = [str(e).splitlines()[0] for e in (error, error.__cause__) if e is not None and str(e)]
+    return ": ".join(dict.fromkeys(texts)) or type(error).__name__
+
+
 def is_loopback(address: str) -> bool:
     """Whether only this machine can be at an address of Dask's; of names only `localhost` is."""
     host = urlsplit(address if "://" in address else f"tcp://{address}").hostname or ""
-    if address.startswith("inproc://") or host == "localhost":
+    if host == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -96,10 +141,39 @@ def _security(folder: Path) -> Security:
                 f"--tls: must be a folder with {AUTHORITY}, {CERTIFICATE} and {KEY} (got {folder} without {name}). "
                 "Make one with `trtpipe keygen --fleet DIR`."
             )
+    _require_usable(folder)
     certificate, key = str(folder / CERTIFICATE), str(folder / KEY)
     roles = {f"tls_{role}_{what}": path for role in ("scheduler", "worker", "client")
              for what, path in (("cert", certificate), ("key", key))}  # fmt: skip
     return Security(require_encryption=True, tls_ca_file=str(folder / AUTHORITY), **roles)
+
+
+def _require_usable(folder: Path) -> None:
+    """Find out before anyone is asked whether the certificate is in force, of its authority, and fits its key.
+
+    Raises:
+        InputError: it is not; OpenSSL would say of the first two only that the connection ended.
+    """
+    again = "Make new ones for the whole fleet with `trtpipe keygen --fleet DIR`."
+    try:
+        authority, own = (
+            x509.load_pem_x509_certificate(read_at_most(folder / name, _MOST_BYTES))
+            for name in (AUTHORITY, CERTIFICATE)
+        )
+        private = serialization.load_pem_private_key(read_at_most(folder / KEY, _MOST_BYTES), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise InputError(f"--tls: {folder} must hold certificates and a key in PEM (got: {error}). {again}") from None
+    now = datetime.datetime.now(datetime.timezone.utc)
+    if not own.not_valid_before_utc <= now <= own.not_valid_after_utc:
+        span = f"from {own.not_valid_before_utc:%Y-%m-%d} to {own.not_valid_after_utc:%Y-%m-%d}"
+        raise InputError(f"--tls: {folder / CERTIFICATE} must be in force (it is {span}). {again}")
+    plain = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    if private.public_key().public_bytes(*plain) != own.public_key().public_bytes(*plain):
+        raise InputError(f"--tls: {folder / KEY} must be the key of {CERTIFICATE} (it is another). {again}")
+    try:
+        own.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        raise InputError(f"--tls: {folder / CERTIFICATE} must be by {AUTHORITY} (it is by another). {again}") from None
 
 
 def make_credentials(folder: Path) -> datetime.datetime:

@@ -1,4 +1,4 @@
-"""The end of the line: everything that was made, as a bundle with its report."""
+"""The last stage: everything that was built, as a bundle with its report."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from trtpipe.bundle.manifest import CALIBRATION, GOLDEN, GRAPH, REPORT, Manifest
 from trtpipe.job.sections import Transform
 from trtpipe.pipeline.cache.environment import environment, fingerprint, portable_job, source_fingerprint
 from trtpipe.pipeline.stages import batching
-from trtpipe.report.content import Answers, ReportContent
+from trtpipe.report.content import ComparedOutputs, ReportContent
 from trtpipe.report.page import render
 from trtpipe.routes.compiled_precision import read_back
 from trtpipe.trt.weights import stored_weights
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
-    from trtpipe.batching import Array
+    from calib.types import Array
     from trtpipe.bundle.format import Bundle, Sign
     from trtpipe.job.job import Job
-    from trtpipe.pipeline.front import Front, Stages
     from trtpipe.pipeline.lowered import Compiled, Lowered
     from trtpipe.pipeline.measure import Evidence
+    from trtpipe.pipeline.prepared import PreparedJob, Stages
     from trtpipe.values import CheckReport, Engine, WeightBytes
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A built engine and what it was checked against and with what result: all that a bundle is made of.
+    """A built engine, what it was checked against, and the result: all that a bundle is made of.
 
     `outputs` are those of the engine, or of the graph that was executed for it, on every check sample, [S, ...] by
     name, or [B, ...] where an output has no batch axis.
     """
 
     compiled: Compiled
-    front: Front
+    prepared: PreparedJob
     report: CheckReport
     outputs: Mapping[str, Array]
 
@@ -53,8 +53,8 @@ def assemble(
     """The bundle `out/<name>`, written."""
     lowered, engine = checked.compiled.lowered, checked.compiled.engine
     with stages("bundle"):
-        manifest = describe(job, lowered, checked.front, checked.report, engine)
-        files = {GOLDEN: golden.to_bytes(golden_data(job, checked.front))}
+        manifest = describe(job, lowered, checked.prepared, checked.report, engine)
+        files = {GOLDEN: golden.to_bytes(golden_data(job, checked.prepared))}
         if lowered.table is not None:
             files |= table_files(lowered.table)
         if engine.graph is not None:
@@ -69,18 +69,18 @@ def report_page(
 ) -> bytes:
     """The bundle's report.html."""
     images = None if job.check.images is None else Path(job.check.images)
-    baseline, lowered = checked.front.baseline, checked.compiled.lowered
+    baseline, lowered = checked.prepared.baseline, checked.compiled.lowered
     # Of outputs that have one row a sample: the page is about samples.
     names = [s.name for s in lowered.outputs if s.batch_axis is not None]
     rows = [{n: a[n] for n in names if n in a} for a in (baseline.outputs, checked.outputs)]
-    ids = checked.front.check_source.ids
-    answers = Answers(rows[0], rows[1], ids, baseline.labels, images) if rows[1] else None
+    ids = checked.prepared.check_source.ids
+    compared = ComparedOutputs(rows[0], rows[1], ids, baseline.labels, images) if rows[1] else None
     modules = () if evidence.sensitivity is None else evidence.sensitivity.modules
     return render(
         ReportContent(
             manifest,
             {name: len(data) for name, data in files.items()},
-            answers,
+            compared,
             lowered.table,
             lowered.shared_scales,
             {m.module: m.sqnr_db for m in modules},
@@ -98,9 +98,9 @@ def table_files(table: CalibrationTable) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
-def describe(job: Job, lowered: Lowered, front: Front, report: CheckReport, engine: Engine | None) -> Manifest:
+def describe(job: Job, lowered: Lowered, prepared: PreparedJob, report: CheckReport, engine: Engine | None) -> Manifest:
     """The manifest of the bundle, or, without an engine, of the kit."""
-    table, source, baseline = lowered.table, front.check_source, front.baseline
+    table, source, baseline = lowered.table, prepared.check_source, prepared.baseline
     graph = lowered.graph if engine is None else engine.graph
     calibration = None if table is None else table.digest
     parts = {"weights": lowered.weights_digest, "graph": lowered.graph_digest, "calibration": calibration}
@@ -114,9 +114,7 @@ def describe(job: Job, lowered: Lowered, front: Front, report: CheckReport, engi
     return Manifest(
         name=job.name,
         kind="kit" if engine is None else "bundle",
-        engine=None
-        if engine is None
-        else describe_engine(engine, job.build, job.precision, int8_weights=_int8_weights(engine)),
+        engine=None if engine is None else describe_engine(engine, job.build, int8_weights=_int8_weights(engine)),
         inputs=lowered.inputs,
         outputs=lowered.outputs,
         # A folder of timing caches is this machine's own business.
@@ -143,14 +141,14 @@ def _int8_weights(engine: Engine) -> WeightBytes | None:
     """How the engine stores its graph's INT8 weights; None where it is the graph, or has none."""
     if engine.target == "onnxruntime" or engine.graph is None or engine.fallback:
         return None
-    found = stored_weights(engine.data, engine.graph.data)
-    return found if found.total else None
+    stored = stored_weights(engine.data, engine.graph.data)
+    return stored if stored.total else None
 
 
-def golden_data(job: Job, front: Front, count: int = KEPT_SAMPLES) -> Golden:
+def golden_data(job: Job, prepared: PreparedJob, count: int = KEPT_SAMPLES) -> Golden:
     """The first `count` check samples, in whole batches where an output has no batch axis, and their outputs."""
-    how, baseline = batching(job, front), front.baseline
-    batches = itertools.islice(front.check_source.batches(how.size), -(-count // how.size))
+    how, baseline = batching(job, prepared), prepared.baseline
+    batches = itertools.islice(prepared.check_source.batches(how.size), -(-count // how.size))
     inputs = joined(b.arrays for b in batches)
     samples = len(next(iter(inputs.values())))
     labels = None if baseline.labels is None else baseline.labels[:samples]

@@ -7,17 +7,17 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trtpipe.batching import Array
+from calib.types import Array
 from trtpipe.bundle.manifest import GRAPH
 from trtpipe.errors import InputError, MissingError
 from trtpipe.evaluation.bench import WARM_UP, Bench, Data, Mode, Ready, measure_modes, outputs_of
 from trtpipe.evaluation.speedup import HYBRID
 from trtpipe.model.data import open_calibration, open_check
 from trtpipe.pipeline.cache.environment import environment
-from trtpipe.pipeline.front import Front, Stages
 from trtpipe.pipeline.measure import Plan, batched, check_samples, plan_of
+from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.stages import calibrate, compile_engine, corrected, prepare, quantize
 from trtpipe.routes.onnx import to_onnx
 from trtpipe.runtime.compatibility import problems
@@ -51,28 +51,28 @@ def bench_job(
 
     Args:
         job: the job; its batch size is the `opt` of the batch dimension.
-        reporter: is told the stages.
+        reporter: receives the stages.
         rounds, seconds: each round runs every mode once; they end at whichever comes first.
-        samples: at most this many check samples are answered by each mode.
+        samples: at most this many check samples are run by each mode.
         engines: by the name of its rows, the job in another precision whose engine is timed; the job's own when None.
-        left_out: why a mode of this name is not even tried; empty when it is.
+        left_out: by a mode's name, why it is not tried; empty when it is.
 
     Raises:
         TrtpipeError: what the modes are made of cannot be made; a mode that cannot run is a row that says why.
     """
     stages = Stages(reporter)
-    front = prepare(job, stages)
-    table = calibrate(job, front, stages)
+    prepared = prepare(job, stages)
+    table = calibrate(job, prepared, stages)
     wanted = {"engine": job} if engines is None else engines
-    plans = {name: _build_engine(variant, front, table, stages) for name, variant in wanted.items()}
-    return bench_front(
-        job, front, table, plans, stages, rounds=rounds, seconds=seconds, samples=samples, left_out=left_out
+    plans = {name: _build_engine(variant, prepared, table, stages) for name, variant in wanted.items()}
+    return bench_prepared(
+        job, prepared, table, plans, stages, rounds=rounds, seconds=seconds, samples=samples, left_out=left_out
     )
 
 
-def bench_front(
+def bench_prepared(
     job: Job,
-    front: Front,
+    prepared: PreparedJob,
     table: CalibrationTable | None,
     plans: Mapping[str, Callable[[], Plan]],
     stages: Stages,
@@ -82,25 +82,25 @@ def bench_front(
     samples: int = SAMPLES,
     left_out: Callable[[str], str] = lambda name: "",
 ) -> Bench:
-    """The same from the parts of a build; `plans`, by the names of rows, are asked for where a GPU can execute them."""
+    """The same for a prepared job; `plans`, by the names of rows, are called where a GPU can execute them."""
     from trtpipe.evaluation.gpu_modes import gpu_modes
-    from trtpipe.evaluation.torch_modes import Stand, torch_modes
+    from trtpipe.evaluation.torch_modes import ModeSetup, torch_modes
 
-    arrays, labels = check_samples(front, samples)
-    data = batched(arrays, labels, front.loaded.inputs, front.captured.outputs)
+    arrays, labels = check_samples(prepared, samples)
+    data = batched(arrays, labels, prepared.loaded.inputs, prepared.captured.outputs)
     batch = data.batching.size
     device = _device()
     first = next(iter(data.batches()))
-    stand = Stand(front.loaded, first, device, lambda: _whole(_batches(job), batch))
+    setup = ModeSetup(prepared.loaded, first, device, lambda: _whole(_batches(job), batch))
     modes = [
-        *torch_modes(stand, None if front.baseline.kind == "program" else front.torchscript),
-        *gpu_modes(stand),
-        *_ort_modes(job, front, table, first),
+        *torch_modes(setup, None if prepared.baseline.kind == "program" else prepared.torchscript),
+        *gpu_modes(setup),
+        *_ort_modes(job, prepared, table, first),
     ]
     for name, plan in plans.items():
         modes += _engine_modes(plan, job.build.target, first, name)
     modes = [replace(m, cannot=m.cannot or left_out(m.name)) for m in modes]
-    data = replace(data, reference=_reference(front.loaded, data))
+    data = replace(data, reference=_reference(prepared.loaded, data))
     return _measured(job.name, modes, data, batch, rounds, seconds, stages, "eager FP32")
 
 
@@ -151,13 +151,10 @@ def _measured(
 
 
 def busy(load: float | None, cores: int) -> tuple[str, ...]:
-    """A warning when more threads wanted to run in the last minute than there are cores: latencies then say little."""
+    """A warning when the load average of the last minute is over the number of cores by more than one."""
     if load is None or load <= cores + 1:
         return ()
-    return (
-        f"the machine was busy: {load:.1f} threads wanted its {cores} cores in the minute before. "
-        "Compare sizes and answers, not latencies",
-    )
+    return (f"load average {load:.1f} on {cores} cores: latencies are unreliable. Compare sizes and outputs",)
 
 
 def _load() -> float | None:
@@ -175,22 +172,22 @@ def _device() -> str:
 
 
 def _reference(loaded: LoadedModel, data: Data) -> dict[str, Array]:
-    """What the eager FP32 model answers on the CPU."""
+    """The outputs of the eager FP32 model on the CPU."""
     import torch
 
-    def answer(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    def run(arrays: Mapping[str, Array]) -> dict[str, Array]:
         with torch.inference_mode():
             outputs = loaded.module(*(torch.from_numpy(arrays[s.name]) for s in loaded.inputs))
         return {s.name: o.numpy().copy() for s, o in zip(loaded.outputs, outputs, strict=True)}
 
-    return outputs_of(answer, data)
+    return outputs_of(run, data)
 
 
 def _whole(batches: Iterator[Mapping[str, Array]], size: int) -> Iterator[Mapping[str, Array]]:
-    """The batches cut to `size` samples each; what does not fill one is left out."""
+    """The batches cut to `size` samples each; a rest that does not fill one is dropped."""
     for arrays in batches:
-        there = len(next(iter(arrays.values())))
-        yield from ({n: a[k : k + size] for n, a in arrays.items()} for k in range(0, there - size + 1, size))
+        total = len(next(iter(arrays.values())))
+        yield from ({n: a[k : k + size] for n, a in arrays.items()} for k in range(0, total - size + 1, size))
 
 
 def _batches(job: Job) -> Iterator[Mapping[str, Array]]:
@@ -201,15 +198,17 @@ def _batches(job: Job) -> Iterator[Mapping[str, Array]]:
     return (b.arrays for b in source.batches(job.batch_size(job.check)))
 
 
-def _ort_modes(job: Job, front: Front, table: CalibrationTable | None, first: Mapping[str, Array]) -> list[Mode]:
+def _ort_modes(
+    job: Job, prepared: PreparedJob, table: CalibrationTable | None, first: Mapping[str, Array]
+) -> list[Mode]:
     """ONNX Runtime on the CPU, optimized for speed: the float graph, and the Q/DQ graph with all else in FP32."""
     from trtpipe.quantization.payoff import keep_of
     from trtpipe.quantization.quantize import quantize as quantize_graph
 
     def graph(int8: bool) -> Callable[[], bytes]:
         def make() -> bytes:
-            captured = corrected(front, table).captured if int8 else front.captured
-            amax, keep = {} if table is None else table.amax, keep_of(job, front.captured)
+            captured = corrected(prepared, table).captured if int8 else prepared.captured
+            amax, keep = {} if table is None else table.amax, keep_of(job, prepared.captured)
             made = quantize_graph(captured, int8=int8, half=None, keep=keep, amax=amax, ranges={})
             return to_onnx(made).data
 
@@ -241,11 +240,13 @@ def _graph_mode(bundle: Bundle, first: Mapping[str, Array]) -> Mode:
     return Mode("ONNX Runtime, the bundle's graph", "cpu", prepare)
 
 
-def _build_engine(job: Job, front: Front, table: Any, stages: Stages) -> Callable[[], Plan]:
+def _build_engine(
+    job: Job, prepared: PreparedJob, table: CalibrationTable | None, stages: Stages
+) -> Callable[[], Plan]:
     """The engine of the job itself, compiled when it is asked for."""
 
     def make() -> Plan:
-        return plan_of(compile_engine(job, front.loaded, quantize(job, front, table, stages), stages))
+        return plan_of(compile_engine(job, prepared.loaded, quantize(job, prepared, table, stages), stages))
 
     return make
 
@@ -258,8 +259,8 @@ def _engine_modes(
     if target == "onnxruntime":
         cannot = "the target is onnxruntime: there is no engine"
     else:
-        found = driver.probe()
-        cannot = "" if found.devices else f"no GPU executes an engine here: {found.problem}"
+        gpu = driver.probe()
+        cannot = "" if gpu.devices else f"no GPU executes an engine here: {gpu.problem}"
 
     def mode(name: str, cuda_graph: bool, transfers: bool) -> Mode:
         def prepare() -> Ready:

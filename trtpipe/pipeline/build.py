@@ -12,9 +12,9 @@ from trtpipe.bundle.format import Bundle, Sign
 from trtpipe.bundle.manifest import REPORT
 from trtpipe.notebook import page_html
 from trtpipe.pipeline.assemble import Checked, assemble
-from trtpipe.pipeline.bench import bench_front
-from trtpipe.pipeline.front import Front, Results, Stages
+from trtpipe.pipeline.bench import bench_prepared
 from trtpipe.pipeline.measure import Evidence, diagnosis_wanted, explained, judged_speed, plan_of, timed
+from trtpipe.pipeline.prepared import PreparedJob, Results, Stages
 from trtpipe.pipeline.stages import build_engine, calibrate, check, prepare
 from trtpipe.pipeline.tune import tune_from
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS, is_about_numbers
@@ -23,7 +23,7 @@ from trtpipe.values import CheckReport
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
-    from trtpipe.batching import Array
+    from calib.types import Array
     from trtpipe.job.job import Job
     from trtpipe.progress import Reporter
 
@@ -61,27 +61,27 @@ def build(
     Args:
         job: the job.
         out: the folder of bundles.
-        reporter: is told the stages.
+        reporter: receives the stages.
         sign: signs the manifest.
-        diagnose_seconds: how long to look for the modules that make a check fail; 0: do not look.
-        results: where results of stages come from that need not be made.
+        diagnose_seconds: time limit for finding the modules that make a check fail; 0: they are not looked for.
+        results: results of stages that need not be computed.
 
     Raises:
         TrtpipeError: with the exit code of what went wrong; before the check, nothing is then written.
     """
     stages = Stages(reporter, nullcontext if results is None else results.recording)
-    front = prepare(job, stages, results)
-    compiled = build_engine(job, front, lambda: calibrate(job, front, stages), stages, results)
+    prepared = prepare(job, stages, results)
+    compiled = build_engine(job, prepared, lambda: calibrate(job, prepared, stages), stages, results)
     outputs: dict[str, Array] = {}
-    report = check(job, front, compiled, stages, keep=outputs.update)
+    report = check(job, prepared, compiled, stages, keep=outputs.update)
     if compiled.lowered.table is not None and is_about_numbers(report) and job.check.on_fail == "tune":
-        job, tuned, how = retuned(job, front, compiled.lowered.table, out, stages)
-        compiled = build_engine(job, front, lambda: tuned, stages)
-        report = check(job, front, compiled, stages, keep=outputs.update)
+        job, tuned, how = retuned(job, prepared, compiled.lowered.table, out, stages)
+        compiled = build_engine(job, prepared, lambda: tuned, stages)
+        report = check(job, prepared, compiled, stages, keep=outputs.update)
         report = replace(report, notes=(*report.notes, how))
-    report = judged_speed(job, front, compiled.engine, report, stages)
-    report, latencies_ms = timed(front, compiled.engine, report, stages)
-    checked = Checked(compiled, front, report, outputs)
+    report = judged_speed(job, prepared, compiled.engine, report, stages)
+    report, latencies_ms = timed(prepared, compiled.engine, report, stages)
+    checked = Checked(compiled, prepared, report, outputs)
     evidence = Evidence(latencies_ms=latencies_ms)
     bundle = assemble(job, out, checked, evidence, stages, sign=sign)
     wanted = diagnosis_wanted(job, compiled.lowered.table, report, diagnose_seconds)
@@ -89,24 +89,24 @@ def build(
         if not report.passed:
             stages.note(f"check FAILED: {reason(report)}; bundle: {bundle.path}")
         table = compiled.lowered.table
-        report, sensitivity = explained(job, front, table, report, stages, diagnose_seconds)
+        report, sensitivity = explained(job, prepared, table, report, stages, diagnose_seconds)
         bench = None
         if job.check.bench:
-            bench = bench_front(job, front, table, {"engine": lambda: plan_of(compiled.engine)}, stages)
+            bench = bench_prepared(job, prepared, table, {"engine": lambda: plan_of(compiled.engine)}, stages)
         evidence = replace(evidence, sensitivity=sensitivity, bench=bench)
         bundle = assemble(job, out, replace(checked, report=report), evidence, stages, sign=sign)
     return Built(bundle, report, stages.seconds)
 
 
 def retuned(
-    job: Job, front: Front, table: CalibrationTable, out: Path, stages: Stages
+    job: Job, prepared: PreparedJob, table: CalibrationTable, out: Path, stages: Stages
 ) -> tuple[Job, CalibrationTable, str]:
     """The job that `tune` finds (the closest when none meets the limits), its table, and a line that says so."""
-    found = tune_from(job, front, table, out, stages)
-    algorithm = found.tuned.best.candidate.algorithm
+    result = tune_from(job, prepared, table, out, stages)
+    algorithm = result.tuned.best.candidate.algorithm
     if algorithm != table.algorithm:
         table = table.recomputed(algorithm)
-    return found.job, table, f"check.on_fail: tune: {verdict(found.tuned, job.check.limits)}"
+    return result.job, table, f"check.on_fail: tune: {verdict(result.tuned, job.check.limits)}"
 
 
 def reason(report: CheckReport) -> str:

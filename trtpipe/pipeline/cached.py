@@ -1,4 +1,4 @@
-"""Results of stages from the build cache, and from what this process still has in memory."""
+"""Results of stages from the build cache, or from the memory of this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-#: Results that reports do not name: they are part of the model.
+#: Results that reports do not list as reused: they are part of the model.
 QUIET = ("outputs",)
 
 
@@ -64,7 +64,7 @@ class CachedResults:
         cache: the build cache.
         keys: the keys of the job's stages.
         memory: of this process.
-        reporter: is told when another process makes the same.
+        reporter: receives a note when another process computes the same result.
         recorder: records what the job's code reads.
         keys_now: the keys with all that was recorded so far, to store what was just made; None: its inputs have changed
             meanwhile, and it is not stored.
@@ -104,13 +104,13 @@ class CachedResults:
     def on_disk(self, kind: str, codec: Codec[T], make: Callable[[], T]) -> T:
         """A stage's result from the cache; made and stored when it is not there. One process at a time makes it."""
         key = _key(self._keys, kind)
-        found = self._read(kind, key, codec)
-        if found is not None:
-            return found[0]
+        stored = self._read(kind, key, codec)
+        if stored is not None:
+            return stored[0]
         with self._cache.lock(kind, key, lambda: self._waiting(kind)):
-            found = self._read(kind, key, codec)
-            if found is not None:
-                return found[0]
+            stored = self._read(kind, key, codec)
+            if stored is not None:
+                return stored[0]
             value = make()
             if (keys := self._keys_now()) is not None:
                 facts, files = codec.dump(value)

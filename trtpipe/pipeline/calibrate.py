@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trtpipe.errors import InputError
-from trtpipe.pipeline.front import Front, Stages
+from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.stages import calibration_table
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def make_table(job: Job, reporter: Reporter) -> CalibrationTable:
         TrtpipeError: whatever else a build would stop at before it.
     """
     if job.calibration is None:
-        raise InputError("calibration: must be given to calibrate (got none). Add calibration.images.")
+        raise InputError("calibration: the job has no calibration data. Add calibration.images.")
     stages = Stages(reporter)
-    front = Front(job, stages)
-    return calibration_table(job, job.calibration, front, stages)
+    prepared = PreparedJob(job, stages)
+    return calibration_table(job, job.calibration, prepared, stages)

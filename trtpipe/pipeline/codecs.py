@@ -15,6 +15,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from calib.table import CalibrationTable
+from calib.types import JsonObject
 from trtpipe.pipeline.lowered import Compiled, Lowered
 from trtpipe.values import Baseline, Engine, Fallback, LayerPrecision, OnnxModel, TensorSpec
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from trtpipe.pipeline.cache.store import Entry
 
 T = TypeVar("T")
-Stored = tuple[Mapping[str, object], Mapping[str, bytes]]
+Stored = tuple[JsonObject, Mapping[str, bytes]]
 
 _GRAPH, _ENGINE, _TABLE, _OUTPUTS = "model.onnx", "model.engine", "calibration.json", "outputs.safetensors"
 _HISTOGRAMS = "calibration.histograms.safetensors"
@@ -151,6 +152,7 @@ def _dump_compiled(compiled: Compiled) -> Stored:
         "target": engine.target,
         "version": engine.version,
         "compute_capabilities": list(engine.compute_capabilities),
+        "minimum_compute_capability": engine.minimum_compute_capability,
         "options": dict(engine.options),
         "notes": list(engine.notes),
         "fallback": [dataclasses.asdict(f) for f in engine.fallback],
@@ -165,6 +167,7 @@ def _load_compiled(entry: Entry) -> Compiled:
         target=about["target"],
         version=about["version"],
         compute_capabilities=tuple(about["compute_capabilities"]),
+        minimum_compute_capability=about["minimum_compute_capability"],
         inputs=lowered.inputs,
         outputs=lowered.outputs,
         graph=lowered.graph,

@@ -1,4 +1,4 @@
-"""`validate --deep`: what only running the model can tell, on zeros of its declared inputs."""
+"""`validate --deep`: problems that only running the model shows, on zeros of its declared inputs."""
 
 from __future__ import annotations
 

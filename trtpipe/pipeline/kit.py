@@ -20,9 +20,9 @@ from trtpipe.packages import versions
 from trtpipe.pipeline.assemble import describe, golden_data, table_files
 from trtpipe.pipeline.build import Built, reason, retuned
 from trtpipe.pipeline.cache.environment import BUILDERS, fingerprint
-from trtpipe.pipeline.front import Stages
 from trtpipe.pipeline.lowered import Lowered
 from trtpipe.pipeline.measure import diagnosis_wanted, explained
+from trtpipe.pipeline.prepared import Stages
 from trtpipe.pipeline.stages import (
     calibrate,
     check_data,
@@ -64,7 +64,7 @@ def write_kit(
     Args:
         job: of route onnx.
         out: the folder that the kit goes to.
-        reporter: is told the stages.
+        reporter: receives the stages.
         sign: signs the kit's manifest, unless the check failed.
         diagnose_seconds: as of `build`.
         release: the device's TensorRT, like "8.6.1"; None for any from 10 on.
@@ -75,20 +75,20 @@ def write_kit(
     if refused := [f"{option}: {text}" for option, text in kit_refusals(job, release)]:
         raise InputError("\n".join(refused))
     stages = Stages(reporter)
-    front = prepare(job, stages)
-    table = calibrate(job, front, stages)
+    prepared = prepare(job, stages)
+    table = calibrate(job, prepared, stages)
 
     def checked(job: Job, table: CalibrationTable | None) -> tuple[Lowered, OnnxModel, CheckReport]:
-        quantized = quantize(job, front, table, stages)
+        quantized = quantize(job, prepared, table, stages)
         with stages("lower"):
             written_for = release if job.build.target == "tensorrt" else None
             graph = lowered_for(to_onnx(quantized, written_for), job.build.target)
-        lowered = lowered_of(front, quantized, table, graph)
+        lowered = lowered_of(prepared, quantized, table, graph)
         with stages("check") as progress, graph_as_checked(graph.data, job.build.target) as runner:
             report = check_engine(
                 runner,
                 "graph",
-                check_data(job, front),
+                check_data(job, prepared),
                 job.check.limits,
                 damaged=graph_control(*damaged_copy(graph), job.build.target),
                 warnings=() if table is None else doubtful_thresholds(table.audit),
@@ -98,29 +98,29 @@ def write_kit(
 
     lowered, graph, report = checked(job, table)
     if table is not None and is_about_numbers(report) and job.check.on_fail == "tune":
-        job, table, how = retuned(job, front, table, out, stages)
+        job, table, how = retuned(job, prepared, table, out, stages)
         lowered, graph, report = checked(job, table)
         report = dataclasses.replace(report, notes=(*report.notes, how))
-    asked = [key for key in ("sensitivity", "bench") if getattr(job.check, key)]
-    if asked:  # both are for the report.html of a build, which a kit has not
-        note = f"a kit has no report: {' and '.join(f'check.{key}' for key in asked)} measured nothing"
+    requested = [key for key in ("sensitivity", "bench") if getattr(job.check, key)]
+    if requested:  # both are for the report.html of a build, which a kit has not
+        note = f"a kit has no report: {' and '.join(f'check.{key}' for key in requested)} measured nothing"
         report = dataclasses.replace(report, notes=(*report.notes, note))
 
     def written(report: CheckReport) -> Bundle:
         with stages("kit"):
-            manifest = describe(job, lowered, front, report, None)
+            manifest = describe(job, lowered, prepared, report, None)
             extra = {} if table is None else table_files(table)
             calibration = extra.pop(CALIBRATION, None)
-            data = golden_data(job, front, front.check_source.sample_count)
+            data = golden_data(job, prepared, prepared.check_source.sample_count)
             contents = kit_contents(manifest, graph, data, calibration, extra)
             return write_bundle(out / job.name, *contents, sign=sign)
 
     kit = written(report)
     check = job.check.model_copy(update={"sensitivity": False})
-    unasked = job.model_copy(update={"check": check})
-    if diagnosis_wanted(unasked, table, report, diagnose_seconds):
+    without_sensitivity = job.model_copy(update={"check": check})
+    if diagnosis_wanted(without_sensitivity, table, report, diagnose_seconds):
         stages.note(f"check FAILED: {reason(report)}; kit: {kit.path}")
-        report, _ = explained(unasked, front, table, report, stages, diagnose_seconds)
+        report, _ = explained(without_sensitivity, prepared, table, report, stages, diagnose_seconds)
         kit = written(report)
     return Built(kit, report, stages.seconds)
 
@@ -133,7 +133,7 @@ def finish_kit(
     Args:
         path: the kit's directory.
         out: the folder that the bundle goes to; not the one the kit is in.
-        reporter: is told the stages.
+        reporter: receives the stages.
         key: file of trusted public keys, or None.
         sign: signs the bundle's manifest, unless the check failed.
 
@@ -146,9 +146,7 @@ def finish_kit(
         graph = kit_graph(kit)
         manifest = kit.manifest
         if (out / manifest.name).resolve() == path.resolve():
-            raise InputError(
-                f"{path}: the bundle must not replace its kit (got the same place). Give another folder: --out."
-            )
+            raise InputError(f"{path}: the bundle would replace its own kit. Give another folder: --out.")
         require_fit(manifest, this_device())
     with stages("compile") as progress:
         engine = _compile(graph, manifest.build, manifest.precision, progress)
@@ -187,7 +185,7 @@ def _check(kit: Bundle, engine: Engine, progress: Progress) -> CheckReport | Non
     manifest = kit.manifest
     recorded = manifest.check
     if recorded is None:
-        raise InputError(f"{kit.path}: a kit must hold the check of its graph (got none). Prepare it again.")
+        raise InputError(f"{kit.path}: the kit does not hold the check of its graph. Prepare it again.")
     if engine.target == "onnxruntime":
         return None
     if not_executed_here(engine):

@@ -1,4 +1,4 @@
-"""What the stages made, as plain data: all that a bundle says of them, and what the cache stores."""
+"""The results of the stages as plain data: what a bundle holds of them, and what the cache stores."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Lowered:
     Attributes:
         inputs, outputs: the bindings.
         weights_digest, graph_digest: of the loaded model and of its captured graph.
-        model_notes: what loading the model had to say.
-        layers, notes: the precision of each operation, and what quantizing had to say.
+        model_notes: notes of loading the model.
+        layers, notes: the precision of each operation, and the notes of quantization.
         table: the calibration table; None when nothing is calibrated.
         shared_scales: by the key of each quantized tensor, that of the scale it shares.
         graph: as ONNX; None on a route that does not go through ONNX and has made none.

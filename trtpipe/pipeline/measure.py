@@ -1,19 +1,21 @@
-"""What a build measures beside its check: which modules INT8 costs most, and how fast the engine is."""
+"""What a build measures besides its check: the modules with the largest INT8 error, and the engine's latency."""
 
 from __future__ import annotations
 
 import itertools
 import statistics
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtpipe.batching import Array, Batching
+from calib.types import Array, JsonObject
+from trtpipe.batching import Batching
 from trtpipe.evaluation.bench import Bench, Data
 from trtpipe.evaluation.speedup import HYBRID, judge_speedup, measure_speedup
-from trtpipe.pipeline.front import Front, Stages
+from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.stages import compile_engine, corrected, narrow_of, quantize
 from trtpipe.quantization.diagnose import blame, diagnose, is_about_numbers
 from trtpipe.quantization.ranking import Sensitivity
@@ -47,41 +49,44 @@ def diagnosis_wanted(job: Job, table: CalibrationTable | None, report: CheckRepo
 
 
 def explained(
-    job: Job, front: Front, table: CalibrationTable | None, report: CheckReport, stages: Stages, seconds: float
+    job: Job, prepared: PreparedJob, table: CalibrationTable | None, report: CheckReport, stages: Stages, seconds: float
 ) -> tuple[CheckReport, Sensitivity | None]:
     """The sensitivities, where they are wanted; a failed report has one problem more, the worst modules with their
     lines. `seconds` bounds what a failed check takes; sensitivities that the job asks for are measured in full."""
     if table is None or not diagnosis_wanted(job, table, report, seconds):
         return report, None
-    captured = corrected(front, table).captured
     with stages("diagnose") as progress:
-        narrow, within = narrow_of(job, front, table), None if job.check.sensitivity else seconds
-        found = diagnose(job, captured, front.check_source, table.amax, progress, narrow, within)
+        began = time.perf_counter()
+        captured, narrow = corrected(prepared, table).captured, narrow_of(job, prepared, table)
+        within = None if job.check.sensitivity else seconds - (time.perf_counter() - began)
+        diagnosis = diagnose(job, captured, prepared.check_source, table.amax, progress, narrow, within)
     if _failed(report):
         half = "fp16" if job.precision.fp16_mode else None
-        report = replace(report, problems=(*report.problems, blame(found, half)))
-    return report, found
+        report = replace(report, problems=(*report.problems, blame(diagnosis, half)))
+    return report, diagnosis
 
 
 def _failed(report: CheckReport) -> bool:
     return not report.passed and is_about_numbers(report)
 
 
-def timed(front: Front, engine: Engine, report: CheckReport, stages: Stages) -> tuple[CheckReport, tuple[float, ...]]:
+def timed(
+    prepared: PreparedJob, engine: Engine, report: CheckReport, stages: Stages
+) -> tuple[CheckReport, tuple[float, ...]]:
     """The latency of an engine that was executed, its median among the report's figures as `latency_ms`."""
     if report.executed != "engine":
         return report, ()
     if engine.fallback:
         return replace(report, notes=(*report.notes, f"latency_ms: not measured: {HYBRID}")), ()
     with stages("speed"):
-        found = latencies(front, engine)
-    metric = Metric("latency_ms", front.outputs[0].name, statistics.median(found))
-    return replace(report, metrics=(*report.metrics, metric)), found
+        times = latencies(prepared, engine)
+    metric = Metric("latency_ms", prepared.outputs[0].name, statistics.median(times))
+    return replace(report, metrics=(*report.metrics, metric)), times
 
 
-def latencies(front: Front, engine: Engine) -> tuple[float, ...]:
+def latencies(prepared: PreparedJob, engine: Engine) -> tuple[float, ...]:
     """Milliseconds of `ROUNDS` executions of the engine on one batch of check samples; a GPU must be here."""
-    inputs = first_batch(front)
+    inputs = first_batch(prepared)
     runner: Any = open_timed(engine.data, cuda_graph=False, **settings_of(engine))
     for _ in range(WARM_UP):
         runner.run(inputs)
@@ -106,21 +111,21 @@ def plan_of(engine: Engine) -> Plan:
     return Plan(engine.data, settings_of(engine), bool(engine.fallback), not_executed_here(engine))
 
 
-def first_batch(front: Front) -> Mapping[str, Array]:
+def first_batch(prepared: PreparedJob) -> Mapping[str, Array]:
     """The first check samples, as one batch of the `opt` size."""
-    arrays, labels = check_samples(front, front.inputs[0].at("opt")[0])
-    data = batched(arrays, labels, front.inputs, front.outputs)
+    arrays, labels = check_samples(prepared, prepared.inputs[0].at("opt")[0])
+    data = batched(arrays, labels, prepared.inputs, prepared.outputs)
     return next(iter(data.batches()))
 
 
-def check_samples(front: Front, most: int) -> tuple[dict[str, Array], Array | None]:
+def check_samples(prepared: PreparedJob, most: int) -> tuple[dict[str, Array], Array | None]:
     """The first check samples, whole, and their labels."""
     parts: dict[str, list[Array]] = {}
-    for batch in itertools.islice(front.check_source.batches(32), -(-most // 32)):
+    for batch in itertools.islice(prepared.check_source.batches(32), -(-most // 32)):
         for name, array in batch.arrays.items():
             parts.setdefault(name, []).append(array)
     arrays = {n: np.concatenate(a)[:most] for n, a in parts.items()}
-    labels = front.baseline.labels
+    labels = prepared.baseline.labels
     return arrays, None if labels is None else labels[: len(next(iter(arrays.values())))]
 
 
@@ -137,10 +142,10 @@ def batched(
     The size is `size`, or the largest up to `opt` that the samples fill; the last of fewer samples is repeated.
     `reference` holds the rows of all samples, where they are known.
     """
-    there = len(next(iter(arrays.values())))
+    total = len(next(iter(arrays.values())))
     low, opt = inputs[0].at("min")[0], inputs[0].at("opt")[0]
-    batch = size or max(low, min(opt, there))
-    order = np.arange(there // batch * batch) if there >= batch else np.minimum(np.arange(batch), there - 1)
+    batch = size or max(low, min(opt, total))
+    order = np.arange(total // batch * batch) if total >= batch else np.minimum(np.arange(batch), total - 1)
     chosen = {n: np.ascontiguousarray(a[order]) for n, a in arrays.items()}
 
     def batches() -> Iterator[dict[str, Array]]:
@@ -151,7 +156,7 @@ def batched(
     return Data(batches, rows, None if labels is None else labels[order], how)
 
 
-def judged_speed(job: Job, front: Front, engine: Engine, report: CheckReport, stages: Stages) -> CheckReport:
+def judged_speed(job: Job, prepared: PreparedJob, engine: Engine, report: CheckReport, stages: Stages) -> CheckReport:
     """`report` with `check.limits.speedup_over_fp16_min` judged: the FP16 engine is built too, and both are timed."""
     limit = job.check.limits.speedup_over_fp16_min
     if limit is None:
@@ -159,11 +164,11 @@ def judged_speed(job: Job, front: Front, engine: Engine, report: CheckReport, st
     if report.executed != "engine":
         return judge_speedup(report, None, limit)
     keep = job.precision.keep.model_copy(update={"fp16": (), "bf16": ()})
-    none: dict[str, Any] = {"int8_mode": False, "fp8_mode": False, "nvfp4_mode": False, "weights": None, "formats": {}}
+    none: JsonObject = {"int8_mode": False, "fp8_mode": False, "nvfp4_mode": False, "weights": None, "formats": {}}
     update = {**none, "fp16_mode": True, "bf16_mode": False, "keep": keep}
     plain = job.model_copy(update={"precision": job.precision.model_copy(update=update)})
-    other = compile_engine(plain, front.loaded, quantize(plain, front, None, stages), stages)
+    other = compile_engine(plain, prepared.loaded, quantize(plain, prepared, None, stages), stages)
     with stages("speed"):
         int8, fp16 = (open_timed(e.data, cuda_graph=False, **settings_of(e)) for e in (engine, other))
-        found = measure_speedup(int8, fp16, first_batch(front))
-    return judge_speedup(report, found, limit)
+        measured = measure_speedup(int8, fp16, first_batch(prepared))
+    return judge_speedup(report, measured, limit)

@@ -1,4 +1,4 @@
-"""The stages of a job from its shared front on: calibrate, quantize, lower, compile, check."""
+"""The stages of a prepared job: calibrate, quantize, lower, compile, check."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from calib.audit import doubtful_thresholds
 from calib.data import overlap
 from calib.errors import CalibError
 from calib.table import CalibrationTable
-from trtpipe.batching import Array, Batching
+from calib.types import Array
+from trtpipe.batching import Batching
 from trtpipe.errors import BuildError, InputError, MissingError
 from trtpipe.evaluation.check import CheckData, Damaged, Executor, check_engine
 from trtpipe.evaluation.control import damaged_copy, damaged_program
+from trtpipe.evaluation.corners import corner_problems
 from trtpipe.model.data import open_calibration
 from trtpipe.pipeline.codecs import COMPILED, LOWERED, TABLE
-from trtpipe.pipeline.front import Front, MadeAnew, Results, Stages
 from trtpipe.pipeline.lowered import Compiled, Lowered
+from trtpipe.pipeline.prepared import PreparedJob, Results, Stages, Uncached
 from trtpipe.routes.onnx import compile_graph, release, to_onnx
 from trtpipe.routes.registry import route
 from trtpipe.runtime.executor import graph_as_checked, graph_notes, open_engine
@@ -39,13 +41,13 @@ if TYPE_CHECKING:
 Table = Callable[[], CalibrationTable | None]
 
 
-def prepare(job: Job, stages: Stages, results: Results | None = None) -> Front:
-    """The model, its baseline and its graph; what `results` has is only made when a later stage asks for it."""
-    front = Front(job, stages, results)
-    _ = front.baseline
+def prepare(job: Job, stages: Stages, results: Results | None = None) -> PreparedJob:
+    """The job with its model, baseline and graph; what `results` holds is loaded only when a later stage needs it."""
+    prepared = PreparedJob(job, stages, results)
+    _ = prepared.baseline
     if results is None:
-        _ = front.captured
-    return front
+        _ = prepared.captured
+    return prepared
 
 
 def quantizes(job: Job) -> bool:
@@ -53,7 +55,7 @@ def quantizes(job: Job) -> bool:
     return job.precision.int8_mode and job.build.quantization == "explicit"
 
 
-def calibrate(job: Job, front: Front, stages: Stages) -> CalibrationTable | None:
+def calibrate(job: Job, prepared: PreparedJob, stages: Stages) -> CalibrationTable | None:
     """The job's calibration table, made or read from `calibration.table`.
 
     None when nothing is quantized, or TensorRT is to calibrate by itself (build.quantization: implicit).
@@ -68,18 +70,18 @@ def calibrate(job: Job, front: Front, stages: Stages) -> CalibrationTable | None
                 f"(got {data.table}). Give samples, or use explicit."
             )
         return None
-    return front.results.on_disk("calibration", TABLE, lambda: calibration_table(job, data, front, stages))
+    return prepared.results.on_disk("calibration", TABLE, lambda: calibration_table(job, data, prepared, stages))
 
 
-def calibration_table(job: Job, calibration: Calibration, front: Front, stages: Stages) -> CalibrationTable:
+def calibration_table(job: Job, calibration: Calibration, prepared: PreparedJob, stages: Stages) -> CalibrationTable:
     """The table read from the file that `calibration` names, or made from its samples."""
-    captured = front.captured
-    digests = {"weights": front.loaded.weights_digest, "graph": captured.digest}
+    captured = prepared.captured
+    digests = {"weights": prepared.loaded.weights_digest, "graph": captured.digest}
     with stages("calibrate") as progress:
         if calibration.table is not None:
             return read_table(calibration, digests)
         source = open_calibration(job)
-        for note in overlap_notes(source, front.check_samples):
+        for note in overlap_notes(source, prepared.check_samples):
             progress.note(note)
         return observe(job, calibration, captured, source, digests, progress)
 
@@ -125,22 +127,22 @@ def observe(
         digests=digests,
         progress=progress,
     )
-    asked = calibration.corrections if job.precision.int8_mode else ()
-    which = STEPS if asked is True else asked or ()
+    requested = calibration.corrections if job.precision.int8_mode else ()
+    which = STEPS if requested is True else requested or ()
     return correct(captured, table, source, which=which, batch_size=size, progress=progress) if which else table
 
 
-def corrected(front: Front, table: CalibrationTable | None) -> Front:
-    """What is to be quantized: the parts of a build with the table's corrections in the captured graph."""
+def corrected(prepared: PreparedJob, table: CalibrationTable | None) -> PreparedJob:
+    """The job with the table's corrections in its captured graph; `prepared` itself where there are none."""
     if table is None or table.corrections is None or not table.corrections.arrays:
-        return front
+        return prepared
     from trtpipe.quantization.corrections import edits
 
-    return front.with_graph(edits.corrected(front.captured, table.corrections.arrays))
+    return prepared.with_graph(edits.corrected(prepared.captured, table.corrections.arrays))
 
 
 def overlap_notes(calibration: Source, check: Source) -> tuple[str, ...]:
-    """A warning when samples stand in both sets: the check then flatters the engine."""
+    """A warning when samples are in both sets: the check then flatters the engine."""
     both = overlap(calibration, check)
     if not both:
         return ()
@@ -150,27 +152,27 @@ def overlap_notes(calibration: Source, check: Source) -> tuple[str, ...]:
     )
 
 
-def quantize(job: Job, front: Front, table: CalibrationTable | None, stages: Stages) -> Quantized:
+def quantize(job: Job, prepared: PreparedJob, table: CalibrationTable | None, stages: Stages) -> Quantized:
     """The captured graph in the job's precisions."""
     from trtpipe.quantization import quantize as stage
     from trtpipe.quantization.payoff import keep_of
     from trtpipe.quantization.precision import half_dtype
 
-    precision, front = job.precision, corrected(front, table)
-    captured = front.captured
+    precision, prepared = job.precision, corrected(prepared, table)
+    captured = prepared.captured
     with stages("quantize"):
         return stage.quantize(
             captured,
             int8=quantizes(job),
             half=half_dtype(precision.fp16_mode, precision.bf16_mode),
-            keep=keep_of(job, front.captured),
+            keep=keep_of(job, prepared.captured),
             amax={} if table is None else table.amax,
-            ranges=front.ranges if precision.fp16_mode else {},
-            narrow=narrow_of(job, front, table),
+            ranges=prepared.ranges if precision.fp16_mode else {},
+            narrow=narrow_of(job, prepared, table),
         )
 
 
-def narrow_of(job: Job, front: Front, table: CalibrationTable | None) -> Narrow | None:
+def narrow_of(job: Job, prepared: PreparedJob, table: CalibrationTable | None) -> Narrow | None:
     """What FP8 and 4 bits are quantized by, from the table that INT8 uses; None for a job without them.
 
     The weights of 4 bits are fitted to the first calibration samples, where the job names samples.
@@ -185,61 +187,64 @@ def narrow_of(job: Job, front: Front, table: CalibrationTable | None) -> Narrow 
     if not modes.narrow:
         return None
     importance = {}
-    if (modes.weights or "nvfp4" in modes.on) and front.calibrates:
-        importance = input_importance(front.captured, front.first_batches())
+    if (modes.weights or "nvfp4" in modes.on) and prepared.calibrates:
+        importance = input_importance(prepared.captured, prepared.first_batches())
     return Narrow(modes, Statistics({} if table is None else maxima(table), importance))
 
 
-def lower(job: Job, front: Front, table: Table, stages: Stages, results: Results | None = None) -> Lowered:
+def lower(job: Job, prepared: PreparedJob, table: Table, stages: Stages, results: Results | None = None) -> Lowered:
     """The graph in the job's precisions as ONNX, taken from `results` or made of `table()`."""
 
     def make() -> Lowered:
         made = table()
-        quantized = quantize(job, front, made, stages)
+        quantized = quantize(job, prepared, made, stages)
         with stages("export"):
             graph = to_onnx(quantized, release(job))
-        return lowered_of(front, quantized, made, graph)
+        return lowered_of(prepared, quantized, made, graph)
 
-    return (results or MadeAnew()).on_disk("graph", LOWERED, make)
+    return (results or Uncached()).on_disk("graph", LOWERED, make)
 
 
-def lowered_of(front: Front, quantized: Quantized, table: CalibrationTable | None, graph: OnnxModel | None) -> Lowered:
+def lowered_of(
+    prepared: PreparedJob, quantized: Quantized, table: CalibrationTable | None, graph: OnnxModel | None
+) -> Lowered:
     """The data of a quantized graph."""
     return Lowered(
-        inputs=front.inputs,
-        outputs=front.captured.outputs,
-        weights_digest=front.loaded.weights_digest,
-        graph_digest=front.captured.digest,
-        model_notes=front.loaded.notes,
+        inputs=prepared.inputs,
+        outputs=prepared.captured.outputs,
+        weights_digest=prepared.loaded.weights_digest,
+        graph_digest=prepared.captured.digest,
+        model_notes=prepared.loaded.notes,
         layers=quantized.layers,
         notes=quantized.notes,
         table=table,
-        shared_scales={} if table is None else _shared_scales(front),
+        shared_scales={} if table is None else _shared_scales(prepared),
         graph=graph,
     )
 
 
-def _shared_scales(front: Front) -> dict[str, str]:
-    from trtpipe.quantization.placement import find_sites
+def _shared_scales(prepared: PreparedJob) -> dict[str, str]:
 
-    return {s.key: s.group for s in find_sites(front.captured.graph)[0] if s.axis is None}
+    return {s.key: s.group for s in prepared.captured.sites if s.axis is None}
 
 
-def build_engine(job: Job, front: Front, table: Table, stages: Stages, results: Results | None = None) -> Compiled:
+def build_engine(
+    job: Job, prepared: PreparedJob, table: Table, stages: Stages, results: Results | None = None
+) -> Compiled:
     """The engine by the job's route with what it was compiled from, taken from `results` or made of `table()`."""
-    kept = results or MadeAnew()
+    kept = results or Uncached()
 
     def through_onnx() -> Compiled:
-        lowered = lower(job, front, table, stages, kept)
+        lowered = lower(job, prepared, table, stages, kept)
         assert lowered.graph is not None
         with stages("compile") as progress:
             return Compiled(lowered, compile_graph(job, lowered.graph, progress))
 
     def directly() -> Compiled:
         made = table()
-        quantized = quantize(job, front, made, stages)
-        engine = compile_engine(job, front.loaded, quantized, stages)
-        return Compiled(lowered_of(front, quantized, made, engine.graph), engine)
+        quantized = quantize(job, prepared, made, stages)
+        engine = compile_engine(job, prepared.loaded, quantized, stages)
+        return Compiled(lowered_of(prepared, quantized, made, engine.graph), engine)
 
     if job.build.route != "onnx":
         return kept.on_disk("engine", COMPILED, directly)
@@ -257,7 +262,7 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, stages: 
 
 def check(
     job: Job,
-    front: Front,
+    prepared: PreparedJob,
     compiled: Compiled,
     stages: Stages,
     *,
@@ -267,15 +272,15 @@ def check(
 
     Args:
         job: its limits.
-        front: the check samples and the baseline's outputs on them.
+        prepared: the check samples and the baseline's outputs on them.
         compiled: the engine and what it was compiled from; its table's doubtful thresholds become warnings.
-        stages: is told.
+        stages: receives the stage.
         keep: is given the outputs, as `check_engine` has it.
     """
-    engine, table, data = compiled.engine, compiled.lowered.table, check_data(job, front)
+    engine, table, data = compiled.engine, compiled.lowered.table, check_data(job, prepared)
 
     def made_of() -> tuple[LoadedModel, Quantized]:
-        return front.loaded, quantize(job, front, table, stages)
+        return prepared.loaded, quantize(job, prepared, table, stages)
 
     with stages("check") as progress:
         runner, executed = open_engine(engine)
@@ -291,7 +296,13 @@ def check(
                 warnings=() if table is None else doubtful_thresholds(table.audit),
                 progress=progress,
             )
-        return replace(report, notes=(*report.notes, *graph_notes(engine, executed)))
+            wrong = corner_problems(runner, prepared.inputs, prepared.outputs, prepared.first_check_batch)
+        return replace(
+            report,
+            passed=report.passed and not wrong,
+            problems=(*report.problems, *wrong),
+            notes=(*report.notes, *graph_notes(engine, executed)),
+        )
 
 
 def control(
@@ -351,17 +362,17 @@ def graph_control(graph: OnnxModel, tensor: str, how: str, target: Target) -> Da
     return Damaged(opened, tensor, how)
 
 
-def batching(job: Job, front: Front) -> Batching:
+def batching(job: Job, prepared: PreparedJob) -> Batching:
     """How the check samples are run."""
-    return Batching(front.inputs, front.outputs, job.batch_size(job.check))
+    return Batching(prepared.inputs, prepared.outputs, job.batch_size(job.check))
 
 
-def check_data(job: Job, front: Front) -> CheckData:
+def check_data(job: Job, prepared: PreparedJob) -> CheckData:
     """The check samples with the baseline's outputs on them."""
     size = job.batch_size(job.check)
 
     def batches() -> Iterator[Mapping[str, Array]]:
-        return (b.arrays for b in front.check_source.batches(size))
+        return (b.arrays for b in prepared.check_source.batches(size))
 
-    baseline = front.baseline
-    return CheckData(batches, baseline.outputs, baseline.labels, len(baseline.ids), batching(job, front))
+    baseline = prepared.baseline
+    return CheckData(batches, baseline.outputs, baseline.labels, len(baseline.ids), batching(job, prepared))

@@ -1,4 +1,4 @@
-"""The line, taken many times from its calibration table on: `trtpipe tune`."""
+"""`trtpipe tune`: the stages from quantization on, run for many candidates from one calibration table."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from trtpipe.evaluation.check import check_engine, measure
 from trtpipe.evaluation.control import damaged_copy
 from trtpipe.evaluation.speedup import HYBRID
 from trtpipe.job.dump import job_text
-from trtpipe.pipeline.front import Front, Stages
 from trtpipe.pipeline.measure import latencies
+from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.stages import (
     batching,
     calibrate,
@@ -68,32 +68,32 @@ def tune(job: Job, out: Path, reporter: Reporter, *, evaluations: int = EVALUATI
         InputError: the job quantizes nothing, or sets no limit.
     """
     stages = Stages(reporter)
-    front = prepare(job, stages)
-    table = calibrate(job, front, stages)
-    found = tune_from(job, front, table, out, stages, evaluations=evaluations)
-    return replace(found, job=renamed(found.job))
+    prepared = prepare(job, stages)
+    table = calibrate(job, prepared, stages)
+    tuned = tune_from(job, prepared, table, out, stages, evaluations=evaluations)
+    return replace(tuned, job=renamed(tuned.job))
 
 
 def tune_from(
     job: Job,
-    front: Front,
+    prepared: PreparedJob,
     table: CalibrationTable | None,
     out: Path,
     stages: Stages,
     *,
     evaluations: int = EVALUATIONS,
 ) -> TunedJob:
-    """`tune` with what a build has already made."""
+    """`tune` of a job that a build has prepared and calibrated."""
     if table is None:
-        raise InputError("tune: the job must quantize (got no mode that does). Set precision.int8_mode or fp8_mode.")
+        raise InputError("tune: the job turns on no mode that quantizes. Set precision.int8_mode or fp8_mode.")
     if not job.check.limits.given:
-        raise InputError("tune: check.limits must set the budget (got none). Add one, like accuracy_drop_max: 0.01.")
-    bench = _Bench(job, corrected(front, table), table, stages)
+        raise InputError("tune: check.limits sets no accuracy budget. Add one, like accuracy_drop_max: 0.01.")
+    bench = _Bench(job, corrected(prepared, table), table, stages)
     trials = Trials.open(out / f"{job.name}.trials.json", bench.key())
     with stages("tune") as progress:
         for note in trials.notes:
             progress.note(note)
-        found = search(
+        result = search(
             Laboratory(
                 lambda c: trials.trial(c, bench.evaluate),
                 bench.preview,
@@ -102,14 +102,15 @@ def tune_from(
             ),
             evaluations,
         )
-    return TunedJob(chosen(job, found.best.candidate), found, trials.path, stages.seconds)
+    return TunedJob(chosen(job, result.best.candidate), result, trials.path, stages.seconds)
 
 
 def chosen(job: Job, candidate: Candidate) -> Job:
     """The job with a candidate's modules kept and its calibration algorithm."""
     keep, half = job.precision.keep, "bf16" if job.precision.bf16_mode else "fp16"
     update = {"fp32": keep.fp32 + candidate.fp32, half: getattr(keep, half) + candidate.half}
-    formats = job.precision.formats | dict.fromkeys(candidate.fp8, "fp8")
+    moved = dict.fromkeys(candidate.fp8, "fp8") | dict.fromkeys(candidate.int8, "int8")
+    formats = {g: f for g, f in job.precision.formats.items() if g not in moved} | moved  # the last that fits decides
     precision = job.precision.model_copy(update={"keep": keep.model_copy(update=update), "formats": formats})
     calibration = job.calibration
     if calibration is not None and candidate.algorithm != calibration.algorithm:
@@ -126,17 +127,17 @@ def renamed(job: Job) -> Job:
 
 
 class _Bench:
-    """What the search asks for, made of the line's own stages; it only adds to what it has computed."""
+    """The functions that the search calls, from the stages of a build; their results are kept."""
 
-    def __init__(self, job: Job, front: Front, table: CalibrationTable, stages: Stages) -> None:
-        self.job, self.front, self.stages = job, front, stages
+    def __init__(self, job: Job, prepared: PreparedJob, table: CalibrationTable, stages: Stages) -> None:
+        self.job, self.prepared, self.stages = job, prepared, stages
         self.first = table.algorithm
         self.tables: dict[str, CalibrationTable] = {table.algorithm: table}
         counted = table.histograms is not None and (job.calibration is None or job.calibration.table is None)
         others = [a for a in ALGORITHMS if a != self.first] if counted else []
         self.algorithms = (self.first, *others)
         self._macs: dict[str, int] = {}
-        self._narrow = narrow_of(job, front, table)
+        self._narrow = narrow_of(job, prepared, table)
 
     def table(self, algorithm: str) -> CalibrationTable:
         """The table under one algorithm, recomputed from the histograms of the first."""
@@ -148,12 +149,12 @@ class _Bench:
         """Digests of all that a trial depends on."""
         job, table = self.job, self.tables[self.first]
         outputs = hashlib.sha256()
-        for name, array in sorted(self.front.baseline.outputs.items()):
+        for name, array in sorted(self.prepared.baseline.outputs.items()):
             outputs.update(f"{name} {array.shape}".encode() + array.tobytes())
         return {
-            "graph": self.front.captured.digest,
+            "graph": self.prepared.captured.digest,
             "calibration": table.digest,
-            "check data": self.front.check_source.digest,
+            "check data": self.prepared.check_source.digest,
             "baseline": outputs.hexdigest(),
             "precision": job.precision.model_dump_json(),
             "limits": job.check.limits.model_dump_json(),
@@ -172,8 +173,8 @@ class _Bench:
         with self.stages("sensitivity") as progress:
             return diagnose(
                 self.job,
-                self.front.captured,
-                self.front.check_source,
+                self.prepared.captured,
+                self.prepared.check_source,
                 self.table(algorithm).amax,
                 progress,
                 self._narrow,
@@ -185,23 +186,23 @@ class _Bench:
         from trtpipe.quantization.payoff import keep_of
         from trtpipe.quantization.precision import half_dtype
 
-        job, front = chosen(self.job, candidate), self.front
-        precision, keep = job.precision, keep_of(job, front.captured)
+        job, prepared = chosen(self.job, candidate), self.prepared
+        precision, keep = job.precision, keep_of(job, prepared.captured)
         with self.stages(f"trial: {described(candidate)}") as progress:
             quantized = stage.quantize(
-                front.captured,
+                prepared.captured,
                 int8=precision.int8_mode,
                 half=half_dtype(precision.fp16_mode, precision.bf16_mode),
                 keep=keep,
                 amax=self.table(candidate.algorithm).amax,
-                ranges=front.ranges if precision.fp16_mode else {},
+                ranges=prepared.ranges if precision.fp16_mode else {},
                 narrow=self.narrow(job),
             )
             model = lowered_for(to_onnx(quantized, release(job)), job.build.target)
             report = check_engine(
                 graph_as_checked(model.data, job.build.target),
                 "graph",
-                check_data(job, front),
+                check_data(job, prepared),
                 job.check.limits,
                 damaged=graph_control(*damaged_copy(model), job.build.target),
                 progress=progress,
@@ -215,13 +216,13 @@ class _Bench:
         """Median of the engine's executions; None for a hybrid, and where the engine is not executed here."""
         if job.build.target == "onnxruntime" or not driver.probe().devices:
             return None
-        engine = compile_engine(job, self.front.loaded, quantized, self.stages)
+        engine = compile_engine(job, self.prepared.loaded, quantized, self.stages)
         if not_executed_here(engine):
             return None
         if engine.fallback:
             self.stages.note(f"latency_ms: not measured: {HYBRID}")
             return None
-        return statistics.median(latencies(self.front, engine))
+        return statistics.median(latencies(self.prepared, engine))
 
     def int8_share(self, job: Job) -> float:
         """Share of the network's multiply-accumulates that compute in INT8 or another number format."""
@@ -229,14 +230,14 @@ class _Bench:
         from trtpipe.quantization.payoff import keep_of
         from trtpipe.quantization.quantize import plan_sites
 
-        graph = self.front.captured.graph
+        captured = self.prepared.captured
         if not self._macs:
-            sample = next(first_samples(self.front.check_source, batching(self.job, self.front), 1))
-            machine = Partial(graph)
+            sample = next(first_samples(self.prepared.check_source, batching(self.job, self.prepared), 1))
+            machine = Partial(captured.graph)
             machine.finish(0, machine.inputs(sample.inputs), {})
             self._macs.update({node.name: count for node, count in machine.macs_of.items()})
-        keep = keep_of(job, self.front.captured)
-        plan = plan_sites(graph, int8=job.precision.int8_mode, keep=keep, narrow=self.narrow(job))
+        keep = keep_of(job, self.prepared.captured)
+        plan = plan_sites(captured, int8=job.precision.int8_mode, keep=keep, narrow=self.narrow(job))
         sites = (*plan.int8, *(n.site for n in plan.narrow))
         inside = sum(self._macs[name] for name in {s.consumer.name for s in sites if s.rule in ("Q1", "Q2")})
         return inside / max(1, sum(self._macs.values()))
@@ -249,24 +250,26 @@ class _Bench:
         from trtpipe.quantization.precision import half_dtype
         from trtpipe.quantization.quantize import plan_sites
 
-        job, front = chosen(self.job, candidate), self.front
-        graph, precision = front.captured.graph, job.precision
+        job, prepared = chosen(self.job, candidate), self.prepared
+        graph, precision = prepared.captured.graph, job.precision
         narrow = self.narrow(job)
-        plan = plan_sites(graph, int8=precision.int8_mode, keep=keep_of(job, front.captured), narrow=narrow)
+        plan = plan_sites(
+            prepared.captured, int8=precision.int8_mode, keep=keep_of(job, prepared.captured), narrow=narrow
+        )
         half = half_dtype(precision.fp16_mode, precision.bf16_mode)
-        changed = roundings(graph, plan.int8, self.table(candidate.algorithm).amax, half, front.captured.int8)
+        changed = roundings(graph, plan.int8, self.table(candidate.algorithm).amax, half, prepared.captured.int8)
         if narrow is not None:
             changed |= narrow_roundings(plan.narrow, half, narrow.statistics)
-        machine, parts, how = Partial(graph), [], batching(job, front)
+        machine, parts, how = Partial(graph), [], batching(job, prepared)
         count = 0
-        for sample in first_samples(front.check_source, how):
+        for sample in first_samples(prepared.check_source, how):
             outputs, _ = machine.finish(0, machine.inputs(sample.inputs), changed)
             arrays = {s.name: o.numpy() for s, o in zip(how.outputs, outputs, strict=True)}
             parts.append(how.rows(arrays, sample.count))
             count += sample.count
-        labels = front.baseline.labels
+        labels = prepared.baseline.labels
         metrics, problems = measure(
-            how.first(front.baseline.outputs, count),
+            how.first(prepared.baseline.outputs, count),
             joined(parts),
             None if labels is None else labels[:count],
             job.check.limits,

@@ -5,26 +5,23 @@ No torch, ONNX or TensorRT is imported; what is installed is read from package m
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
+from calib.samples import IMAGE_SUFFIXES, has_images
 from trtpipe.job.importable import find_module, missing
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, JobFile, job_files
-from trtpipe.job.problems import Problem, said
+from trtpipe.job.problems import Problem, violation
+from trtpipe.packages import EXTRAS, not_installed
 from trtpipe.packages import version as package_version
-from trtpipe.routes.options import FRONTENDS, TORCH2TRT, job_refusals
-from trtpipe.routes.options import INSTALL as INSTALL_FRONTEND
+from trtpipe.routes.options import FRONTENDS, job_refusals
 from trtpipe.trt import driver
-from trtpipe.trt.flavour import INSTALL, installed, require_version
+from trtpipe.trt.flavour import installed, require_version, unsupported
 from trtpipe.trt.options import platform_refusals, refusals
 from trtpipe.trt.platforms import unable
 from trtpipe.trt.versions import RELEASES as KNOWN_RELEASES
-
-#: What torchvision's ImageFolder reads.
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 
 def validate(
@@ -101,7 +98,10 @@ def _judged(
             for option, text in (*_packages(job, path), *(_compiler(job) if purpose == "build" else ())):
                 file.add(tuple(option.split(".")), text, missing=True)
         refused: Iterable[tuple[str, str]] = ()
-        if purpose != "calibrate":
+        wrong = None if version is None else unsupported(job.build.target, version)
+        if wrong is not None:
+            file.add(("build", "target"), f"{wrong}. Name the device's release with --for.")
+        elif purpose != "calibrate":
             refused = _refusals(job, version) if purpose == "build" else kit_refusals(job, version)
         for option, text in refused:
             file.add(tuple(option.split(".")), text)
@@ -113,19 +113,15 @@ def _all_of(judged: Iterable[tuple[Job | None, tuple[Problem, ...]]]) -> tuple[P
     return tuple(dict.fromkeys(problem for _, problems in judged for problem in problems))
 
 
-#: (dotted path, what `problems.said` makes of it)
-_Found = Iterator[tuple[str, str]]
+#: (dotted path, text of `problems.violation`)
+_Problems = Iterator[tuple[str, str]]
 
 
-#: Packages that a job's callables are often of, and the extra that brings each.
-EXTRAS = {"torch": "build", "torchvision": "build", "timm": "examples", "sklearn": "examples"}
-
-
-def _modules(job: Job, path: Path) -> _Found:
+def _modules(job: Job, path: Path) -> _Problems:
     for option, target in job.callables.items():
-        found = missing(target, _folders(path))
-        if found and not _in_extra(target, path):
-            yield option, said(*found)
+        absent = missing(target, _folders(path))
+        if absent and not _in_extra(target, path):
+            yield option, violation(*absent)
 
 
 def _folders(path: Path) -> tuple[Path, Path]:
@@ -138,57 +134,49 @@ def _in_extra(target: str, path: Path) -> bool:
     return top in EXTRAS and find_module(top, _folders(path)) is None
 
 
-def _images(job: Job) -> _Found:
+def _images(job: Job) -> _Problems:
     for name, data in (("calibration", job.calibration), ("check", job.check)):
-        if data is not None and data.images is not None and Path(data.images).is_dir() and not _any_image(data.images):
-            text = said(f"hold images ({', '.join(IMAGE_SUFFIXES)})", "none", "One folder for each class.")
+        if data is not None and data.images is not None and Path(data.images).is_dir() and not has_images(data.images):
+            text = f"holds no image ({', '.join(IMAGE_SUFFIXES)}). Put the images of each class in a folder."
             yield f"{name}.images", text
 
 
-def _any_image(folder: str) -> bool:
-    return any(name.lower().endswith(IMAGE_SUFFIXES) for _, _, names in os.walk(folder) for name in names)
-
-
-def _packages(job: Job, path: Path) -> _Found:
+def _packages(job: Job, path: Path) -> _Problems:
     """Distributions that building this job imports, by the key that asks for them."""
     for option, target in job.callables.items():
         if _in_extra(target, path):
-            top = target.partition(":")[0].partition(".")[0]
-            yield option, said(f"have {top} installed", "nothing", f"Run: pip install 'trtpipe[{EXTRAS[top]}]'")
-    needed = [("model", name, "build") for name in ("torch", "onnx", "onnxscript", "onnxruntime", "safetensors")]
+            yield option, not_installed(target.partition(":")[0].partition(".")[0])
+    needed = [("model", name) for name in ("torch", "onnx", "onnxscript", "onnxruntime", "safetensors")]
     if job.check.images is not None or (job.calibration is not None and job.calibration.images is not None):
-        needed.append(("check.images", "torchvision", "build"))
+        needed.append(("check.images", "torchvision"))
     if job.precision.quantized:
         mode = next((m for m in ("int8_mode", "fp8_mode", "nvfp4_mode") if getattr(job.precision, m)), "weights")
-        needed.append((f"precision.{mode}", "torchao", "build"))
-    absent: dict[tuple[str, str], list[str]] = {}
-    for option, name, extra in needed:
+        needed.append((f"precision.{mode}", "torchao"))
+    absent: dict[str, list[str]] = {}
+    for option, name in needed:
         if package_version(name) is None:
-            absent.setdefault((option, extra), []).append(name)
-    for (option, extra), names in absent.items():
-        *most, last = names
-        listed = f"{', '.join(most)} and {last}" if most else last
-        yield option, said(f"have {listed} installed", "nothing", f"Run: pip install 'trtpipe[{extra}]'")
+            absent.setdefault(option, []).append(name)
+    for option, names in absent.items():
+        yield option, not_installed(*names)
 
 
-def _compiler(job: Job) -> _Found:
+def _compiler(job: Job) -> _Problems:
     """The TensorRT that is to compile the engine here."""
     yield from _frontend(job)
     target = job.build.target
     if target != "onnxruntime" and target not in installed():
-        yield "build.target", said(f"have {target} installed", "nothing", f"Run: {INSTALL[target]}")
+        yield "build.target", not_installed(target)
 
 
-def _frontend(job: Job) -> _Found:
+def _frontend(job: Job) -> _Problems:
     """The package that the job's route goes through."""
     packages = {"torch_tensorrt": FRONTENDS.get(job.build.target), "torch2trt": "torch2trt"}
     name = packages.get(job.build.route)
     if name and package_version(name) is None:
-        step = TORCH2TRT if name == "torch2trt" else INSTALL_FRONTEND[job.build.target]
-        yield "build.route", said(f"have {name} installed", "nothing", f"Run: {step}; or use route onnx.")
+        yield "build.route", f"{not_installed(name)}; or use route onnx."
 
 
-def _refusals(job: Job, version: str | None) -> _Found:
+def _refusals(job: Job, version: str | None) -> _Problems:
     """Options that the route or the target's release cannot honour, as `routes.options` and `trt.options` say them."""
     target = job.build.target
     if target == "onnxruntime":
@@ -198,14 +186,14 @@ def _refusals(job: Job, version: str | None) -> _Found:
     for option, message in job_refusals(job, release):
         yield option, message.removeprefix(f"{option}: ")
     if release is not None:
-        found = refusals(job.build, job.precision, target, release)
+        problems = refusals(job.build, job.precision, target, release)
     else:
-        found = platform_refusals(job.build, job.precision)
-    for option, message in found:
+        problems = platform_refusals(job.build, job.precision)
+    for option, message in problems:
         yield option, message.removeprefix(f"{option}: ")
 
 
-def kit_refusals(job: Job, version: str | None = None) -> _Found:
+def kit_refusals(job: Job, version: str | None = None) -> _Problems:
     """What keeps every device from finishing a kit of this job, as (dotted option path, message).
 
     With a `version`, like "8.6.1", every device that has that release of TensorRT.
@@ -240,7 +228,7 @@ def kit_refusals(job: Job, version: str | None = None) -> _Found:
             yield option, releases[-1][option].removeprefix(f"{option}: ")
 
 
-def _gpu(job: Job) -> _Found:
+def _gpu(job: Job) -> _Problems:
     """What the GPU here cannot do, where the engine is built on the GPU that it is for."""
     if job.build.target != "tensorrt" or job.build.platform is not None:
         return

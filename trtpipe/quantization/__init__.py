@@ -1,4 +1,4 @@
-"""Q/DQ and casts on the captured graph, sensitivities, and the search for what to keep wide."""
+"""Q/DQ and casts on the captured graph, sensitivities, and the search for what to keep out of INT8."""
 
 __all__ = [
     "corrections",
@@ -9,7 +9,6 @@ __all__ = [
     "operators",
     "partial",
     "payoff",
-    "placement",
     "policy",
     "precision",
     "quantize",

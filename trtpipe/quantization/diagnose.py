@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 #: Samples that sensitivities are measured on, and how many are run at a time.
 SAMPLES, BATCH = 32, 8
-#: What the values of such a batch may take, should all of them live at once, bytes; larger networks take fewer samples.
+#: Bytes that all values of such a batch may take together; larger networks take fewer samples at a time.
 BATCH_BYTES = 2 << 30
-#: How long the modules that make a check fail are looked for, unless the user says otherwise.
+#: Seconds that the search for the modules that make a check fail may take, unless the user says otherwise.
 DIAGNOSE_SECONDS = 60.0
 #: How many modules a failed check names.
 NAMED = 3
@@ -42,8 +42,9 @@ def diagnose(
 ) -> Sensitivity:
     """The sensitivity of every module that the job quantizes, over the first samples of `source`.
 
-    After `seconds` it gives what it has: fewer samples, and of a large network only the modules that are worst by
-    themselves.
+    After `seconds` it returns what was measured by then: fewer samples, and of a large network only the modules that
+    are worst by themselves. Samples are then run one at a time, so that one measurement, by which the time can be
+    exceeded, takes as little time and memory as it can.
     """
     from trtpipe.quantization.payoff import keep_of
     from trtpipe.quantization.precision import half_dtype
@@ -56,7 +57,7 @@ def diagnose(
         first_samples(
             source,
             Batching(captured.inputs, captured.outputs, job.batch_size(job.check)),
-            batch=batch_size(captured),
+            batch=batch_size(captured) if seconds is None else 1,
         ),
         half=half_dtype(precision.fp16_mode, precision.bf16_mode),
         keep=keep_of(job, captured),
@@ -96,7 +97,7 @@ def first_samples(source: Source, how: Batching, count: int = SAMPLES, batch: in
 
 
 def is_about_numbers(report: CheckReport) -> bool:
-    """Whether the check failed because the outputs are too far off, and not for want of an engine or of a control."""
+    """Whether the check failed because of the outputs, and not because there was no engine or no control."""
     return any(m.passed is False for m in report.metrics) or any("NaN" in p for p in report.problems)
 
 

@@ -12,13 +12,14 @@ clipping by what its inputs are, J. Lin et al., "AWQ" (2023).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from trtpipe.errors import InputError
 from trtpipe.values import NumberFormatName
 
 if TYPE_CHECKING:
@@ -75,14 +76,29 @@ def block_size(number_format: NumberFormat, inputs: int) -> int | None:
 def maxima(table: CalibrationTable) -> dict[str, float]:
     """The exact largest |x| by table key: FP8's thresholds, from the audit of a table of any algorithm.
 
-    FP8's rounding error is relative, so that clipping buys no resolution; a clipped value is lost as it is in INT8. An
-    amax above it is of a tensor that a correction has made larger.
+    FP8's rounding error is relative, so that clipping buys no resolution; a clipped value is lost as it is in INT8.
+    With corrections the table's audit is of the corrected model: what scales its tensors is followed by a second pass
+    over all samples, and thresholds, levels and biases are read by INT8 alone.
     """
     seen = table.audit.tensors
     return {
-        key: amax if seen[key].state == "dead" else max(abs(seen[key].low), abs(seen[key].high), amax)
+        key: amax if seen[key].state == "dead" else max(abs(seen[key].low), abs(seen[key].high))
         for key, amax in table.amax.items()
     }
+
+
+def check_complete(amax: Mapping[str, float], keys: Iterable[str]) -> None:
+    """Nothing, where the calibration table has an amax for every key.
+
+    Raises:
+        InputError: a key is missing.
+    """
+    missing = [k for k in keys if k not in amax]
+    if missing:
+        raise InputError(
+            f"calibration: the table must hold every quantized tensor (got none for {', '.join(missing[:5])}). "
+            "Calibrate again: run `trtpipe calibrate`."
+        )
 
 
 def to_fp8(x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""How large each input feature of each linear is: what decides which rounding of its weight hurts least."""
+"""Mean squares of the input features of each linear, which weigh the errors of its quantized weight."""
 
 from __future__ import annotations
 

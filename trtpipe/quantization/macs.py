@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+if TYPE_CHECKING:
+    import torch
 
-def macs(name: str, args: Sequence[Any], result: Any) -> int:
+
+def macs(name: str, args: Sequence[Any], result: object) -> int:
     """Multiply-accumulates of operation `name` (as `graph.op_name` gives it), for the whole batch; 0 for all others.
 
-    A convolution takes, for each element of its output, the elements of one filter [C/groups, k...]; a transposed one
-    spends that on each element of its input; a linear or a matmul takes its inner dimension for each element of its
-    output. Additions of a bias are not counted.
+    A convolution needs, for each element of its output, the number of elements of one filter [C/groups, k...]; a
+    transposed one needs that for each element of its input; a linear or a matmul needs its inner dimension for each
+    element of its output. Additions of a bias are not counted.
     """
     if not isinstance(result, torch.Tensor):
         return 0

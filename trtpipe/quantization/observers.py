@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from calib.observers import HistogramObserver
@@ -15,19 +13,19 @@ ACTIVATION_RANGE, WEIGHT_RANGE = (-128, 127), (-127, 127)
 
 
 class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
-    """Observes into a histogram while calibrating, and answers with the table's amax when converting.
+    """Observes into a histogram while calibrating; gives the scale of the table's amax when converting.
 
     `forward` takes any float tensor of any shape and returns it unchanged.
     """
 
-    def __init__(self, dtype: torch.dtype = torch.int8, **_: Any) -> None:
+    def __init__(self, dtype: torch.dtype = torch.int8, **_: object) -> None:
         low, high = ACTIVATION_RANGE
         super().__init__(dtype=dtype, qscheme=torch.per_tensor_symmetric, quant_min=low, quant_max=high)
         self.histogram: HistogramObserver | None = None
         self.scale = 0.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`x`, after it was observed."""
+        """`x`, after it was added to the histogram."""
         if self.histogram is not None:
             self.histogram.observe(x)
         return x
@@ -43,7 +41,7 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
     A corrected weight comes with its own `scales` (float32 [C]).
     """
 
-    def __init__(self, dtype: torch.dtype = torch.int8, ch_axis: int = 0, half: torch.dtype | None = None, **_: Any):
+    def __init__(self, dtype: torch.dtype = torch.int8, ch_axis: int = 0, half: torch.dtype | None = None, **_: object):
         low, high = WEIGHT_RANGE
         super().__init__(dtype=dtype, qscheme=torch.per_channel_symmetric, quant_min=low, quant_max=high)
         self.ch_axis = ch_axis

@@ -14,10 +14,9 @@ from trtpipe.model.nodes import constant_value, is_constant, op_name
 from trtpipe.quantization.formats import SMALLEST_SCALE, rounded_up
 from trtpipe.quantization.macs import macs
 from trtpipe.quantization.observers import ACTIVATION_RANGE, WEIGHT_RANGE
-from trtpipe.quantization.placement import Site
-from trtpipe.values import Int8Weight
+from trtpipe.values import Int8Weight, Site
 
-#: What is read by an operation instead of its input.
+#: Turns an input of an operation into the tensor that the operation reads instead.
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 Roundings = Mapping[Node, Mapping[Node, Rounding]]
 
@@ -37,12 +36,12 @@ def roundings(
     half: torch.dtype | None,
     int8: Mapping[str, Int8Weight] | None = None,
 ) -> dict[Node, dict[Node, Rounding]]:
-    """For each consumer, what stands between it and each of its quantized inputs: Q and DQ, in float32.
+    """For each consumer, the rounding of each of its quantized inputs: Q and DQ, in float32.
 
     The scales are those of `quantize`: amax / 127, rounded up to `half` where there is one. `int8` is that of the
     captured graph: a weight or bias with a correction is read in place of the constant.
     """
-    found: dict[Node, dict[Node, Rounding]] = {}
+    result: dict[Node, dict[Node, Rounding]] = {}
     for site in sites:
         own = (int8 or {}).get(site.consumer.name)
         if site.axis is None:
@@ -51,13 +50,13 @@ def roundings(
             one = _per_channel(site.axis, half) if own is None or own.weight is None else replaced(own.weight)
             bias = site.consumer.args[2] if len(site.consumer.args) > 2 else None
             if own is not None and own.bias is not None and isinstance(bias, Node):
-                found.setdefault(site.consumer, {})[bias] = replaced(own.bias)
-        found.setdefault(site.consumer, {})[site.producer] = one
-    return found
+                result.setdefault(site.consumer, {})[bias] = replaced(own.bias)
+        result.setdefault(site.consumer, {})[site.producer] = one
+    return result
 
 
 def replaced(value: torch.Tensor) -> Rounding:
-    """`value`, whatever is given."""
+    """A rounding that ignores its input and gives `value`."""
     return lambda _: value
 
 
@@ -83,7 +82,7 @@ def _per_channel(axis: int, half: torch.dtype | None) -> Rounding:
 
 
 def value_bytes(graph: GraphModule) -> int:
-    """What all values of the graph take together for one sample, bytes, at the sizes it was captured with."""
+    """Bytes of all values of the graph together for one sample, at the sizes that it was captured with."""
     total = 0
     for node in graph.graph.nodes:
         value = node.meta.get("val")
@@ -128,7 +127,7 @@ class Partial:
         return dict(zip(holders, arrays, strict=True))
 
     def value(self, node: Node, alive: Mapping[Node, Any], changed: Roundings) -> Any:
-        """What one operation gives (for the output node: the outputs), with its changed inputs."""
+        """The value of one operation (of the output node: the outputs), computed from its changed inputs."""
         rounding = changed.get(node, {})
 
         def read(n: Node) -> Any:
@@ -146,7 +145,7 @@ class Partial:
         return result
 
     def step(self, node: Node, alive: dict[Node, Any], changed: Roundings) -> Any:
-        """Execute one node, add its value to `alive` and take out what nobody reads after it."""
+        """Execute one node, add its value to `alive` and remove those that no later node reads."""
         if node.op in ("placeholder", "get_attr"):
             return None
         result = self.value(node, alive, changed)
@@ -156,7 +155,7 @@ class Partial:
         return result
 
     def dying(self, node: Node) -> Sequence[Node]:
-        """What nobody reads after this node."""
+        """The values that no later node reads."""
         return self._dying.get(node, ())
 
     def finish(

@@ -3,8 +3,8 @@
 Rules for every TensorRT, in this order:
 
     P1  one row: an operation with one output position a sample, such as squeeze-and-excitation, a classifier behind a
-        pool, a matmul with one row or column. Its weights are read once and used once, so that there is nothing for
-        tensor cores to gain (NVIDIA Model Optimizer 0.47 leaves out matmuls with M or N of 1,
+        pool, a matmul with one row or column. Its weights are read once and used once, so that tensor cores do not
+        help (NVIDIA Model Optimizer 0.47 leaves out matmuls with M or N of 1,
         `find_nodes_from_matmul_to_exclude`); the classifier also rounds what everything before it computed
     P2  depthwise convolutions: one channel a group fills no tensor core tile (pytorch/pytorch pull request 22302, and
         NVIDIA/TensorRT issue 2197: MobileNetV3 in INT8 is no faster than in FP16), and they are where INT8 costs
@@ -38,8 +38,9 @@ from typing import TYPE_CHECKING
 import networkx
 
 from trtpipe.model.nodes import calls, constant_value, op_name
-from trtpipe.quantization.placement import MATMULS, WEIGHTED, Site, find_sites
+from trtpipe.model.sites import MATMULS, WEIGHTED
 from trtpipe.quantization.precision import Keep
+from trtpipe.values import Site
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -74,8 +75,8 @@ NOTHING_GAINS = (
 def keep_of(job: Job, captured: Captured) -> Keep:
     """The job's `precision.keep` and, where FP16 or BF16 is allowed and `precision.placement` is `auto`, P1 to P4.
 
-    Where they leave nothing in INT8, P4 alone decides, and where that leaves nothing either everything is quantized:
-    who asks for INT8 in so small a network gets it, with a note.
+    If they leave nothing in INT8, P4 alone decides. If that leaves nothing either, everything is quantized, because
+    the job asks for INT8, and a note says so.
     """
     precision = job.precision
     keep = Keep(precision.keep.fp32, precision.keep.fp16, precision.keep.bf16)
@@ -83,21 +84,22 @@ def keep_of(job: Job, captured: Captured) -> Keep:
     explicit = job.build.quantization == "explicit"  # or TensorRT places by itself
     if not (precision.int8_mode and half and explicit and precision.placement == "auto"):
         return keep
-    wide, notes = gains_nothing(captured.graph, job.build.target, keep.out_of_int8)
+    wide, notes = gains_nothing(captured, job.build.target, keep.out_of_int8)
     return replace(keep, wide=wide, notes=notes)
 
 
 def gains_nothing(
-    graph: GraphModule, target: Target, kept: Callable[[Node], bool]
+    captured: Captured, target: Target, kept: Callable[[Node], bool]
 ) -> tuple[Mapping[str, str], tuple[str, ...]]:
-    """Reasons by node name of the operations that stay wide, and notes on rules that were not applied.
+    """By node name, why an operation stays out of INT8; and notes on rules that were not applied.
 
     Args:
-        graph: the hub graph.
+        captured: the hub graph.
         target: P4 holds for tensorrt_rtx.
         kept: operations that the job keeps out of INT8 by itself.
     """
-    sites = [s for s in find_sites(graph)[0] if s.rule in ("Q1", "Q2") and not kept(s.consumer)]
+    graph = captured.graph
+    sites = [s for s in captured.sites if s.rule in ("Q1", "Q2") and not kept(s.consumer)]
     nodes = list(dict.fromkeys(s.consumer for s in sites))
     by_shape = {n: why for n in nodes if (why := shape_reason(graph, n))}
 
@@ -117,7 +119,7 @@ def gains_nothing(
 def shape_reason(graph: GraphModule, node: Node) -> str:
     """Why a convolution, linear or matmul gains nothing by its shape (P1 to P3); "" when it may gain.
 
-    Dynamic extents are taken for large.
+    Dynamic extents count as large.
     """
     name, out = op_name(node), node.meta["val"].shape
     if name in MATMULS:

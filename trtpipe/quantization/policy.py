@@ -1,13 +1,13 @@
 """Which operation computes in which number format: the job's modes, its globs, and what each format can do.
 
-The order of preference, where several modes are on:
+The order of preference with several modes on:
 
     linears                  precision.weights or NVFP4, then FP8, then INT8
     matmuls of activations   FP8, then INT8
     convolutions             INT8, then FP8
 
-`precision.formats` chooses by module instead; the last glob that fits decides. What a format cannot do, or gains
-nothing from, goes to the next one, and to none: then it stays wide and the report says why.
+`precision.formats` chooses by module instead; the last glob that matches decides. What a format cannot do, or gains
+nothing from, gets the next one. Where none is left it stays in FP32, FP16 or BF16, and the report says why.
 
 FP8's limits are those of ModelOpt (modelopt/onnx/quantization/graph_utils.py): matmuls with one row or column or under
 16 inputs or outputs, depthwise convolutions, convolutions of at most 16 channels or a kernel of over 32 elements. The
@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING
 from trtpipe.errors import InputError
 from trtpipe.job.sections import Precision
 from trtpipe.model.nodes import module_path, op_name
+from trtpipe.model.sites import MATMULS
 from trtpipe.quantization.formats import FORMATS, block_size
-from trtpipe.quantization.placement import MATMULS, Site
 from trtpipe.quantization.precision import Keep, matching
-from trtpipe.values import NumberFormatName
+from trtpipe.values import NumberFormatName, Site
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -54,11 +54,11 @@ class Modes:
     @property
     def title(self) -> str:
         """Like "INT8 and FP8"."""
-        asked = self.on | ({self.weights} if self.weights else set())
-        return " and ".join(f.title for f in FORMATS.values() if f.name in asked)
+        formats = self.on | ({self.weights} if self.weights else set())
+        return " and ".join(f.title for f in FORMATS.values() if f.name in formats)
 
     def weights_alone(self, number_format: NumberFormatName) -> bool:
-        """Whether the format holds weights while activations stay wide."""
+        """Whether only weights get this format, and activations stay in FP32, FP16 or BF16."""
         return number_format == self.weights
 
 
@@ -71,7 +71,7 @@ def modes_of(precision: Precision) -> Modes:
 
 @dataclass(frozen=True)
 class Choice:
-    """The format of one operation, None where it stays wide, and why it is not what it would have been."""
+    """The format of one operation, None for FP32, FP16 or BF16, and why it is not the preferred one."""
 
     format: NumberFormatName | None
     reason: str = ""
@@ -84,12 +84,12 @@ class Assignment:
     choices: Mapping[Node, Choice] = field(default_factory=dict)
 
     def excludes(self, node: Node, number_format: NumberFormatName) -> bool:
-        """Whether the operation got another format, or none."""
+        """Whether the operation has another format, or none."""
         choice = self.choices.get(node)
         return choice is not None and choice.format != number_format
 
     def of(self, number_format: NumberFormatName) -> frozenset[Node]:
-        """The operations that got this format."""
+        """The operations that have this format."""
         return frozenset(n for n, c in self.choices.items() if c.format == number_format)
 
 
@@ -107,19 +107,19 @@ def checked_modes(modes: Modes, nodes: Sequence[Node]) -> Modes:
         InputError: a glob matches nothing, or only what its format cannot do.
     """
     for glob, name in modes.formats:
-        there = [n for n in nodes if matching((glob,), module_path(n))]
+        matched = [n for n in nodes if matching((glob,), module_path(n))]
         where = f"precision.formats.{glob}"
-        if not there:
+        if not matched:
             paths = sorted({module_path(n) for n in nodes} - {""})
             near = ", ".join(difflib.get_close_matches(glob.replace("*", ""), paths, n=3, cutoff=0.0))
             raise InputError(
                 f"{where}: must match a module with a convolution, linear or matmul (got {glob!r}, which matches "
                 f"none). Nearest paths: {near}."
             )
-        refused = [cannot(n, name) for n in there]
+        refused = [cannot(n, name) for n in matched]
         if all(refused):
             raise InputError(
-                f"{where}: must match something that {FORMATS[name].title} can hold (got {module_path(there[0])}: "
+                f"{where}: must match something that {FORMATS[name].title} can hold (got {module_path(matched[0])}: "
                 f"{refused[0]}). Choose another format, or another module."
             )
     return modes
@@ -150,8 +150,8 @@ def _preference(node: Node, modes: Modes) -> tuple[NumberFormatName, ...]:
         order = ("fp8", "int8")
     else:
         order = (*((modes.weights,) if modes.weights else ()), "nvfp4", "fp8", "int8")
-    asked = modes.on | ({modes.weights} if modes.weights else set())
-    return tuple(dict.fromkeys(f for f in order if f in asked))
+    formats = modes.on | ({modes.weights} if modes.weights else set())
+    return tuple(dict.fromkeys(f for f in order if f in formats))
 
 
 def cannot(node: Node, name: NumberFormatName) -> str:

@@ -1,4 +1,4 @@
-"""Which operation computes in what, and the casts that make the graph say so: strong typing without a builder flag."""
+"""The precision of each operation, and the casts that express it in the graph: strong typing without a builder flag."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REDUCTIONS = (
     "adaptive_avg_pool1d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d", "adaptive_avg_pool3d", "avg_pool1d",
     "avg_pool2d", "avg_pool3d",
 )  # fmt: skip
-#: Operations that move or select values: they run in whatever their input has.
+#: Operations that move or select values: they run in the precision of their input.
 PASSIVE = (
     "view", "reshape", "permute", "transpose", "flatten", "squeeze", "unsqueeze", "expand", "slice", "select",
     "getitem", "split", "split_with_sizes", "chunk", "unbind", "cat", "stack", "clone", "contiguous", "alias",
@@ -51,7 +51,6 @@ FORMAT_OF: Mapping[str, PrecisionName] = {
     "dequantize_per_tensor": "int8",
     "dequantize_per_channel": "int8",
     "fp8_dequantize": "fp8",
-    "fp8_dequantize_weight": "fp8",
     "int4_dequantize": "int4",
     "fp4_dequantize": "nvfp4",
     "fp4_dynamic": "nvfp4",
@@ -61,7 +60,7 @@ DEQUANTIZE = tuple(FORMAT_OF)
 
 @dataclass(frozen=True)
 class Keep:
-    """What stays out of a lower precision.
+    """What the job keeps out of a lower precision.
 
     `fp32`, `fp16` and `bf16` are the job's globs over module paths; a glob that names a container holds for all inside
     it. `wide` has the reason, by node name, of operations that are kept out of INT8 beside those, and `notes` what else
@@ -96,7 +95,7 @@ class Keep:
 
 
 def matching(globs: Iterable[str], path: str) -> str | None:
-    """The first glob that fits the path, or a container that it is in."""
+    """The first glob that matches the path, or a container that it is in."""
     parts = path.split(".")
     ancestors = [".".join(parts[: k + 1]) for k in range(len(parts))]
     return next((g for g in globs if any(fnmatch.fnmatchcase(a, g) for a in ancestors)), None)
@@ -146,13 +145,6 @@ def observe_ranges(captured: Captured, batches: Iterable[Sequence[torch.Tensor]]
     return amax
 
 
-@dataclass(frozen=True)
-class Assignment:
-    """What `place_casts` did: the precision of each computing operation, in execution order."""
-
-    layers: tuple[LayerPrecision, ...]
-
-
 def place_casts(
     graph: GraphModule,
     *,
@@ -161,8 +153,8 @@ def place_casts(
     ranges: Mapping[str, float],
     outputs: Sequence[TensorSpec],
     unquantized: Mapping[str, str],
-) -> Assignment:
-    """Insert casts so that each operation computes in what it is assigned; changes `graph` in place.
+) -> tuple[LayerPrecision, ...]:
+    """Insert casts into `graph`, in place, and return the precision of each computing operation, in execution order.
 
     An operation runs in `half` (float16, bfloat16 or None: everything stays float32) unless it is a softmax, a norm or
     a reduction, is kept by the job, or touches a tensor that FP16 cannot hold. Operations that only move values follow
@@ -194,11 +186,11 @@ def place_casts(
             if placer.now(node) is not None:
                 layers.append(_layer(node, name, dtype, why, keep, unquantized))
     drop_unread(graph)
-    return Assignment(tuple(layers))
+    return tuple(layers)
 
 
 def drop_unread(graph: GraphModule) -> None:
-    """Take out what nobody reads, our own Q/DQ included, whose tag tells torch to leave them alone."""
+    """Remove nodes without users, our own Q/DQ included, which `eliminate_dead_code` keeps because of their tag."""
     graph.graph.eliminate_dead_code(lambda n: n.is_impure() and not _is(n, QUANTIZE + DEQUANTIZE))
     graph.recompile()
 
@@ -242,7 +234,7 @@ def _is(node: object, names: tuple[str, ...]) -> bool:
 
 
 class _Placer:
-    """Keeps what dtype each float node has now, and inserts each cast once."""
+    """Tracks the dtype that each float node has now, and inserts each cast once."""
 
     def __init__(self, graph: GraphModule, half: torch.dtype | None) -> None:
         self.graph = graph
@@ -255,8 +247,8 @@ class _Placer:
         if node in self.dtype:
             return self.dtype[node]
         if is_constant(node):
-            found = constant_value(self.graph, node).dtype
-            return found if found.is_floating_point else None
+            dtype = constant_value(self.graph, node).dtype
+            return dtype if dtype.is_floating_point else None
         if _is(node, DEQUANTIZE):
             return torch.float32
         value = node.meta.get("val")
@@ -286,10 +278,17 @@ class _Placer:
         assert isinstance(values, (list, tuple))
         output.args = (
             tuple(
-                self._as(v, d, output) if isinstance(v, Node) and self.now(v) is not None and d.is_floating_point else v
+                self._as(v, d, output) if isinstance(v, Node) and self._dtype(v) is not d else v
                 for v, d in zip(values, dtypes, strict=True)
             ),
         )
+
+    def _dtype(self, node: Node) -> torch.dtype:
+        """The dtype of a tensor's node, floating point or not."""
+        if (floating := self.now(node)) is not None:
+            return floating
+        found: torch.dtype = (constant_value(self.graph, node) if is_constant(node) else node.meta["val"]).dtype
+        return found
 
     def _feed(self, node: Node, dtype: torch.dtype) -> None:
         def cast(n: Node) -> Node:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,13 +23,13 @@ from trtpipe.model.pt2e import (
     convert_pt2e,
     prepare_pt2e,
 )
-from trtpipe.quantization.formats import FORMATS, SMALLEST_SCALE, rounded_up
+from trtpipe.model.sites import kept_sites
+from trtpipe.quantization.formats import FORMATS, SMALLEST_SCALE, check_complete, rounded_up
 from trtpipe.quantization.narrow import NarrowSite, Statistics, place_narrow
 from trtpipe.quantization.observers import ACTIVATION_RANGE, WEIGHT_RANGE, ActivationObserver, PerChannelWeightObserver
-from trtpipe.quantization.placement import Site, Skipped, find_sites, kept_sites
 from trtpipe.quantization.policy import Assignment, Modes, assign, cannot, checked_modes
 from trtpipe.quantization.precision import Keep, checked_keep, place_casts
-from trtpipe.values import Captured, Int8Weight, Quantized, TensorSpec
+from trtpipe.values import Captured, Int8Weight, Quantized, Site, Skipped, TensorSpec
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class TensorRTQuantizer(Quantizer):  # type: ignore[misc]
-    """Annotates the given sites; where they are is `placement`'s business."""
+    """Annotates the given sites, which `model.sites` has found."""
 
     def __init__(self, sites: Sequence[Site], half: torch.dtype | None) -> None:
         self.sites = sites
@@ -51,10 +51,10 @@ class TensorRTQuantizer(Quantizer):  # type: ignore[misc]
         """Write each consumer's input specs; sites of one group share the first one's observer."""
         first: dict[str, tuple[Node, Node]] = {}
         by_name = {n.name: n for n in model.graph.nodes}
-        inputs: dict[Node, dict[Node, Any]] = {}
+        inputs: dict[Node, dict[Node, QuantizationSpec]] = {}
         for site in self.sites:
             producer, consumer = by_name[site.producer.name], by_name[site.consumer.name]
-            spec: Any
+            spec: QuantizationSpec
             if site.axis is not None:
                 spec = self._weight(site.axis)
             elif site.group in first:
@@ -68,7 +68,7 @@ class TensorRTQuantizer(Quantizer):  # type: ignore[misc]
         return model
 
     def validate(self, model: GraphModule) -> None:
-        """Nothing to refuse: the sites come from this very graph."""
+        """Refuse nothing: the sites come from this graph."""
 
     def _weight(self, axis: int) -> QuantizationSpec:
         low, high = WEIGHT_RANGE
@@ -109,8 +109,7 @@ def prepare(
     captured: Captured, keep: Callable[[Node], bool] = lambda node: False, half: torch.dtype | None = None
 ) -> Prepared:
     """A copy of the captured graph with an observer on every site that `keep` does not hold out of INT8."""
-    sites, skipped = find_sites(captured.graph)
-    sites = kept_sites(sites, keep)
+    sites = kept_sites(captured.sites, keep)
     graph = copied(captured.graph)
     write_int8(graph, {s.consumer.name: captured.int8[s.consumer.name] for s in sites if _corrected(captured, s)})
     with warnings.catch_warnings():
@@ -121,7 +120,7 @@ def prepare(
     for site in sites:
         if site.axis is None and site.group not in observers:
             observers[site.group] = _observer_on(graph, by_name[site.consumer.name], site.producer.name)
-    return Prepared(graph, observers, sites, skipped, captured.int8)
+    return Prepared(graph, observers, sites, captured.skipped, captured.int8)
 
 
 def _corrected(captured: Captured, site: Site) -> bool:
@@ -152,7 +151,7 @@ def calibrate(
     digests: Mapping[str, str],
     progress: Progress,
 ) -> CalibrationTable:
-    """One amax for every activation that INT8 could want, whatever the job keeps out of it later.
+    """amax of every quantizable activation, including those that precision.keep excludes.
 
     Args:
         captured: the hub graph.
@@ -161,7 +160,7 @@ def calibrate(
         algorithm: one of calib.algorithms.
         percentile: for that algorithm, in (0, 100].
         digests: what the table is valid for, by name.
-        progress: is told the samples done.
+        progress: receives the number of samples done.
 
     Raises:
         calib.CalibError: the data is bad.
@@ -197,12 +196,7 @@ def place_qdq(
         InputError: the table lacks a tensor, or holds no finite positive number for it.
     """
     scales = {}
-    missing = [k for k in prepared.observers if k not in amax]
-    if missing:
-        raise InputError(
-            f"calibration: the table must hold every quantized tensor (got none for {', '.join(missing[:5])}). "
-            "Calibrate again: run `trtpipe calibrate`."
-        )
+    check_complete(amax, prepared.observers)
     for key, observer in prepared.observers.items():
         scale = torch.tensor([np.float32(amax[key]) / np.float32(127)], dtype=torch.float32).clamp_min(SMALLEST_SCALE)
         observer.scale = scales[key] = float(rounded_up(scale, half)[0])
@@ -236,7 +230,7 @@ def _observer_on(graph: GraphModule, consumer: Node, producer: str) -> Activatio
 
 @dataclass(frozen=True)
 class Narrow:
-    """What a job with other formats than INT8 quantizes by: its modes, and what calibration knows beyond amax."""
+    """Input of quantization to FP8 and 4 bits: the job's modes, and the calibration statistics beyond amax."""
 
     modes: Modes
     statistics: Statistics
@@ -269,7 +263,7 @@ def quantize(
     keep = checked_keep(keep, captured.graph)
     notes: list[str] = [*captured.notes, *keep.notes]
     scales: dict[str, float] = {}
-    plan = plan_sites(captured.graph, int8=int8, keep=keep, narrow=narrow)
+    plan = plan_sites(captured, int8=int8, keep=keep, narrow=narrow)
     if int8 or narrow is not None:
         if not plan.int8 and not plan.narrow:
             raise InputError(_nothing_left(plan, narrow))
@@ -280,19 +274,17 @@ def quantize(
         graph = copied(captured.graph)
     if narrow is not None:
         scales |= place_narrow(graph, plan.narrow, half, narrow.statistics)
-    layers = place_casts(
-        graph, half=half, keep=keep, ranges=ranges, outputs=captured.outputs, unquantized=plan.reasons
-    ).layers
+    layers = place_casts(graph, half=half, keep=keep, ranges=ranges, outputs=captured.outputs, unquantized=plan.reasons)
     program = export(graph, captured.inputs)
     return Quantized(program, captured.inputs, captured.outputs, layers, scales, tuple(notes))
 
 
 @dataclass(frozen=True)
 class SitePlan:
-    """Which inputs of which operations are quantized, and how.
+    """Which inputs of which operations are quantized, and to which format.
 
-    `int8` are the sites of INT8, `narrow` those of FP8 and 4 bits, `chosen` the format of each operation (empty where
-    INT8 alone was asked for), `skipped` what no format can have.
+    `int8` are the sites of INT8, `narrow` those of FP8 and 4 bits, `chosen` the format of each operation (empty for a
+    job with INT8 alone), `skipped` the operations that no format can hold.
     """
 
     int8: tuple[Site, ...]
@@ -302,16 +294,16 @@ class SitePlan:
 
     @property
     def reasons(self) -> dict[str, str]:
-        """By the name of a node, why it is in no format, or not in the one it would have had."""
-        found = {n.name: c.reason for n, c in self.chosen.choices.items() if c.reason}
-        return found | {s.node.name: s.reason for s in self.skipped}
+        """By the name of a node, why it has no format, or not the preferred one."""
+        excluded = {n.name: c.reason for n, c in self.chosen.choices.items() if c.reason}
+        return excluded | {s.node.name: s.reason for s in self.skipped}
 
     def out_of_int8(self, keep: Keep) -> Callable[[Node], bool]:
         """Whether a node must not compute in INT8."""
         return lambda node: keep.out_of_int8(node) or self.chosen.excludes(node, "int8")
 
 
-def plan_sites(graph: GraphModule, *, int8: bool, keep: Keep, narrow: Narrow | None) -> SitePlan:
+def plan_sites(captured: Captured, *, int8: bool, keep: Keep, narrow: Narrow | None) -> SitePlan:
     """The sites of a job's formats; changes nothing. `int8`, `keep` and `narrow` are as for `quantize`.
 
     Raises:
@@ -319,21 +311,19 @@ def plan_sites(graph: GraphModule, *, int8: bool, keep: Keep, narrow: Narrow | N
     """
     if not int8 and narrow is None:
         return SitePlan((), (), Assignment(), ())
-    sites, skipped = find_sites(graph)
     chosen = Assignment()
     if narrow is not None:
-        nodes = tuple(dict.fromkeys(s.consumer for s in sites if s.rule in ("Q1", "Q2")))
-        chosen = assign(sites, checked_modes(narrow.modes, nodes), keep)
-    plan = SitePlan((), () if narrow is None else narrow_sites(sites, chosen, narrow.modes), chosen, skipped)
-    return replace(plan, int8=kept_sites(sites, plan.out_of_int8(keep))) if int8 else plan
+        nodes = tuple(dict.fromkeys(s.consumer for s in captured.sites if s.rule in ("Q1", "Q2")))
+        chosen = assign(captured.sites, checked_modes(narrow.modes, nodes), keep)
+    plan = SitePlan(
+        (), () if narrow is None else narrow_sites(captured.sites, chosen, narrow.modes), chosen, captured.skipped
+    )
+    return replace(plan, int8=kept_sites(captured.sites, plan.out_of_int8(keep))) if int8 else plan
 
 
 def _nothing_left(plan: SitePlan, narrow: Narrow | None) -> str:
     if narrow is None:
-        return (
-            "precision.int8_mode: something must be left to quantize (got none). "
-            "Narrow precision.keep, or turn int8_mode off."
-        )
+        return "precision.int8_mode: no layer is left to quantize. Narrow precision.keep, or turn int8_mode off."
     why = next(
         iter((*plan.reasons.values(), *_unfit(plan, narrow.modes))), "the graph has no convolution, linear or matmul"
     )
@@ -344,7 +334,7 @@ def _nothing_left(plan: SitePlan, narrow: Narrow | None) -> str:
 
 
 def _unfit(plan: SitePlan, modes: Modes) -> tuple[str, ...]:
-    """Why no operation was tried in any of the formats: they are for others."""
+    """Why no operation can have any of the job's formats."""
     formats = modes.on | ({modes.weights} if modes.weights else set())
     return tuple(
         f"{FORMATS[f].title}: {why}" for n in plan.chosen.choices for f in sorted(formats) if (why := cannot(n, f))
@@ -353,7 +343,7 @@ def _unfit(plan: SitePlan, modes: Modes) -> tuple[str, ...]:
 
 def narrow_sites(sites: Sequence[Site], chosen: Assignment, modes: Modes) -> tuple[NarrowSite, ...]:
     """The inputs that get Q/DQ in FP8 or 4 bits: both of an operation, or its weight where that alone is narrow."""
-    found = []
+    eligible = []
     for site in sites:
         choice = chosen.choices.get(site.consumer)
         name = None if choice is None else choice.format
@@ -362,5 +352,5 @@ def narrow_sites(sites: Sequence[Site], chosen: Assignment, modes: Modes) -> tup
         if site.axis is None and modes.weights_alone(name):
             continue
         arguments = [k for k, a in enumerate(site.consumer.args[:2]) if a is site.producer]
-        found += [NarrowSite(site, k, name) for k in arguments]
-    return tuple(dict.fromkeys(found))
+        eligible += [NarrowSite(site, k, name) for k in arguments]
+    return tuple(dict.fromkeys(eligible))

@@ -20,6 +20,7 @@ class ModuleSensitivity:
         loss_rise: mean cross-entropy less the float network's, nats, on labelled samples; None without labels.
         accuracy_drop: top-1 accuracy less, on labelled samples; None without labels.
         fp8_sqnr_db: of an INT8 module, at its own output in FP8 instead; None where the job or the module has no FP8.
+        int8_sqnr_db: the other way round.
     """
 
     module: str
@@ -33,6 +34,7 @@ class ModuleSensitivity:
     loss_rise: float | None = None
     accuracy_drop: float | None = None
     fp8_sqnr_db: float | None = None
+    int8_sqnr_db: float | None = None
 
 
 @dataclass(frozen=True)

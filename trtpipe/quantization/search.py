@@ -20,18 +20,20 @@ HALF_MARGIN_DB = 6.0
 class Candidate:
     """What a trial keeps out of its format beyond what the job itself keeps, and how scales are chosen.
 
-    `fp8` are modules in FP8 that would be INT8, `half` and `fp32` those in no number format at all.
+    `fp8` are modules in FP8 that would be INT8, `int8` the other way round, `half` and `fp32` those in no number
+    format at all.
     """
 
     algorithm: str
     half: tuple[str, ...] = ()
     fp32: tuple[str, ...] = ()
     fp8: tuple[str, ...] = ()
+    int8: tuple[str, ...] = ()
 
     @property
     def kept(self) -> frozenset[str]:
         """All modules kept."""
-        return frozenset(self.half + self.fp32 + self.fp8)
+        return frozenset(self.half + self.fp32 + self.fp8 + self.int8)
 
 
 @dataclass(frozen=True)
@@ -227,16 +229,17 @@ class _Search:
 
 
 def keeping(base: Candidate, modules: Iterable[ModuleSensitivity]) -> Candidate:
-    """`base` with the modules kept: in FP8, else in half precision, where that is clearly better, else in FP32."""
-    fp8, half, fp32 = list(base.fp8), list(base.half), list(base.fp32)
+    """`base` with the modules kept: in the other of FP8 and INT8, else in half precision, where that is clearly better,
+    else in FP32."""
+    fp8, int8, half, fp32 = (list(kept) for kept in (base.fp8, base.int8, base.half, base.fp32))
     for m in modules:
         better = [
             where
-            for where, db in ((fp8, m.fp8_sqnr_db), (half, m.half_sqnr_db))
+            for where, db in ((fp8, m.fp8_sqnr_db), (int8, m.int8_sqnr_db), (half, m.half_sqnr_db))
             if db is not None and db >= m.own_sqnr_db + HALF_MARGIN_DB
         ]
         (*better, fp32)[0].append(m.module)
-    return replace(base, fp8=tuple(fp8), half=tuple(half), fp32=tuple(fp32))
+    return replace(base, fp8=tuple(fp8), int8=tuple(int8), half=tuple(half), fp32=tuple(fp32))
 
 
 def left(modules: Sequence[ModuleSensitivity], kept: Sequence[str]) -> list[ModuleSensitivity]:

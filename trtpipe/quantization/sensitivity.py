@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 #: Modules that are measured however little time there is.
-LEAST = 3
+LEAST = 1
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class _Ratio:
     signal: float = 0.0
     noise: float = 0.0
 
-    def add(self, reference: torch.Tensor, found: torch.Tensor) -> None:
+    def add(self, reference: torch.Tensor, output: torch.Tensor) -> None:
         wide = reference.double()
         self.signal += float(wide.square().sum())
-        self.noise += float((found.double() - wide).square().sum())
+        self.noise += float((output.double() - wide).square().sum())
 
     @property
     def db(self) -> float:
@@ -66,12 +66,13 @@ class _Found:
 
     unit: Unit
     changed: Roundings
-    wider: Roundings
+    other: Literal["int8", "fp8"] | None
+    in_other: Roundings
     specs: tuple[TensorSpec, ...]
     outputs: list[_Ratio]
     own: _Ratio = field(default_factory=_Ratio)
     half: _Ratio = field(default_factory=_Ratio)
-    fp8: _Ratio = field(default_factory=_Ratio)
+    other_db: _Ratio = field(default_factory=_Ratio)
     ranked: bool = False
     samples: int = 0
     agreeing: int = 0
@@ -80,7 +81,7 @@ class _Found:
     lost: int = 0
 
     def add(self, reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sample: Sample) -> None:
-        """Sum what the unit alone in INT8 does to one batch; classes are read off the first output that ranks them."""
+        """Sum what the unit alone in its format does to one batch; classes are of the first output with scores."""
         self.samples += sample.count
         pairs = [
             (_rows(spec, a, sample.count), _rows(spec, b, sample.count), spec.batch_axis)
@@ -124,7 +125,8 @@ class _Found:
             self.agreeing / self.samples if self.ranked else None,
             self.loss_rise / self.labelled if self.labelled else None,
             self.lost / self.labelled if self.labelled else None,
-            self.fp8.db if self.wider else None,
+            fp8_sqnr_db=self.other_db.db if self.other == "fp8" else None,
+            int8_sqnr_db=self.other_db.db if self.other == "int8" else None,
         )
 
 
@@ -153,24 +155,26 @@ def measure_sensitivity(
         samples: what to execute; read once.
         half: torch.float16, torch.bfloat16 or None: what scales are rounded to, and what `half_sqnr_db` is about.
         keep: modules that the job keeps wide already; they are not measured.
-        progress: is told the modules done in each batch, and may cancel.
+        progress: receives the modules done in each batch, and may cancel.
         int8, narrow: the job's formats, as for `quantize`.
-        seconds: after this long what was found is given; None: however long it takes. A network that needs longer for
-            one batch is measured in the modules that lose most at their own output, as many as there is time for.
+        seconds: after this long, and the measurement that then runs, what was found is given; None: however long it
+            takes. A network that needs longer for one batch is measured in the modules that lose most at their own
+            output, as many as there is time for.
 
     Raises:
         InputError: nothing is left to quantize, or there is no sample.
         Cancelled: progress asked to stop.
     """
+    clock = _Clock(seconds)
     graph = captured.graph
-    plan = plan_sites(graph, int8=int8, keep=keep, narrow=narrow)
+    plan = plan_sites(captured, int8=int8, keep=keep, narrow=narrow)
     units = find_units((*plan.int8, *dict.fromkeys(n.site for n in plan.narrow)))
     if not units:
-        raise InputError("sensitivity: some module must be left to quantize (got none). Narrow precision.keep.")
+        raise InputError("sensitivity: no module is left to quantize. Narrow precision.keep.")
     began = time.perf_counter()
     machine, bare, count = Partial(graph), Spent(), 0
-    wider = _in_fp8(plan, half, narrow)
-    found = []
+    others = _others(captured, plan, keep, amax, half, narrow)
+    losses = []
     for unit in units:
         eights = [s for s in unit.sites if s in plan.int8]
         changed = roundings(graph, eights, amax, half, captured.int8)
@@ -178,25 +182,27 @@ def measure_sensitivity(
             changed |= narrow_formats.roundings(
                 [n for n in plan.narrow if n.site in unit.sites], half, narrow.statistics
             )
-        other = {n: wider[n] for n in unit.nodes if n in wider}
-        found.append(_Found(unit, changed, other, captured.outputs, [_Ratio() for _ in captured.outputs]))
-    clock = _Clock(seconds)
+        other = next((name for name, able in others.items() if any(n in able for n in unit.nodes)), None)
+        in_other = {} if other is None else {n: others[other][n] for n in unit.nodes if n in others[other]}
+        losses.append(_Found(unit, changed, other, in_other, captured.outputs, [_Ratio() for _ in captured.outputs]))
     for sample in samples:
         before = Spent(machine.spent.macs, machine.spent.nodes)
-        reference, _ = machine.finish(0, machine.inputs(sample.inputs), {})
+        with torch.inference_mode():
+            if not count and seconds is not None:
+                reference, losses = _first_look(machine, losses, sample, clock)
+            else:
+                reference, _ = machine.finish(0, machine.inputs(sample.inputs), {})
         bare.macs += machine.spent.macs - before.macs
         bare.nodes += machine.spent.nodes - before.nodes
         with torch.inference_mode():
-            if not count and seconds is not None:
-                found = _affordable(machine, found, sample, clock)
-            _walk(machine, found, sample, reference, half, progress, clock)
+            _walk(machine, losses, sample, reference, half, progress, clock)
         count += sample.count
         size = len(sample.inputs[0])
         if clock.over:
             break
     if not count:
-        raise InputError("sensitivity: at least one sample is needed (got none). Give check or calibration data.")
-    measured = [f for f in found if f.samples]
+        raise InputError("sensitivity: there is no sample. Give check or calibration data.")
+    measured = [f for f in losses if f.samples]
     modules = [f.result(sum(machine.macs_of[n] for n in f.unit.nodes) // size, half) for f in measured]
     modules.sort(key=lambda m: m.sqnr_db)
     return Sensitivity(
@@ -228,15 +234,19 @@ class _Clock:
         return self.left <= 0 and self.measured >= self._least
 
 
-def _affordable(machine: Partial, found: Sequence[_Found], sample: Sample, clock: _Clock) -> list[_Found]:
-    """Of all modules those that can be measured on this batch in the time left: the worst at their own output.
+def _first_look(
+    machine: Partial, losses: Sequence[_Found], sample: Sample, clock: _Clock
+) -> tuple[tuple[torch.Tensor, ...], list[_Found]]:
+    """The float outputs, and of all modules those that can be measured on this batch in the time left.
 
-    One more pass says how much each loses there by its last operation; a module then takes half a pass on average.
+    They are the worst at their own output: the same pass says how much each loses there by its last operation. A module
+    then takes half a pass on average.
     """
     began = time.perf_counter()
-    ends = {f.unit.nodes[-1]: f for f in found}
+    ends = {f.unit.nodes[-1]: f for f in losses}
     own: dict[str, _Ratio] = {}
     alive = machine.inputs(sample.inputs)
+    result: Any = ()
     for node in machine.nodes:
         noisy = machine.value(node, alive, ends[node].changed) if node in ends else None
         result = machine.step(node, alive, {})
@@ -245,13 +255,13 @@ def _affordable(machine: Partial, found: Sequence[_Found], sample: Sample, clock
             ratio.add(result[: sample.count], noisy[: sample.count])
     pass_seconds = (time.perf_counter() - began) / 2
     room = max(LEAST, int(clock.left / max(pass_seconds / 2, 1e-9)))
-    worst = {f.unit.path for f in sorted(found, key=lambda f: own[f.unit.path].db)[:room]}
-    return [f for f in found if f.unit.path in worst]
+    worst = {f.unit.path for f in sorted(losses, key=lambda f: own[f.unit.path].db)[:room]}
+    return tuple(result), [f for f in losses if f.unit.path in worst]
 
 
 def _walk(
     machine: Partial,
-    found: Sequence[_Found],
+    losses: Sequence[_Found],
     sample: Sample,
     reference: tuple[torch.Tensor, ...],
     half: torch.dtype | None,
@@ -259,9 +269,9 @@ def _walk(
     clock: _Clock,
 ) -> None:
     """One batch: float32 from the first node to the last, and from each unit on once more with that unit in INT8."""
-    begins = {f.unit.nodes[0]: f for f in found}
-    ends = {f.unit.nodes[-1]: f for f in found}
-    owner = {n: f for f in found for n in f.unit.nodes}
+    begins = {f.unit.nodes[0]: f for f in losses}
+    ends = {f.unit.nodes[-1]: f for f in losses}
+    owner = {n: f for f in losses for n in f.unit.nodes}
     own: dict[Node, torch.Tensor] = {}
     alive, done = machine.inputs(sample.inputs), 0
     for at, node in enumerate(machine.nodes):
@@ -277,27 +287,37 @@ def _walk(
             own[last] = seen[last]
             done += 1
             clock.measured += 1
-            progress.step(done, len(found), "modules")
+            progress.step(done, len(losses), "modules")
         rounded = None
         if half is not None and node in owner:
             rounded = machine.value(node, alive, {node: dict.fromkeys(node.all_input_nodes, _through(half))})
-        in_fp8 = machine.value(node, alive, owner[node].wider) if node in owner and node in owner[node].wider else None
+        other = owner[node].in_other if node in owner else {}
+        in_other = machine.value(node, alive, other) if node in other else None
         result = machine.step(node, alive, {})
-        if in_fp8 is not None:
-            owner[node].fp8.add(result[: sample.count], in_fp8[: sample.count])
-        if rounded is not None:
-            owner[node].half.add(result[: sample.count], _through(half)(rounded)[: sample.count])  # type: ignore[arg-type]
+        if in_other is not None:
+            owner[node].other_db.add(result[: sample.count], in_other[: sample.count])
+        if rounded is not None and half is not None:
+            owner[node].half.add(result[: sample.count], _through(half)(rounded)[: sample.count])
         if node in own:
             ends[node].own.add(result[: sample.count], own.pop(node)[: sample.count])
 
 
-def _in_fp8(plan: SitePlan, half: torch.dtype | None, narrow: Narrow | None) -> Roundings:
-    """For each INT8 operation that could compute in FP8 instead, its inputs rounded to that; none without FP8."""
-    if narrow is None or "fp8" not in narrow.modes.on:
+def _others(
+    captured: Captured,
+    plan: SitePlan,
+    keep: Keep,
+    amax: Mapping[str, float],
+    half: torch.dtype | None,
+    narrow: Narrow | None,
+) -> dict[Literal["int8", "fp8"], Roundings]:
+    """What INT8 operations would read in FP8, and FP8 operations in INT8, where both are on and can hold them."""
+    if narrow is None or not {"int8", "fp8"} <= narrow.modes.on:
         return {}
     able = {n: Choice("fp8") for n in plan.chosen.of("int8") if not cannot(n, "fp8")}
     sites = [s for s in plan.int8 if s.consumer in able]
-    return narrow_formats.roundings(narrow_sites(sites, Assignment(able), narrow.modes), half, narrow.statistics)
+    to_fp8 = narrow_formats.roundings(narrow_sites(sites, Assignment(able), narrow.modes), half, narrow.statistics)
+    back = [n.site for n in plan.narrow if n.format == "fp8" and n.site.consumer.name not in keep.wide]
+    return {"fp8": to_fp8, "int8": roundings(captured.graph, back, amax, half, captured.int8)}
 
 
 def _rows(spec: TensorSpec, output: torch.Tensor, count: int) -> torch.Tensor:
@@ -305,6 +325,6 @@ def _rows(spec: TensorSpec, output: torch.Tensor, count: int) -> torch.Tensor:
     return output if spec.batch_axis is None else output.movedim(spec.batch_axis, 0)[:count]
 
 
-def _through(half: torch.dtype) -> Any:
+def _through(half: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
     """Rounds a float32 tensor to the numbers of `half`; what FP16 cannot hold becomes infinite."""
     return lambda x: x.to(half).to(torch.float32) if x.is_floating_point() else x

@@ -1,4 +1,4 @@
-"""What a search has found so far, on disk: written whole after every trial, taken up again by the next run."""
+"""The trials of a search on disk: the file is written after every trial, and the next run continues from it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from calib.strictjson import first_problem
 from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError
 from trtpipe.jsontext import json_text
@@ -19,7 +20,7 @@ FORMAT = "trtpipe-trials"
 
 
 class _File(BaseModel):
-    """The file, field by field; infinite figures are the strings inf and -inf."""
+    """The file, field by field; infinities are strings, as `jsontext` writes them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -34,7 +35,7 @@ class _File(BaseModel):
 class Trials:
     """Trials and rankings of one job on one set of data, kept in a file.
 
-    `key` says by digests what they hold for; `notes` what became of a file that was there.
+    `key` are the digests of what they are valid for, by name; `notes` say whether an existing file was used.
     """
 
     path: Path
@@ -45,39 +46,37 @@ class Trials:
 
     @classmethod
     def open(cls, path: Path, key: Mapping[str, str]) -> Trials:
-        """What is in the file if it is about the same key; nothing, with a note, if it is about another.
+        """The content of the file if it has the same key; nothing, with a note, if it has another.
 
         Raises:
-            InputError: the file is none that `Trials` has written.
+            InputError: the file was not written by `Trials`.
         """
-        found = cls(path, dict(key))
+        record = cls(path, dict(key))
         try:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
-            return found
+            return record
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: must be a file of trials (got {error}). Remove it to start afresh.") from None
         try:
             file = _File.model_validate_json(text)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            at = ".".join(str(p) for p in first["loc"]) or "the file"
             raise InputError(
-                f"{path}: must be a file of trials (got {at}: {first['msg']}). Remove it to start afresh."
+                f"{path}: must be a file of trials (got {first_problem(error)}). Remove it to start afresh."
             ) from None
         other = sorted(n for n in {*file.key, *key} if file.key.get(n) != key.get(n))
         if other:
-            found.notes.append(
+            record.notes.append(
                 f"{path.name}: {len(file.trials)} trials were of another {', '.join(other)}; started afresh"
             )
-            return found
-        found.trials, found.rankings = list(file.trials), dict(file.rankings)
+            return record
+        record.trials, record.rankings = list(file.trials), dict(file.rankings)
         if file.trials:
-            found.notes.append(f"{path.name}: {len(file.trials)} trials of an earlier run were taken up")
-        return found
+            record.notes.append(f"{path.name}: {len(file.trials)} trials of an earlier run were taken up")
+        return record
 
     def trial(self, candidate: Candidate, evaluate: Callable[[Candidate], Trial]) -> Trial:
-        """The trial of a candidate: the one on file, or a new one, which is then on file."""
+        """The trial of a candidate: the one of the file, or a new one, which is added to the file."""
         for known in self.trials:
             if known.candidate == candidate:
                 return known
@@ -87,7 +86,7 @@ class Trials:
         return new
 
     def ranking(self, algorithm: str, rank: Callable[[str], Sensitivity]) -> Sensitivity:
-        """The sensitivities under one algorithm: those on file, or new ones, which are then on file."""
+        """The sensitivities under one algorithm: those of the file, or new ones, which are added to the file."""
         if algorithm not in self.rankings:
             self.rankings[algorithm] = rank(algorithm)
             self._write()

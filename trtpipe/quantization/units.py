@@ -1,4 +1,4 @@
-"""The modules that a job can keep out of INT8, each with the tensors that are quantized for its sake."""
+"""The modules that a job can keep out of INT8, each with the tensors that are quantized because of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtpipe.model.nodes import module_path, op_name, source_line
-from trtpipe.quantization.placement import Site
+from trtpipe.values import Site
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -19,7 +19,7 @@ class Unit:
 
     `path` is what `precision.keep` names; `nodes` are its convolutions, linears and matmuls in execution order; `sites`
     are its own inputs and weights (rules Q1, Q2) and, of the residual add that one of its convolutions is fused with,
-    the skip branch (Q4): what goes when the module is kept. `source` is `file.py:line`.
+    the skip branch (Q4): all Q/DQ that disappear when the module is kept. `source` is `file.py:line`.
     """
 
     path: str

@@ -6,10 +6,11 @@ import csv
 import io
 import json
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from calib.files import text_at_most
+from calib.strictjson import first_problem
 from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError
 from trtpipe.evaluation.bench import Bench, Row
@@ -29,6 +30,8 @@ COLUMNS = (
     ("size MB", "size_bytes", "{:.3f}"),
     ("peak memory MB", "peak_memory_bytes", "{:.1f}"),
 )
+#: A longer file is none of `bench_text`.
+_MOST_BYTES = 64 << 20
 MEGA = ("size_bytes", "peak_memory_bytes")
 #: What the figures of the environment are read off, in the page's first lines.
 VERSIONS = ("python", "torch", "torchao", "onnxruntime", "system")
@@ -41,19 +44,18 @@ def read_bench(path: Path) -> Bench:
         InputError: it is none.
     """
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        found = TypeAdapter(Bench).validate_python(raw)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raw = json.loads(text_at_most(path, _MOST_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: must be JSON of `trtpipe bench --save` (got {error}). Measure again.") from None
+    try:
+        bench = TypeAdapter(Bench).validate_python(raw)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        at = ".".join(str(p) for p in first["loc"])
         raise InputError(
-            f"{path}: must be JSON of `trtpipe bench --save` (got {at}: {first['msg']}). Measure again."
+            f"{path}: must be JSON of `trtpipe bench --save` (got {first_problem(error)}). Measure again."
         ) from None
-    if json.loads(bench_text(found)) != raw:
-        raise InputError(f"{path}: must be JSON of `trtpipe bench --save` (got keys it does not write). Measure again.")
-    return found
+    if json.loads(bench_text(bench)) != raw:
+        raise InputError(f"{path}: was not written by `trtpipe bench --save` of this version. Measure again.")
+    return bench
 
 
 def bench_text(bench: Bench) -> str:
@@ -121,7 +123,7 @@ def table_csv(bench: Bench) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*names, "agreement_low", "agreement_high", "batch", "rounds"])
     for row in bench.rows:
-        values: list[Any] = [getattr(row, n) for n in names]
+        values: list[object] = [getattr(row, n) for n in names]
         values += [*(row.agreement_interval or (None, None)), bench.batch, bench.rounds]
         writer.writerow(["" if v is None else v for v in values])
     return out.getvalue()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from calib.histogram import Histogram
-    from trtpipe.report.answers import Confusion
+    from trtpipe.report.comparison import Confusion
 
 #: Bars of a histogram.
 BARS = 60

@@ -5,32 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
+from calib.types import Array
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
     from trtpipe.bundle.manifest import Manifest
     from trtpipe.evaluation.bench import Bench
 
-Array = np.ndarray[Any, Any]
-
 
 @dataclass(frozen=True)
-class Answers:
-    """What the baseline and what was executed answered on the same samples.
+class ComparedOutputs:
+    """The outputs of the baseline, and of the checked engine or graph, on the same samples.
 
     Attributes:
         reference: the baseline's outputs, float [S, ...] by output name.
-        found: the outputs of what was executed, [S, ...] by output name.
+        outputs: the checked engine's or graph's, [S, ...] by output name.
         ids: names the samples; for images, the file relative to `images`.
         labels: int64 [S], -1 where unknown, or None.
         images: the folder that `ids` are files of; None when the samples are no images.
     """
 
     reference: Mapping[str, Array]
-    found: Mapping[str, Array]
+    outputs: Mapping[str, Array]
     ids: Sequence[str]
     labels: Array | None = None
     images: Path | None = None
@@ -43,7 +41,7 @@ class ReportContent:
     Attributes:
         manifest: of the bundle, with its check; the sizes of its files come from `sizes`.
         sizes: bytes of each file of the bundle, by name; the report itself is not among them.
-        answers: None where they were not kept (a check by someone else): the report then says so.
+        compared: None where the outputs were not kept; the report then says so.
         table: the calibration table, with its histograms where they are at hand.
         scales: table key of each quantized input -> table key whose scale it has; empty where every one has its own.
         sensitivity: by module path, the SQNR of the output in dB when that module alone is quantized; inf where that
@@ -55,7 +53,7 @@ class ReportContent:
 
     manifest: Manifest
     sizes: Mapping[str, int]
-    answers: Answers | None = None
+    compared: ComparedOutputs | None = None
     table: CalibrationTable | None = None
     scales: Mapping[str, str] = field(default_factory=dict)
     sensitivity: Mapping[str, float] = field(default_factory=dict)

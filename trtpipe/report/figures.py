@@ -25,11 +25,3 @@ def percent(share: float, digits: int = 2) -> str:
     text = f"{100 * share:.{digits}f}"
     text = text.rstrip("0").rstrip(".") if "." in text else text
     return f"{'0' if text in ('-0', '') else text} %".replace("-", "−")
-
-
-def size(count: int) -> str:
-    """Bytes as people read them, with 1 MB = 1,000,000 bytes."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count} bytes"

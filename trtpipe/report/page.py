@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from calib.audit import CLIPPED, UNSTABLE
+from trtpipe.progress import size
 from trtpipe.quantization.diagnose import BLAME
-from trtpipe.report import answers as compared
-from trtpipe.report import charts
+from trtpipe.report import charts, comparison
 from trtpipe.report.content import ReportContent
-from trtpipe.report.figures import compact, percent, size
+from trtpipe.report.figures import compact, percent
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -73,7 +73,7 @@ class MetricRow:
 
     @property
     def undecided(self) -> bool:
-        """Whether the limit is met and the interval reaches beyond it: more samples would tell."""
+        """Whether the limit is met and the interval reaches beyond it: more samples would decide."""
         return bool(self.passed) and self.reach is not None and self.reach[1] > 1
 
     @property
@@ -142,11 +142,11 @@ def render(content: ReportContent) -> str:
     manifest = content.manifest
     check, engine = manifest.check, manifest.engine
     if check is None or engine is None:
-        raise ValueError("report: the manifest must have an engine and a check (got a kit)")
+        raise ValueError("report: the manifest is a kit's, without an engine or a check")
     table = content.table
     modules = module_rows(manifest.layers, table, content.scales, content.sensitivity)
-    confusion = None if content.answers is None else compared.confusion(content.answers, manifest.class_names)
-    gallery = None if content.answers is None else compared.gallery(content.answers, manifest.class_names)
+    confusion = None if content.compared is None else comparison.confusion(content.compared, manifest.class_names)
+    gallery = None if content.compared is None else comparison.gallery(content.compared, manifest.class_names)
     metrics = [metric_row(m) for m in check.metrics]
     return page(
         "report.html",
@@ -184,7 +184,7 @@ def render(content: ReportContent) -> str:
     )
 
 
-def page(template: str, **values: Any) -> str:
+def page(template: str, **values: object) -> str:
     """`template` with `values`, each escaped, and a policy that lets nothing but the page's own script run."""
     script = (_TEMPLATES / "sort.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -196,15 +196,15 @@ def page(template: str, **values: Any) -> str:
 def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    found = Environment(
+    environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"compact": compact, "percent": percent, "size": size, "prose": prose}
-    return found
+    environment.filters |= {"compact": compact, "percent": percent, "size": size, "prose": prose}
+    return environment
 
 
 def prose(text: str) -> Markup:
@@ -216,8 +216,8 @@ def prose(text: str) -> Markup:
 
 def packages(environment: Mapping[str, str]) -> list[tuple[str, str]]:
     """(name, version) of each package once: `a-b` and `a_b` are one (PEP 503)."""
-    found = {re.sub(r"[-_.]+", "-", name).lower(): (name, version) for name, version in sorted(environment.items())}
-    return sorted(found.values())
+    by_name = {re.sub(r"[-_.]+", "-", name).lower(): (name, version) for name, version in sorted(environment.items())}
+    return sorted(by_name.values())
 
 
 def worst_modules(rows: Sequence[ModuleRow]) -> list[ModuleRow]:
@@ -238,7 +238,7 @@ def headline(manifest: Manifest, check: CheckReport) -> str:
     where = f"on {check.samples:,} samples"
     if check.passed:
         limits = "the limit" if count == 1 else f"all {count} limits"
-        return f"{subject} answers like its TorchScript baseline {where}, within {limits} of the job."
+        return f"{subject} matches its TorchScript baseline {where}, within {limits} of the job."
     missed = [m.name for m in check.metrics if m.passed is False]
     if missed:
         return f"{subject} is too far from its TorchScript baseline {where}: {', '.join(missed)}."
@@ -248,26 +248,26 @@ def headline(manifest: Manifest, check: CheckReport) -> str:
 def cards(content: ReportContent, check: CheckReport) -> list[tuple[str, str, str]]:
     """The few figures above all others: (title, value, remark)."""
     by_name = {m.name: m for m in reversed(check.metrics)}
-    found: list[tuple[str, str, str]] = []
+    result: list[tuple[str, str, str]] = []
     if (m := by_name.get("accuracy_engine")) is not None:
         base = by_name.get("accuracy_baseline")
-        found.append(("Accuracy", percent(m.value), "" if base is None else f"baseline {percent(base.value)}"))
+        result.append(("Accuracy", percent(m.value), "" if base is None else f"baseline {percent(base.value)}"))
     if (m := by_name.get("top1_agreement")) is not None:
-        found.append(("Same class as the baseline", percent(m.value), f"of {check.samples:,} samples"))
+        result.append(("Same class as the baseline", percent(m.value), f"of {check.samples:,} samples"))
     if (m := by_name.get("cosine")) is not None:
-        found.append(("Cosine similarity", compact(m.value), "mean"))
+        result.append(("Cosine similarity", compact(m.value), "mean"))
     if (m := by_name.get("sqnr_db")) is not None:
-        found.append(("SQNR", f"{compact(m.value)} dB", "at the output"))
+        result.append(("SQNR", f"{compact(m.value)} dB", "at the output"))
     engine = content.manifest.engine
     if engine is not None and engine.file in content.sizes:
-        found.append(("Engine", size(content.sizes[engine.file]), f"{engine.target} {engine.version}"))
+        result.append(("Engine", size(content.sizes[engine.file]), f"{engine.target} {engine.version}"))
     if engine is not None and engine.int8_weights is not None:
         weights = engine.int8_weights
         remark = f"found in it, of {size(weights.total)} in the graph"
         if weights.dequantized:
             remark += f"; {size(weights.dequantized)} are stored in floating point"
-        found.append(("INT8 weights in the engine", size(weights.int8), remark))
-    return found
+        result.append(("INT8 weights in the engine", size(weights.int8), remark))
+    return result
 
 
 def metric_row(metric: Metric) -> MetricRow:
@@ -328,14 +328,14 @@ def module_rows(
 ) -> list[ModuleRow]:
     """Every operation in the graph's order, with the SQNR of its calibrated input and its sensitivity where known."""
     audits: Mapping[str, TensorAudit] = {} if table is None else table.audit.tensors
-    found = []
+    rows = []
     keys = {**{key: key for key in audits}, **scales}
     ratios = [input_sqnr(layer, audits, keys) for layer in layers]
     highest = max([r for r in ratios if r is not None], default=1.0)
     most = max((s for s in sensitivity.values() if math.isfinite(s)), default=1.0)
     for number, (layer, ratio) in enumerate(zip(layers, ratios, strict=True), 1):
         felt = sensitivity.get(layer.module) if layer.precision in NUMBER_FORMATS else None
-        found.append(
+        rows.append(
             ModuleRow(
                 layer.module or "(model)", layer.op, layer.precision, layer.reason, layer.source,
                 "" if ratio is None else f"{ratio:.1f}", _bar(ratio, highest), 1e9 if ratio is None else ratio,
@@ -343,7 +343,7 @@ def module_rows(
                 _bar(felt if felt is None else min(felt, most), most), 1e9 if felt is None else min(felt, 1e8), number,
             )
         )  # fmt: skip
-    return found
+    return rows
 
 
 def input_sqnr(layer: LayerPrecision, audits: Mapping[str, TensorAudit], scales: Mapping[str, str]) -> float | None:
@@ -362,7 +362,7 @@ def _bar(value: float | None, most: float) -> float:
 
 def tensor_cards(table: CalibrationTable) -> list[TensorCard]:
     """The calibrated tensors, those to look at first: flagged, then by falling instability and clipping."""
-    found = []
+    cards = []
     for key, audit in table.audit.tensors.items():
         flags: list[str] = [] if audit.state == "live" else [audit.state]
         if (audit.stability or 0.0) > UNSTABLE:
@@ -377,8 +377,8 @@ def tensor_cards(table: CalibrationTable) -> list[TensorCard]:
             percent(audit.clipped, 3), "–" if audit.sqnr_db is None else f"{audit.sqnr_db:.1f} dB",
             "–" if audit.stability is None else percent(audit.stability, 1), tuple(flags),
         )  # fmt: skip
-        found.append((order, card))
-    return [card for _, card in sorted(found, key=lambda f: f[0])]
+        cards.append((order, card))
+    return [card for _, card in sorted(cards, key=lambda f: f[0])]
 
 
 def coverage(table: CalibrationTable | None) -> list[tuple[str, int, float]]:

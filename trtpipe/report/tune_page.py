@@ -63,12 +63,16 @@ def table(trials: Sequence[Trial]) -> str:
 
 def ranking(sensitivity: Sensitivity) -> str:
     """The most sensitive modules, with what it took to find them."""
+    in_fp8 = any(m.fp8_sqnr_db is not None for m in sensitivity.modules)
+    in_int8 = any(m.int8_sqnr_db is not None for m in sensitivity.modules)
     titles = [
         "module",
         "source",
         "SQNR dB at the outputs",
         "at its own output",
         "in half",
+        *(["in FP8"] if in_fp8 else []),
+        *(["in INT8"] if in_int8 else []),
         "agreement",
         "loss +",
         "MACs",
@@ -80,6 +84,8 @@ def ranking(sensitivity: Sensitivity) -> str:
             _figure(m.sqnr_db),
             _figure(m.own_sqnr_db),
             _figure(m.half_sqnr_db),
+            *([_figure(m.fp8_sqnr_db)] if in_fp8 else []),
+            *([_figure(m.int8_sqnr_db)] if in_int8 else []),
             _figure(m.agreement),
             _figure(m.loss_rise),
             f"{m.macs / sensitivity.macs:.1%}" if sensitivity.macs else "",
@@ -87,8 +93,8 @@ def ranking(sensitivity: Sensitivity) -> str:
         for m in sensitivity.modules[:RANKED]
     ]
     head = (
-        f"## Sensitivity\n\nEach module alone in INT8, over {sensitivity.samples} samples: the worst {len(rows)} of "
-        f"{len(sensitivity.modules)}. It took {sensitivity.passes:.1f} forward passes over them."
+        f"## Sensitivity\n\nEach module alone in its number format, over {sensitivity.samples} samples: the worst "
+        f"{len(rows)} of {len(sensitivity.modules)}. It took {sensitivity.passes:.1f} forward passes over them."
     )
     return f"{head}\n\n{_markdown(titles, rows)}"
 
@@ -96,7 +102,12 @@ def ranking(sensitivity: Sensitivity) -> str:
 def _kept(candidate: Candidate) -> str:
     if not candidate.kept:
         return "nothing kept"
-    groups = (("half", candidate.half), ("FP32", candidate.fp32))
+    groups = (
+        ("FP8", candidate.fp8),
+        ("INT8", candidate.int8),
+        ("half", candidate.half),
+        ("FP32", candidate.fp32),
+    )
     return "; ".join(f"{', '.join(f'`{p}`' for p in paths)} in {name}" for name, paths in groups if paths)
 
 

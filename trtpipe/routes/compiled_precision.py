@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from trtpipe.trt.formats import DYNAMIC_QUANTIZE
 from trtpipe.values import LayerPrecision, OnnxModel, Precision
 
 if TYPE_CHECKING:
@@ -54,16 +55,16 @@ def read_back(layers: Sequence[LayerPrecision], graph: OnnxModel) -> tuple[Layer
     for at, layer in enumerate(layers):
         if layer.op in ONNX_OPERATORS:
             planned.setdefault((layer.module, ONNX_OPERATORS[layer.op]), []).append(at)
-    found = list(layers)
+    updated = list(layers)
     for key, places in planned.items():
         compiled = nodes.get(key, [])
         if len(compiled) != len(places):
             continue
         for at, precision in zip(places, compiled, strict=True):
-            if found[at].precision != precision:
-                reason = f"planned as {found[at].precision}; the compiled graph computes it in {precision}"
-                found[at] = replace(found[at], precision=precision, reason=reason)
-    return tuple(found)
+            if updated[at].precision != precision:
+                reason = f"planned as {updated[at].precision}; the compiled graph computes it in {precision}"
+                updated[at] = replace(updated[at], precision=precision, reason=reason)
+    return tuple(updated)
 
 
 def _types(model: ModelProto) -> dict[str, int]:
@@ -98,7 +99,7 @@ def _number_format(value: str, types: dict[str, int], producers: dict[str, NodeP
     quantizer = producers.get(stored)
     if moved and quantizer is not None:
         return None
-    if quantizer is not None and quantizer.op_type == "TRT_FP4DynamicQuantize":
+    if quantizer is not None and quantizer.op_type == DYNAMIC_QUANTIZE:
         return "nvfp4"
     names: dict[int, Precision] = {
         onnx.TensorProto.FLOAT8E4M3FN: "fp8",

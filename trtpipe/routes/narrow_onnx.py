@@ -8,18 +8,26 @@ domain, which gives numbers and block scales.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trtpipe.trt.formats import DYNAMIC_QUANTIZE, INT4, NVFP4
+from trtpipe.values import Quantized
+
 if TYPE_CHECKING:
-    from trtpipe.values import Quantized
+    from onnx.defs import OpSchema
+    from onnx_ir import Model, Value
+    from onnxscript.values import Opset
+
+#: What an operator of PyTorch is in ONNX: a function of its inputs that writes the nodes.
+Translations = dict[Callable[..., object], Callable[..., "Value"]]
 
 #: The first opset with the types that an operator needs.
-OPSETS = {"int4_dequantize": 21, "fp4_dequantize": 23, "fp4_dynamic": 23}
+OPSETS = {"int4_dequantize": INT4.opset, "fp4_dequantize": NVFP4.opset, "fp4_dynamic": NVFP4.opset}
 #: TensorRT's domain of operators that ONNX does not have.
 DOMAIN = "trt"
-DYNAMIC_QUANTIZE = "TRT_FP4DynamicQuantize"
 
 
 def opset_of(quantized: Quantized, least: int) -> int:
@@ -30,7 +38,7 @@ def opset_of(quantized: Quantized, least: int) -> int:
     return max(least, *(OPSETS.get(n, least) for n in names))
 
 
-def translations() -> dict[Any, Any]:
+def translations() -> Translations:
     """What `torch.ops.trtpipe`'s operators in FP8 and 4 bits are in ONNX."""
     import ml_dtypes
     import onnx_ir as ir
@@ -38,7 +46,7 @@ def translations() -> dict[Any, Any]:
     from onnxscript import opset20, opset21, opset23, values
 
     import trtpipe.quantization.narrow  # noqa: F401  # registers torch.ops.trtpipe.fp8_* and so on
-    from trtpipe.quantization.formats import NVFP4
+    from trtpipe.quantization import formats
 
     ops = torch.ops.trtpipe
     dynamic_quantize = values.Op(values.Opset(DOMAIN, 1), DYNAMIC_QUANTIZE, _dynamic_quantize_schema())
@@ -48,45 +56,42 @@ def translations() -> dict[Any, Any]:
         ir.DataType.BFLOAT16: ml_dtypes.bfloat16,
     }
 
-    def kind(out_dtype: Any) -> ir.DataType:
+    def kind(out_dtype: int | None) -> ir.DataType:
         return ir.DataType.FLOAT if out_dtype in (None, -1) else ir.DataType(int(out_dtype))
 
-    def constant(op: Any, value: float, dtype: ir.DataType) -> Any:
+    def constant(op: Opset, value: float, dtype: ir.DataType) -> Value:
         return op.Constant(value=ir.tensor(np.asarray(value, floats[dtype])))
 
-    def zero(op: Any) -> Any:
+    def zero(op: Opset) -> Value:
         return op.Constant(value=ir.tensor(np.asarray(0, ml_dtypes.float8_e4m3fn)))
 
-    def cast(op: Any, scales: Any, dtype: ir.DataType) -> Any:
+    def cast(op: Opset, scales: Value, dtype: ir.DataType) -> Value:
         return scales if dtype == ir.DataType.FLOAT else op.Cast(scales, to=int(dtype))
 
-    def fp8_quantize(x: Any, scale: float) -> Any:
+    def fp8_quantize(x: Value, scale: float) -> Value:
         return opset20.QuantizeLinear(x, constant(opset20, scale, x.dtype or ir.DataType.FLOAT), zero(opset20))
 
-    def fp8_dequantize(q: Any, scale: float, out_dtype: int = -1) -> Any:
+    def fp8_dequantize(q: Value, scale: float, out_dtype: int = -1) -> Value:
         return opset20.DequantizeLinear(q, constant(opset20, scale, kind(out_dtype)), zero(opset20))
 
-    def fp8_dequantize_weight(q: Any, scales: Any, axis: int, out_dtype: int = -1) -> Any:
-        return opset20.DequantizeLinear(q, cast(opset20, scales, kind(out_dtype)), axis=axis)
-
-    def int4_dequantize(q: Any, scales: Any, out_dtype: int = -1) -> Any:
+    def int4_dequantize(q: Value, scales: Value, out_dtype: int = -1) -> Value:
         block = q.shape[1] // scales.shape[1]
         return opset21.DequantizeLinear(q, cast(opset21, scales, kind(out_dtype)), axis=1, block_size=block)
 
-    def by_block(q: Any, scales: Any, scale: float, axis: int, out_dtype: int) -> Any:
+    def by_block(q: Value, scales: Value, scale: float, axis: int, out_dtype: int) -> Value:
         op = opset23
         wide = op.DequantizeLinear(scales, constant(op, scale, ir.DataType.FLOAT))
-        return op.DequantizeLinear(q, cast(op, wide, kind(out_dtype)), axis=axis, block_size=NVFP4.blocks[0])
+        return op.DequantizeLinear(q, cast(op, wide, kind(out_dtype)), axis=axis, block_size=formats.NVFP4.blocks[0])
 
-    def fp4_dequantize(q: Any, scales: Any, scale: float, out_dtype: int = -1) -> Any:
+    def fp4_dequantize(q: Value, scales: Value, scale: float, out_dtype: int = -1) -> Value:
         return by_block(q, scales, scale, 1, out_dtype)
 
-    def fp4_dynamic(x: Any, scale: float, out_dtype: int = -1) -> Any:
+    def fp4_dynamic(x: Value, scale: float, out_dtype: int = -1) -> Value:
         q, scales = dynamic_quantize(
             x,
             constant(opset23, scale, ir.DataType.FLOAT),
             axis=-1,
-            block_size=NVFP4.blocks[0],
+            block_size=formats.NVFP4.blocks[0],
             scale_type=int(ir.DataType.FLOAT8E4M3FN),
         )
         return by_block(q, scales, scale, -1, out_dtype)
@@ -94,14 +99,13 @@ def translations() -> dict[Any, Any]:
     return {
         ops.fp8_quantize.default: fp8_quantize,
         ops.fp8_dequantize.default: fp8_dequantize,
-        ops.fp8_dequantize_weight.default: fp8_dequantize_weight,
         ops.int4_dequantize.default: int4_dequantize,
         ops.fp4_dequantize.default: fp4_dequantize,
         ops.fp4_dynamic.default: fp4_dynamic,
     }
 
 
-def _dynamic_quantize_schema() -> Any:
+def _dynamic_quantize_schema() -> OpSchema:
     """The operator of TensorRT's parser, as onnx describes operators: numbers and their block scales."""
     from onnx.defs import OpSchema
 
@@ -123,7 +127,7 @@ def _dynamic_quantize_schema() -> Any:
     )
 
 
-def store_four_bits(model: Any) -> None:
+def store_four_bits(model: Model) -> None:
     """Give the weights of blocked DequantizeLinear nodes their 4-bit types: the program holds them in bytes, which
     PyTorch has no narrower type for. int8 becomes INT4 and uint8 FLOAT4E2M1; changed in place."""
     import ml_dtypes
@@ -139,6 +143,6 @@ def store_four_bits(model: Any) -> None:
         value = node.inputs[0]
         if value.const_value is not None and value.dtype in narrow:
             dtype, convert = narrow[value.dtype]
-            stored: Any = convert(value.const_value.numpy())  # type: ignore[no-untyped-call]
+            stored = convert(value.const_value.numpy())  # type: ignore[no-untyped-call]
             value.const_value = ir.Tensor(stored, dtype=dtype, name=value.name)
             value.dtype = dtype

@@ -10,10 +10,11 @@ import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from calib.types import Array
 from trtpipe.errors import BuildError
 from trtpipe.job.job import Job
 from trtpipe.model.export import example_inputs
@@ -27,6 +28,10 @@ from trtpipe.trt.flavour import installed
 from trtpipe.trt.isolated import build_isolated
 from trtpipe.values import Engine, LoadedModel, OnnxModel, Quantized, Target
 
+if TYPE_CHECKING:
+    from onnx import ModelProto
+    from onnx_ir import Model, Node, Value
+
 #: Opset of the files: the first whose Q/DQ take FP16 is 19; 20 has Gelu.
 OPSET = 20
 
@@ -38,8 +43,8 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
 
 def release(job: Job) -> str | None:
     """The TensorRT that the graph is written for, where its parser matters: the one here, for target tensorrt."""
-    found = installed().get("tensorrt") if job.build.target == "tensorrt" else None
-    return None if found is None else found[1]
+    tensorrt = installed().get("tensorrt") if job.build.target == "tensorrt" else None
+    return None if tensorrt is None else tensorrt[1]
 
 
 def compile_graph(job: Job, model: OnnxModel, progress: Progress) -> Engine:
@@ -143,7 +148,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _translations(*, float32_only: bool) -> dict[Any, Any]:
+def _translations(*, float32_only: bool) -> narrow_onnx.Translations:
     """Q/DQ whose scales have the dtype of the float side, as ONNX before opset 23 and TensorRT want them.
 
     Args:
@@ -159,40 +164,40 @@ def _translations(*, float32_only: bool) -> dict[Any, Any]:
     ops = torch.ops.quantized_decomposed
     floats = {ir.DataType.FLOAT: np.float32, ir.DataType.FLOAT16: np.float16}
 
-    def scale_of(scale: float, dtype: ir.DataType | None) -> Any:
+    def scale_of(scale: float, dtype: ir.DataType | None) -> Value:
         if dtype == ir.DataType.BFLOAT16:
             import ml_dtypes
 
             return op.Constant(value=ir.tensor(np.asarray(scale, ml_dtypes.bfloat16)))
         return op.Constant(value=ir.tensor(np.asarray(scale, floats.get(dtype or ir.DataType.FLOAT, np.float32))))
 
-    def zero(dtype: int) -> Any:
+    def zero(dtype: int) -> Value:
         del dtype  # always torch.int8 here: placement quantizes to nothing else
         return op.Constant(value=ir.tensor(np.asarray(0, np.int8)))
 
-    def out_type(out_dtype: Any) -> ir.DataType:
+    def out_type(out_dtype: int | None) -> ir.DataType:
         if out_dtype in (None, -1):
             return ir.DataType.FLOAT
         return ir.DataType(int(out_dtype))
 
-    def quantize(input: Any, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int) -> Any:
+    def quantize(input: Value, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int) -> Value:
         return op.QuantizeLinear(input, scale_of(scale, input.dtype), zero(dtype))
 
     def dequantize(
-        input: Any, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int, out_dtype: int = -1
-    ) -> Any:
+        input: Value, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int, out_dtype: int = -1
+    ) -> Value:
         return op.DequantizeLinear(input, scale_of(scale, out_type(out_dtype)), zero(dtype))
 
     def dequantize_channel(
-        input: Any,
-        scales: Any,
-        zero_points: Any,
+        input: Value,
+        scales: Value,
+        zero_points: Value,
         axis: int,
         quant_min: int,
         quant_max: int,
         dtype: int,
         out_dtype: int = -1,
-    ) -> Any:
+    ) -> Value:
         kind = out_type(out_dtype)
         if kind != ir.DataType.FLOAT:
             scales = op.Cast(scales, to=int(kind))
@@ -205,41 +210,41 @@ def _translations(*, float32_only: bool) -> dict[Any, Any]:
     }
 
 
-def _float32_translations() -> dict[Any, Any]:
+def _float32_translations() -> narrow_onnx.Translations:
     import onnx_ir as ir
     import torch
     from onnxscript import opset18 as op
 
     ops = torch.ops.quantized_decomposed
 
-    def constant(array: Any) -> Any:
+    def constant(array: Array | np.generic) -> Value:
         return op.Constant(value=ir.tensor(array))
 
-    def wide(value: Any) -> Any:
+    def wide(value: Value) -> Value:
         return value if value.dtype == ir.DataType.FLOAT else op.Cast(value, to=int(ir.DataType.FLOAT))
 
-    def narrow(value: Any, out_dtype: Any) -> Any:
+    def narrow(value: Value, out_dtype: int | None) -> Value:
         kind = ir.DataType.FLOAT if out_dtype in (None, -1) else ir.DataType(int(out_dtype))
         return value if kind == ir.DataType.FLOAT else op.Cast(value, to=int(kind))
 
-    def quantize(input: Any, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int) -> Any:
+    def quantize(input: Value, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int) -> Value:
         return op.QuantizeLinear(wide(input), constant(np.float32(scale)), constant(np.int8(0)))
 
     def dequantize(
-        input: Any, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int, out_dtype: int = -1
-    ) -> Any:
+        input: Value, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int, out_dtype: int = -1
+    ) -> Value:
         return narrow(op.DequantizeLinear(input, constant(np.float32(scale)), constant(np.int8(0))), out_dtype)
 
     def dequantize_channel(
-        input: Any,
-        scales: Any,
-        zero_points: Any,
+        input: Value,
+        scales: Value,
+        zero_points: Value,
         axis: int,
         quant_min: int,
         quant_max: int,
         dtype: int,
         out_dtype: int = -1,
-    ) -> Any:
+    ) -> Value:
         return narrow(op.DequantizeLinear(input, wide(scales), axis=axis), out_dtype)
 
     return {
@@ -249,15 +254,15 @@ def _float32_translations() -> dict[Any, Any]:
     }
 
 
-def _rename(model: Any, quantized: Quantized) -> None:
+def _rename(model: Model, quantized: Quantized) -> None:
     """Name every node `<module path>/<operator>`, with a number where several share it."""
     from trtpipe.model.bindings import INNER
 
-    def path_of(node: Any) -> str | None:
-        found = re.findall(r"'([^']*)'", node.metadata_props.get("pkg.torch.onnx.name_scopes", ""))
-        if len(found) < 2:
+    def path_of(node: Node) -> str | None:
+        scopes = re.findall(r"'([^']*)'", node.metadata_props.get("pkg.torch.onnx.name_scopes", ""))
+        if len(scopes) < 2:
             return None
-        path = re.sub(r"@\d+$", "", found[-2]).removeprefix(INNER + ".")
+        path = re.sub(r"@\d+$", "", scopes[-2]).removeprefix(INNER + ".")
         path = "" if path == INNER else path
         return path or (None if node.op_type in ("QuantizeLinear", "DequantizeLinear", "Cast") else "")
 
@@ -272,7 +277,7 @@ def _rename(model: Any, quantized: Quantized) -> None:
         node.name = stem if k == 0 else f"{stem}_{k}"
 
 
-def _strip(model: Any) -> None:
+def _strip(model: ModelProto) -> None:
     """Remove traces, scopes and documentation from the file, functions and subgraphs included."""
     todo = [model, model.graph, *model.functions]
     while todo:
@@ -291,7 +296,7 @@ def _strip(model: Any) -> None:
                 todo.append(attribute.g)
 
 
-def _name_dimensions(model: Any, quantized: Quantized) -> None:
+def _name_dimensions(model: ModelProto, quantized: Quantized) -> None:
     """Give dynamic dimensions of inputs and outputs the job's own names."""
     values = {v.name: v for v in (*model.graph.input, *model.graph.output)}
     for spec in (*quantized.inputs, *quantized.outputs):

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from calib.types import JsonObject
 from trtpipe.job.job import Job
 from trtpipe.job.sections import Build, Precision
+from trtpipe.packages import install_command
 from trtpipe.trt.flavour import parse_version
 from trtpipe.trt.options import asked, shown, uses_dla
 from trtpipe.values import Route
@@ -22,11 +24,6 @@ __all__ = ["asked", "installed_frontend", "job_refusals", "refusals"]
 
 #: Distribution of Torch-TensorRT by the target it is made for.
 FRONTENDS: Mapping[str, str] = {"tensorrt": "torch-tensorrt", "tensorrt_rtx": "torch-tensorrt-rtx"}
-#: How each is installed; that for TensorRT-RTX asks for a release that cannot build INT8 convolutions, hence --no-deps.
-INSTALL: Mapping[str, str] = {
-    "tensorrt": "pip install 'torch-tensorrt==2.14.*'",
-    "tensorrt_rtx": "pip install --no-deps torch-tensorrt-rtx==2.14.0 dllist",
-}
 #: The Torch-TensorRT whose arguments the tables below were read from.
 TESTED = "2.14"
 #: Builder options that are one keyword of Torch-TensorRT's conversion, their values taken as they are.
@@ -52,12 +49,11 @@ WHOLE_ONLY: Mapping[str, str] = {
     "refit": "the weights of a hybrid module are in several engines, under names that Torch-TensorRT makes up",
     "default_device_type": "PyTorch runs on the GPU, and DLA engines between its operations are untried",
 }
-TORCH2TRT = "pip install git+https://github.com/NVIDIA-AI-IOT/torch2trt"
 #: What torch2trt can give its bindings.
 TORCH2TRT_DTYPES = ("float32", "float16")
 
 #: A refusal: (what must hold, next step), or None where the value can be honoured.
-Rule = Callable[[Any, dict[str, Any]], tuple[str, str] | None]
+Rule = Callable[[Any, JsonObject], tuple[str, str] | None]
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,7 @@ class Support:
     torch2trt: Rule
 
 
-def _taken(_value: Any, _asked: dict[str, Any]) -> None:
+def _taken(_value: Any, _asked: JsonObject) -> None:
     return None
 
 
@@ -83,7 +79,7 @@ def _only(*legal: str, step: str = "") -> Rule:
     return lambda value, _asked: None if value in legal else (text, step or f"Use {legal[-1]}, or build.route onnx.")
 
 
-def _pools(value: Any, wanted: dict[str, Any]) -> tuple[str, str] | None:
+def _pools(value: Any, wanted: JsonObject) -> tuple[str, str] | None:
     legal = ", ".join(POOL_KEYWORDS)
     if other := [p for p in value if p not in POOL_KEYWORDS]:
         return f"must name pools among {legal}", f"Leave {', '.join(other)} out, or use build.route onnx."
@@ -92,7 +88,7 @@ def _pools(value: Any, wanted: dict[str, Any]) -> tuple[str, str] | None:
     return None
 
 
-def _version_compatible(_value: Any, wanted: dict[str, Any]) -> tuple[str, str] | None:
+def _version_compatible(_value: Any, wanted: JsonObject) -> tuple[str, str] | None:
     if "exclude_lean_runtime" in wanted:
         return None
     return (
@@ -101,13 +97,13 @@ def _version_compatible(_value: Any, wanted: dict[str, Any]) -> tuple[str, str] 
     )
 
 
-def _strip(_value: Any, wanted: dict[str, Any]) -> tuple[str, str] | None:
+def _strip(_value: Any, wanted: JsonObject) -> tuple[str, str] | None:
     if wanted.get("refit") in ("all", "identical"):
         return None
     return "must go with build.refit all or identical", "Set build.refit, or use build.route onnx."
 
 
-def _dla_core(_value: Any, wanted: dict[str, Any]) -> tuple[str, str] | None:
+def _dla_core(_value: Any, wanted: JsonObject) -> tuple[str, str] | None:
     if wanted.get("default_device_type") == "dla":
         return None
     return "must go with build.default_device_type dla", "Set it, or leave this out."
@@ -201,8 +197,8 @@ def _refused(
         if support.field not in wanted:
             continue
         rule = support.torch_tensorrt if route == "torch_tensorrt" else support.torch2trt
-        if said := rule(wanted[support.field], wanted):
-            must, step = said
+        if refusal := rule(wanted[support.field], wanted):
+            must, step = refusal
             yield f"build.{support.field}", f"{must} on route {route} (got {shown(wanted[support.field])}). {step}"
         elif build.allow_torch_fallback and support.field in WHOLE_ONLY:
             yield (
@@ -214,7 +210,7 @@ def _refused(
         yield (
             "build.route",
             f"torch_tensorrt must be version {TESTED}, whose arguments are known (got {frontend}). "
-            f"Run: {INSTALL.get(build.target, INSTALL['tensorrt'])}",
+            f"Run: {install_command(FRONTENDS.get(build.target, 'torch-tensorrt'))}",
         )
 
 
@@ -228,10 +224,10 @@ def job_refusals(job: Job, release: str | None) -> tuple[tuple[str, str], ...]:
     build = job.build
     here = installed_frontend() if build.route == "torch_tensorrt" else None
     version = here.version if here is not None and here.target == build.target else None
-    found = list(refusals(build, job.precision, build.route, frontend=version))
+    problems = list(refusals(build, job.precision, build.route, frontend=version))
     if build.route == "torch2trt":
-        found += [(path, f"{path}: {message}") for path, message in _torch2trt(job, release)]
-    return tuple(found)
+        problems += [(path, f"{path}: {message}") for path, message in _torch2trt(job, release)]
+    return tuple(problems)
 
 
 def _torch2trt(job: Job, release: str | None) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trtpipe.job.job import Job
+    from trtpipe.progress import Progress
+    from trtpipe.values import Engine, LoadedModel, Quantized
+
+Compile = Callable[["Job", "LoadedModel", "Quantized", "Progress"], "Engine"]
 
 #: route -> module:function(job, loaded, quantized, progress) -> Engine
 ROUTES: Mapping[str, str] = {
@@ -14,8 +21,8 @@ ROUTES: Mapping[str, str] = {
 }
 
 
-def route(name: str) -> Callable[..., Any]:
+def route(name: str) -> Compile:
     """The function that takes a quantized graph to an engine on this route."""
     module, _, function = ROUTES[name].partition(":")
-    found: Callable[..., Any] = getattr(import_module(module), function)
-    return found
+    compile_engine: Compile = getattr(import_module(module), function)
+    return compile_engine

@@ -6,17 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from calib.types import Array
 from trtpipe.errors import BuildError
 from trtpipe.trt.flavour import parse_version
 from trtpipe.trt.parser import refused_nodes
-from trtpipe.trt.regions import Operation, int8_regions
+from trtpipe.trt.regions import Operation, OperationKind, int8_regions
 
 if TYPE_CHECKING:
     import onnx
+    from onnx_ir import DataType, Graph, Model, Node, Value
 
 #: The opset that is exported for 8.6, the exporter's own; `lowered` brings it to 17.
 EXPORTED_OPSET = 18
@@ -28,7 +30,7 @@ def needs_lowering(release: str | None) -> bool:
     return release is not None and parse_version(release) < (10,)
 
 
-def lower(model: Any) -> None:
+def lower(model: Model) -> None:
     """Bring an onnx_ir model of opset 18, its Q/DQ float32, into 8.6's form, in place."""
     graph = model.graph
     for node in list(graph):
@@ -59,13 +61,13 @@ def require_parsable(model: onnx.ModelProto, release: str) -> None:
         )
 
 
-def _is_float16(value: Any) -> bool:
+def _is_float16(value: Value) -> bool:
     import onnx_ir as ir
 
     return value is not None and value.dtype == ir.DataType.FLOAT16
 
 
-def _type_int8_regions(graph: Any) -> None:
+def _type_int8_regions(graph: Graph) -> None:
     """Make FP16 operations that INT8 kernels do whole float32: casts beside Q/DQ go, others come at the rim."""
     import onnx_ir as ir
 
@@ -108,9 +110,13 @@ def _type_int8_regions(graph: Any) -> None:
             graph.remove(node, safe=True)
 
 
-def _operation(node: Any, widened: set[Any]) -> Operation:
-    kinds = {"QuantizeLinear": "quantize", "DequantizeLinear": "dequantize", "Constant": "constant"}
-    kind: Any = kinds.get(node.op_type, "other")
+def _operation(node: Node, widened: set[Node]) -> Operation:
+    kinds: dict[str, OperationKind] = {
+        "QuantizeLinear": "quantize",
+        "DequantizeLinear": "dequantize",
+        "Constant": "constant",
+    }
+    kind: OperationKind = kinds.get(node.op_type, "other")
     if node in widened:
         producer = node.inputs[0].producer()
         kind = "dequantize" if producer is not None and producer.op_type == "DequantizeLinear" else "quantize"
@@ -118,11 +124,11 @@ def _operation(node: Any, widened: set[Any]) -> Operation:
     return Operation(kind, inputs, tuple(v.name for v in node.outputs))
 
 
-def _computes_in_half(node: Any) -> bool:
+def _computes_in_half(node: Node) -> bool:
     return any(_is_float16(v) for v in (*node.inputs, *node.outputs))
 
 
-def _in_float32(graph: Any, node: Any, value: Any, widened: set[Any]) -> Any:
+def _in_float32(graph: Graph, node: Node, value: Value, widened: set[Node]) -> Value:
     """`value` as float32 for `node`: what stands before the cast behind a DQ, a constant rewritten, or a cast."""
     import onnx_ir as ir
 
@@ -134,7 +140,7 @@ def _in_float32(graph: Any, node: Any, value: Any, widened: set[Any]) -> Any:
     return _cast(graph, node, value, ir.DataType.FLOAT, after=False)
 
 
-def _cast(graph: Any, node: Any, value: Any, dtype: Any, *, after: bool) -> Any:
+def _cast(graph: Graph, node: Node, value: Value, dtype: DataType, *, after: bool) -> Value:
     import onnx_ir as ir
 
     name = f"{node.name}/Cast_{value.name}_{dtype.name}"
@@ -145,7 +151,7 @@ def _cast(graph: Any, node: Any, value: Any, dtype: Any, *, after: bool) -> Any:
     return cast.outputs[0]
 
 
-def _initializer(graph: Any, name: str, array: np.ndarray[Any, Any]) -> Any:
+def _initializer(graph: Graph, name: str, array: Array) -> Value:
     import onnx_ir as ir
 
     if name not in graph.initializers:
@@ -160,7 +166,7 @@ def _initializer(graph: Any, name: str, array: np.ndarray[Any, Any]) -> Any:
     return graph.initializers[name]
 
 
-def _dequantize(graph: Any, node: Any) -> None:
+def _dequantize(graph: Graph, node: Node) -> None:
     """A zero point for each scale; an INT8 constant as the float32 one that it was quantized from, and a Q."""
     import onnx_ir as ir
 
@@ -189,12 +195,12 @@ def _dequantize(graph: Any, node: Any) -> None:
     node.replace_input_with(0, q.outputs[0])
 
 
-def _append_input(node: Any, value: Any) -> None:
+def _append_input(node: Node, value: Value) -> None:
     node.resize_inputs(3)
     node.replace_input_with(2, value)
 
 
-def _axes_as_attribute(graph: Any, node: Any) -> None:
+def _axes_as_attribute(graph: Graph, node: Node) -> None:
     """Opset 17's reductions take their axes as an attribute."""
     import onnx_ir as ir
 
@@ -208,7 +214,7 @@ def _axes_as_attribute(graph: Any, node: Any) -> None:
     node.attributes["axes"] = ir.AttrInt64s("axes", [int(a) for a in axes.numpy()])
 
 
-def _mish(graph: Any, node: Any) -> None:
+def _mish(graph: Graph, node: Node) -> None:
     """Mish came with opset 18: before it, x * tanh(softplus(x))."""
     import onnx_ir as ir
 
@@ -224,7 +230,7 @@ def _mish(graph: Any, node: Any) -> None:
     node.replace_input_with(1, value)
 
 
-def _split(graph: Any, node: Any) -> None:
+def _split(graph: Graph, node: Node) -> None:
     """Opset 17's Split has as many equal parts as outputs; unequal ones are an input."""
     count = node.attributes.pop("num_outputs", None)
     if count is None or (len(node.inputs) > 1 and node.inputs[1] is not None):
@@ -240,7 +246,7 @@ def _split(graph: Any, node: Any) -> None:
     node.replace_input_with(1, _initializer(graph, f"{node.name}/sizes", sizes))
 
 
-def _resize(graph: Any, node: Any) -> None:
+def _resize(graph: Graph, node: Node) -> None:
     """Opset 18's attributes at their defaults say what opset 17 always does."""
     for name, default in (("antialias", 0), ("keep_aspect_ratio_policy", "stretch")):
         attribute = node.attributes.get(name)
@@ -248,7 +254,7 @@ def _resize(graph: Any, node: Any) -> None:
             del node.attributes[name]
 
 
-_REWRITES: Mapping[str, Callable[[Any, Any], None]] = {
+_REWRITES: Mapping[str, Callable[[Graph, Node], None]] = {
     "DequantizeLinear": _dequantize,
     **{
         f"Reduce{kind}": _axes_as_attribute

@@ -21,13 +21,14 @@ from trtpipe.bundle.format import Bundle, read_bundle
 from trtpipe.bundle.manifest import EngineInfo, Manifest
 from trtpipe.bundle.signing import check_signature, checking
 from trtpipe.errors import MissingError
+from trtpipe.packages import install_command
 from trtpipe.runtime.device import Device
 from trtpipe.trt.platforms import RTX_COMPUTE_CAPABILITIES, rtx_support
 
 _TITLES = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX", "onnxruntime": "ONNX Runtime"}
 _INSTALL = {
     "tensorrt": "Install that version (on a Jetson: the matching JetPack)",
-    "tensorrt_rtx": "Install it: pip install 'trtpipe[rtx]'",
+    "tensorrt_rtx": f"Install it: {install_command('tensorrt_rtx')}",
     "onnxruntime": "Install it: pip install onnxruntime",
 }
 _REBUILD = "or build the bundle for this device"
@@ -39,18 +40,18 @@ _CROSSINGS = {(8, 10), (10, 11)}
 def problems(manifest: Manifest, device: Device) -> tuple[str, ...]:
     """One line for each reason why the bundle cannot run on `device`; none when it can.
 
-    A kit is held against the TensorRT it is to be compiled with.
+    A kit is compared with the TensorRT that is to compile it.
     """
     engine = manifest.engine
     if engine is None:
         return _kit_problems(manifest, device)
-    found = [*_platform(engine, device), *_version(engine, device)]
+    misfits = [*_platform(engine, device), *_version(engine, device)]
     if engine.fallback:
-        found += _pytorch(manifest, engine, device)
+        misfits += _pytorch(manifest, engine, device)
     if engine.target != "onnxruntime":
-        found += _hardware(engine, device)
-    found += _memory(manifest, engine, device)
-    return tuple(found)
+        misfits += _hardware(engine, device)
+    misfits += _memory(manifest, engine, device)
+    return tuple(misfits)
 
 
 def placement_problems(engine: EngineInfo, device: Device) -> tuple[str, ...]:
@@ -62,7 +63,7 @@ def placement_problems(engine: EngineInfo, device: Device) -> tuple[str, ...]:
 
 
 def failure(manifest: Manifest) -> str:
-    """What was wrong with the bundle's answers when it was made; empty where its check passed, or is yet to come."""
+    """Why the bundle's check failed when it was built; empty where it passed, or is yet to come."""
     report = manifest.check
     if report is None or not manifest.failed:
         return ""
@@ -71,7 +72,7 @@ def failure(manifest: Manifest) -> str:
 
 
 def remarks(manifest: Manifest, device: Device) -> tuple[str, ...]:
-    """What is no reason against running the bundle on `device`, and good to know.
+    """Remarks on running the bundle on `device` that are no reason against it.
 
     ONNX Runtime loads older files always, yet its releases round a quantized graph differently: the quickstart's,
     checked with 1.31 at an accuracy of 0.9972, has 0.9917 with 1.23.
@@ -79,18 +80,18 @@ def remarks(manifest: Manifest, device: Device) -> tuple[str, ...]:
     engine = manifest.engine
     if engine is None:
         return ()
-    said: list[str] = []
+    lines: list[str] = []
     if engine.target == "tensorrt_rtx" and not engine.compute_capabilities:
-        said += _rtx_remarks(device)
+        lines += _rtx_remarks(device)
     if engine.fallback:
-        said += _remarks_on_pytorch(manifest, engine, device)
+        lines += _remarks_on_pytorch(manifest, engine, device)
     here = device.versions.get("onnxruntime")
     if engine.target == "onnxruntime" and here is not None and _numbers(here)[:2] != _numbers(engine.version)[:2]:
-        said.append(
-            f"ONNX Runtime is {here} here and was {engine.version} when the bundle was checked: answers may differ in "
-            "a few samples. The golden check below says by how much."
+        lines.append(
+            f"ONNX Runtime is {here} here and was {engine.version} when the bundle was checked: outputs may differ in "
+            "a few samples. The golden check below measures it."
         )
-    return tuple(said)
+    return tuple(lines)
 
 
 def _rtx_remarks(device: Device) -> tuple[str, ...]:
@@ -104,9 +105,9 @@ def _rtx_remarks(device: Device) -> tuple[str, ...]:
 
 def require_fit(manifest: Manifest, device: Device) -> None:
     """Raise MissingError with every line of `problems`, if there are any."""
-    found = problems(manifest, device)
-    if found:
-        raise MissingError("\n".join(found))
+    misfits = problems(manifest, device)
+    if misfits:
+        raise MissingError("\n".join(misfits))
 
 
 def admit(path: Path, key: Path | None) -> tuple[Bundle, str]:
@@ -132,24 +133,24 @@ def _same_release(one: str, other: str) -> bool:
 
 
 def _platform(engine: EngineInfo, device: Device) -> list[str]:
-    found = []
+    misfits = []
     if engine.os is not None and engine.os != device.os:
-        found.append(
+        misfits.append(
             f"os: the engine must run on {engine.os}, where it was built (got {device.os}). "
             f"Engines do not move between operating systems: use a {engine.os} device {_REBUILD}."
         )
     if engine.machine is not None and engine.machine != device.machine:
-        found.append(
+        misfits.append(
             f"platform: the engine must run on {engine.machine} (got {device.machine}). "
             f"Engines do not move between platforms: use a {engine.machine} device {_REBUILD}."
         )
-    return found
+    return misfits
 
 
 def _version(engine: EngineInfo, device: Device) -> list[str]:
     title, here = _TITLES[engine.target], device.versions.get(engine.target)
     if here is None:
-        return [f"runtime: {title} {engine.version} must be installed (got none). {_INSTALL[engine.target]}."]
+        return [f"runtime: {title} {engine.version} is not installed. {_INSTALL[engine.target]}."]
     if engine.target == "onnxruntime" or _same_release(engine.version, here):
         return []
     built, runs = _numbers(engine.version), _numbers(here)
@@ -181,22 +182,22 @@ def _pytorch(manifest: Manifest, engine: EngineInfo, device: Device) -> list[str
         return []
     modules = ", ".join(sorted({f.module or "the model itself" for f in engine.fallback})[:3])
     return [
-        f"runtime: PyTorch with CUDA must be installed, as {_operations(engine)} of this hybrid engine "
-        f"{_run(engine)} in it, of {modules} (got none). Install it: pip install torch{_release(manifest)}; or build "
+        f"runtime: PyTorch with CUDA is not installed, and {_operations(engine)} of this hybrid engine "
+        f"{_run(engine)} in it, of {modules}. Install it: pip install torch{_release(manifest)}; or build "
         "without build.allow_torch_fallback."
     ]
 
 
 def _remarks_on_pytorch(manifest: Manifest, engine: EngineInfo, device: Device) -> tuple[str, ...]:
     here = device.versions.get("torch")
-    said = (
+    line = (
         f"The engine is hybrid: {_operations(engine)} {_run(engine)} in PyTorch, which every device that runs it has "
         "to have."
     )
     if here is None or _numbers(here)[:2] == _numbers(manifest.environment.get("torch", here))[:2]:
-        return (said,)
+        return (line,)
     built = manifest.environment["torch"]
-    return said, f"PyTorch is {here} here and was {built} when the bundle was built: answers may differ a little."
+    return line, f"PyTorch is {here} here and was {built} when the bundle was built: outputs may differ a little."
 
 
 def _operations(engine: EngineInfo) -> str:
@@ -210,8 +211,8 @@ def _run(engine: EngineInfo) -> str:
 
 def _release(manifest: Manifest) -> str:
     """The release of PyTorch that built the bundle, as pip takes it, or nothing where that is not known."""
-    found = ".".join(str(n) for n in _numbers(manifest.environment.get("torch", ""))[:3])
-    return f"=={found}" if found else ""
+    version = ".".join(str(n) for n in _numbers(manifest.environment.get("torch", ""))[:3])
+    return f"=={version}" if version else ""
 
 
 def _hardware(engine: EngineInfo, device: Device) -> list[str]:
@@ -273,7 +274,7 @@ def _memory(manifest: Manifest, engine: EngineInfo, device: Device) -> list[str]
 def _kit_problems(manifest: Manifest, device: Device) -> tuple[str, ...]:
     target = manifest.build.target
     if target not in device.versions:
-        return (f"runtime: {_TITLES[target]} must be installed to build this kit (got none). {_INSTALL[target]}.",)
+        return (f"runtime: {_TITLES[target]} is not installed, and this kit is built with it. {_INSTALL[target]}.",)
     if target == "tensorrt" and device.compute_capability is None:
         return (f"gpu: TensorRT builds on the GPU it is for (got: {device.gpu}). Check its driver.",)
     return ()

@@ -1,4 +1,4 @@
-"""The machine that is to run a bundle, as one value; a test can say what it likes about it."""
+"""The machine that is to run a bundle, as one value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Device:
 
     `os` is `sys.platform`; `machine` like "x86_64" or "aarch64"; `versions` maps target to the version of its runtime
     here, and "torch" to PyTorch's; `compute_capability` is like "8.6", None without a usable GPU, and `gpu` is then the
-    reason; `jetson` is whether this is a JetPack system; memory in bytes, None when nobody could tell.
+    reason; `jetson` is whether this is a JetPack system; memory in bytes, None when it is not known.
     """
 
     os: str
@@ -32,9 +32,11 @@ class Device:
 
 
 def this_device() -> Device:
-    """This machine. Asks package metadata and the CUDA driver; imports no TensorRT and no torch."""
+    """This machine. From package metadata and the CUDA driver; imports no TensorRT and no torch."""
     versions: dict[str, str] = {str(name): version for name, (_, version) in flavour.installed().items()}
-    versions |= {name: found for name in ("onnxruntime", "torch") if (found := packages.version(name)) is not None}
+    versions |= {
+        name: installed for name in ("onnxruntime", "torch") if (installed := packages.version(name)) is not None
+    }
     gpus = driver.probe()
     first = gpus.devices[0] if gpus.devices else None
     jetson = is_jetson()
@@ -59,7 +61,7 @@ def is_jetson(root: Path = Path("/")) -> bool:
         return False
 
 
-def _memory(jetson: bool, gpu: driver.Device | None) -> int | None:
+def _memory(jetson: bool, gpu: driver.Gpu | None) -> int | None:
     """What an engine may use at most: of a discrete GPU all of it, of a system's own memory what is available now."""
     if gpu is not None and not jetson:
         return gpu.memory_bytes

@@ -6,7 +6,7 @@ import platform
 import sys
 from dataclasses import dataclass
 
-from trtpipe.packages import version
+from trtpipe.packages import install_command, version
 from trtpipe.routes import options as route_options
 from trtpipe.runtime.device import is_jetson
 from trtpipe.trt import driver, flavour
@@ -36,7 +36,6 @@ PACKAGES: tuple[tuple[str, str], ...] = (
 )
 #: What a job needs to be captured, calibrated and exported, whatever its target.
 _CAPTURE = ("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnxruntime")
-_TORCH2TRT = "pip install git+https://github.com/NVIDIA-AI-IOT/torch2trt"
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,8 @@ def _ability(what: str, possible: bool, reason: str, install: str = "") -> Abili
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """A GPU and what it accelerates; `precisions` is empty for one that the support matrix does not know."""
+class GpuAbility:
+    """A GPU and the precisions that it accelerates; none for one that the support matrix does not list."""
 
     name: str
     compute_capability: str
@@ -65,13 +64,13 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All that `doctor` says. `tensorrts` maps target to "distribution version"; `packages` name to version or None."""
+    """The result of `examine`. `tensorrts` maps targets to "distribution version", `packages` names to versions."""
 
     python: str
     system: str
     jetson: bool
     driver: str
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[GpuAbility, ...]
     tensorrts: dict[str, str]
     packages: dict[str, str | None]
     abilities: tuple[Ability, ...]
@@ -84,28 +83,29 @@ class Diagnosis:
 
 
 def examine() -> Diagnosis:
-    """What this machine can do, asked of package metadata and of the CUDA driver."""
-    found, packages = driver.probe(), {name: version(module) for name, module in PACKAGES}
+    """What this machine can do, from package metadata and the CUDA driver."""
+    gpu, packages = driver.probe(), {name: version(module) for name, module in PACKAGES}
     tensorrts = flavour.installed()
     jetson = is_jetson()
     return Diagnosis(
         python=platform.python_version(),
         system=f"{sys.platform} {machine_name(platform.machine())}",
         jetson=jetson,
-        driver=f"CUDA {found.cuda}" if not found.problem else found.problem,
+        driver=f"CUDA {gpu.cuda}" if not gpu.problem else gpu.problem,
         gpus=tuple(
-            Gpu(d.name, d.compute_capability, d.memory_bytes, _precisions(d.compute_capability)) for d in found.devices
+            GpuAbility(d.name, d.compute_capability, d.memory_bytes, _precisions(d.compute_capability))
+            for d in gpu.devices
         ),
         tensorrts={str(name): f"{distribution} {version}" for name, (distribution, version) in tensorrts.items()},
         packages=packages,
         abilities=(
             _capture(packages),
             *_onnxruntime(packages),
-            *_rtx(found, tensorrts, packages),
-            *_tensorrt(found, tensorrts, packages),
-            *_routes(found, tensorrts, packages),
+            *_rtx(gpu, tensorrts, packages),
+            *_tensorrt(gpu, tensorrts, packages),
+            *_routes(gpu, tensorrts, packages),
         ),
-        notes=_notes(found, tensorrts, jetson),
+        notes=_notes(gpu, tensorrts, jetson),
     )
 
 
@@ -117,7 +117,7 @@ def _precisions(compute_capability: str) -> tuple[str, ...]:
 def _capture(packages: dict[str, str | None]) -> Ability:
     missing = [n for n in _CAPTURE if packages[n] is None]
     reason = f"{', '.join(missing)} not installed" if missing else f"torch {packages['torch']}"
-    return _ability("capture, calibrate and export a model", not missing, reason, "pip install 'trtpipe[build]'")
+    return _ability("capture, calibrate and export a model", not missing, reason, install_command("torch"))
 
 
 def _onnxruntime(packages: dict[str, str | None]) -> tuple[Ability, ...]:
@@ -128,7 +128,7 @@ def _onnxruntime(packages: dict[str, str | None]) -> tuple[Ability, ...]:
 
 def _rtx(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str | None]) -> tuple[Ability, ...]:
     build, run = "build an engine (target tensorrt_rtx)", "run an engine (target tensorrt_rtx)"
-    install = flavour.INSTALL["tensorrt_rtx"]
+    install = install_command("tensorrt_rtx")
     if "tensorrt_rtx" not in tensorrts:
         if machine_name(platform.machine()) != "x86_64":
             reason = "TensorRT-RTX is made for x86-64 Linux and Windows alone"
@@ -158,23 +158,23 @@ def _tensorrt(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str
     if gpu.problem:
         return (Ability(both, False, f"it builds on the GPU that the engine is for, and {gpu.problem}"),)
     if "tensorrt" not in tensorrts:
-        return (Ability(both, False, "TensorRT is not installed", flavour.INSTALL["tensorrt"]),)
+        return (Ability(both, False, "TensorRT is not installed", install_command("tensorrt")),)
     distribution, release = tensorrts["tensorrt"]
     if flavour.parse_version(release) < flavour.OLDEST["tensorrt"]:
-        return (Ability(both, False, f"TensorRT {release} is older than 8.6", flavour.INSTALL["tensorrt"]),)
+        return (Ability(both, False, f"TensorRT {release} is older than 8.6", install_command("tensorrt")),)
     if distribution.startswith("tensorrt-lean"):
         reason = "tensorrt-lean only runs engines that were built elsewhere"
-        return (Ability(both, False, reason, flavour.INSTALL["tensorrt"]),)
+        return (Ability(both, False, reason, install_command("tensorrt")),)
     here = gpu.devices[0]
     return (_with_memory(Ability(both, True, f"TensorRT {release} on {here.name}"), packages),)
 
 
 def _with_memory(ability: Ability, packages: dict[str, str | None]) -> Ability:
-    """An engine that can be loaded still needs someone to give it device memory."""
+    """The ability to run an engine, which also needs a package that allocates device memory."""
     if any(packages[name] for name in ("torch", "cuda-python", "pycuda")):
         return ability
     reason = "none of torch, cuda-python and pycuda is installed, which give it device memory"
-    return Ability(ability.what, False, reason, "pip install 'trtpipe[edge]'")
+    return Ability(ability.what, False, reason, install_command("cuda"))
 
 
 def _routes(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str | None]) -> tuple[Ability, ...]:
@@ -187,9 +187,9 @@ def _routes(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str |
     if gpu.problem:
         return first, Ability(what, False, f"it runs the model on a GPU, and {gpu.problem}")
     if torch2trt is None:
-        return first, Ability(what, False, "torch2trt is not installed", _TORCH2TRT)
+        return first, Ability(what, False, "torch2trt is not installed", install_command("torch2trt"))
     if not release:
-        return first, Ability(what, False, "TensorRT is not installed", flavour.INSTALL["tensorrt"])
+        return first, Ability(what, False, "TensorRT is not installed", install_command("tensorrt"))
     return first, Ability(what, True, f"torch2trt {torch2trt} with TensorRT {release}")
 
 
@@ -198,13 +198,13 @@ def _torch_tensorrt(gpu: Driver, tensorrts: flavour.Installed) -> Ability:
     what = "build by route torch_tensorrt"
     frontend = route_options.installed_frontend()
     if frontend is None:
-        return Ability(what, False, "torch_tensorrt is not installed", "pip install 'trtpipe[torch-tensorrt]'")
+        return Ability(what, False, "torch_tensorrt is not installed", install_command("torch-tensorrt"))
     if gpu.problem:
         return Ability(what, False, f"Torch-TensorRT loads each engine on a GPU, and {gpu.problem}")
     here = {str(name): release for name, (_, release) in tensorrts.items()}.get(frontend.target)
     if here is None:
         reason = f"{frontend.distribution} {frontend.version} needs {frontend.target}, which is not installed"
-        return Ability(what, False, reason, {str(k): v for k, v in flavour.INSTALL.items()}[frontend.target])
+        return Ability(what, False, reason, install_command(frontend.target))
     reason = f"{frontend.distribution} {frontend.version} for target {frontend.target} on {gpu.devices[0].name}"
     return Ability(what, True, reason)
 
@@ -227,29 +227,29 @@ def _notes(gpu: Driver, tensorrts: flavour.Installed, jetson: bool) -> tuple[str
     return tuple(notes)
 
 
-def lines(found: Diagnosis) -> tuple[str, ...]:
+def lines(diagnosis: Diagnosis) -> tuple[str, ...]:
     """The diagnosis as text, one line each."""
     shown = [
-        f"python       {found.python}, {found.system}{', a Jetson' if found.jetson else ''}",
-        f"driver       {found.driver}",
+        f"python       {diagnosis.python}, {diagnosis.system}{', a Jetson' if diagnosis.jetson else ''}",
+        f"driver       {diagnosis.driver}",
     ]
-    for gpu in found.gpus:
+    for gpu in diagnosis.gpus:
         can = ", ".join(p.upper() for p in gpu.precisions) or "not in the support matrix"
         shown.append(
             f"gpu          {gpu.name}, compute capability {gpu.compute_capability}, "
             f"{gpu.memory_bytes / 2**30:.1f} GiB, {can}"
         )
     for target in ("tensorrt", "tensorrt_rtx"):
-        shown.append(f"{target:<12} {found.tensorrts.get(target, 'not installed')}")
-    have = [f"{n} {v}" for n, v in found.packages.items() if v]
-    lack = [n for n, v in found.packages.items() if not v]
+        shown.append(f"{target:<12} {diagnosis.tensorrts.get(target, 'not installed')}")
+    have = [f"{n} {v}" for n, v in diagnosis.packages.items() if v]
+    lack = [n for n, v in diagnosis.packages.items() if not v]
     shown.append(f"packages     {', '.join(have) or 'none'}")
     if lack:
         shown.append(f"missing      {', '.join(lack)}")
     shown.append("")
-    shown += [f"{'yes' if a.possible else 'no ':<3}  {a.what}: {a.reason}" for a in found.abilities]
-    if found.notes:
-        shown += ["", *(f"note: {n}" for n in found.notes)]
-    if found.commands:
-        shown += ["", "to add what is missing:", *(f"  {c}" for c in found.commands)]
+    shown += [f"{'yes' if a.possible else 'no ':<3}  {a.what}: {a.reason}" for a in diagnosis.abilities]
+    if diagnosis.notes:
+        shown += ["", *(f"note: {n}" for n in diagnosis.notes)]
+    if diagnosis.commands:
+        shown += ["", "to add what is missing:", *(f"  {c}" for c in diagnosis.commands)]
     return tuple(shown)

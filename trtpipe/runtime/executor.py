@@ -10,16 +10,17 @@ from typing import Any, Protocol, TypedDict
 
 import numpy as np
 
-from trtpipe.batching import Array, Batching, joined
+from calib.types import Array
+from trtpipe.batching import Batching, joined
 from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.golden import KEPT_SAMPLES
 from trtpipe.bundle.manifest import GRAPH, EngineInfo, describe_engine
 from trtpipe.errors import BuildError, InputError, MissingError
-from trtpipe.evaluation import metrics
+from trtpipe.evaluation import check, metrics
 from trtpipe.job.sections import Build
 from trtpipe.runtime.compatibility import placement_problems
 from trtpipe.runtime.device import Device, this_device
-from trtpipe.runtime.hybrid import HybridRunner
+from trtpipe.runtime.hybrid_runner import HybridRunner
 from trtpipe.runtime.onnxruntime import Optimization, OrtRunner
 from trtpipe.trt.runtime import EngineRunner
 from trtpipe.values import CheckReport, Engine, Executed, Target, TensorSpec
@@ -30,11 +31,13 @@ _FEW_SAMPLES = 1.25
 _ROUNDING, _COSINE_ROUNDING = 1e-4, 1e-6
 
 
-class Runner(Protocol):
-    """What executes, a context manager: `EngineRunner`, `HybridRunner` or `OrtRunner`; `name` is like
-    "onnxruntime 1.31.1"."""
+class Runner(check.Runner, Protocol):
+    """A runner that is loaded and released as a context manager.
 
-    name: str
+    `name` is like "onnxruntime 1.31.1"; `notes` are what a user should know of it once it is open.
+    """
+
+    notes: tuple[str, ...]
 
     def __enter__(self) -> Any:
         """Load."""
@@ -44,19 +47,17 @@ class Runner(Protocol):
     ) -> Any:
         """Release."""
 
-    def run(self, inputs: Mapping[str, Array], /) -> Mapping[str, Array]:
-        """The outputs of one batch by name."""
-
 
 class RunnerSettings(TypedDict):
-    """What an `EngineRunner` has to know of a plan beside its bytes: see its arguments of these names."""
+    """The arguments of an `EngineRunner` beside the plan, by name."""
 
     version_compatible: bool
+    without_lean_runtime: bool
     refit: bytes | None
 
 
 def info_of(engine: Engine) -> EngineInfo:
-    """What the manifest will say of an engine, from the options that were honoured."""
+    """The manifest's description of an engine, from the options that were honoured."""
     chosen = {k: v for k, v in engine.options.items() if k in ("hardware_compatibility", "runtime_platform")}
     compatible = bool(engine.options.get("version_compatible"))
     return describe_engine(engine, Build(target=engine.target, version_compatible=compatible, **chosen))
@@ -103,7 +104,7 @@ def graph_notes(engine: Engine, executed: Executed) -> tuple[str, ...]:
 def settings_of(engine: Engine) -> RunnerSettings:
     """How the runner of a built engine is opened."""
     stripped = engine.graph.data if engine.graph is not None and engine.options.get("strip_plan") else None
-    return {"version_compatible": bool(engine.options.get("version_compatible")), "refit": stripped}
+    return _settings(engine.options, stripped)
 
 
 def bundle_settings(bundle: Bundle) -> RunnerSettings:
@@ -111,7 +112,17 @@ def bundle_settings(bundle: Bundle) -> RunnerSettings:
     engine = bundle.manifest.engine
     assert engine is not None
     stripped = engine.options.get("strip_plan") and GRAPH in bundle.manifest.files
-    return {"version_compatible": engine.version_compatible, "refit": bundle.read(GRAPH) if stripped else None}
+    return _settings(
+        {**engine.options, "version_compatible": engine.version_compatible}, bundle.read(GRAPH) if stripped else None
+    )
+
+
+def _settings(options: Mapping[str, object], refit: bytes | None) -> RunnerSettings:
+    return {
+        "version_compatible": bool(options.get("version_compatible")),
+        "without_lean_runtime": bool(options.get("exclude_lean_runtime")),
+        "refit": refit,
+    }
 
 
 def graph_as_checked(model: bytes, target: Target) -> OrtRunner:
@@ -172,21 +183,21 @@ def serving_optimization(bundle: Bundle) -> tuple[Optimization, tuple[str, ...]]
     levels: tuple[Optimization, ...] = ("all", "extended", "basic", "none")
     for level in levels:
         try:
-            found = deviation(OrtRunner(model, optimization=level), bundle)
+            difference = deviation(OrtRunner(model, optimization=level), bundle)
         except MissingError:
             return "none", ("graph optimizations are turned off: onnxruntime is not installed here to try the graph.",)
         except BuildError:
             if level == "none":
                 raise
-            found = "ONNX Runtime refuses the graph"
-        if not found:
+            difference = "ONNX Runtime refuses the graph"
+        if not difference:
             return level, (f"graph optimizations are limited to {level!r}: with more, {why}.",) if why else ()
-        why = why or found
-    return "none", (f"even without graph optimizations {found}. Run `trtpipe check --graph` on the bundle.",)
+        why = why or difference
+    return "none", (f"even without graph optimizations {difference}. Run `trtpipe check --graph` on the bundle.",)
 
 
 def deviation(runner: Runner, bundle: Bundle) -> str:
-    """In what the outputs of `runner` on the golden inputs are further from the baseline's than those of the check.
+    """The figure in which the outputs of `runner` on the golden inputs are further from the baseline than the check's.
 
     Empty where they are not. A bundle without the figures of a check has no distance to be held to, and says that.
     """
@@ -207,7 +218,7 @@ def deviation(runner: Runner, bundle: Bundle) -> str:
 
 
 def unrecorded(bundle: Bundle) -> str:
-    """That the bundle has no distance for some output that it could be held to; empty where it has all of them."""
+    """A line that names an output whose distance no check has recorded; empty where all are recorded."""
     manifest = bundle.manifest
     missing = [s.name for s in manifest.outputs if _checked_distance(manifest.check, s) is None]
     return f"no check of output {missing[0]} is recorded that its outputs could be held to" if missing else ""
@@ -215,8 +226,8 @@ def unrecorded(bundle: Bundle) -> str:
 
 def _checked_distance(report: CheckReport | None, spec: TensorSpec) -> Distance | None:
     """The distance of one output in the check; None where it was not measured, or is not finite."""
-    found = {} if report is None else {m.name: m.value for m in report.metrics if m.output == spec.name}
-    figures = [found.get(name, math.nan) for name in ("cosine_worst", "max_abs", "relative_l2")]
+    values = {} if report is None else {m.name: m.value for m in report.metrics if m.output == spec.name}
+    figures = [values.get(name, math.nan) for name in ("cosine_worst", "max_abs", "relative_l2")]
     return Distance(*figures) if all(map(math.isfinite, figures)) else None
 
 

@@ -7,13 +7,18 @@ Runtime dequantizes it by itself.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-DYNAMIC_QUANTIZE = "TRT_FP4DynamicQuantize"
+from calib.types import Array
+from trtpipe.trt.formats import DYNAMIC_QUANTIZE
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, NodeProto
+
 #: How many numbers share a scale, the largest E2M1 and the largest E4M3.
 BLOCK, LARGEST, LARGEST_SCALE = 16, 6.0, 448.0
 #: Axes of the last dimension.
@@ -55,12 +60,12 @@ def widened(model: bytes) -> bytes | None:
 class _Nodes:
     """New nodes and constants of a graph."""
 
-    def __init__(self, graph: Any) -> None:
+    def __init__(self, graph: GraphProto) -> None:
         self.graph = graph
-        self.nodes: list[Any] = []
+        self.nodes: list[NodeProto] = []
         self._made = 0
 
-    def constant(self, value: np.ndarray[Any, Any]) -> str:
+    def constant(self, value: Array) -> str:
         name = self._name("constant")
         self.graph.initializer.append(numpy_helper.from_array(value, name))
         return name
@@ -68,7 +73,7 @@ class _Nodes:
     def number(self, value: float) -> str:
         return self.constant(np.asarray(value, np.float32))
 
-    def add(self, op: str, *inputs: str, to: str | None = None, **attributes: Any) -> str:
+    def add(self, op: str, *inputs: str, to: str | None = None, **attributes: object) -> str:
         """The output of a new node, called `to` where that is given."""
         output = to or self._name(op)
         self.nodes.append(helper.make_node(op, list(inputs), [output], self._name(op), **attributes))
@@ -89,7 +94,7 @@ class _Nodes:
         return f"four_bits/{op}_{self._made}"
 
 
-def _quantize(made: _Nodes, node: Any) -> None:
+def _quantize(made: _Nodes, node: NodeProto) -> None:
     """`node`'s two outputs: E2M1 numbers as float32 [..., K], and E4M3 block scales [..., K / 16]."""
     x, scale = made.cast(node.input[0], TensorProto.FLOAT), node.input[1]
     blocks, last = made.blocks(x), made.constant(_LAST)
@@ -107,7 +112,7 @@ def _quantize(made: _Nodes, node: Any) -> None:
     made.add("Reshape", near, made.add("Shape", x), to=node.output[0])
 
 
-def _dequantize(made: _Nodes, node: Any) -> None:
+def _dequantize(made: _Nodes, node: NodeProto) -> None:
     """`node`'s output: numbers, which are float32 by now, times the scale of their block along the last axis."""
     numbers, scale = node.input[:2]
     wide = made.add("Unsqueeze", made.cast(scale, TensorProto.FLOAT), made.constant(_LAST))

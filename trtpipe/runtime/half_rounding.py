@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import numpy_helper
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto
 
 HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 #: Operations whose results are among their inputs' values, or zero: rounded inputs give rounded results.
@@ -64,14 +67,14 @@ def rounded(model: bytes) -> bytes | None:
     return data
 
 
-def _types(proto: Any) -> dict[str, int]:
+def _types(proto: ModelProto) -> dict[str, int]:
     """Element type of every tensor, by name."""
     graph = onnx.shape_inference.infer_shapes(proto).graph
-    found = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
-    return found | {i.name: i.data_type for i in proto.graph.initializer}
+    types = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
+    return types | {i.name: i.data_type for i in proto.graph.initializer}
 
 
-def _widen_initializers(graph: Any, halves: Mapping[str, int]) -> None:
+def _widen_initializers(graph: GraphProto, halves: Mapping[str, int]) -> None:
     """Each half-precision initializer as the FP32 numbers it stands for."""
     for initializer in graph.initializer:
         if initializer.name in halves:
@@ -79,7 +82,7 @@ def _widen_initializers(graph: Any, halves: Mapping[str, int]) -> None:
             initializer.CopyFrom(numpy_helper.from_array(values, initializer.name))
 
 
-def _widened(node: Any, halves: Mapping[str, int], wide: Mapping[str, str], ends: set[str]) -> list[Any]:
+def _widened(node: NodeProto, halves: Mapping[str, int], wide: Mapping[str, str], ends: set[str]) -> list[NodeProto]:
     """The node on FP32 inputs, and the casts after it."""
     reads = any(name in halves for name in node.input)
     made, after = onnx.NodeProto(), []
@@ -102,5 +105,5 @@ def _widened(node: Any, halves: Mapping[str, int], wide: Mapping[str, str], ends
     return [made, *after]
 
 
-def _cast(source: str, target: str, to: int) -> Any:
+def _cast(source: str, target: str, to: int) -> NodeProto:
     return onnx.helper.make_node("Cast", [source], [target], f"{target}/Cast", to=to)

@@ -1,19 +1,18 @@
-"""What `run` is given: an image, a folder of them or a file of arrays, as batches for a loaded bundle."""
+"""The inputs of `run`: an image, a folder of them or a file of arrays, as batches for a loaded bundle."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from calib.files import as_text
+from calib.samples import IMAGE_SUFFIXES
+from calib.types import Array
 from trtpipe.errors import InputError
-from trtpipe.runtime.preprocess import IMAGE_SUFFIXES
 from trtpipe.runtime.session import Model
-
-Array = np.ndarray[Any, Any]
 
 ARRAY_SUFFIXES = (".npy", ".npz", ".safetensors")
 
@@ -52,24 +51,27 @@ def open_feed(path: Path, model: Model) -> Feed:
         return _folder(path, model)
     suffix = path.suffix.lower()
     if not path.is_file():
-        raise InputError(f"{path}: must be an image, a folder of images or an array file (got nothing there).")
+        raise InputError(
+            f"{path}: there is no such file or folder. Give an image, a folder of images or an array file."
+        )
     if suffix in ARRAY_SUFFIXES:
         return _arrays(path, model)
     if suffix in IMAGE_SUFFIXES:
-        return Feed((path.name,), (None,), paths=(path,))
+        return Feed((as_text(path.name),), (None,), paths=(path,))
     kinds = ", ".join((*IMAGE_SUFFIXES, *ARRAY_SUFFIXES))
     raise InputError(f"{path}: must be one of {kinds} (got {suffix or 'no suffix'}). Convert it.")
 
 
 def _folder(folder: Path, model: Model) -> Feed:
-    found = [p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file()]
-    paths = tuple(sorted(found, key=lambda p: p.relative_to(folder).parts))
+    files = [p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file()]
+    paths = tuple(sorted(files, key=lambda p: p.relative_to(folder).parts))
     if not paths:
-        raise InputError(f"{folder}: must hold images ({', '.join(IMAGE_SUFFIXES)}; got none). Check the path.")
+        raise InputError(f"{folder}: holds no image ({', '.join(IMAGE_SUFFIXES)}). Check the path.")
     names = set(model.manifest.class_names or ())
     relative = [p.relative_to(folder) for p in paths]
-    truths = tuple(r.parts[0] if len(r.parts) > 1 and r.parts[0] in names else None for r in relative)
-    return Feed(tuple(r.as_posix() for r in relative), truths, paths=paths)
+    firsts = [as_text(r.parts[0]) if len(r.parts) > 1 else None for r in relative]
+    truths = tuple(first if first in names else None for first in firsts)
+    return Feed(tuple(as_text(r.as_posix()) for r in relative), truths, paths=paths)
 
 
 def _arrays(path: Path, model: Model) -> Feed:
@@ -91,5 +93,5 @@ def _arrays(path: Path, model: Model) -> Feed:
         raise InputError(
             f"{path}: every array must hold the same samples, one or more (got {sorted(lengths)}). Check it."
         )
-    ids = tuple(f"{path.name}[{i}]" for i in range(lengths.pop()))
+    ids = tuple(f"{as_text(path.name)}[{i}]" for i in range(lengths.pop()))
     return Feed(ids, (None,) * len(ids), arrays=arrays)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
+from calib.types import Array
 from trtpipe.errors import BuildError, InputError, MissingError
-
-Array = np.ndarray[Any, Any]
 
 #: How much of its graph optimization ONNX Runtime does, most first; "all" is its default.
 Optimization = Literal["all", "extended", "basic", "none"]
@@ -53,9 +52,10 @@ class OrtRunner:
             import onnxruntime
         except ImportError:
             raise MissingError(
-                "onnxruntime: must be installed to run a graph on the CPU (it is not). Run `pip install onnxruntime`."
+                "onnxruntime: not installed, and a graph on the CPU is run with it. Run `pip install onnxruntime`."
             ) from None
         self.name = f"onnxruntime {onnxruntime.__version__}"
+        self.notes: tuple[str, ...] = ()
         if as_written:
             given = model if isinstance(model, bytes) else Path(model).read_bytes()
             optimization, model = "none", self._rounded(self._widened(given))
@@ -117,7 +117,7 @@ class OrtRunner:
         if set(inputs) != set(self._inputs):
             raise InputError(f"inputs: must be {', '.join(self._inputs)} (got {', '.join(inputs)}). Name each one.")
         try:
-            found = self._session.run(list(self._outputs), {n: np.ascontiguousarray(a) for n, a in inputs.items()})
+            outputs = self._session.run(list(self._outputs), {n: np.ascontiguousarray(a) for n, a in inputs.items()})
         except Exception as error:
             raise InputError(f"inputs: must fit the graph (got {error}). Check shapes and dtypes.") from error
-        return dict(zip(self._outputs, found, strict=True))
+        return dict(zip(self._outputs, outputs, strict=True))

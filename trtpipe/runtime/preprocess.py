@@ -11,19 +11,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
 
+from calib.types import Array
 from trtpipe.errors import InputError
 from trtpipe.job.sections import Transform
 from trtpipe.values import TensorSpec
-
-Array = np.ndarray[Any, Any]
-
-#: Suffixes that `run` takes for images: torchvision's ImageFolder's own.
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 #: An image of more pixels than this is refused before it is decoded.
 MAX_PIXELS = 256 << 20
@@ -150,6 +145,7 @@ def _check_shape(sample: Array, spec: TensorSpec) -> None:
     )
     if not fits:
         raise InputError(
-            f"{spec.name}: a preprocessed image must have the shape {expected} of its binding (got {sample.shape}). "
+            f"{spec.name}: a preprocessed image must have the shape {spec.described} of its binding, without the first "
+            f"(got {list(sample.shape)}). "
             "Resize the images, or give the job's transform a center_crop."
         )

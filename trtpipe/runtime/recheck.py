@@ -1,4 +1,4 @@
-"""A bundle held once more against its golden data, where it is to run: in NumPy, without torch or onnx."""
+"""A bundle checked again on its golden data, on the device: in NumPy, without torch or onnx."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
-from trtpipe.batching import Array, Batching
+from calib.types import Array
+from trtpipe.batching import Batching
 from trtpipe.bundle.manifest import Manifest
 from trtpipe.evaluation.check import CheckData, Damaged, Executor, check_engine
 from trtpipe.job.sections import Limits
@@ -26,10 +27,10 @@ _SLACK = 0.01
 
 
 def recheck(model: Model, progress: Progress | None = None) -> CheckReport:
-    """What `model` answers on the bundle's golden inputs, against the baseline's answers and the job's limits.
+    """The check of `model` on the bundle's golden inputs, against the baseline's outputs, under the job's limits.
 
     The report's notes say which limits a few samples cannot be held against. The control is the build's own, which
-    had to fail under the job's limits; without one, each sample is given the answer to another.
+    had to fail under the job's limits; without one, each sample gets the outputs of another.
     """
     golden = model.bundle.golden()
     limits, notes = golden_limits(model.manifest, golden.samples)

@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtpipe.batching import Array, Batching, joined
+from calib.types import Array
+from trtpipe.batching import Batching, joined
 from trtpipe.bundle import signing
 from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.manifest import GRAPH, Manifest
 from trtpipe.errors import InputError
 from trtpipe.runtime import compatibility
 from trtpipe.runtime.device import this_device
-from trtpipe.runtime.executor import Runner, bundle_settings, graph_as_checked, open_graph
-from trtpipe.runtime.hybrid import HybridRunner
+from trtpipe.runtime.executor import Runner, bundle_settings, deviation, graph_as_checked, open_graph, unrecorded
+from trtpipe.runtime.hybrid_runner import HybridRunner
 from trtpipe.runtime.preprocess import load_image, preprocess
 from trtpipe.trt.runtime import EngineRunner
 from trtpipe.values import Executed, TensorSpec
@@ -63,15 +64,15 @@ class Prediction:
 class Model:
     """An open bundle. Call it with images (paths or PIL images) or with arrays by input name.
 
-    `executed` is whether the engine or the graph runs; `notes` say what a user of the outputs should know of that.
+    `executed` is whether the engine or the graph runs; `notes` are for users of the outputs.
     """
 
     def __init__(self, bundle: Bundle, runner: Runner, executed: Executed, notes: tuple[str, ...] = ()) -> None:
         self.bundle = bundle
         self.executed: Executed = executed
-        self.notes = notes
         self._stack = ExitStack()
         self._runner: Runner | None = self._stack.enter_context(runner)
+        self.notes = (*notes, *runner.notes)
 
     @property
     def manifest(self) -> Manifest:
@@ -131,6 +132,11 @@ class Model:
             return self.run_arrays(images)
         if isinstance(images, np.ndarray):
             return self.run_arrays({self._only_input().name: images})
+        if not isinstance(images, list | tuple) or not all(_is_image(i) for i in images):
+            raise InputError(
+                f"{self.bundle.path}: must be given a list of images (paths or PIL images), an array, or arrays by "
+                f"input name (got {_kind(images)}). Convert it."
+            )
         return self.run_arrays({self._only_input().name: self.preprocess(images)})
 
     def preprocess(self, images: Iterable[Image | str | Path]) -> Array:
@@ -143,7 +149,7 @@ class Model:
             )
         loaded = [load_image(Path(i)) if isinstance(i, str | Path) else i for i in images]
         if not loaded:
-            raise InputError(f"{self.bundle.path}: at least one image must be given (got none). Give images.")
+            raise InputError(f"{self.bundle.path}: no image was given. Give at least one.")
         return np.stack([preprocess(image, transform, spec) for image in loaded])
 
     def classify(
@@ -160,17 +166,15 @@ class Model:
         """
         spec = next((s for s in self.manifest.outputs if s.batch_axis is not None and len(s.shape) == 2), None)
         if spec is None:
-            raise InputError(
-                f"{self.bundle.path}: must have an output [N, C] to classify (it has none). Use the raw outputs."
-            )
+            raise InputError(f"{self.bundle.path}: has no output [N, C] to classify by. Use the raw outputs.")
         names = self.manifest.class_names
-        found = []
+        rows = []
         for row in outputs[spec.name].astype(np.float64):
             # Stable, so that of equal values the lowest index comes first, as argmax has it; NaN comes last.
             order = [int(i) for i in np.argsort(-row, kind="stable")[:top]]
             labels = tuple(names[i] if names and i < len(names) else None for i in order)
-            found.append(Prediction(tuple(order), tuple(float(row[i]) for i in order), labels))
-        return found
+            rows.append(Prediction(tuple(order), tuple(float(row[i]) for i in order), labels))
+        return rows
 
     def run_arrays(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs by name for arrays [S, ...] of any S, run in batches that the engine takes."""
@@ -206,7 +210,7 @@ class Model:
         return specs[0]
 
     def _check_arrays(self, arrays: Mapping[str, Array]) -> int:
-        """How many samples there are, once the arrays are found to fit the bindings."""
+        """How many samples there are, after the arrays are checked against the bindings."""
         where, specs = self.bundle.path, {s.name: s for s in self.manifest.inputs}
         if set(arrays) != set(specs):
             raise InputError(
@@ -222,7 +226,14 @@ class Model:
             )
             if not fits:
                 raise InputError(
-                    f"{where}: input {name} must have the shape {spec.shape} (got {array.shape}). Reshape it."
+                    f"{where}: input {name} must have the shape {spec.described} (got {list(array.shape)}). Reshape or "
+                    "resize it."
+                )
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                bad = ~np.isfinite(array.reshape(len(array), -1)).all(axis=1)
+                raise InputError(
+                    f"{where}: every value of input {name} must be finite, as in the check (got NaN or infinity in "
+                    f"sample {int(bad.argmax())}). Leave it out or replace them."
                 )
         counts = {len(a) for a in arrays.values()}
         if len(counts) != 1 or min(counts) < 1:
@@ -232,11 +243,22 @@ class Model:
         return counts.pop()
 
 
+def _is_image(value: object) -> bool:
+    return isinstance(value, str | Path) or hasattr(value, "mode")  # without PIL for users of arrays
+
+
+def _kind(value: object) -> str:
+    """`Tensor`, or `list of list` for the first part of it that is no image."""
+    name = type(value).__name__
+    wrong = next((v for v in value if not _is_image(v)), None) if isinstance(value, list | tuple) else None
+    return name if wrong is None else f"{name} of {type(wrong).__name__}"
+
+
 def load(path: str | Path, *, key: str | Path | None = None, graph: bool = False, as_written: bool = False) -> Model:
     """The bundle at `path`, ready to be run here.
 
-    Nothing of the engine is deserialized before the bundle is found whole, signed as the device demands, and fit for
-    this device. One whose check failed when it was made is loaded, with a warning in the log.
+    Nothing of the engine is deserialized before the bundle is verified to be whole, signed as the device demands, and
+    fit for this device. One whose check failed when it was made is loaded, with a warning in the log.
 
     Args:
         path: the bundle's directory.
@@ -270,8 +292,9 @@ def open_model(bundle: Bundle, *, graph: bool = False, as_written: bool = False)
     engine = bundle.manifest.engine
     if engine is None and not graph:
         raise InputError(
-            f"{bundle.path}: must be a bundle to be run (got a kit). Finish it here: trtpipe build {bundle.path}."
+            f"{bundle.path}: is a kit, which has no engine to run. Finish it here: trtpipe build {bundle.path}."
         )
+    runner: Runner
     if engine is None or graph or engine.target == "onnxruntime":
         if not as_written:
             runner, notes = open_graph(bundle)
@@ -281,6 +304,15 @@ def open_model(bundle: Bundle, *, graph: bool = False, as_written: bool = False)
         return Model(bundle, graph_as_checked(bundle.read(GRAPH), bundle.manifest.build.target), "graph")
     compatibility.require_fit(bundle.manifest, this_device())
     if engine.fallback:
-        hybrid = HybridRunner(bundle.read(engine.file), version_compatible=engine.version_compatible)
-        return Model(bundle, hybrid, "engine")
-    return Model(bundle, EngineRunner(bundle.read(engine.file), **bundle_settings(bundle)), "engine")
+        runner = HybridRunner(bundle.read(engine.file), version_compatible=engine.version_compatible)
+    else:
+        runner = EngineRunner(bundle.read(engine.file), **bundle_settings(bundle))
+    model = Model(bundle, runner, "engine")
+    try:
+        why = "" if as_written or unrecorded(bundle) else deviation(runner, bundle)
+    except BaseException:
+        model.close()
+        raise
+    if why:
+        model.notes += (f"the engine is further from the baseline than its check was: {why}. Run `trtpipe verify`",)
+    return model

@@ -18,6 +18,7 @@ __all__ = [
     "runtime",
     "timing",
     "timing_cache",
+    "types",
     "versions",
     "weights",
 ]

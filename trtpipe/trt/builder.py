@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import traceback
 from pathlib import Path
-from typing import Any
 
 from trtpipe.errors import BuildError, InputError
 from trtpipe.job.sections import Build, Precision
@@ -42,7 +41,7 @@ def build_engine(
     Args:
         model: a checked ONNX file whose input and output dtypes are those of its specs.
         build: target `tensorrt`, which needs the GPU it builds for, or `tensorrt_rtx`, which builds anywhere.
-        progress: told the percentage built; polled for the wish to cancel wherever TensorRT has a progress monitor
+        progress: receives the percentage built; polled for cancellation wherever TensorRT has a progress monitor
             (from 10 on).
         precision: the job's, which implicit quantization takes its FP16 flag from.
         calibration: ranges or samples for implicit quantization.
@@ -55,38 +54,40 @@ def build_engine(
         BuildError: when TensorRT refuses the graph, changes a binding, or fails.
         Cancelled: when the user stops it; nothing is left behind.
     """
-    found = flavour.load(build.target)
+    tensorrt = flavour.load(build.target)
     gpu = None
-    for path in needs_driver(build, found.name) if judged else ():
-        gpu = driver.require(f"{path} with {found.title}")
-    refused = refusals(build, precision, found.name, found.version, found.capabilities) + _unfit(gpu, build, precision)
+    for path in needs_driver(build, tensorrt.name) if judged else ():
+        gpu = driver.require(f"{path} with {tensorrt.title}")
+    refused = refusals(build, precision, tensorrt.name, tensorrt.version, tensorrt.capabilities) + _unfit(
+        gpu, build, precision
+    )
     if refused and judged:
         raise InputError("\n".join(message for _, message in refused))
-    newest = newest_opset(found.version) if found.name == "tensorrt" else None
+    newest = newest_opset(tensorrt.version) if tensorrt.name == "tensorrt" else None
     if newest is not None and model.opset > newest:
         raise InputError(
-            f"onnx: {found.title} parses opset {newest} at most (got {model.opset}). "
-            f"Prepare the kit for it: trtpipe prepare --for {found.version}."
+            f"onnx: {tensorrt.title} parses opset {newest} at most (got {model.opset}). "
+            f"Prepare the kit for it: trtpipe prepare --for {tensorrt.version}."
         )
     watch = Watch(progress, build.log_level)
     try:
-        data, notes = _serialize(found, gpu, model, build, precision, calibration, watch)
+        data, notes = _serialize(tensorrt, gpu, model, build, precision, calibration, watch)
     except BaseException as error:
         # TensorRT has one logger for the process while any of its objects lives, and a traceback keeps them alive.
         traceback.clear_frames(error.__traceback__)
         raise
     progress.step(100, 100, PERCENT)
-    header = _checked_header(found, build, data)
-    if not found.has("progress_monitor"):
-        notes += (f"{found.title} has no progress monitor: neither progress nor cancelling while it built",)
-    least = None if precision is None or build.compute_capability else formats.floor(precision)
-    if least is not None and found.name == "tensorrt_rtx":
-        notes += (f"portable engine: its number formats need compute capability {least} or later, not Ampere's 8.0",)
+    header = _checked_header(tensorrt, build, data)
+    if not tensorrt.has("progress_monitor"):
+        notes += (f"{tensorrt.title} has no progress monitor: neither progress nor cancelling while it built",)
+    least = formats.floor(precision, tensorrt.name, header.compute_capabilities)
+    notes += formats.portable_notes(least)
     return Engine(
         data=data,
-        target=found.name,
-        version=found.version,
+        target=tensorrt.name,
+        version=tensorrt.version,
         compute_capabilities=header.compute_capabilities or _built_on(gpu, build),
+        minimum_compute_capability=least,
         inputs=model.inputs,
         outputs=model.outputs,
         graph=model,
@@ -96,7 +97,7 @@ def build_engine(
 
 
 def _serialize(
-    found: Flavour,
+    tensorrt: Flavour,
     gpu: driver.Driver | None,
     model: OnnxModel,
     build: Build,
@@ -104,39 +105,40 @@ def _serialize(
     calibration: Calibration | None,
     watch: Watch,
 ) -> tuple[bytes, tuple[str, ...]]:
-    """The plan's bytes, and notes. What is made here is referenced until TensorRT has returned: it holds none of it."""
+    """The plan's bytes, and notes. Every object made here is kept until TensorRT has returned: it holds none."""
     watch.check()
-    trt, logger = found.module, make_logger(found, watch)
+    trt, logger = tensorrt.module, make_logger(tensorrt, watch)
     notes: tuple[str, ...] = ()
-    kept: list[Any] = []
+    kept: list[object] = []
     builder = trt.Builder(logger)
-    weak = lowering.weakly_typed(found, build)
-    graph = network.create_network(found, builder, weakly_typed=weak)
-    kept.append(network.parse(found, graph, logger, model, watch))
-    network.check_bindings(found, graph, model)
+    weak = lowering.weakly_typed(tensorrt, build)
+    graph = network.create_network(tensorrt, builder, weakly_typed=weak)
+    kept.append(network.parse(tensorrt, graph, logger, model, watch))
+    network.check_bindings(tensorrt, graph, model)
     config = builder.create_builder_config()
-    said = len(watch.errors)  # a parser that falls back may have logged errors and yet succeeded
-    configuration.apply(found, config, graph, build)
-    kept.append(configuration.add_profiles(found, builder, config, model.inputs, build))
+    errors_before = len(watch.errors)  # a parser that falls back may have logged errors and yet succeeded
+    configuration.apply(tensorrt, config, graph, build)
+    kept.append(configuration.add_profiles(tensorrt, builder, config, model.inputs, build))
     if weak:
-        notes += lowering.allow_precisions(found, config, graph, build, precision)
+        notes += lowering.allow_precisions(tensorrt, config, graph, build, precision)
     calibrator = None
     if build.quantization == "implicit":
-        calibrator = implicit.make_calibrator(found, calibration)
+        calibrator = implicit.make_calibrator(tensorrt, calibration)
         batch = calibration.batch_size if calibration else 1
-        kept.append(implicit.attach(found, builder, config, calibrator, model.inputs, batch))
+        kept.append(implicit.attach(tensorrt, builder, config, calibrator, model.inputs, batch))
     cache_file = None
     if build.timing_cache is not None and gpu is not None:
-        cache_file = Path(build.timing_cache) / timing_cache.file_name(found, gpu, gpu.devices[0])
+        cache_file = Path(build.timing_cache) / timing_cache.file_name(tensorrt, gpu, gpu.devices[0])
         cache, cache_notes = timing_cache.attach(config, cache_file)
         kept.append(cache)
         notes += cache_notes
-    if found.has("progress_monitor"):
-        kept.append(make_monitor(found, watch))
+    if tensorrt.has("progress_monitor"):
+        kept.append(make_monitor(tensorrt, watch))
         config.progress_monitor = kept[-1]
-    if len(watch.errors) > said:
+    if len(watch.errors) > errors_before:
         raise BuildError(
-            f"build: {found.title} must accept every option (got {_last(watch)}). Correct the option, or leave it out."
+            f"build: {tensorrt.title} must accept every option (got {_last(watch)}). "
+            "Correct the option, or leave it out."
         )
     with interruptible(watch):
         plan_memory = builder.build_serialized_network(graph, config)
@@ -146,7 +148,7 @@ def _serialize(
     watch.check()
     if plan_memory is None:
         raise BuildError(
-            f"build: {found.title} must compile the graph (got {_last(watch)}). "
+            f"build: {tensorrt.title} must compile the graph (got {_last(watch)}). "
             "Set build.log_level to verbose to see what it was doing."
         )
     if cache_file is not None:
@@ -157,7 +159,7 @@ def _serialize(
 
 
 def _unfit(gpu: driver.Driver | None, build: Build, precision: Precision | None) -> tuple[tuple[str, str], ...]:
-    """What the GPU at hand, which TensorRT proper builds for, cannot do, or is not."""
+    """(option path, message) of what the GPU here, which TensorRT proper builds for, cannot do, or is not."""
     if build.target != "tensorrt" or gpu is None:
         return ()
     device = gpu.devices[0]
@@ -184,20 +186,20 @@ def _last(watch: Watch) -> str:
     return watch.errors[-1] if watch.errors else "no error message"
 
 
-def _checked_header(found: Flavour, build: Build, data: bytes) -> plan.PlanHeader:
+def _checked_header(tensorrt: Flavour, build: Build, data: bytes) -> plan.PlanHeader:
     """The plan's header, which must name the flavour, the version and the compute capabilities that were asked for."""
     header = plan.read_header(data)
     # A plan has room for four numbers, each a byte.
-    version = ".".join(str(n) for n in flavour.parse_version(found.version)[:4])
-    wanted = (found.name, version, tuple(sorted(build.compute_capability, key=flavour.parse_version)))
+    version = ".".join(str(n) for n in flavour.parse_version(tensorrt.version)[:4])
+    wanted = (tensorrt.name, version, tuple(sorted(build.compute_capability, key=flavour.parse_version)))
     got = (header.flavour, header.version[: len(version)] or version, header.compute_capabilities)
     if wanted != got:
         raise BuildError(
-            f"engine: the plan's header must say {_say(*wanted)} (got {_say(*got)}). "
+            f"engine: the plan's header must say {_described(*wanted)} (got {_described(*got)}). "
             "Another TensorRT's library was loaded: check LD_LIBRARY_PATH."
         )
     return header
 
 
-def _say(name: Any, version: str, capabilities: tuple[str, ...]) -> str:
+def _described(name: str, version: str, capabilities: tuple[str, ...]) -> str:
     return f"{flavour.title(name, version)} for {', '.join(capabilities) or 'no compute capability in particular'}"

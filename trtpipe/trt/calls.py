@@ -1,14 +1,17 @@
-"""TensorRT's two ways to talk to an execution context, behind the same few calls."""
+"""TensorRT's two APIs of an execution context, tensors and bindings, behind the same methods."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trtpipe.errors import InputError
 from trtpipe.trt.network import DTYPES, enum_name
 from trtpipe.values import DimRange, TensorSpec
+
+if TYPE_CHECKING:
+    from trtpipe.trt.types import ICudaEngine, IExecutionContext, IOutputAllocator, IProfiler
 
 Shape = tuple[int, ...]
 
@@ -27,7 +30,7 @@ class Binding:
 class Tensors:
     """The tensor API: everything by name."""
 
-    def __init__(self, engine: Any, context: Any) -> None:
+    def __init__(self, engine: ICudaEngine, context: IExecutionContext) -> None:
         self._engine, self._context = engine, context
         self._profile, self._shapes = 0, dict[str, Shape]()
 
@@ -63,8 +66,13 @@ class Tensors:
         return True
 
     def shape_of(self, name: str) -> Shape:
-        """The shape of an output for the chosen inputs."""
-        return _known(name, tuple(self._context.get_tensor_shape(name)))
+        """The shape of an output for the chosen inputs; -1 where only the execution decides it."""
+        return tuple(self._context.get_tensor_shape(name))
+
+    def set_output_allocator(self, name: str, allocator: IOutputAllocator, shape: Shape) -> None:
+        """Let an IOutputAllocator have the memory of an output of a shape that only the execution decides."""
+        if not self._context.set_output_allocator(name, allocator):
+            raise InputError(f"outputs.{name}: TensorRT refuses an output allocator for its shape {shape}.")
 
     def set_address(self, name: str, address: int) -> None:
         """Where a binding is in device memory."""
@@ -74,11 +82,15 @@ class Tensors:
         """Enqueue one execution."""
         return bool(self._context.execute_async_v3(stream))
 
+    def set_profiler(self, profiler: IProfiler | None) -> None:
+        """Have each layer's time reported to an IProfiler, or to nobody."""
+        self._context.profiler = profiler
+
 
 class Bindings:
     """8.6's binding API: everything by number, and the bindings of every profile after those of the first."""
 
-    def __init__(self, engine: Any, context: Any) -> None:
+    def __init__(self, engine: ICudaEngine, context: IExecutionContext) -> None:
         self._engine, self._context = engine, context
         self._count = engine.num_bindings // engine.num_optimization_profiles
         self._numbers = {engine.get_binding_name(i): i for i in range(self._count)}
@@ -115,8 +127,14 @@ class Bindings:
         return True
 
     def shape_of(self, name: str) -> Shape:
-        """The shape of an output for the chosen inputs."""
-        return _known(name, tuple(self._context.get_binding_shape(self._number(name))))
+        """The shape of an output for the chosen inputs; -1 where only the execution decides it."""
+        return tuple(self._context.get_binding_shape(self._number(name)))
+
+    def set_output_allocator(self, name: str, allocator: IOutputAllocator, shape: Shape) -> None:
+        """Refused: this API knows no output allocator."""
+        raise InputError(
+            f"outputs.{name}: must have a shape that follows from the inputs' (got {shape}). Use the tensor API."
+        )
 
     def set_address(self, name: str, address: int) -> None:
         """Where a binding is in device memory."""
@@ -129,26 +147,22 @@ class Bindings:
         after = [0] * (self._engine.num_bindings - len(before) - len(here))
         return bool(self._context.execute_async_v2([*before, *here, *after], stream))
 
+    def set_profiler(self, profiler: IProfiler | None) -> None:
+        """Have each layer's time reported to an IProfiler, or to nobody."""
+        self._context.profiler = profiler
+
     def _number(self, name: str) -> int:
         number: int = self._numbers[name] + self._profile * self._count
         return number
 
 
-def _dtype(value: Any) -> str:
+def _dtype(value: object) -> str:
     return DTYPES[enum_name(value)]
 
 
-def _ranges(shapes: Any) -> tuple[Shape, Shape, Shape]:
+def _ranges(shapes: Iterable[Shape]) -> tuple[Shape, Shape, Shape]:
     low, best, high = (tuple(s) for s in shapes)
     return low, best, high
-
-
-def _known(name: str, shape: Shape) -> Shape:
-    if any(d < 0 for d in shape):
-        raise InputError(
-            f"outputs.{name}: must have a shape that follows from the inputs' (got {shape}). Pad it inside."
-        )
-    return shape
 
 
 def spec_of(binding: Binding) -> TensorSpec:

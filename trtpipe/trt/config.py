@@ -1,4 +1,4 @@
-"""The job's builder options carried out on a TensorRT builder config, by name, never by number.
+"""The job's builder options set on a TensorRT builder config, by name, never by number.
 
 What a release cannot do has been refused before (`options.refusals`); here every option that was asked for is set, and
 TensorRT's own objections are errors.
@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeVar
 
 from trtpipe.errors import InputError
 from trtpipe.job.sections import Build
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.options import asked
 from trtpipe.values import DimRange, TensorSpec
+
+if TYPE_CHECKING:
+    from trtpipe.trt.types import Builder, IBuilderConfig, INetworkDefinition, IOptimizationProfile
+
+T = TypeVar("T")
 
 #: Options that are one builder flag each.
 FLAGS = {
@@ -49,7 +55,7 @@ ENUMS = {
 }
 
 
-def apply(flavour: Flavour, config: Any, network: Any, build: Build) -> None:
+def apply(flavour: Flavour, config: IBuilderConfig, network: INetworkDefinition, build: Build) -> None:
     """Set every option of `build` that is a setting of the config or of the network; profiles and caches are apart.
 
     Raises:
@@ -84,8 +90,8 @@ def apply(flavour: Flavour, config: Any, network: Any, build: Build) -> None:
 
 
 def add_profiles(
-    flavour: Flavour, builder: Any, config: Any, inputs: Sequence[TensorSpec], build: Build
-) -> tuple[Any, ...]:
+    flavour: Flavour, builder: Builder, config: IBuilderConfig, inputs: Sequence[TensorSpec], build: Build
+) -> tuple[IOptimizationProfile, ...]:
     """The optimization profiles, added to `config`; () for static inputs. Keep them as long as the config.
 
     Raises:
@@ -137,11 +143,11 @@ def profile_ranges(inputs: Sequence[TensorSpec], build: Build) -> tuple[dict[str
     return tuple(own | profile for profile in build.profiles) or (own,)
 
 
-def _mask(enum: Any, names: Sequence[str]) -> int:
+def _mask(enum: object, names: Sequence[str]) -> int:
     return sum(1 << int(getattr(enum, name.upper())) for name in dict.fromkeys(names))
 
 
-def _set_formats(trt: Any, network: Any, build: Build) -> None:
+def _set_formats(trt: ModuleType, network: INetworkDefinition, build: Build) -> None:
     bindings = {t.name: t for t in _all(network.get_input, network.num_inputs)}
     bindings |= {t.name: t for t in _all(network.get_output, network.num_outputs)}
     for name, formats in build.tensor_formats.items():
@@ -152,7 +158,7 @@ def _set_formats(trt: Any, network: Any, build: Build) -> None:
         bindings[name].allowed_formats = _mask(trt.TensorFormat, formats)
 
 
-def _place_layers(trt: Any, config: Any, network: Any, build: Build) -> None:
+def _place_layers(trt: ModuleType, config: IBuilderConfig, network: INetworkDefinition, build: Build) -> None:
     """Put each layer on the device of the last glob that fits its module path."""
     if not build.device_types:
         return
@@ -175,5 +181,5 @@ def module_path(layer_name: str) -> str:
     return layer_name.split("/", 1)[0].split(" ", 1)[0]
 
 
-def _all(get: Callable[[int], Any], count: int) -> list[Any]:
+def _all(get: Callable[[int], T], count: int) -> list[T]:
     return [get(index) for index in range(count)]

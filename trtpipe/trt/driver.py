@@ -1,6 +1,6 @@
-"""Whether an NVIDIA driver is here, asked of the driver itself.
+"""The NVIDIA driver and its GPUs, by the CUDA driver API.
 
-TensorRT must not be the first to ask: without a driver some of its releases crash the process (the lean runtime of
+TensorRT must not be the first to use it: without a driver some of its releases crash the process (the lean runtime of
 10.16 does), so everything here goes through ``ctypes`` to the CUDA driver API, whose functions return error codes.
 """
 
@@ -17,7 +17,7 @@ _COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76
 
 
 @dataclass(frozen=True)
-class Device:
+class Gpu:
     """One GPU as the driver describes it; `compute_capability` is like "8.6", memory is in bytes."""
 
     index: int
@@ -28,10 +28,10 @@ class Device:
 
 @dataclass(frozen=True)
 class Driver:
-    """What the driver answered. `problem` is empty when at least one GPU can be used; `cuda` is like "12.6"."""
+    """The NVIDIA driver. `problem` is empty when at least one GPU can be used; `cuda` is like "12.6"."""
 
     cuda: str = ""
-    devices: tuple[Device, ...] = ()
+    devices: tuple[Gpu, ...] = ()
     problem: str = ""
 
 
@@ -53,7 +53,7 @@ def probe() -> Driver:
     count = ctypes.c_int()
     if status := cuda.cuDeviceGetCount(ctypes.byref(count)):
         return Driver(version, problem=f"the NVIDIA driver lists no GPU: {_error(cuda, status)}")
-    devices = tuple(_device(cuda, i) for i in range(count.value))
+    devices = tuple(_gpu(cuda, i) for i in range(count.value))
     return Driver(version, devices, "" if devices else "the NVIDIA driver sees no GPU")
 
 
@@ -63,13 +63,13 @@ def require(what: str) -> Driver:
     Raises:
         MissingError: without a usable GPU; `what` says what needed it.
     """
-    found = probe()
-    if found.problem:
+    gpu = probe()
+    if gpu.problem:
         raise MissingError(
-            f"{what}: an NVIDIA GPU and its driver must be here (got: {found.problem}). "
+            f"{what}: an NVIDIA GPU and its driver must be here (got: {gpu.problem}). "
             "Run it on the machine the engine is for, or build for target tensorrt_rtx, which needs no GPU."
         )
-    return found
+    return gpu
 
 
 def _error(cuda: ctypes.CDLL, status: int) -> str:
@@ -79,7 +79,7 @@ def _error(cuda: ctypes.CDLL, status: int) -> str:
     return text.value.decode() if text.value else f"CUresult {status}"
 
 
-def _device(cuda: ctypes.CDLL, index: int) -> Device:
+def _gpu(cuda: ctypes.CDLL, index: int) -> Gpu:
     handle, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     name, memory = ctypes.create_string_buffer(256), ctypes.c_size_t()
     cuda.cuDeviceGet(ctypes.byref(handle), index)
@@ -87,4 +87,4 @@ def _device(cuda: ctypes.CDLL, index: int) -> Device:
     cuda.cuDeviceGetAttribute(ctypes.byref(major), _COMPUTE_CAPABILITY_MAJOR, handle)
     cuda.cuDeviceGetAttribute(ctypes.byref(minor), _COMPUTE_CAPABILITY_MINOR, handle)
     cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), handle)
-    return Device(index, name.value.decode(errors="replace"), f"{major.value}.{minor.value}", memory.value)
+    return Gpu(index, name.value.decode(errors="replace"), f"{major.value}.{minor.value}", memory.value)

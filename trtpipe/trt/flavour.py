@@ -1,4 +1,4 @@
-"""Which TensorRT is here and what it can do, found by looking rather than by comparing versions.
+"""Which TensorRT is installed and what it can do, by its attributes rather than by its version.
 
 `CAPABILITIES` is the one table of what divides the releases. A capability is present in an imported module when each of
 its `look` paths exists there; its `spans` say the same for a module that is not at hand, so that `validate` can judge a
@@ -12,17 +12,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, Literal
+from types import ModuleType
+from typing import Literal
 
 from trtpipe import packages
 from trtpipe.errors import InputError, MissingError
+from trtpipe.packages import install_command
 
 Name = Literal["tensorrt", "tensorrt_rtx"]
 
-INSTALL: Mapping[Name, str] = {
-    "tensorrt": "pip install 'trtpipe[trt11]' (or [trt10]; on a Jetson: apt install python3-libnvinfer)",
-    "tensorrt_rtx": "pip install 'trtpipe[rtx]'",
-}
 OLDEST: Mapping[Name, tuple[int, ...]] = {"tensorrt": (8, 6), "tensorrt_rtx": (1, 7, 1)}
 
 
@@ -31,7 +29,7 @@ class Capability:
     """Something that not every release can do.
 
     `look` are attribute paths below the module, all of which exist where the capability does. `tensorrt` and `rtx` are
-    spans of versions [since, until); an empty bound is open. With no `look` only the spans speak, and a flavour without
+    spans of versions [since, until); an empty bound is open. With no `look` the spans decide, and a flavour without
     spans never has the capability: TensorRT-RTX keeps names of TensorRT that do nothing there.
     """
 
@@ -109,6 +107,8 @@ CAPABILITIES: tuple[Capability, ...] = (
     Capability("parser_node_names", "node name and operator of parser errors", ("ParserError.node_name",), _TEN, _ALL),
     Capability("compute_capability", "choice of compute capabilities", ("IBuilderConfig.set_compute_capability",),
                _NONE, _ALL),
+    Capability("runtime_cache", "cache of kernels compiled for the GPU",
+               ("ICudaEngine.create_runtime_config", "IRuntimeConfig.create_runtime_cache"), _NONE, _ALL),
     Capability("engine_validity", "engine validity query", ("Runtime.get_engine_validity",), _NONE, _ALL),
 )  # fmt: skip
 
@@ -118,7 +118,7 @@ class Flavour:
     """An imported TensorRT: its module, its version and the names of the capabilities found in it."""
 
     name: Name
-    module: Any
+    module: ModuleType
     version: str
     capabilities: frozenset[str]
 
@@ -182,11 +182,23 @@ Installed = Mapping[Name, tuple[str, str]]
 
 def installed() -> Installed:
     """(distribution, version) of each TensorRT on this machine, by package metadata alone: nothing is imported."""
-    found = {name: packages.package(name) for name in OLDEST}
-    return {name: (p.distribution, p.version) for name, p in found.items() if p is not None}
+    by_module = {name: packages.package(name) for name in OLDEST}
+    return {name: (p.distribution, p.version) for name, p in by_module.items() if p is not None}
 
 
-def look(module: Any, name: Name, version: str) -> frozenset[str]:
+def unsupported(name: str, version: str) -> str | None:
+    """Why a version cannot be that of a release of this TensorRT which trtpipe builds for, as "must ... (got ...)"."""
+    if name not in OLDEST:
+        return None
+    oldest = ".".join(map(str, OLDEST["tensorrt_rtx" if name == "tensorrt_rtx" else "tensorrt"]))
+    if parse_version(version) < parse_version(oldest):
+        return f"must be {title(name, oldest)} or later (got {version})"
+    if name == "tensorrt_rtx" and parse_version(version) >= OLDEST["tensorrt"]:
+        return f"must be a release of TensorRT-RTX, like {oldest} (got {version}, which is TensorRT's)"
+    return None
+
+
+def look(module: object, name: Name, version: str) -> frozenset[str]:
     """Names of the capabilities that `module` has: by its attributes, and by version where nothing can be looked at."""
     by_version = expected(name, version)
     return frozenset(
@@ -217,21 +229,22 @@ def load(target: str) -> Flavour:
     except (ImportError, OSError, RuntimeError) as error:  # its own loading of libraries raises the last two
         reason = "it is not installed" if isinstance(error, ModuleNotFoundError) and error.name == name else str(error)
         raise MissingError(
-            f"build.target: {name} must be importable here (got: {reason}). Install it: {INSTALL[name]}."
+            f"build.target: {name} must be importable here (got: {reason}). Install it: {install_command(name)}."
         ) from error
     version = str(module.__version__)
     if parse_version(version) < OLDEST[name]:
         oldest = ".".join(map(str, OLDEST[name]))
         raise InputError(
-            f"build.target: {title(name, oldest)} is the oldest supported (got {version}). Install it: {INSTALL[name]}."
+            f"build.target: {title(name, oldest)} is the oldest supported (got {version}). "
+            f"Install it: {install_command(name)}."
         )
     return Flavour(name, module, version, look(module, name, version))
 
 
-def _exists(module: Any, path: str) -> bool:
+def _exists(module: object, path: str) -> bool:
     missing = object()
-    found = reduce(lambda owner, part: getattr(owner, part, missing), path.split("."), module)
-    return found is not missing
+    value = reduce(lambda owner, part: getattr(owner, part, missing), path.split("."), module)
+    return value is not missing
 
 
 def _within(number: tuple[int, ...], spans: tuple[tuple[str, str], ...]) -> bool:

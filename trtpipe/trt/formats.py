@@ -1,13 +1,13 @@
 """Which TensorRT and which GPU can compute in FP8, INT4 and NVFP4: one table, held against every job at plan time.
 
 What a release has is a capability of `flavour`, what a GPU has an ability of `platforms`; here is what of both a number
-format needs, and what is said where it is not there. Weak typing needs no flags of these formats: the releases that
+format needs, and the message where it is missing. Weak typing needs no flags of these formats: the releases that
 have them (10.0 and later) take a strongly typed network wherever a job with one of them is accepted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,10 @@ from trtpipe.trt.platforms import BY_CAPABILITY, RTX_COMPUTE_CAPABILITIES
 
 if TYPE_CHECKING:
     from trtpipe.job.sections import Build, Precision
-    from trtpipe.values import NumberFormatName
+    from trtpipe.values import NumberFormatName, Target
+
+#: TensorRT's own ONNX operator that quantizes activations to NVFP4, in the domain "trt".
+DYNAMIC_QUANTIZE = "TRT_FP4DynamicQuantize"
 
 
 @dataclass(frozen=True)
@@ -24,42 +27,63 @@ class FormatSupport:
     """What one number format needs.
 
     `capability` is its name in `flavour.CAPABILITIES` and among a platform's precisions; `instead` the next step where
-    it is missing.
+    it is missing; `opset` the first of ONNX with its types.
     """
 
     name: NumberFormatName
     title: str
     capability: str
     instead: str
+    opset: int
 
 
-FP8 = FormatSupport("fp8", "FP8", "fp8", "precision.int8_mode")
-INT4 = FormatSupport("int4", "INT4 weights", "int4", "precision.int8_mode")
-NVFP4 = FormatSupport("nvfp4", "NVFP4", "fp4", "precision.fp8_mode")
+# Opsets against what TensorRT's ONNX parser is documented to take: 9 to 20 in 10.0 and 10.1, to 24 in 10.15
+# (onnx-tensorrt, docs/operators.md of those releases), to 25 in 11 (NVIDIA's "ONNX Opset Guide"). FP8 is within that
+# everywhere. INT4 is past it in 10.0 and 10.1, whose parsers take it nevertheless: they look operators up by name,
+# refuse no newer opset (ModelImporter.cpp), read INT4 constants (WeightsContext.cpp) and find a block's size from the
+# shape of its scales (QuantDequantLinearHelper in onnxOpImporters.cpp). FLOAT4E2M1 came to the parser with 10.8
+# (onnx-tensorrt's pull request 1012), where NVFP4 begins here. No TensorRT but RTX 1.7.1 was there to parse such files.
+FP8 = FormatSupport("fp8", "FP8", "fp8", "precision.int8_mode", 19)
+INT4 = FormatSupport("int4", "INT4 weights", "int4", "precision.int8_mode", 21)
+NVFP4 = FormatSupport("nvfp4", "NVFP4", "fp4", "precision.fp8_mode", 23)
 SUPPORT = (FP8, INT4, NVFP4)
 
 
 def asked(precision: Precision) -> tuple[tuple[str, FormatSupport], ...]:
     """(option path, what it needs) of the formats below INT8's generation that a job asks for."""
-    found = []
+    names = []
     if precision.fp8_mode:
-        found.append(("precision.fp8_mode", FP8))
+        names.append(("precision.fp8_mode", FP8))
     if precision.nvfp4_mode:
-        found.append(("precision.nvfp4_mode", NVFP4))
+        names.append(("precision.nvfp4_mode", NVFP4))
     if precision.weights is not None:
-        found.append(("precision.weights", INT4 if precision.weights == "int4" else NVFP4))
-    return tuple(found)
+        names.append(("precision.weights", INT4 if precision.weights == "int4" else NVFP4))
+    return tuple(names)
 
 
-def floor(precision: Precision) -> str | None:
-    """The least compute capability that a portable TensorRT-RTX engine in these formats runs on; None: Ampere's 8.0.
+def floor(precision: Precision | None, target: Target, capabilities: Collection[str]) -> str | None:
+    """The least compute capability that a portable TensorRT-RTX engine runs on; None: Ampere's 8.0, or not portable.
 
-    TensorRT-RTX 1.7.1 builds such an engine without a word, and an Ampere GPU cannot run it.
+    TensorRT-RTX 1.7.1 builds such an engine in FP8 or NVFP4 without a word, and an Ampere GPU cannot run it.
+
+    Args:
+        precision: the job's, with its number formats.
+        target: the engine's.
+        capabilities: those that the engine is for; none for a portable engine.
     """
+    if precision is None or target != "tensorrt_rtx" or capabilities:
+        return None
     needed = [f.capability for _, f in asked(precision)]
     able = [c for c in RTX_COMPUTE_CAPABILITIES if parse_version(c) >= (8, 0)]
     fitting = [c for c in able if all(n in BY_CAPABILITY[c].precisions for n in needed)]
     return None if fitting == able else fitting[0]
+
+
+def portable_notes(least: str | None) -> tuple[str, ...]:
+    """What is said of a portable engine that `floor` gives `least` for."""
+    if least is None:
+        return ()
+    return (f"portable engine: its number formats need compute capability {least} or later, not Ampere's 8.0",)
 
 
 def refusals(
@@ -72,7 +96,7 @@ def refusals(
         if needed.capability not in able:
             yield (
                 path,
-                f"{release} must have {capability.title} (got none). Use {where(capability)}, or {needed.instead}.",
+                f"{release} does not support {capability.title}. Use {where(capability)}, or {needed.instead}.",
             )
         if build.quantization == "implicit":
             yield path, f"{needed.title} must be explicit (got build.quantization implicit). Use explicit."

@@ -5,13 +5,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from calib import trt_calibrator
+from calib.trt_calibrator import NativeCalibrator
 from trtpipe.errors import BuildError, InputError
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.memory import open_memory
 from trtpipe.values import TensorSpec
+
+if TYPE_CHECKING:
+    from calib.data import Source
+    from trtpipe.trt.types import Builder, IBuilderConfig, IInt8Calibrator, IOptimizationProfile
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,7 @@ class Calibration:
     TensorRT finds from samples, with `made_from`: whatever else the ranges depend on, like the graph's digest.
     """
 
-    source: Any = None
+    source: Source | None = None
     cache: bytes | None = None
     algorithm: str = "entropy_2"
     percentile: float = 99.99
@@ -32,20 +37,20 @@ class Calibration:
     made_from: Mapping[str, str] = field(default_factory=dict)
 
 
-def make_calibrator(flavour: Flavour, calibration: Calibration | None) -> Any:
+def make_calibrator(flavour: Flavour, calibration: Calibration | None) -> NativeCalibrator:
     """TensorRT's calibrator over the given ranges or samples; `finish()` it after the build.
 
     Raises:
-        InputError: without either; TensorRT would make INT8 of ranges that nobody measured.
+        InputError: without either; TensorRT would quantize to INT8 with ranges that were never measured.
     """
-    if calibration is None or (calibration.cache is None and calibration.source is None):
-        raise InputError(
-            "build.quantization: implicit must have ranges (got neither samples nor a calibration cache). "
-            "Give the job a calibration section."
-        )
-    if calibration.cache is not None:
+    if calibration is not None and calibration.cache is not None:
         base = getattr(flavour.module, trt_calibrator.BASES[calibration.algorithm])
         return _cached(base, calibration.cache, calibration.batch_size)
+    if calibration is None or calibration.source is None:
+        raise InputError(
+            "build.quantization: implicit has neither samples nor a calibration cache to take ranges from. "
+            "Give the job a calibration section."
+        )
     return trt_calibrator.make_calibrator(
         flavour.module,
         calibration.source,
@@ -58,7 +63,7 @@ def make_calibrator(flavour: Flavour, calibration: Calibration | None) -> Any:
     )
 
 
-def _cached(base: Any, cache: bytes, batch_size: int) -> Any:
+def _cached(base: type[IInt8Calibrator], cache: bytes, batch_size: int) -> NativeCalibrator:
     """A calibrator that has ranges and no samples."""
 
     class Cached(base):  # type: ignore[misc]
@@ -79,7 +84,7 @@ def _cached(base: Any, cache: bytes, batch_size: int) -> Any:
         def read_calibration_cache(self) -> bytes:
             return cache
 
-        def write_calibration_cache(self, data: Any) -> None:
+        def write_calibration_cache(self, data: bytes) -> None:
             """Nothing: the cache is the job's."""
 
         def finish(self) -> None:
@@ -94,8 +99,13 @@ def _cached(base: Any, cache: bytes, batch_size: int) -> Any:
 
 
 def attach(
-    flavour: Flavour, builder: Any, config: Any, calibrator: Any, inputs: tuple[TensorSpec, ...], batch: int
-) -> Any:
+    flavour: Flavour,
+    builder: Builder,
+    config: IBuilderConfig,
+    calibrator: NativeCalibrator,
+    inputs: tuple[TensorSpec, ...],
+    batch: int,
+) -> IOptimizationProfile | None:
     """Set the calibrator and its profile; the profile, to be kept as long as the config.
 
     The batch that TensorRT reads is the opt shape of the calibration profile, so each dynamic dimension stands at its
@@ -104,23 +114,17 @@ def attach(
     with warnings.catch_warnings():
         # Deprecated in 10.1 in favour of explicit quantization, which is the default: the job asked for this.
         warnings.simplefilter("ignore", DeprecationWarning)
-        return _attach(flavour, builder, config, calibrator, inputs, batch)
-
-
-def _attach(
-    flavour: Flavour, builder: Any, config: Any, calibrator: Any, inputs: tuple[TensorSpec, ...], batch: int
-) -> Any:
-    config.int8_calibrator = calibrator
-    if not any(spec.dynamic for spec in inputs):
-        return None
-    profile = builder.create_optimization_profile()
-    for spec in inputs:
-        first = spec.shape[0] if spec.shape else None
-        shape = spec.with_dim(first, batch) if isinstance(first, str) else spec.at("opt")
-        profile.set_shape(spec.name, shape, shape, shape)
-    if not config.set_calibration_profile(profile):
-        raise BuildError(
-            f"build.quantization: {flavour.title} must accept the calibration profile (got batch {batch}). "
-            "Set calibration.batch_size within the range of the inputs' batch."
-        )
-    return profile
+        config.int8_calibrator = calibrator
+        if not any(spec.dynamic for spec in inputs):
+            return None
+        profile = builder.create_optimization_profile()
+        for spec in inputs:
+            first = spec.shape[0] if spec.shape else None
+            shape = spec.with_dim(first, batch) if isinstance(first, str) else spec.at("opt")
+            profile.set_shape(spec.name, shape, shape, shape)
+        if not config.set_calibration_profile(profile):
+            raise BuildError(
+                f"build.quantization: {flavour.title} must accept the calibration profile (got batch {batch}). "
+                "Set calibration.batch_size within the range of the inputs' batch."
+            )
+        return profile

@@ -28,8 +28,9 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
+from calib.types import JsonObject
 from trtpipe import errors
 from trtpipe.errors import BuildError, Cancelled, TrtpipeError
 from trtpipe.job.sections import Build, Precision
@@ -77,7 +78,7 @@ def build_isolated(
     Args:
         model: a checked ONNX file.
         build: target tensorrt_rtx.
-        progress: told the percentage built; polled for the wish to cancel.
+        progress: receives the percentage built; polled for cancellation.
         precision: the job's.
         judged: as of `build_engine`.
 
@@ -109,37 +110,38 @@ def build_isolated(
         os.close(writer)
         try:
             _send(child, writer, request, model.data)
-            said, data = _listen(child, results, progress)
+            header, data = _listen(child, results, progress)
         finally:
             child.kill()
             child.wait()
     progress.step(100, 100, "%")
     return Engine(
         data=data,
-        target=said["target"],
-        version=said["version"],
-        compute_capabilities=tuple(said["compute_capabilities"]),
+        target=header["target"],
+        version=header["version"],
+        compute_capabilities=tuple(header["compute_capabilities"]),
+        minimum_compute_capability=header["minimum_compute_capability"],
         inputs=model.inputs,
         outputs=model.outputs,
         graph=model,
-        options=said["options"],
-        notes=tuple(said["notes"]),
+        options=header["options"],
+        notes=tuple(header["notes"]),
     )
 
 
-def _plain(spec: Any) -> dict[str, Any]:
+def _plain(spec: TensorSpec) -> JsonObject:
     dims = {n: [r.min, r.opt, r.max] for n, r in spec.dims.items()}
     return {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape), "dims": dims}
 
 
 def _libraries() -> list[str]:
     """TensorRT-RTX's shared libraries, as its wheel keeps them; none where the system's are used."""
-    found = importlib.util.find_spec("tensorrt_rtx_libs")
-    folders = [] if found is None else list(found.submodule_search_locations or ())
+    spec = importlib.util.find_spec("tensorrt_rtx_libs")
+    folders = [] if spec is None else list(spec.submodule_search_locations or ())
     return [str(path) for folder in folders for path in sorted(Path(folder).glob("*.so*"))]
 
 
-def _send(child: subprocess.Popen[bytes], writer: int, request: dict[str, Any], data: bytes) -> None:
+def _send(child: subprocess.Popen[bytes], writer: int, request: JsonObject, data: bytes) -> None:
     """What the bootstrap needs, the request as JSON, the graph. A child that has died is `_listen`'s matter."""
     assert child.stdin is not None
     try:
@@ -151,7 +153,7 @@ def _send(child: subprocess.Popen[bytes], writer: int, request: dict[str, Any], 
         pass
 
 
-def _listen(child: subprocess.Popen[bytes], results: BinaryIO, progress: Progress) -> tuple[dict[str, Any], bytes]:
+def _listen(child: subprocess.Popen[bytes], results: BinaryIO, progress: Progress) -> tuple[JsonObject, bytes]:
     """What the child made; its progress is passed on, and its errors are raised here."""
     while True:
         ready, _, _ = select.select([results], [], [], _POLL_S)
@@ -162,18 +164,18 @@ def _listen(child: subprocess.Popen[bytes], results: BinaryIO, progress: Progres
         line = results.readline()
         if not line:
             raise _died(child)
-        kind, said = json.loads(line)
+        kind, content = json.loads(line)
         if kind == "step":
-            progress.step(said, 100, "%")
+            progress.step(content, 100, "%")
         elif kind == "note":
-            progress.note(said)
+            progress.note(content)
         elif kind == "error":
-            raise getattr(errors, said[0])(said[1])
+            raise getattr(errors, content[0])(content[1])
         else:
-            data = results.read(said["size"])
-            if len(data) != said["size"]:
+            data = results.read(content["size"])
+            if len(data) != content["size"]:
                 raise _died(child)
-            return said, data
+            return content, data
 
 
 def _died(child: subprocess.Popen[bytes]) -> BuildError:
@@ -185,33 +187,33 @@ def _died(child: subprocess.Popen[bytes]) -> BuildError:
     )
 
 
-class _Telling(Silent):
+class _Messages(Silent):
     """Sends a child's progress to its parent, one JSON line each."""
 
     def __init__(self, results: BinaryIO) -> None:
         self._results = results
 
-    def tell(self, kind: str, value: Any) -> None:
+    def send(self, kind: str, value: object) -> None:
         """One message."""
         self._results.write(json.dumps([kind, value]).encode() + b"\n")
         self._results.flush()
 
     def step(self, done: int, total: int | None, unit: str) -> None:
         """The percentage built."""
-        self.tell("step", done)
+        self.send("step", done)
 
     def note(self, message: str) -> None:
         """A message of TensorRT."""
-        self.tell("note", message)
+        self.send("note", message)
 
 
 def serve(descriptor: int, fixed: bool) -> None:
-    """Read the request from stdin, build in a new thread, and answer."""
+    """Read the request from stdin, build in a new thread, and write the engine to `descriptor`."""
     results = os.fdopen(descriptor, "wb")
-    telling = _Telling(results)
+    messages = _Messages(results)
     request = json.loads(sys.stdin.buffer.readline())
 
-    def spec(raw: dict[str, Any]) -> TensorSpec:
+    def spec(raw: JsonObject) -> TensorSpec:
         dims = {n: DimRange(*r) for n, r in raw["dims"].items()}
         return TensorSpec(raw["name"], raw["dtype"], tuple(raw["shape"]), dims)
 
@@ -227,29 +229,30 @@ def serve(descriptor: int, fixed: bool) -> None:
 
     def run() -> None:
         try:
-            engine = build_engine(model, build, progress=telling, precision=precision, judged=request["judged"])
+            engine = build_engine(model, build, progress=messages, precision=precision, judged=request["judged"])
         except TrtpipeError as error:
-            telling.tell("error", [type(error).__name__, str(error)])
+            messages.send("error", [type(error).__name__, str(error)])
             return
         except BaseException:
             traceback.print_exc()
             raise
-        said = {
+        header = {
             "size": len(engine.data),
             "target": engine.target,
             "version": engine.version,
             "compute_capabilities": engine.compute_capabilities,
+            "minimum_compute_capability": engine.minimum_compute_capability,
             "options": dict(engine.options),
             "notes": [*engine.notes, *([] if settled else [RANDOMIZED])],
         }
-        telling.tell("done", said)
+        messages.send("done", header)
         results.write(engine.data)
         results.flush()
 
     try:
         flavour.load(build.target)
     except TrtpipeError as error:
-        telling.tell("error", [type(error).__name__, str(error)])
+        messages.send("error", [type(error).__name__, str(error)])
         return
     settled = fixed and _close_gaps()
     thread = threading.Thread(target=run)

@@ -1,4 +1,4 @@
-"""How the graph's own precision is told to a TensorRT that is typed weakly.
+"""Builder flags and precision constraints for a weakly typed network, from the graph's own types.
 
 Strongly typed networks (10 on demand, 11 and RTX always) take every type from the graph. On 8.6, with implicit
 quantization and on DLA before 11, a network is typed weakly: flags allow FP16 and INT8, and TensorRT then also puts
@@ -8,13 +8,17 @@ FP32 layers into them. There the flags follow from the graph, and precision cons
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from trtpipe.job.sections import Build, Precision
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.network import enum_name
 from trtpipe.trt.options import uses_dla
-from trtpipe.trt.regions import Operation, int8_regions
+from trtpipe.trt.regions import Operation, OperationKind, int8_regions
+
+if TYPE_CHECKING:
+    from trtpipe.trt.types import IBuilderConfig, ILayer, INetworkDefinition
 
 #: Layers that compute nothing: a precision constraint on them says nothing, or breaks the fusion of Q/DQ pairs.
 _NOT_COMPUTING = frozenset({"CONSTANT", "SHAPE", "CAST", "IDENTITY", "QUANTIZE", "DEQUANTIZE", "SHUFFLE"})
@@ -28,9 +32,9 @@ def weakly_typed(flavour: Flavour, build: Build) -> bool:
 
 
 def allow_precisions(
-    flavour: Flavour, config: Any, network: Any, build: Build, precision: Precision | None
+    flavour: Flavour, config: IBuilderConfig, network: INetworkDefinition, build: Build, precision: Precision | None
 ) -> tuple[str, ...]:
-    """Set the flags of a weakly typed network; notes on what TensorRT now decides by itself.
+    """Set the flags and constraints of a weakly typed network; notes on what TensorRT then chooses by itself.
 
     Explicit: FP16, BF16 and INT8 where the graph holds them, and constraints that keep its FP32 layers in FP32.
     Implicit: INT8 and, where the job says so, FP16; which layer gets which is TensorRT's choice.
@@ -55,7 +59,7 @@ def allow_precisions(
     return ()
 
 
-def _hold_in_fp32(trt: Any, layers: list[Any]) -> None:
+def _hold_in_fp32(trt: ModuleType, layers: list[ILayer]) -> None:
     """Constrain every computing FP32 layer to FP32, but for those that INT8 kernels take whole."""
     int8 = int8_regions([_operation(layer) for layer in layers])
     with warnings.catch_warnings():
@@ -73,8 +77,8 @@ def _hold_in_fp32(trt: Any, layers: list[Any]) -> None:
                     layer.set_output_type(output, trt.float32)
 
 
-def _operation(layer: Any) -> Operation:
-    kinds: dict[str, Any] = {"QUANTIZE": "quantize", "DEQUANTIZE": "dequantize", "CONSTANT": "constant"}
+def _operation(layer: ILayer) -> Operation:
+    kinds: dict[str, OperationKind] = {"QUANTIZE": "quantize", "DEQUANTIZE": "dequantize", "CONSTANT": "constant"}
     inputs = (layer.get_input(i) for i in range(layer.num_inputs))
     return Operation(
         kinds.get(enum_name(layer.type), "other"),

@@ -1,23 +1,81 @@
 """Device memory and a stream from whatever is installed: torch, else cuda-python, else pycuda.
 
-Each provider gives the same few things to `runtime` and to the calibrators: a stream's handle, buffers with an address,
-copies ordered on the stream. What owns the memory is held by the `Buffer`; dropping it frees the memory.
+Each provider gives the same few things to `execution` and to the calibrators: a stream's handle, device and page-locked
+host memory, copies ordered on the stream, CUDA graphs. `close` gives all of it back; each part goes earlier where it is
+freed or dropped.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib
 import importlib.util
+import itertools
+import logging
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
+from calib.types import Array
 from trtpipe.errors import MissingError
+from trtpipe.packages import install_command
 
-Array = np.ndarray[Any, Any]
+if TYPE_CHECKING:
+    import torch
+
 Provider = Literal["torch", "cuda-python", "pycuda"]
+
+
+class Owned:
+    """Something of CUDA's that is given back exactly once: by `free`, or when it is dropped.
+
+    Args:
+        value: a handle or an address; or an object that gives its memory back itself when it is dropped.
+        release: gives it back. What it raises is logged, since whoever frees can do nothing about it.
+    """
+
+    def __init__(self, value: Any, release: Callable[[Any], object] = lambda value: None) -> None:
+        self._value, self._release = value, release
+
+    @property
+    def value(self) -> Any:
+        """What is owned; None once it was given back."""
+        return self._value
+
+    def free(self) -> None:
+        """Give it back, unless that was done."""
+        value, self._value = self._value, None
+        if value is not None:
+            try:
+                self._release(value)
+            except Exception as error:  # noqa: BLE001 - the others have to be given back too
+                logging.getLogger("trtpipe").warning("%s", error)
+
+    __del__ = free
+
+
+class Owner:
+    """Remembers what a provider gave out, so that `free_all` can give back what is left."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._live: weakref.WeakValueDictionary[int, Owned] = weakref.WeakValueDictionary()
+
+    def own(self, value: Any, release: Callable[[Any], object] = lambda value: None) -> Owned:
+        """`value`, to be given back by `release`."""
+        owned = Owned(value, release)
+        self._live[next(self._numbers)] = owned
+        return owned
+
+    def free_all(self) -> None:
+        """Give back everything that was not yet, the newest first."""
+        for _, owned in sorted(self._live.items(), reverse=True):
+            owned.free()
 
 
 @dataclass(frozen=True)
@@ -26,7 +84,35 @@ class Buffer:
 
     address: int
     size: int
-    owner: object
+    owner: Owned
+
+    def free(self) -> None:
+        """Give the memory back; nothing on the stream may still use it."""
+        self.owner.free()
+
+
+@dataclass(frozen=True)
+class HostBuffer:
+    """Page-locked host memory, which the GPU copies from and to by itself. `array` is uint8 [size]."""
+
+    array: Array
+    owner: Owned
+
+    def free(self) -> None:
+        """Give the memory back; `array` must not be used any more."""
+        self.owner.free()
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A captured CUDA graph; `launch` puts it on the stream."""
+
+    launch: Callable[[], None]
+    owner: Owned
+
+    def free(self) -> None:
+        """Destroy it; it must not be running."""
+        self.owner.free()
 
 
 class Memory(Protocol):
@@ -38,8 +124,11 @@ class Memory(Protocol):
     def allocate(self, size: int) -> Buffer:
         """At least `size` bytes, at least one."""
 
+    def allocate_host(self, size: int) -> HostBuffer:
+        """`size` bytes of page-locked host memory, at least one."""
+
     def upload(self, buffer: Buffer, array: Array) -> None:
-        """Copy a contiguous array into the buffer, ordered on the stream."""
+        """Copy a contiguous array into the buffer, ordered on the stream; it must not change before `synchronize`."""
 
     def download(self, buffer: Buffer, array: Array) -> None:
         """Copy the buffer into a contiguous array, ordered on the stream; read it after `synchronize`."""
@@ -47,11 +136,14 @@ class Memory(Protocol):
     def synchronize(self) -> None:
         """Wait for everything on the stream."""
 
-    def capture(self, enqueue: Callable[[], None]) -> Callable[[], None]:
-        """Record what `enqueue` puts on the stream as a CUDA graph; calling the result launches it."""
+    def capture(self, enqueue: Callable[[], None]) -> Graph:
+        """Record what `enqueue` puts on the stream as a CUDA graph."""
 
     def place(self, array: Array) -> tuple[int, object]:
         """The address of a copy of the array on the device, and what keeps it there; synchronous."""
+
+    def close(self) -> None:
+        """Give back everything: graphs, buffers, the stream."""
 
 
 def open_memory(provider: Provider | None = None) -> Memory:
@@ -68,7 +160,7 @@ def open_memory(provider: Provider | None = None) -> Memory:
             reasons.append(f"{name}: {error}")
     raise MissingError(
         f"device memory: torch with CUDA, cuda-python or pycuda must work (got {'; '.join(reasons)}). "
-        "Install one: pip install 'trtpipe[edge]'."
+        f"Install one: {install_command('cuda')}."
     )
 
 
@@ -77,77 +169,74 @@ class _Unusable(Exception):
 
 
 class TorchMemory:
-    """Memory from torch's caching allocator, on a stream of its own."""
+    """Memory from torch's caching allocators, on a stream of its own."""
 
     provider: Provider = "torch"
 
     def __init__(self) -> None:
         if importlib.util.find_spec("torch") is None:
             raise _Unusable("not installed")
-        torch: Any = importlib.import_module("torch")
+        torch: ModuleType = importlib.import_module("torch")
         if not torch.cuda.is_available():
             raise _Unusable("built without CUDA, or sees no GPU")
-        self._torch = torch
+        self._torch, self._owner = torch, Owner()
         self._stream = torch.cuda.Stream()
         self.stream = int(self._stream.cuda_stream)
 
     def allocate(self, size: int) -> Buffer:
         """See `Memory`."""
         with self._torch.cuda.stream(self._stream):
-            owner = self._torch.empty(max(size, 1), dtype=self._torch.uint8, device="cuda")
-        return Buffer(owner.data_ptr(), size, owner)
+            tensor = self._torch.empty(max(size, 1), dtype=self._torch.uint8, device="cuda")
+        return Buffer(tensor.data_ptr(), size, self._owner.own(tensor))
+
+    def allocate_host(self, size: int) -> HostBuffer:
+        """See `Memory`."""
+        tensor = self._torch.empty(max(size, 1), dtype=self._torch.uint8, pin_memory=True)
+        return HostBuffer(tensor.numpy()[:size], self._owner.own(tensor))
 
     def upload(self, buffer: Buffer, array: Array) -> None:
         """See `Memory`."""
         with self._torch.cuda.stream(self._stream):
-            self._bytes(buffer, array).copy_(self._host(array), non_blocking=True)
+            self._device(buffer, array).copy_(self._host(array), non_blocking=True)
 
     def download(self, buffer: Buffer, array: Array) -> None:
         """See `Memory`."""
         with self._torch.cuda.stream(self._stream):
-            self._host(array).copy_(self._bytes(buffer, array), non_blocking=True)
+            self._host(array).copy_(self._device(buffer, array), non_blocking=True)
 
     def synchronize(self) -> None:
         """See `Memory`."""
         self._stream.synchronize()
 
-    def capture(self, enqueue: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, enqueue: Callable[[], None]) -> Graph:
         """See `Memory`."""
         graph = self._torch.cuda.CUDAGraph()
-        with self._torch.cuda.graph(graph, stream=self._stream):
+        with self._torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             enqueue()
 
         def launch() -> None:
             with self._torch.cuda.stream(self._stream):
                 graph.replay()
 
-        return launch
+        return Graph(launch, self._owner.own(graph, lambda captured: captured.reset()))
 
     def place(self, array: Array) -> tuple[int, object]:
         """See `Memory`."""
-        buffer = self.allocate(array.nbytes)
-        self.upload(buffer, np.ascontiguousarray(array))
-        self.synchronize()
-        return buffer.address, buffer
+        return _placed(self, array)
 
-    def _host(self, array: Array) -> Any:
+    def close(self) -> None:
+        """See `Memory`."""
+        self._owner.free_all()
+
+    def _host(self, array: Array) -> torch.Tensor:
         if not array.flags.writeable:
             array = array.copy()  # torch warns of tensors over memory that it must not write to
-        return self._torch.from_numpy(array.reshape(-1).view(np.uint8))
+        host: torch.Tensor = self._torch.from_numpy(array.reshape(-1).view(np.uint8))
+        return host
 
-    def _bytes(self, buffer: Buffer, array: Array) -> Any:
-        owner: Any = buffer.owner
-        return owner[: array.nbytes]
-
-
-class _Freed:
-    """Calls `free` on the address when it is dropped."""
-
-    def __init__(self, address: int, free: Callable[[int], object]) -> None:
-        self._address, self._free = address, free
-
-    def __del__(self) -> None:
-        self._free(self._address)
+    def _device(self, buffer: Buffer, array: Array) -> torch.Tensor:
+        used: torch.Tensor = buffer.owner.value[: array.nbytes]
+        return used
 
 
 class CudaPythonMemory:
@@ -156,23 +245,25 @@ class CudaPythonMemory:
     provider: Provider = "cuda-python"
 
     def __init__(self) -> None:
-        self._cuda = _cuda_runtime()
+        self._cuda, self._owner = _cuda_runtime(), Owner()
         try:
-            count = self._call("cudaGetDeviceCount")
-            if not count:
+            if not self._call("cudaGetDeviceCount"):
                 raise _Unusable("sees no GPU")
-            self.stream = int(self._call("cudaStreamCreate"))
+            self._stream = self._own("cudaStreamCreate", "cudaStreamDestroy")
         except _CudaError as error:
             raise _Unusable(str(error)) from error
-
-    def __del__(self) -> None:
-        if hasattr(self, "stream"):
-            self._cuda.cudaStreamDestroy(self.stream)
+        self.stream = int(self._stream.value)
 
     def allocate(self, size: int) -> Buffer:
         """See `Memory`."""
-        address = int(self._call("cudaMalloc", max(size, 1)))
-        return Buffer(address, size, _Freed(address, self._cuda.cudaFree))
+        owned = self._own("cudaMalloc", "cudaFree", max(size, 1))
+        return Buffer(int(owned.value), size, owned)
+
+    def allocate_host(self, size: int) -> HostBuffer:
+        """See `Memory`."""
+        owned = self._own("cudaMallocHost", "cudaFreeHost", max(size, 1))
+        block = (ctypes.c_uint8 * max(size, 1)).from_address(int(owned.value))
+        return HostBuffer(np.frombuffer(memoryview(block), np.uint8)[:size], owned)
 
     def upload(self, buffer: Buffer, array: Array) -> None:
         """See `Memory`."""
@@ -188,26 +279,36 @@ class CudaPythonMemory:
         """See `Memory`."""
         self._call("cudaStreamSynchronize", self.stream)
 
-    def capture(self, enqueue: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, enqueue: Callable[[], None]) -> Graph:
         """See `Memory`."""
-        self._call(
-            "cudaStreamBeginCapture", self.stream, self._cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
-        )
+        mode = self._cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        self._call("cudaStreamBeginCapture", self.stream, mode)
         try:
             enqueue()
+        except BaseException:
+            with contextlib.suppress(_CudaError):  # until the capture ends, the stream takes no other work
+                self._own("cudaStreamEndCapture", "cudaGraphDestroy", self.stream).free()
+            raise
+        graph = self._own("cudaStreamEndCapture", "cudaGraphDestroy", self.stream)
+        try:
+            executable = self._own("cudaGraphInstantiate", "cudaGraphExecDestroy", graph.value, 0)
         finally:
-            graph = self._call("cudaStreamEndCapture", self.stream)
-        executable = self._call("cudaGraphInstantiate", graph, 0)
-        return lambda: self._call("cudaGraphLaunch", executable, self.stream)
+            graph.free()
+        return Graph(lambda: self._call("cudaGraphLaunch", executable.value, self.stream), executable)
 
     def place(self, array: Array) -> tuple[int, object]:
         """See `Memory`."""
-        buffer = self.allocate(array.nbytes)
-        self.upload(buffer, np.ascontiguousarray(array))
-        self.synchronize()
-        return buffer.address, buffer
+        return _placed(self, array)
 
-    def _call(self, name: str, *arguments: Any) -> Any:
+    def close(self) -> None:
+        """See `Memory`."""
+        self._owner.free_all()
+
+    def _own(self, make: str, give_back: str, *arguments: Any) -> Owned:
+        """What a function makes, to be given back by another."""
+        return self._owner.own(self._call(make, *arguments), lambda value: self._call(give_back, value))
+
+    def _call(self, name: str, *arguments: object) -> Any:
         """The result of a CUDA function. cuda-python returns (error code, results...); a broken driver may raise."""
         try:
             status, *results = getattr(self._cuda, name)(*arguments)
@@ -218,11 +319,19 @@ class CudaPythonMemory:
         return results[0] if results else None
 
 
+def _placed(memory: Memory, array: Array) -> tuple[int, object]:
+    """The address of a copy of the array in device memory, and its owner."""
+    buffer = memory.allocate(array.nbytes)
+    memory.upload(buffer, np.ascontiguousarray(array))
+    memory.synchronize()
+    return buffer.address, buffer.owner
+
+
 class _CudaError(MissingError):
     """A CUDA call failed."""
 
 
-def _cuda_runtime() -> Any:
+def _cuda_runtime() -> ModuleType:
     for module in ("cuda.bindings.runtime", "cuda.cudart"):
         try:
             return importlib.import_module(module)
@@ -232,7 +341,7 @@ def _cuda_runtime() -> Any:
 
 
 class PycudaMemory:
-    """Memory by pycuda, which is what older Jetsons have."""
+    """Memory by pycuda, which is what older Jetsons have; only the thread that makes it may use it."""
 
     provider: Provider = "pycuda"
 
@@ -244,15 +353,20 @@ class PycudaMemory:
             raise _Unusable("not installed") from error
         except Exception as error:
             raise _Unusable(str(error)) from error
-        self._cuda: Any = pycuda.driver
-        self._context = pycuda.autoinit.context
+        self._cuda: ModuleType = pycuda.driver
+        self._context, self._owner = pycuda.autoinit.context, Owner()
         self._stream = pycuda.driver.Stream()
         self.stream = int(self._stream.handle)
 
     def allocate(self, size: int) -> Buffer:
         """See `Memory`."""
-        owner = self._cuda.mem_alloc(max(size, 1))
-        return Buffer(int(owner), size, owner)
+        allocation = self._cuda.mem_alloc(max(size, 1))
+        return Buffer(int(allocation), size, self._owner.own(allocation, lambda made: made.free()))
+
+    def allocate_host(self, size: int) -> HostBuffer:
+        """See `Memory`."""
+        array = self._cuda.pagelocked_empty(max(size, 1), np.uint8)
+        return HostBuffer(array[:size], self._owner.own(array))
 
     def upload(self, buffer: Buffer, array: Array) -> None:
         """See `Memory`."""
@@ -266,15 +380,17 @@ class PycudaMemory:
         """See `Memory`."""
         self._stream.synchronize()
 
-    def capture(self, enqueue: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, enqueue: Callable[[], None]) -> Graph:
         """Refused: pycuda has no stable CUDA graphs."""
-        raise MissingError("CUDA graphs: torch or cuda-python must be installed (got pycuda). Install cuda-python.")
+        raise MissingError("CUDA graphs need torch or cuda-python, and pycuda is in use. Install cuda-python.")
 
     def place(self, array: Array) -> tuple[int, object]:
         """See `Memory`."""
-        buffer = self.allocate(array.nbytes)
-        self._cuda.memcpy_htod(buffer.address, np.ascontiguousarray(array))
-        return buffer.address, buffer
+        return _placed(self, array)
+
+    def close(self) -> None:
+        """See `Memory`."""
+        self._owner.free_all()
 
 
 _PROVIDERS: dict[Provider, Callable[[], Memory]] = {

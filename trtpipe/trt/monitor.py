@@ -11,11 +11,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trtpipe.errors import Cancelled
 from trtpipe.progress import Progress
 from trtpipe.trt.flavour import Flavour
+
+if TYPE_CHECKING:
+    from trtpipe.trt.types import ILogger, IProgressMonitor
 
 #: From the gravest: a job's `log_level` shows its own level and those before it.
 LEVELS = ("internal_error", "error", "warning", "info", "verbose")
@@ -24,7 +27,7 @@ _KEPT = frozenset(LEVELS[:3])
 
 
 class Watch:
-    """What happens while TensorRT works: messages kept, progress passed on, a wish to stop remembered."""
+    """Receives TensorRT's callbacks: keeps its messages, passes its progress on, and holds a request to stop."""
 
     def __init__(self, progress: Progress, level: str) -> None:
         self._progress = progress
@@ -46,7 +49,7 @@ class Watch:
         return tuple(dict.fromkeys(text for level, text in self._messages if level == "warning"))
 
     def message(self, level: str, text: str) -> None:
-        """TensorRT said something. Errors and warnings are kept; the job's log_level decides what is shown."""
+        """A message of TensorRT. Errors and warnings are kept; the job's log_level decides what is shown."""
         try:
             if level in _KEPT:
                 self._messages.append((level, text))
@@ -106,7 +109,7 @@ class Watch:
 def interruptible(watch: Watch) -> Iterator[None]:
     """Ctrl-C asks TensorRT to stop at its next step instead of raising inside a callback, where it would be lost.
 
-    Only where Python's own handler is in place: a program that handles SIGINT itself tells us through `cancelled`.
+    Only where Python's own handler is in place: a program that handles SIGINT itself reports it through `cancelled`.
     """
 
     def handle(_number: int, _frame: FrameType | None) -> None:
@@ -125,7 +128,7 @@ def interruptible(watch: Watch) -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def make_logger(flavour: Flavour, watch: Watch) -> Any:
+def make_logger(flavour: Flavour, watch: Watch) -> ILogger:
     """A logger of the flavour's module that gives everything to `watch` and prints nothing."""
     trt = flavour.module
 
@@ -133,13 +136,13 @@ def make_logger(flavour: Flavour, watch: Watch) -> Any:
         def __init__(self) -> None:
             trt.ILogger.__init__(self)  # pybind11 wants the base called by name
 
-        def log(self, severity: Any, message: str) -> None:
+        def log(self, severity: object, message: str) -> None:
             watch.message(str(severity).rsplit(".", 1)[-1].lower(), message)
 
     return Logger()
 
 
-def make_monitor(flavour: Flavour, watch: Watch) -> Any:
+def make_monitor(flavour: Flavour, watch: Watch) -> IProgressMonitor:
     """A progress monitor of the flavour's module that gives everything to `watch`."""
     trt = flavour.module
 

@@ -1,14 +1,17 @@
-"""The ONNX graph as a TensorRT network: parsed, and its bindings held against what the job declares."""
+"""The ONNX graph as a TensorRT network: parsed, and its bindings compared with those that the job declares."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trtpipe.errors import BuildError
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.monitor import Watch
 from trtpipe.values import OnnxModel, TensorSpec
+
+if TYPE_CHECKING:
+    from trtpipe.trt.types import Builder, ILogger, INetworkDefinition, ITensor, OnnxParser, ParserError
 
 #: TensorRT's names of the binding dtypes.
 DTYPES = {
@@ -17,12 +20,12 @@ DTYPES = {
 }  # fmt: skip
 
 
-def enum_name(value: Any) -> str:
+def enum_name(value: object) -> str:
     """The bare name of an enum, "HALF" of DataType.HALF: integers move between majors, names do not."""
     return str(value).rsplit(".", 1)[-1]
 
 
-def create_network(flavour: Flavour, builder: Any, *, weakly_typed: bool) -> Any:
+def create_network(flavour: Flavour, builder: Builder, *, weakly_typed: bool) -> INetworkDefinition:
     """An empty network: strongly typed where the release can, unless `weakly_typed`; always with explicit batch."""
     flags = flavour.module.NetworkDefinitionCreationFlag
     if flavour.has("strong_typing"):
@@ -33,7 +36,7 @@ def create_network(flavour: Flavour, builder: Any, *, weakly_typed: bool) -> Any
     return builder.create_network(chosen)
 
 
-def parse(flavour: Flavour, network: Any, logger: Any, model: OnnxModel, watch: Watch) -> Any:
+def parse(flavour: Flavour, network: INetworkDefinition, logger: ILogger, model: OnnxModel, watch: Watch) -> OnnxParser:
     """The parser, after it has filled `network`; keep it as long as the network, whose weights may point into it.
 
     Raises:
@@ -43,16 +46,16 @@ def parse(flavour: Flavour, network: Any, logger: Any, model: OnnxModel, watch: 
     parsed = parser.parse(model.data)
     watch.check()
     if not parsed or parser.num_errors:
-        found = [_parser_error(flavour, parser.get_error(i)) for i in range(parser.num_errors)]
-        found = found or list(watch.errors) or ["the parser gave no reason"]
+        errors = [_parser_error(flavour, parser.get_error(i)) for i in range(parser.num_errors)]
+        errors = errors or list(watch.errors) or ["the parser gave no reason"]
         raise BuildError(
-            f"onnx: {flavour.title} must accept every node (got {'; '.join(found)}). "
+            f"onnx: {flavour.title} must accept every node (got {'; '.join(errors)}). "
             "Change the model there, or try build.route torch_tensorrt."
         )
     return parser
 
 
-def _parser_error(flavour: Flavour, error: Any) -> str:
+def _parser_error(flavour: Flavour, error: ParserError) -> str:
     where = f"node {error.node()}"
     if flavour.has("parser_node_names") and error.node_name():
         where = f"{error.node_name()} [{error.node_operator()}]"
@@ -61,7 +64,7 @@ def _parser_error(flavour: Flavour, error: Any) -> str:
     return f"{where}: {enum_name(error.code())}, {error.desc()}"
 
 
-def check_bindings(flavour: Flavour, network: Any, model: OnnxModel) -> None:
+def check_bindings(flavour: Flavour, network: INetworkDefinition, model: OnnxModel) -> None:
     """Hold the network's inputs and outputs against the declared ones: names, dtypes and shapes.
 
     Raises:
@@ -77,11 +80,11 @@ def check_bindings(flavour: Flavour, network: Any, model: OnnxModel) -> None:
         )
 
 
-def _differences(section: str, specs: Sequence[TensorSpec], tensors: Sequence[Any]) -> list[str]:
-    found = {t.name: t for t in tensors}
-    problems = [f"{section}.{n} is not in the job" for n in found if n not in {s.name for s in specs}]
+def _differences(section: str, specs: Sequence[TensorSpec], tensors: Sequence[ITensor]) -> list[str]:
+    by_name = {t.name: t for t in tensors}
+    problems = [f"{section}.{n} is not in the job" for n in by_name if n not in {s.name for s in specs}]
     for spec in specs:
-        tensor = found.get(spec.name)
+        tensor = by_name.get(spec.name)
         if tensor is None:
             problems.append(f"{section}.{spec.name} is not in the network")
             continue

@@ -1,7 +1,7 @@
-"""Every builder option: what it needs of a TensorRT, and what is said where a release cannot honour it.
+"""Every builder option: what it needs of a TensorRT, and the message where a release cannot honour it.
 
 `OPTIONS` has one row for each field of `BuildOptions`, which a test keeps so. `refusals` judges a job against a release
-by name and version alone, so `validate` can speak for another machine; `config.apply` carries out what is left.
+by name and version alone, so `validate` can judge a job for another machine; `config.apply` sets what is left.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from calib.types import JsonObject
 from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.sections import Build, Precision
 from trtpipe.trt import flavour, formats, platforms
@@ -31,7 +32,7 @@ def _always(*names: str) -> Callable[[Any], tuple[str, ...]]:
     return lambda _value: needed
 
 
-def _when(value: Any, name: str) -> Callable[[Any], tuple[str, ...]]:
+def _when(value: object, name: str) -> Callable[[Any], tuple[str, ...]]:
     needed = (known(name),)
     return lambda got: needed if got == value else ()
 
@@ -97,7 +98,7 @@ OPTIONS: tuple[Option, ...] = (
 )  # fmt: skip
 
 
-def asked(build: BuildOptions) -> dict[str, Any]:
+def asked(build: BuildOptions) -> JsonObject:
     """The options that differ from their defaults, by field name."""
     fields = BuildOptions.model_fields
     values = {name: getattr(build, name) for name in fields}
@@ -125,22 +126,22 @@ def refusals(
     version: str,
     capabilities: frozenset[str] | None = None,
 ) -> tuple[tuple[str, str], ...]:
-    """(dotted option path, message) of everything in the job that this release cannot honour; empty when all is well.
+    """(dotted option path, message) of everything in the job that this release cannot honour; empty when there is none.
 
     Args:
         build: the job's build section.
         precision: the job's precision section; None judges the builder's options alone.
         name: "tensorrt" or "tensorrt_rtx".
         version: of that TensorRT, like "10.3.0".
-        capabilities: what was found by looking at the imported module; by the record for `version` when None.
+        capabilities: of the imported module (`flavour.look`); those recorded for `version` when None.
     """
     wanted = asked(build)
     able = expected(name, version) if capabilities is None else capabilities
-    found = [*_unable(wanted, able, title(name, version)), *_together(wanted, name)]
+    problems = [*_unable(wanted, able, title(name, version)), *_together(wanted, name)]
     if precision is not None:
-        found += _precision(build, precision, able, title(name, version))
-        found += formats.refusals(build, precision, name, able, title(name, version))
-    judged = tuple((path, f"{path}: {message}") for path, message in found)
+        problems += _precision(build, precision, able, title(name, version))
+        problems += formats.refusals(build, precision, name, able, title(name, version))
+    judged = tuple((path, f"{path}: {message}") for path, message in problems)
     return judged if precision is None else judged + platform_refusals(build, precision)
 
 
@@ -151,7 +152,7 @@ def platform_refusals(build: Build, precision: Precision) -> tuple[tuple[str, st
     return platforms.refusals(platforms.PLATFORMS[build.platform], precision, dla=uses_dla(build))
 
 
-def _unable(wanted: dict[str, Any], able: frozenset[str], release: str) -> Iterator[tuple[str, str]]:
+def _unable(wanted: JsonObject, able: frozenset[str], release: str) -> Iterator[tuple[str, str]]:
     by_name = {c.name: c for c in CAPABILITIES}
     for option in OPTIONS:
         if option.field not in wanted:
@@ -164,7 +165,7 @@ def _unable(wanted: dict[str, Any], able: frozenset[str], release: str) -> Itera
                 break
 
 
-def _together(wanted: dict[str, Any], name: str) -> Iterator[tuple[str, str]]:
+def _together(wanted: JsonObject, name: str) -> Iterator[tuple[str, str]]:
     """Options that only mean something, or only work, with another."""
     for path, needed in (
         ("exclude_lean_runtime", "version_compatible"),
@@ -261,7 +262,7 @@ def _precision(build: Build, precision: Precision, able: frozenset[str], release
             )
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value as a message shows it."""
     if isinstance(value, tuple):
         return ", ".join(map(shown, value))

@@ -1,8 +1,8 @@
-"""What the ONNX parser of an older TensorRT takes, as a table, so that a graph can be held against it without one.
+"""What the ONNX parser of TensorRT 8.6 takes, as a table, so that a graph can be checked without it.
 
 The facts are those of onnx-tensorrt's branch release/8.6-GA: docs/operators.md and, where that says less than the code,
-builtin_op_importers.cpp and onnx2trt_utils.cpp. From 10.0 on, parsers take what route onnx writes, and they are the
-judge themselves. No graph was ever given to a parser of 8.6.
+builtin_op_importers.cpp and onnx2trt_utils.cpp. From 10.0 on, parsers take what route onnx writes, and
+no table is needed. No graph was ever given to a parser of 8.6.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def _refused(model: onnx.ModelProto) -> Iterator[str]:
 def _attributes(node: onnx.NodeProto) -> dict[str, object]:
     import onnx
 
-    found = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    return {k: v.decode() if isinstance(v, bytes) else v for k, v in found.items()}
+    values = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    return {k: v.decode() if isinstance(v, bytes) else v for k, v in values.items()}
 
 
 _Constants = Mapping[str, "onnx.TensorProto"]

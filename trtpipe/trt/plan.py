@@ -28,7 +28,7 @@ _REBUILD = "Build the engine for this GPU."
 
 @dataclass(frozen=True)
 class PlanHeader:
-    """What a plan says of itself.
+    """The fields of a plan's header.
 
     `version` is like "1.7.1.116", empty where its place is not known, and `length` is in bytes.
     `compute_capabilities` are like "8.6"; they are empty when `portable` (Ampere and later), and empty for TensorRT
@@ -79,8 +79,7 @@ def read_header(data: bytes, where: str = "engine") -> PlanHeader:
 
 
 def misfits(header: PlanHeader, name: str, version: str, compute_capability: str) -> tuple[str, ...]:
-    """Why a plan cannot be loaded by this TensorRT on this GPU, as far as its header tells; empty when nothing speaks
-    against it.
+    """Why a plan cannot be loaded by this TensorRT on this GPU, by its header; empty when the header allows it.
 
     Args:
         header: the plan's.
@@ -90,21 +89,21 @@ def misfits(header: PlanHeader, name: str, version: str, compute_capability: str
     """
     if header.flavour != name:
         return (f"the plan must be one of {name} (got one of {header.flavour}). Load it with {header.flavour}.",)
-    found = []
+    problems = []
     here = version.split(".")[:3]
     if header.version and header.version.split(".")[: len(here)] != here:
-        found.append(
+        problems.append(
             f"{name} must be {header.version}, which wrote the plan (got {version}). "
             "Install that version, or build the engine here."
         )
     wanted = header.compute_capabilities
     if wanted and compute_capability not in wanted:
-        found.append(
+        problems.append(
             f"the GPU must be of compute capability {', '.join(wanted)} (got {compute_capability}). {_REBUILD}"
         )
     if header.portable and float(compute_capability) < 8.0:
-        found.append(f"the GPU must be of compute capability 8.0 or later (got {compute_capability}). {_REBUILD}")
-    return tuple(found)
+        problems.append(f"the GPU must be of compute capability 8.0 or later (got {compute_capability}). {_REBUILD}")
+    return tuple(problems)
 
 
 def split_prefix(data: bytes) -> tuple[bytes, bytes]:

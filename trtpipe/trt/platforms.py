@@ -4,8 +4,8 @@ The precisions are those of the "Hardware and Precision" tables of NVIDIA's supp
 those of NVIDIA's list of CUDA GPUs (`SOURCES`). A platform can do what TensorRT accelerates on it: INT8 that a GPU
 would emulate is not counted.
 
-Whether TensorRT-RTX runs its engines on a GPU is `rtx_support`'s answer, here alone: `doctor`, `verify`, the options of
-a job and the page in the docs take it from here.
+Whether TensorRT-RTX runs its engines on a GPU is decided by `rtx_support` alone: `doctor`, `verify`, the options of
+a job and the page in the docs use it.
 """
 
 from __future__ import annotations
@@ -107,28 +107,30 @@ BY_CAPABILITY: Mapping[str, Abilities] = {
 RTX_COMPUTE_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
 
 #: Of other compute capabilities, what was seen when its portable engine was loaded and run there: whether it ran, and
-#: TensorRT-RTX's own words. `benchmarks/rtx_loads.py` finds out and writes the answer to a file.
+#: TensorRT-RTX's own words. `benchmarks/rtx_loads.py` measures it and writes the result to a file.
 RTX_SEEN: Mapping[str, tuple[bool, str]] = {}
 
 
 @dataclass(frozen=True)
 class RtxSupport:
-    """Whether TensorRT-RTX runs its engines on GPUs of one compute capability; None where nobody knows. `why` ends no
-    sentence: it stands after a colon or a comma."""
+    """Whether TensorRT-RTX runs its engines on GPUs of one compute capability; None where that is not known.
+
+    `why` is a clause without a full stop, to follow a colon or a comma.
+    """
 
     runs: bool | None
     why: str
 
 
 def rtx_support(compute_capability: str, seen: Mapping[str, tuple[bool, str]] | None = None) -> RtxSupport:
-    """The answer for a GPU, from TensorRT-RTX's own list, else from what was seen (`RTX_SEEN` when None)."""
+    """The support of a GPU, by TensorRT-RTX's own list, else by what was observed (`RTX_SEEN` when `seen` is None)."""
     if compute_capability in RTX_COMPUTE_CAPABILITIES:
         return RtxSupport(True, f"TensorRT-RTX builds for compute capability {compute_capability}")
     unnamed = f"TensorRT-RTX does not name compute capability {compute_capability}"
-    found = (RTX_SEEN if seen is None else seen).get(compute_capability)
-    if found is None:
+    support = (RTX_SEEN if seen is None else seen).get(compute_capability)
+    if support is None:
         return RtxSupport(None, f"{unnamed}; whether a portable engine runs there is not known")
-    runs, words = found
+    runs, words = support
     verb = "runs" if runs else "does not run"
     return RtxSupport(runs, f"{unnamed}; a portable engine {verb} there{f' ({words})' if words else ''}")
 
@@ -179,14 +181,14 @@ def refusals(platform: Platform, precision: Precision, *, dla: bool) -> tuple[tu
         precision: the job's precision section.
         dla: whether the job puts anything on a DLA.
     """
-    found = list(unable(platform.title, platform.compute_capability, precision))
+    problems = list(unable(platform.title, platform.compute_capability, precision))
     if platform.ends:
         message = f"{platform.title} must have TensorRT 8.6 or later (got {platform.ends}). Use a Jetson Orin or Thor."
-        found.append(("build.platform", f"build.platform: {message}"))
+        problems.append(("build.platform", f"build.platform: {message}"))
     if dla and not platform.dla:
-        message = f"{platform.title} must have a DLA (got none). Leave everything on the GPU."
-        found.append(("build.default_device_type", f"build.default_device_type: {message}"))
-    return tuple(found)
+        message = f"{platform.title} has no DLA. Leave everything on the GPU."
+        problems.append(("build.default_device_type", f"build.default_device_type: {message}"))
+    return tuple(problems)
 
 
 def unable(title: str, compute_capability: str, precision: Precision) -> tuple[tuple[str, str], ...]:
@@ -194,7 +196,7 @@ def unable(title: str, compute_capability: str, precision: Precision) -> tuple[t
     abilities = BY_CAPABILITY.get(compute_capability)
     if abilities is None:
         return ()
-    found = []
+    problems = []
     weights = {"int4": "int4", "nvfp4": "fp4", None: ""}[precision.weights]
     for key, name, others in (
         ("int8_mode", "int8" if precision.int8_mode else "", ("fp16",)),
@@ -211,8 +213,8 @@ def unable(title: str, compute_capability: str, precision: Precision) -> tuple[t
                 f"{title} (compute capability {compute_capability}) must compute in {name.upper()} "
                 f"(got a platform with {can}). Use {instead}."
             )
-            found.append((f"precision.{key}", f"precision.{key}: {message}"))
-    return tuple(found)
+            problems.append((f"precision.{key}", f"precision.{key}: {message}"))
+    return tuple(problems)
 
 
 def machine_name(raw: str) -> str:

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+OperationKind = Literal["quantize", "dequantize", "constant", "other"]
+
 
 @dataclass(frozen=True)
 class Operation:
     """One operation of a graph by the names of its tensors; `constant` has no data flowing through it."""
 
-    kind: Literal["quantize", "dequantize", "constant", "other"]
+    kind: OperationKind
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 

@@ -2,37 +2,58 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
+import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from calib.types import Array
 from trtpipe.errors import InputError, MissingError
 from trtpipe.progress import Silent
 from trtpipe.trt import driver, flavour, plan
 from trtpipe.trt.calls import Binding, Bindings, Shape, Tensors, spec_of
+from trtpipe.trt.execution import Execution, make_output_allocator
 from trtpipe.trt.flavour import Flavour
-from trtpipe.trt.memory import Array, Buffer, Memory, Provider, open_memory
+from trtpipe.trt.kernel_cache import KernelCache, kernel_file
+from trtpipe.trt.memory import Memory, Provider, open_memory
 from trtpipe.trt.monitor import Watch, make_logger
 from trtpipe.trt.network import enum_name
 from trtpipe.values import TensorSpec
 
+if TYPE_CHECKING:
+    from trtpipe.trt.types import ICudaEngine, IExecutionContext, Runtime
+
+#: Execution contexts of one engine.
+_UNLIMITED = sys.maxsize
+
 
 class EngineRunner:
-    """Runs one engine; a context manager, since the engine, its context and its memory live on the GPU.
+    """Runs one engine; a context manager, since the engine, its contexts and their memory live on the GPU.
+
+    Any number of threads may call `run`: each call has an execution context, a stream and buffers to itself, which the
+    next one takes over. There are as many as ever ran at once. TensorRT 8.6 lets one context have a profile, and pycuda
+    one thread the GPU: there the calls wait for each other.
 
     Args:
         engine: the plan's bytes, or its path.
-        memory: where device memory comes from; torch, cuda-python or pycuda, whichever works first, when None.
+        memory: where device memory comes from: a provider, or what opens one for each context; torch, cuda-python or
+            pycuda, whichever works first, when None.
         version_compatible: the plan was built with build.version_compatible, so another release may load it; it then
             brings host code of its own, which is run.
         cuda_graph: capture an execution when shapes change and launch the graph from then on.
         refit: the ONNX file that the engine was built from, whose weights a stripped plan is given.
         api: "tensors" or 8.6's "bindings"; tensors wherever the release has them, when None.
+        without_lean_runtime: the plan was built with build.exclude_lean_runtime: a release other than its own runs it
+            with that release's libnvinfer_lean.so, which the loader of libraries has to find.
+        keep_kernels: keep what TensorRT-RTX compiles for this GPU in the user's cache folder: the next load takes less
+            time.
 
     Raises (on entering):
         InputError: this is no plan, or one that this TensorRT or GPU cannot load.
@@ -43,19 +64,26 @@ class EngineRunner:
         self,
         engine: bytes | Path | str,
         *,
-        memory: Provider | Memory | None = None,
+        memory: Provider | Callable[[], Memory] | None = None,
         version_compatible: bool = False,
         cuda_graph: bool = False,
         refit: bytes | None = None,
         api: Literal["tensors", "bindings"] | None = None,
+        without_lean_runtime: bool = False,
+        keep_kernels: bool = True,
     ) -> None:
         self._plan = engine if isinstance(engine, bytes) else Path(engine).read_bytes()
-        self._wanted_memory = memory
+        self._open_memory = memory if callable(memory) else lambda: open_memory(memory)
+        self._without_lean_runtime, self._keep_kernels = without_lean_runtime, keep_kernels
+        self._cache: KernelCache | None = None
         self._version_compatible = version_compatible
         self._cuda_graph = cuda_graph
         self._refit = refit
         self._api = api
-        self._engine: Any = None
+        self._engine: ICudaEngine | None = None
+        self._turn = threading.Condition()
+        self._idle: list[Execution] = []
+        self._made, self._most = 0, 1
         self.name = "engine"
         self.bindings: tuple[Binding, ...] = ()
         self.notes: tuple[str, ...] = ()
@@ -94,9 +122,9 @@ class EngineRunner:
 
     @property
     def bindings_bytes(self) -> int:
-        """Device memory that inputs and outputs of the largest batch so far take."""
+        """Device memory that inputs and outputs take, of the largest batches so far, in all contexts."""
         self._opened()
-        return sum(buffer.size for buffer in self._buffers.values())
+        return sum(execution.device_bytes for execution in self._idle)
 
     def layers(self) -> tuple[str, ...]:
         """The layers of the engine by the names that TensorRT gave them after fusion; they begin with module paths.
@@ -106,8 +134,8 @@ class EngineRunner:
         engine = self._opened()
         inspector = engine.create_engine_inspector()
         text = inspector.get_engine_information(self._flavour.module.LayerInformationFormat.JSON)
-        found = json.loads(text).get("Layers", []) if text else []
-        return tuple(layer if isinstance(layer, str) else str(layer.get("Name", "")) for layer in found)
+        entries = json.loads(text).get("Layers", []) if text else []
+        return tuple(layer if isinstance(layer, str) else str(layer.get("Name", "")) for layer in entries)
 
     def run(self, inputs: Mapping[str, Array], /) -> dict[str, Array]:
         """The outputs by name in their binding dtypes, copied: a later run does not change them.
@@ -117,84 +145,143 @@ class EngineRunner:
         """
         self._opened()
         arrays = self._checked(inputs)
-        shapes = {n: tuple(a.shape) for n, a in arrays.items()}
-        calls, memory = self._calls, self._memory
-        changed = calls.choose(self._profile_for(shapes), shapes, memory.stream)
-        results = {b.name: np.empty(calls.shape_of(b.name), np.dtype(b.dtype)) for b in self.bindings if not b.is_input}
-        for name, array in (arrays | results).items():
-            changed |= self._reserve(name, array.nbytes)
-        for name, array in arrays.items():
-            memory.upload(self._buffers[name], array)
-        self._execute(changed)
-        for name, array in results.items():
-            memory.download(self._buffers[name], array)
-        memory.synchronize()
-        return results
+        profile = self._profile_for({n: tuple(a.shape) for n, a in arrays.items()})
+        with self._execution() as execution:
+            return execution.run(profile, arrays)
 
-    def _opened(self) -> Any:
+    @contextlib.contextmanager
+    def _execution(self) -> Iterator[Execution]:
+        """A context that no other thread has, for the block. One that raised in it is closed and not used again."""
+        with self._turn:
+            self._turn.wait_for(lambda: self._engine is None or self._idle or self._made < self._most)
+            self._opened()
+            execution = self._idle.pop() if self._idle else None
+            self._made += execution is None
+        try:
+            if execution is None:
+                execution = self._new_execution()
+            yield execution
+        except BaseException:
+            self._give_up(execution)
+            raise
+        with self._turn:
+            if self._engine is not None:
+                self._idle.append(execution)
+                self._turn.notify()
+                return
+        self._give_up(execution)
+
+    def _give_up(self, execution: Execution | None) -> None:
+        if execution is not None:
+            execution.close()
+        with self._turn:
+            self._made -= 1
+            self._turn.notify()
+
+    def _opened(self) -> ICudaEngine:
         """The engine; InputError when the runner is closed."""
         if self._engine is None:
-            raise InputError("engine: must be open to be run (it is not). Use the runner as a context manager.")
+            raise InputError("engine: the runner is not open. Use it as a context manager.")
         return self._engine
 
     def _open(self) -> None:
         header = plan.read_header(self._plan)
         gpu = driver.require("engine")
-        found = flavour.load(header.flavour)
+        tensorrt = flavour.load(header.flavour)
         device = gpu.devices[0]
+        built_by = header.version
         if self._version_compatible and header.flavour == "tensorrt":
             header = plan.PlanHeader(header.flavour, "", header.compute_capabilities, header.length, header.portable)
-        if problems := plan.misfits(header, found.name, found.version, device.compute_capability):
+        if problems := plan.misfits(header, tensorrt.name, tensorrt.version, device.compute_capability):
             raise InputError("\n".join(f"engine: {p}" for p in problems))
-        wanted = self._wanted_memory
-        self._memory = open_memory(wanted) if wanted is None or isinstance(wanted, str) else wanted
         self._watch = Watch(Silent(), "error")
-        self._logger = make_logger(found, self._watch)
-        runtime = found.module.Runtime(self._logger)
+        self._logger = make_logger(tensorrt, self._watch)
+        runtime = tensorrt.module.Runtime(self._logger)
         if self._version_compatible:
             runtime.engine_host_code_allowed = True
-        if found.has("engine_validity"):
-            self._ask_validity(found, runtime)
+        if self._without_lean_runtime and tensorrt.name == "tensorrt" and built_by != tensorrt.version:
+            runtime = self._load_lean(runtime, built_by)
+        if tensorrt.has("engine_validity"):
+            self._ask_validity(tensorrt, runtime)
         engine = runtime.deserialize_cuda_engine(self._plan)
         if engine is None:
             raise InputError(
-                f"engine: {found.title} must load the plan on {device.name} (got {self._reason()}). "
+                f"engine: {tensorrt.title} cannot load the plan on {device.name} ({self._reason()}). "
                 "Build the engine on this device."
             )
         if self._refit is not None:
-            self._give_weights(found, engine, self._refit)
-        if found.has("weight_streaming") and engine.streamable_weights_size > 0:
+            self._give_weights(tensorrt, engine, self._refit)
+        if tensorrt.has("weight_streaming") and engine.streamable_weights_size > 0:
             engine.weight_streaming_budget_v2 = engine.get_weight_streaming_automatic_budget()
-        context = engine.create_execution_context()
-        if context is None:
-            raise MissingError(
-                f"engine: an execution context must fit into the GPU's memory (got {self._reason()}). "
-                "Stop other programs, or build for a smaller batch."
-            )
-        self._flavour, self._runtime, self._engine = found, runtime, engine
-        bindings = self._api == "bindings" or not found.has("tensor_api")
-        self._calls: Tensors | Bindings = (Bindings if bindings else Tensors)(engine, context)
-        self.bindings = self._calls.list()
+        self._flavour, self._runtime, self._engine = tensorrt, runtime, engine
+        self._bindings_api = self._api == "bindings" or not tensorrt.has("tensor_api")
+        if tensorrt.has("runtime_cache") and self._keep_kernels:
+            self._cache = KernelCache(kernel_file(self._plan, device))
         self.profiles = int(engine.num_optimization_profiles)
-        self.name = f"{found.title} on {device.name}"
-        self._buffers: dict[str, Buffer] = {}
-        self._graph: Callable[[], None] | None = None
+        self.name = f"{tensorrt.title} on {device.name}"
+        first = self._new_execution()
+        self.bindings = first.calls.list()
+        self._most = 1 if tensorrt.has("bindings_api") or first.memory.provider == "pycuda" else _UNLIMITED
+        self._idle, self._made = [first], 1
 
-    def _ask_validity(self, found: Flavour, runtime: Any) -> None:
+    def _new_execution(self) -> Execution:
+        """A context of its own, with a stream and buffers."""
+        tensorrt, engine = self._flavour, self._opened()
+        memory = self._open_memory()
+        try:
+            context = self._new_context()
+            if context is None:
+                raise MissingError(
+                    f"engine: an execution context does not fit into the GPU's memory ({self._reason()}). "
+                    "Stop other programs, or build for a smaller batch."
+                )
+            calls = (Bindings if self._bindings_api else Tensors)(engine, context)
+            return Execution(
+                calls,
+                memory,
+                cuda_graph=self._cuda_graph,
+                allocator=lambda outputs: make_output_allocator(tensorrt, outputs),
+                reason=self._reason,
+            )
+        except BaseException:
+            memory.close()
+            raise
+
+    def _new_context(self) -> IExecutionContext | None:
+        """An execution context, None where there is no memory for it."""
+        engine = self._opened()
+        if self._cache is None:
+            return engine.create_execution_context()
+        config = engine.create_runtime_config()
+        self.notes += self._cache.attach(config)
+        return engine.create_execution_context(config)
+
+    def _load_lean(self, runtime: Runtime, version: str) -> Runtime:
+        """The runtime of a release's lean runtime, for plans that were built without one."""
+        library = f"libnvinfer_lean.so.{version.partition('.')[0]}"
+        loaded = runtime.load_runtime(library)
+        if loaded is None:
+            raise InputError(
+                f"engine: the plan was built without a lean runtime, and {library} of TensorRT {version} cannot be "
+                f"loaded ({self._reason()}). Install it: pip install tensorrt-lean=={version}."
+            )
+        return loaded
+
+    def _ask_validity(self, tensorrt: Flavour, runtime: Runtime) -> None:
         """TensorRT-RTX can say of a plan whether this GPU runs it, before it is loaded."""
         validity, diagnostics = runtime.get_engine_validity(self._plan)
         if enum_name(validity) == "INVALID":
             raise InputError(
-                f"engine: {found.title} must find the plan valid for this GPU (got INVALID, {diagnostics}; "
+                f"engine: {tensorrt.title} must find the plan valid for this GPU (got INVALID, {diagnostics}; "
                 f"{self._reason()}). Build the engine for this GPU's compute capability."
             )
         if enum_name(validity) == "SUBOPTIMAL":
-            self.notes += (f"{found.title} says that the engine may be slower on this GPU than one built for it",)
+            self.notes += (f"{tensorrt.title} says that the engine may be slower on this GPU than one built for it",)
 
-    def _give_weights(self, found: Flavour, engine: Any, onnx: bytes) -> None:
+    def _give_weights(self, tensorrt: Flavour, engine: ICudaEngine, onnx: bytes) -> None:
         """Refit every weight of the engine from the ONNX file."""
-        refitter = found.module.Refitter(engine, self._logger)
-        parser = found.module.OnnxParserRefitter(refitter, self._logger)
+        refitter = tensorrt.module.Refitter(engine, self._logger)
+        parser = tensorrt.module.OnnxParserRefitter(refitter, self._logger)
         if not parser.refit_from_bytes(onnx) or not refitter.refit_cuda_engine():
             raise InputError(
                 f"engine: the weights must be those of the graph it was built from (got {self._reason()}). "
@@ -202,11 +289,17 @@ class EngineRunner:
             )
 
     def _close(self) -> None:
-        """Let go in the order that TensorRT wants: context, engine, runtime, logger."""
-        for part in ("_graph", "_calls"):
-            self.__dict__.pop(part, None)
-        self._engine = None
-        for part in ("_runtime", "_buffers", "_memory", "_logger"):
+        """Release in the order of TensorRT: contexts, engine, runtime, logger. Running contexts are closed later."""
+        with self._turn:
+            idle, self._idle = self._idle, []
+            self._made -= len(idle)
+            self._engine = None
+            self._turn.notify_all()
+        for execution in idle:
+            execution.close()
+        if self._cache is not None:
+            self.notes += self._cache.save()
+        for part in ("_runtime", "_logger"):
             self.__dict__.pop(part, None)
 
     def _reason(self) -> str:
@@ -232,35 +325,6 @@ class EngineRunner:
         raise InputError(
             f"inputs: shapes must be within a profile, {legal} (got {got}). Change the batch or the shape."
         )
-
-    def _reserve(self, name: str, size: int) -> bool:
-        """Have `size` bytes for a binding; whether its address changed."""
-        buffer = self._buffers.get(name)
-        if buffer is not None and buffer.size >= size:
-            return False
-        self._memory.synchronize()
-        self._buffers[name] = self._memory.allocate(size)
-        self._calls.set_address(name, self._buffers[name].address)
-        return True
-
-    def _execute(self, changed: bool) -> None:
-        """Enqueue one execution; `changed` says that a shape or an address is not what a captured graph holds."""
-        memory, calls = self._memory, self._calls
-
-        def enqueue() -> None:
-            if not calls.execute(memory.stream):
-                raise InputError(f"engine: execution must succeed (got {self._reason()}). Check the inputs' values.")
-
-        if changed:
-            self._graph = None
-        if not self._cuda_graph:
-            enqueue()
-            return
-        if self._graph is None:
-            enqueue()  # once outside a capture: TensorRT may still allocate or load kernels
-            memory.synchronize()
-            self._graph = memory.capture(enqueue)
-        self._graph()
 
 
 def _within(shape: Shape, low: Shape, high: Shape) -> bool:

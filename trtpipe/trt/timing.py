@@ -5,25 +5,32 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Mapping
-from typing import Any
 
-import numpy as np
-
+from calib.types import Array
 from trtpipe.errors import MissingError
 from trtpipe.trt.runtime import EngineRunner
 
-Array = np.ndarray[Any, Any]
-
 
 def open_timed(
-    engine: bytes, *, cuda_graph: bool, version_compatible: bool = False, refit: bytes | None = None
+    engine: bytes,
+    *,
+    cuda_graph: bool,
+    version_compatible: bool = False,
+    without_lean_runtime: bool = False,
+    refit: bytes | None = None,
 ) -> TimedEngine:
     """A runner of the engine that is open and stays so until it is dropped; the arguments are `EngineRunner`'s.
 
     Raises:
         InputError, MissingError: as `EngineRunner` does on entering.
     """
-    runner = TimedEngine(engine, cuda_graph=cuda_graph, version_compatible=version_compatible, refit=refit)
+    runner = TimedEngine(
+        engine,
+        cuda_graph=cuda_graph,
+        version_compatible=version_compatible,
+        without_lean_runtime=without_lean_runtime,
+        refit=refit,
+    )
     runner.__enter__()
     return runner
 
@@ -45,26 +52,24 @@ class TimedEngine(EngineRunner):
             InputError: as `run` does.
             MissingError: the driver refuses an event.
         """
-        arrays, memory = self._checked(inputs), self._memory
-        results = {
-            b.name: np.empty(self._calls.shape_of(b.name), np.dtype(b.dtype)) for b in self.bindings if not b.is_input
-        }
-        with _Events() as events:
+        arrays = self._checked(inputs)
+        profile = self._profile_for({n: tuple(a.shape) for n, a in arrays.items()})
+        with self._execution() as execution, _Events() as events:
+            stream, changed = execution.memory.stream, execution.prepare(profile, arrays)
             if not transfers:
-                self._upload(arrays)
-            events.record(0, memory.stream)
+                execution.upload()
+            events.record(0, stream)
             if transfers:
-                self._upload(arrays)
-            self._execute(False)
+                execution.upload()
+            execution.enqueue(changed)
             if transfers:
-                for name, array in results.items():
-                    memory.download(self._buffers[name], array)
-            events.record(1, memory.stream)
+                execution.download()
+            events.record(1, stream)
             return events.milliseconds()
 
     def layer_ms(self, inputs: Mapping[str, Array]) -> tuple[tuple[str, float], ...]:
         """Milliseconds of each layer of one execution, in order, as TensorRT's profiler reports them (IProfiler)."""
-        found: list[tuple[str, float]] = []
+        times: list[tuple[str, float]] = []
         trt = self._flavour.module
 
         class Profiler(trt.IProfiler):  # type: ignore[misc, name-defined]
@@ -72,20 +77,17 @@ class TimedEngine(EngineRunner):
                 trt.IProfiler.__init__(self)  # pybind11 wants the base called by name
 
             def report_layer_time(self, layer_name: str, ms: float) -> None:
-                found.append((layer_name, float(ms)))
+                times.append((layer_name, float(ms)))
 
-        context = self._calls._context
-        profiler = Profiler()
-        context.profiler = profiler
-        try:
-            self.run(inputs)
-        finally:
-            context.profiler = None
-        return tuple(found)
-
-    def _upload(self, arrays: Mapping[str, Array]) -> None:
-        for name, array in arrays.items():
-            self._memory.upload(self._buffers[name], array)
+        arrays = self._checked(inputs)
+        profile = self._profile_for({n: tuple(a.shape) for n, a in arrays.items()})
+        with self._execution() as execution:
+            execution.calls.set_profiler(Profiler())
+            try:
+                execution.run(profile, arrays)
+            finally:
+                execution.calls.set_profiler(None)
+        return tuple(times)
 
 
 class _Events:
@@ -111,11 +113,11 @@ class _Events:
     def milliseconds(self) -> float:
         """Wait for the second event; the time since the first."""
         self._call("cuEventSynchronize", self._events[1])
-        found = ctypes.c_float()
-        self._call("cuEventElapsedTime", ctypes.byref(found), self._events[0], self._events[1])
-        return float(found.value)
+        elapsed = ctypes.c_float()
+        self._call("cuEventElapsedTime", ctypes.byref(elapsed), self._events[0], self._events[1])
+        return float(elapsed.value)
 
-    def _call(self, name: str, *arguments: Any) -> None:
+    def _call(self, name: str, *arguments: object) -> None:
         status = getattr(self._cuda, name)(*arguments)
         if status:
             raise MissingError(f"bench: {name} must succeed (got CUresult {status}). Check the driver with nvidia-smi.")

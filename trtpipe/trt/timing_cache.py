@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError
-from trtpipe.trt.driver import Device, Driver
+from trtpipe.trt.driver import Driver, Gpu
 from trtpipe.trt.flavour import Flavour
 
+if TYPE_CHECKING:
+    from trtpipe.trt.types import IBuilderConfig, ITimingCache
 
-def file_name(flavour: Flavour, driver: Driver, device: Device) -> str:
+
+def file_name(flavour: Flavour, driver: Driver, gpu: Gpu) -> str:
     """Like "tensorrt-10.16.1.11_NVIDIA-L4_sm89_cuda13.0.timing"."""
-    gpu = re.sub(r"[^A-Za-z0-9]+", "-", device.name).strip("-")
-    sm = device.compute_capability.replace(".", "")
-    return f"{flavour.name}-{flavour.version}_{gpu}_sm{sm}_cuda{driver.cuda}.timing"
+    name = re.sub(r"[^A-Za-z0-9]+", "-", gpu.name).strip("-")
+    sm = gpu.compute_capability.replace(".", "")
+    return f"{flavour.name}-{flavour.version}_{name}_sm{sm}_cuda{driver.cuda}.timing"
 
 
-def attach(config: Any, path: Path) -> tuple[Any, tuple[str, ...]]:
+def attach(config: IBuilderConfig, path: Path) -> tuple[ITimingCache, tuple[str, ...]]:
     """The timing cache of `path`, set on the config (an empty one when there is none), and notes.
 
     Raises:
@@ -34,7 +37,7 @@ def attach(config: Any, path: Path) -> tuple[Any, tuple[str, ...]]:
     return cache, notes
 
 
-def save(config: Any, path: Path) -> None:
+def save(config: IBuilderConfig, path: Path) -> None:
     """Write the config's timing cache, with what another build has written to `path` since, whole or not at all."""
     cache = config.get_timing_cache()
     if present := _read(path):

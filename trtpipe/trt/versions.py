@@ -1,11 +1,11 @@
-"""docs/versions.md, written by `make schema` from the tables that the code goes by and from what was measured."""
+"""docs/versions.md, written by `make schema` from the tables that the code uses and from measurements."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
+from calib.types import JsonObject
 from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.sections import Build
 from trtpipe.trt.flavour import CAPABILITIES, Name, expected, title, where
@@ -52,7 +52,7 @@ _VALUES = {
 }
 
 
-def document(measured: Mapping[str, Any]) -> str:
+def document(measured: JsonObject) -> str:
     """The text of docs/versions.md.
 
     Args:
@@ -113,8 +113,8 @@ def _capabilities() -> Iterator[list[str]]:
 def _options() -> Iterator[list[str]]:
     assert set(_VALUES) < {o.field for o in OPTIONS}
     for field, value in _VALUES.items():
-        asked: dict[str, Any] = {field: value}
-        build = Build.model_construct(**asked)
+        options: JsonObject = {field: value}
+        build = Build.model_construct(**options)
         cells = []
         for name, version in RELEASES:
             unable = f"build.{field}: {title(name, version)} does not support"
@@ -123,7 +123,7 @@ def _options() -> Iterator[list[str]]:
         yield [f"`{field}: {_shown(value)}`", *cells]
 
 
-def _measured(measured: Mapping[str, Any]) -> Iterator[list[str]]:
+def _measured(measured: JsonObject) -> Iterator[list[str]]:
     for option, rows in measured["options"].items():
         for row in rows:
             beside = "".join(f", `{name}: {_as_json(value)}`" for name, value in row["with"].items())

@@ -1,4 +1,4 @@
-"""What a plan holds of a graph's INT8 weights, read from its bytes without a GPU.
+"""How a plan stores a graph's INT8 weights, read from its bytes without a GPU.
 
 A plan cannot be deserialized without a GPU, and its EngineInspector names layers and not what is stored. TensorRT-RTX
 1.7.1, though, keeps weights uncompressed, as they were given or with the channels last, padded with zeros where they
@@ -9,16 +9,16 @@ others nothing is known. TensorRT proper may reorder and compress what it stores
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from calib.types import Array
 from trtpipe.values import WeightBytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Array = np.ndarray[Any, Any]
 
 #: Smaller weights might be found by chance.
 SHORTEST_BYTES = 64

@@ -19,9 +19,10 @@ from trtpipe.quantization.corrections import correct as stage
 from trtpipe.quantization.corrections import rounding, sweep
 from trtpipe.quantization.corrections.correct import STEPS, correct
 from trtpipe.quantization.corrections.edits import corrected
+from trtpipe.quantization.corrections.guard import Score
+from trtpipe.quantization.formats import maxima
 from trtpipe.quantization.partial import Partial, roundings
-from trtpipe.quantization.placement import find_sites
-from trtpipe.quantization.precision import Keep
+from trtpipe.quantization.precision import Keep, observe_ranges
 from trtpipe.quantization.quantize import calibrate, quantize
 from trtpipe.values import Captured
 
@@ -205,7 +206,7 @@ def test_the_graph_in_parts_computes_what_the_qdq_program_does(tmp_path: Path) -
     graph, x = corrected(captured, table.corrections.arrays), nets.images(8, 3, 8, 8)
     assert graph.int8
     machine = Partial(graph.graph)
-    changed = roundings(graph.graph, find_sites(graph.graph)[0], table.amax, None, graph.int8)
+    changed = roundings(graph.graph, graph.sites, table.amax, None, graph.int8)
     parts = machine.finish(0, machine.inputs([x]), changed)[0][0]
     found = quantize(graph, int8=True, half=None, keep=Keep(), amax=table.amax, ranges={})
     with torch.inference_mode():
@@ -241,5 +242,39 @@ def test_corrections_of_another_graph_are_refused(tmp_path: Path) -> None:
     from calib.errors import CalibError
 
     captured = capture(nets.loaded(uneven(), out_shape=("N", 10)))
-    with pytest.raises(CalibError, match=r"corrections: scale:0:other must belong to this model's graph"):
+    with pytest.raises(CalibError, match=r"corrections: scale:0:other is not of this model's graph"):
         corrected(captured, {"scale:0:other": np.ones(3, np.float32)})
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "entropy_2"])
+def test_fp8_gets_the_exact_maxima_of_the_corrected_model(
+    tmp_path: Path, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Score, "beats", lambda *scores: True)  # this is about the tables of what is kept
+    captured, _, table, _ = made(uneven(), tmp_path, algorithm=algorithm)
+    assert any(k.startswith("scale:") for k in table.corrections.arrays)
+    graph = corrected(captured, table.corrections.arrays)
+    largest = observe_ranges(graph, [[torch.from_numpy(np.load(tmp_path / "x.npy"))]])
+    seen: dict[str, float] = {}
+    for site in graph.sites:
+        if site.axis is None:
+            seen[site.group] = max(seen.get(site.group, 0.0), largest[site.producer.name])
+    assert maxima(table) == pytest.approx(seen, rel=1e-5)
+
+
+class TiedEinsum(nn.Module):
+    """A parameter that two products of activations read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Parameter(nets.images(10, 16)), nn.Linear(16, 10)
+        self.c = nn.Conv2d(3, 16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = self.c(x).mean((2, 3))
+        return self.head(torch.einsum("nc,kc->nk", z, self.table) @ self.table)
+
+
+def test_a_constant_that_is_quantized_like_an_activation(tmp_path: Path) -> None:
+    captured, _, table, _ = made(TiedEinsum(), tmp_path)
+    assert decibels(captured, table, nets.images(16, 3, 8, 8)) > 10

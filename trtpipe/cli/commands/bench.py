@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,9 @@ from trtpipe.atomic import write_whole
 from trtpipe.bundle.format import read_bundle
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import OutputFile, json_option, set_option
+from trtpipe.cli.results import results
 from trtpipe.job.load import load_job
+from trtpipe.outputs import require_apart
 from trtpipe.pipeline import bench as bench_line
 from trtpipe.report import bench_page
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     "--seconds", default=30.0, show_default=True, help="Stop timing after this long, but not before 10 rounds."
 )
 @click.option(
-    "--samples", default=256, show_default=True, type=click.IntRange(1), help="Check samples each mode answers."
+    "--samples", default=256, show_default=True, type=click.IntRange(1), help="Check samples that each mode runs."
 )
 @click.option("--save", type=OutputFile(), help="Write the result as JSON here.")
 @click.option("--csv", "csv_path", type=OutputFile(), help="Write the table as CSV here.")
@@ -47,27 +48,30 @@ def command(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Time every mode that TARGET can run in here, in turns, and compare what each one answers.
+    """Time every mode that TARGET can run in here, in turns, and compare their outputs.
 
     TARGET is a job file, a bundle, or a .json of --save, which is shown again without measuring.
     """
     if plot_path is not None:
         bench_page.require_plot(plot_path)
+    for written in (save, csv_path, plot_path):
+        if written is not None:
+            require_apart(written, target)
     if target.suffix == ".json" and target.is_file():
-        found = bench_page.read_bench(target)
+        result = bench_page.read_bench(target)
     else:
-        found = _measure(target, rounds, seconds, samples, overrides, quiet or as_json)
+        result = _measure(target, rounds, seconds, samples, overrides, quiet or as_json)
     if save is not None:
-        write_whole(save, bench_page.bench_text(found))
+        write_whole(save, bench_page.bench_text(result))
     if csv_path is not None:
-        write_whole(csv_path, bench_page.table_csv(found))
+        write_whole(csv_path, bench_page.table_csv(result))
     if plot_path is not None:
-        bench_page.plot(found, plot_path)
+        bench_page.plot(result, plot_path)
     if as_json:
-        console.out_json(found)
+        console.out_json(result)
     else:
-        shown = bench_page.terminal if sys.stdout.isatty() else bench_page.markdown
-        console.out(shown(found).rstrip())
+        shown = bench_page.terminal if results().isatty() else bench_page.markdown
+        console.out(shown(result).rstrip())
     return 0
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from calib.types import JsonObject
 from trtpipe.bundle.signing import signer
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import key_option, sign_option, trusted
@@ -27,6 +28,7 @@ from trtpipe.job.problems import Problem
 from trtpipe.pipeline.build import build
 from trtpipe.pipeline.kit import finish_kit
 from trtpipe.pipeline.validate import Purpose, plan
+from trtpipe.progress import size
 
 if TYPE_CHECKING:
     from trtpipe.job.job import Job
@@ -115,7 +117,7 @@ def run_tasks(tasks: Sequence[Task], *, as_json: bool, verbose: int, quiet: bool
     if verbose and quiet:
         raise click.UsageError("--verbose must not be given with --quiet.")
     codes: list[int] = []
-    results: list[dict[str, Any]] = []
+    results: list[JsonObject] = []
     with console.Console(quiet=quiet or as_json, verbose=verbose > 0).watching() as reporter:
         for path, task in tasks:
             try:
@@ -182,7 +184,7 @@ def verdict(name: str, bundle: Path, report: CheckReport) -> list[str]:
     lines += [f"  note: {note}" for note in report.notes]
     engine = next((bundle / f for f in ("model.engine", "model.hybrid", "model.onnx") if (bundle / f).is_file()), None)
     if engine is not None:
-        lines.append(f"  {engine.name}: {console.size(engine.stat().st_size)}")
+        lines.append(f"  {engine.name}: {size(engine.stat().st_size)}")
     if report.executed == "graph" and engine is not None and engine.name != "model.onnx":
         lines.append("  The graph was executed, not the engine: run `trtpipe check` on the bundle where its GPU is.")
     lines.append(f"  bundle: {console.relative(bundle)}")

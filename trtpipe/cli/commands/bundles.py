@@ -1,17 +1,17 @@
-"""What the commands that take a bundle share."""
+"""Arguments, options and output of the commands that take a bundle."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 
 from trtpipe.bundle.signing import configured_key
 from trtpipe.values import CheckReport
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 
 def bundle_argument(function: F) -> F:

@@ -13,7 +13,7 @@ from trtpipe.runtime.recheck import recheck
 from trtpipe.runtime.session import load
 
 
-@click.command("check", short_help="Compare a bundle's answers with its baseline's, here.")
+@click.command("check", short_help="Compare a bundle's outputs with its baseline's, here.")
 @bundle_argument
 @key_option
 @graph_option

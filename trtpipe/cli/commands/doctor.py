@@ -13,9 +13,9 @@ from trtpipe.runtime import doctor
 @json_option
 def command(as_json: bool) -> int:
     """Say what this machine can build and run, what it lacks, and the commands that would add it."""
-    found = doctor.examine()
+    diagnosis = doctor.examine()
     if as_json:
-        console.out_json(console.jsonable(found) | {"commands": list(found.commands)})
+        console.out_json(console.jsonable(diagnosis) | {"commands": list(diagnosis.commands)})
     else:
-        console.out("\n".join(doctor.lines(found)))
+        console.out("\n".join(doctor.lines(diagnosis)))
     return 0

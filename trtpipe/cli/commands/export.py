@@ -11,7 +11,8 @@ from trtpipe.bundle.triton import export_triton, serves_graph
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import bundle_argument, graph_option, key_option, trusted
 from trtpipe.cli.commands.options import OutputFolder
-from trtpipe.runtime.compatibility import admit
+from trtpipe.outputs import require_apart
+from trtpipe.runtime.compatibility import admit, failure
 from trtpipe.runtime.executor import serving_optimization
 from trtpipe.runtime.onnxruntime import Optimization
 
@@ -24,12 +25,15 @@ from trtpipe.runtime.onnxruntime import Optimization
 @graph_option
 def command(bundle: Path, server: str, directory: Path, key: Path | None, graph: bool) -> None:
     """Write BUNDLE into the model repository DIRECTORY of a server."""
-    found, _ = admit(bundle, trusted(key))
+    require_apart(directory / bundle.name, bundle)
+    opened, _ = admit(bundle, trusted(key))
+    if failed := failure(opened.manifest):
+        console.err(f"warning: {bundle}: {failed}")
     level: Optimization = "all"
     notes: tuple[str, ...] = ()
-    if serves_graph(found, graph) and GRAPH in found.manifest.files:
-        level, notes = serving_optimization(found)
-    folder, model = export_triton(found, directory, graph=graph, optimization=level)
+    if serves_graph(opened, graph) and GRAPH in opened.manifest.files:
+        level, notes = serving_optimization(opened)
+    folder, model = export_triton(opened, directory, graph=graph, optimization=level)
     for note in (*model.notes, *notes):
         console.err(f"note: {note}")
     console.out(str(folder))

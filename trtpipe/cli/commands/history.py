@@ -12,6 +12,7 @@ from trtpipe.cli.commands.options import OutputFile, json_option
 from trtpipe.errors import InputError, did_you_mean
 from trtpipe.nightly.history import History
 from trtpipe.nightly.history_plot import rows, svg
+from trtpipe.outputs import require_apart
 
 
 @click.command("history", short_help="Show the past of a job.")
@@ -28,8 +29,10 @@ from trtpipe.nightly.history_plot import rows, svg
 @json_option
 def command(name: str | None, file: Path, plot: Path | None, as_json: bool) -> int:
     """Show every night of the job NAME, the earliest first; without NAME, which jobs have a past."""
+    if plot is not None:
+        require_apart(plot, file)
     if not file.is_file():
-        raise InputError(f"{file}: must be a history (got nothing there). Run `trtpipe nightly`, or give --history.")
+        raise InputError(f"{file}: there is no such file. Run `trtpipe nightly`, or give --history.")
     with History(file) as history:
         names = history.names()
         if name is None:

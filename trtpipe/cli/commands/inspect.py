@@ -6,18 +6,23 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from calib.errors import CalibError
 from calib.table import CalibrationTable
 from calib.trt_cache import read_cache
+from calib.types import JsonObject
 from trtpipe.bundle.format import read_bundle
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import json_option
 from trtpipe.errors import InputError, MissingError
+from trtpipe.progress import size
 from trtpipe.trt.plan import read_header
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ValueInfoProto
 
 _PLANS = (b"ftrt", b"vtrt", b"ptrt")
 
@@ -30,18 +35,18 @@ def command(file: Path, as_json: bool) -> None:
 
     FILE is a bundle or kit, an engine, an ONNX file, a calibration table, or a calibration cache of TensorRT.
     """
-    found = console.jsonable(described(file))
+    description = console.jsonable(described(file))
     if as_json:
-        console.out_json(found)
+        console.out_json(description)
     else:
-        console.out("\n".join(_LINES.get(found["kind"], _lines)(found)))
+        console.out("\n".join(_LINES.get(description["kind"], _lines)(description)))
 
 
-def described(path: Path) -> Mapping[str, Any]:
-    """What `path` holds, as `{"kind": bundle | kit | engine | onnx | calibration | calibration cache, ...}`.
+def described(path: Path) -> JsonObject:
+    """The content of `path`, as `{"kind": bundle | kit | engine | onnx | calibration | calibration cache, ...}`.
 
     Raises:
-        InputError: nothing is there, or nothing of these kinds; or it is damaged (said by whoever reads that kind).
+        InputError: nothing is there, it is of none of these kinds, or it is damaged.
     """
     if path.is_dir():
         if not (path / "manifest.json").is_file():
@@ -52,7 +57,7 @@ def described(path: Path) -> Mapping[str, Any]:
             head = file.read(64)
     except FileNotFoundError:
         raise InputError(
-            f"{path}: must be a bundle, an engine, an ONNX file or a calibration table (got nothing there)."
+            f"{path}: there is no such file or folder. Give a bundle, an engine, an ONNX file or a calibration table."
         ) from None
     except OSError as error:
         raise InputError(f"{path}: must be readable (got {error.strerror}).") from None
@@ -61,9 +66,7 @@ def described(path: Path) -> Mapping[str, Any]:
     if path.suffix.lower() == ".onnx":
         return _onnx(path)
     if head.startswith(b"manifest.json\0"):
-        raise InputError(
-            f"{path}: must be unpacked to be read (got a packed bundle). Run `trtpipe unpack {path} FOLDER`."
-        )
+        raise InputError(f"{path}: is a packed bundle. Run `trtpipe unpack {path} FOLDER`.")
     if any(magic in head for magic in _PLANS):
         return _engine(path)
     if head.startswith(b"TRT-"):
@@ -79,17 +82,17 @@ def described(path: Path) -> Mapping[str, Any]:
     )
 
 
-def _bundle(path: Path) -> Mapping[str, Any]:
+def _bundle(path: Path) -> JsonObject:
     bundle = read_bundle(path)
     return {"kind": "bundle", "path": str(path), **bundle.manifest.model_dump(mode="json")}
 
 
-def _engine(path: Path) -> Mapping[str, Any]:
-    header: Mapping[str, Any] = console.jsonable(read_header(path.read_bytes()))
+def _engine(path: Path) -> JsonObject:
+    header: JsonObject = console.jsonable(read_header(path.read_bytes()))
     return {"kind": "engine", "path": str(path), "bytes": path.stat().st_size, **header}
 
 
-def _table(path: Path) -> Mapping[str, Any]:
+def _table(path: Path) -> JsonObject:
     table = CalibrationTable.load(path)
     return {
         "kind": "calibration",
@@ -101,7 +104,7 @@ def _table(path: Path) -> Mapping[str, Any]:
     }
 
 
-def _cache(path: Path) -> Mapping[str, Any]:
+def _cache(path: Path) -> JsonObject:
     """A TensorRT calibration cache: amax by TensorRT's own names of the tensors."""
     data = path.read_bytes()
     try:
@@ -112,14 +115,12 @@ def _cache(path: Path) -> Mapping[str, Any]:
     return {"kind": "calibration cache", "path": str(path), "header": header, "amax": cache.amax}
 
 
-def _onnx(path: Path) -> Mapping[str, Any]:
-    """An ONNX file: bindings, opsets, operators, and what its operators compute in."""
+def _onnx(path: Path) -> JsonObject:
+    """An ONNX file: bindings, opsets, operators, and the types that its operators compute in."""
     try:
         import onnx
     except ImportError:
-        raise MissingError(
-            f"{path}: onnx must be installed to read an ONNX file (it is not). Run `pip install onnx`."
-        ) from None
+        raise MissingError(f"{path}: onnx, which reads ONNX files, is not installed. Run `pip install onnx`.") from None
     try:
         model = onnx.load(path, load_external_data=False)
         graph = onnx.shape_inference.infer_shapes(model).graph
@@ -127,7 +128,7 @@ def _onnx(path: Path) -> Mapping[str, Any]:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(f"{path}: must be an ONNX file (got: {first[:200]}). Export it again.") from None
     if not graph.node:
-        raise InputError(f"{path}: must be an ONNX file (got one without nodes). Export it again.")
+        raise InputError(f"{path}: is an ONNX file without nodes. Export it again.")
     names = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
     names[onnx.TensorProto.FLOAT], names[onnx.TensorProto.DOUBLE] = "float32", "float64"
     types = {v.name: names[v.type.tensor_type.elem_type] for v in (*graph.input, *graph.output, *graph.value_info)}
@@ -150,8 +151,8 @@ def _onnx(path: Path) -> Mapping[str, Any]:
     }
 
 
-def _binding(value: Any, names: Mapping[int, str]) -> Mapping[str, Any]:
-    """Name, element type and shape of an input or output; a shape that the file does not say is None."""
+def _binding(value: ValueInfoProto, names: Mapping[int, str]) -> JsonObject:
+    """Name, element type and shape of an input or output; a shape that the file does not have is None."""
     kind = value.type.tensor_type
     if not value.type.HasField("tensor_type"):
         return {"name": value.name, "dtype": str(value.type.WhichOneof("value")).removesuffix("_type"), "shape": None}
@@ -159,7 +160,7 @@ def _binding(value: Any, names: Mapping[int, str]) -> Mapping[str, Any]:
     return {"name": value.name, "dtype": names[kind.elem_type], "shape": shape if kind.HasField("shape") else None}
 
 
-def _computes_in(graph: Any, types: Mapping[str, str]) -> Iterator[str]:
+def _computes_in(graph: GraphProto, types: Mapping[str, str]) -> Iterator[str]:
     """The type that each convolution and matrix product computes in: of Q/DQ inputs the quantized one."""
     makers = {name: node for node in graph.node for name in node.output}
     for node in graph.node:
@@ -170,36 +171,37 @@ def _computes_in(graph: Any, types: Mapping[str, str]) -> Iterator[str]:
         yield quantized[0] if len(quantized) == 2 else types.get(node.output[0], "unknown")
 
 
-def _bundle_lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """What a person asks of a bundle; --json has the whole manifest."""
-    engine, check = found["engine"], found["check"]
-    yield f"{found['kind']} {found['name']} in {found['path']}"
+def _bundle_lines(description: JsonObject) -> Iterator[str]:
+    """A bundle in lines for people; --json has the whole manifest."""
+    engine, check = description["engine"], description["check"]
+    yield f"{description['kind']} {description['name']} in {description['path']}"
     if engine is None:
-        gpus = ", ".join(found["build"]["compute_capability"])
-        yield f"to be built: {found['build']['target']}{gpus and f' for compute capability {gpus}'}, on its device"
+        gpus = ", ".join(description["build"]["compute_capability"])
+        wanted = gpus and f" for compute capability {gpus}"
+        yield f"to be built: {description['build']['target']}{wanted}, on its device"
     else:
-        size = console.size(found["files"][engine["file"]]["size"])
+        engine_size = size(description["files"][engine["file"]]["size"])
         least = engine["minimum_compute_capability"]
         anything = "any that its kind of engine allows" if least is None else f"{least} and later"
         gpus = ", ".join(engine["compute_capabilities"]) or anything
-        yield f"engine: {engine['target']} {engine['version']}, {size}, compute capability {gpus}"
+        yield f"engine: {engine['target']} {engine['version']}, {engine_size}, compute capability {gpus}"
         if engine["int8_weights"]:
             stored, total = engine["int8_weights"]["int8"], engine["int8_weights"]["total"]
-            yield f"INT8 weights: {console.size(stored)} of {console.size(total)} were found in the engine in INT8"
+            yield f"INT8 weights: {size(stored)} of {size(total)} were found in the engine in INT8"
         if engine["fallback"]:
-            needed = found["environment"].get("torch", "with CUDA")
+            needed = description["environment"].get("torch", "with CUDA")
             count = len(engine["fallback"])
             run = "operation runs" if count == 1 else "operations run"
             yield f"hybrid: needs PyTorch {needed}, in which {count} {run}"
         for kept in engine["fallback"]:
             yield f"  {kept['module'] or 'the model itself':<40} {kept['op']:<32} {kept['reason']}".rstrip()
     for way in ("inputs", "outputs"):
-        for spec in found[way]:
+        for spec in description[way]:
             ranges = ", ".join(f"{d} {r['min']}/{r['opt']}/{r['max']}" for d, r in spec["dims"].items())
             yield f"{way[:-1]}: {spec['name']} {spec['dtype']} {_short(spec['shape'])}" + (ranges and f" ({ranges})")
-    counts = Counter(layer["precision"] for layer in found["layers"])
+    counts = Counter(layer["precision"] for layer in description["layers"])
     yield "layers: " + (", ".join(f"{n} {precision}" for precision, n in sorted(counts.items())) or "none recorded")
-    for layer in found["layers"]:
+    for layer in description["layers"]:
         yield f"  {layer['precision']:<5} {layer['module']:<40} {layer['op']:<20} {layer['reason']}".rstrip()
     if check is not None:
         yield f"check: {'passed' if check['passed'] else 'FAILED'}, {check['executed']} executed by {check['runner']}"
@@ -209,32 +211,33 @@ def _bundle_lines(found: Mapping[str, Any]) -> Iterator[str]:
         for problem in check["problems"]:
             yield f"  problem: {problem}"
     for key in ("calibration_digest", "weights_digest", "fingerprint"):
-        if found[key]:
-            yield f"{key.replace('_', ' ')}: {found[key]}"
-    for note in found["notes"]:
+        if description[key]:
+            yield f"{key.replace('_', ' ')}: {description[key]}"
+    for note in description["notes"]:
         yield f"note: {note}"
-    for name, file in found["files"].items():
-        yield f"file: {name}, {console.size(file['size'])}"
+    for name, file in description["files"].items():
+        yield f"file: {name}, {size(file['size'])}"
 
 
-def _onnx_lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """What a person asks of an ONNX file."""
-    opsets = ", ".join(f"{domain} {version}" for domain, version in found["opsets"].items())
-    yield f"ONNX file {found['path']}, {console.size(found['bytes'])}"
-    yield f"opset: {opsets}" + (f"; written by {found['producer']}" if found["producer"] else "")
+def _onnx_lines(description: JsonObject) -> Iterator[str]:
+    """An ONNX file in lines for people."""
+    opsets = ", ".join(f"{domain} {version}" for domain, version in description["opsets"].items())
+    yield f"ONNX file {description['path']}, {size(description['bytes'])}"
+    yield f"opset: {opsets}" + (f"; written by {description['producer']}" if description["producer"] else "")
     for way in ("inputs", "outputs"):
-        for spec in found[way]:
+        for spec in description[way]:
             shape = "of unknown shape" if spec["shape"] is None else _short(spec["shape"])
             yield f"{way[:-1]}: {spec['name']} {spec['dtype']} {shape}"
-    precisions = ", ".join(f"{n} in {name}" for name, n in found["precisions"].items())
+    precisions = ", ".join(f"{n} in {name}" for name, n in description["precisions"].items())
     yield f"convolutions and matrix products: {precisions or 'none'}"
-    yield f"quantization: {found['quantize_linear']} QuantizeLinear, {found['dequantize_linear']} DequantizeLinear"
-    yield f"nodes: {found['nodes']}: " + ", ".join(f"{n} {name}" for name, n in found["operators"].items())
+    quantizers, dequantizers = description["quantize_linear"], description["dequantize_linear"]
+    yield f"quantization: {quantizers} QuantizeLinear, {dequantizers} DequantizeLinear"
+    yield f"nodes: {description['nodes']}: " + ", ".join(f"{n} {name}" for name, n in description["operators"].items())
 
 
-def _lines(found: Mapping[str, Any], indent: str = "") -> Iterator[str]:
-    """A value as indented `key: value` lines; what is absent, empty or off is left to --json."""
-    for key, value in found.items():
+def _lines(description: JsonObject, indent: str = "") -> Iterator[str]:
+    """A value as indented `key: value` lines; None, False and empty values are left out."""
+    for key, value in description.items():
         if value is None or value is False or value in ([], {}, ""):
             continue
         if isinstance(value, dict) and value:
@@ -248,7 +251,7 @@ def _lines(found: Mapping[str, Any], indent: str = "") -> Iterator[str]:
             yield f"{indent}{key}: {_short(value)}"
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(_short(v) for v in value)}]"
     if isinstance(value, float):

@@ -64,11 +64,11 @@ def command(jobs: tuple[Path, ...], as_json: bool, quiet: bool, explains: bool, 
     """
     options = _options(jobs, **given)
     if explains:
-        found = explain(options)
+        reasons = explain(options)
         if as_json:
-            console.out_json([{"name": name, "build": bool(why), "reasons": why} for name, why in found])
+            console.out_json([{"name": name, "build": bool(why), "reasons": why} for name, why in reasons])
         else:
-            for name, why in found:
+            for name, why in reasons:
                 console.out(f"{name}: {'build: ' + '; '.join(why) if why else 'reuse'}")
         return 0
     with console.Jobs(quiet=quiet or as_json).watching() as watcher:

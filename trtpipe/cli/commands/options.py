@@ -1,4 +1,4 @@
-"""What several commands share: their options, and finding job files."""
+"""Options that several commands share, and the search for job files."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 
 from trtpipe.outputs import require_writable_file, require_writable_folder
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 
 class OutputFile(click.Path):
-    """A file to be written: that it can be is found out before any work begins."""
+    """A file to be written; it is tested for that before any work begins."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -27,10 +27,10 @@ class OutputFile(click.Path):
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
     ) -> str | bytes | os.PathLike[str]:
         """The path; OSError when it cannot be written."""
-        found = Path(os.fsdecode(super().convert(value, param, ctx)))
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if ctx is None or not ctx.resilient_parsing:
-            self.probe(found)
-        return found
+            self.probe(path)
+        return path
 
     def probe(self, path: Path) -> None:
         """OSError when no file can be written at `path`."""
@@ -38,7 +38,7 @@ class OutputFile(click.Path):
 
 
 class NewPath(OutputFile):
-    """A file or folder to be made; one that is there already is left to the command to refuse."""
+    """A file or folder to be made; the command itself refuses one that exists."""
 
     def probe(self, path: Path) -> None:
         """OSError when nothing can be made at `path`."""
@@ -47,7 +47,7 @@ class NewPath(OutputFile):
 
 
 class OutputFolder(click.Path):
-    """A folder to be written into, made where it is not: that it can be is found out before any work begins."""
+    """A folder to be written into, created if missing; it is tested for that before any work begins."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -57,10 +57,10 @@ class OutputFolder(click.Path):
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
     ) -> str | bytes | os.PathLike[str]:
         """The path; OSError when nothing can be written there."""
-        found = Path(os.fsdecode(super().convert(value, param, ctx)))
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if ctx is None or not ctx.resilient_parsing:
-            require_writable_folder(found)
-        return found
+            require_writable_folder(path)
+        return path
 
 
 class OutputTables(click.Path):
@@ -80,7 +80,7 @@ class OutputTables(click.Path):
 
 @dataclass
 class Settings:
-    """What `cli.main` has to know about the command it ran."""
+    """What `cli.main` needs to know of the command that it ran."""
 
     json: bool = False
 
@@ -118,14 +118,14 @@ def out_option(default: str, what: str) -> Callable[[F], F]:
 
 
 def loudness_options(function: F) -> F:
-    """`-v` (as often as wanted) and `-q`."""
+    """`-v` (repeatable) and `-q`."""
     verbose = click.option("-v", "--verbose", count=True, help="Show what TensorRT and the stages log; -vv all of it.")
     quiet = click.option("-q", "--quiet", is_flag=True, help="Show only the verdict.")
     return verbose(quiet(function))
 
 
 def tls_options(function: F) -> F:
-    """`--tls DIR` and `--insecure`, of whoever reaches the scheduler of a fleet."""
+    """`--tls DIR` and `--insecure`, of commands that connect to the scheduler of a fleet."""
     tls = click.option(
         "--tls",
         "credentials",
@@ -158,18 +158,18 @@ def jobs_argument(function: F) -> F:
 
 
 def job_files(paths: Iterable[Path]) -> tuple[Path, ...]:
-    """Every path that is a file (or is not there: reading it will say so), and the .yaml and .yml files of folders.
+    """Every path that is no folder (a missing file fails when it is read), and the .yaml and .yml files of folders.
 
     Raises:
         click.UsageError: a folder holds no job file.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         if not path.is_dir():
-            found.append(path)
+            files.append(path)
             continue
         inside = sorted(p for p in path.iterdir() if p.suffix in (".yaml", ".yml") and p.is_file())
         if not inside:
-            raise click.UsageError(f"JOB: {path} must hold a .yaml file (got a folder without one).")
-        found.extend(inside)
-    return tuple(dict.fromkeys(found))
+            raise click.UsageError(f"JOB: {path} is a folder without a .yaml file.")
+        files.extend(inside)
+    return tuple(dict.fromkeys(files))

@@ -9,7 +9,7 @@ import click
 from trtpipe.bundle.archive import pack
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import bundle_argument
-from trtpipe.outputs import require_writable_file
+from trtpipe.outputs import require_apart, require_writable_file
 
 
 @click.command("pack", short_help="Write a bundle as one .trtb file.")
@@ -20,6 +20,7 @@ def command(bundle: Path, archive: Path | None) -> None:
     # Of "." and "..", too, the directory's own name.
     place = bundle if bundle.name not in ("", "..") else bundle.resolve()
     target = archive or place.with_name(place.name + ".trtb")
+    require_apart(target, bundle)
     require_writable_file(target)
     pack(bundle, target)
     console.out(str(target))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,12 +14,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 import numpy as np
 
+from calib.types import JsonObject
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import bundle_argument, graph_option, key_option, trusted
 from trtpipe.cli.commands.options import OutputFile
 from trtpipe.cli.console import jsonable
-from trtpipe.errors import InputError
-from trtpipe.outputs import naming
+from trtpipe.cli.results import results
+from trtpipe.errors import InputError, either
+from trtpipe.outputs import naming, require_apart
 from trtpipe.runtime.inputs import open_feed
 from trtpipe.runtime.session import load
 
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from trtpipe.runtime.session import Model
 
 
-#: What one sample gives, by column or JSON key.
-Row = dict[str, Any]
+#: The result of one sample by column or JSON key.
+Row = JsonObject
 Write = Callable[[Row], None]
 FORMATS = ("jsonl", "json", "csv")
 
@@ -67,6 +68,8 @@ def command(
     """Run BUNDLE on INPUT (an image, a folder of them, .npy, .npz, .safetensors): JSON or CSV, a line a sample."""
     if source is None and not benchmark:
         raise click.UsageError("INPUT must be given, unless --benchmark is.")
+    if output is not None:
+        require_apart(output, bundle, source, key)
     form = chosen or _format_of(output)
     if raw and form == "csv":
         raise click.UsageError("--raw must not be given with CSV, which has no columns for outputs (got --raw).")
@@ -93,9 +96,9 @@ def command(
 
 
 def _refuse_raw_only(model: Model, raw: bool) -> None:
-    """Say now, and not after the first batch, that nothing here can be classified."""
+    """Refuse classification before the first batch if no output has classes."""
     if not raw and not any(s.batch_axis is not None and len(s.shape) == 2 for s in model.manifest.outputs):
-        raise InputError(f"{model.bundle.path}: must have an output [N, C] to classify (it has none). Add --raw.")
+        raise InputError(f"{model.bundle.path}: has no output [N, C] to classify by. Add --raw.")
 
 
 def _rows(model: Model, feed: Feed, size: int, top: int, raw: bool) -> Iterator[Row]:
@@ -122,14 +125,21 @@ def _rows(model: Model, feed: Feed, size: int, top: int, raw: bool) -> Iterator[
 
 
 def _format_of(output: Path | None) -> str:
-    """The format that a file's suffix names; JSON lines where it names none, and on stdout."""
-    suffix = "" if output is None else output.suffix.lower().removeprefix(".")
-    return suffix if suffix in FORMATS else "jsonl"
+    """The format that a file's suffix names; JSON lines where it has none, for what is no file, and on stdout."""
+    if output is None or not output.suffix or (output.exists() and not output.is_file()):
+        return "jsonl"
+    suffix = output.suffix.lower().removeprefix(".")
+    if suffix not in FORMATS:
+        raise click.UsageError(
+            f"-o: must end in {either([f'.{name}' for name in FORMATS])} (got {output.name}). Name it so, or give "
+            "--format."
+        )
+    return suffix
 
 
 @contextmanager
 def _writer(form: str, stream: TextIO, top: int) -> Iterator[Write]:
-    """What writes a row in this format; the text is whole when the block ends."""
+    """A function that writes a row in this format; the text is complete when the block ends."""
     if form == "csv":
         yield _csv_writer(stream, top)
         return
@@ -162,32 +172,33 @@ def _csv_writer(stream: TextIO, top: int) -> Write:
 
 @contextmanager
 def _destination(output: Path | None) -> Iterator[TextIO]:
-    """stdout, or a file that is there when it is whole."""
+    """stdout, or a file that appears under its name when it is complete."""
     if output is None:
         with naming("standard output"):
-            yield sys.stdout
-            sys.stdout.flush()
+            yield results()
+            results().flush()
         return
     temporary = output.with_name(f".{output.name}.{os.getpid()}")
+    as_text: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
     with naming(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         if output.exists() and not output.is_file():  # a pipe, /dev/null
-            with open(output, "w", encoding="utf-8", newline="") as stream:
+            with open(output, "w", **as_text) as stream:
                 yield stream
             return
         try:
-            with open(temporary, "x", encoding="utf-8", newline="") as stream:
+            with open(temporary, "x", **as_text) as stream:
                 yield stream
             os.replace(temporary, output)
         finally:
             temporary.unlink(missing_ok=True)
 
 
-def _measured(model: Model, feed: Feed | None, batch_size: int | None, iterations: int) -> dict[str, Any]:
-    """Latency of one batch in ms and samples a second, after as much warming up as a tenth of the iterations."""
+def _measured(model: Model, feed: Feed | None, batch_size: int | None, iterations: int) -> JsonObject:
+    """Latency of one batch in ms and samples a second, after warm-up runs of a tenth of the iterations."""
     size = batch_size or model.batch[1]
     arrays = model.bundle.golden().inputs if feed is None else next(feed.batches(model, size))
-    # As many as asked for, by repeating what there is.
+    # Repeat the samples up to the batch size.
     batch = {n: np.resize(a, (size, *a.shape[1:])) for n, a in arrays.items()}
     for _ in range(max(1, iterations // 10)):
         model.run_arrays(batch)

@@ -11,7 +11,7 @@ from trtpipe.cli import console
 from trtpipe.cli.commands.options import OutputFile, json_option, out_option, set_option
 from trtpipe.job.dump import write_job
 from trtpipe.job.load import load_job
-from trtpipe.outputs import require_writable_file
+from trtpipe.outputs import require_apart, require_writable_file
 from trtpipe.pipeline.tune import tune
 from trtpipe.report import tune_page
 
@@ -47,30 +47,31 @@ def command(
     """
     loaded = load_job(job, overrides)
     target = write or job.with_name(f"{job.stem}.tuned{job.suffix}")
+    require_apart(target, job)
     require_writable_file(target)
     with console.Console(quiet=quiet or as_json, verbose=verbose > 0).watching() as reporter:
-        found = tune(loaded, out, reporter, evaluations=evaluations)
+        tuned = tune(loaded, out, reporter, evaluations=evaluations)
     limits = loaded.check.limits
-    line = tune_page.verdict(found.tuned, limits)
-    write_job(found.job, target, f"Written by `trtpipe tune {job.name}`.\n{line}")
+    line = tune_page.verdict(tuned.tuned, limits)
+    write_job(tuned.job, target, f"Written by `trtpipe tune {job.name}`.\n{line}")
     page = out / f"{loaded.name}.trials.md"
-    write_whole(page, tune_page.page(loaded.name, found.tuned, limits))
+    write_whole(page, tune_page.page(loaded.name, tuned.tuned, limits))
     if as_json:
         console.out_json(
             {
-                "met": found.tuned.met,
+                "met": tuned.tuned.met,
                 "job": str(target),
-                "trials_file": str(found.trials),
-                "best": found.tuned.best,
-                "trials": found.tuned.trials,
-                "sensitivity": found.tuned.sensitivity,
-                "notes": found.tuned.notes,
+                "trials_file": str(tuned.trials),
+                "best": tuned.tuned.best,
+                "trials": tuned.tuned.trials,
+                "sensitivity": tuned.tuned.sensitivity,
+                "notes": tuned.tuned.notes,
             }
         )
     else:
         console.out(f"{loaded.name}: {line}")
-        console.out(tune_page.table(found.tuned.trials))
-        for note in found.tuned.notes:
+        console.out(tune_page.table(tuned.tuned.trials))
+        for note in tuned.tuned.notes:
             console.out(f"note: {note}")
         console.out(f"job: {console.relative(target)}\ntrials: {console.relative(page)}")
-    return 0 if found.tuned.met else 1
+    return 0 if tuned.tuned.met else 1

@@ -21,7 +21,7 @@ from trtpipe.outputs import require_writable_folder
 def command(archive: Path, destination: Path | None, key: Path | None) -> None:
     """Make the bundle in ARCHIVE at DESTINATION, or beside the archive under its name without .trtb."""
     if destination is None and archive.suffix != ".trtb":
-        raise InputError(f"{archive}: must end in .trtb, or DESTINATION be given (got neither). Say where it goes.")
+        raise InputError(f"{archive}: does not end in .trtb. Give DESTINATION.")
     target = destination or archive.with_suffix("")
     require_writable_folder(target.parent)
     unpack(archive, target, checking(archive, trusted(key)))

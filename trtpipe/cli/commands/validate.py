@@ -26,9 +26,9 @@ def command(
     """Say every problem of each JOB (files or folders) on this machine and for its target, building nothing."""
     if deep and (job_only or version is not None):
         raise click.UsageError("--deep must not be given with --job-only or --for: it runs the model here.")
-    found = {path: validate(path, overrides, here=not job_only, version=version) for path in job_files(jobs)}
+    problems_by_job = {path: validate(path, overrides, here=not job_only, version=version) for path in job_files(jobs)}
     faults: dict[Path, tuple[TrtpipeError, ...]] = {}
-    for path, problems in found.items():
+    for path, problems in problems_by_job.items():
         for problem in problems:
             console.err(str(problem))
         if deep and not problems:
@@ -47,8 +47,8 @@ def command(
                 "ok": not problems and not faults.get(path),
                 "problems": [p.as_dict() for p in problems] + [{"message": str(e)} for e in faults.get(path, ())],
             }
-            for path, problems in found.items()
+            for path, problems in problems_by_job.items()
         ]
         console.out_json(listed)
-    codes = [problem.exit_code for problems in found.values() for problem in problems]
+    codes = [problem.exit_code for problems in problems_by_job.values() for problem in problems]
     return min([*codes, *(error.exit_code for errors in faults.values() for error in errors)], default=0)

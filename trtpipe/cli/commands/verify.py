@@ -21,17 +21,17 @@ from trtpipe.runtime.session import open_model
 @click.option("--no-run", is_flag=True, help="Do not execute the golden inputs, only compare what is written.")
 @json_option
 def command(bundle: Path, key: Path | None, no_run: bool, as_json: bool) -> int:
-    """Say whether BUNDLE (or a kit) is whole, signed and fit for this device, and answers as its baseline did.
+    """Say whether BUNDLE (or a kit) is whole, signed and fit for this device, and gives its baseline's outputs.
 
-    Exit code 0: yes; 2: it is damaged or not signed; 3: it does not fit this device; 1: its answers are too far off, or
+    Exit code 0: yes; 2: it is damaged or not signed; 3: it does not fit this device; 1: its outputs are too far off, or
     were where it was made.
     """
-    found, signature = admit(bundle, trusted(key))
-    manifest, device = found.manifest, this_device()
+    opened, signature = admit(bundle, trusted(key))
+    manifest, device = opened.manifest, this_device()
     mismatches, notes = problems(manifest, device), remarks(manifest, device)
     report = None
     if manifest.kind == "bundle" and not mismatches and not no_run:
-        with open_model(found, as_written=True) as model:
+        with open_model(opened, as_written=True) as model:
             report = recheck(model)
     failed = failure(manifest)
     code = 3 if mismatches else 1 if failed or (report is not None and not report.passed) else 0

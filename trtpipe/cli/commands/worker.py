@@ -32,7 +32,7 @@ def command(
 ) -> None:
     """Build jobs that `trtpipe nightly --scheduler` sends by the Dask scheduler at ADDRESS, like tls://host:8786.
 
-    Whoever the scheduler lets in runs code here: off this machine that takes a certificate (--tls). The worker
+    A client of the scheduler runs code here: one on another machine needs a certificate (--tls). The worker
     announces its GPU (sm87), its TensorRT (tensorrt=10.3), its processor and its tags.
     """
     console.err(f"worker of {scheduler}; stop it with Ctrl-C")

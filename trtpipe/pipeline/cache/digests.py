@@ -1,4 +1,4 @@
-"""SHA-256 of files, remembered by what `stat` says, so that an unchanged file is not read again.
+"""SHA-256 of files, remembered with their `stat`, so that an unchanged file is not read again.
 
 A file whose size, times, inode and device are those remembered is taken to be unchanged; anything else is read. A file
 changed within the last two seconds is never remembered: another write could leave the same times. What is remembered is
@@ -22,7 +22,7 @@ _SCHEMA = """CREATE TABLE IF NOT EXISTS digests (
 
 
 class Digests:
-    """Content digests of files. Within one object each file is looked at once: make a new one for a new look.
+    """Content digests of files. One object examines each file once; make a new one to see later changes.
 
     Args:
         path: the table; None remembers nothing from one object to the next.
@@ -42,7 +42,7 @@ class Digests:
         self.close()
 
     def close(self) -> None:
-        """Let go of the table."""
+        """Close the table."""
         if self._table is not None:
             self._table.close()
             self._table = None
@@ -59,7 +59,8 @@ class Digests:
         return self._seen[path]
 
     def folder(self, path: str | Path) -> str:
-        """SHA-256 hex of the names and contents of every file under a folder, hidden ones left out.
+        """SHA-256 hex of the names and contents of every file under a folder, and of its folders: an empty one is a
+        class too. Hidden ones are left out.
 
         Raises:
             OSError: something in it cannot be read.
@@ -71,6 +72,7 @@ class Digests:
                 for folder, folders, names in os.walk(root, followlinks=True):
                     folders[:] = sorted(f for f in folders if not f.startswith("."))
                     inside = os.path.relpath(folder, root)
+                    lines.append(f"{inside}/")
                     lines += [f"{inside}/{n}\0{self.file(os.path.join(folder, n))}" for n in names if n[0] != "."]
             self._folders[root] = hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
         return self._folders[root]
@@ -122,10 +124,10 @@ _HAS_FILE_DIGEST = hasattr(hashlib, "file_digest")  # Python 3.11
 
 
 def _digest(stream: object) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     while block := stream.read(1 << 20):  # type: ignore[attr-defined]
-        found.update(block)
-    return found.hexdigest()
+        digest.update(block)
+    return digest.hexdigest()
 
 
 def _opened(path: Path) -> sqlite3.Connection | None:

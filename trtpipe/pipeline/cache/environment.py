@@ -1,4 +1,4 @@
-"""What a result was made with: versions, and the fingerprint over everything that can change an engine. No torch."""
+"""Versions of packages and machine, and the fingerprint over everything that can change an engine. No torch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from calib.types import JsonObject
 from trtpipe.job.importable import find_module
 from trtpipe.packages import distributions, versions
 from trtpipe.pipeline.cache.digests import Digests
@@ -31,7 +32,7 @@ ROUTE_PACKAGES: Mapping[str, tuple[str, ...]] = {
     "torch_tensorrt": ("torch-tensorrt", "torch-tensorrt-rtx"),
     "torch2trt": ("torch2trt",),
 }
-#: Job keys that change nothing in the result: how fast it comes, what is shown.
+#: Job keys that change nothing in the result: they change speed and output.
 WITHOUT_EFFECT = frozenset(
     {
         "build.log_level",
@@ -48,15 +49,15 @@ WITHOUT_EFFECT = frozenset(
 def environment() -> dict[str, str]:
     """Versions of Python, of the system and of every package that takes part."""
     builders = tuple(n for names in BUILDERS.values() for n in names)
-    found = {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
-    return found | versions(DECIDING + OTHERS + builders)
+    facts = {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
+    return facts | versions(DECIDING + OTHERS + builders)
 
 
 def portable_job(job: Job) -> str:
     """The job as JSON with its paths relative to its own folder: the same job anywhere gives the same text."""
     folder = str(job.folder or Path.cwd())
 
-    def relative(value: Any) -> Any:
+    def relative(value: object) -> object:
         if isinstance(value, dict):
             return {k: relative(v) for k, v in value.items()}
         if isinstance(value, list):
@@ -76,7 +77,7 @@ def source_fingerprint(job: Job, parts: Mapping[str, str | None]) -> str:
     """SHA-256 over all that decides the graph given to the compiler, and how it is asked to compile it.
 
     That is the job's sections, the versions of what makes the graph, and `parts` (digests of weights, graph, data).
-    A kit carries it, as its device knows no more of where it came from.
+    A kit carries it, because its device has none of these inputs.
     """
     sections = {
         "name": job.name,
@@ -95,16 +96,16 @@ def _without_effect(section: str) -> set[str]:
 
 def fingerprint(source: str, target: str) -> str:
     """SHA-256 over everything that can change an engine: its source's fingerprint and the compiler on this machine."""
-    sections: dict[str, Any] = {"source": source, "versions": versions(BUILDERS[target])}
+    sections: JsonObject = {"source": source, "versions": versions(BUILDERS[target])}
     if target == "tensorrt":  # it times its kernels on the GPU that is here
-        found = cuda.probe()
-        sections["device"] = [found.cuda, *(f"{d.name} {d.compute_capability}" for d in found.devices[:1])]
+        gpu = cuda.probe()
+        sections["device"] = [gpu.cuda, *(f"{d.name} {d.compute_capability}" for d in gpu.devices[:1])]
     return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What of a machine can change a result. `versions` are of the distributions that take part."""
+    """The facts of a machine that can change a result. `versions` are those of the distributions that take part."""
 
     versions: Mapping[str, str]
     python: str
@@ -131,13 +132,13 @@ def this_machine(digests: Digests, driver: cuda.Driver | None = None) -> Machine
 
 
 def _own_source(digests: Digests) -> str:
-    """Digest of the code of trtpipe and calib themselves: a version number does not move while one develops."""
-    found = hashlib.sha256()
+    """Digest of the code of trtpipe and calib themselves: their version stays the same during development."""
+    digest = hashlib.sha256()
     for package in ("trtpipe", "calib"):
         spec = find_module(package)
         if spec is None or not spec.origin:
             continue
         root = Path(spec.origin).parent
         for path in sorted(root.rglob("*.py")):
-            found.update(f"{package}/{path.relative_to(root).as_posix()} {digests.file(path)}\n".encode())
-    return found.hexdigest()
+            digest.update(f"{package}/{path.relative_to(root).as_posix()} {digests.file(path)}\n".encode())
+    return digest.hexdigest()

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
@@ -22,8 +22,8 @@ from trtpipe.errors import InputError
 from trtpipe.job.importable import find_module, is_installed
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import BUILDERS, DECIDING, ROUTE_PACKAGES, WITHOUT_EFFECT, Machine
-from trtpipe.pipeline.cache.reads import UNSEEN, Reads
-from trtpipe.pipeline.cache.sources import environment_variables, imported
+from trtpipe.pipeline.cache.reads import ABSENT, NAMES, WATCHED, Reads
+from trtpipe.pipeline.cache.sources import environment_variables, has_native_code, imported
 from trtpipe.routes.onnx import release as onnx_release
 from trtpipe.routes.release import needs_lowering
 
@@ -63,10 +63,15 @@ class Ingredients:
         names = sorted({*self.parts, *before}, key=lambda n: (_rank(n), n))
         return tuple(_change(n, before.get(n), self.parts.get(n)) for n in names if before.get(n) != self.parts.get(n))
 
-    def moved_since(self, before: Mapping[str, str]) -> tuple[str, ...]:
-        """`changes`, less what was not known to be read before."""
+    def moved_since(self, before: Mapping[str, str], written: Collection[str] = ()) -> tuple[str, ...]:
+        """`changes`, less what was not known to be read before, what was absent and is no longer looked for, and what
+        the job's own code wrote since."""
         known = {n: v for n, v in self.parts.items() if n in before or not _is_read(n)}
-        return Ingredients(known).changes(before)
+        own = {n for n in before if n.startswith(_ASKED) or n in written}
+        own |= {n for n, v in before.items() if _is_read(n) and v == ABSENT and n not in self.parts}
+        return Ingredients({n: v for n, v in known.items() if n not in own}).changes(
+            {n: v for n, v in before.items() if n not in own}
+        )
 
 
 @dataclass(frozen=True)
@@ -85,23 +90,23 @@ def modules(module: str, folder: Path) -> dict[str, str]:
 
     trtpipe, what decides on its own version and the standard library are left out. Nothing is imported.
     """
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     todo = [module]
     while todo:
         name = todo.pop()
-        if name in found or name.partition(".")[0] in _OWN:
+        if name in by_name or name.partition(".")[0] in _OWN:
             continue
         spec = find_module(name, (folder, Path.cwd()))
         if spec is None or spec.origin is None or not os.path.isfile(spec.origin):
             continue
-        found[name] = spec.origin
+        by_name[name] = spec.origin
         if spec.origin.endswith(".py") and not is_installed(spec.origin):
             todo += imported(Path(spec.origin).read_bytes(), name, bool(spec.submodule_search_locations))
-    return found
+    return by_name
 
 
 class Survey:
-    """One look at the files that jobs name; each is looked at once, however many jobs ask.
+    """Examines the files that jobs name; each is examined once, however many jobs name it.
 
     Args:
         digests: content digests.
@@ -113,6 +118,8 @@ class Survey:
         self._versions: dict[str, str | None] = {}
         self._sources: dict[tuple[str, str], dict[str, str]] = {}
         self._variables: dict[str, tuple[str, ...]] = {}
+        self._native: dict[str, tuple[str, ...]] = {}
+        self._has_native: dict[str, bool] = {}
 
     def ingredients(self, job: Job, reads: Reads | None = None) -> Ingredients:
         """Everything that goes into the job's bundle.
@@ -173,30 +180,43 @@ class Survey:
         """
         known = (module, str(folder))
         if known not in self._sources:
-            found: dict[str, str] = {}
+            digests: dict[str, str] = {}
             for name, origin in modules(module, folder).items():
-                found[name] = self._file(origin)
+                digests[name] = self._file(origin)
                 if is_installed(origin):
                     top = name.partition(".")[0]
                     if (version := self.version(top)) is not None:
-                        found[top] = version
+                        digests[top] = version
                 elif origin.endswith(".py"):
-                    self._variables[name] = environment_variables(Path(origin).read_bytes())
-            self._sources[known] = found
+                    source = Path(origin).read_bytes()
+                    self._variables[name] = environment_variables(source)
+                    names = imported(source, name, os.path.basename(origin) == "__init__.py")
+                    self._native[name] = tuple(filter(self._reads_unseen, sorted({n.partition(".")[0] for n in names})))
+            self._sources[known] = digests
         return self._sources[known]
 
     def files(self, job: Job) -> tuple[Path, ...]:
-        """Files and folders whose content is among the job's ingredients anyhow, whatever its code reads."""
+        """Files and folders whose content is among the job's ingredients, whatever its code reads."""
         flat = dict(_flat(job.model_dump(mode="json", exclude_defaults=True)))
-        found = [Path(value) for key, value in flat.items() if key in CONTENTS]
+        paths = [Path(value) for key, value in flat.items() if key in CONTENTS]
         folder = job.folder or Path.cwd()
         for target in job.callables.values():
-            found += [Path(o) for o in modules(target.partition(":")[0], folder).values() if not is_installed(o)]
-        return tuple(found)
+            paths += [Path(o) for o in modules(target.partition(":")[0], folder).values() if not is_installed(o)]
+        return tuple(paths)
 
     def variables(self, module: str) -> tuple[str, ...]:
         """Environment variables that a source of the user's own mentions, of those that `sources` has seen."""
         return self._variables.get(module, ())
+
+    def native(self, module: str) -> tuple[str, ...]:
+        """Installed packages that a source of the user's own imports and whose native code may open files unseen, of
+        those that `sources` has seen."""
+        return self._native.get(module, ())
+
+    def _reads_unseen(self, package: str) -> bool:
+        if package not in self._has_native:
+            self._has_native[package] = has_native_code(package)
+        return package not in WATCHED and self._has_native[package]
 
     def _content(self, key: str, path: str) -> str:
         try:
@@ -211,9 +231,9 @@ class Survey:
             raise InputError(f"{path}: must be readable (got {error.strerror or error}).") from error
 
 
-def stage_keys(job: Job, found: Ingredients) -> StageKeys:
+def stage_keys(job: Job, ingredients: Ingredients) -> StageKeys:
     """The key of each stage's result."""
-    parts = found.parts
+    parts = ingredients.parts
 
     def chosen(*prefixes: str) -> dict[str, str]:
         return {
@@ -223,7 +243,7 @@ def stage_keys(job: Job, found: Ingredients) -> StageKeys:
         }
 
     #: What the job's code reads counts for all stages: whichever part of it reads.
-    code = ("source", "read", "listing")
+    code = ("source", *NAMES.values())
     model = chosen("job model", "job inputs", "job outputs", "weights", "program", *code, "system", "trtpipe source")
     model |= {n: v for n, v in parts.items() if n in {f"version {v}" for v in _CAPTURE_VERSIONS}}
     script = model.pop("job model.baseline", "trace")
@@ -264,12 +284,12 @@ def stage_keys(job: Job, found: Ingredients) -> StageKeys:
     )
 
 
-def code_key(found: Ingredients) -> str:
-    """The key of the record of what the job's own code reads: over all but that which decides which code runs."""
+def code_key(ingredients: Ingredients) -> str:
+    """The key of the record of the code's reads: over the sections and sources that decide which code runs."""
     sections = ("model", "inputs", "outputs", "calibration", "check")
     names = (*(f"job {section}" for section in sections), "source", "calibration source", "check source")
     return _digest(
-        {n: v for n, v in found.parts.items() if any(n == p or n.startswith((p + " ", p + ".")) for p in names)}
+        {n: v for n, v in ingredients.parts.items() if any(n == p or n.startswith((p + " ", p + ".")) for p in names)}
     )
 
 
@@ -288,12 +308,11 @@ def with_reads(survey: Survey, job: Job, known: Callable[[str], Reads]) -> tuple
 
 
 def _unseen(parts: Mapping[str, str], survey: Survey) -> list[str]:
-    """Notes on what sources of the job use whose content nobody watches."""
+    """Notes on inputs of the job's code whose content is not watched."""
     modules = {name.rpartition("source ")[2] for name in parts if "source " in name}
     notes = [
-        f"the job's code imports {name}, which reads files unseen; use --force when these change"
-        for name in UNSEEN
-        if name in modules
+        f"the job's code imports {name}, whose native code may read files unseen; use --force when these change"
+        for name in sorted({n for m in modules for n in survey.native(m)})
     ]
     variables = sorted({v for m in modules for v in survey.variables(m)})
     if variables:
@@ -310,7 +329,7 @@ def _digest(parts: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(dict(parts), sort_keys=True).encode()).hexdigest()
 
 
-def _flat(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(value: object, at: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted key and value of everything in nested mappings."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
@@ -319,19 +338,22 @@ def _flat(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
         yield at, value
 
 
+#: What was only asked for: the answer may be that of the very code that asks, like a folder that it makes.
+_ASKED = (f"{NAMES['presence']} ", f"{NAMES['status']} ")
+
+
 def _is_read(name: str) -> bool:
-    return name.startswith(("read ", "listing "))
+    return name.partition(" ")[0] in NAMES.values()
 
 
 def _rank(name: str) -> int:
-    """The order in which a reader wants to hear of changes."""
+    """The position of a change in a report: the most important first."""
     order = (
         "weights",
         "program",
         "torchscript",
         "source",
-        "read",
-        "listing",
+        *NAMES.values(),
         "job",
         "calibration",
         "check",
@@ -340,6 +362,14 @@ def _rank(name: str) -> int:
         "cuda",
     )
     return next((i for i, word in enumerate(order) if name.startswith(word)), len(order))
+
+
+_READ_AS = {
+    NAMES["file"]: "{}, read by the job's code,",
+    NAMES["folder"]: "the list of files in {}",
+    NAMES["presence"]: "whether the job's code finds {}",
+    NAMES["status"]: "the size or time of {}, asked for by the job's code,",
+}
 
 
 def _change(name: str, before: str | None, now: str | None) -> str:
@@ -352,7 +382,7 @@ def _change(name: str, before: str | None, now: str | None) -> str:
         short = short.removeprefix(prefix)
     if _is_read(name):
         what, _, path = name.partition(" ")
-        short = f"{path}, read by the job's code," if what == "read" else f"the list of files in {path}"
+        short = _READ_AS[what].format(path)
     elif " source " in f" {name}" and name != "trtpipe source":
         short = f"source of {name.rpartition(' ')[2]}"
     if before is None or now is None:

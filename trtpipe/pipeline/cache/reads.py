@@ -1,14 +1,16 @@
-"""What a job's own code read: the record of it, kept from night to night, and what it holds now."""
+"""What a job's own code read: the record, kept from night to night, and the present values."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
+
+from calib.types import JsonObject
 
 if TYPE_CHECKING:
     from trtpipe.pipeline.cache.digests import Digests
@@ -16,29 +18,37 @@ if TYPE_CHECKING:
 
 ABSENT = "absent"
 _KIND = "reads"
-#: Packages whose native code opens files that nobody sees.
-UNSEEN = ("av", "decord", "h5py", "lmdb", "netCDF4", "pyarrow", "rasterio", "soundfile", "tables", "tensorflow")
+#: Packages with native code that opens no file unseen: through Python, or by functions that the recorder wraps.
+WATCHED = frozenset({"PIL", "numpy", "safetensors", "torch", "torchao", "torchvision", "yaml"})
+
+
+Kind = Literal["file", "folder", "presence", "status"]
+#: What the ingredient of each kind is called.
+NAMES: Mapping[Kind, str] = {"file": "read", "folder": "listing", "presence": "presence", "status": "status"}
 
 
 @dataclass(frozen=True, order=True)
 class Read:
-    """A file that was opened or a folder that was listed; `path` is relative to the job's folder, or absolute."""
+    """A file that was opened, a folder that was listed, or a path that was only asked for: whether it is there
+    ("presence"), or its size and times too ("status"). `path` is relative to the job's folder, or absolute."""
 
-    kind: Literal["file", "folder"]
+    kind: Kind
     path: str
 
     @property
     def name(self) -> str:
-        """Of the ingredient that it is."""
-        return f"read {self.path}" if self.kind == "file" else f"listing {self.path}"
+        """The name of this ingredient."""
+        return f"{NAMES[self.kind]} {self.path}"
 
     def value(self, folder: Path, digests: Digests) -> str:
-        """What it holds now: a digest, with the place that links lead to; "absent" for what is not there."""
+        """Its present value: a digest, with the target of links; "absent" where nothing is there."""
         path = os.path.join(folder, self.path)
         try:
             if self.kind == "folder":
                 names = sorted(n for n in os.listdir(path) if n != "__pycache__")
                 return hashlib.sha256("\n".join(names).encode()).hexdigest()
+            if self.kind in ("presence", "status"):
+                return self._asked(path, folder)
             if not os.path.isfile(path):
                 return "a folder" if os.path.isdir(path) else "no plain file" if os.path.exists(path) else ABSENT
             real = os.path.relpath(os.path.realpath(path), os.path.realpath(folder))
@@ -47,10 +57,34 @@ class Read:
         except OSError:
             return ABSENT
 
+    def _asked(self, path: str, folder: Path) -> str:
+        if not os.path.lexists(path):
+            return ABSENT
+        what = "a folder" if os.path.isdir(path) else "a file" if os.path.exists(path) else "a broken link"
+        real = os.path.relpath(os.path.realpath(path), os.path.realpath(folder))
+        what += "" if real == os.path.relpath(path, folder) else f" at {real}"
+        if self.kind == "presence" or not os.path.exists(path):
+            return what
+        status = os.stat(path)
+        return f"{what}, {status.st_size} bytes of {status.st_mtime_ns}"
+
+    @staticmethod
+    def from_plain(raw: Sequence[str]) -> Read:
+        """What `Reads.to_plain` made plain.
+
+        Raises:
+            ValueError: it is no such thing.
+        """
+        given, path = raw
+        for kind in NAMES:
+            if kind == given:
+                return Read(kind, path)
+        raise ValueError(f"kind must be {', '.join(NAMES)} (got {given!r})")
+
 
 @dataclass(frozen=True)
 class Reads:
-    """All that was read, and notes on what could not be seen."""
+    """All that was read, and notes on reads that were not recorded."""
 
     items: tuple[Read, ...] = ()
     notes: tuple[str, ...] = ()
@@ -63,7 +97,7 @@ class Reads:
         return {item.name: item.value(folder, digests) for item in self.items}
 
     def present(self, folder: Path, read_now: Reads) -> Reads:
-        """Without what is absent by now, unless it was looked for this time."""
+        """Without what no longer exists, unless it was looked for this time."""
         there = (i for i in self.items if i in read_now.items or os.path.lexists(os.path.join(folder, i.path)))
         return Reads(tuple(there), self.notes)
 
@@ -72,9 +106,9 @@ class Reads:
         return {"items": [[i.kind, i.path] for i in self.items], "notes": list(self.notes)}
 
     @staticmethod
-    def from_plain(raw: Mapping[str, Any]) -> Reads:
-        """What `to_plain` made plain."""
-        return Reads(tuple(Read(kind, path) for kind, path in raw["items"]), tuple(raw["notes"]))
+    def from_plain(raw: JsonObject) -> Reads:
+        """The reads of `to_plain`."""
+        return Reads(tuple(Read.from_plain(item) for item in raw["items"]), tuple(raw["notes"]))
 
 
 def recall(cache: Cache, key: str) -> Reads:
@@ -87,7 +121,7 @@ def recall(cache: Cache, key: str) -> Reads:
 
 
 def remember(cache: Cache, key: str, reads: Reads) -> None:
-    """Keep it for the next time."""
+    """Store the reads for the next run."""
     facts = reads.to_plain()
     entry = cache.get(_KIND, key)
     if entry is None or dict(entry.facts) != facts:

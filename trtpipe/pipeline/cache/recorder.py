@@ -1,16 +1,16 @@
-"""What a job's own code reads while it runs: files, folders, modules; recorded by Python's audit events.
+"""Records what a job's own code reads while it runs (files, folders, modules) by Python's audit events.
 
 A factory, a transform or a data callable may open anything. CPython raises an audit event for each file opened and each
 folder listed through it (PEP 578), in the process itself and in workers forked from it, whose events come through the
 same file. Files that libraries open in native code (safetensors, `torch.from_file`, `torch.jit.load`, torchvision's
-decoders) raise none; those calls are wrapped. What native code of other libraries opens is not seen, nor is what comes
-over the network or from another program; the last two are noted.
+decoders) raise none; those calls are wrapped (`native`), and so is `os.stat` (`probes`). What native code of other
+libraries opens is not seen, nor is what comes over the network or from another process that was not forked; all of that
+is noted.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import importlib.util
 import json
@@ -21,24 +21,17 @@ import sys
 import sysconfig
 import tempfile
 import threading
+import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 
 import calib
-from trtpipe.job.importable import is_installed
+from trtpipe.pipeline.cache.native import wrap
+from trtpipe.pipeline.cache.probes import watched
 from trtpipe.pipeline.cache.reads import Read, Reads
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-#: Functions that open files in native code, by module: the position of the path among their arguments.
-_NATIVE: Mapping[str, Mapping[str, int]] = {
-    "safetensors": {"safe_open": 0},
-    "torch": {"from_file": 0, "UntypedStorage.from_file": 0},
-    "torch._C": {"PyTorchFileReader": 0, "import_ir_module": 1},
-    "torchvision.io.image": {"read_file": 0, "read_image": 0, "decode_image": 0},
-    "torchvision.io.video": {"read_video": 0},
-    "cv2": {"imread": 0},
-}
 
 
 class Recorder:
@@ -48,7 +41,7 @@ class Recorder:
 
     Args:
         folder: of the job file.
-        known: files and folders whose content is an ingredient anyhow, and folders of trtpipe's own.
+        known: files and folders that are ingredients already, and folders of trtpipe itself; they are not recorded.
     """
 
     def __init__(self, folder: Path | None = None, known: Iterable[str | Path] = ()) -> None:
@@ -57,6 +50,7 @@ class Recorder:
         self._depth = 0
         self._log: int | None = None
         self._added = Reads()
+        self._watch = contextlib.ExitStack()
 
     def __enter__(self) -> Recorder:
         global _active
@@ -65,6 +59,7 @@ class Recorder:
             if self._log is None:
                 self._log = _unnamed_file()
             _active = self
+            self._watch.enter_context(watched(_asked, _is_own, _Unheard()))
         self._depth += 1
         return self
 
@@ -75,20 +70,21 @@ class Recorder:
         self._depth -= 1
         if self._depth == 0:
             _active = None
+            self._watch.close()
 
     def close(self) -> None:
-        """Let go of the log."""
+        """Close the log."""
         if self._log is not None:
             os.close(self._log)
             self._log = None
 
     def add(self, reads: Reads) -> None:
-        """Count what was read earlier to make a value that is used again."""
+        """Add what was read to make a value that is used again."""
         self._added |= reads
 
     @contextlib.contextmanager
     def only(self) -> Iterator[Part]:
-        """What is recorded inside, by itself."""
+        """The reads inside the block alone; they are complete when it ends."""
         part = Part()
         with self:
             begin = self._size()
@@ -97,7 +93,7 @@ class Recorder:
 
     @property
     def reads(self) -> Reads:
-        """Everything so far."""
+        """All reads so far."""
         return self._added | self._summary(0)
 
     def changed(self) -> tuple[str, ...]:
@@ -109,6 +105,12 @@ class Recorder:
             if kind == "file" and path not in written:
                 first.setdefault(path, stamp)
         return tuple(sorted(p for p, stamp in first.items() if self._counts(p) and _stamp(p) != stamp))
+
+    @property
+    def written(self) -> frozenset[str]:
+        """What the job's own code wrote: files by the names of their ingredients."""
+        paths = {path for kind, path, _ in self._events(0) if kind == "write"}
+        return frozenset(Read("file", self._portable(path)).name for path in paths)
 
     def log(self, kind: str, path: str, stamp: list[int] | None = None) -> None:
         """Add one event. A line is written in one piece, whichever process writes it."""
@@ -136,10 +138,15 @@ class Recorder:
                 notes.append(f"the job's code opened a network connection ({path}): what came over it is not watched")
             elif kind == "program":
                 notes.append(f"the job's code ran {path}: what that program read is not watched")
-            elif kind in ("file", "folder") and self._counts(path):
-                if path in written and not os.path.exists(path):  # a scratch file
+            elif kind == "process":
+                notes.append(f"the job's code started a process ({path}): what that process read is not watched")
+            elif kind != "write" and self._counts(path):
+                asked = kind not in ("file", "folder")
+                if asked and _holds(path, self._folder):  # where the job is; `resolve` asks for each folder above it
                     continue
-                items.add(Read("file" if kind == "file" else "folder", self._portable(path)))
+                if path in written and (asked or not os.path.exists(path)):  # its own
+                    continue
+                items.add(Read.from_plain([kind, self._portable(path)]))
         return Reads(tuple(sorted(items)), tuple(dict.fromkeys(notes)))
 
     def _counts(self, path: str) -> bool:
@@ -148,6 +155,11 @@ class Recorder:
     def _portable(self, path: str) -> str:
         inside = os.path.relpath(path, self._folder)
         return path if inside.startswith(os.pardir) else inside
+
+
+def _holds(path: str, inside: Path) -> bool:
+    """Whether a folder is another, or is above it."""
+    return os.path.join(os.path.abspath(inside), "").startswith(os.path.join(path, ""))
 
 
 class Part:
@@ -162,32 +174,42 @@ _installed = False
 _busy = threading.local()
 
 
+class _Unheard:
+    """Inside, this thread's audit events do not count."""
+
+    def __enter__(self) -> None:
+        _busy.yes = True
+
+    def __exit__(self, *_: object) -> None:
+        _busy.yes = False
+
+
 def _install() -> None:
-    """Listen to audit events, which cannot be undone: once for a process. They cost nothing while nobody records."""
+    """Add the audit hook, once a process, as it cannot be removed. It returns at once while nothing records."""
     global _installed
     if not _installed:
         _installed = True
-        sys.addaudithook(_heard)
-        for name in ("torch", "safetensors"):  # any build loads them; wrapped before the job's code runs
+        sys.addaudithook(_audit_hook)
+        for name in ("torch", "safetensors", "PIL.ImageFont"):  # wrapped before the job's code runs
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
-    _wrap_native()
+    wrap(_named, _started)
 
 
-def _heard(event: str, args: tuple[object, ...]) -> None:
-    """An audit event; nothing may be raised from here."""
+def _audit_hook(event: str, args: tuple[object, ...]) -> None:
+    """Handle an audit event; this must not raise."""
     recorder = _active
     if recorder is None or event not in _HANDLERS or getattr(_busy, "yes", False):
         return
     if event in _LISTINGS and sys._getframe(1).f_code.co_filename.startswith(_IMPORTERS):
         return
-    _busy.yes = True
-    try:
-        _HANDLERS[event](recorder, args)
-    except Exception:  # noqa: BLE001  # a hook that raises would fail the user's own call
-        recorder.log("program", f"something whose event {event} could not be read")
-    finally:
-        _busy.yes = False
+    if event in _READING and _by_package_import():
+        return
+    with _Unheard():
+        try:
+            _HANDLERS[event](recorder, args)
+        except Exception:  # noqa: BLE001  # a hook that raises would fail the user's own call
+            recorder.log("program", f"something whose event {event} could not be read")
 
 
 def _opened(recorder: Recorder, args: Sequence[object]) -> None:
@@ -205,8 +227,6 @@ def _opened(recorder: Recorder, args: Sequence[object]) -> None:
 
 
 def _file(recorder: Recorder, name: str) -> None:
-    if name.endswith(".zip") and name in sys.path:
-        return
     if name.endswith(".pyc"):
         with contextlib.suppress(ValueError):
             name = importlib.util.source_from_cache(name)
@@ -214,9 +234,38 @@ def _file(recorder: Recorder, name: str) -> None:
 
 
 def _listed(recorder: Recorder, args: Sequence[object]) -> None:
-    name = _path("." if args[0] is None else args[0])
+    given = "." if args[0] is None else args[0]
+    name = _path(_behind(given) if isinstance(given, int) else given)
     if name is not None:
         recorder.log("folder", name)
+
+
+def _made(recorder: Recorder, args: Sequence[object]) -> None:
+    if (name := _path(args[0])) is not None:
+        recorder.log("write", name)
+
+
+def _behind(descriptor: int) -> str:
+    """The path of an open folder."""
+    return os.readlink(f"/proc/self/fd/{descriptor}")
+
+
+def _asked(kind: str, path: object, beside: int | None) -> None:
+    """A question that `probes` saw; nothing may be raised from here."""
+    recorder = _active
+    if recorder is None or getattr(_busy, "yes", False):
+        return
+    with _Unheard():
+        try:
+            if beside is not None and isinstance(path, (str, os.PathLike)):
+                path = os.path.join(_behind(beside), path)
+            name = _path(path)
+            if name is not None and kind == "file":
+                _file(recorder, name)
+            elif name is not None:
+                recorder.log(kind, name)
+        except Exception:  # noqa: BLE001  # it would fail the user's own call
+            recorder.log("program", f"something whose question for {path!r} could not be read")
 
 
 def _connected(recorder: Recorder, args: Sequence[object]) -> None:
@@ -239,6 +288,25 @@ def _library(recorder: Recorder, args: Sequence[object]) -> None:
         _file(recorder, name)
 
 
+def _named(path: object) -> None:
+    """A file that native code is about to open."""
+    name = None if _active is None else _path(path)
+    if _active is not None and name is not None and os.path.exists(name):
+        _file(_active, name)
+
+
+def _started(method: str) -> None:
+    if _active is not None and _from_users_code():
+        _active.log("process", f"multiprocessing, {method}")
+
+
+def _database(recorder: Recorder, args: Sequence[object]) -> None:
+    given = args[0]
+    if isinstance(given, str) and given.startswith("file:"):
+        given = urllib.parse.unquote(urllib.parse.urlsplit(given).path)
+    _library(recorder, [given])
+
+
 _HANDLERS: Mapping[str, Callable[[Recorder, Sequence[object]], None]] = {
     "open": _opened,
     "os.listdir": _listed,
@@ -247,20 +315,22 @@ _HANDLERS: Mapping[str, Callable[[Recorder, Sequence[object]], None]] = {
     "subprocess.Popen": _ran,
     "os.system": _ran,
     "os.posix_spawn": _ran,
+    "os.mkdir": _made,
     "ctypes.dlopen": _library,
-    "sqlite3.connect": _library,
-    "import": lambda recorder, args: _wrap_native(),
+    "sqlite3.connect": _database,
+    "import": lambda recorder, args: wrap(_named, _started),
 }
 
 
 _LISTINGS = ("os.listdir", "os.scandir")
+_READING = (*_LISTINGS, "open", "ctypes.dlopen", "sqlite3.connect")
 #: Code that lists folders to find modules.
 _IMPORTERS = ("<frozen importlib", "<frozen zipimport", os.path.join(sysconfig.get_paths()["stdlib"], "importlib"),
               os.path.join(sysconfig.get_paths()["stdlib"], "pkgutil.py"))  # fmt: skip
 
 
 def _path(value: object) -> str | None:
-    """An absolute path, its links not followed; None for what is no path, or none of the user's."""
+    """An absolute path, links not followed; None for a path of Python, a package or the system, and for no path."""
     if not isinstance(value, (str, bytes, os.PathLike)):
         return None
     path = os.path.abspath(os.fsdecode(value))
@@ -270,9 +340,12 @@ def _path(value: object) -> str | None:
 
 
 def _own_folders() -> tuple[str, ...]:
-    """Where Python's own files, installed packages and the system's are: versions stand for them."""
+    """Folders of Python, installed packages and the system: their versions are ingredients, not their files."""
     paths = sysconfig.get_paths()
     folders = [paths[n] for n in ("stdlib", "platstdlib", "purelib", "platlib")] + [site.getusersitepackages()]
+    folders += [
+        p for p in sys.path if os.path.basename(p) == f"python{sysconfig.get_config_var('py_version_nodot')}.zip"
+    ]
     folders += [str(Path(__file__).parents[2]), str(Path(calib.__file__).parent)]
     folders += ["/proc", "/sys", "/dev", "/etc", "/run", "/lib", "/usr/lib", "/usr/share/zoneinfo", "/usr/share/locale"]
     return tuple(f + os.sep for f in {*folders, *map(os.path.realpath, folders)})
@@ -289,12 +362,30 @@ def _stamp(path: str) -> list[int] | None:
     return [status.st_size, status.st_mtime_ns, status.st_ino]
 
 
+def _is_own(source: str) -> bool:
+    """Whether a source file is the user's own: none of Python, an installed package or trtpipe."""
+    return not source.startswith(("<", *_SYSTEM)) and "-packages" + os.sep not in source
+
+
 def _from_users_code() -> bool:
-    """Whether a function of the user's own is among the callers."""
+    """Whether a function of the user's own is among the callers, as far as trtpipe is not."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(("<", *_SYSTEM)) and not is_installed(name):
+        if _is_own(frame.f_code.co_filename):
+            return True
+        module = frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] in ("trtpipe", "calib") and not module.startswith(f"{__package__}."):
+            return False
+        frame = frame.f_back
+    return False
+
+
+def _by_package_import() -> bool:
+    """Whether an installed package reads while it is imported: its version stands for that, and a process that has
+    imported it before does not read it again."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _is_own(source := frame.f_code.co_filename):
+        if frame.f_code.co_name == "<module>" and not source.startswith("<"):
             return True
         frame = frame.f_back
     return False
@@ -305,72 +396,3 @@ def _unnamed_file() -> int:
     descriptor = os.open(name, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
     os.unlink(name)
     return descriptor
-
-
-def _not_loaded(module: str) -> bool:
-    """Whether a module is not imported, or is just being imported."""
-    return module not in sys.modules or getattr(sys.modules[module].__spec__, "_initializing", False)
-
-
-def _wrap_native() -> None:
-    """Wrap functions that open files in native code, in the modules that are loaded by now, and wherever else a module
-    holds the same function."""
-    for module, functions in _NATIVE.items():
-        if _not_loaded(module) or (module.startswith("torch.") and _not_loaded("torch")):  # it documents itself
-            continue
-        for dotted, position in functions.items():
-            holder: object = sys.modules[module]
-            *outer, name = dotted.split(".")
-            for part in outer:
-                holder = getattr(holder, part, None)
-            found = getattr(holder, name, None)
-            if found is None or getattr(found, "_trtpipe_records", False):
-                continue
-            wrapped = _recorded_type(found, position) if isinstance(found, type) else _recorded(found, position)
-            if outer:
-                setattr(holder, name, staticmethod(wrapped))
-                continue
-            for other in list(sys.modules.values()):
-                if getattr(other, "__dict__", {}).get(name) is found:
-                    setattr(other, name, wrapped)
-
-
-def _record(position: int, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-    recorder = _active
-    if recorder is not None:
-        given = args[position] if len(args) > position else next(iter(kwargs.values()), None)
-        name = _path(given)
-        if name is not None and os.path.exists(name):
-            _file(recorder, name)
-
-
-def _recorded(function: Callable[..., object], position: int) -> Callable[..., object]:
-    @functools.wraps(function, updated=())
-    def wrapped(*args: object, **kwargs: object) -> object:
-        _record(position, args, kwargs)
-        return function(*args, **kwargs)
-
-    wrapped._trtpipe_records = True  # type: ignore[attr-defined]
-    return wrapped
-
-
-def _recorded_type(wrapped: type, position: int) -> type:
-    """A type that makes instances of `wrapped`, of which they are instances too, and says so."""
-
-    class Recorded(type):
-        _trtpipe_records = True
-
-        def __call__(cls, *args: object, **kwargs: object) -> object:
-            _record(position, args, kwargs)
-            return wrapped(*args, **kwargs)
-
-        def __instancecheck__(cls, instance: object) -> bool:
-            return isinstance(instance, wrapped)
-
-        def __subclasscheck__(cls, subclass: type) -> bool:
-            return issubclass(subclass, wrapped)
-
-        def __getattr__(cls, name: str) -> object:
-            return getattr(wrapped, name)
-
-    return Recorded(wrapped.__name__, (), {"__module__": wrapped.__module__, "__doc__": wrapped.__doc__})

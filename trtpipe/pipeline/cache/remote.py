@@ -4,14 +4,46 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
+from calib.types import JsonObject
 from trtpipe.errors import InputError, MissingError
+from trtpipe.packages import not_installed
 
 #: Longer entries are refused unread.
 _MOST_HEAD_BYTES = 64 << 20
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class Head:
+    """What an entry says it is: schema, kind and key, its facts, and (bytes, SHA-256) of each file by name."""
+
+    schema: object
+    kind: object
+    key: object
+    facts: JsonObject
+    files: Mapping[str, tuple[int, str]]
+
+
+def is_plain(name: str) -> bool:
+    """Whether a file of that name stands in its entry's own folder, wherever that is copied to."""
+    return _NAME.fullmatch(name) is not None
+
+
+def head_of(data: bytes) -> Head | None:
+    """The head in `data`; None for anything else, as whoever can write to a store can have written it."""
+    try:
+        raw = json.loads(data)
+        files = {n: (int(size), str(sha256)) for n, (size, sha256) in raw["files"].items() if is_plain(n)}
+        if len(files) != len(raw["files"]):
+            return None
+        return Head(raw["schema"], raw["kind"], raw["key"], dict(raw["facts"]), files)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
 
 
 class Store:
@@ -26,9 +58,7 @@ class Store:
         try:
             import fsspec
         except ImportError:
-            raise MissingError(
-                "--store: needs fsspec (it is not installed). Run: pip install 'trtpipe[fleet]'"
-            ) from None
+            raise MissingError(f"--store: {not_installed('fsspec')}") from None
         try:
             self._fs, self._root = fsspec.core.url_to_fs(url)
         except ImportError as error:
@@ -42,15 +72,15 @@ class Store:
         folder = f"{self._root}/{name}"
         try:
             data = self._fs.cat_file(f"{folder}/entry.json", start=0, end=_MOST_HEAD_BYTES)
-            files: dict[str, Any] = json.loads(data)["files"]
-            content = {n: self._fs.cat_file(f"{folder}/{n}") for n in files}
+            head = head_of(data)
+            if head is None:
+                return None
+            content = {n: self._fs.cat_file(f"{folder}/{n}") for n in head.files}
         except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError):
             return None
         except OSError as error:
             raise MissingError(f"--store: {self.url} must be reachable (got {error}).") from error
-        if any([len(content[n]), hashlib.sha256(content[n]).hexdigest()] != list(f) for n, f in files.items()):
+        if any((len(content[n]), hashlib.sha256(content[n]).hexdigest()) != f for n, f in head.files.items()):
             return None
         return {**content, "entry.json": data}
 

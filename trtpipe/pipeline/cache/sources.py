@@ -1,8 +1,12 @@
-"""What a Python source says of itself without being run: what it imports, which environment variables it reads."""
+"""Imports of a Python source and the environment variables that it reads, found without running it."""
 
 from __future__ import annotations
 
 import ast
+import os
+import sys
+
+from trtpipe.job.importable import find_module, is_installed
 
 
 def imported(source: bytes, name: str, package: bool) -> list[str]:
@@ -11,16 +15,16 @@ def imported(source: bytes, name: str, package: bool) -> list[str]:
         tree = ast.parse(source)
     except SyntaxError:
         return []
-    found: list[str] = []
+    names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             parent = name.split(".")[: len(name.split(".")) - node.level + (1 if package else 0)] if node.level else []
             stem = ".".join([*parent, *([node.module] if node.module else [])])
             if stem:
-                found += [stem, *(f"{stem}.{alias.name}" for alias in node.names)]
-    return list(dict.fromkeys(found))
+                names += [stem, *(f"{stem}.{alias.name}" for alias in node.names)]
+    return list(dict.fromkeys(names))
 
 
 def environment_variables(source: bytes) -> tuple[str, ...]:
@@ -43,3 +47,13 @@ def environment_variables(source: bytes) -> tuple[str, ...]:
         if word in ("environ", "getenv"):
             names.append(key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else "some")
     return tuple(dict.fromkeys(names))
+
+
+def has_native_code(package: str) -> bool:
+    """Whether an installed package, which is not imported, has extension modules; Python's own are none of those."""
+    spec = None if package in sys.stdlib_module_names else find_module(package)
+    if spec is None or not is_installed(spec.origin or ""):
+        return False
+    folders = spec.submodule_search_locations or ()
+    names = [spec.origin or "", *(name for folder in folders for _, _, inside in os.walk(folder) for name in inside)]
+    return any(name.endswith((".so", ".pyd")) for name in names)

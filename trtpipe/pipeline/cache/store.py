@@ -23,12 +23,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
+from calib.types import JsonObject
 from trtpipe.errors import Cancelled, InputError
 from trtpipe.outputs import naming
+from trtpipe.pipeline.cache.remote import head_of, is_plain
 
 if TYPE_CHECKING:
     from trtpipe.pipeline.cache.remote import Store
@@ -36,14 +38,13 @@ if TYPE_CHECKING:
 ENTRY = "entry.json"
 SCHEMA = 1
 DEFAULT_LIMIT_BYTES = 20_000_000_000
-#: Kinds that only say what was; they are small and never evicted for size.
+#: Kinds that record earlier builds; they are small and never evicted for size.
 RECORDS = ("built", "reads")
-#: Of these, what is found even where results must be made anew.
+#: Kinds that are found with `force` too.
 ALWAYS_FOUND = ("reads",)
-#: What a killed writer left is removed when it is older.
+#: Seconds after which the remains of a killed writer are removed.
 _STALE_S = 3600.0
 _POLL_S = 0.05
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,14 @@ class Entry:
     """One result: `facts` is its JSON, `files` maps name to (bytes, SHA-256)."""
 
     path: Path
-    facts: Mapping[str, Any]
+    facts: JsonObject
     files: Mapping[str, tuple[int, str]]
 
     def read(self, name: str) -> bytes:
         """The content of a file, checked.
 
         Raises:
-            DamagedEntry: it is not what was put.
+            DamagedEntry: it differs from what was put.
         """
         size, sha256 = self.files[name]
         try:
@@ -71,7 +72,7 @@ class Entry:
 
 
 class DamagedEntry(Exception):
-    """An entry is not what was put; `Cache.discard` removes it, and its result is made again."""
+    """An entry differs from what was put; `Cache.discard` removes it, and its result is made again."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
@@ -79,7 +80,7 @@ class DamagedEntry(Exception):
 
 
 class Busy(Exception):
-    """Another process is making this very result."""
+    """Another process is making the same result."""
 
 
 class Cache:
@@ -89,7 +90,7 @@ class Cache:
         root: the folder; it is made.
         store: where entries are shared beyond this machine.
         cancelled: asked while waiting for another process.
-        force: find no result and replace what is there.
+        force: find no result, and replace existing entries.
     """
 
     def __init__(
@@ -114,18 +115,18 @@ class Cache:
         if self._force and kind not in ALWAYS_FOUND:
             return None
         path = self._path(kind, key)
-        found = _read(path, kind, key)
-        if found is None and self._store is not None:
+        entry = _read(path, kind, key)
+        if entry is None and self._store is not None:
             fetched = self._store.get(f"{kind}/{key[:2]}/{key}")
             if fetched is not None:
                 self._write(path, fetched)
-                found = _read(path, kind, key)
-        if found is not None:
+                entry = _read(path, kind, key)
+        if entry is not None:
             with contextlib.suppress(OSError):
                 os.utime(path / ENTRY)
-        return found
+        return entry
 
-    def put(self, kind: str, key: str, facts: Mapping[str, Any], files: Mapping[str, bytes]) -> Entry:
+    def put(self, kind: str, key: str, facts: JsonObject, files: Mapping[str, bytes]) -> Entry:
         """Keep a result. Where another process was first, its entry stays."""
         entries = {n: (len(d), hashlib.sha256(d).hexdigest()) for n, d in files.items()}
         head = {"schema": SCHEMA, "kind": kind, "key": key, "facts": dict(facts), "files": entries}
@@ -146,14 +147,14 @@ class Cache:
     def lock(
         self, kind: str, key: str, waiting: Callable[[], None] = lambda: None, *, wait: bool = True
     ) -> Iterator[None]:
-        """Only one process at a time is in here for this key; a killed one lets go.
+        """A block that one process at a time runs for this key; the lock of a killed process is released.
 
         Raises:
-            Cancelled: the user gave up while another process held it.
+            Cancelled: the user interrupted while another process held it.
             Busy: another process holds it, and `wait` is false.
         """
         lock = FileLock(self.root / "locks" / f"{kind}-{key}.lock")
-        told = False
+        reported = False
         while True:
             try:
                 lock.acquire(timeout=_POLL_S, poll_interval=_POLL_S / 2)
@@ -163,9 +164,9 @@ class Cache:
                     raise Busy(key) from None
                 if self._cancelled():
                     raise Cancelled("interrupted while another process builds the same") from None
-                if not told:
+                if not reported:
                     waiting()
-                told = True
+                reported = True
         try:
             yield
         finally:
@@ -173,20 +174,20 @@ class Cache:
 
     def entries(self) -> list[tuple[float, int, Path]]:
         """(last used, bytes, path) of every entry, the one used longest ago first."""
-        found = []
+        listed = []
         for kind in self.root.iterdir():
             if kind.name in ("locks", "new") or not kind.is_dir():
                 continue
             for head in kind.glob(f"*/*/{ENTRY}"):
                 with contextlib.suppress(OSError):
                     sizes = sum(f.stat().st_size for f in head.parent.iterdir())
-                    found.append((head.stat().st_mtime, sizes, head.parent))
-        return sorted(found)
+                    listed.append((head.stat().st_mtime, sizes, head.parent))
+        return sorted(listed)
 
     def trim(self, limit_bytes: int) -> tuple[str, ...]:
         """Evict what was used longest ago until the rest is within the limit; `kind/key` of what went.
 
-        An entry that a process is making or about to read under its lock stays, and so do records.
+        Entries whose lock is held stay, and so do records.
         """
         self._clean()
         entries = self.entries()
@@ -223,7 +224,7 @@ class Cache:
         temporary.mkdir()
         try:
             for name, data in content.items():
-                if not _NAME.fullmatch(name):
+                if not is_plain(name):
                     raise InputError(f"cache: a file's name must be plain (got {name!r}).")
                 (temporary / name).write_bytes(data)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -237,7 +238,7 @@ class Cache:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def _clean(self) -> None:
-        """Remove what killed writers left."""
+        """Remove the remains of killed writers."""
         for leftover in (self.root / "new").iterdir():
             with contextlib.suppress(OSError):
                 if time.time() - leftover.stat().st_mtime > _STALE_S:
@@ -264,19 +265,18 @@ def parse_bytes(text: str, where: str) -> int:
 
 def _read(path: Path, kind: str, key: str) -> Entry | None:
     try:
-        head = json.loads((path / ENTRY).read_bytes())
-        if (head["schema"], head["kind"], head["key"]) != (SCHEMA, kind, key):
+        head = head_of((path / ENTRY).read_bytes())
+        if head is None or (head.schema, head.kind, head.key) != (SCHEMA, kind, key):
             return None
-        files = {str(n): (int(size), str(sha256)) for n, (size, sha256) in head["files"].items()}
-        if any((path / name).stat().st_size != size for name, (size, _) in files.items()):
+        if any((path / name).stat().st_size != size for name, (size, _) in head.files.items()):
             return None
-        return Entry(path, dict(head["facts"]), files)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return Entry(path, head.facts, head.files)
+    except OSError:
         return None
 
 
 def _remove(path: Path, aside: Path) -> None:
-    """Take an entry away in one step, then its files."""
+    """Rename an entry away in one step, then delete its files."""
     gone = aside / f"gone-{secrets.token_hex(8)}"
     with contextlib.suppress(OSError):
         os.rename(path, gone)

@@ -189,7 +189,7 @@ class _Corrector:
         most = {k: max(abs(t.low), abs(t.high), table.amax[k]) for k, t in table.audit.tensors.items()}
         rare = {k for k, t in table.audit.tensors.items() if t.elements < ENOUGH_VALUES}
         samples, which = self._samples, self._which
-        sweep = Sweep(self._now.graph, self._amax, most, rare, samples.fit, samples.local, which, self._progress)
+        sweep = Sweep(self._now, self._amax, most, rare, samples.fit, samples.local, which, self._progress)
         fitted = sweep.run()
         if fitted.amax:
             self._judged("thresholds", {}, fitted.amax, f"{len(fitted.amax)} tensors")

@@ -19,7 +19,7 @@ import torch
 
 from calib.errors import CalibError
 from trtpipe.model.nodes import add_constant, calls, constant_value, copied, is_constant, op_name, set_constant
-from trtpipe.quantization.placement import WEIGHTED
+from trtpipe.model.sites import WEIGHTED, find_sites
 from trtpipe.values import Captured, Int8Weight
 
 if TYPE_CHECKING:
@@ -50,12 +50,13 @@ def corrected(captured: Captured, arrays: Arrays) -> Captured:
         elif kind == "bias":
             _with_bias(graph, _known(operations, name, key), len(array))
     graph.recompile()
-    return replace(captured, graph=graph, int8=_int8(graph, arrays))
+    sites, skipped = find_sites(graph)
+    return replace(captured, graph=graph, sites=sites, skipped=skipped, int8=_int8(graph, arrays))
 
 
 def _known(nodes: Mapping[str, Node], name: str, key: str) -> Node:
     if name not in nodes:
-        raise CalibError(f"corrections: {key} must belong to this model's graph (got another graph). Calibrate again.")
+        raise CalibError(f"corrections: {key} is not of this model's graph. Calibrate again.")
     return nodes[name]
 
 

@@ -21,12 +21,13 @@ from trtpipe.model.nodes import constant_value, is_constant, op_name
 from trtpipe.quantization.corrections import rounding
 from trtpipe.quantization.corrections.domains import groups_of
 from trtpipe.quantization.partial import Partial, Rounding, per_tensor, replaced
-from trtpipe.quantization.placement import Site, find_sites
+from trtpipe.values import Site
 
 if TYPE_CHECKING:
-    from torch.fx import GraphModule, Node
+    from torch.fx import Node
 
     from trtpipe.progress import Progress
+    from trtpipe.values import Captured
 
 Batch = Sequence[torch.Tensor]
 
@@ -75,7 +76,7 @@ class Sweep:
 
     def __init__(
         self,
-        graph: GraphModule,
+        captured: Captured,
         amax: Mapping[str, float],
         most: Mapping[str, float],
         rare: Collection[str],
@@ -84,15 +85,15 @@ class Sweep:
         which: Sequence[str],
         progress: Progress,
     ) -> None:
-        self._machine = Partial(graph)
-        self._graph = graph
+        self._machine = Partial(captured.graph)
+        self._graph = captured.graph
         self._amax, self._most, self._rare = dict(amax), most, rare
         self._batches = [*fit, *guard]
         self._fit = range(len(fit))
         self._guard = range(len(fit), len(fit) + len(guard))
         self._which, self._progress = which, progress
         self._sites: dict[Node, list[Site]] = {}
-        for site in find_sites(graph)[0]:
+        for site in captured.sites:
             self._sites.setdefault(site.consumer, []).append(site)
         self.fitted = Fitted()
         self._settled: set[str] = set()
@@ -140,13 +141,17 @@ class Sweep:
             self._thresholds(place, changed)
         # From here on the inputs stay as they are: each is quantized once.
         inputs = {s.producer: changed[s.producer] for s in sites if s is not weight}
-        quantized = [{n: q(alive[n]) for n, q in inputs.items()} for alive in place.coded]
+        quantized = [{n: q(self._of(n, alive)) for n, q in inputs.items()} for alive in place.coded]
         if weight is not None and "rounding" in self._which:
             self._rounding(place, weight, quantized, changed)
         found = [self._value(place, k, changed, quantized[k]) for k in range(len(self._batches))]
         if weight is not None and "bias" in self._which:
             found = self._correct_bias(place, found)
         return found
+
+    def _of(self, node: Node, alive: Mapping[Node, Any]) -> Any:
+        """The value of an input; a constant that is quantized as an activation (an einsum's, say) is not kept alive."""
+        return constant_value(self._graph, node).detach() if is_constant(node) else alive[node]
 
     def _value(
         self, place: _Place, k: int, changed: Mapping[Node, Rounding], quantized: Mapping[Node, torch.Tensor]

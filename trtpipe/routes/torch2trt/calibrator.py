@@ -5,37 +5,38 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import NoReturn
 from unittest.mock import patch
 
+from calib.trt_calibrator import NativeCalibrator
 from trtpipe.errors import BuildError
 from trtpipe.job.job import Job
-from trtpipe.routes import options
+from trtpipe.packages import install_command
 from trtpipe.routes.native import native_calibration
 from trtpipe.trt import flavour
 from trtpipe.trt.implicit import make_calibrator
 
-INSTALL = options.TORCH2TRT
+INSTALL = install_command("torch2trt")
 
 
 class Unread:
-    """Stands where torch2trt wants a dataset; our calibrator has the real one."""
+    """The dataset that torch2trt requires; it is never read, since the calibrator reads the job's samples."""
 
     def __len__(self) -> int:
-        raise BuildError("calibration: torch2trt must read the samples through trtpipe's calibrator (got another one).")
+        raise BuildError("calibration: torch2trt did not read the samples through trtpipe's calibrator.")
 
-    def __getitem__(self, index: int) -> Any:
-        raise BuildError("calibration: torch2trt must read the samples through trtpipe's calibrator (got another one).")
+    def __getitem__(self, index: int) -> NoReturn:
+        raise BuildError("calibration: torch2trt did not read the samples through trtpipe's calibrator.")
 
 
 class Calibrating:
     """The calibrator that torch2trt was given in place of its own."""
 
-    def __init__(self, found: flavour.Flavour, job: Job, made_from: Mapping[str, str]) -> None:
-        self._calibrator = make_calibrator(found, native_calibration(job, made_from))
+    def __init__(self, tensorrt: flavour.Flavour, job: Job, made_from: Mapping[str, str]) -> None:
+        self._calibrator = make_calibrator(tensorrt, native_calibration(job, made_from))
         self._given = False
 
-    def make(self, dataset: Any, algorithm: Any = None, **_: Any) -> Any:
+    def make(self, dataset: object, algorithm: object = None, **_: object) -> NativeCalibrator:
         """What torch2trt calls `DatasetCalibrator(dataset, algorithm=...)` for."""
         del dataset, algorithm  # the job's, which its own class would read one sample at a time
         self._given = True
@@ -46,19 +47,18 @@ class Calibrating:
 
         Raises:
             CalibError: what went wrong in a callback, or a calibration that was cut short.
-            BuildError: torch2trt made no calibrator through us.
+            BuildError: torch2trt did not make its calibrator through `make`.
         """
         if not self._given:
             raise BuildError(
-                "calibration: torch2trt must calibrate with trtpipe's calibrator (got its own or none). "
-                f"Update it: {INSTALL}"
+                f"calibration: torch2trt did not calibrate with trtpipe's calibrator. Update it: {INSTALL}"
             )
         self._calibrator.finish()
         return list(self._calibrator.notes)
 
 
 @contextlib.contextmanager
-def own_calibrator(found: flavour.Flavour, job: Job, made_from: Mapping[str, str]) -> Iterator[Calibrating]:
+def own_calibrator(tensorrt: flavour.Flavour, job: Job, made_from: Mapping[str, str]) -> Iterator[Calibrating]:
     """torch2trt's `DatasetCalibrator` replaced: it reads one sample at a time, keeps none alive and loses exceptions.
 
     A calibration cache that was made from something else ends the build here, before anything is converted. The
@@ -67,9 +67,9 @@ def own_calibrator(found: flavour.Flavour, job: Job, made_from: Mapping[str, str
     module = sys.modules.get("torch2trt.torch2trt")
     if not hasattr(module, "DatasetCalibrator"):
         raise BuildError(
-            "calibration: torch2trt must have a DatasetCalibrator to replace (got none). "
+            "calibration: this torch2trt has no DatasetCalibrator to replace. "
             f"Update it: {INSTALL}; or use build.route onnx."
         )
-    calibrating = Calibrating(found, job, made_from)
+    calibrating = Calibrating(tensorrt, job, made_from)
     with patch.object(module, "DatasetCalibrator", calibrating.make):
         yield calibrating

@@ -8,14 +8,21 @@ pair, which every TensorRT from 8.6 on takes; 8.6 has no INT8 constants.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 import trtpipe.quantization.operators  # noqa: F401  # registers torch.ops.trtpipe
+from calib.types import Array
 from trtpipe.trt.flavour import parse_version
+
+if TYPE_CHECKING:
+    from torch2trt import ConversionContext
+
+    from trtpipe.trt.types import ITensor
 
 #: Operations whose weight `weighted` takes as INT8, with the number of spatial axes; a linear has none.
 SPATIAL = {"conv1d": 1, "conv2d": 2, "conv3d": 3, "conv_transpose1d": 1, "conv_transpose2d": 2, "linear": 0}
@@ -23,17 +30,19 @@ SPATIAL = {"conv1d": 1, "conv2d": 2, "conv3d": 3, "conv_transpose1d": 1, "conv_t
 
 def quantize(x: torch.Tensor, scale: float) -> torch.Tensor:
     """int8 of float `x` of any shape, as TensorRT rounds and saturates it."""
-    answer: torch.Tensor = torch.ops.trtpipe.quantize(x, scale)
-    return answer
+    result: torch.Tensor = torch.ops.trtpipe.quantize(x, scale)
+    return result
 
 
 def dequantize(q: torch.Tensor, scale: float) -> torch.Tensor:
     """float32 of int8 `q` of any shape."""
-    answer: torch.Tensor = torch.ops.trtpipe.dequantize(q, scale, torch.float32)
-    return answer
+    result: torch.Tensor = torch.ops.trtpipe.dequantize(q, scale, torch.float32)
+    return result
 
 
-def weighted(name: str, x: torch.Tensor, q: torch.Tensor, scales: torch.Tensor, axis: int, *rest: Any) -> torch.Tensor:
+def weighted(
+    name: str, x: torch.Tensor, q: torch.Tensor, scales: torch.Tensor, axis: int, *rest: object
+) -> torch.Tensor:
     """The operation `name` of torch.nn.functional on `x` and an INT8 weight.
 
     Args:
@@ -45,8 +54,8 @@ def weighted(name: str, x: torch.Tensor, q: torch.Tensor, scales: torch.Tensor, 
         rest: what follows the weight in that function's arguments: bias, stride, padding and so on.
     """
     weight = _float_weight(q, scales, axis)
-    answer: torch.Tensor = getattr(torch.nn.functional, name)(x, weight, *rest)
-    return answer
+    result: torch.Tensor = getattr(torch.nn.functional, name)(x, weight, *rest)
+    return result
 
 
 def _float_weight(q: torch.Tensor, scales: torch.Tensor, axis: int) -> torch.Tensor:
@@ -59,7 +68,7 @@ def cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return x.to(dtype)
 
 
-def register(frontend: Any, trt: Any, flags: Collection[str], held: list[Any]) -> None:
+def register(frontend: ModuleType, trt: ModuleType, flags: Collection[str], held: list[object]) -> None:
     """Give torch2trt converters for the functions here, through its public decorator.
 
     INT8 is allowed by a flag that the converters set themselves: under torch2trt's own `int8_mode` it would calibrate,
@@ -73,7 +82,7 @@ def register(frontend: Any, trt: Any, flags: Collection[str], held: list[Any]) -
     """
     layers = _Layers(trt, flags, held)
 
-    def add(function: Callable[..., Any], converter: Callable[[Any], None]) -> None:
+    def add(function: Callable[..., torch.Tensor], converter: Callable[[ConversionContext], None]) -> None:
         frontend.tensorrt_converter(f"{__name__}.{function.__name__}")(converter)
 
     add(quantize, layers.quantize)
@@ -83,45 +92,45 @@ def register(frontend: Any, trt: Any, flags: Collection[str], held: list[Any]) -
 
 
 class _Layers:
-    """The converters; `ctx` is torch2trt's context, with the arguments and the answer of the function just called."""
+    """The converters; `ctx` is torch2trt's context, with the arguments and the result of the function just called."""
 
-    def __init__(self, trt: Any, flags: Collection[str], held: list[Any]) -> None:
+    def __init__(self, trt: ModuleType, flags: Collection[str], held: list[object]) -> None:
         self._trt, self._flags, self._held = trt, list(flags)[::-1], held
-        # The output's dtype can be said since TensorRT 10, which would call a layer without one typed weakly.
+        # The output's dtype is an argument since TensorRT 10, where a layer without one makes the network weakly typed.
         says = parse_version(trt.__version__) >= (10,)
-        self._int8: tuple[Any, ...] = (trt.int8,) if says else ()
-        self._float: tuple[Any, ...] = (trt.float32,) if says else ()
+        self._int8: tuple[object, ...] = (trt.int8,) if says else ()
+        self._float: tuple[object, ...] = (trt.float32,) if says else ()
 
-    def quantize(self, ctx: Any) -> None:
+    def quantize(self, ctx: ConversionContext) -> None:
         x, scale = ctx.method_args
         while self._flags:
             ctx.builder_config.set_flag(getattr(self._trt.BuilderFlag, self._flags.pop()))
         layer = ctx.network.add_quantize(x._trt, self._constant(ctx, np.asarray(scale, np.float32)), *self._int8)
         ctx.method_return._trt = layer.get_output(0)
 
-    def dequantize(self, ctx: Any) -> None:
+    def dequantize(self, ctx: ConversionContext) -> None:
         q, scale = ctx.method_args
         layer = ctx.network.add_dequantize(q._trt, self._constant(ctx, np.asarray(scale, np.float32)), *self._float)
         ctx.method_return._trt = layer.get_output(0)
 
-    def cast(self, ctx: Any) -> None:
+    def cast(self, ctx: ConversionContext) -> None:
         x, dtype = ctx.method_args
         kind = {torch.float32: self._trt.float32, torch.float16: self._trt.float16}[dtype]
         ctx.method_return._trt = ctx.network.add_cast(x._trt, kind).get_output(0)
 
-    def weighted(self, ctx: Any) -> None:
+    def weighted(self, ctx: ConversionContext) -> None:
         name, x, q, scales, axis, *rest = ctx.method_args
         weight = _float_weight(q, scales, axis).cpu().numpy()
         scales = scales.cpu().numpy().astype(np.float32)
         make = self._linear if name == "linear" else self._convolution
         ctx.method_return._trt = make(ctx, name, x, weight, scales, axis, *rest)
 
-    def _constant(self, ctx: Any, array: np.ndarray[Any, Any]) -> Any:
+    def _constant(self, ctx: ConversionContext, array: Array) -> ITensor:
         array = np.require(array, requirements="C")
         self._held.append(array)
         return ctx.network.add_constant(tuple(array.shape), array).get_output(0)
 
-    def _weight(self, ctx: Any, weight: np.ndarray[Any, Any], scales: np.ndarray[Any, Any], axis: int) -> Any:
+    def _weight(self, ctx: ConversionContext, weight: Array, scales: Array, axis: int) -> ITensor:
         """The weight behind its Q/DQ pair; it holds multiples of the scales, so rounding gives its INT8 back."""
         scale = self._constant(ctx, scales)
         q = ctx.network.add_quantize(self._constant(ctx, weight), scale, *self._int8)
@@ -131,8 +140,15 @@ class _Layers:
         return dq.get_output(0)
 
     def _linear(
-        self, ctx: Any, name: str, x: Any, weight: Any, scales: Any, axis: int, bias: torch.Tensor | None = None
-    ) -> Any:
+        self,
+        ctx: ConversionContext,
+        name: str,
+        x: Any,
+        weight: Array,
+        scales: Array,
+        axis: int,
+        bias: torch.Tensor | None = None,
+    ) -> ITensor:
         """x [..., C_in] times weight [C_out, C_in] transposed; both get the same number of axes."""
         more = x.dim() - 2
         kernel = self._weight(ctx, weight.reshape((1,) * more + weight.shape), scales, axis + more)
@@ -145,17 +161,17 @@ class _Layers:
 
     def _convolution(
         self,
-        ctx: Any,
+        ctx: ConversionContext,
         name: str,
         x: Any,
-        weight: Any,
-        scales: Any,
+        weight: Array,
+        scales: Array,
         axis: int,
         bias: torch.Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        *rest: Any,
-    ) -> Any:
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] = 0,
+        *rest: object,
+    ) -> ITensor:
         """A (transposed) convolution whose kernel is its second input; one spatial axis gets a second one of 1."""
         transposed, spatial = name.startswith("conv_transpose"), SPATIAL[name]
         after, dilation, groups = _tail(transposed, spatial, *rest)
@@ -179,7 +195,7 @@ class _Layers:
         out = layer.get_output(0)
         return self._reshaped(ctx, out, (0, 0, 0)) if flat else out
 
-    def _reshaped(self, ctx: Any, tensor: Any, dims: tuple[int, ...]) -> Any:
+    def _reshaped(self, ctx: ConversionContext, tensor: ITensor, dims: tuple[int, ...]) -> ITensor:
         """0 stands for the axis as it is."""
         layer = ctx.network.add_shuffle(tensor)
         layer.reshape_dims = dims
@@ -194,7 +210,7 @@ def _tail(transposed: bool, spatial: int, *rest: Any) -> tuple[tuple[int, ...], 
     return _each(after, spatial), _each(dilation, spatial), int(groups)
 
 
-def _each(value: Any, count: int) -> tuple[int, ...]:
+def _each(value: int | Sequence[int], count: int) -> tuple[int, ...]:
     """One number for each spatial axis."""
     numbers = tuple(value) if isinstance(value, (list, tuple)) else (value,)
     return tuple(int(n) for n in (numbers * count if len(numbers) == 1 else numbers))

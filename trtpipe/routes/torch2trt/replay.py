@@ -7,11 +7,10 @@ ones of the other routes. Submodules are named `<module path>.<operation>`, and 
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -19,25 +18,47 @@ from torch.fx.node import map_aggregate
 
 from trtpipe.errors import BuildError
 from trtpipe.model.export import example_inputs
-from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, is_float, module_path, op_name
+from trtpipe.model.nodes import (
+    add_constant,
+    calls,
+    constant_value,
+    copied,
+    graph_module,
+    is_constant,
+    is_float,
+    module_path,
+    op_name,
+)
 from trtpipe.routes.torch2trt import qdq as torch2trt_qdq
 from trtpipe.routes.torch_tensorrt.qdq import rewritten
 from trtpipe.values import Quantized
+
+if TYPE_CHECKING:
+    from torch.fx.node import Argument
 
 HALVES = (torch.float16, torch.bfloat16)
 CASTS = ("_to_copy", "to")
 #: Operations that change no value.
 SAME = ("alias", "detach", "dropout", "contiguous", "clone", "lift_fresh_copy")
-#: Batch normalisation that was not folded; it answers with a tuple, whose first part alone is used.
+#: Batch normalisation that was not folded; it returns a tuple, whose first element alone is used.
 NATIVE_NORM = "_native_batch_norm_legit_no_training"
 #: What torch.export leaves behind to hold shapes against its ranges.
 ASSERTIONS = ("_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range", "sym_constrain_range_for_size")
-#: Arguments that say nothing to a network.
-UNSAID = ("memory_format", "dtype", "layout", "device", "pin_memory", "cudnn_enable", "cudnn_enabled", "non_blocking")
+#: Arguments that do not change what a network computes.
+IGNORED_ARGUMENTS = (
+    "memory_format",
+    "dtype",
+    "layout",
+    "device",
+    "pin_memory",
+    "cudnn_enable",
+    "cudnn_enabled",
+    "non_blocking",
+)
 #: Arguments that change the result and that the converters do not read.
-UNHEARD = ("alpha", "rounding_mode", "divisor_override")
+UNSUPPORTED_ARGUMENTS = ("alpha", "rounding_mode", "divisor_override")
 #: Where a Python function of an operation is looked up, the first that torch2trt has a converter for.
-PLACES: Mapping[str, Any] = {
+PLACES: Mapping[str, object] = {
     "torch.nn.functional": torch.nn.functional,
     "torch": torch,
     "torch.Tensor": torch.Tensor,
@@ -51,12 +72,12 @@ Arguments = tuple[Any, ...]
 class Step(torch.nn.Module):
     """One call. The function is looked up when it is called, since torch2trt replaces it by its name."""
 
-    def __init__(self, owner: Any, name: str) -> None:
+    def __init__(self, owner: object, name: str) -> None:
         super().__init__()
         self._owner, self._function = owner, name
 
-    def forward(self, *args: Any) -> Any:
-        """What the function answers."""
+    def forward(self, *args: object) -> object:
+        """The result of the function."""
         return getattr(self._owner, self._function)(*args)
 
 
@@ -73,12 +94,11 @@ def replay(quantized: Quantized, converters: Collection[str]) -> torch.nn.Module
     Raises:
         BuildError: an operation is none of those functions, or the replay does not compute what the program does.
     """
-    exported: Any = quantized.program.module(check_guards=False)
-    graph = rewritten(copy.deepcopy(exported))
+    graph = rewritten(copied(graph_module(quantized.program)))
     _in_float32(graph, quantized)
     _spell_out_hard(graph)
     lost: dict[str, None] = {}
-    targets: dict[str, Any] = {}
+    targets: dict[str, torch.nn.Module | torch.Tensor] = {}
     seen: Counter[str] = Counter()
     new, env = Graph(), {}
     for node in graph.graph.nodes:
@@ -94,7 +114,7 @@ def replay(quantized: Quantized, converters: Collection[str]) -> torch.nn.Module
             env[node] = env[node.args[0]]
         elif op_name(node) in ASSERTIONS or (_is_weight(node) and all(_is_weighted(u) for u in node.users)):
             continue  # a weight's DQ belongs to the operation that reads it
-        elif (call := _spoken(node, converters)) is not None:
+        elif (call := _to_python_call(node, converters)) is not None:
             owner, name, args = call
             target = _unique(f"{module_path(node)}.{op_name(node)}".lstrip("."), seen)
             targets[target] = Step(owner, name)
@@ -199,7 +219,7 @@ def _spell_out_hard(graph: GraphModule) -> None:
     graph.recompile()
 
 
-def _float32(value: Any) -> Any:
+def _float32(value: Argument) -> Argument:
     return torch.float32 if value in HALVES and isinstance(value, torch.dtype) else value
 
 
@@ -224,7 +244,7 @@ def _agree(graph: GraphModule, made: torch.nn.Module, quantized: Quantized) -> N
                 )
 
 
-def _spoken(node: Node, converters: Collection[str]) -> tuple[Any, str, Arguments] | None:
+def _to_python_call(node: Node, converters: Collection[str]) -> tuple[object, str, Arguments] | None:
     """(owner, function, arguments) of the Python call that does what the node does; None where there is none."""
     name = op_name(node)
     ours = torch.ops.trtpipe
@@ -247,10 +267,10 @@ def _spoken(node: Node, converters: Collection[str]) -> tuple[Any, str, Argument
         weight: Any = args[1]
         return torch2trt_qdq, "weighted", (name, args[0], *weight.args[:3], *args[2:])
     if name in SPELLINGS:
-        found = SPELLINGS[name](node, args)
-        if found is None:
+        call = SPELLINGS[name](node, args)
+        if call is None:
             return None
-        name, args = found
+        name, args = call
     for place, owner in PLACES.items():
         if f"{place}.{name}" in converters:
             return owner, name, args
@@ -263,14 +283,14 @@ def _positional(node: Node) -> Arguments | None:
     None where an argument is given that changes the result and that Python functions or converters take otherwise.
     """
     assert isinstance(node.target, torch._ops.OpOverload)
-    made: list[Any] = []
+    made: list[object] = []
     given = 0
     for k, argument in enumerate(node.target._schema.arguments):
         default = argument.default_value if argument.has_default_value() else None
         value = node.args[k] if k < len(node.args) else node.kwargs.get(argument.name, default)
-        if argument.name in UNSAID:
+        if argument.name in IGNORED_ARGUMENTS:
             continue
-        if argument.name in UNHEARD:
+        if argument.name in UNSUPPORTED_ARGUMENTS:
             if value != default:
                 return None
             continue
@@ -340,7 +360,7 @@ def _filled(given: Arguments, usual: Arguments) -> list[Any]:
     return [*given, *usual[len(given) :]]
 
 
-def _index(node: Node, axis: int, what: Any) -> tuple[str, Arguments]:
+def _index(node: Node, axis: int, what: object) -> tuple[str, Arguments]:
     x = node.args[0]
     return "__getitem__", (x, (*[slice(None)] * (axis % _rank(x)), what))
 

@@ -17,11 +17,14 @@ import inspect
 import io
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from calib.types import JsonObject
 from trtpipe.errors import BuildError, InputError, MissingError
 from trtpipe.job.job import Job
+from trtpipe.packages import install_command
 from trtpipe.progress import Progress
 from trtpipe.routes import options
 from trtpipe.routes.torch2trt.calibrator import Unread, own_calibrator
@@ -31,8 +34,11 @@ from trtpipe.values import Engine, LoadedModel, Quantized, TensorSpec
 
 if TYPE_CHECKING:
     import torch
+    from torch2trt import TRTModule
 
-INSTALL = options.TORCH2TRT
+    from trtpipe.trt.types import INetworkDefinition, ITensor
+
+INSTALL = install_command("torch2trt")
 #: Where the module runs while it is converted.
 DEVICE = "cuda"
 #: What torch2trt prints of an operation that it has no converter for. The result of such an operation becomes a
@@ -69,7 +75,7 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
         loaded: the module that is converted, unless INT8 is explicit; a copy is, since torch2trt leaves attributes on
             what it touches.
         quantized: the program that is converted where INT8 is explicit, and the bundle's graph.
-        progress: is told of each stage; torch2trt can be neither followed nor cancelled.
+        progress: not used: torch2trt reports no progress and cannot be cancelled.
 
     Raises:
         MissingError: without a GPU or torch2trt.
@@ -77,21 +83,21 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
         BuildError: an operation has no converter, or TensorRT refuses the network.
     """
     require_gpu("torch2trt")
-    found = flavour.load("tensorrt")
-    if refused := options.job_refusals(job, found.version):
+    tensorrt = flavour.load("tensorrt")
+    if refused := options.job_refusals(job, tensorrt.version):
         raise InputError("\n".join(message for _, message in refused))
     frontend = load()
-    arguments = keywords(job, loaded, found)
+    arguments = keywords(job, loaded, tensorrt)
     _known(frontend.torch2trt, {**arguments, "device_types": {}})
     explicit = job.precision.int8_mode and job.build.quantization == "explicit"
-    held: list[Any] = []
-    module = quantized_module(quantized, frontend, found, job, held) if explicit else on_device(loaded)
-    devices = device_types(loaded.module if explicit else module, job.build.device_types, found.module)
+    held: list[object] = []
+    module = quantized_module(quantized, frontend, tensorrt, job, held) if explicit else on_device(loaded)
+    devices = device_types(loaded.module if explicit else module, job.build.device_types, tensorrt.module)
     arguments["device_types"] = {} if explicit else devices  # explicit INT8 runs on the GPU alone
-    calibration, notes = None, [f"torch2trt on {found.title}"]
+    calibration, notes = None, [f"torch2trt on {tensorrt.title}"]
     with contextlib.ExitStack() as stack:
         if job.precision.int8_mode and not explicit:
-            calibration = stack.enter_context(own_calibrator(found, job, made_from(loaded)))
+            calibration = stack.enter_context(own_calibrator(tensorrt, job, made_from(loaded)))
         made = converted(frontend, module, example(loaded), arguments)
     held.clear()
     if calibration is not None:
@@ -99,20 +105,20 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
     check_network(made.network, loaded)
     if made.engine is None:
         raise BuildError(
-            "build: TensorRT must compile the network of torch2trt (got no engine). Set build.log_level to verbose to "
+            "build: TensorRT gave no engine for the network of torch2trt. Set build.log_level to verbose to "
             "see why, or use build.route onnx."
         )
     data = bytes(made.engine.serialize())
-    header = checked_header(found, data)
-    graph, said = graph_of(quantized, EXPLICIT_GRAPH_NOTE if explicit else GRAPH_NOTE)
-    notes += said
+    header = checked_header(tensorrt, data)
+    graph, graph_notes = graph_of(quantized, EXPLICIT_GRAPH_NOTE if explicit else GRAPH_NOTE)
+    notes += graph_notes
     notes += [FP16_NOTE] * job.precision.fp16_mode + [
         EXPLICIT_NOTE if explicit else INT8_NOTE
     ] * job.precision.int8_mode
     return Engine(
         data=data,
         target="tensorrt",
-        version=found.version,
+        version=tensorrt.version,
         compute_capabilities=header.compute_capabilities,
         inputs=loaded.inputs,
         outputs=quantized.outputs,
@@ -122,7 +128,7 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
     )
 
 
-def load() -> Any:
+def load() -> ModuleType:
     """The torch2trt package.
 
     Raises:
@@ -158,7 +164,7 @@ def example(loaded: LoadedModel) -> list[torch.Tensor]:
 
 
 def quantized_module(
-    quantized: Quantized, frontend: Any, found: flavour.Flavour, job: Job, held: list[Any]
+    quantized: Quantized, frontend: ModuleType, tensorrt: flavour.Flavour, job: Job, held: list[object]
 ) -> torch.nn.Module:
     """The quantized program on the GPU as a module that torch2trt can convert; `held` gets what TensorRT reads later.
 
@@ -174,7 +180,7 @@ def quantized_module(
     from trtpipe.routes.torch2trt.replay import replay
 
     flags = ("FP16", "INT8") if job.precision.fp16_mode else ("INT8",)
-    register(frontend, found.module, flags, held)
+    register(frontend, tensorrt.module, flags, held)
     able = {name for name, c in frontend.CONVERTERS.items() if isinstance(name, str) and c["is_real"]}
     return replay(quantized, able).to(DEVICE)
 
@@ -199,10 +205,10 @@ def _halved(bound: Any) -> torch.nn.Module:
             self.network = bound.network.half()
 
         def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            answer = self.network(*inputs)
-            if isinstance(answer, dict):
-                return tuple(answer[name] for name in bound.output_names)
-            return (answer,) if isinstance(answer, torch.Tensor) else tuple(answer)
+            result = self.network(*inputs)
+            if isinstance(result, dict):
+                return tuple(result[name] for name in bound.output_names)
+            return (result,) if isinstance(result, torch.Tensor) else tuple(result)
 
     return Half().eval()
 
@@ -216,18 +222,18 @@ def made_from(loaded: LoadedModel) -> dict[str, str]:
     return {"weights": loaded.weights_digest, "model": loaded.source, "torch2trt": release}
 
 
-def keywords(job: Job, loaded: LoadedModel, found: flavour.Flavour) -> dict[str, Any]:
+def keywords(job: Job, loaded: LoadedModel, tensorrt: flavour.Flavour) -> JsonObject:
     """Every argument of torch2trt that a job decides, each one given: several of its defaults are not what they seem.
 
     `gpu_fallback` is on by default, the workspace is 32 MiB on TensorRT 8, and the calibration algorithm depends on a
     comparison of version strings. With explicit INT8 the modes are off: under `int8_mode` torch2trt calibrates, under
     both its converters give some layers a precision, and the flags are set where Q/DQ are written.
     """
-    trt, build = found.module, job.build
+    trt, build = tensorrt.module, job.build
     implicit = job.precision.int8_mode and build.quantization == "implicit"
     explicit = job.precision.int8_mode and not implicit
     dla = build.default_device_type == "dla"
-    made: dict[str, Any] = {
+    made: JsonObject = {
         "input_names": [s.name for s in loaded.inputs],
         "output_names": [s.name for s in loaded.outputs],
         "log_level": getattr(trt.Logger, build.log_level.upper()),
@@ -244,7 +250,7 @@ def keywords(job: Job, loaded: LoadedModel, found: flavour.Flavour) -> dict[str,
     }
     if build.avg_timing_iterations is not None:
         made["avg_timing_iterations"] = build.avg_timing_iterations
-    if flavour.parse_version(found.version) < (10,):
+    if flavour.parse_version(tensorrt.version) < (10,):
         made["max_workspace_size"] = build.workspace or driver.probe().devices[0].memory_bytes
     if implicit:
         second = "ENTROPY_CALIBRATION_2"
@@ -256,14 +262,14 @@ def keywords(job: Job, loaded: LoadedModel, found: flavour.Flavour) -> dict[str,
     return made
 
 
-def device_types(module: torch.nn.Module, globs: Mapping[str, str], trt: Any) -> dict[torch.nn.Module, Any]:
+def device_types(module: torch.nn.Module, globs: Mapping[str, str], trt: ModuleType) -> dict[torch.nn.Module, object]:
     """The device of each submodule that a glob over module paths fits; the last glob decides.
 
     Raises:
         InputError: a glob fits no module.
     """
     paths = {name.removeprefix("network").removeprefix("."): m for name, m in module.named_modules()}
-    made: dict[torch.nn.Module, Any] = {}
+    made: dict[torch.nn.Module, object] = {}
     for glob, device in globs.items():
         fitting = [p for p in paths if p and fnmatch.fnmatchcase(p, glob)]
         if not fitting:
@@ -275,8 +281,8 @@ def device_types(module: torch.nn.Module, globs: Mapping[str, str], trt: Any) ->
     return made
 
 
-def _known(function: Any, arguments: Mapping[str, Any]) -> None:
-    """Refuse what `function` would swallow in its **kwargs."""
+def _known(function: Callable[..., object], arguments: JsonObject) -> None:
+    """Refuse arguments that `function` does not have by name and would ignore in its **kwargs."""
     have = [n for n, p in inspect.signature(function).parameters.items() if p.kind is not p.VAR_KEYWORD]
     if missing := sorted(set(arguments) - set(have)):
         raise InputError(
@@ -285,8 +291,10 @@ def _known(function: Any, arguments: Mapping[str, Any]) -> None:
         )
 
 
-def converted(frontend: Any, module: torch.nn.Module, inputs: list[torch.Tensor], arguments: Mapping[str, Any]) -> Any:
-    """What torch2trt returns.
+def converted(
+    frontend: ModuleType, module: torch.nn.Module, inputs: list[torch.Tensor], arguments: JsonObject
+) -> TRTModule:
+    """The module that torch2trt returns, with the engine and the network.
 
     Raises:
         BuildError: it raised, or let an operation without a converter become a constant.
@@ -317,7 +325,7 @@ def _lost(printed: str) -> list[str]:
     return [n for n in dict.fromkeys(WARNING.findall(printed)) if not HARMLESS.search(n)]
 
 
-def check_network(network: Any, loaded: LoadedModel) -> None:
+def check_network(network: INetworkDefinition, loaded: LoadedModel) -> None:
     """Hold the network against the bindings: torch2trt drops inputs it does not know and ignores parser errors, and
     some of its converters get the shape of what they do not cover wrong.
 
@@ -341,12 +349,9 @@ def _dims(shape: Sequence[int | str]) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 
-def _check_binding(kind: str, spec: TensorSpec, tensor: Any, used: bool) -> None:
+def _check_binding(kind: str, spec: TensorSpec, tensor: ITensor | None, used: bool) -> None:
     if tensor is None:
-        raise BuildError(
-            f"{kind}.{spec.name}: must be in the network that torch2trt made (got none of that name). "
-            "Use build.route onnx."
-        )
+        raise BuildError(f"{kind}.{spec.name}: is not in the network that torch2trt made. Use build.route onnx.")
     wanted = {"float32": "FLOAT", "float16": "HALF"}[spec.dtype]
     if (got := str(tensor.dtype).rpartition(".")[2].upper()) != wanted:
         raise BuildError(f"{kind}.{spec.name}: must be {spec.dtype} in the network (got {got}). Use build.route onnx.")
@@ -360,6 +365,6 @@ def _check_binding(kind: str, spec: TensorSpec, tensor: Any, used: bool) -> None
         )
     if not used:
         raise BuildError(
-            f"{kind}.{spec.name}: must be read by the network that torch2trt made (got no layer that reads it). "
+            f"{kind}.{spec.name}: is read by no layer of the network that torch2trt made. "
             "An operation on it has no converter: use build.route onnx."
         )

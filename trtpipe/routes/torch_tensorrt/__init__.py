@@ -1,1 +1,1 @@
-"""."""
+"""Route torch_tensorrt: through Torch-TensorRT's dynamo frontend."""

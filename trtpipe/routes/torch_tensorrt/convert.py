@@ -1,4 +1,4 @@
-"""Torch-TensorRT asked to convert a program, and what it says when it cannot."""
+"""A program converted by Torch-TensorRT, and its errors as messages."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import contextlib
 import io
 import re
 import warnings
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeVar
 
+from calib.types import JsonObject
 from trtpipe.errors import BuildError
 from trtpipe.job.sections import Build
 from trtpipe.trt import config
@@ -17,13 +19,18 @@ from trtpipe.values import TensorSpec
 
 if TYPE_CHECKING:
     import torch
+    from torch_tensorrt import Input
+
+T = TypeVar("T")
 
 
 class NoConverter(BuildError):
     """Operations have no converter in Torch-TensorRT, so there can be no whole engine."""
 
 
-def trt_inputs(frontend: Any, inputs: tuple[TensorSpec, ...], build: Build, *, parts: bool = False) -> list[Any]:
+def trt_inputs(
+    frontend: ModuleType, inputs: tuple[TensorSpec, ...], build: Build, *, parts: bool = False
+) -> list[Input]:
     """Torch-TensorRT's `Input`s in the binding dtypes, with every optimization profile of the job.
 
     Args:
@@ -50,12 +57,12 @@ def trt_inputs(frontend: Any, inputs: tuple[TensorSpec, ...], build: Build, *, p
 
 
 def converted(
-    frontend: Any,
-    function: Callable[..., Any],
+    frontend: ModuleType,
+    function: Callable[..., T],
     program: torch.export.ExportedProgram,
-    arguments: Mapping[str, Any],
+    arguments: JsonObject,
     watch: Watch,
-) -> Any:
+) -> T:
     """What `function`, one of Torch-TensorRT's, makes of `program`.
 
     Raises:
@@ -87,12 +94,12 @@ def converted(
 
 def _missing(error: BaseException, warned: list[warnings.WarningMessage]) -> list[str]:
     """Every operation without a converter, by name."""
-    told = "\n".join(str(w.message) for w in warned)  # all of them; the error itself names the first
-    found = re.findall(r"^call_function torch\.(?:_?ops\.)?(\S+)$", told, re.MULTILINE)
-    found = found or re.findall(
+    warnings_text = "\n".join(str(w.message) for w in warned)  # all of them; the error itself names the first
+    operators = re.findall(r"^call_function torch\.(?:_?ops\.)?(\S+)$", warnings_text, re.MULTILINE)
+    operators = operators or re.findall(
         r"Conversion of function torch\.(?:_?ops\.)?(\S+) not currently supported", _chain(error)
     )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(operators))
 
 
 def _innermost(error: BaseException) -> str:
@@ -103,7 +110,7 @@ def _innermost(error: BaseException) -> str:
     return text.splitlines()[0][:400]
 
 
-def _with_modules(name: str, program: Any) -> str:
+def _with_modules(name: str, program: torch.export.ExportedProgram) -> str:
     """`name`, followed by the paths of the modules whose operation it is, where the program still has it."""
     from trtpipe.model.nodes import calls, module_path
 

@@ -1,4 +1,4 @@
-"""What Torch-TensorRT says while it is imported and while it works, kept off the terminal."""
+"""The log messages of Torch-TensorRT, while it is imported and while it works, kept off the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trtpipe.trt.monitor import LEVELS, Watch
 
 #: Torch-TensorRT's loggers; the second one, which TensorRT itself writes to, is no child of the first.
 LOGGERS = ("torch_tensorrt", "torch_tensorrt [TensorRT Conversion Context]")
-#: Said of every model, or of machines and packages that this route does not use.
+#: Parts of messages that come with every model, or are about machines and packages that this route does not use.
 NOISE = ("modelopt", "is deprecated", "CUDA lazy loading", "is unsupported in TensorRT-RTX", "Multi stream is disabled",
          "has not been calibrated", "Remaining GPU memory", "Using default stream in enqueue",
          "PyTorch 0/1 specialization")  # fmt: skip

@@ -1,4 +1,4 @@
-"""What Torch-TensorRT makes of a program that TensorRT cannot take whole: engines, and PyTorch between them."""
+"""A program that Torch-TensorRT has partitioned into engines and PyTorch operations, as a hybrid module."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ import math
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, cast
+
+from pydantic import JsonValue
 
 from trtpipe.bundle.hybrid import DTYPE_BYTES, Constant, EngineStep, Hybrid, OperatorStep, Plan, allowed
 from trtpipe.errors import BuildError
 from trtpipe.values import Fallback, TensorSpec
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule, Node
+    from torch.nn import Module
+    from torch_tensorrt.dynamo.runtime import TorchTensorRTModule
 
 #: Convertible operations that have to stand together for an engine of their own; Torch-TensorRT's own default. Fewer of
 #: them cost more in changing between PyTorch and TensorRT than they gain.
@@ -23,7 +30,7 @@ _NEXT = "Leave build.allow_torch_fallback out and use build.route onnx, or rewri
 
 @dataclass
 class _Draft:
-    """The module as far as it is written down."""
+    """The hybrid module under construction."""
 
     steps: list[EngineStep | OperatorStep] = field(default_factory=list)
     engines: list[bytes] = field(default_factory=list)
@@ -32,7 +39,7 @@ class _Draft:
 
 
 def hybrid_of(
-    compiled: Any, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
+    compiled: GraphModule, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
 ) -> tuple[Hybrid, tuple[Fallback, ...]]:
     """The module that `torch_tensorrt.dynamo.compile` gave, and the operations in it that stayed in PyTorch.
 
@@ -47,8 +54,8 @@ def hybrid_of(
     """
     draft = _Draft()
     names = iter(s.name for s in inputs)
-    values: dict[Any, Any] = {}
-    results: Any = ()
+    values: dict[Node, JsonValue] = {}
+    results: object = ()
     for node in compiled.graph.nodes:
         if node.op == "placeholder":
             values[node] = {"value": next(names)}
@@ -72,20 +79,20 @@ def hybrid_of(
     return kept, tuple(draft.fallback)
 
 
-def _node(node: Any, owner: Any, values: dict[Any, Any], draft: _Draft, prefix: str) -> Any:
+def _node(node: Node, owner: Module, values: dict[Node, JsonValue], draft: _Draft, prefix: str) -> JsonValue:
     """The value of a node, once its steps are written; `prefix` keeps names of inner graphs apart."""
     if node.op == "get_attr":
         return _constant(owner, str(node.target), draft)
     if node.op == "call_module":
-        inner = owner.get_submodule(node.target)
+        inner = owner.get_submodule(str(node.target))
         if hasattr(inner, "serialized_engine"):
-            return _engine(node, inner, owner, values, draft, prefix)
-        return _inner(node, inner, owner, values, draft, prefix)
+            return _engine(node, cast("TorchTensorRTModule", inner), owner, values, draft, prefix)
+        return _inner(node, cast("GraphModule", inner), owner, values, draft, prefix)
     if node.op != "call_function":
         raise BuildError(f"build: {node.name} must be an operation of a graph (got {node.op}). {_NEXT}")
     name = _operator_name(node)
     args = tuple(_argument(a, values, draft, owner) for a in node.args)
-    if node.target is operator.getitem and isinstance(args[0], list):
+    if node.target is operator.getitem and isinstance(args[0], list) and isinstance(args[1], int):
         return args[0][args[1]]
     kwargs = {k: _argument(a, values, draft, owner) for k, a in node.kwargs.items()}
     draft.steps.append(OperatorStep(op=name, args=args, kwargs=kwargs, out=prefix + node.name))
@@ -94,10 +101,12 @@ def _node(node: Any, owner: Any, values: dict[Any, Any], draft: _Draft, prefix: 
     return {"value": prefix + node.name}
 
 
-def _inner(node: Any, inner: Any, owner: Any, values: dict[Any, Any], draft: _Draft, prefix: str) -> Any:
+def _inner(
+    node: Node, inner: GraphModule, owner: Module, values: dict[Node, JsonValue], draft: _Draft, prefix: str
+) -> JsonValue:
     """A graph that stays in PyTorch, written in place; several results are a list."""
     given = iter(_argument(a, values, draft, owner) for a in node.args)
-    mine: dict[Any, Any] = {}
+    mine: dict[Node, JsonValue] = {}
     for part in inner.graph.nodes:
         if part.op == "placeholder":
             mine[part] = next(given)
@@ -105,14 +114,18 @@ def _inner(node: Any, inner: Any, owner: Any, values: dict[Any, Any], draft: _Dr
             return _argument(part.args[0], mine, draft, inner)
         else:
             mine[part] = _node(part, inner, mine, draft, f"{prefix}{node.name}.")
-    raise BuildError(f"build: {node.name} must have outputs (got none). {_NEXT}")
+    raise BuildError(f"build: {node.name} has no outputs. {_NEXT}")
 
 
-def _engine(node: Any, inner: Any, owner: Any, values: dict[Any, Any], draft: _Draft, prefix: str) -> Any:
+def _engine(
+    node: Node, inner: TorchTensorRTModule, owner: Module, values: dict[Node, JsonValue], draft: _Draft, prefix: str
+) -> JsonValue:
     """One engine."""
-    found = node.meta.get("val")
-    numbers = [v for v in (found if isinstance(found, list | tuple) else [found]) if v is not None and not _tensor(v)]
-    numbers += [a for a in node.args if hasattr(a, "meta") and not _tensor(a.meta.get("val", _TENSOR))]
+    import torch
+
+    value = node.meta.get("val")
+    numbers = [v for v in (value if isinstance(value, list | tuple) else [value]) if v is not None and not _tensor(v)]
+    numbers += [a for a in node.args if isinstance(a, torch.fx.Node) and not _tensor(a.meta.get("val", _TENSOR))]
     if numbers or getattr(inner, "aliased_io", None) or getattr(inner, "requires_output_allocator", False):
         what = f"the number {numbers[0]}" if numbers else "an output whose shape only its values decide"
         raise BuildError(f"build: engines must take and give tensors of known shape (got {what}). {_NEXT}")
@@ -135,13 +148,13 @@ class _Tensor:
 _TENSOR = _Tensor()
 
 
-def _tensor(value: Any) -> bool:
+def _tensor(value: object) -> bool:
     import torch
 
     return isinstance(value, torch.Tensor | _Tensor)
 
 
-def _operator_name(node: Any) -> str:
+def _operator_name(node: Node) -> str:
     import torch
 
     target = node.target
@@ -160,8 +173,8 @@ def _operator_name(node: Any) -> str:
     return name
 
 
-def _argument(value: Any, values: dict[Any, Any], draft: _Draft, owner: Any) -> Any:
-    """An argument in the plan's words."""
+def _argument(value: object, values: dict[Node, JsonValue], draft: _Draft, owner: Module) -> JsonValue:
+    """An argument as the plan's JSON."""
     import torch
 
     if isinstance(value, torch.fx.Node):
@@ -183,16 +196,16 @@ def _argument(value: Any, values: dict[Any, Any], draft: _Draft, owner: Any) -> 
     )
 
 
-def _constant(owner: Any, target: str, draft: _Draft) -> dict[str, str]:
+def _constant(owner: Module, target: str, draft: _Draft) -> JsonValue:
     """A tensor of the module, kept once however often it is read."""
     import torch
 
-    found: Any = owner
+    value: object = owner
     for part in target.split("."):
-        found = getattr(found, part)
-    if not isinstance(found, torch.Tensor) or (dtype := str(found.dtype).removeprefix("torch.")) not in DTYPE_BYTES:
-        raise BuildError(f"build: {target} must be a tensor of a usual dtype (got {found!r:.60}). {_NEXT}")
-    dense = found.detach().cpu().contiguous()
+        value = getattr(value, part)
+    if not isinstance(value, torch.Tensor) or (dtype := str(value.dtype).removeprefix("torch.")) not in DTYPE_BYTES:
+        raise BuildError(f"build: {target} must be a tensor of a usual dtype (got {value!r:.60}). {_NEXT}")
+    dense = value.detach().cpu().contiguous()
     data = dense.reshape(-1).view(torch.uint8).numpy().tobytes() if dense.numel() else b""
     kept = (Constant.model_validate({"dtype": dtype, "shape": tuple(dense.shape)}), data)
     for name, other in draft.constants.items():
@@ -203,7 +216,7 @@ def _constant(owner: Any, target: str, draft: _Draft) -> dict[str, str]:
     return {"tensor": name}
 
 
-def _fallback(node: Any) -> Fallback:
+def _fallback(node: Node) -> Fallback:
     """Where an operation that stays in PyTorch comes from, and why it stays."""
     from torch_tensorrt.dynamo.conversion import DYNAMO_CONVERTERS
 
@@ -219,13 +232,13 @@ def _fallback(node: Any) -> Fallback:
     return Fallback(remembered_module(node), str(node.target), why, source_line(node))
 
 
-def told(fallback: tuple[Fallback, ...]) -> Iterator[str]:
+def fallback_lines(fallback: tuple[Fallback, ...]) -> Iterator[str]:
     """One line for each operation and reason, with the modules that have it."""
     for op, why in dict.fromkeys((f.op, f.reason) for f in fallback):
         modules = sorted({f.module or "the model itself" for f in fallback if (f.op, f.reason) == (op, why)})
         yield f"stayed in PyTorch: {op} in {', '.join(modules)}: {why}"
 
 
-def counted(count: int, what: str) -> str:
+def plural(count: int, what: str) -> str:
     """Like "1 engine" or "2 engines"."""
     return f"{count} {what}{'' if count == 1 else 's'}"

@@ -9,22 +9,25 @@ import logging
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
+from calib.types import JsonObject
 from trtpipe.bundle import hybrid
 from trtpipe.errors import BuildError, InputError, MissingError
 from trtpipe.job.job import Job
 from trtpipe.job.sections import Build
 from trtpipe.model.export import export
+from trtpipe.packages import install_command
 from trtpipe.progress import Progress
 from trtpipe.routes import options
 from trtpipe.routes.onnx import to_onnx
 from trtpipe.routes.torch_tensorrt.convert import NoConverter, converted, trt_inputs
 from trtpipe.routes.torch_tensorrt.logs import LOGGERS, NOISE, hushed, logged
-from trtpipe.routes.torch_tensorrt.partition import MIN_BLOCK_SIZE, counted, hybrid_of, told
-from trtpipe.trt import driver, flavour, plan, timing_cache
+from trtpipe.routes.torch_tensorrt.partition import MIN_BLOCK_SIZE, fallback_lines, hybrid_of, plural
+from trtpipe.trt import driver, flavour, formats, plan, timing_cache
 from trtpipe.trt.monitor import Watch
 from trtpipe.values import Engine, Fallback, LoadedModel, OnnxModel, Quantized, TensorSpec
 
@@ -57,7 +60,7 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
         job: its `build.target` has to be the TensorRT that the installed Torch-TensorRT is made for.
         loaded: not used: the program holds the model.
         quantized: the program, with Q/DQ and casts placed.
-        progress: is told what Torch-TensorRT and TensorRT say.
+        progress: receives the messages of Torch-TensorRT and TensorRT.
 
     Raises:
         MissingError: without a GPU, or without the Torch-TensorRT of this target.
@@ -66,40 +69,43 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
     """
     build = job.build
     require_gpu("torch_tensorrt")
-    frontend, found = load(build.target)
+    frontend, tensorrt = load(build.target)
     if refused := options.refusals(build, job.precision, "torch_tensorrt", frontend=frontend.__version__):
         raise InputError("\n".join(message for _, message in refused))
     watch = Watch(progress, build.log_level)
     with tempfile.TemporaryDirectory() as scratch, logged(watch, build.log_level):
-        keywords = settings(frontend, found, build, Path(scratch))
+        keywords = settings(frontend, tensorrt, build, Path(scratch))
         fallback: tuple[Fallback, ...] = ()
         how: tuple[str, ...] = ()
         try:
             data = _whole(frontend, quantized, build, keywords, watch)
-            header = checked_header(found, data)
+            header = checked_header(tensorrt, data)
             if build.allow_torch_fallback:
                 how = (NOT_NEEDED_NOTE,)
         except NoConverter:
             if not build.allow_torch_fallback:
                 raise
-            data, header, fallback, how = _hybrid(frontend, found, quantized, build, keywords, watch)
+            data, header, fallback, how = _hybrid(frontend, tensorrt, quantized, build, keywords, watch)
     graph, notes = graph_of(quantized, GRAPH_NOTE)
-    said = tuple(f"Torch-TensorRT: {t}" for t in watch.warnings if not any(n in t for n in NOISE))
+    least = formats.floor(job.precision, tensorrt.name, header.compute_capabilities)
+    how += formats.portable_notes(least)
+    warnings = tuple(f"Torch-TensorRT: {t}" for t in watch.warnings if not any(n in t for n in NOISE))
     return Engine(
         data=data,
-        target=found.name,
-        version=found.version,
+        target=tensorrt.name,
+        version=tensorrt.version,
         compute_capabilities=header.compute_capabilities,
+        minimum_compute_capability=least,
         inputs=quantized.inputs,
         outputs=quantized.outputs,
         graph=graph,
         options=build.model_dump(mode="json", include=set(options.asked(build))),
-        notes=(f"Torch-TensorRT {frontend.__version__}", *how, *notes, SETTINGS_NOTE, *said),
+        notes=(f"Torch-TensorRT {frontend.__version__}", *how, *notes, SETTINGS_NOTE, *warnings),
         fallback=fallback,
     )
 
 
-def _whole(frontend: Any, quantized: Quantized, build: Build, keywords: Mapping[str, Any], watch: Watch) -> bytes:
+def _whole(frontend: ModuleType, quantized: Quantized, build: Build, keywords: JsonObject, watch: Watch) -> bytes:
     """The program as one engine, with the job's names for its bindings."""
     data = converted(
         frontend,
@@ -114,18 +120,16 @@ def _whole(frontend: Any, quantized: Quantized, build: Build, keywords: Mapping[
         watch,
     )
     if not data:
-        raise BuildError(
-            f"build: Torch-TensorRT {frontend.__version__} must give an engine (got none). Use build.route onnx."
-        )
+        raise BuildError(f"build: Torch-TensorRT {frontend.__version__} gave no engine. Use build.route onnx.")
     return bytes(data)
 
 
 def _hybrid(
-    frontend: Any,
-    found: flavour.Flavour,
+    frontend: ModuleType,
+    tensorrt: flavour.Flavour,
     quantized: Quantized,
     build: Build,
-    keywords: Mapping[str, Any],
+    keywords: JsonObject,
     watch: Watch,
 ) -> tuple[bytes, plan.PlanHeader, tuple[Fallback, ...], tuple[str, ...]]:
     """The program as engines with PyTorch between them: the file, its engines' header, what stayed, and the notes."""
@@ -141,12 +145,12 @@ def _hybrid(
     program = checked_program(quantized, parts=True)
     compiled = converted(frontend, frontend.dynamo.compile, program, arguments, watch)
     module, fallback = hybrid_of(compiled, quantized.inputs, quantized.outputs)
-    headers = [checked_header(found, data) for data in module.engines]
+    headers = [checked_header(tensorrt, data) for data in module.engines]
     how = (
-        f"build.allow_torch_fallback: hybrid, {counted(len(module.engines), 'engine')}, and "
-        f"{counted(len(fallback), 'operation')} in PyTorch; at least {MIN_BLOCK_SIZE} convertible operations that "
+        f"build.allow_torch_fallback: hybrid, {plural(len(module.engines), 'engine')}, and "
+        f"{plural(len(fallback), 'operation')} in PyTorch; at least {MIN_BLOCK_SIZE} convertible operations that "
         "stand together (min_block_size) make an engine",
-        *told(fallback),
+        *fallback_lines(fallback),
     )
     return hybrid.to_bytes(module), headers[0], fallback, how
 
@@ -164,7 +168,7 @@ def require_gpu(route: str) -> None:
         )
 
 
-def load(target: str) -> tuple[Any, flavour.Flavour]:
+def load(target: str) -> tuple[ModuleType, flavour.Flavour]:
     """Torch-TensorRT, imported quietly, and the TensorRT below it.
 
     Its import prints, sends Python's warnings to logging, and puts its own flavour under the name `tensorrt`.
@@ -185,7 +189,7 @@ def load(target: str) -> tuple[Any, flavour.Flavour]:
         got = "none" if installed is None else f"{installed.distribution} {installed.version}"
         raise MissingError(
             f"build.route: torch_tensorrt for target {target} must have {names[target]} (got {got}). "
-            f"Run: {options.INSTALL[target]}"
+            f"Run: {install_command(names[target])}"
         )
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), hushed():
@@ -198,17 +202,17 @@ def load(target: str) -> tuple[Any, flavour.Flavour]:
     except Exception as error:
         raise MissingError(
             f"build.route: {installed.distribution} must be importable here (got: {error}). "
-            f"Run: {options.INSTALL[target]}"
+            f"Run: {install_command(names[target])}"
         ) from error
     return torch_tensorrt, flavour.load(target)
 
 
-def settings(frontend: Any, found: flavour.Flavour, build: Build, scratch: Path) -> dict[str, Any]:
+def settings(frontend: ModuleType, tensorrt: flavour.Flavour, build: Build, scratch: Path) -> JsonObject:
     """The keyword arguments of the conversion, each one in its signature: the conversion swallows any other.
 
     Args:
         frontend: the imported torch_tensorrt.
-        found: the TensorRT below it.
+        tensorrt: the TensorRT below it.
         build: the job's.
         scratch: a folder for the timing cache of a job that names none; Torch-TensorRT would keep it in a file that all
             users of the machine share.
@@ -216,12 +220,12 @@ def settings(frontend: Any, found: flavour.Flavour, build: Build, scratch: Path)
     Raises:
         InputError: this version of Torch-TensorRT does not have an argument that the job needs.
     """
-    asked = options.asked(build)
-    made: dict[str, Any] = {"require_full_compilation": True, "disable_tf32": not build.tf32}
+    requested = options.asked(build)
+    made: JsonObject = {"require_full_compilation": True, "disable_tf32": not build.tf32}
     for field, keyword in options.KEYWORDS.items():
-        if field in asked:
-            made[keyword] = asked[field]
-    if "hardware_compatibility" in asked:
+        if field in requested:
+            made[keyword] = requested[field]
+    if "hardware_compatibility" in requested:
         made["hardware_compatible"] = True
     if build.refit != "none":
         made |= {"immutable_weights": False, "refit_identical_engine_weights": build.refit == "identical"}
@@ -231,19 +235,17 @@ def settings(frontend: Any, found: flavour.Flavour, build: Build, scratch: Path)
             made[keyword] = build.memory_pools[pool]
     if build.default_device_type == "dla":
         made["device"] = frontend.Device(dla_core=build.dla_core or 0, allow_gpu_fallback=build.gpu_fallback)
-    if found.has("timing_cache"):
+    if tensorrt.has("timing_cache"):
         folder, name = scratch, "timing"
         if build.timing_cache is not None:
             here = driver.probe()
-            folder, name = Path(build.timing_cache), timing_cache.file_name(found, here, here.devices[0])
+            folder, name = Path(build.timing_cache), timing_cache.file_name(tensorrt, here, here.devices[0])
         made["timing_cache_path"] = str(folder / name)
     _known(frontend.dynamo.convert_exported_program_to_serialized_trt_engine, made, frontend.__version__)
     return made
 
 
-def _known(
-    function: Callable[..., Any], made: Mapping[str, Any], version: str, also: Collection[str] = _BINDINGS
-) -> None:
+def _known(function: Callable[..., object], made: JsonObject, version: str, also: Collection[str] = _BINDINGS) -> None:
     have = inspect.signature(function).parameters
     wanted = {*made, "arg_inputs", *also}
     if missing := sorted(wanted - set(have)):
@@ -263,12 +265,12 @@ def checked_program(quantized: Quantized, *, parts: bool = False) -> torch.expor
     Raises:
         BuildError: a dimension is not what the binding says, or two outputs are one tensor.
     """
+    from trtpipe.model.nodes import graph_module
     from trtpipe.routes.torch_tensorrt.qdq import kept_with_readers, remember_modules, rewritten
 
     check_shapes(quantized.program, quantized.inputs)
     _check_outputs(quantized.program, quantized.outputs)
-    graph: Any = quantized.program.module(check_guards=False)
-    graph = rewritten(graph)
+    graph = rewritten(graph_module(quantized.program))
     program = export(kept_with_readers(graph) if parts else graph, quantized.inputs)
     check_shapes(program, quantized.inputs)
     if parts:
@@ -311,20 +313,21 @@ def _check_outputs(program: torch.export.ExportedProgram, outputs: tuple[TensorS
             )
 
 
-def checked_header(found: flavour.Flavour, data: bytes) -> plan.PlanHeader:
+def checked_header(tensorrt: flavour.Flavour, data: bytes) -> plan.PlanHeader:
     """The plan's header, which must name the TensorRT of the target."""
     header = plan.read_header(data)
-    version = ".".join(str(n) for n in flavour.parse_version(found.version)[:4])
-    if (header.flavour, header.version[: len(version)]) != (found.name, version):
+    version = ".".join(str(n) for n in flavour.parse_version(tensorrt.version)[:4])
+    if (header.flavour, header.version[: len(version)]) != (tensorrt.name, version):
         raise BuildError(
-            f"engine: the plan's header must say {found.title} (got {flavour.title(header.flavour, header.version)}). "
+            f"engine: the plan's header must say {tensorrt.title} "
+            f"(got {flavour.title(header.flavour, header.version)}). "
             "Another TensorRT's library was loaded: check LD_LIBRARY_PATH."
         )
     return header
 
 
 def graph_of(quantized: Quantized, note: str) -> tuple[OnnxModel | None, tuple[str, ...]]:
-    """The ONNX of the same program, to execute where no engine can; and what has to be said of it."""
+    """The ONNX of the same program, to execute where no engine can; and notes on it."""
     try:
         return to_onnx(quantized), (note,)
     except BuildError as error:

@@ -8,14 +8,14 @@ import numpy as np
 import report_sample as samples
 from PIL import Image
 
-from trtpipe.report.answers import IMAGE_SIDE, confusion, gallery, image_uri
-from trtpipe.report.content import Answers
+from trtpipe.report.comparison import IMAGE_SIDE, confusion, gallery, image_uri
+from trtpipe.report.content import ComparedOutputs
 
 
 def test_confusion_counts_labels_against_what_was_executed(tmp_path: Path) -> None:
-    answers = samples.content(tmp_path).answers
-    assert answers is not None
-    found = confusion(answers, samples.CLASSES)
+    compared = samples.content(tmp_path).compared
+    assert compared is not None
+    found = confusion(compared, samples.CLASSES)
     assert found is not None
     # labels 0 0 0 1 1 2 2, the last unknown; executed 0 0 1 1 1 1 2
     assert found.counts.tolist() == [[2, 1, 0], [0, 2, 0], [0, 1, 1]]
@@ -23,7 +23,7 @@ def test_confusion_counts_labels_against_what_was_executed(tmp_path: Path) -> No
 
 
 def test_without_labels_the_rows_are_the_baselines_classes() -> None:
-    found = confusion(Answers({"y": samples.REFERENCE}, {"y": samples.FOUND}, [""] * 8), None)
+    found = confusion(ComparedOutputs({"y": samples.REFERENCE}, {"y": samples.FOUND}, [""] * 8), None)
     assert found is not None
     assert found.rows == "baseline"
     assert found.names == ("0", "1", "2")
@@ -34,7 +34,7 @@ def test_of_many_classes_those_with_errors_are_shown() -> None:
     reference = np.eye(40, dtype=np.float32)
     executed = reference.copy()
     executed[30] = reference[31]
-    found = confusion(Answers({"y": reference}, {"y": executed}, [""] * 40), None)
+    found = confusion(ComparedOutputs({"y": reference}, {"y": executed}, [""] * 40), None)
     assert found is not None
     assert found.counts.shape == (12, 12)
     assert {"30", "31"} <= set(found.names)
@@ -42,9 +42,9 @@ def test_of_many_classes_those_with_errors_are_shown() -> None:
 
 
 def test_the_gallery_begins_with_what_differs_then_the_closest_calls(tmp_path: Path) -> None:
-    answers = samples.content(tmp_path).answers
-    assert answers is not None
-    found = gallery(answers, samples.CLASSES)
+    compared = samples.content(tmp_path).compared
+    assert compared is not None
+    found = gallery(compared, samples.CLASSES)
     assert found is not None
     assert (found.differing, found.samples, found.by) == (1, 8, "margin")
     first, second = found.shown[:2]
@@ -63,16 +63,16 @@ def test_outputs_that_are_no_classes_are_ranked_by_similarity() -> None:
     reference = np.ones((3, 2, 2), np.float32)
     executed = reference.copy()
     executed[1] = [[1, 1], [1, -1]]
-    found = gallery(Answers({"map": reference}, {"map": executed}, ["a", "b", "c"]), None)
+    found = gallery(ComparedOutputs({"map": reference}, {"map": executed}, ["a", "b", "c"]), None)
     assert found is not None
     assert (found.by, found.output, found.shown[0].id, found.shown[0].score) == ("cosine", "map", "b", 0.5)
-    assert confusion(Answers({"map": reference}, {"map": executed}, ["a", "b", "c"]), None) is None
+    assert confusion(ComparedOutputs({"map": reference}, {"map": executed}, ["a", "b", "c"]), None) is None
 
 
 def test_nothing_to_pair_is_nothing_to_show() -> None:
-    answers = Answers({"y": np.ones((2, 3), np.float32)}, {"z": np.ones((2, 3), np.float32)}, ["a", "b"])
-    assert gallery(answers, None) is None
-    assert confusion(answers, None) is None
+    compared = ComparedOutputs({"y": np.ones((2, 3), np.float32)}, {"z": np.ones((2, 3), np.float32)}, ["a", "b"])
+    assert gallery(compared, None) is None
+    assert confusion(compared, None) is None
 
 
 def test_images_are_small_and_inside_the_page(tmp_path: Path) -> None:

@@ -7,16 +7,19 @@ import importlib
 import importlib.util
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Protocol
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from calib.types import Array
 from trtpipe.bundle import hybrid
 from trtpipe.bundle.hybrid import EngineStep, OperatorStep
 from trtpipe.errors import InputError, MissingError
-from trtpipe.trt.memory import Array
 from trtpipe.trt.runtime import EngineRunner
+
+if TYPE_CHECKING:
+    import torch
 
 _PYTHON: Mapping[str, Callable[..., Any]] = {
     n: getattr(operator, n) for n in ("getitem", "add", "sub", "mul", "floordiv", "mod", "neg")
@@ -36,7 +39,7 @@ class Part(Protocol):
     ) -> Any:
         """Release."""
 
-    def run_tensors(self, inputs: Mapping[str, Any], outputs: Sequence[str], /) -> list[Any]:
+    def run_tensors(self, inputs: Mapping[str, torch.Tensor], outputs: Sequence[str], /) -> list[torch.Tensor]:
         """The outputs as tensors on the device, for inputs there."""
 
 
@@ -45,13 +48,13 @@ class DeviceRunner(EngineRunner):
 
     device = "cuda"
 
-    def run_tensors(self, inputs: Mapping[str, Any], outputs: Sequence[str], /) -> list[Any]:
+    def run_tensors(self, inputs: Mapping[str, torch.Tensor], outputs: Sequence[str], /) -> list[torch.Tensor]:
         """The outputs, in order, in newly allocated tensors.
 
         Raises:
             InputError: dtypes or shapes are not those of the engine; or the execution failed.
         """
-        torch: Any = importlib.import_module("torch")
+        torch: ModuleType = importlib.import_module("torch")
         self._opened()
         dtypes = {b.name: getattr(torch, b.dtype) for b in self.bindings}
         held = {name: tensor.contiguous() for name, tensor in inputs.items()}
@@ -59,13 +62,15 @@ class DeviceRunner(EngineRunner):
             if tensor.dtype != dtypes.get(name):
                 raise InputError(f"inputs.{name}: must be {dtypes.get(name)} (got {tensor.dtype}). Build it again.")
         shapes = {name: tuple(tensor.shape) for name, tensor in held.items()}
-        stream, calls = int(torch.cuda.current_stream().cuda_stream), self._calls
-        calls.choose(self._profile_for(shapes), shapes, stream)
-        made = {n: torch.empty(calls.shape_of(n), dtype=dtypes[n], device=self.device) for n in outputs}
-        for name, tensor in (held | made).items():
-            calls.set_address(name, tensor.data_ptr())
-        if not calls.execute(stream):
-            raise InputError(f"engine: execution must succeed (got {self._reason()}). Check the inputs' values.")
+        stream, profile = int(torch.cuda.current_stream().cuda_stream), self._profile_for(shapes)
+        with self._execution() as execution:
+            calls = execution.calls
+            calls.choose(profile, shapes, stream)
+            made = {n: torch.empty(calls.shape_of(n), dtype=dtypes[n], device=self.device) for n in outputs}
+            for name, tensor in (held | made).items():
+                calls.set_address(name, tensor.data_ptr())
+            if not calls.execute(stream):
+                raise InputError(f"engine: the execution failed ({self._reason()}). Check the inputs' values.")
         return [made[n] for n in outputs]
 
 
@@ -97,6 +102,7 @@ class HybridRunner:
         self._stack = contextlib.ExitStack()
         self._open = False
         self.name = "hybrid"
+        self.notes: tuple[str, ...] = ()
 
     def __enter__(self) -> HybridRunner:
         torch = self._torch = _pytorch(self._device)
@@ -128,7 +134,7 @@ class HybridRunner:
         """
         plan, torch = self._hybrid.plan, self._torch if self._open else None
         if torch is None:
-            raise InputError("engine: must be open to be run (it is not). Use the runner as a context manager.")
+            raise InputError("engine: the runner is not open. Use it as a context manager.")
         if set(inputs) != set(plan.inputs):
             raise InputError(f"inputs: must be {', '.join(plan.inputs)} (got {', '.join(inputs)}). Name each one.")
         current = torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext()
@@ -160,33 +166,37 @@ class HybridRunner:
             return [self._argument(v, values) for v in value]
         if not isinstance(value, dict):
             return value
-        ((key, said),) = value.items()
+        ((key, argument),) = value.items()
         if key == "value":
-            return values[said]
+            return values[argument]
         if key == "tensor":
-            return self._constants[said]
+            return self._constants[argument]
         if key == "device":
             return self._torch.device(self._device)
         if key == "float":
-            return float(said)
-        found = getattr(self._torch, said, None)
-        if not isinstance(found, getattr(self._torch, key)):
-            raise InputError(f"model.hybrid: {key} must be one of PyTorch's (got {said!r}). Build the bundle again.")
-        return found
+            return float(argument)
+        constant = getattr(self._torch, argument, None)
+        if not isinstance(constant, getattr(self._torch, key)):
+            raise InputError(
+                f"model.hybrid: {key} must be one of PyTorch's (got {argument!r}). Build the bundle again."
+            )
+        return constant
 
-    def _constant(self, name: str) -> Any:
-        torch, info = self._torch, self._hybrid.plan.constants[name]
-        dtype, raw = getattr(torch, info.dtype), self._hybrid.constants[name]
-        flat = torch.frombuffer(bytearray(raw), dtype=dtype) if raw else torch.empty(0, dtype=dtype)
-        return flat.reshape(info.shape).to(self._device)
+    def _constant(self, name: str) -> torch.Tensor:
+        info, raw = self._hybrid.plan.constants[name], self._hybrid.constants[name]
+        dtype = getattr(self._torch, info.dtype)
+        flat = self._torch.frombuffer(bytearray(raw), dtype=dtype) if raw else self._torch.empty(0, dtype=dtype)
+        constant: torch.Tensor = flat.reshape(info.shape).to(self._device)
+        return constant
 
 
-def _pytorch(device: str) -> Any:
+def _pytorch(device: str) -> ModuleType:
     """PyTorch, with CUDA where that is asked for."""
     got = "none"
     if importlib.util.find_spec("torch") is not None:
-        torch: Any = importlib.import_module("torch")
-        importlib.import_module("trtpipe.quantization.operators")
+        torch: ModuleType = importlib.import_module("torch")
+        for registering in ("operators", "narrow"):
+            importlib.import_module(f"trtpipe.quantization.{registering}")
         if device != "cuda" or torch.cuda.is_available():
             return torch
         got = f"{torch.__version__}, which sees no GPU"
@@ -196,18 +206,18 @@ def _pytorch(device: str) -> Any:
     )
 
 
-def _operator(torch: Any, name: str) -> Callable[..., Any]:
+def _operator(torch: ModuleType, name: str) -> Callable[..., Any]:
     """The operator by its name in a plan; one that only computes."""
     library, op, *overload = name.split(".")
     if library == "python":
         return _PYTHON[op]
-    found = getattr(getattr(getattr(torch.ops, library), op, None), overload[0], None)
-    if not isinstance(found, torch._ops.OpOverload) or found._schema.is_mutable:
+    overload_object = getattr(getattr(getattr(torch.ops, library), op, None), overload[0], None)
+    if not isinstance(overload_object, torch._ops.OpOverload) or overload_object._schema.is_mutable:
         raise InputError(
             f"engine: {name} must be an operator of PyTorch {torch.__version__} that writes to no argument (got "
-            f"{'none' if found is None else 'another'}). Use the PyTorch that the bundle was built with."
+            f"{'none' if overload_object is None else 'another'}). Use the PyTorch that the bundle was built with."
         )
-    operator: Callable[..., Any] = found
+    operator: Callable[..., Any] = overload_object
     return operator
 
 
@@ -217,13 +227,13 @@ def _last_readers(plan: hybrid.Plan) -> dict[int, list[str]]:
     for index, step in enumerate(plan.steps):
         extra = list(step.kwargs.values()) if isinstance(step, OperatorStep) else []
         last[step.out] = index
-        for key, said in hybrid.references([*step.args, *extra]):
+        for key, argument in hybrid.references([*step.args, *extra]):
             if key == "value":
-                last[said] = index
-    for key, said in hybrid.references(list(plan.outputs.values())):
+                last[argument] = index
+    for key, argument in hybrid.references(list(plan.outputs.values())):
         if key == "value":
-            last.pop(said, None)
-    found: dict[int, list[str]] = {}
+            last.pop(argument, None)
+    readers: dict[int, list[str]] = {}
     for name, index in last.items():
-        found.setdefault(index, []).append(name)
-    return found
+        readers.setdefault(index, []).append(name)
+    return readers

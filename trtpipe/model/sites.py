@@ -20,12 +20,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trtpipe.model.nodes import calls, is_constant, is_float, module_path, op_name
+from trtpipe.values import Site, Skipped
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -37,33 +37,12 @@ ADDS = ("add",)
 SHARED = ("cat", "max_pool2d")
 
 
-@dataclass(frozen=True)
-class Site:
-    """One input of one operation that gets a Q/DQ pair.
-
-    `key` is `<module path>:<role>`; `group` the key whose scale this tensor shares (its own where it shares none).
-    `axis` is the kept axis of a weight, None for an activation. `rule` is one of Q1 to Q5.
-    """
-
-    consumer: Node
-    producer: Node
-    key: str
-    group: str
-    axis: int | None
-    rule: str
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """An operation that INT8 would want but cannot have, and why."""
-
-    node: Node
-    reason: str
-
-
 def find_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...]]:
-    """Every input that TensorRT would want quantized, in execution order, and the operations left out, with why."""
-    found: list[tuple[Node, Node, str, int | None, str]] = []
+    """Every input that TensorRT would want quantized, in execution order, and the operations left out, with why.
+
+    A captured graph has them in `Captured.sites` and `Captured.skipped`.
+    """
+    candidates: list[tuple[Node, Node, str, int | None, str]] = []
     skipped: list[Skipped] = []
     ordinals: Counter[tuple[str, str]] = Counter()
     role = {}
@@ -88,30 +67,30 @@ def find_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...
                 skipped.append(Skipped(node, "the weight of a grouped transposed convolution has no axis of outputs"))
                 continue
             first = f"{path}:input" if k == 0 else f"{path}:input_{k}"
-            found.append((node, x, first, None, "Q1"))
-            found.append((node, weight, first.replace(":input", ":weight"), axis, "Q2"))
+            candidates.append((node, x, first, None, "Q1"))
+            candidates.append((node, weight, first.replace(":input", ":weight"), axis, "Q2"))
             quantized.add(node)
         elif name in MATMULS:
             pair = [x for x in node.args[:2] if is_float(x)]
             if len(pair) != 2:
                 continue
-            found += [(node, x, f"{role[node]}.input_{i}", None, "Q1") for i, x in enumerate(pair)]
+            candidates += [(node, x, f"{role[node]}.input_{i}", None, "Q1") for i, x in enumerate(pair)]
             quantized.add(node)
-    fed = {x for _, x, _, _, _ in found}
-    found += _residual(graph, role, quantized, fed)
+    fed = {x for _, x, _, _, _ in candidates}
+    candidates += _residual(graph, role, quantized, fed)
     groups = _Groups()
-    shared_keys = _shared(graph, role, fed, found, groups)
-    found += shared_keys
+    shared_keys = _shared(graph, role, fed, candidates, groups)
+    candidates += shared_keys
     order = {n: i for i, n in enumerate(graph.graph.nodes)}
-    found.sort(key=lambda f: (order[f[0]], f[2]))
+    candidates.sort(key=lambda f: (order[f[0]], f[2]))
     first_key: dict[Node, str] = {}
-    for _, x, key, axis, _ in found:
+    for _, x, key, axis, _ in candidates:
         if axis is None:
             first_key.setdefault(groups.root(x), key)
     return (
         tuple(
             Site(c, x, key, first_key[groups.root(x)] if axis is None else key, axis, rule)
-            for c, x, key, axis, rule in found
+            for c, x, key, axis, rule in candidates
         ),
         tuple(skipped),
     )
@@ -148,7 +127,7 @@ def _feeds(node: Node, wanted: Collection[Node]) -> bool:
 def _residual(
     graph: GraphModule, role: Mapping[Node, str], quantized: Collection[Node], fed: Collection[Node]
 ) -> list[tuple[Node, Node, str, int | None, str]]:
-    found: list[tuple[Node, Node, str, int | None, str]] = []
+    candidates: list[tuple[Node, Node, str, int | None, str]] = []
     order = {n: i for i, n in enumerate(graph.graph.nodes)}
 
     def is_convolution(node: object) -> bool:
@@ -171,8 +150,8 @@ def _residual(
         skip = b if last is a else a
         if skip in fed or is_convolution(skip):
             index = 1 if skip is b else 0
-            found.append((node, skip, f"{role[node]}.input_{index}", None, "Q4"))
-    return found
+            candidates.append((node, skip, f"{role[node]}.input_{index}", None, "Q4"))
+    return candidates
 
 
 def _longer(a: Node, b: Node) -> Node | None:
@@ -215,7 +194,7 @@ def _shared(
     graph: GraphModule,
     role: Mapping[Node, str],
     fed: Collection[Node],
-    found: list[tuple[Node, Node, str, int | None, str]],
+    candidates: list[tuple[Node, Node, str, int | None, str]],
     groups: _Groups,
 ) -> list[tuple[Node, Node, str, int | None, str]]:
     extra: list[tuple[Node, Node, str, int | None, str]] = []

@@ -1,9 +1,11 @@
-"""What every precision of a job shares: its model, its check data, the baseline and the captured graph."""
+"""A job prepared for every precision: its model, its check data, the baseline and the captured graph."""
 
 from __future__ import annotations
 
 import copy
 import itertools
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,10 +14,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from calib.errors import CalibCancelled, CalibError
+from calib.types import Array
 from trtpipe.batching import Batching
 from trtpipe.errors import Cancelled, InputError
+from trtpipe.evaluation.check import unjudgeable
 from trtpipe.model.baseline import record_baseline, script
 from trtpipe.model.capture import capture
+from trtpipe.model.corners import require_corners
 from trtpipe.model.data import open_calibration, open_check, with_labels
 from trtpipe.model.load import load_model
 from trtpipe.pipeline.codecs import RECORDED, SPECS, Codec, Recorded
@@ -37,7 +42,7 @@ COMPILING = frozenset({"compile", "export", "bundle", "kit", "speed", "verify"})
 
 
 class Results(Protocol):
-    """Where results of stages come from when they need not be made anew."""
+    """Results of stages that need not be computed again."""
 
     def in_memory(self, name: str, make: Callable[[], T]) -> T:
         """A value that only lives in this process: the one that an earlier job with the same model made, or `make()`.
@@ -57,11 +62,11 @@ class Results(Protocol):
         """
 
     def recording(self) -> AbstractContextManager[object]:
-        """What is entered while code of the job may run, and what it reads is recorded."""
+        """A context manager that records what the job's code reads; entered while that code may run."""
 
 
-class MadeAnew:
-    """`Results` without any store: everything is made."""
+class Uncached:
+    """`Results` without a store: everything is computed."""
 
     def in_memory(self, name: str, make: Callable[[], T]) -> T:
         """Make it."""
@@ -80,8 +85,8 @@ class Stages:
     """Names the stages of one build to a Reporter and keeps how long each took, in seconds.
 
     Args:
-        reporter: is told the stages.
-        recording: makes what is entered while code of the job may run.
+        reporter: receives the stages.
+        recording: makes the context manager that is entered while code of the job may run.
     """
 
     def __init__(
@@ -92,9 +97,10 @@ class Stages:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[Progress]:
-        """One stage; calib's errors become the user's."""
+        """One stage; calib's errors become the user's, and the process is left as it was found."""
         began = time.perf_counter()
-        with self._reporter.stage(name), nullcontext() if name in COMPILING else self._recording():
+        own = nullcontext() if name in COMPILING else self.unnamed()
+        with self._reporter.stage(name), own:
             try:
                 yield self._reporter
             except CalibCancelled as error:
@@ -106,7 +112,7 @@ class Stages:
     @contextmanager
     def unnamed(self) -> Iterator[None]:
         """Code of the job runs, too shortly for a stage of its own."""
-        with self._recording():
+        with self._recording(), _put_back(self.note):
             yield
 
     def note(self, message: str) -> None:
@@ -114,8 +120,35 @@ class Stages:
         self._reporter.note(message)
 
 
-class Front:
-    """What every precision of one job shares. Each value is made, or taken from `results`, when it is first asked for.
+@contextmanager
+def _put_back(note: Callable[[str], None]) -> Iterator[None]:
+    """What the job's code changes of the whole process is put back, as later stages and other jobs count on it.
+
+    The current folder, from which relative outputs are written, and torch's default dtype.
+    """
+    folder, dtype = os.getcwd(), _default_dtype()
+    try:
+        yield
+    finally:
+        if os.getcwd() != folder:
+            note(f"the job's code went to the folder {os.getcwd()}; back to {folder}")
+            os.chdir(folder)
+        found = _default_dtype()
+        if found is not None and found != (dtype or "float32"):
+            import torch
+
+            note(f"the job's code set torch's default dtype to {found}; back to {dtype or 'float32'}")
+            torch.set_default_dtype(getattr(torch, dtype or "float32"))
+
+
+def _default_dtype() -> str | None:
+    """The name of torch's default dtype; None while torch is not imported."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else str(torch.get_default_dtype()).removeprefix("torch.")
+
+
+class PreparedJob:
+    """What every precision of one job shares. Each value is computed, or taken from `results`, on first use.
 
     Args:
         job: its model, check data and, for the ranges, calibration data count.
@@ -124,7 +157,7 @@ class Front:
     """
 
     def __init__(self, job: Job, stages: Stages, results: Results | None = None) -> None:
-        self.job, self.results = job, results or MadeAnew()
+        self.job, self.results = job, results or Uncached()
         self._stages = stages
 
     @cached_property
@@ -157,7 +190,9 @@ class Front:
 
         def make() -> Captured:
             with self._stages("capture"):
-                return capture(loaded)
+                captured = capture(loaded)
+                require_corners(loaded, captured, self.first_check_batch)
+                return captured
 
         return self.results.in_memory("capture", make)
 
@@ -166,6 +201,11 @@ class Front:
         """The check samples, labelled as they come."""
         with self._stages.unnamed():
             return open_check(self.job)
+
+    @cached_property
+    def first_check_batch(self) -> Mapping[str, Array]:
+        """The inputs of the first check batch, [B, ...] by name."""
+        return next(iter(self.check_samples.batches(self.job.batch_size(self.job.check)))).arrays
 
     @cached_property
     def check_source(self) -> Source:
@@ -199,11 +239,14 @@ class Front:
                     torchscript=job.model.torchscript,
                     progress=progress,
                 )
+                whole = Batching(loaded.inputs, loaded.outputs, size).whole
+                if unjudged := unjudgeable(job.check.limits, baseline.outputs, baseline.labels, whole):
+                    raise InputError(f"{'; '.join(unjudged.values())}. Give that, or take the limit out of the job.")
             return Recorded(replace(baseline, notes=(*baseline.notes, *notes)), source.classes)
 
         return self.results.on_disk("baseline", RECORDED, make)
 
-    def with_graph(self, captured: Captured) -> Front:
+    def with_graph(self, captured: Captured) -> PreparedJob:
         """The same with another graph of the model."""
         other = copy.copy(self)
         other.__dict__.pop("ranges", None)

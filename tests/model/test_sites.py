@@ -8,7 +8,7 @@ from torch import nn
 
 from trtpipe.model.capture import capture
 from trtpipe.model.nodes import module_path
-from trtpipe.quantization.placement import find_sites, kept_sites
+from trtpipe.model.sites import find_sites, kept_sites
 from trtpipe.values import LoadedModel
 
 

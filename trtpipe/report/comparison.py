@@ -1,4 +1,4 @@
-"""Where the baseline and what was executed part: the confusion matrix and the samples to look at."""
+"""How the checked outputs differ from the baseline's: the confusion matrix and the samples that differ most."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
+from calib.types import Array
 from trtpipe.evaluation import metrics
-from trtpipe.report.content import Answers, Array
+from trtpipe.report.content import ComparedOutputs
 
 #: Classes that a confusion matrix shows; of more, those with the most errors are taken.
 SHOWN_CLASSES = 12
@@ -59,27 +60,34 @@ class Gallery:
     shown: tuple[Shown, ...]
 
 
-def class_output(answers: Answers) -> str | None:
+def class_output(compared: ComparedOutputs) -> str | None:
     """The first output that is one score a class, or None."""
-    for name, reference in answers.reference.items():
-        found = answers.found.get(name)
-        if found is not None and found.shape == reference.shape and len(found) and metrics.ranks_classes(reference):
+    for name, reference in compared.reference.items():
+        outputs = compared.outputs.get(name)
+        if (
+            outputs is not None
+            and outputs.shape == reference.shape
+            and len(outputs)
+            and metrics.ranks_classes(reference)
+        ):
             return name
     return None
 
 
-def confusion(answers: Answers, names: tuple[str, ...] | None) -> Confusion | None:
+def confusion(compared: ComparedOutputs, names: tuple[str, ...] | None) -> Confusion | None:
     """The confusion matrix of the first output of class scores; rows are the labels, or the baseline without labels."""
-    output = class_output(answers)
+    output = class_output(compared)
     if output is None:
         return None
-    reference, found = answers.reference[output], answers.found[output]
+    reference, outputs = compared.reference[output], compared.outputs[output]
     classes = reference.shape[1]
-    executed = found.argmax(1)
-    known = np.ones(len(found), bool) if answers.labels is None else (answers.labels >= 0) & (answers.labels < classes)
-    labelled = answers.labels is not None and bool(known.any())
-    truth = answers.labels if labelled and answers.labels is not None else reference.argmax(1)
-    known = known if labelled else np.ones(len(found), bool)
+    executed = outputs.argmax(1)
+    known = (
+        np.ones(len(outputs), bool) if compared.labels is None else (compared.labels >= 0) & (compared.labels < classes)
+    )
+    labelled = compared.labels is not None and bool(known.any())
+    truth = compared.labels if labelled and compared.labels is not None else reference.argmax(1)
+    known = known if labelled else np.ones(len(outputs), bool)
     pairs, amounts = np.unique(np.stack([truth[known], executed[known]]), axis=1, return_counts=True)
     if classes <= SHOWN_CLASSES:
         shown = list(range(classes))
@@ -101,52 +109,52 @@ def confusion(answers: Answers, names: tuple[str, ...] | None) -> Confusion | No
     return Confusion(titles, counts, "label" if labelled else "baseline", others, classes)
 
 
-def gallery(answers: Answers, names: tuple[str, ...] | None) -> Gallery | None:
+def gallery(compared: ComparedOutputs, names: tuple[str, ...] | None) -> Gallery | None:
     """The samples on which the two differ most: other classes first, then the closest calls or the least similar."""
-    output = class_output(answers)
+    output = class_output(compared)
     if output is None:
-        return _least_similar(answers)
-    reference, found = answers.reference[output], np.asarray(answers.found[output], np.float64)
-    expected, executed = reference.argmax(1), found.argmax(1)
-    top = np.sort(found, axis=1)[:, -2:]
+        return _least_similar(compared)
+    reference, outputs = compared.reference[output], np.asarray(compared.outputs[output], np.float64)
+    expected, executed = reference.argmax(1), outputs.argmax(1)
+    top = np.sort(outputs, axis=1)[:, -2:]
     margin = np.nan_to_num(top[:, 1] - top[:, 0], nan=-1.0)
     differs = expected != executed
-    order = sorted(range(len(found)), key=lambda i: (not differs[i], float(margin[i]), i))[:SHOWN_SAMPLES]
+    order = sorted(range(len(outputs)), key=lambda i: (not differs[i], float(margin[i]), i))[:SHOWN_SAMPLES]
     shown = []
     for i in order:
-        label = None if answers.labels is None or answers.labels[i] < 0 else int(answers.labels[i])
+        label = None if compared.labels is None or compared.labels[i] < 0 else int(compared.labels[i])
         shown.append(
             Shown(
-                id=str(answers.ids[i]),
+                id=str(compared.ids[i]),
                 label=None if label is None else class_name(label, names),
                 baseline=class_name(int(expected[i]), names),
                 executed=class_name(int(executed[i]), names),
                 differs=bool(differs[i]),
                 wrong=label is not None and label != int(executed[i]),
                 score=float(margin[i]),
-                image=image_uri(answers.images, str(answers.ids[i])),
+                image=image_uri(compared.images, str(compared.ids[i])),
             )
         )
-    return Gallery(output, "margin", int(differs.sum()), len(found), tuple(shown))
+    return Gallery(output, "margin", int(differs.sum()), len(outputs), tuple(shown))
 
 
-def _least_similar(answers: Answers) -> Gallery | None:
+def _least_similar(compared: ComparedOutputs) -> Gallery | None:
     """The samples with the least cosine similarity, over all outputs that can be paired."""
     worst: Array | None = None
     output = ""
-    for name, reference in answers.reference.items():
-        found = answers.found.get(name)
-        if found is None or found.shape != reference.shape or not len(found):
+    for name, reference in compared.reference.items():
+        outputs = compared.outputs.get(name)
+        if outputs is None or outputs.shape != reference.shape or not len(outputs):
             continue
-        similarity = np.nan_to_num(metrics.cosine(reference, found), nan=-1.0)
+        similarity = np.nan_to_num(metrics.cosine(reference, outputs), nan=-1.0)
         if worst is None or float(similarity.min()) < float(worst.min()):
             worst, output = similarity, name
     if worst is None:
         return None
     order = sorted(range(len(worst)), key=lambda i: (float(worst[i]), i))[:SHOWN_SAMPLES]
     shown = tuple(
-        Shown(str(answers.ids[i]), None, None, None, False, False, float(worst[i]),
-              image_uri(answers.images, str(answers.ids[i])))
+        Shown(str(compared.ids[i]), None, None, None, False, False, float(worst[i]),
+              image_uri(compared.images, str(compared.ids[i])))
         for i in order
     )  # fmt: skip
     return Gallery(output, "cosine", 0, len(worst), shown)

@@ -1,0 +1,391 @@
+"""FP8 on a trained network: the graph against an emulation in PyTorch that shares no code with it, and against INT8.
+
+    ZOO=data/zoo python benchmarks/fp8.py [--write docs/formats.md]      (benchmarks/fetch_zoo.py fetches the networks)
+
+End to end, two FP8 implementations that sum in another order part ways: where a sum lies next to the middle between two
+E4M3 numbers, its last bit decides which one it becomes, a difference of 6 %, and the layers behind multiply such flips.
+How much of a distance that explains is measured by the emulation against itself, with an input that differs in its
+last bit. What can be held is each part between two quantizers: given the same quantized inputs, both must give the same
+sums but for their rounding, and from the same sums exactly the same E4M3 numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import torch
+from torch.overrides import TorchFunctionMode
+
+from trtpipe.runtime.onnxruntime import OrtRunner
+
+if TYPE_CHECKING:
+    from trtpipe.pipeline.front import Front
+
+BEGIN, END = "<!-- begin: benchmarks/fp8.py -->", "<!-- end: benchmarks/fp8.py -->"
+LARGEST = 448.0
+#: An activation's key in the calibration table and its value, to its value after Q and DQ.
+Quantizer = Callable[[str, torch.Tensor], torch.Tensor]
+
+
+class Emulation(TorchFunctionMode):
+    """The eager network with FP8 at the inputs of its convolutions, linears and matmuls, one tensor for each input.
+
+    Attention is spelt out with its scale at the query. A tensor that several read is quantized once, by the key of its
+    first reader.
+
+    Args:
+        network: without batch norms behind convolutions (see `folded`).
+        quantizer: of activations.
+        wide: (module path, operation) of what stays in FP32.
+    """
+
+    def __init__(self, network: torch.nn.Module, quantizer: Quantizer, wide: frozenset[tuple[str, str]]) -> None:
+        super().__init__()
+        self._network, self._quantizer, self._wide = network, quantizer, wide
+        self._path: list[str] = []
+        self._ordinals: Counter[str] = Counter()
+        self._quantized: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def run(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """The network's output."""
+
+        def entered(path: str) -> Callable[..., None]:
+            return lambda *_: self._path.append(path)
+
+        def left(*_: object) -> None:
+            self._path.pop()
+
+        hooks = []
+        for path, module in self._network.named_modules():
+            hooks += [module.register_forward_pre_hook(entered(path)), module.register_forward_hook(left)]
+        try:
+            with torch.inference_mode(), self:
+                output: torch.Tensor = self._network(*inputs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return output
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name, path = getattr(func, "__name__", ""), self._path[-1] if self._path else ""
+        if name in ("linear", "conv2d", "conv_transpose2d") and (path, name) not in self._wide:
+            x = self._activation(f"{path}:input", args[0])
+            return func(x, through_weight(args[1]), *args[2:], **kwargs)
+        if name in ("matmul", "__matmul__"):
+            return self._matmul(path, *args)
+        if name == "scaled_dot_product_attention":
+            q, k, v = args
+            scores = self._matmul(path, q * (1 / math.sqrt(q.shape[-1])), k.transpose(-2, -1))
+            return self._matmul(path, torch.softmax(scores, -1), v)
+        return func(*args, **kwargs)
+
+    def _matmul(self, path: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        k = self._ordinals[path]
+        self._ordinals[path] += 1
+        key = f"{path}:matmul" + (f"_{k}" if k else "")
+        if (path, "matmul") in self._wide:
+            return torch.matmul(a, b)
+        return torch.matmul(self._activation(f"{key}.input_0", a), self._activation(f"{key}.input_1", b))
+
+    def _activation(self, key: str, x: torch.Tensor) -> torch.Tensor:
+        if id(x) not in self._quantized:
+            self._quantized[id(x)] = (x, self._quantizer(key, x))  # x is kept, so that its id stays its own
+        return self._quantized[id(x)][1]
+
+
+def through(x: torch.Tensor, scale: float) -> torch.Tensor:
+    """`x` to E4M3 and back by PyTorch's own type, saturated."""
+    return (x / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn).float() * scale
+
+
+def through_weight(w: torch.Tensor) -> torch.Tensor:
+    """The same for a weight, by its own largest."""
+    return through(w, scale_of(float(w.abs().max())))
+
+
+def by_table(amax: Mapping[str, float]) -> Quantizer:
+    """Activations by the scales amax / 448 of a table, by key."""
+    return lambda key, x: through(x, scale_of(amax[key]))
+
+
+def scale_of(amax: float) -> float:
+    """The float32 scale of an amax."""
+    return float(np.float32(amax) / np.float32(LARGEST))
+
+
+@dataclass
+class Forced:
+    """A quantizer that gives what a graph's quantizer gave, after its input was compared with the graph's.
+
+    Attributes:
+        graph: by float32 scale, the input and the output of a quantizer of the graph.
+        amax: by key; each scale belongs to one key.
+        distances: relative L2 between the two inputs, by key.
+        differ: how many outputs, over all keys, are not the E4M3 number that PyTorch makes of the graph's input.
+    """
+
+    graph: Mapping[float, tuple[torch.Tensor, torch.Tensor]]
+    amax: Mapping[str, float]
+    distances: dict[str, float] = field(default_factory=dict)
+    differ: int = 0
+
+    def __call__(self, key: str, x: torch.Tensor) -> torch.Tensor:
+        """The graph's value after its quantizer of this key."""
+        scale = scale_of(self.amax[key])
+        before, after = self.graph[scale]
+        self.distances[key] = relative(x, before)
+        self.differ += int((through(before, scale) != after).sum())
+        return after
+
+
+def quantizers(model: bytes, inputs: Mapping[str, Any]) -> tuple[dict[float, Any], dict[str, Any]]:
+    """What ONNX Runtime computes of an FP32 graph with FP8 Q/DQ: the input and output of every activation's quantizer,
+    by its scale, and the outputs.
+
+    Raises:
+        ValueError: two quantizers have one scale.
+    """
+    proto = onnx.load_from_string(model)
+    scales = {i.name: onnx.numpy_helper.to_array(i) for i in proto.graph.initializer}
+    scales |= {
+        n.output[0]: onnx.numpy_helper.to_array(n.attribute[0].t) for n in proto.graph.node if n.op_type == "Constant"
+    }
+    readers = {n.input[0]: n for n in proto.graph.node if n.op_type == "DequantizeLinear"}
+    found: dict[float, tuple[str, str]] = {}
+    for node in proto.graph.node:
+        if node.op_type == "QuantizeLinear":
+            scale = float(scales[node.input[1]])
+            if scale in found:
+                raise ValueError(f"two quantizers have the scale {scale}")
+            found[scale] = (node.input[0], readers[node.output[0]].output[0])
+    have = [o.name for o in proto.graph.output]
+    more = sorted({name for pair in found.values() for name in pair} - set(have))
+    proto.graph.output.extend(onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, None) for n in more)
+    with OrtRunner(proto.SerializeToString(), as_written=True) as runner:
+        values = runner.run(inputs) | {n: a for n, a in inputs.items() if n in more}
+    pairs = {s: tuple(torch.from_numpy(values[n].copy()) for n in pair) for s, pair in found.items()}
+    return pairs, {name: values[name] for name in have}
+
+
+def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Relative L2 error of `a`, in float64."""
+    return float((a.double() - b.double()).norm() / b.double().norm())
+
+
+def folded(network: torch.nn.Module) -> torch.nn.Module:
+    """The network with the batch norm behind each convolution of a Sequential folded into it; changed in place."""
+    from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+    for module in network.modules():
+        if isinstance(module, torch.nn.Sequential):
+            for k in range(len(module) - 1):
+                conv, norm = module[k], module[k + 1]
+                if isinstance(conv, torch.nn.Conv2d | torch.nn.ConvTranspose2d) and isinstance(
+                    norm, torch.nn.BatchNorm2d
+                ):
+                    transposed = isinstance(conv, torch.nn.ConvTranspose2d)
+                    module[k], module[k + 1] = fuse_conv_bn_eval(conv, norm, transposed), torch.nn.Identity()
+    return network
+
+
+def wide_of(quantized: Any) -> frozenset[tuple[str, str]]:
+    """(module path, operation) of what a quantized graph computes in FP32."""
+    return frozenset((x.module, x.op) for x in quantized.layers if x.precision == "fp32")
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far an FP8 graph is from its emulation, relative L2.
+
+    Attributes:
+        parts: the largest distance before a quantizer, and at the output, given the graph's own quantized values.
+        tensors: how many quantizers that was measured at.
+        differ: E4M3 numbers that differ, made of the same float32 numbers.
+        program: the PyTorch program, end to end.
+        graph: the ONNX file in ONNX Runtime, end to end.
+        last_bit: the emulation from itself, with inputs that differ in their last bit.
+        wide_last_bit: the same of the FP32 network.
+        noise: the emulation from the FP32 network: what FP8 costs.
+    """
+
+    parts: float
+    tensors: int
+    differ: int
+    program: float
+    graph: float
+    last_bit: float
+    wide_last_bit: float
+    noise: float
+
+
+def agreement(
+    network: torch.nn.Module, quantized: Any, model: bytes, amax: Mapping[str, float], images: torch.Tensor
+) -> Agreement:
+    """Measure it.
+
+    Args:
+        network: the eager network, without batch norms (see `folded`).
+        quantized: the program in FP8 and FP32, of one input and one output.
+        model: the ONNX file of it.
+        amax: the table's maxima.
+        images: the input.
+    """
+    (name,), (output,) = [s.name for s in quantized.inputs], [s.name for s in quantized.outputs]
+    wide, nudged = wide_of(quantized), torch.nextafter(images, torch.full_like(images, torch.inf))
+    pairs, outputs = quantizers(model, {name: images.numpy()})
+    graph = torch.from_numpy(outputs[output])
+    forced = Forced(pairs, amax)
+    last = relative(Emulation(network, forced, wide).run(images), graph)
+    emulated = Emulation(network, by_table(amax), wide).run(images)
+    with torch.inference_mode():
+        program = quantized.program.module()(images)[0]
+        reference, moved = network(images), network(nudged)
+    return Agreement(
+        parts=max(last, *forced.distances.values()),
+        tensors=len(forced.distances),
+        differ=forced.differ,
+        program=relative(program, emulated),
+        graph=relative(graph, emulated),
+        last_bit=relative(Emulation(network, by_table(amax), wide).run(nudged), emulated),
+        wide_last_bit=relative(moved, reference),
+        noise=relative(emulated, reference),
+    )
+
+
+def front_of(name: str, folder: Path, photos: int) -> Front:
+    """The zoo's network `name` in the pipeline, with calibration and held-out photographs."""
+    import zoo
+    from trtpipe.pipeline.front import Front, Stages
+
+    from trtpipe.job.job import Job
+    from trtpipe.progress import Silent
+
+    dealt, size = zoo.split(), zoo.NETWORKS[name].size
+    np.save(folder / "calibration.npy", zoo.batch(name, dealt.calibration[:photos]))
+    np.save(folder / "check.npy", zoo.batch(name, dealt.held_out[:8]))
+    job = Job.model_validate(
+        {
+            "name": name,
+            "model": {"factory": "zoo:create", "args": {"name": name}},
+            "inputs": {"image": {"shape": ("N", 3, size, size), "N": {"min": 1, "opt": 8, "max": 16}}},
+            "outputs": {"out": {}},
+            "precision": {"int8_mode": True},
+            "calibration": {"arrays": str(folder / "calibration.npy"), "batch_size": 8},
+            "check": {"arrays": str(folder / "check.npy"), "batch_size": 8},
+        }
+    )
+    return Front(job, Stages(Silent()))
+
+
+def measured(name: str, photos: int) -> str:
+    """The page's section, in Markdown."""
+    import zoo
+    from trtpipe.pipeline.front import Stages
+
+    from calib.table import CalibrationTable
+    from trtpipe.pipeline import stages as line
+    from trtpipe.progress import Silent
+    from trtpipe.quantization.formats import maxima
+    from trtpipe.quantization.narrow import Statistics
+    from trtpipe.quantization.policy import Modes
+    from trtpipe.quantization.precision import Keep
+    from trtpipe.quantization.quantize import Narrow, quantize
+    from trtpipe.routes.onnx import to_onnx
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        front = front_of(name, folder, photos)
+        tables = {}
+        for corrections in (False, True):
+            calibration = front.job.calibration.model_copy(update={"corrections": corrections})
+            job = front.job.model_copy(update={"calibration": calibration})
+            made = line.calibrate(job, front, Stages(Silent()))
+            made.save(folder / "calibration.json")
+            tables[corrections] = CalibrationTable.load(folder / "calibration.json")
+        images = np.load(folder / "check.npy")
+
+    def program(table: Any, *formats: Any) -> Any:
+        modes = Modes(frozenset(formats))
+        return quantize(
+            line.corrected(front, table).captured,
+            int8="int8" in modes.on,
+            half=None,
+            keep=Keep(),
+            amax=table.amax,
+            ranges={},
+            narrow=Narrow(modes, Statistics(maxima(table), {})) if modes.narrow else None,
+        )
+
+    with torch.inference_mode():
+        reference = front.captured.graph(torch.from_numpy(images))[0].double()
+
+    def decibels(model: bytes) -> float:
+        with OrtRunner(model, as_written=True) as runner:
+            (got,) = runner.run({"image": images}).values()
+        noise = torch.from_numpy(got).double() - reference
+        return float(10 * torch.log10(reference.square().sum() / noise.square().sum()))
+
+    rows = ["| | INT8 | FP8 | FP8 and INT8 |", "|---|---|---|---|"]
+    modes = (("int8",), ("fp8",), ("int8", "fp8"))
+    for corrections, table in tables.items():
+        figures = [decibels(to_onnx(program(table, *m)).data) for m in modes]
+        rows.append(
+            f"| {'with' if corrections else 'without'} corrections | {' | '.join(f'{f:.1f}' for f in figures)} |"
+        )
+        print(rows[-1], flush=True)
+    fp8 = program(tables[False], "fp8")
+    with torch.inference_mode():
+        found = agreement(
+            folded(zoo.create(name)), fp8, to_onnx(fp8).data, maxima(tables[False]), torch.from_numpy(images[:2])
+        )
+    print(found)
+    return "\n".join(
+        [
+            f"`{name}`, {photos} photographs for calibration, SQNR in dB of {len(images)} held-out ones, every "
+            "operation that a format can hold in it, the others in FP32:",
+            "",
+            *rows,
+            "",
+            "| relative L2 distance | |",
+            "|---|---|",
+            f"| FP8 emulated in PyTorch, from FP32: what FP8 costs | {found.noise:.1e} |",
+            f"| the PyTorch program from the emulation | {found.program:.1e} |",
+            f"| the ONNX file, executed by ONNX Runtime, from the emulation | {found.graph:.1e} |",
+            f"| the emulation from itself, the last bit of its input changed | {found.last_bit:.1e} |",
+            f"| FP32 from itself, the last bit of its input changed | {found.wide_last_bit:.1e} |",
+            f"| the ONNX file from the emulation, part by part, at {found.tensors} quantizers and the output | "
+            f"{found.parts:.1e} |",
+            f"| E4M3 numbers that differ, made of the same float32 numbers | {found.differ} |",
+        ]
+    )
+
+
+def main() -> None:
+    """Print the section, and put it into a page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", default="vit_s14_saliency")
+    parser.add_argument("--photos", type=int, default=32, help="photographs for calibration")
+    parser.add_argument("--write", type=Path, help="page whose marked part is replaced")
+    arguments = parser.parse_args()
+    text = measured(arguments.network, arguments.photos)
+    print(text)
+    if arguments.write:
+        page = arguments.write.read_text()
+        arguments.write.write_text(
+            re.sub(f"{BEGIN}.*{END}", lambda _: f"{BEGIN}\n{text}\n{END}", page, flags=re.DOTALL)
+        )
+
+
+if __name__ == "__main__":
+    main()

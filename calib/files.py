@@ -1,0 +1,30 @@
+"""Files that a user names: what they are called, and how much of them is read."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+
+def as_text(name: str) -> str:
+    """`name` with each byte that is no UTF-8 (Python holds it as half a surrogate pair) spelt out as `\\udcff`."""
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def read_at_most(path: Path, most_bytes: int) -> bytes:
+    """The content of a file that is never long: what is longer (a device, the wrong file) is not read to its end.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is longer.
+    """
+    with open(path, "rb") as stream:
+        data = stream.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise ValueError(f"more than {most_bytes} bytes")
+    return data
+
+
+def text_at_most(path: Path, most_bytes: int) -> str:
+    """The same of a UTF-8 text, each end of a line as a newline; UnicodeDecodeError where it is none."""
+    return io.TextIOWrapper(io.BytesIO(read_at_most(path, most_bytes)), encoding="utf-8").read()

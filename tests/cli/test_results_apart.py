@@ -1,0 +1,88 @@
+"""stdout is for results: whatever the job's code, native code or a child process prints goes to stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nights
+import pytest
+
+from trtpipe.cli.main import main
+
+#: What the user's code does, and whether `NOISE` is then on stderr.
+PRINTS = {
+    "print('NOISE')": True,
+    "import sys; sys.stdout.write('NOISE\\n')": True,
+    "import os; os.write(1, b'NOISE\\n')": True,
+    "import ctypes; libc = ctypes.CDLL(None); libc.puts(b'NOISE'); libc.fflush(None)": True,
+    "import subprocess; subprocess.run(['echo', 'NOISE'], check=True)": True,
+    "import os; os.system('echo NOISE')": True,
+    "import sys; sys.stdout = open('elsewhere', 'w'); print('NOISE')": False,
+    "import sys; sys.stdout.close()": False,
+    "import os; os.close(1)": False,
+    "import os; os.dup2(os.open(os.devnull, os.O_WRONLY), 1)": False,
+    "import sys; sys.stdout = None": False,
+}
+PROGRAM = """
+import sys
+from trtpipe.cli import console
+from trtpipe.cli.results import results_apart
+with results_apart():
+    exec(sys.argv[1])
+    console.out_json({"name": "a\\udcff"})
+console.out("after")
+"""
+
+
+@pytest.mark.parametrize("code", PRINTS)
+def test_results_are_alone_on_stdout_whatever_the_code_does(tmp_path: Path, code: str) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", PROGRAM, code], capture_output=True, cwd=tmp_path, env=nights.environment(), check=True
+    )
+    result, _, after = found.stdout.decode("utf-8").rpartition("}")
+    assert json.loads(result + "}") == {"name": "a\udcff"}
+    assert after == "\nafter\n"
+    assert (b"NOISE" in found.stderr) is PRINTS[code]
+
+
+def test_without_stdout_or_stderr_the_code_runs_all_the_same(tmp_path: Path) -> None:
+    for descriptor in (1, 2):
+        shell = f'"$0" -c "$1" "print(1)" {descriptor}>&-'
+        found = subprocess.run(
+            ["bash", "-c", shell, sys.executable, PROGRAM], capture_output=True, env=nights.environment(), check=False
+        )
+        assert found.returncode == 0
+
+
+def test_a_reader_that_has_had_enough_is_no_error(tmp_path: Path) -> None:
+    shell = f'{sys.executable} -m trtpipe schema | head -1; exit "${{PIPESTATUS[0]}}"'
+    found = subprocess.run(["bash", "-c", shell], capture_output=True, env=nights.environment(), check=False)
+    assert (found.returncode, found.stdout.strip(), found.stderr) == (0, b"{", b"")
+
+
+def test_help_and_version_are_results(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--help"], ["run", "--help"], ["--version"]):
+        assert main(words) == 0
+        printed = capsys.readouterr()
+        assert printed.out
+        assert printed.err == ""
+
+
+@pytest.mark.parametrize("command", [("validate", "--deep"), ("build", "-o", "out"), ("calibrate", "-o", "out")])
+def test_json_of_a_command_whose_job_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = nights.write_job(nights.make_world(tmp_path / "jobs"), "m", "build: {target: onnxruntime}\n")
+    net = tmp_path / "jobs" / "net.py"
+    net.write_text(net.read_text().replace("def net():", "def net():\n    print('NOISE')"))
+    monkeypatch.delitem(sys.modules, "net", raising=False)
+    main([command[0], str(job), *command[1:], "--json"])
+    printed = capfd.readouterr()
+    assert json.loads(printed.out)
+    assert "NOISE" in printed.err
+    assert os.getcwd() == str(tmp_path)

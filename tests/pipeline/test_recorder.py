@@ -1,0 +1,339 @@
+"""What the job's code reads is recorded, whichever way it reads it."""
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import zipfile
+from pathlib import Path
+
+import matplotlib.font_manager
+import numpy as np
+import pytest
+
+from trtpipe.pipeline.cache.digests import Digests
+from trtpipe.pipeline.cache.reads import Read, Reads, recall, remember
+from trtpipe.pipeline.cache.recorder import Recorder
+from trtpipe.pipeline.cache.store import Cache
+
+SQL = "import sqlite3; sqlite3.connect(name).execute('pragma user_version').fetchone()"
+#: Ways to read the file `name`, each as a statement.
+WAYS = {
+    "open": "open(name).close()",
+    "open bytes": "open(name.encode(), 'rb').close()",
+    "pathlib": "import pathlib; pathlib.Path(name).read_bytes()",
+    "os.open": "import os; os.close(os.open(name, os.O_RDONLY))",
+    "io.FileIO": "import io; io.FileIO(name).close()",
+    "mmap": "import mmap; f = open(name, 'rb'); mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ).close(); f.close()",
+    "np.load": "import numpy; numpy.load(name)",
+    "np.fromfile": "import numpy; numpy.fromfile(name, 'u1')",
+    "np.memmap": "import numpy; numpy.memmap(name, 'u1', 'r')",
+    "np.loadtxt": "import numpy; numpy.loadtxt(name)",
+    "sqlite": SQL,
+    "sqlite URI": SQL.replace("(name)", "(f'file:{name}?mode=ro', uri=True)"),
+    "dir_fd": "import os; d = os.open(os.path.dirname(name), os.O_RDONLY);"
+    "os.close(os.open(os.path.basename(name), os.O_RDONLY, dir_fd=d)); os.close(d)",
+    "zipimport": "import sys, zipimport; zipimport.zipimporter(name).load_module('inside')",
+    "font": "from PIL import ImageFont; ImageFont.truetype(name)",
+    "PIL": "from PIL import Image; Image.open(name).load()",
+    "torch.load": "import torch; torch.load(name, weights_only=True)",
+    "torch.load mmap": "import torch; torch.load(name, weights_only=True, mmap=True)",
+    "torch.from_file": "import torch; torch.from_file(name, size=4, dtype=torch.uint8)",
+    "UntypedStorage": "import torch; torch.UntypedStorage.from_file(name, False, 4)",
+    "torch.jit.load": "import torch; torch.jit.load(name)",
+    "safe_open": "from safetensors import safe_open; safe_open(name, 'np').keys()",
+    "load_file": "from safetensors.torch import load_file; load_file(name)",
+    "numpy load_file": "from safetensors.numpy import load_file; load_file(name)",
+    "read_image": "from torchvision.io import read_image; read_image(name)",
+    "ImageFolder": "from torchvision.datasets import ImageFolder; import os;"
+    "ImageFolder(os.path.dirname(os.path.dirname(name)))[0]",
+    "thread": "import threading; t = threading.Thread(target=lambda: open(name).close()); t.start(); t.join()",
+    "fork": "import os; p = os.fork() or (open(name).close(), os._exit(0)); os.waitpid(p, 0)",
+    "shutil": "import shutil; shutil.copyfile(name, name + '.copy')",
+    "zipfile": "import zipfile; zipfile.is_zipfile(name)",
+    "r+": "open(name, 'r+').close()",
+    "json": "import json; json.load(open(name))",
+}
+
+
+def make_file(way, folder):
+    """A file that can be read that way."""
+    import torch
+    from PIL import Image
+    from safetensors.numpy import save_file
+
+    folder = folder / "deep" / "class"
+    folder.mkdir(parents=True)
+    path = folder / "file.bin"
+    if way in ("PIL", "read_image", "ImageFolder"):
+        path = folder / "file.png"
+        Image.new("L", (4, 4)).save(path)
+    elif way.startswith("torch.load"):
+        torch.save({"x": torch.ones(3)}, path)
+    elif way in ("safe_open", "load_file", "numpy load_file"):
+        save_file({"x": np.ones(3, np.float32)}, path)
+    elif way == "np.load":
+        with path.open("wb") as stream:
+            np.save(stream, np.ones(3))
+    elif way == "torch.jit.load":
+        torch.jit.script(torch.nn.ReLU()).save(str(path))
+    elif way.startswith("sqlite"):
+        path.touch()
+    elif way == "zipimport":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("inside.py", "")
+    elif way == "font":
+        shutil.copy(matplotlib.font_manager.findfont("DejaVu Sans"), path)
+    else:
+        path.write_text("123456")
+    return path
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_read_a_file_is_recorded(way, tmp_path):
+    path = make_file(way, tmp_path)
+    recorder = Recorder(tmp_path)
+    with recorder:
+        exec(WAYS[way], {"name": str(path)})
+    exec("open(name).close()", {"name": str(make_file("open", tmp_path / "after"))})
+    found = recorder.reads
+    recorder.close()
+    assert {i for i in found.items if i.kind == "file"} >= {Read("file", os.path.relpath(path, tmp_path))}
+    assert all(i.path.startswith("deep") for i in found.items)  # and nothing by a wrong name
+    assert not [i for i in found.items if "after" in i.path or "site-packages" in i.path]
+
+
+@pytest.mark.parametrize("way", ["os.listdir(name)", "list(os.scandir(name))", "list(os.walk(name))",
+                                 "list(__import__('pathlib').Path(name).iterdir())",
+                                 "__import__('glob').glob(name + '/*')"])  # fmt: skip
+def test_every_way_to_list_a_folder_is_recorded(way, tmp_path):
+    (tmp_path / "data").mkdir()
+    recorder = Recorder(tmp_path)
+    with recorder:
+        eval(way, {"name": str(tmp_path / "data"), "os": os})
+    assert recorder.reads.items == (Read("folder", "data"),)
+    recorder.close()
+
+
+@pytest.mark.parametrize("way", ["os.scandir(fd).close()", "os.listdir(fd)", "list(os.fwalk('.', dir_fd=fd))"])
+def test_a_folder_listed_by_its_descriptor_is_recorded(way, tmp_path):
+    (tmp_path / "data").mkdir()
+    fd = os.open(tmp_path / "data", os.O_RDONLY)
+    recorder = Recorder(tmp_path)
+    with recorder:
+        eval(way, {"fd": fd, "os": os})
+    os.close(fd)
+    assert Read("folder", "data") in recorder.reads.items
+    recorder.close()
+
+
+PRESENCE = ["os.path.exists(path)", "os.path.isfile(path)", "os.path.isdir(path)", "os.path.lexists(path)",
+            "os.path.islink(path)", "os.access(path, os.R_OK)", "path.exists()", "path.is_file()", "path.is_dir()",
+            "os.path.realpath(path)", "list(path.glob('*.pt'))"]  # fmt: skip
+STATUS = ["os.stat(path)", "os.lstat(path)", "os.path.getsize(path)", "os.path.getmtime(path)", "path.stat()",
+          "os.stat(path.name, dir_fd=fd)"]  # fmt: skip
+
+
+@pytest.mark.parametrize(("way", "kind"), [*((w, "presence") for w in PRESENCE), *((w, "status") for w in STATUS)])
+@pytest.mark.parametrize("there", [True, False])
+def test_every_question_for_a_path_is_recorded_and_its_answer_watched(way, kind, there, tmp_path):
+    """A checkpoint that is taken if it exists, or because it is the newest, may never have been opened."""
+    path = tmp_path / "last.pt"
+    if there:
+        path.write_text("1")
+    fd = os.open(tmp_path, os.O_RDONLY)
+    recorder = Recorder(tmp_path)
+    with recorder, contextlib.suppress(FileNotFoundError):
+        eval(way, {"path": path, "os": os, "fd": fd})
+    os.close(fd)
+    assert Read(kind, "last.pt") in recorder.reads.items
+    recorder.close()
+
+    def value():
+        return Read(kind, "last.pt").value(tmp_path, Digests())
+
+    before = value()
+    assert (before == "absent") != there
+    path.write_text("1")
+    os.utime(path, (1, 1))
+    assert (value() == before) == (there and kind == "presence")
+    before = value()
+    path.unlink()
+    path.mkdir()
+    assert value() != before
+
+
+def test_what_a_library_asks_and_what_the_code_itself_makes_are_no_questions(tmp_path):
+    (tmp_path / "data" / "a").mkdir(parents=True)
+    (tmp_path / "data" / "a" / "x.png").touch()
+    library = {}
+    source = "import os\ndef find(path):\n    return os.path.exists(path)"
+    exec(compile(source, os.path.join(os.path.dirname(pytest.__file__), "find.py"), "exec"), library)
+    recorder = Recorder(tmp_path)
+    with recorder:
+        library["find"](tmp_path / "hub.pt")
+        for made in (tmp_path / "made", tmp_path / "log.txt"):
+            assert not made.exists()
+        os.makedirs(tmp_path / "made")
+        (tmp_path / "log.txt").write_text("1")
+        assert Path(__file__).parent.exists()
+        assert (tmp_path / ".." / tmp_path.name).resolve() == tmp_path  # asks for each folder above it
+    assert recorder.reads.items == (Read("presence", str(Path(__file__).parent)),)
+    recorder.close()
+    assert os.stat in os.supports_dir_fd
+    assert os.stat.__module__ == "posix"
+
+
+def test_what_a_package_reads_while_it_is_imported_is_its_versions_matter(tmp_path, monkeypatch):
+    """In a process that has imported it, it is not read again: two nights of one process must not differ by that."""
+    packages = tmp_path / "site-packages"
+    (packages / "reading").mkdir(parents=True)
+    (packages / "reading" / "__init__.py").write_text(
+        "from pathlib import Path\nfrom reading.deep import X\ndef later():\n    return Path('own.txt').read_text()\n"
+    )
+    (packages / "reading" / "deep.py").write_text(
+        "from pathlib import Path\nX = Path('settings.txt').read_text(), __import__('os').listdir('.')\n"
+    )
+    for name in ("settings.txt", "own.txt"):
+        (tmp_path / name).write_text("1")
+    monkeypatch.syspath_prepend(str(packages))
+    monkeypatch.chdir(tmp_path)
+    recorder = Recorder(tmp_path)
+    with recorder:
+        import reading
+
+        reading.later()
+    assert recorder.reads.items == (Read("file", "own.txt"),)
+    recorder.close()
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+def test_a_process_that_is_not_forked_is_noted_and_a_forked_one_heard(method, tmp_path):
+    (tmp_path / "list.txt").write_text("1")
+    recorder = Recorder(tmp_path)
+    with recorder:
+        process = multiprocessing.get_context(method).Process(target=Path.read_text, args=(tmp_path / "list.txt",))
+        process.start()
+        process.join()
+    said = f"the job's code started a process (multiprocessing, {method}): what that process read is not watched"
+    assert recorder.reads.notes == (() if method == "fork" else (said,))
+    assert recorder.reads.items == ((Read("file", "list.txt"),) if method == "fork" else ())
+    recorder.close()
+
+
+def test_what_is_only_written_and_scratch_files_are_not_read(tmp_path):
+    recorder = Recorder(tmp_path)
+    with recorder:
+        for mode in ("w", "wb", "a", "x"):
+            (tmp_path / f"{mode}.log").open(mode).close()
+        scratch = tmp_path / "scratch"
+        scratch.write_text("1")
+        scratch.read_text()
+        scratch.unlink()
+        (tmp_path / "own").write_text("1")
+        (tmp_path / "own").read_text()
+    assert [i.path for i in recorder.reads.items] == ["own"]
+    assert recorder.changed() == ()
+    recorder.close()
+
+
+def test_a_file_that_changes_after_it_was_read_is_told_of(tmp_path):
+    path = tmp_path / "list.txt"
+    path.write_text("1")
+    recorder = Recorder(tmp_path)
+    with recorder:
+        path.read_text()
+    assert recorder.changed() == ()
+    path.write_text("22")
+    assert recorder.changed() == (str(path),)
+    recorder.close()
+
+
+def test_what_is_known_anyhow_is_not_recorded_again(tmp_path):
+    for name in ("w.bin", "data/a", "database"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("1")
+    recorder = Recorder(tmp_path, [tmp_path / "w.bin", tmp_path / "data"])
+    with recorder:
+        for name in ("w.bin", "data/a", "database"):
+            (tmp_path / name).read_text()
+    assert [i.path for i in recorder.reads.items] == ["database"]
+    recorder.close()
+
+
+def test_connections_and_programs_are_noted(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        recorder = Recorder(tmp_path)
+        with recorder:
+            socket.create_connection(("127.0.0.1", port)).close()
+            subprocess.run([sys.executable, "-c", ""], check=True)
+    assert recorder.reads.notes == (
+        f"the job's code opened a network connection (127.0.0.1:{port}): what came over it is not watched",
+        f"the job's code ran {os.path.basename(sys.executable)}: what that program read is not watched",
+    )
+    recorder.close()
+
+
+def test_nothing_is_recorded_outside_and_nested_parts_are_told_apart(tmp_path):
+    for name in "abcd":
+        (tmp_path / name).touch()
+    recorder = Recorder(tmp_path)
+    with recorder:
+        open(tmp_path / "a").close()
+        with recorder.only() as part, recorder:
+            open(tmp_path / "b").close()
+        open(tmp_path / "c").close()
+    open(tmp_path / "d").close()
+    assert [i.path for i in part.reads.items] == ["b"]
+    assert [i.path for i in recorder.reads.items] == ["a", "b", "c"]
+    recorder.close()
+
+
+def test_reads_survive_the_cache_and_are_found_where_everything_is_forced(tmp_path):
+    reads = Reads((Read("file", "a"), Read("folder", "/x")), ("a note",))
+    remember(Cache(tmp_path), "k" * 64, reads)
+    remember(Cache(tmp_path), "k" * 64, reads | Reads((Read("file", "b"),)))
+    again = recall(Cache(tmp_path, force=True), "k" * 64)
+    assert again == Reads((Read("file", "a"), Read("file", "b"), Read("folder", "/x")), ("a note",))
+    assert recall(Cache(tmp_path), "l" * 64) == Reads()
+
+
+def test_a_value_tells_content_place_and_absence_apart(tmp_path):
+    def value(kind, path):
+        return Read(kind, path).value(tmp_path, Digests())
+
+    (tmp_path / "v1").write_text("same")
+    (tmp_path / "v2").write_text("same")
+    (tmp_path / "link").symlink_to("v1")
+    seen = [value("file", "link")]
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").symlink_to("v2")  # the same bytes, but the code may ask where it leads
+    seen.append(value("file", "link"))
+    (tmp_path / "link").unlink()
+    seen += [value("file", "link"), value("file", "v1"), value("folder", ".")]
+    (tmp_path / "new").touch()
+    seen += [value("folder", "."), value("folder", "nowhere")]
+    (tmp_path / "fifo").mkdir()
+    seen.append(value("file", "fifo"))
+    assert seen[2] == seen[6] == "absent"
+    assert len(set(seen)) == 7
+
+
+def test_threads_of_the_process_itself_do_not_confuse_it(tmp_path):
+    recorder, stop = Recorder(tmp_path), threading.Event()
+    (tmp_path / "a").touch()
+    threads = [threading.Thread(target=lambda: [open(tmp_path / "a").close() for _ in range(200)]) for _ in range(4)]
+    with recorder:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    stop.set()
+    assert [i.path for i in recorder.reads.items] == ["a"]
+    recorder.close()

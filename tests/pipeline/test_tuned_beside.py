@@ -1,0 +1,47 @@
+"""A tuned job stands beside the one it was made of: a folder, and a night, with both builds both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nights
+import pytest
+
+from trtpipe.cli.main import main
+from trtpipe.job.load import load_job
+
+INT8 = "precision: {int8_mode: true}\nbuild: {target: onnxruntime}\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With a job, and what `trtpipe tune` wrote beside it."""
+    monkeypatch.chdir(tmp_path)
+    job = nights.write_job(nights.make_world(tmp_path / "jobs"), "m", INT8)
+    assert main(["tune", str(job), "-o", "out", "-q"]) == 0
+    return tmp_path / "jobs"
+
+
+@pytest.mark.parametrize("line", [("build",), ("nightly", "--workers", "0", "--cache", "cache")], ids=lambda x: x[0])
+def test_both_are_built(folder: Path, line: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert sorted(p.name for p in folder.glob("*.yaml")) == ["m.tuned.yaml", "m.yaml"]
+    assert [load_job(folder / f"{n}.yaml").name for n in ("m", "m.tuned")] == ["m", "m-tuned"]
+    assert main([line[0], str(folder), *line[1:], "-o", "built", "-q"]) == 0
+    assert {p.parent.name for p in Path("built").glob("*/manifest.json")} == {"m", "m-tuned"}
+
+
+def test_a_tuned_job_that_is_tuned_again_keeps_apart(folder: Path) -> None:
+    assert main(["tune", str(folder / "m.tuned.yaml"), "-o", "out", "-q"]) == 0
+    names = [load_job(p).name for p in folder.glob("*.yaml")]
+    assert len(set(names)) == 3
+
+
+def test_the_job_itself_is_never_replaced(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = folder / "m.yaml"
+    before = job.read_bytes()
+    Path("link.yaml").symlink_to(job)
+    for target in (job, Path("jobs/../jobs/m.yaml"), Path("link.yaml")):
+        assert main(["tune", str(job), "--write", str(target), "-o", "out", "-q"]) == 2
+        said = f"{target}: must not be what is read ({job}), which would be destroyed. Choose another place."
+        assert said in capsys.readouterr().err
+    assert job.read_bytes() == before

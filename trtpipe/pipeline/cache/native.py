@@ -1,0 +1,105 @@
+"""What raises no audit event because it opens files in native code, or starts a process of its own: wrapped."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing.process
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+Opened = Callable[[object], None]
+#: Functions that open files in native code, by module: the position of the path among their arguments.
+_NATIVE: Mapping[str, Mapping[str, int]] = {
+    "safetensors": {"safe_open": 0},
+    "torch": {"from_file": 0, "UntypedStorage.from_file": 0},
+    "torch._C": {"PyTorchFileReader": 0, "import_ir_module": 1},
+    "torchvision.io.image": {"read_file": 0, "read_image": 0, "decode_image": 0},
+    "torchvision.io.video": {"read_video": 0},
+    "cv2": {"imread": 0},
+    "PIL._imagingft": {"getfont": 0},
+}
+
+
+def _not_loaded(module: str) -> bool:
+    """Whether a module is not imported, or is just being imported."""
+    return module not in sys.modules or getattr(sys.modules[module].__spec__, "_initializing", False)
+
+
+def wrap(opened: Opened, started: Callable[[str], None]) -> None:
+    """Wrap functions that open files in native code, in the modules that are loaded by now, and wherever else a module
+    holds the same function; and the start of processes that are not forked from this one, which are not heard.
+
+    Args:
+        opened: is given the path of each such file before it is opened.
+        started: is given the start method of each such process.
+    """
+    start = multiprocessing.process.BaseProcess.start
+    if not getattr(start, "_trtpipe_records", False):
+        multiprocessing.process.BaseProcess.start = _noted_start(start, started)  # type: ignore[method-assign]
+    for module, functions in _NATIVE.items():
+        if _not_loaded(module) or (module.startswith("torch.") and _not_loaded("torch")):  # it documents itself
+            continue
+        for dotted, position in functions.items():
+            holder: object = sys.modules[module]
+            *outer, name = dotted.split(".")
+            for part in outer:
+                holder = getattr(holder, part, None)
+            found = getattr(holder, name, None)
+            if found is None or getattr(found, "_trtpipe_records", False):
+                continue
+            record = _recorded_type if isinstance(found, type) else _recorded
+            wrapped = record(found, position, opened)
+            if outer:
+                setattr(holder, name, staticmethod(wrapped))
+                continue
+            for other in list(sys.modules.values()):
+                if getattr(other, "__dict__", {}).get(name) is found:
+                    setattr(other, name, wrapped)
+
+
+def _argument(position: int, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+    return args[position] if len(args) > position else next(iter(kwargs.values()), None)
+
+
+def _noted_start(start: Callable[..., None], started: Callable[[str], None]) -> Callable[..., None]:
+    @functools.wraps(start)
+    def noted(process: multiprocessing.process.BaseProcess) -> None:
+        start(process)
+        method = getattr(getattr(process, "_popen", None), "method", "fork")
+        if method != "fork":
+            started(method)
+
+    noted._trtpipe_records = True  # type: ignore[attr-defined]
+    return noted
+
+
+def _recorded(function: Callable[..., object], position: int, opened: Opened) -> Callable[..., object]:
+    @functools.wraps(function, updated=())
+    def wrapped(*args: object, **kwargs: object) -> object:
+        opened(_argument(position, args, kwargs))
+        return function(*args, **kwargs)
+
+    wrapped._trtpipe_records = True  # type: ignore[attr-defined]
+    return wrapped
+
+
+def _recorded_type(wrapped: type, position: int, opened: Opened) -> type:
+    """A type that makes instances of `wrapped`, of which they are instances too, and says so."""
+
+    class Recorded(type):
+        _trtpipe_records = True
+
+        def __call__(cls, *args: object, **kwargs: object) -> object:
+            opened(_argument(position, args, kwargs))
+            return wrapped(*args, **kwargs)
+
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, wrapped)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, wrapped)
+
+        def __getattr__(cls, name: str) -> object:
+            return getattr(wrapped, name)
+
+    return Recorded(wrapped.__name__, (), {"__module__": wrapped.__module__, "__doc__": wrapped.__doc__})

@@ -1,0 +1,81 @@
+"""Kernels that TensorRT-RTX compiles for a GPU when an engine is loaded there, kept in a file for the next time.
+
+A TensorRT-RTX engine is finished on the user's machine: kernels are compiled just in time, which takes seconds. Its
+runtime cache holds them, and takes no blob of another release, GPU or driver (`IRuntimeCache.deserialize`). Kernels are
+code, so the file belongs to one user, and one that others could have written is not read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtpipe.atomic import write_whole
+
+if TYPE_CHECKING:
+    from trtpipe.trt.driver import Gpu
+    from trtpipe.trt.types import IRuntimeCache, IRuntimeConfig
+
+
+def kernel_file(engine: bytes, gpu: Gpu) -> Path:
+    """Where the kernels of this engine on this kind of GPU are kept: in the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    name = re.sub(r"[^A-Za-z0-9]+", "-", gpu.name).strip("-")
+    return Path(base, "trtpipe", "rtx-kernels", f"{hashlib.sha256(engine).hexdigest()[:32]}-{name}")
+
+
+class KernelCache:
+    """A runtime cache of TensorRT-RTX and its file.
+
+    Args:
+        path: the file; it need not be there yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._before = b""
+        self._cache: IRuntimeCache | None = None
+
+    def attach(self, config: IRuntimeConfig) -> tuple[str, ...]:
+        """Give an `IRuntimeConfig` the cache, read from the file the first time; notes on why it was not read."""
+        notes: tuple[str, ...] = ()
+        if self._cache is None:
+            self._cache = config.create_runtime_cache()
+            notes = self._read(self._cache)
+        config.set_runtime_cache(self._cache)
+        return notes
+
+    def save(self) -> tuple[str, ...]:
+        """Write the file where kernels were compiled that it does not hold; a note where that cannot be done."""
+        if self._cache is None:
+            return ()
+        data = bytes(self._cache.serialize())
+        if not data or data == self._before:
+            return ()
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_whole(self.path, data)
+            self.path.chmod(0o600)
+        except OSError as error:
+            return (f"kernels compiled for this GPU cannot be kept in {self.path} ({error.strerror or error})",)
+        self._before = data
+        return ()
+
+    def _read(self, cache: IRuntimeCache) -> tuple[str, ...]:
+        try:
+            with self.path.open("rb") as file:
+                state = os.fstat(file.fileno())
+                if state.st_uid != os.geteuid() or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                    return (f"{self.path} is not used: another user owns it or may write to it",)
+                data = file.read()
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            return (f"{self.path} cannot be read ({error.strerror or error})",)
+        if cache.deserialize(data):
+            self._before = data
+        return ()
