@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import nets
@@ -19,6 +19,7 @@ from trtpipe.quantization.corrections import correct as stage
 from trtpipe.quantization.corrections import rounding, sweep
 from trtpipe.quantization.corrections.correct import STEPS, correct
 from trtpipe.quantization.corrections.edits import corrected
+from trtpipe.quantization.corrections.guard import Score
 from trtpipe.quantization.formats import maxima
 from trtpipe.quantization.partial import Partial, roundings
 from trtpipe.quantization.precision import Keep, observe_ranges
@@ -155,15 +156,44 @@ def test_few_samples_and_outputs_that_say_nothing_are_left_alone(tmp_path: Path)
     assert "corrections: need a finite floating-point output that is not zero; none was made." in log.notes
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_random_networks_are_not_worse_than_with_their_maxima(seed: int, tmp_path: Path) -> None:
+def _plain() -> list[nn.Module]:
+    return [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128, 10)]
+
+
+def _clipped() -> list[nn.Module]:
+    """An inverted residual's layers, their channels of random ranges."""
+    layers = [nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU6(), nn.Conv2d(8, 8, 3, groups=8), nn.ReLU6()]
+    nn.init.uniform_(layers[1].weight, 0.01, 20)
+    return [*layers, nn.Conv2d(8, 4, 1), nn.Flatten(), nn.Linear(144, 10)]
+
+
+def _normed() -> list[nn.Module]:
+    norm = nn.LayerNorm(24)
+    nn.init.uniform_(norm.weight, 0.01, 20)
+    tokens = [nn.Flatten(), nn.Unflatten(1, (8, 24)), norm, nn.Linear(24, 16), nn.GELU(), nn.Linear(16, 4)]
+    return [*tokens, nn.Softmax(-1), nn.Flatten(), nn.Linear(32, 10)]
+
+
+def _dead() -> list[nn.Module]:
+    """Half of the channels are zero everywhere, one is a constant."""
+    layers = _plain()
+    with torch.no_grad():
+        layers[0].weight[:5].zero_()
+        layers[0].bias[:5] = torch.tensor([0.0, 0.0, 0.0, -1.0, 50.0])
+    return layers
+
+
+@pytest.mark.parametrize("layers", [_plain, _clipped, _normed, _dead])
+@pytest.mark.parametrize("seed", range(2))
+def test_untrained_networks_are_not_worse_than_with_their_maxima(
+    layers: Callable[[], list[nn.Module]], seed: int, tmp_path: Path
+) -> None:
     torch.manual_seed(seed)
-    layers = (nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128, 10))
-    net = nn.Sequential(*layers).eval()
+    net = nn.Sequential(*layers()).eval()
     captured, _, table, _ = made(net, tmp_path)
     _, plain, _, _ = made(net, tmp_path, (), algorithm="minmax")
     x = nets.images(128, 3, 8, 8, seed=50 + seed)
-    assert decibels(captured, table, x) > decibels(captured, plain, x) - 0.3
+    assert decibels(captured, table, x) > decibels(captured, plain, x) - 0.5  # what 128 samples can tell
 
 
 def test_the_same_data_give_the_same_table(tmp_path: Path) -> None:
@@ -217,7 +247,10 @@ def test_corrections_of_another_graph_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "entropy_2"])
-def test_fp8_gets_the_exact_maxima_of_the_corrected_model(tmp_path: Path, algorithm: str) -> None:
+def test_fp8_gets_the_exact_maxima_of_the_corrected_model(
+    tmp_path: Path, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Score, "beats", lambda *scores: True)  # this is about the tables of what is kept
     captured, _, table, _ = made(uneven(), tmp_path, algorithm=algorithm)
     assert any(k.startswith("scale:") for k in table.corrections.arrays)
     graph = corrected(captured, table.corrections.arrays)

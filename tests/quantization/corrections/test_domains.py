@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from trtpipe.model.capture import capture
-from trtpipe.model.nodes import is_constant
+from trtpipe.model.nodes import constant_value, is_constant
 from trtpipe.quantization.corrections.domains import find_domains, groups_of
 from trtpipe.quantization.corrections.edits import corrected
-from trtpipe.quantization.corrections.equalization import scales_around
+from trtpipe.quantization.corrections.equalization import channel_values, equalize, scales_around
 from trtpipe.quantization.partial import Partial
 from trtpipe.values import Captured
 
@@ -110,3 +110,28 @@ def test_weights_used_twice_are_left_alone() -> None:
 def test_inputs_and_outputs_of_the_network_are_no_domain() -> None:
     captured = capture(nets.loaded(nn.Conv2d(3, 5, 3).eval(), out_shape=("N", 5, 6, 6)))
     assert find_domains(captured.graph) == ()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_equalization_finds_cuts_nothing_that_was_not_cut(seed: int) -> None:
+    """Channels of any ranges, some cut by their ReLU6: the network computes the same on what was seen, and nearly on
+    other images."""
+    torch.manual_seed(seed)
+    network = Inverted(nn.ReLU6)
+    captured = built(network, 5)
+    with torch.no_grad():
+        for name in ("expand", "depth"):
+            gains = torch.logspace(-2, 1.2, 12)[torch.randperm(12)]
+            weights = [n for n in captured.graph.graph.nodes if is_constant(n) and str(n.target).startswith(name)]
+            for node in weights:
+                value = constant_value(captured.graph, node)
+                value.mul_(gains.reshape(-1, *[1] * (value.dim() - 1)))
+    domains = find_domains(captured.graph)
+    x, other = nets.images(16, 3, 8, 8, seed=seed), nets.images(16, 3, 8, 8, seed=seed + 100)
+    arrays = equalize(captured.graph, domains, channel_values(captured.graph, domains, [[x]]))
+    assert arrays
+    machine, changed = Partial(captured.graph), Partial(corrected(captured, arrays).graph)
+    for images, tolerance in ((x, 1e-4), (other, 0.02)):
+        wanted = machine.finish(0, machine.inputs([images]), {})[0][0]
+        got = changed.finish(0, changed.inputs([images]), {})[0][0]
+        assert float((got - wanted).norm() / wanted.norm()) < tolerance

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -169,12 +169,12 @@ class _Corrector:
             self._arrays = merged(self._arrays, arrays)
 
     def _observed(self, captured: Captured) -> dict[str, float]:
-        """Thresholds of a changed graph, from all samples here, as the table's are from all."""
+        """Thresholds of a changed graph, from every second batch here; what is kept is calibrated on all samples."""
         prepared = prepare(captured)
         for observer in prepared.observers.values():
             observer.histogram = HistogramObserver()
         with torch.inference_mode():
-            for batch in (*self._samples.fit, *self._samples.local, *self._samples.judge):
+            for batch in (*self._samples.local, *self._samples.judge, *self._samples.fit)[::2]:
                 prepared.graph(*batch)
         found = {}
         for key, observer in prepared.observers.items():
@@ -188,21 +188,16 @@ class _Corrector:
         """Thresholds, levels and biases in one sweep, and each kind judged on top of the ones before."""
         most = {k: max(abs(t.low), abs(t.high), table.amax[k]) for k, t in table.audit.tensors.items()}
         rare = {k for k, t in table.audit.tensors.items() if t.elements < ENOUGH_VALUES}
-        which = self._which
-        fitted = self._swept(which, most, rare)
-        if fitted.amax and not self._judged("thresholds", {}, fitted.amax, f"{len(fitted.amax)} tensors"):
-            which = [name for name in which if name != "thresholds"]
-            fitted = self._swept(which, most, rare)  # levels and biases were fitted to thresholds that are not to be
+        samples, which = self._samples, self._which
+        sweep = Sweep(self._now, self._amax, most, rare, samples.fit, samples.local, which, self._progress)
+        fitted = sweep.run()
+        if fitted.amax:
+            self._judged("thresholds", {}, fitted.amax, f"{len(fitted.amax)} tensors")
         levels, biases = _levels(fitted), _biases(fitted)
         rounded = bool(levels) and self._judged("rounding", levels, {}, f"{len(fitted.levels)} weights")
         if biases:  # they were fitted together: biases may be what makes the levels pay
             detail = f"{len(fitted.biases)} operations" + ("" if rounded or not levels else ", with rounding")
             self._judged("bias", {**levels, **biases}, {}, detail)
-
-    def _swept(self, which: Sequence[str], most: Mapping[str, float], rare: Collection[str]) -> Fitted:
-        samples = self._samples
-        sweep = Sweep(self._now, self._amax, most, rare, samples.fit, samples.local, which, self._progress)
-        return sweep.run()
 
     def _judged(self, name: str, arrays: Arrays, amax: Mapping[str, float], detail: str) -> bool:
         """Take a step if it gains on the samples kept apart."""

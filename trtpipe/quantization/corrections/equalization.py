@@ -23,14 +23,17 @@ from trtpipe.quantization.partial import Partial
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
-#: Strengths tried: 0 leaves a domain as it is, 1 gives all its channels one range.
-STRENGTHS = tuple(i / 10 for i in range(11))
+#: Strengths tried: 1 gives all channels of a domain one range. To leave it as it is is tried too.
+STRENGTHS = tuple(i / 10 for i in range(1, 11))
 #: Buckets of a channel's histogram: 8 an octave, 24 octaves.
 BUCKETS = 192
 #: Of so many batches one is counted; maxima are of all.
 COUNTED = 4
 #: A channel with less than this of the tensor's range is scaled as if it had that much.
 LEAST_SHARE = 2.0**-10
+#: How far the largest value seen of a channel stays under a clip that does not cut it: other samples have larger ones,
+#: and what is cut there is cut in every precision.
+ROOM = 1.3
 
 
 @dataclass
@@ -136,23 +139,21 @@ def _scales(graph: GraphModule, domain: Domain, values: Mapping[Node, ChannelVal
     live = share > 0
     share = share.clamp_min(LEAST_SHARE)
     weights = [_Reader.of(graph, r, v, amax[id(v)]) for r, v in read]
-    errors, found = [], []
-    for strength in STRENGTHS:
-        s = torch.where(live, share**-strength, torch.ones_like(share))
-        found.append(s)
-        errors.append(sum(w.error(s) for w in weights))
-    best = int(np.argmin(errors))
-    if best == 0 and not domain.clips:
-        return None
-    s = found[best]
+    found = [torch.ones_like(share)]
+    found += [_under_clips(domain, values, torch.where(live, share**-x, found[0])) for x in STRENGTHS]
+    best = int(np.argmin([sum(w.error(s) for w in weights) for s in found]))
+    return found[best] if best else None
+
+
+def _under_clips(domain: Domain, values: Mapping[Node, ChannelValues], s: torch.Tensor) -> torch.Tensor:
+    """`s`, its largest channel at the bound of each clip: channels that it cuts stay as they are, no other one comes to
+    be cut."""
     for node, bound in domain.clips:
-        # A channel cut by the clip must not come to lie under it, and its threshold may not exceed the bound.
         own = values[node]
-        top = (own.amax * s).max()
-        if top > 0:
-            s = s * torch.clamp(bound / top, min=1e-6)
-        s = torch.where(own.most.double() >= bound * 0.999, s.clamp_min(1.0), s)
-        s = torch.where(own.most > 0, s, torch.ones_like(s))
+        most = own.most.double()
+        s = s * (bound / (own.amax * s).max().clamp_min(1e-30))
+        s = torch.minimum(s, bound / (ROOM * most.clamp_min(1e-30)))
+        s = torch.where((most >= bound * 0.999) | (most <= 0), torch.ones_like(s), s)
     return s
 
 

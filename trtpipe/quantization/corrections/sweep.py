@@ -7,6 +7,7 @@ inputs. Each choice is made on the samples to fit and kept only if it is also be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,7 @@ from trtpipe.errors import Cancelled
 from trtpipe.model.nodes import constant_value, is_constant, op_name
 from trtpipe.quantization.corrections import rounding
 from trtpipe.quantization.corrections.domains import groups_of
-from trtpipe.quantization.observers import ACTIVATION_RANGE
-from trtpipe.quantization.partial import Partial, Rounding, replaced
+from trtpipe.quantization.partial import Partial, Rounding, per_tensor, replaced
 from trtpipe.values import Site
 
 if TYPE_CHECKING:
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 Batch = Sequence[torch.Tensor]
 
-#: Thresholds tried for an activation, relative to the table's; the exact maximum is tried too.
-FACTORS = (0.6, 0.8, 1.25, 1.6)
+#: Thresholds tried for an activation, relative to the best so far, for as long as they are better: coarse, then fine.
+#: A softmax' probabilities want a tenth of their maximum, so that the many small ones are not rounded to zero.
+FACTORS = (0.7, 1 / 0.7, 0.84, 1 / 0.84)
 #: A threshold is changed for less than this share of the error.
 LEAST_IMPROVEMENT = 0.98
 #: Samples that thresholds are tried on.
@@ -135,7 +136,7 @@ class Sweep:
         changed: dict[Node, Rounding] = {}
         weight = next((s for s in sites if s.axis is not None), None)
         for site in sites:
-            changed[site.producer] = self._nearest(site) if site is weight else _saturating(self._amax[site.group])
+            changed[site.producer] = self._nearest(site) if site is weight else per_tensor(self._amax[site.group])
         if "thresholds" in self._which and any(s.rule == "Q1" for s in sites):
             self._thresholds(place, changed)
         # From here on the inputs stay as they are: each is quantized once.
@@ -188,16 +189,20 @@ class Sweep:
                 continue
             self._settled.add(site.group)
             amax, most = self._amax[site.group], self._most[site.group]
-            candidates = sorted({min(amax * f, most) for f in FACTORS} | {amax, most})
-            errors = {
-                c: self._error(place, {**changed, site.producer: _saturating(c)}, few)
-                for c in candidates
-                if c >= (amax if site.group in self._rare else LEAST_AMAX)
-            }
-            best = min(errors, key=lambda c: (errors[c], -c))
+            errors: dict[float, float] = {}
+
+            def tried(c: float, errors: dict[float, float] = errors, site: Site = site) -> float:
+                if c not in errors:
+                    errors[c] = self._error(place, {**changed, site.producer: per_tensor(c)}, few)
+                return errors[c]
+
+            best, least = amax, amax if site.group in self._rare else LEAST_AMAX
+            for factor in FACTORS:
+                while least <= (c := min(best * factor, most)) != best and tried(c) < tried(best):
+                    best = c
             if best == amax or errors[best] >= LEAST_IMPROVEMENT * errors[amax]:
                 continue
-            trial = {**changed, site.producer: _saturating(best)}
+            trial = {**changed, site.producer: per_tensor(best)}
             if self._error(place, trial, self._guard) < self._error(place, changed, self._guard):
                 changed[site.producer] = trial[site.producer]
                 self._amax[site.group] = self.fitted.amax[site.group] = best
@@ -252,8 +257,11 @@ class Sweep:
         """Add what is missing of each channel's mean: over samples, the largest and smallest left out."""
         node = place.node
         axis = found[0].dim() - 1 if op_name(node) == "linear" else 1
-        missing = [(place.wanted[k] - found[k]).movedim(axis, 1) for k in self._fit]
-        by_sample = torch.cat([x.flatten(2).mean(2) if x.dim() > 2 else x for x in missing]).sort(0).values
+
+        def means(x: torch.Tensor) -> torch.Tensor:
+            return x.movedim(axis, 1).flatten(2).mean(2) if x.dim() > 2 else x
+
+        by_sample = torch.cat([means(place.wanted[k]) - means(found[k]) for k in self._fit]).sort(0).values
         cut = int(len(by_sample) * TRIM)
         delta = by_sample[cut : len(by_sample) - cut].mean(0)
         added = delta if axis != 1 or found[0].dim() == 2 else delta.reshape(-1, *[1] * (found[0].dim() - 2))
@@ -268,11 +276,6 @@ class Sweep:
         return [x + added for x in found]
 
 
-def _saturating(amax: float) -> Rounding:
-    scale = max(amax / 127, 1e-38)
-    return lambda x: torch.fake_quantize_per_tensor_affine(x, scale, 0, *ACTIVATION_RANGE)
-
-
 def _unrowed(rows: torch.Tensor, like: torch.Tensor, axis: int) -> torch.Tensor:
     return rows.reshape(like.movedim(axis, 0).shape).movedim(0, axis)
 
@@ -283,6 +286,9 @@ def _patches(node: Node, x: torch.Tensor, w: torch.Tensor, groups: int, most: in
         rows = x.reshape(-1, x.shape[-1])
         return rows[:: max(1, len(rows) // most)].T[None].contiguous()
     stride, padding, dilation = (_pair(node.args[i] if len(node.args) > i else d) for i, d in ((3, 1), (4, 0), (5, 1)))
+    positions = len(x) * (x.shape[2] // stride[0]) * (x.shape[3] // stride[1])
+    every = max(1, math.isqrt(positions // most))  # only so many of the output's rows and columns are unfolded
+    stride = (stride[0] * every, stride[1] * every)
     if w.shape[2:] == (1, 1) and padding == (0, 0):
         columns = x[:, :, :: stride[0], :: stride[1]].flatten(2)
     else:

@@ -1,0 +1,80 @@
+"""The sweep's parts: inputs that moments are taken of, and the search for thresholds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_correct import made
+from torch import nn
+
+from trtpipe.quantization.corrections.sweep import _patches
+from trtpipe.quantization.partial import per_tensor
+
+
+def convolution(channels: int, out: int, kernel: int, stride: int, padding: int, dilation: int, groups: int) -> object:
+    graph = torch.fx.Graph()
+    x, w = graph.placeholder("x"), graph.placeholder("w")
+    args = (x, w, None, [stride] * 2, [padding] * 2, [dilation] * 2, groups)
+    return graph.call_function(torch.ops.aten.conv2d.default, args)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 3), st.integers(1, 2), st.booleans(), st.integers(1, 3), st.integers(1, 2), st.integers(0, 2),
+    st.integers(1, 2), st.integers(1, 400),
+)  # fmt: skip
+def test_drawn_inputs_are_some_of_those_that_the_convolution_reads(
+    images: int, each: int, grouped: bool, kernel: int, stride: int, padding: int, dilation: int, most: int
+) -> None:
+    groups, channels, out = (4 if grouped else 1), 4, 4 * each
+    node = convolution(channels, out, kernel, stride, padding, dilation, groups)
+    torch.manual_seed(0)
+    x, w = torch.randn(images, channels, 11, 13), torch.randn(out, channels // groups, kernel, kernel)
+    every, few = (_patches(node, x, w, groups, m) for m in (10**6, most))
+    y = torch.nn.functional.conv2d(x, w, None, stride, padding, dilation, groups)
+    rows = w.flatten(1).reshape(groups, out // groups, -1)
+    want = y.movedim(1, 0).reshape(groups, out // groups, -1)
+    torch.testing.assert_close(rows @ every, want, rtol=1e-4, atol=1e-4)
+    all_columns = {tuple(c.tolist()) for c in every.movedim(2, 0).flatten(1)}
+    drawn = few.movedim(2, 0).flatten(1)
+    assert all(tuple(c.tolist()) in all_columns for c in drawn)
+    assert min(most, every.shape[2]) / 4 - 1 <= len(drawn) <= max(2 * most, most + 16)
+
+
+class Attention(nn.Module):
+    """Probabilities that are nearly 1 for one column whose value is zero, and small for 95 others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.scores, self.values = nn.Linear(12, 96), nn.Linear(2, 8, bias=False)
+        self.head = nn.Linear(128, 10)
+        self.register_buffer("seen", torch.ones(96, 1))
+        with torch.no_grad():
+            self.seen[0] = 0
+            self.scores.weight[0, 0] = 8
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        probabilities = torch.softmax(self.scores(x.reshape(-1, 16, 12)), -1)
+        return self.head((probabilities @ self.values(x.reshape(-1, 96, 2) * self.seen)).flatten(1))
+
+
+def test_thresholds_of_probabilities_are_where_the_output_errs_least(tmp_path: Path) -> None:
+    _, plain, table, _ = made(Attention().eval(), tmp_path, ("thresholds",))
+    (key,) = [k for k, t in plain.audit.tensors.items() if k.endswith("matmul.input_0")]
+    assert plain.amax[key] > 0.9
+    assert table.amax[key] < 0.5 * plain.amax[key]
+    (step,) = [s for s in table.corrections.steps if s.name == "thresholds"]
+    assert step.kept
+    assert step.after_db > step.before_db + 1
+
+
+@pytest.mark.parametrize("amax", [1e-30, 0.1, 3.0, 1e30])
+def test_quantizing_an_activation_is_what_pytorch_does_bit_by_bit(amax: float) -> None:
+    x = torch.randn(10_000, generator=torch.Generator().manual_seed(0)) * amax
+    scale = float(torch.tensor(amax, dtype=torch.float32) / 127)
+    assert torch.equal(per_tensor(amax)(x), torch.fake_quantize_per_tensor_affine(x, scale, 0, -128, 127))
