@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>[a-z]*)(?P<rest>[^\n`]*)\n(?P<text>.*?)^(?P=indent)```$", re.M | re.S
 )
-_NUMBER = re.compile(r"-?\d+(\.\d+)*(e[+-]?\d+)?")
+_NUMBER = re.compile(r"-?\d+(,\d{3})*(\.\d+)*(e[+-]?\d+)?")
 RUN = ("console", "python")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import nights
 import pytest
 import torch
-from trtpipe.pipeline.front import Stages
+from trtpipe.pipeline.prepared import Stages
 
 import trtpipe
 from trtpipe.progress import Silent

@@ -63,7 +63,7 @@ def require_corners(loaded: LoadedModel, captured: Captured, samples: Mapping[st
     import torch
 
     for arrays in corners(loaded.inputs, samples):
-        args = [torch.from_numpy(arrays[s.name]) for s in loaded.inputs]
+        args = tuple(torch.from_numpy(arrays[s.name]) for s in loaded.inputs)
         where = described(arrays)
         with torch.inference_mode():
             wanted = _outputs(loaded.module, args, f"the model fails on {where}, which the job declares")
@@ -79,7 +79,7 @@ def require_corners(loaded: LoadedModel, captured: Captured, samples: Mapping[st
 
 def _outputs(module: torch.nn.Module, args: Sequence[torch.Tensor], failing: str) -> tuple[torch.Tensor, ...]:
     try:
-        return tuple(module(*args))
+        return tuple(module(*(a.clone() for a in args)))  # a model may write to its inputs
     except Exception as error:
         raise BuildError(
             f"capture: {failing}: {first_line(error)}. Narrow the range in inputs, or make the model take it."
