@@ -19,8 +19,8 @@ PAGE = """\
 Written by `make bench-accuracy` ({machine}), which needs the networks and photographs that `benchmarks/fetch_zoo.py`
 fetches. Every tool starts from one FP32 graph and calibrates on the same 128 photographs, none of which is in an
 evaluation set; all graphs are executed by ONNX Runtime as they are written, without optimization, and compared with
-FP32. No GPU took part. Networks and rows that are missing have not been measured yet; rows may be of several runs, and of
-several states of trtpipe within one release.
+FP32. No GPU took part. Networks and rows that are missing have not been measured yet; rows may be
+of several runs, and of several states of trtpipe within one release.
 
 SQNR is in dB at the output, over {sets}. `as FP32` is the share of images that get the class that they get in FP32,
 over all sets, with the exact 95 % interval. CIFAR-10's images are enlarged and answered by an ImageNet network, whose

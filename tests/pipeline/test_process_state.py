@@ -9,9 +9,9 @@ from pathlib import Path
 import nights
 import pytest
 import torch
-from trtpipe.pipeline.prepared import Stages
 
 import trtpipe
+from trtpipe.pipeline.prepared import Stages
 from trtpipe.progress import Silent
 
 CHANGES = {

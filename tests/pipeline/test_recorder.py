@@ -120,6 +120,21 @@ def test_every_way_to_list_a_folder_is_recorded(way, tmp_path):
     recorder.close()
 
 
+@pytest.mark.parametrize(
+    "package", ["importlib._bootstrap_external", "importlib.metadata", "importlib_metadata", "mine"]
+)
+def test_a_search_for_modules_and_packages_lists_no_data(package, tmp_path):
+    """importlib_metadata's finder takes part in each `importlib.metadata.version` once anything imported it."""
+    (tmp_path / "data").mkdir()
+    scope = {"__name__": package, "os": os}
+    exec("def children(path):\n    return os.listdir(path)", scope)
+    recorder = Recorder(tmp_path)
+    with recorder:
+        scope["children"](tmp_path / "data")
+    assert recorder.reads.items == ((Read("folder", "data"),) if package == "mine" else ())
+    recorder.close()
+
+
 @pytest.mark.parametrize("way", ["os.scandir(fd).close()", "os.listdir(fd)", "list(os.fwalk('.', dir_fd=fd))"])
 def test_a_folder_listed_by_its_descriptor_is_recorded(way, tmp_path):
     (tmp_path / "data").mkdir()

@@ -120,7 +120,8 @@ REFUSED: list[tuple[Transform, TensorSpec, str]] = [
     (
         Transform(),
         spec(3, 9, 8),
-        "image: a preprocessed image must have the shape [N, 3, 9, 8] of its binding, without the first (got [3, 8, 8])",
+        "image: a preprocessed image must have the shape [N, 3, 9, 8] of its binding, without the first "
+        "(got [3, 8, 8])",
     ),
 ]
 

@@ -201,7 +201,7 @@ def _audit_hook(event: str, args: tuple[object, ...]) -> None:
     recorder = _active
     if recorder is None or event not in _HANDLERS or getattr(_busy, "yes", False):
         return
-    if event in _LISTINGS and sys._getframe(1).f_code.co_filename.startswith(_IMPORTERS):
+    if event in _LISTINGS and sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] in _IMPORTERS:
         return
     if event in _READING and _by_package_import():
         return
@@ -324,9 +324,10 @@ _HANDLERS: Mapping[str, Callable[[Recorder, Sequence[object]], None]] = {
 
 _LISTINGS = ("os.listdir", "os.scandir")
 _READING = (*_LISTINGS, "open", "ctypes.dlopen", "sqlite3.connect")
-#: Code that lists folders to find modules.
-_IMPORTERS = ("<frozen importlib", "<frozen zipimport", os.path.join(sysconfig.get_paths()["stdlib"], "importlib"),
-              os.path.join(sysconfig.get_paths()["stdlib"], "pkgutil.py"))  # fmt: skip
+#: Packages that list folders to find modules and distributions; importlib's own frozen modules by both of their names.
+_IMPORTERS = frozenset(
+    {"_frozen_importlib_external", "importlib", "importlib_metadata", "importlib_resources", "pkgutil", "zipimport"}
+)
 
 
 def _path(value: object) -> str | None:
