@@ -1,6 +1,6 @@
 """INT8 on trained networks: trtpipe, ModelOpt and ONNX Runtime from one FP32 graph and the same photographs.
 
-    make bench-accuracy [PEER_PYTHON=/opt/modelopt/bin/python]      (benchmarks/fetch_zoo.py fetches the networks)
+    make bench-accuracy [PEER_PYTHON=peers/bin/python]      (benchmarks/fetch_zoo.py fetches the networks)
     python benchmarks/accuracy.py [--only mobilenet_v2 ...] [--results benchmarks/results]
 
 Every way quantizes on the same 128 photographs, none of which is in an evaluation set; its graph is executed by ONNX
