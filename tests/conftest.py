@@ -1,7 +1,10 @@
 """For every test: nothing of whoever runs them reaches what they run, and random tensors are the same each time."""
 
+import contextlib
+import importlib
 import importlib.util
 import os
+import pkgutil
 import re
 import signal
 import sys
@@ -27,6 +30,21 @@ if importlib.util.find_spec("hypothesis") is not None:
 # A make run by a test says so when another make runs the tests.
 for _name in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS"):
     os.environ.pop(_name, None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def imported() -> None:
+    """Every module of the package, before a test replaces a part of one: a module imported later would keep the double.
+
+    A command's module is imported when the command is first called. Without its packages, as on a machine that runs
+    only the GPU tests, a module is left out.
+    """
+    import trtpipe
+
+    for module in pkgutil.walk_packages(trtpipe.__path__, "trtpipe."):
+        if not module.name.startswith("trtpipe.examples.") and not module.name.endswith(".__main__"):
+            with contextlib.suppress(ModuleNotFoundError):
+                importlib.import_module(module.name)
 
 
 @pytest.fixture(autouse=True)
