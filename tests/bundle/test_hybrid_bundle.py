@@ -132,8 +132,8 @@ def test_where_pytorch_is_it_is_opened_by_the_hybrid_runner(tmp_path, monkeypatc
         name = "hybrid"
         notes = ()
 
-        def __init__(self, data: bytes, *, version_compatible: bool) -> None:
-            given.append((data, version_compatible))
+        def __init__(self, data: bytes, *, version_compatible: bool, without_lean_runtime: bool) -> None:
+            given.append((data, version_compatible, without_lean_runtime))
 
         def __enter__(self) -> Opened:
             return self
@@ -144,11 +144,11 @@ def test_where_pytorch_is_it_is_opened_by_the_hybrid_runner(tmp_path, monkeypatc
         def run(self, inputs: Any, /) -> Any:
             return {"logits": inputs["image"].mean((2, 3))}
 
-    monkeypatch.setattr("trtpipe.runtime.session.HybridRunner", Opened)
+    monkeypatch.setattr("trtpipe.runtime.executor.HybridRunner", Opened)
     with trtpipe.load(tmp_path / "b") as model:
         assert model.executed == "engine"
         assert model(np.zeros((2, 3, 8, 8), np.float32))["logits"].shape == (2, 3)
-    assert given == [(bundle.read(HYBRID), True)]
+    assert given == [(bundle.read(HYBRID), True, False)]
 
 
 def test_the_commands_say_it(tmp_path, capsys, monkeypatch):

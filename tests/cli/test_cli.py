@@ -88,7 +88,6 @@ def command_that_raises(monkeypatch, error):
         (InputError("a: must be b (got c)."), 2),
         (MissingError("a: must be b (got c)."), 3),
         (BuildError("a: must be b (got c)."), 4),
-        (Cancelled("a: must be b (got c)."), 130),
     ],
 )
 def test_user_errors_are_their_message_and_their_exit_code(error, code, monkeypatch, capsys):
@@ -117,10 +116,19 @@ def test_a_module_that_is_no_dependency_is_a_bug(monkeypatch, capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), click.Abort()])
-def test_an_interrupt_is_130(error, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyboardInterrupt(), "interrupted"),
+        (click.Abort(), "interrupted"),
+        (Cancelled("interrupted"), "interrupted"),
+        (Cancelled("build: cancelled by the user."), "interrupted: build: cancelled by the user."),
+    ],
+    ids=repr,
+)
+def test_an_interrupt_is_130(error, said, monkeypatch, capsys):
     assert command_that_raises(monkeypatch, error) == 130
-    assert capsys.readouterr().err.strip() == "interrupted"
+    assert capsys.readouterr().err.strip() == said
 
 
 def test_sigterm_ends_as_an_interrupt_does(monkeypatch, capsys):
@@ -194,7 +202,7 @@ def test_calibs_own_errors_are_user_errors(monkeypatch, capsys):
 
     assert command_that_raises(monkeypatch, CalibError("a: must be b (got c).")) == 2
     assert command_that_raises(monkeypatch, CalibCancelled("stopped")) == 130
-    assert capsys.readouterr().err.splitlines() == ["a: must be b (got c).", "stopped"]
+    assert capsys.readouterr().err.splitlines() == ["a: must be b (got c).", "interrupted: stopped"]
 
 
 def test_modules_of_the_current_folder_are_found_while_a_command_runs(monkeypatch, tmp_path):

@@ -219,6 +219,51 @@ def test_threads_run_in_contexts_of_their_own(opened):
         assert (made, most) == ([], [1])
 
 
+def test_pycuda_belongs_to_the_thread_that_opened_the_runner(opened, monkeypatch):
+    monkeypatch.setattr(HostMemory, "provider", "pycuda")
+    _, _, runner = opened()
+    x = {"x": np.zeros((3, 4), np.float32)}
+    assert runner.run(x)["y"].shape == (3, 2)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, pytest.raises(errors.InputError) as raised:
+        pool.submit(runner.run, x).result()
+    assert str(raised.value) == (
+        "engine: must be run by the thread that opened it, as pycuda is in use (got another thread). Install "
+        "cuda-python: pip install 'trtpipe[edge]'."
+    )
+
+
+def test_what_a_context_compiles_is_kept_when_its_first_call_is_done(opened, monkeypatch):
+    class Kept:
+        path, new, saved = "the file", True, 0
+
+        def attach(self, config):
+            return ("a note",)
+
+        def save(self):
+            self.saved += 1
+            return (f"save {self.saved}",)
+
+    world, _, runner = opened()
+    kept = runner._cache = Kept()
+    config = object()
+    monkeypatch.setattr(trt.ICudaEngine, "create_runtime_config", lambda self: config, raising=False)
+    real = trt.ICudaEngine.create_execution_context
+    monkeypatch.setattr(trt.ICudaEngine, "create_execution_context", lambda self, config=None: real(self))
+    x = {"x": np.zeros((3, 4), np.float32)}
+    runner.run(x)
+    assert (kept.saved, runner.notes) == (0, ())  # the context that was made at first
+    stub.answer(lambda: world.context.execute_async_v3(1), 0)
+    with pytest.raises(errors.InputError, match="engine: the execution failed"):
+        runner.run(x)
+    stub.answer(lambda: world.context.execute_async_v3(1), 1)
+    runner.run(x)
+    assert (kept.saved, runner.notes) == (1, ("a note", "save 1"))
+    runner.run(x)
+    assert kept.saved == 1
+    runner.__exit__(None, None, None)
+    assert runner.notes == ("a note", "save 1", "save 2")
+
+
 def test_a_context_that_failed_is_not_used_again(opened):
     world, memory, runner = opened()
     x = {"x": np.zeros((3, 4), np.float32)}
@@ -293,7 +338,9 @@ def test_a_stripped_plan_is_given_its_weights_before_its_context(opened):
     order = [name for name, _ in world.seen if name in ("deserialize", "weights", "refit", "context")]
     assert order == ["deserialize", "weights", "refit", "context"]
     stub.answer(lambda: refitter.refit_cuda_engine(), 0)
-    with pytest.raises(errors.InputError, match=r"engine: the weights must be those of the graph it was built from"):
+    with pytest.raises(
+        errors.InputError, match=r"engine: weights must come from the graph that the engine was built from"
+    ):
         EngineRunner(PLAN, memory=HostMemory, refit=b"onnx file").__enter__()
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,6 +107,28 @@ def test_a_model_that_does_not_repeat_itself_is_refused(network: Callable[[], nn
         "model: must answer the same on the same inputs (got other values of logits when it was run again). Take out what "
         "draws random numbers, counts calls or keeps a state in eval mode; make a state an input and an output."
     )
+
+
+def test_nor_is_a_program_that_does_not(tmp_path: Path) -> None:
+    x = torch.zeros(3, 3, 8, 8)
+    program = torch.export.export(Noisy(), (x,)).module()
+    loaded = dataclasses.replace(nets.loaded(program, out_shape=("N", 3)), kind="program")
+    with pytest.raises(InputError, match=r"model: must answer the same on the same inputs \(got other values of logits"):
+        record_baseline(loaded, BATCHES, 5, batch_size=3, kind="trace", progress=Silent())
+
+
+class Writes(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.mean((2, 3))
+        x.zero_()
+        return y
+
+
+def test_a_model_that_writes_to_its_inputs_depends_on_no_other_sample() -> None:
+    loaded = nets.loaded(Writes(), out_shape=("N", 3))
+    baseline = record_baseline(loaded, BATCHES, 5, batch_size=3, kind="trace", progress=Silent())
+    assert baseline.notes == ()
+    assert all(sample.any() for sample in X)
 
 
 class Scaled(nn.Module):

@@ -32,7 +32,7 @@ class Recorder:
 
 
 def _opened(monkeypatch, tmp_path, **fields):
-    monkeypatch.setattr("trtpipe.runtime.session.EngineRunner", Recorder)
+    monkeypatch.setattr("trtpipe.runtime.executor.EngineRunner", Recorder)
     monkeypatch.setattr(verify, "require_fit", lambda manifest, device: None)
     monkeypatch.setattr(Recorder, "made", [])
     bundle = shipping.bundle(tmp_path / "b")
@@ -89,13 +89,13 @@ class Wrong(Recorder):
 
 
 def test_an_engine_that_is_further_off_than_its_check_was_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr("trtpipe.runtime.session.EngineRunner", Wrong)
+    monkeypatch.setattr("trtpipe.runtime.executor.EngineRunner", Wrong)
     monkeypatch.setattr(verify, "require_fit", lambda manifest, device: None)
     bundle = shipping.bundle(tmp_path / "b")
     engine = EngineInfo(file="model.onnx", target="tensorrt", version="10.3.0.26", os=None, machine=None)
     manifest = bundle.manifest.model_copy(update={"engine": engine})
     model = open_model(type(bundle)(bundle.path, manifest, bundle.manifest_bytes, None))
-    compiled, note = model.notes
+    note, compiled = model.notes
     assert compiled == "kernels were compiled"
     assert note.startswith("the engine is further from the baseline than its check was: output logits has ")
     assert note.endswith("Run `trtpipe verify`")

@@ -40,6 +40,21 @@ class Doubling:
         return [inputs["x"] * 2]
 
 
+def test_its_engines_are_opened_with_the_options_of_the_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, object]] = []
+
+    class Engine(Doubling):
+        notes = ("slower here",)
+
+        def __init__(self, engine: bytes, **options: object) -> None:
+            given.append(options)
+
+    monkeypatch.setattr("trtpipe.runtime.hybrid_runner.DeviceRunner", Engine)
+    with HybridRunner(to_bytes(hybrid()), device="cpu", version_compatible=True, without_lean_runtime=True) as opened:
+        assert opened.notes == ("slower here",)
+    assert given[0] == {"memory": "torch", "version_compatible": True, "without_lean_runtime": True}
+
+
 def runner(**changes: Any) -> HybridRunner:
     return HybridRunner(to_bytes(hybrid(**changes)), device="cpu", part=lambda _: Doubling())
 

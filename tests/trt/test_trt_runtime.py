@@ -56,8 +56,8 @@ def test_tensorrt_rtx_judges_a_plan_before_it_is_loaded(plan, monkeypatch, capfd
     with pytest.raises(errors.InputError) as raised:
         EngineRunner(plan, memory=NoMemory()).__enter__()
     message = str(raised.value)
-    assert message.startswith("engine: TensorRT-RTX 1.7.1")
-    assert "must find the plan valid for this GPU (got INVALID, 0; Error reading CUDA GPU properties" in message
+    assert message.startswith("engine: the plan must be valid for this GPU (got: TensorRT-RTX 1.7.1")
+    assert " says INVALID, 0; Error reading CUDA GPU properties" in message
     assert capfd.readouterr().out == ""
 
 

@@ -23,7 +23,7 @@ from trtpipe import __version__
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import Settings
 from trtpipe.cli.results import results_apart
-from trtpipe.errors import did_you_mean, either, user_error
+from trtpipe.errors import Cancelled, did_you_mean, either, user_error
 from trtpipe.packages import not_installed
 
 if TYPE_CHECKING:
@@ -134,6 +134,9 @@ def _unexpected(settings: Settings, error: BaseException) -> int:
         with suppress(KeyError):  # a module that trtpipe does not name is the user's own, or a bug
             return _failed(settings, not_installed((error.name or "").partition(".")[0]), 3)
     if (shown := user_error(error)) is not None:
+        if isinstance(shown, Cancelled):  # whichever stage noticed it
+            said = str(shown) if str(shown).startswith("interrupted") else f"interrupted: {shown}"
+            return _failed(settings, said, shown.exit_code)
         return _failed(settings, str(shown), shown.exit_code, getattr(shown, "problems", ()))
     traceback.print_exception(error)
     return _failed(settings, f"this is a bug in trtpipe {__version__}; please report it with the lines above", 70)

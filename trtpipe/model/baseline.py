@@ -72,7 +72,8 @@ def record_baseline(
             args = tuple(torch.from_numpy(piece[s.name]) for s in loaded.inputs)
             with torch.inference_mode(), user_code(f"the model, on {_named(batch.ids)}", InputError):
                 outputs = _run(loaded, module, name, _fresh(args))
-                eager = outputs if name == "program" else loaded.module(*_fresh(args))
+                # A program is its own baseline: run again once, to see that it repeats itself.
+                eager = outputs if name == "program" and parts else loaded.module(*_fresh(args))
             arrays = {}
             for spec, output, plain in zip(loaded.outputs, outputs, eager, strict=True):
                 arrays[spec.name] = output.numpy().copy()
@@ -167,7 +168,7 @@ def _batch_notes(
         return ()
     args = tuple(torch.from_numpy(first[s.name][:low]) for s in loaded.inputs)
     with torch.inference_mode(), user_code("the model, on the first check samples", InputError):
-        alone = {s.name: o.numpy() for s, o in zip(loaded.outputs, loaded.module(*args), strict=True)}
+        alone = {s.name: o.numpy() for s, o in zip(loaded.outputs, loaded.module(*_fresh(args)), strict=True)}
     notes = []
     for name, rows in batching.rows(alone, low).items():
         wanted = outputs[name][:low]

@@ -34,10 +34,12 @@ _ROUNDING, _COSINE_ROUNDING = 1e-4, 1e-6
 class Runner(check.Runner, Protocol):
     """A runner that is loaded and released as a context manager.
 
-    `name` is like "onnxruntime 1.31.1"; `notes` are what a user should know of it once it is open.
+    `name` is like "onnxruntime 1.31.1". More `notes` may come as it is opened and runs.
     """
 
-    notes: tuple[str, ...]
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know."""
 
     def __enter__(self) -> Any:
         """Load."""
@@ -81,16 +83,21 @@ def open_engine(engine: Engine) -> tuple[Runner, Executed]:
     """
     why = not_executed_here(engine)
     if not why:
-        settings = settings_of(engine)
-        if engine.fallback:
-            return HybridRunner(engine.data, version_compatible=settings["version_compatible"]), "engine"
-        return EngineRunner(engine.data, **settings), "engine"
+        return engine_runner(engine.data, hybrid=bool(engine.fallback), settings=settings_of(engine)), "engine"
     if engine.graph is None:
         raise InputError(
             f"check: a {engine.target} engine of this route has no graph to execute in its place (got no engine "
             f"either: {why}). Build where its GPU is, or take build.route: onnx."
         )
     return graph_as_checked(engine.graph.data, engine.target), "graph"
+
+
+def engine_runner(data: bytes, *, hybrid: bool, settings: RunnerSettings) -> Runner:
+    """What executes an engine, or a hybrid module: engines with PyTorch between them."""
+    if not hybrid:
+        return EngineRunner(data, **settings)
+    compatible, without_lean = settings["version_compatible"], settings["without_lean_runtime"]
+    return HybridRunner(data, version_compatible=compatible, without_lean_runtime=without_lean)
 
 
 def graph_notes(engine: Engine, executed: Executed) -> tuple[str, ...]:

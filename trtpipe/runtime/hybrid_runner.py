@@ -31,6 +31,10 @@ class Part(Protocol):
 
     name: str
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What users of the outputs should know."""
+
     def __enter__(self) -> Any:
         """Load."""
 
@@ -79,7 +83,7 @@ class HybridRunner:
 
     Args:
         data: the content of model.hybrid.
-        version_compatible: as for `EngineRunner`.
+        version_compatible, without_lean_runtime: as for `EngineRunner`.
         device: PyTorch's name of the device.
         part: what opens one engine, given its bytes.
 
@@ -93,16 +97,24 @@ class HybridRunner:
         data: bytes,
         *,
         version_compatible: bool = False,
+        without_lean_runtime: bool = False,
         device: str = "cuda",
         part: Callable[[bytes], Part] | None = None,
     ) -> None:
         self._hybrid = hybrid.from_bytes(data, "model.hybrid")
         self._device = device
-        self._part = part or (lambda e: DeviceRunner(e, memory="torch", version_compatible=version_compatible))
+        self._part = part or (
+            lambda engine: DeviceRunner(
+                engine,
+                memory="torch",
+                version_compatible=version_compatible,
+                without_lean_runtime=without_lean_runtime,
+            )
+        )
         self._stack = contextlib.ExitStack()
         self._open = False
+        self._parts: list[Part] = []
         self.name = "hybrid"
-        self.notes: tuple[str, ...] = ()
 
     def __enter__(self) -> HybridRunner:
         torch = self._torch = _pytorch(self._device)
@@ -122,9 +134,14 @@ class HybridRunner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open = False
-        for part in ("_parts", "_constants", "_operators"):
+        for part in ("_constants", "_operators"):
             self.__dict__.pop(part, None)
         self._stack.close()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Those of its engines, each once."""
+        return tuple(dict.fromkeys(note for part in self._parts for note in part.notes))
 
     def run(self, inputs: Mapping[str, Array], /) -> dict[str, Array]:
         """The outputs by name in their binding dtypes.

@@ -24,10 +24,16 @@ from trtpipe.bundle.manifest import GRAPH, Manifest
 from trtpipe.errors import InputError
 from trtpipe.runtime import compatibility
 from trtpipe.runtime.device import this_device
-from trtpipe.runtime.executor import Runner, bundle_settings, deviation, graph_as_checked, open_graph, unrecorded
-from trtpipe.runtime.hybrid_runner import HybridRunner
+from trtpipe.runtime.executor import (
+    Runner,
+    bundle_settings,
+    deviation,
+    engine_runner,
+    graph_as_checked,
+    open_graph,
+    unrecorded,
+)
 from trtpipe.runtime.preprocess import load_image, preprocess
-from trtpipe.trt.runtime import EngineRunner
 from trtpipe.values import Executed, TensorSpec
 
 if TYPE_CHECKING:
@@ -64,7 +70,7 @@ class Prediction:
 class Model:
     """An open bundle. Call it with images (paths or PIL images) or with arrays by input name.
 
-    `executed` is whether the engine or the graph runs; `notes` are for users of the outputs.
+    `executed` is whether the engine or the graph runs.
     """
 
     def __init__(self, bundle: Bundle, runner: Runner, executed: Executed, notes: tuple[str, ...] = ()) -> None:
@@ -72,7 +78,12 @@ class Model:
         self.executed: Executed = executed
         self._stack = ExitStack()
         self._runner: Runner | None = self._stack.enter_context(runner)
-        self.notes = (*notes, *runner.notes)
+        self._notes, self._runs_by = notes, runner
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What users of the outputs should know; what executes may add to them as it runs."""
+        return (*self._notes, *self._runs_by.notes)
 
     @property
     def manifest(self) -> Manifest:
@@ -294,7 +305,6 @@ def open_model(bundle: Bundle, *, graph: bool = False, as_written: bool = False)
         raise InputError(
             f"{bundle.path}: is a kit, which has no engine to run. Finish it here: trtpipe build {bundle.path}."
         )
-    runner: Runner
     if engine is None or graph or engine.target == "onnxruntime":
         if not as_written:
             runner, notes = open_graph(bundle)
@@ -303,16 +313,15 @@ def open_model(bundle: Bundle, *, graph: bool = False, as_written: bool = False)
             raise InputError(f"{bundle.path}: must hold {GRAPH} to be run as a graph (it does not). Run it on its GPU.")
         return Model(bundle, graph_as_checked(bundle.read(GRAPH), bundle.manifest.build.target), "graph")
     compatibility.require_fit(bundle.manifest, this_device())
-    if engine.fallback:
-        runner = HybridRunner(bundle.read(engine.file), version_compatible=engine.version_compatible)
-    else:
-        runner = EngineRunner(bundle.read(engine.file), **bundle_settings(bundle))
-    model = Model(bundle, runner, "engine")
+    settings = bundle_settings(bundle)
+    model = Model(
+        bundle, engine_runner(bundle.read(engine.file), hybrid=bool(engine.fallback), settings=settings), "engine"
+    )
     try:
-        why = "" if as_written or unrecorded(bundle) else deviation(runner, bundle)
+        why = "" if as_written or unrecorded(bundle) else deviation(model.runner, bundle)
     except BaseException:
         model.close()
         raise
     if why:
-        model.notes += (f"the engine is further from the baseline than its check was: {why}. Run `trtpipe verify`",)
+        model._notes += (f"the engine is further from the baseline than its check was: {why}. Run `trtpipe verify`",)
     return model

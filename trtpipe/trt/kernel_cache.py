@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import stat
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ def kernel_file(engine: bytes, gpu: Gpu) -> Path:
 
 
 class KernelCache:
-    """A runtime cache of TensorRT-RTX and its file.
+    """A runtime cache of TensorRT-RTX and its file; any number of threads may use it.
 
     Args:
         path: the file; it need not be there yet.
@@ -39,31 +40,39 @@ class KernelCache:
         self.path = path
         self._before = b""
         self._cache: IRuntimeCache | None = None
+        self._turn = threading.Lock()
+
+    @property
+    def new(self) -> bool:
+        """Nothing came from the file and nothing was written to it."""
+        return not self._before
 
     def attach(self, config: IRuntimeConfig) -> tuple[str, ...]:
         """Give an `IRuntimeConfig` the cache, read from the file the first time; notes on why it was not read."""
         notes: tuple[str, ...] = ()
-        if self._cache is None:
-            self._cache = config.create_runtime_cache()
-            notes = self._read(self._cache)
-        config.set_runtime_cache(self._cache)
+        with self._turn:
+            if self._cache is None:
+                self._cache = config.create_runtime_cache()
+                notes = self._read(self._cache)
+            config.set_runtime_cache(self._cache)
         return notes
 
     def save(self) -> tuple[str, ...]:
         """Write the file where kernels were compiled that it does not hold; a note where that cannot be done."""
-        if self._cache is None:
+        with self._turn:
+            if self._cache is None:
+                return ()
+            data = bytes(self._cache.serialize())
+            if not data or data == self._before:
+                return ()
+            try:
+                self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                write_whole(self.path, data)
+                self.path.chmod(0o600)
+            except OSError as error:
+                return (f"kernels compiled for this GPU cannot be kept in {self.path} ({error.strerror or error})",)
+            self._before = data
             return ()
-        data = bytes(self._cache.serialize())
-        if not data or data == self._before:
-            return ()
-        try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_whole(self.path, data)
-            self.path.chmod(0o600)
-        except OSError as error:
-            return (f"kernels compiled for this GPU cannot be kept in {self.path} ({error.strerror or error})",)
-        self._before = data
-        return ()
 
     def _read(self, cache: IRuntimeCache) -> tuple[str, ...]:
         try:

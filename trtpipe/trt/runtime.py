@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 
 from calib.types import Array
 from trtpipe.errors import InputError, MissingError
+from trtpipe.packages import install_command
 from trtpipe.progress import Silent
 from trtpipe.trt import driver, flavour, plan
 from trtpipe.trt.calls import Binding, Bindings, Shape, Tensors, spec_of
@@ -38,8 +40,8 @@ class EngineRunner:
     """Runs one engine; a context manager, since the engine, its contexts and their memory live on the GPU.
 
     Any number of threads may call `run`: each call has an execution context, a stream and buffers to itself, which the
-    next one takes over. There are as many as ever ran at once. TensorRT 8.6 lets one context have a profile, and pycuda
-    one thread the GPU: there the calls wait for each other.
+    next one takes over. There are as many as ever ran at once. TensorRT 8.6 lets one context have a profile: there the
+    calls wait for each other. With pycuda only the thread that opened the runner may call it.
 
     Args:
         engine: the plan's bytes, or its path.
@@ -84,9 +86,10 @@ class EngineRunner:
         self._turn = threading.Condition()
         self._idle: list[Execution] = []
         self._made, self._most = 0, 1
+        self._only_thread: int | None = None
+        self._notes: dict[str, None] = {}
         self.name = "engine"
         self.bindings: tuple[Binding, ...] = ()
-        self.notes: tuple[str, ...] = ()
 
     def __enter__(self) -> EngineRunner:
         try:
@@ -101,6 +104,11 @@ class EngineRunner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What users of the outputs should know; there may be more of it after a call."""
+        return tuple(self._notes)
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -141,7 +149,8 @@ class EngineRunner:
         """The outputs by name in their binding dtypes, copied: a later run does not change them.
 
         Raises:
-            InputError: names, dtypes or shapes are not those of the engine; or an execution failed.
+            InputError: names, dtypes or shapes are not those of the engine; an execution failed; or this is another
+                thread than the one that pycuda lets use the GPU.
         """
         self._opened()
         arrays = self._checked(inputs)
@@ -152,15 +161,23 @@ class EngineRunner:
     @contextlib.contextmanager
     def _execution(self) -> Iterator[Execution]:
         """A context that no other thread has, for the block. One that raised in it is closed and not used again."""
+        if self._only_thread not in (None, threading.get_ident()):
+            raise InputError(
+                "engine: must be run by the thread that opened it, as pycuda is in use (got another thread). Install "
+                f"cuda-python: {install_command('cuda')}."
+            )
         with self._turn:
             self._turn.wait_for(lambda: self._engine is None or self._idle or self._made < self._most)
             self._opened()
             execution = self._idle.pop() if self._idle else None
             self._made += execution is None
+        fresh = execution is None
         try:
             if execution is None:
                 execution = self._new_execution()
             yield execution
+            if fresh:
+                self._keep_compiled()
         except BaseException:
             self._give_up(execution)
             raise
@@ -219,10 +236,19 @@ class EngineRunner:
             self._cache = KernelCache(kernel_file(self._plan, device))
         self.profiles = int(engine.num_optimization_profiles)
         self.name = f"{tensorrt.title} on {device.name}"
+        began = time.monotonic()
         first = self._new_execution()
-        self.bindings = first.calls.list()
-        self._most = 1 if tensorrt.has("bindings_api") or first.memory.provider == "pycuda" else _UNLIMITED
         self._idle, self._made = [first], 1
+        seconds, new = time.monotonic() - began, self._cache is not None and self._cache.new
+        self._keep_compiled()
+        if self._cache is not None and new and not self._cache.new:
+            self._note(
+                f"{tensorrt.title} compiled the engine for this GPU in {seconds:.1f} s; the next load takes what was "
+                f"compiled from {self._cache.path}"
+            )
+        self.bindings = first.calls.list()
+        self._most = 1 if tensorrt.has("bindings_api") else _UNLIMITED
+        self._only_thread = threading.get_ident() if first.memory.provider == "pycuda" else None
 
     def _new_execution(self) -> Execution:
         """A context of its own, with a stream and buffers."""
@@ -253,7 +279,7 @@ class EngineRunner:
         if self._cache is None:
             return engine.create_execution_context()
         config = engine.create_runtime_config()
-        self.notes += self._cache.attach(config)
+        self._note(*self._cache.attach(config))
         return engine.create_execution_context(config)
 
     def _load_lean(self, runtime: Runtime, version: str) -> Runtime:
@@ -272,11 +298,11 @@ class EngineRunner:
         validity, diagnostics = runtime.get_engine_validity(self._plan)
         if enum_name(validity) == "INVALID":
             raise InputError(
-                f"engine: {tensorrt.title} must find the plan valid for this GPU (got INVALID, {diagnostics}; "
+                f"engine: the plan must be valid for this GPU (got: {tensorrt.title} says INVALID, {diagnostics}; "
                 f"{self._reason()}). Build the engine for this GPU's compute capability."
             )
         if enum_name(validity) == "SUBOPTIMAL":
-            self.notes += (f"{tensorrt.title} says that the engine may be slower on this GPU than one built for it",)
+            self._note(f"{tensorrt.title} says that the engine may be slower on this GPU than one built for it")
 
     def _give_weights(self, tensorrt: Flavour, engine: ICudaEngine, onnx: bytes) -> None:
         """Refit every weight of the engine from the ONNX file."""
@@ -284,7 +310,7 @@ class EngineRunner:
         parser = tensorrt.module.OnnxParserRefitter(refitter, self._logger)
         if not parser.refit_from_bytes(onnx) or not refitter.refit_cuda_engine():
             raise InputError(
-                f"engine: the weights must be those of the graph it was built from (got {self._reason()}). "
+                f"engine: weights must come from the graph that the engine was built from (got {self._reason()}). "
                 "Give the bundle's own model.onnx."
             )
 
@@ -297,10 +323,17 @@ class EngineRunner:
             self._turn.notify_all()
         for execution in idle:
             execution.close()
-        if self._cache is not None:
-            self.notes += self._cache.save()
+        self._keep_compiled()
         for part in ("_runtime", "_logger"):
             self.__dict__.pop(part, None)
+
+    def _keep_compiled(self) -> None:
+        """Write what was compiled for this GPU: after a load, and after the first call in each context."""
+        if self._cache is not None:
+            self._note(*self._cache.save())
+
+    def _note(self, *notes: str) -> None:
+        self._notes |= dict.fromkeys(notes)
 
     def _reason(self) -> str:
         return self._watch.errors[-1] if self._watch.errors else "no error message"
