@@ -109,11 +109,11 @@ def test_a_model_that_does_not_repeat_itself_is_refused(network: Callable[[], nn
     )
 
 
-def test_nor_is_a_program_that_does_not(tmp_path: Path) -> None:
-    x = torch.zeros(3, 3, 8, 8)
-    program = torch.export.export(Noisy(), (x,)).module()
-    loaded = dataclasses.replace(nets.loaded(program, out_shape=("N", 3)), kind="program")
-    with pytest.raises(InputError, match=r"model: must answer the same on the same inputs \(got other values of logits"):
+def test_nor_is_a_program_that_does_not() -> None:
+    loaded = dataclasses.replace(nets.loaded(Noisy(), out_shape=("N", 3)), kind="program")
+    with pytest.raises(
+        InputError, match=r"model: must answer the same on the same inputs \(got other values of logits"
+    ):
         record_baseline(loaded, BATCHES, 5, batch_size=3, kind="trace", progress=Silent())
 
 
