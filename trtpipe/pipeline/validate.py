@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from calib.samples import IMAGE_SUFFIXES, has_images
+from trtpipe.figures import exact
 from trtpipe.job.importable import find_module, missing
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, JobFile, job_files
@@ -213,7 +214,7 @@ def kit_refusals(job: Job, version: str | None = None) -> _Problems:
     if (speedup := job.check.limits.speedup_over_fp16_min) is not None:
         yield (
             "check.limits.speedup_over_fp16_min",
-            f"must be left out to prepare a kit (got {speedup:g}): a device has one engine to time. "
+            f"must be left out to prepare a kit (got {exact(speedup)}): a device has one engine to time. "
             "Build the job where its GPU is.",
         )
     if target == "onnxruntime":
