@@ -17,10 +17,10 @@ from trtpipe.job.load import JobErrors, JobFile, job_files
 from trtpipe.job.problems import Problem, violation
 from trtpipe.packages import EXTRAS, not_installed
 from trtpipe.packages import version as package_version
-from trtpipe.routes.options import FRONTENDS, job_refusals
+from trtpipe.routes.options import FRONTENDS, job_refusals, without_gpu
 from trtpipe.trt import driver
 from trtpipe.trt.flavour import installed, require_version, unsupported
-from trtpipe.trt.options import platform_refusals, refusals
+from trtpipe.trt.options import needs_driver, platform_refusals, refusals
 from trtpipe.trt.platforms import unable
 from trtpipe.trt.versions import RELEASES as KNOWN_RELEASES
 
@@ -96,7 +96,8 @@ def _judged(
             on_this_gpu = version is None and purpose == "build"
             for option, text in (*_modules(job, path), *_images(job), *(_gpu(job) if on_this_gpu else ())):
                 file.add(tuple(option.split(".")), text)
-            for option, text in (*_packages(job, path), *(_compiler(job) if purpose == "build" else ())):
+            compiled_here = (*_compiler(job), *(_gpu_absent(job) if on_this_gpu else ())) if purpose == "build" else ()
+            for option, text in (*_packages(job, path), *compiled_here):
                 file.add(tuple(option.split(".")), text, missing=True)
         refused: Iterable[tuple[str, str]] = ()
         wrong = None if version is None else unsupported(job.build.target, version)
@@ -167,6 +168,18 @@ def _compiler(job: Job) -> _Problems:
     target = job.build.target
     if target != "onnxruntime" and target not in installed():
         yield "build.target", not_installed(target)
+
+
+def _gpu_absent(job: Job) -> _Problems:
+    """What asks for a GPU in order to be built, where there is none."""
+    target, route = job.build.target, job.build.route
+    if target == "onnxruntime" or not (gpu := driver.probe()).problem:
+        return
+    if route != "onnx":
+        yield "build.route", without_gpu(route, gpu.problem)
+        return
+    for option in needs_driver(job.build, target):
+        yield option, driver.absent(gpu)
 
 
 def _frontend(job: Job) -> _Problems:
