@@ -150,8 +150,7 @@ def _packages(job: Job, path: Path) -> _Problems:
     if job.check.images is not None or (job.calibration is not None and job.calibration.images is not None):
         needed.append(("check.images", "torchvision"))
     if job.precision.quantized:
-        mode = next((m for m in ("int8_mode", "fp8_mode", "nvfp4_mode") if getattr(job.precision, m)), "weights")
-        needed.append((f"precision.{mode}", "torchao"))
+        needed.append((f"precision.{job.precision.quantizing_key}", "torchao"))
     absent: dict[str, list[str]] = {}
     for option, name in needed:
         if package_version(name) is None:

@@ -318,11 +318,7 @@ def checked_header(tensorrt: flavour.Flavour, data: bytes) -> plan.PlanHeader:
     header = plan.read_header(data)
     version = ".".join(str(n) for n in flavour.parse_version(tensorrt.version)[:4])
     if (header.flavour, header.version[: len(version)]) != (tensorrt.name, version):
-        raise BuildError(
-            f"engine: the plan's header must say {tensorrt.title} "
-            f"(got {flavour.title(header.flavour, header.version)}). "
-            "Another TensorRT's library was loaded: check LD_LIBRARY_PATH."
-        )
+        raise plan.of_another_library(tensorrt.title, flavour.title(header.flavour, header.version))
     return header
 
 
