@@ -40,12 +40,12 @@ PAGE = """\
 # What a build costs
 
 Written by `benchmarks/build_time.py` on a machine without a GPU ({machine}), {date}. {images} images calibrate and
-{images} are checked, random weights, default settings. Seconds; `whole` is from the command to the bundle, `parts` the sum
-of what no tool can leave out, measured in the same run: importing torch and timm, one `torch.export`, one ONNX export, the
-bare forward passes over the images ({images} for the baseline, {images} for the graph, {images} more for INT8),
-TensorRT-RTX on the ONNX file that trtpipe wrote. `ratio` is whole / parts. Memory is the peak of the building process and
-of the one in which TensorRT-RTX runs, in GB. INT8 rows calibrate and correct by default settings; `corrections off` shows
-the rest.
+{images} are checked, random weights, default settings. Seconds; `whole` is from the command to the bundle, `parts` the
+sum of what no tool can leave out, measured in the same run: importing torch and timm, one `torch.export`, one ONNX
+export, the bare forward passes over the images ({images} for the baseline, {images} for the graph, {images} more for
+INT8), TensorRT-RTX on the ONNX file that trtpipe wrote. `ratio` is whole / parts. Memory is the peak of the building
+process and of the one in which TensorRT-RTX runs, in GB. INT8 rows calibrate and correct by default settings;
+`corrections off` shows the rest.
 
 | job | whole | parts | ratio | memory | ModelOpt | ONNX Runtime |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: |

@@ -16,6 +16,7 @@ from calib.user_code import INTERRUPTS, import_callable, user_code
 from trtpipe.errors import BuildError, InputError
 from trtpipe.job.importable import on_path
 from trtpipe.model.failures import first_line, place_of
+from trtpipe.model.torch_versions import graph_module
 from trtpipe.values import DimRange, LoadedModel, ModelKind, TensorSpec
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def _program(path: str, inputs: tuple[TensorSpec, ...]) -> torch.nn.Module:
             f"model.program: must be a file of torch.export.save (got {Path(path).name}: {error})."
         ) from error
     _require_sizes(program, inputs)
-    network: torch.nn.Module = program.module(check_guards=False)
+    network: torch.nn.Module = graph_module(program)
     # It refuses train() and eval(): what it does in either was settled when it was exported.
     network.train = network.eval = lambda mode=True: network  # type: ignore[method-assign, misc]
     return network

@@ -20,6 +20,7 @@ from trtpipe.errors import BuildError, InputError, MissingError
 from trtpipe.job.job import Job
 from trtpipe.job.sections import Build
 from trtpipe.model.export import export
+from trtpipe.model.torch_versions import graph_module
 from trtpipe.packages import install_command
 from trtpipe.progress import Progress
 from trtpipe.routes import options
@@ -265,7 +266,6 @@ def checked_program(quantized: Quantized, *, parts: bool = False) -> torch.expor
     Raises:
         BuildError: a dimension is not what the binding says, or two outputs are one tensor.
     """
-    from trtpipe.model.nodes import graph_module
     from trtpipe.routes.torch_tensorrt.qdq import kept_with_readers, remember_modules, rewritten
 
     check_shapes(quantized.program, quantized.inputs)
