@@ -18,6 +18,9 @@ OLDEST, UNKNOWN = (2, 6), (2, 16)
 #: The first whose PT2E quantization is torchao's; before, it is PyTorch's own.
 PT2E_IN_TORCHAO = (2, 7)
 
+#: The first whose ONNX exporter leaves the program that it is given as it was: before, it fixes its dynamic dimensions.
+EXPORTER_KEEPS_SHAPES = (2, 7)
+
 
 def release(version: str) -> tuple[int, int]:
     """The first two numbers of a version of PyTorch: (2, 14) of "2.14.1+cu130"; (0, 0) of what is none."""
