@@ -140,7 +140,7 @@ def to_onnx(quantized: Quantized, release: str | None = None) -> OnnxModel:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """torch.onnx prints to stdout and logs conversions of opsets, and in 2.6 types that it cannot read; errors raise."""
+    """torch.onnx prints to stdout and logs conversions, and in 2.6 types that it cannot read; errors still raise."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
