@@ -6,13 +6,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 OUT ?= out
 JOBS ?= 2
+MARKS ?= not acceptance and not slow and not gpu
 # Where what was measured on a GPU is written.
 RESULTS ?= benchmarks/results
 # It pins TensorRT-RTX below the 1.7.1 that builds INT8 convolutions, and works beside it.
 FRONTEND := torch-tensorrt-rtx==2.14.0 dllist==2.0.0
 # Modules of the programs, what needs a GPU or another checkout, and what writes a page of the docs.
 NO_FIGURES := $(addprefix benchmarks/,compare_checkouts.py gpu.py gpu_page.py photos.py random_models.py rtx_loads.py \
-	accuracy.py accuracy_page.py fetch_zoo.py peers.py sizes.py zoo.py)
+	accuracy.py accuracy_page.py build_time.py fetch_zoo.py peers.py sizes.py zoo.py)
 BROWSER := command -v chromium || command -v chromium-browser || command -v google-chrome || command -v google-chrome-stable
 INSTALL_BROWSER := apt-get install chromium
 # Trained networks and photographs.
@@ -20,8 +21,8 @@ ZOO ?= data/zoo
 DIGITS := data/digits/resnet.safetensors
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser quickstart test test-ci test-slow test-gpu fmt lint type bench bench-calibration bench-accuracy \
-	bench-sizes bench-gpu schema dist clean
+.PHONY: help setup browser quickstart test test-slow test-gpu fmt lint type bench bench-calibration bench-accuracy \
+	bench-build bench-sizes bench-gpu schema dist clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -51,11 +52,8 @@ quickstart: $(SETUP) $(DIGITS)  ## Build configs/quickstart.yaml: digits, INT8, 
 	$(BIN)/python -m trtpipe build configs/quickstart.yaml -o $(OUT)
 
 # Two processes of one thread each are faster than one of two: most of a test is Python.
-test: $(SETUP)  ## Run the tests, but those marked acceptance, slow or gpu.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'not acceptance and not slow and not gpu' $(ARGS)
-
-test-ci: $(SETUP)  ## Run the acceptance tests too, before a release. A skip for another reason than a GPU or torch2trt fails.
-	TRTPIPE_NO_SKIPS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'not slow and not gpu' $(ARGS)
+test: $(SETUP)  ## Run the tests, but those marked acceptance, slow or gpu; MARKS='not slow and not gpu' adds acceptance.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m '$(MARKS)' $(ARGS)
 
 test-slow: $(SETUP)  ## Run the tests that CI does not, and the property tests on other examples each time.
 	HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -m '(slow or hypothesis) and not gpu' $(ARGS)
@@ -86,6 +84,9 @@ $(ZOO)/manifest.json: | $(SETUP)
 
 bench-accuracy: $(SETUP) $(ZOO)/manifest.json  ## INT8 on trained networks, beside other tools (PEER_PYTHON=...); hours.
 	ZOO="$(ZOO)" $(BIN)/python benchmarks/accuracy.py $(ARGS)
+
+bench-build: $(SETUP)  ## Where the time of a build goes, beside the parts that no tool can leave out; on a quiet machine.
+	$(BIN)/python benchmarks/build_time.py $(ARGS)
 
 bench-sizes: $(SETUP)  ## Sizes of FP16 and INT8 engines of ten networks, without a GPU.
 	$(BIN)/python benchmarks/sizes.py $(ARGS)
