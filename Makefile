@@ -13,7 +13,7 @@ RESULTS ?= benchmarks/results
 FRONTEND := torch-tensorrt-rtx==2.14.0 dllist==2.0.0
 # Modules of the programs, what needs a GPU or another checkout, and what writes a page of the docs.
 NO_FIGURES := $(addprefix benchmarks/,compare_checkouts.py gpu.py gpu_page.py photos.py random_models.py rtx_loads.py \
-	accuracy.py accuracy_page.py fetch_zoo.py peers.py sizes.py zoo.py)
+	accuracy.py accuracy_page.py build_time.py fetch_zoo.py peers.py sizes.py zoo.py)
 BROWSER := command -v chromium || command -v chromium-browser || command -v google-chrome || command -v google-chrome-stable
 INSTALL_BROWSER := apt-get install chromium
 # Trained networks and photographs.
@@ -22,7 +22,7 @@ DIGITS := data/digits/resnet.safetensors
 
 .DEFAULT_GOAL := help
 .PHONY: help setup browser quickstart test test-slow test-gpu fmt lint type bench bench-calibration bench-accuracy \
-	bench-sizes bench-gpu schema dist clean
+	bench-build bench-sizes bench-gpu schema dist clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -84,6 +84,9 @@ $(ZOO)/manifest.json: | $(SETUP)
 
 bench-accuracy: $(SETUP) $(ZOO)/manifest.json  ## INT8 on trained networks, beside other tools (PEER_PYTHON=...); hours.
 	ZOO="$(ZOO)" $(BIN)/python benchmarks/accuracy.py $(ARGS)
+
+bench-build: $(SETUP)  ## Where the time of a build goes, beside the parts that no tool can leave out; on a quiet machine.
+	$(BIN)/python benchmarks/build_time.py $(ARGS)
 
 bench-sizes: $(SETUP)  ## Sizes of FP16 and INT8 engines of ten networks, without a GPU.
 	$(BIN)/python benchmarks/sizes.py $(ARGS)

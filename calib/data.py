@@ -18,7 +18,17 @@ from calib.errors import CalibError
 from calib.factories import open_factory
 from calib.images import Images
 from calib.loading import in_workers
-from calib.samples import Batch, DataSpec, InputSpec, Origin, Sample, TransformSpec, combine_digests
+from calib.samples import (
+    SOURCES,
+    Batch,
+    DataSpec,
+    InputSpec,
+    Origin,
+    Sample,
+    TransformSpec,
+    combine_digests,
+    require_batch_size,
+)
 from calib.types import Array
 
 
@@ -103,8 +113,7 @@ class Source:
         Raises:
             CalibError: batch_size under 1; a sample that cannot be read or used, naming it.
         """
-        if batch_size < 1:
-            raise CalibError(f"batch_size: must be at least 1 (got {batch_size}).")
+        require_batch_size(batch_size)
         chunks = [self._drawn[i : i + batch_size] for i in range(0, len(self._drawn), batch_size)]
         work = _Loading(self._origin, chunks)
         loaded: Iterator[Batch | CalibError] = map(work.__getitem__, range(len(chunks)))
@@ -184,7 +193,7 @@ def open_source(spec: DataSpec, inputs: Sequence[InputSpec]) -> Source:
         CalibError: not exactly one kind of data; data that is missing, empty, fewer than asked, or does not fit the
         inputs.
     """
-    given = [k for k in ("images", "arrays", "factory") if getattr(spec, k) is not None]
+    given = [k for k in SOURCES if getattr(spec, k) is not None]
     if len(given) != 1:
         raise CalibError(
             f"data: exactly one of images, arrays and factory must be set (got {' and '.join(given) or 'none'})."

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from calib.types import Array, JsonObject
 from trtpipe.notebook import table_html
@@ -18,11 +18,14 @@ if TYPE_CHECKING:
     import torch
 
 #: Binding dtypes by their NumPy names; BF16 has none and is only ever used inside an engine.
-BINDING_DTYPES = ("float32", "float16", "uint8", "int8", "int32", "int64", "bool")
+BindingDtype = Literal["float32", "float16", "uint8", "int8", "int32", "int64", "bool"]
+BINDING_DTYPES: tuple[BindingDtype, ...] = get_args(BindingDtype)
 
 #: Number formats below 16 bits, each with scales: see `quantization.formats`.
 NumberFormatName = Literal["int8", "fp8", "int4", "nvfp4"]
-Precision = Literal["fp32", "fp16", "bf16", "int8", "fp8", "int4", "nvfp4"]
+Precision = Literal["int4", "nvfp4", "int8", "fp8", "fp16", "bf16", "fp32"]
+#: From the narrowest to the widest.
+PRECISIONS_BY_WIDTH: tuple[Precision, ...] = get_args(Precision)
 Executed = Literal["engine", "graph"]
 Target = Literal["tensorrt", "tensorrt_rtx", "onnxruntime"]
 Route = Literal["onnx", "torch_tensorrt", "torch2trt"]
@@ -32,6 +35,11 @@ Route = Literal["onnx", "torch_tensorrt", "torch2trt"]
 MOST_EXTENT = 2**31 - 1
 #: Letters of a job's name: it is a folder's, and begins those of hidden ones beside it, which file systems hold to 255.
 MOST_NAME = 128
+JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+
+Extent = Literal["min", "opt", "max"]
+#: The extents of a dynamic dimension in an optimization profile.
+EXTENTS: tuple[Extent, ...] = get_args(Extent)
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ class TensorSpec:
     dims: Mapping[str, DimRange] = field(default_factory=dict)
     batch_axis: int | None = 0
 
-    def at(self, which: Literal["min", "opt", "max"]) -> tuple[int, ...]:
+    def at(self, which: Extent) -> tuple[int, ...]:
         """The static shape with every dynamic dimension at its min, opt or max."""
         return tuple(d if isinstance(d, int) else int(getattr(self.dims[d], which)) for d in self.shape)
 
@@ -82,6 +90,9 @@ class TensorSpec:
         return tuple(dict.fromkeys(d for d in self.shape if isinstance(d, str)))
 
 
+ModelKind = Literal["eager", "program", "onnx"]
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """The user's model behind its bindings.
@@ -98,7 +109,7 @@ class LoadedModel:
     weights_digest: str
     source: str
     notes: tuple[str, ...] = ()
-    kind: Literal["eager", "program", "onnx"] = "eager"
+    kind: ModelKind = "eager"
     classes: tuple[str, ...] | None = None
 
 

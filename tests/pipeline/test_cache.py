@@ -9,7 +9,7 @@ import pytest
 from trtpipe.errors import Cancelled, InputError, MissingError
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.remote import Store
-from trtpipe.pipeline.cache.store import Busy, Cache, DamagedEntry, default_root, parse_bytes
+from trtpipe.pipeline.cache.store import Busy, Cache, DamagedEntry, parse_bytes
 
 KEY = "a" * 64
 
@@ -139,14 +139,6 @@ def test_sizes_are_read_as_people_write_them():
     ]  # fmt: skip
     with pytest.raises(InputError, match=r"--cache-size: must be a size like 20GB \(got 'lots'\)\."):
         parse_bytes("lots", "--cache-size")
-
-
-def test_the_default_place_follows_xdg(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_root() == tmp_path / "trtpipe"
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_root() == tmp_path / ".cache" / "trtpipe"
 
 
 @pytest.mark.parametrize("scheme", ["file", "memory"])

@@ -21,6 +21,9 @@ from trtpipe.values import CheckReport, Control, Executed, Metric
 #: Samples that the control is run on: enough for every metric, few enough to cost little.
 CONTROL_SAMPLES = 64
 
+#: Why a check fails that requires the engine itself.
+NOT_EXECUTED = "check.require is engine, and no GPU executed it here"
+
 #: limit of the job -> (metric, whether larger is better)
 LIMITS: Mapping[str, tuple[str, bool]] = {
     "cosine_min": ("cosine", True),
@@ -129,7 +132,7 @@ def check_engine(
     problems += more
     notes = list(doubtful(measured, data.samples))
     if require == "engine" and executed != "engine":
-        problems.append("check.require is engine, and no GPU executed it here")
+        problems.append(NOT_EXECUTED)
     if damaged is not None:
         control, note = _control(damaged, data.first(CONTROL_SAMPLES), limits)
         notes += [note] if note else []

@@ -14,4 +14,5 @@ __all__ = [
     "onnx",
     "pt2e",
     "sites",
+    "torch_versions",
 ]

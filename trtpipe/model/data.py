@@ -29,9 +29,8 @@ def open_calibration(job: Job) -> Source:
     Raises:
         InputError: the job has none, or they are bad.
     """
-    if job.calibration is None:
-        raise InputError("calibration: the job has no calibration data. Add calibration.images.")
-    return _open(job, "calibration", job.calibration, job.calibration.transform)
+    calibration = job.require_calibration()
+    return _open(job, "calibration", calibration, calibration.transform)
 
 
 def open_check(job: Job) -> Source:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from trtpipe.nightly.outcome import Comparison, JobOutcome, NightlyReport, drift_line
+from trtpipe.nightly.outcome import OUTCOMES, Comparison, JobOutcome, NightlyReport, drift_line
 from trtpipe.progress import duration, size
 from trtpipe.report import charts
 from trtpipe.report.figures import compact, percent
@@ -91,7 +91,7 @@ def render(report: NightlyReport, history: History | None = None, links: Mapping
     """
     rows = [job_row(o, (history or {}).get(o.name, {}), (links or {}).get(o.name, "")) for o in report.outcomes]
     rows.sort(key=lambda r: (ORDER.index(r.word), r.job.name))
-    counts = [(word, sum(r.job.outcome == word for r in rows)) for word in ("built", "reused", "error", "cancelled")]
+    counts = [(word, sum(r.job.outcome == word for r in rows)) for word in OUTCOMES]
     return page(
         "nightly.html",
         report=report,

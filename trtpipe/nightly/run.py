@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from trtpipe.bundle.format import place
 from trtpipe.errors import Cancelled, InputError, TrtpipeError
 from trtpipe.job.job import Job
-from trtpipe.job.load import JobErrors, load_jobs
+from trtpipe.job.load import JobErrors, load_jobs, same_name
 from trtpipe.nightly.fleet import Fleet
 from trtpipe.nightly.history import History
 from trtpipe.nightly.local import Local
@@ -174,10 +174,7 @@ class _Night:
             for job in jobs:
                 if job.name in planned:
                     first = planned[job.name].file
-                    twice = InputError(
-                        f"{file}: name: must be another than that of {first} (got {job.name!r}). Rename one job."
-                    )
-                    self._broken(f"{job.name} ({file.name})", file, twice)
+                    self._broken(f"{job.name} ({file.name})", file, same_name(file, first, job.name))
                     continue
                 try:
                     ingredients = self._ingredients(self._survey(job), job)

@@ -14,13 +14,13 @@ from trtpipe.job.importable import find_module, missing
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, JobFile, job_files
 from trtpipe.job.problems import Problem, violation
-from trtpipe.packages import EXTRAS, not_installed
+from trtpipe.packages import EXTRAS, install_command, not_installed
 from trtpipe.packages import version as package_version
 from trtpipe.routes.options import FRONTENDS, job_refusals
 from trtpipe.trt import driver
 from trtpipe.trt.flavour import installed, require_version, unsupported
 from trtpipe.trt.options import platform_refusals, refusals
-from trtpipe.trt.platforms import unable
+from trtpipe.trt.platforms import too_old_or_new, unable
 from trtpipe.trt.versions import RELEASES as KNOWN_RELEASES
 
 
@@ -150,8 +150,7 @@ def _packages(job: Job, path: Path) -> _Problems:
     if job.check.images is not None or (job.calibration is not None and job.calibration.images is not None):
         needed.append(("check.images", "torchvision"))
     if job.precision.quantized:
-        mode = next((m for m in ("int8_mode", "fp8_mode", "nvfp4_mode") if getattr(job.precision, m)), "weights")
-        needed.append((f"precision.{mode}", "torchao"))
+        needed.append((f"precision.{job.precision.quantizing_key}", "torchao"))
     absent: dict[str, list[str]] = {}
     for option, name in needed:
         if package_version(name) is None:
@@ -164,8 +163,13 @@ def _compiler(job: Job) -> _Problems:
     """The TensorRT that is to compile the engine here."""
     yield from _frontend(job)
     target = job.build.target
-    if target != "onnxruntime" and target not in installed():
+    here = installed()
+    if target == "onnxruntime":
+        return
+    if target not in here:
         yield "build.target", not_installed(target)
+    elif too_old := unsupported(target, here[target][1]):
+        yield "build.target", f"{too_old}. Run: {install_command(target)}"
 
 
 def _frontend(job: Job) -> _Problems:
@@ -232,6 +236,8 @@ def _gpu(job: Job) -> _Problems:
     """What the GPU here cannot do, where the engine is built on the GPU that it is for."""
     if job.build.target != "tensorrt" or job.build.platform is not None:
         return
+    here = installed().get("tensorrt")
     for device in driver.probe().devices[:1]:
-        for option, message in unable(device.name, device.compute_capability, job.precision):
+        gpu = device.name, device.compute_capability
+        for option, message in (*(too_old_or_new(*gpu, here[1]) if here else ()), *unable(*gpu, job.precision)):
             yield option, message.removeprefix(f"{option}: ")

@@ -18,6 +18,7 @@ from trtpipe.quantization.diagnose import BLAME
 from trtpipe.report import charts, comparison
 from trtpipe.report.content import ReportContent
 from trtpipe.report.figures import compact, percent
+from trtpipe.values import PRECISIONS_BY_WIDTH
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -43,9 +44,7 @@ METRICS: Mapping[str, tuple[str, str, float, bool]] = {
     "accuracy_drop": ("Accuracy lost", "baseline − executed", 0.0, True),
 }
 
-#: From the narrowest to the widest.
-PRECISIONS = ("int4", "nvfp4", "int8", "fp8", "fp16", "bf16", "fp32")
-NUMBER_FORMATS = PRECISIONS[:4]
+NUMBER_FORMATS = PRECISIONS_BY_WIDTH[:4]
 #: Histograms that are open at once; the rest is behind a click.
 OPEN_HISTOGRAMS = 12
 #: Rows after which a table scrolls by itself.
@@ -232,7 +231,7 @@ def worst_modules(rows: Sequence[ModuleRow]) -> list[ModuleRow]:
 def headline(manifest: Manifest, check: CheckReport) -> str:
     """The verdict in one sentence."""
     count = sum(m.limit is not None for m in check.metrics)
-    wide = " + ".join(p.upper() for p in PRECISIONS if any(layer.precision == p for layer in manifest.layers))
+    wide = " + ".join(p.upper() for p in PRECISIONS_BY_WIDTH if any(layer.precision == p for layer in manifest.layers))
     what = "engine" if check.executed == "engine" else "graph"
     subject = f"The {wide + ' ' if wide else ''}{what}"
     where = f"on {check.samples:,} samples"
@@ -317,7 +316,7 @@ def binding(side: str, spec: TensorSpec) -> tuple[str, str, str, str, str]:
 def precision_shares(layers: Sequence[LayerPrecision]) -> list[tuple[str, int, float]]:
     """(precision, operations, percent of all) in the order of width."""
     counted = Counter(layer.precision for layer in layers)
-    return [(p, counted[p], 100 * counted[p] / len(layers)) for p in PRECISIONS if counted[p]]  # type: ignore[index]
+    return [(p, counted[p], 100 * counted[p] / len(layers)) for p in PRECISIONS_BY_WIDTH if counted[p]]
 
 
 def module_rows(

@@ -83,9 +83,7 @@ def _pools(value: Any, wanted: JsonObject) -> tuple[str, str] | None:
     legal = ", ".join(POOL_KEYWORDS)
     if other := [p for p in value if p not in POOL_KEYWORDS]:
         return f"must name pools among {legal}", f"Leave {', '.join(other)} out, or use build.route onnx."
-    if wanted.get("default_device_type") != "dla":
-        return "must go with build.default_device_type dla", "Set it, or leave this out."
-    return None
+    return _dla_core(value, wanted)
 
 
 def _version_compatible(_value: Any, wanted: JsonObject) -> tuple[str, str] | None:

@@ -7,6 +7,7 @@ TensorRT must not be the first to use it: without a driver some of its releases 
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
 from dataclasses import dataclass
 
@@ -24,6 +25,11 @@ class Gpu:
     name: str
     compute_capability: str
     memory_bytes: int
+
+    @property
+    def file_name(self) -> str:
+        """The name as part of a file's."""
+        return re.sub(r"[^A-Za-z0-9]+", "-", self.name).strip("-")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from trtpipe.bundle.format import read_bundle
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import json_option
 from trtpipe.errors import InputError, MissingError
+from trtpipe.model.onnx.names import WEIGHTED
 from trtpipe.progress import size
 from trtpipe.trt.plan import read_header
 
@@ -164,7 +165,7 @@ def _computes_in(graph: GraphProto, types: Mapping[str, str]) -> Iterator[str]:
     """The type that each convolution and matrix product computes in: of Q/DQ inputs the quantized one."""
     makers = {name: node for node in graph.node for name in node.output}
     for node in graph.node:
-        if node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
+        if node.op_type not in WEIGHTED:
             continue
         sources = [makers.get(name) for name in node.input[:2]]
         quantized = [types.get(s.input[0], "int8") for s in sources if s and s.op_type == "DequantizeLinear"]

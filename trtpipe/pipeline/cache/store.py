@@ -245,12 +245,6 @@ class Cache:
                     shutil.rmtree(leftover, ignore_errors=True)
 
 
-def default_root() -> Path:
-    """`$XDG_CACHE_HOME/trtpipe`, or `~/.cache/trtpipe`."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "trtpipe"
-
-
 def parse_bytes(text: str, where: str) -> int:
     """`20GB`, `500 MB` or a plain number of bytes; 1 kB is 1,000 bytes.
 
