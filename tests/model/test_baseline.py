@@ -52,7 +52,9 @@ def test_a_torchscript_file_of_another_model_is_refused(tmp_path: Path) -> None:
     other = nets.settled(nets.Residual(), nets.images(16, 3, 8, 8, seed=9))
     nn.init.ones_(other.head.weight)
     torch.jit.script(other).save(str(path))
-    with pytest.raises(InputError, match=r"^baseline: TorchScript \(torchscript\) computes something else than the eager"):
+    with pytest.raises(
+        InputError, match=r"^baseline: TorchScript \(torchscript\) computes something else than the eager"
+    ):
         record_baseline(
             nets.residual(), BATCHES, 5, batch_size=3, kind="trace", torchscript=str(path), progress=Silent()
         )

@@ -217,7 +217,7 @@ def test_where_everything_converts_the_engine_is_whole_and_says_so(world):
 
 
 def test_without_the_option_the_engine_has_to_be_whole(world, small):
-    with pytest.raises(BuildError, match=r"got no converter for aten\.erfc\.default \(odd\)\)\."):
+    with pytest.raises(BuildError, match=r"\(no converter for aten\.erfc\.default \(odd\)\)\."):
         route.compile_engine(job("torch_tensorrt", "tensorrt_rtx"), small.loaded, small.quantized(), Silent())
 
 
@@ -296,11 +296,13 @@ def test_what_cannot_be_written_down_is_refused_with_its_name(small):
     root = torch.nn.Module()
     root.part = torch.nn.Module()
     root.part.serialized_engine = b""
-    with pytest.raises(BuildError, match=r"an engine would take or give a tensor of unknown shape \(the number 3\)\."):
+    with pytest.raises(
+        BuildError, match=r"an engine would take or give what is no tensor of known shape \(the number 3\)\."
+    ):
         hybrid_route.hybrid_of(torch.fx.GraphModule(root, graph), inputs, outputs)
     part.meta["val"] = torch.zeros(1)
     root.part.requires_output_allocator = True
-    with pytest.raises(BuildError, match="got an output whose shape only its values decide"):
+    with pytest.raises(BuildError, match=r"\(an output whose shape only its values decide"):
         hybrid_route.hybrid_of(torch.fx.GraphModule(root, graph), inputs, outputs)
 
 
@@ -311,5 +313,7 @@ def test_an_argument_that_compile_lacks_is_refused(world, small, monkeypatch):
         raise AssertionError("not reached")
 
     monkeypatch.setattr(frontend.dynamo, "compile", older)
-    with pytest.raises(InputError, match=r"got none called \S.*min_block_size.* in version 2\.14"):
+    with pytest.raises(
+        InputError, match=r"lacks arguments that this job needs \(\S.*min_block_size.* in version 2\.14"
+    ):
         compiled(world, small, small.quantized())

@@ -145,7 +145,7 @@ def test_a_node_that_tensorrt_refuses_is_named():
 
 
 def test_a_file_that_is_no_onnx(model):
-    with pytest.raises(errors.BuildError, match=r"got the file: MODEL_DESERIALIZE_FAILED, "):
+    with pytest.raises(errors.BuildError, match=r"\(the file: MODEL_DESERIALIZE_FAILED, "):
         build_engine(replace(model, data=b"garbage"), Build(), progress=Silent())
 
 
