@@ -8,6 +8,7 @@ __all__ = [
     "data",
     "export",
     "failures",
+    "labels",
     "load",
     "marks",
     "nodes",
