@@ -42,6 +42,12 @@ METRICS: Mapping[str, tuple[str, str, float, bool]] = {
     "accuracy_engine": ("Accuracy of what was executed", "top-1, against the labels", 1.0, True),
     "accuracy_drop": ("Accuracy lost", "baseline − executed", 0.0, True),
 }
+#: The same of a metric of the job's own, by what its name ends in.
+OWN_METRICS: Mapping[str, tuple[str, str, float]] = {
+    "_baseline": ("{} of the baseline", "", math.nan),
+    "_engine": ("{} of what was executed", "", math.nan),
+    "_drop": ("{} lost", "how much worse than the baseline's, in its own unit", 0.0),
+}
 
 #: From the narrowest to the widest.
 PRECISIONS = ("int4", "nvfp4", "int8", "fp8", "fp16", "bf16", "fp32")
@@ -270,15 +276,23 @@ def cards(content: ReportContent, check: CheckReport) -> list[tuple[str, str, st
     return result
 
 
+def meaning(name: str) -> tuple[str, str, float, bool]:
+    """A metric as `METRICS` has it; its name with blanks for one that is nowhere known."""
+    for end, (title, says, best) in OWN_METRICS.items():
+        if name not in METRICS and name.endswith(end):
+            return title.format(name.removesuffix(end).replace("_", " ")), says, best, False
+    return METRICS.get(name, (name.replace("_", " "), "", math.nan, False))
+
+
 def metric_row(metric: Metric) -> MetricRow:
     """One metric with its limit, if it has one, and how much of it is used."""
-    title, says, best, share = METRICS.get(metric.name, (metric.name.replace("_", " "), "", math.nan, False))
+    title, says, best, share = meaning(metric.name)
     shown = percent if share else compact
     interval, used, reach, limit = "", None, None, ""
     if metric.interval is not None:
         interval = f"{shown(metric.interval[0])} to {shown(metric.interval[1])}"
     if metric.limit is not None:
-        least = best > 0 if not math.isnan(best) else metric.value >= metric.limit
+        least = best > 0 if not math.isnan(best) else (metric.value >= metric.limit) is metric.passed
         limit = f"{'≥' if least else '≤'} {shown(metric.limit)}"
         used = allowance(metric.value, metric.limit, best)
         if metric.interval is not None:
