@@ -9,6 +9,7 @@ from models import line, tiny
 
 from trtpipe.model.export import export
 from trtpipe.model.nodes import calls
+from trtpipe.model.torch_versions import graph_module
 from trtpipe.routes.torch_tensorrt.qdq import rewritten
 
 OURS = torch.ops.trtpipe
@@ -46,13 +47,13 @@ def test_they_are_tagged_so_that_no_constant_folder_takes_them():
 def test_the_rewritten_program_computes_the_same_and_holds_int8_weights(half):
     model = line(tiny(), 16, 5)
     quantized = model.quantized(int8=True, half=half)
-    graph = rewritten(quantized.program.module(check_guards=False))
+    graph = rewritten(graph_module(quantized.program))
     assert not any("quantized_decomposed" in str(n.target) for n in calls(graph.graph))
     program = export(graph, quantized.inputs)
     x = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
-        before = quantized.program.module(check_guards=False)(x)[0]
-        after = program.module(check_guards=False)(x)[0]
+        before = graph_module(quantized.program)(x)[0]
+        after = graph_module(program)(x)[0]
     assert torch.equal(before, after)
     weights = [n for n in calls(program.graph) if n.target is OURS.dequantize_per_channel.default]
     assert len(weights) == 4
@@ -64,6 +65,6 @@ def test_what_symmetric_int8_does_not_cover_is_an_error():
         def forward(self, x):
             return THEIRS.quantize_per_tensor.default(x, 0.1, 3, -128, 127, torch.int8)
 
-    graph = torch.export.export(Shifted(), (torch.zeros(2, 2),)).module(check_guards=False)
+    graph = graph_module(torch.export.export(Shifted(), (torch.zeros(2, 2),)))
     with pytest.raises(ValueError, match=r"the zero point must be 0 \(got 3\)"):
         rewritten(graph)

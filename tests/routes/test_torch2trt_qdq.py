@@ -12,6 +12,7 @@ from torch2trt_double import DataType, Double, tensorrt
 from torch2trt_hooks import ABLE, Layer, Network
 
 from trtpipe.errors import BuildError
+from trtpipe.model.torch_versions import graph_module
 from trtpipe.progress import Silent
 from trtpipe.quantization import quantize as quantization
 from trtpipe.quantization.precision import Keep
@@ -240,7 +241,7 @@ def test_the_steps_compute_what_the_program_does():
     assert {"stem.conv2d", "body.conv2d", "skip.conv2d", "head.linear"} <= set(names)
     image = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(3)).half()
     (got,) = made(image)
-    (want,) = halves.quantized(int8=True).program.module(check_guards=False)(image)
+    (want,) = graph_module(halves.quantized(int8=True).program)(image)
     torch.testing.assert_close(got, want)
     assert got.dtype is torch.float16
 

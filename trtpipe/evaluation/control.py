@@ -17,6 +17,7 @@ import numpy as np
 
 from trtpipe.errors import BuildError
 from trtpipe.model.export import export
+from trtpipe.model.torch_versions import graph_module
 from trtpipe.values import LoadedModel, OnnxModel, Quantized
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def damaged_program(loaded: LoadedModel, quantized: Quantized) -> tuple[Quantize
     """
     from trtpipe.model.nodes import calls, module_path, op_name
 
-    graph: GraphModule = quantized.program.module(check_guards=False)
+    graph = graph_module(quantized.program)
     nodes = list(calls(graph.graph))
     quantizers = [n for n in nodes if op_name(n) == "quantize_per_tensor"]
     if quantizers:

@@ -19,6 +19,7 @@ import torch
 from calib.types import Array
 from trtpipe.errors import MissingError
 from trtpipe.evaluation.bench import Mode, Ready
+from trtpipe.model.torch_versions import graph_module
 from trtpipe.values import LoadedModel
 
 Tensors = tuple[torch.Tensor, ...]
@@ -275,7 +276,7 @@ def _pt2e(setup: ModeSetup) -> Callable[..., Any]:
     example = tensors(setup, setup.batch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        graph = torch.export.export(setup.loaded.module, example).module(check_guards=False)
+        graph = graph_module(torch.export.export(setup.loaded.module, example))
         _name_relus(graph)
         observed = prepare_pt2e(graph, quantizer)
         with torch.inference_mode():

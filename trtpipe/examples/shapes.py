@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from calib.types import Array
+from trtpipe.examples.digits import save
 
 if TYPE_CHECKING:
     import torch
@@ -150,20 +151,12 @@ def _tensors(folder: Path, split: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 def make(folder: Path) -> None:
     """Write the pictures and the trained weights below `folder`; what is there already is kept."""
-    from safetensors.torch import save_file
-
     weights = folder / "unet.safetensors"
     if weights.is_file():
         print(f"{weights} is there already")  # noqa: T201  (a program, run by the Makefile)
         return
     write_pictures(folder, SPLITS)
-    model, accuracy = train(folder)
-    if accuracy < REQUIRED_ACCURACY:
-        raise SystemExit(f"the network reached only {accuracy:.4f} on val (wanted {REQUIRED_ACCURACY})")
-    temporary = weights.with_suffix(".part")
-    save_file({k: v.contiguous() for k, v in model.state_dict().items()}, str(temporary))
-    temporary.replace(weights)
-    print(f"{weights}: {100 * accuracy:.2f} % of the pixels of val")  # noqa: T201
+    save(*train(folder), REQUIRED_ACCURACY, weights)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,10 @@ from trtpipe.job.sections import Normalize
 
 Path = tuple[str | int, ...]
 
+#: Inputs that take images, and that a normalization can be of.
+IMAGE_DTYPES = ("float32", "float16", "uint8")
+SPEEDUP: Path = ("check", "limits", "speedup_over_fp16_min")
+
 
 @dataclass(frozen=True)
 class Broken:

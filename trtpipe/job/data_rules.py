@@ -5,23 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 
-from trtpipe.job.broken import Broken, Path, changed, counted, given, listed, named_callable, normalization, suffixed
+from calib.samples import ARRAY_SUFFIXES, SOURCES
+from trtpipe.job.broken import (
+    IMAGE_DTYPES,
+    SPEEDUP,
+    Broken,
+    Path,
+    changed,
+    counted,
+    given,
+    listed,
+    named_callable,
+    normalization,
+    suffixed,
+)
 from trtpipe.job.sections import BUILT_IN_METRICS, Calibration, Check, Data, Input, Model, Precision, Transform
 
 
 def calibrated(precision: Precision, calibration: Calibration | None, model: Model) -> Iterator[Broken]:
     """What is quantized by ranges has them."""
     if precision.calibrated and calibration is None and model.onnx is None:  # the file may be quantized already
-        mode = next(m for m in ("int8_mode", "fp8_mode", "nvfp4_mode") if getattr(precision, m))
         hint = "Add calibration.images, or calibration.table."
-        yield Broken(("calibration",), f"be given when precision.{mode} is true", "none", hint)
+        yield Broken(("calibration",), f"be given when precision.{precision.quantizing_key} is true", "none", hint)
 
 
 def calibration_section(calibration: Calibration | None) -> Iterator[Broken]:
     """The calibration section agrees with itself."""
     if calibration is None:
         return
-    yield from _data("calibration", calibration, ("images", "arrays", "factory", "table"))
+    yield from _data("calibration", calibration, (*SOURCES, "table"))
     if "percentile" in changed(calibration) and calibration.algorithm != "percentile":
         must, got = "be given only with algorithm: percentile", f"algorithm: {calibration.algorithm}"
         yield Broken(("calibration", "percentile"), must, got)
@@ -41,7 +53,7 @@ def calibration_fits(calibration: Calibration | None, inputs: Mapping[str, Input
 
 def check_section(check: Check) -> Iterator[Broken]:
     """The check section agrees with itself."""
-    yield from _data("check", check, ("images", "arrays", "factory"))
+    yield from _data("check", check, SOURCES)
     yield from _labels(check)
     yield from _metrics(check)
     limits = check.limits
@@ -53,7 +65,7 @@ def check_section(check: Check) -> Iterator[Broken]:
         hint = "Other figures have no interval."
         yield Broken(("check", "limits", "confident"), must, "neither", hint)
     if limits.speedup_over_fp16_min is not None and check.require != "engine":
-        path, hint = ("check", "limits", "speedup_over_fp16_min"), "Speed is measured on the engine itself."
+        path, hint = SPEEDUP, "Speed is measured on the engine itself."
         yield Broken(path, "be given only with check.require: engine", f"require: {check.require}", hint)
 
 
@@ -112,7 +124,7 @@ def _data(section: str, data: Data, sources: tuple[str, ...]) -> Iterator[Broken
             (section,), f"have exactly one of {', '.join(sources[:-1])} and {sources[-1]}", counted(sources_given)
         )
     yield from named_callable(data.factory, (section, "factory"))
-    yield from suffixed(data.arrays, (section, "arrays"), (".npy", ".npz", ".safetensors"))
+    yield from suffixed(data.arrays, (section, "arrays"), ARRAY_SUFFIXES)
     transform = data.transform
     if transform is None:
         return
@@ -157,7 +169,7 @@ def _image_shape(section: str, transform: Transform | None, name: str, spec: Inp
     """Images become [N, C, H, W] with C and, after a crop or an exact resize, H and W known beforehand."""
     path: Path = ("inputs", name, "shape")
     channels = 1 if transform is not None and transform.grayscale else 3
-    if spec.dtype not in ("float32", "float16", "uint8"):
+    if spec.dtype not in IMAGE_DTYPES:
         yield Broken(("inputs", name, "dtype"), "be float32, float16 or uint8 to take images", spec.dtype)
     if len(spec.shape) != 4:
         yield Broken(path, f"be [N, {channels}, height, width] for {section}.images", listed(spec.shape))

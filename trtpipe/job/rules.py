@@ -8,7 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from trtpipe.job.broken import Broken, Path, changed, counted, given, listed, named_callable, normalization, suffixed
+from trtpipe.job.broken import (
+    IMAGE_DTYPES,
+    SPEEDUP,
+    Broken,
+    Path,
+    changed,
+    counted,
+    given,
+    listed,
+    named_callable,
+    normalization,
+    suffixed,
+)
 from trtpipe.job.data_rules import calibrated, calibration_fits, calibration_section, check_fits, check_section
 from trtpipe.job.sections import Build, Check, Input, Model, Output, Precision
 
@@ -73,7 +85,7 @@ def _bindings(inputs: Mapping[str, Input]) -> Iterator[Broken]:
         if spec.normalize is not None:
             channels = spec.shape[1] if len(spec.shape) > 1 else 1
             yield from normalization(spec.normalize, (*at, "normalize"), channels)
-            if spec.dtype not in ("float32", "float16", "uint8"):
+            if spec.dtype not in IMAGE_DTYPES:
                 yield Broken((*at, "normalize"), "be given only for float32, float16 and uint8", spec.dtype)
 
 
@@ -177,7 +189,7 @@ def _engine(build: Build, check: Check) -> Iterator[Broken]:
         must, hint = "be graph for target onnxruntime", "No GPU executes an ONNX file: remove check.require."
         yield Broken(("check", "require"), must, "engine", hint)
     if build.allow_torch_fallback and (limit := check.limits.speedup_over_fp16_min) is not None:
-        path, hint = ("check", "limits", "speedup_over_fp16_min"), "It times whole engines: remove one of the two."
+        path, hint = SPEEDUP, "It times whole engines: remove one of the two."
         yield Broken(path, "be left out with build.allow_torch_fallback", str(limit), hint)
 
 

@@ -7,7 +7,6 @@ __all__ = [
     "corners",
     "data",
     "export",
-    "failures",
     "labels",
     "load",
     "marks",
@@ -15,4 +14,5 @@ __all__ = [
     "onnx",
     "pt2e",
     "sites",
+    "torch_versions",
 ]

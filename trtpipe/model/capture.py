@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from trtpipe.errors import BuildError
 from trtpipe.model.export import export
-from trtpipe.values import Captured, DimRange, LoadedModel, TensorSpec
+from trtpipe.model.torch_versions import graph_module
+from trtpipe.values import EXTENTS, Captured, DimRange, LoadedModel, TensorSpec
 
 if TYPE_CHECKING:
     import sympy
@@ -35,8 +36,7 @@ def capture(loaded: LoadedModel) -> Captured:
     program = export(loaded.module, loaded.inputs)
     with warnings.catch_warnings():  # torch 2.11 announces a deprecation of its own
         warnings.simplefilter("ignore")
-        graph = program.run_decompositions({}).module(check_guards=False)
-    assert isinstance(graph, torch.fx.GraphModule)
+        graph = graph_module(program.run_decompositions({}))
     if not any(n.target is torch.ops.trtpipe.mark.default for n in graph.graph.nodes):  # a file's weights stay its own
         fuse_conv_bn(graph)
     constant_fold(graph)
@@ -48,8 +48,7 @@ def capture(loaded: LoadedModel) -> Captured:
     _spell_out_attention(graph)
     _tidy(graph)
     graph.recompile()
-    graph = export(graph, loaded.inputs).module(check_guards=False)
-    assert isinstance(graph, torch.fx.GraphModule)
+    graph = graph_module(export(graph, loaded.inputs))
     outputs = _output_specs(graph, loaded)
     digest = _digest(graph, loaded.weights_digest)
     notes = take_off(graph)
@@ -91,7 +90,7 @@ def _output_specs(graph: torch.fx.GraphModule, loaded: LoadedModel) -> tuple[Ten
         text = str(expression.xreplace({s: _symbol(name) for s, name in symbols.items()}))
         ends = [
             int(expression.xreplace({s: getattr(dims[name], which) for s, name in symbols.items()}))
-            for which in ("min", "opt", "max")
+            for which in EXTENTS
         ]
         return text, DimRange(*sorted(ends)), batch in used
 

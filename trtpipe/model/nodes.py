@@ -23,13 +23,6 @@ def copied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
         return copy.deepcopy(graph)
 
 
-def graph_module(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:
-    """An exported program as a module, without the checks of its inputs against the example's."""
-    module = program.module(check_guards=False)
-    assert isinstance(module, torch.fx.GraphModule)
-    return module
-
-
 def module_path(node: torch.fx.Node) -> str:
     """Path of the module whose forward made the node, as `layer1.0.conv1`; "" is the network itself."""
     stack = node.meta.get("nn_module_stack") or {}

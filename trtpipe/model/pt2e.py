@@ -1,23 +1,40 @@
-"""What trtpipe takes of torchao's PT2E quantization, imported once and quietly."""
+"""What trtpipe takes of PT2E quantization, imported once and quietly: torchao's, or PyTorch's own before 2.7."""
 
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
+
+import torch
+
+from trtpipe.model.torch_versions import needs_torchao
 
 _pytree = logging.getLogger("torch.utils._pytree")
 _level = _pytree.level
 _pytree.setLevel(logging.ERROR)  # torchao 0.18 on torch 2.14 announces a deprecation of its own at import
 try:
-    from torchao.quantization.pt2e.constant_fold import constant_fold
-    from torchao.quantization.pt2e.observer import UniformQuantizationObserverBase
-    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-    from torchao.quantization.pt2e.quantizer import (
-        QuantizationAnnotation,
-        QuantizationSpec,
-        Quantizer,
-        SharedQuantizationSpec,
-    )
-    from torchao.quantization.pt2e.utils import _fuse_conv_bn_ as fuse_conv_bn
+    if TYPE_CHECKING or needs_torchao(torch.__version__):
+        from torchao.quantization.pt2e.constant_fold import constant_fold
+        from torchao.quantization.pt2e.observer import UniformQuantizationObserverBase
+        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+        from torchao.quantization.pt2e.quantizer import (
+            QuantizationAnnotation,
+            QuantizationSpec,
+            Quantizer,
+            SharedQuantizationSpec,
+        )
+        from torchao.quantization.pt2e.utils import _fuse_conv_bn_ as fuse_conv_bn
+    else:
+        from torch._inductor.constant_folding import constant_fold
+        from torch.ao.quantization.observer import UniformQuantizationObserverBase
+        from torch.ao.quantization.pt2e.utils import _fuse_conv_bn_ as fuse_conv_bn
+        from torch.ao.quantization.quantize_pt2e import convert_pt2e, prepare_pt2e
+        from torch.ao.quantization.quantizer import (
+            QuantizationAnnotation,
+            QuantizationSpec,
+            Quantizer,
+            SharedQuantizationSpec,
+        )
 finally:
     _pytree.setLevel(_level)
 

@@ -22,7 +22,7 @@ from trtpipe.pipeline.stages import calibrate, compile_engine, corrected, prepar
 from trtpipe.routes.onnx import to_onnx
 from trtpipe.runtime.compatibility import problems
 from trtpipe.runtime.device import this_device
-from trtpipe.runtime.executor import bundle_settings, open_graph
+from trtpipe.runtime.executor import NO_ENGINE, bundle_settings, open_graph
 from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.trt import driver
 from trtpipe.trt.timing import open_timed
@@ -258,7 +258,7 @@ def _engine_modes(
     """The engine by CUDA events, launched by TensorRT and as a CUDA graph; where no GPU is, rows that say so."""
     once = functools.cache(plan)
     if target == "onnxruntime":
-        cannot = "the target is onnxruntime: there is no engine"
+        cannot = NO_ENGINE
     else:
         gpu = driver.probe()
         cannot = "" if gpu.devices else f"no GPU executes an engine here: {gpu.problem}"

@@ -48,23 +48,28 @@ class TensorRTQuantizer(Quantizer):  # type: ignore[misc]
         self.half = half
 
     def annotate(self, model: GraphModule) -> GraphModule:
-        """Write each consumer's input specs; sites of one group share the first one's observer."""
-        first: dict[str, tuple[Node, Node]] = {}
+        """Write each consumer's input specs; sites of one group, and of one weight, share the first one's observer.
+
+        PT2E would share by itself what several operations read, and before torchao 0.13 runs in circles where that
+        is also written down: all of it is written down here, and nothing left to it.
+        """
+        first: dict[object, tuple[Node, Node]] = {}
         by_name = {n.name: n for n in model.graph.nodes}
         inputs: dict[Node, dict[Node, QuantizationSpec]] = {}
         for site in self.sites:
             producer, consumer = by_name[site.producer.name], by_name[site.consumer.name]
+            shared = site.group if site.axis is None else (producer, site.axis)
             spec: QuantizationSpec
-            if site.axis is not None:
-                spec = self._weight(site.axis)
-            elif site.group in first:
-                spec = SharedQuantizationSpec(first[site.group])
+            if shared in first:
+                spec = SharedQuantizationSpec(first[shared])
             else:
-                first[site.group] = (producer, consumer)
-                spec = _ACTIVATION
+                first[shared] = (producer, consumer)
+                spec = _ACTIVATION if site.axis is None else self._weight(site.axis)
             inputs.setdefault(consumer, {})[producer] = spec
         for consumer, spec_map in inputs.items():
-            consumer.meta["quantization_annotation"] = QuantizationAnnotation(input_qspec_map=spec_map, _annotated=True)
+            consumer.meta["quantization_annotation"] = QuantizationAnnotation(
+                input_qspec_map=spec_map, allow_implicit_sharing=False, _annotated=True
+            )
         return model
 
     def validate(self, model: GraphModule) -> None:

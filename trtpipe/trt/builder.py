@@ -59,7 +59,7 @@ def build_engine(
     for path in needs_driver(build, tensorrt.name) if judged else ():
         gpu = driver.require(f"{path} with {tensorrt.title}")
     refused = refusals(build, precision, tensorrt.name, tensorrt.version, tensorrt.capabilities) + _unfit(
-        gpu, build, precision
+        gpu, tensorrt.version, build, precision
     )
     if refused and judged:
         raise InputError("\n".join(message for _, message in refused))
@@ -158,7 +158,9 @@ def _serialize(
     return data, notes
 
 
-def _unfit(gpu: driver.Driver | None, build: Build, precision: Precision | None) -> tuple[tuple[str, str], ...]:
+def _unfit(
+    gpu: driver.Driver | None, version: str, build: Build, precision: Precision | None
+) -> tuple[tuple[str, str], ...]:
     """(option path, message) of what the GPU here, which TensorRT proper builds for, cannot do, or is not."""
     if build.target != "tensorrt" or gpu is None:
         return ()
@@ -171,7 +173,8 @@ def _unfit(gpu: driver.Driver | None, build: Build, precision: Precision | None)
                 f"the engine is built (got {device.name}, {device.compute_capability}). Build it there."
             )
             return (("build.platform", message),)
-    return platforms.unable(device.name, device.compute_capability, precision) if precision is not None else ()
+    old = platforms.too_old_or_new(device.name, device.compute_capability, version)
+    return old + platforms.unable(device.name, device.compute_capability, precision) if precision is not None else old
 
 
 def _built_on(gpu: driver.Driver | None, build: Build) -> tuple[str, ...]:
@@ -194,10 +197,7 @@ def _checked_header(tensorrt: Flavour, build: Build, data: bytes) -> plan.PlanHe
     wanted = (tensorrt.name, version, tuple(sorted(build.compute_capability, key=flavour.parse_version)))
     got = (header.flavour, header.version[: len(version)] or version, header.compute_capabilities)
     if wanted != got:
-        raise BuildError(
-            f"engine: the plan's header must say {_described(*wanted)} (got {_described(*got)}). "
-            "Another TensorRT's library was loaded: check LD_LIBRARY_PATH."
-        )
+        raise plan.of_another_library(_described(*wanted), _described(*got))
     return header
 
 

@@ -142,6 +142,9 @@ def refusals(
         problems += _precision(build, precision, able, title(name, version))
         problems += formats.refusals(build, precision, name, able, title(name, version))
     judged = tuple((path, f"{path}: {message}") for path, message in problems)
+    if name == "tensorrt" and build.platform is not None and not platforms.PLATFORMS[build.platform].ends:
+        platform = platforms.PLATFORMS[build.platform]
+        judged += platforms.too_old_or_new(platform.title, platform.compute_capability, version)
     return judged if precision is None else judged + platform_refusals(build, precision)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtpipe.job.build_options import PlatformName
+from trtpipe.trt.flavour import parse_version
 
 if TYPE_CHECKING:
     from trtpipe.job.sections import Precision
@@ -33,6 +34,7 @@ SOURCES: Mapping[str, str] = {
     "release-properties.html",
     # INT4: "Ampere and later"; FP4: "Blackwell and later".
     "matrix ModelOpt": "https://nvidia.github.io/Model-Optimizer/guides/0_support_matrix.html",
+    "notes 10.5": "https://docs.nvidia.com/deeplearning/tensorrt/latest/getting-started/release-notes-10/10.5.0.html",
     "notes 10.8": "https://docs.nvidia.com/deeplearning/tensorrt/latest/getting-started/release-notes-10/10.8.0.html",
     "types RTX": "https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/inference-library/work-quantized-types.html",
     "CUDA GPUs": "https://developer.nvidia.com/cuda-gpus",
@@ -41,10 +43,14 @@ SOURCES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Abilities:
-    """What GPUs of one compute capability accelerate, and where that is written (keys of `SOURCES`)."""
+    """What GPUs of one compute capability accelerate, and where that is written (keys of `SOURCES`).
+
+    `releases`: the versions of TensorRT proper that build for them, [since, until); an empty bound is open.
+    """
 
     precisions: frozenset[str]
     sources: tuple[str, ...]
+    releases: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True)
@@ -68,10 +74,10 @@ class Platform:
         return BY_CAPABILITY[self.compute_capability].precisions
 
 
-def _can(precisions: str, *sources: str) -> Abilities:
+def _can(precisions: str, *sources: str, since: str = "", until: str = "") -> Abilities:
     narrow = {"int4": ("matrix ModelOpt",), "fp4": ("notes 10.8", "types RTX")}
     more = [s for name in precisions.split() for s in narrow.get(name, ())]
-    return Abilities(frozenset(precisions.split()), (*sources, *more, "CUDA GPUs"))
+    return Abilities(frozenset(precisions.split()), (*sources, *more, "CUDA GPUs"), (since, until))
 
 
 _AMPERE = "fp32 fp16 bf16 int8 int4"
@@ -81,26 +87,27 @@ _BLACKWELL = f"{_ADA} fp4"
 #: All that a GPU may have, in the order that pages and messages list it.
 PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int4", "fp8", "fp4")
 
-#: Compute capability to what it accelerates. TensorRT 10 needs 7.0 or later, and 7.5 from 10.5 on.
+#: Compute capability to what it accelerates, and the releases for it: TensorRT 10 needs 7.0 or later, and 7.5 from
+#: 10.5 on; Blackwell needs 10.8.
 BY_CAPABILITY: Mapping[str, Abilities] = {
-    "5.3": _can("fp32 fp16", "matrix 8.2", "notes 8.5", "8.6 and Maxwell"),
-    "6.0": _can("fp32 fp16", "matrix 8.6"),
-    "6.1": _can("fp32 int8", "matrix 8.6"),
-    "6.2": _can("fp32 fp16", "matrix 8.2", "notes 8.5"),
-    "7.0": _can("fp32 fp16 int8", "matrix 8.6"),
-    "7.2": _can("fp32 fp16 int8", "matrix 8.6"),
+    "5.3": _can("fp32 fp16", "matrix 8.2", "notes 8.5", "8.6 and Maxwell", until="8.6"),
+    "6.0": _can("fp32 fp16", "matrix 8.6", until="10.0"),
+    "6.1": _can("fp32 int8", "matrix 8.6", until="10.0"),
+    "6.2": _can("fp32 fp16", "matrix 8.2", "notes 8.5", until="8.6"),
+    "7.0": _can("fp32 fp16 int8", "matrix 8.6", "notes 10.5", until="10.5"),
+    "7.2": _can("fp32 fp16 int8", "matrix 8.6", until="10.0"),
     "7.5": _can("fp32 fp16 int8", "matrix 8.6", "matrix RTX"),
     "8.0": _can(_AMPERE, "matrix 10"),
     "8.6": _can(_AMPERE, "matrix 10", "matrix RTX"),
     "8.7": _can(_AMPERE, "matrix 10"),
     "8.9": _can(_ADA, "matrix 10", "matrix RTX"),
     "9.0": _can(_ADA, "matrix 10"),
-    "10.0": _can(_BLACKWELL, "matrix 10"),
-    "10.1": _can(_BLACKWELL, "matrix Thor"),
-    "10.3": _can(_BLACKWELL, "matrix 10"),
-    "11.0": _can(_BLACKWELL, "matrix Thor"),
-    "12.0": _can(_BLACKWELL, "matrix 10", "matrix RTX"),
-    "12.1": _can(_BLACKWELL, "matrix 10"),
+    "10.0": _can(_BLACKWELL, "matrix 10", "notes 10.8", since="10.8"),
+    "10.1": _can(_BLACKWELL, "matrix Thor", since="10.8"),
+    "10.3": _can(_BLACKWELL, "matrix 10", "notes 10.8", since="10.8"),
+    "11.0": _can(_BLACKWELL, "matrix Thor", since="10.8"),
+    "12.0": _can(_BLACKWELL, "matrix 10", "matrix RTX", since="10.8"),
+    "12.1": _can(_BLACKWELL, "matrix 10", "notes 10.8", since="10.8"),
 }
 
 #: What TensorRT-RTX 1.7 builds for by name; an engine that names none is for all of them from 8.0 on.
@@ -189,6 +196,29 @@ def refusals(platform: Platform, precision: Precision, *, dla: bool) -> tuple[tu
         message = f"{platform.title} has no DLA. Leave everything on the GPU."
         problems.append(("build.default_device_type", f"build.default_device_type: {message}"))
     return tuple(problems)
+
+
+def too_old_or_new(title: str, compute_capability: str, version: str) -> tuple[tuple[str, str], ...]:
+    """The same for a GPU that this release of TensorRT proper does not build for.
+
+    Args:
+        title: of the GPU or platform.
+        compute_capability: its own.
+        version: of TensorRT, like "10.3.0".
+    """
+    abilities = BY_CAPABILITY.get(compute_capability)
+    if abilities is None:
+        return ()
+    since, until = abilities.releases
+    number = parse_version(version)
+    if (not since or number >= parse_version(since)) and (not until or number < parse_version(until)):
+        return ()
+    wanted = f"{since} or later" if since else f"before {until}"
+    message = (
+        f"{title} (compute capability {compute_capability}) must have TensorRT {wanted} (got {version}). "
+        "Build with such a release."
+    )
+    return (("build.target", f"build.target: {message}"),)
 
 
 def unable(title: str, compute_capability: str, precision: Precision) -> tuple[tuple[str, str], ...]:

@@ -23,12 +23,12 @@ from trtpipe.model.nodes import (
     calls,
     constant_value,
     copied,
-    graph_module,
     is_constant,
     is_float,
     module_path,
     op_name,
 )
+from trtpipe.model.torch_versions import graph_module
 from trtpipe.routes.torch2trt import qdq as torch2trt_qdq
 from trtpipe.routes.torch_tensorrt.qdq import rewritten
 from trtpipe.values import Quantized

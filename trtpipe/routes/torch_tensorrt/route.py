@@ -20,6 +20,7 @@ from trtpipe.errors import BuildError, InputError, MissingError
 from trtpipe.job.job import Job
 from trtpipe.job.sections import Build
 from trtpipe.model.export import export
+from trtpipe.model.torch_versions import graph_module
 from trtpipe.packages import install_command
 from trtpipe.progress import Progress
 from trtpipe.routes import options
@@ -162,10 +163,7 @@ def require_gpu(route: str) -> None:
         MissingError: it has none; the message points to the route that needs none.
     """
     if problem := driver.probe().problem:
-        raise MissingError(
-            f"build.route: {route} must have an NVIDIA GPU and its driver here (got: {problem}). "
-            "Use build.route onnx, which builds TensorRT-RTX engines without one."
-        )
+        raise MissingError(f"build.route: {options.without_gpu(route, problem)}")
 
 
 def load(target: str) -> tuple[ModuleType, flavour.Flavour]:
@@ -265,7 +263,6 @@ def checked_program(quantized: Quantized, *, parts: bool = False) -> torch.expor
     Raises:
         BuildError: a dimension is not what the binding says, or two outputs are one tensor.
     """
-    from trtpipe.model.nodes import graph_module
     from trtpipe.routes.torch_tensorrt.qdq import kept_with_readers, remember_modules, rewritten
 
     check_shapes(quantized.program, quantized.inputs)
@@ -318,11 +315,7 @@ def checked_header(tensorrt: flavour.Flavour, data: bytes) -> plan.PlanHeader:
     header = plan.read_header(data)
     version = ".".join(str(n) for n in flavour.parse_version(tensorrt.version)[:4])
     if (header.flavour, header.version[: len(version)]) != (tensorrt.name, version):
-        raise BuildError(
-            f"engine: the plan's header must say {tensorrt.title} "
-            f"(got {flavour.title(header.flavour, header.version)}). "
-            "Another TensorRT's library was loaded: check LD_LIBRARY_PATH."
-        )
+        raise plan.of_another_library(tensorrt.title, flavour.title(header.flavour, header.version))
     return header
 
 

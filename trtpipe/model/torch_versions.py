@@ -1,0 +1,48 @@
+"""The releases of PyTorch that trtpipe supports, what fits each, and what differs between them.
+
+Differences are asked of the imported module where it can tell; the numbers are for what is judged before torch is
+imported. `model.pt2e` has the one choice between modules.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+#: The oldest release that is supported, and the first that is not known yet.
+OLDEST, UNKNOWN = (2, 6), (2, 16)
+#: The first whose PT2E quantization is torchao's; before, it is PyTorch's own.
+PT2E_IN_TORCHAO = (2, 7)
+
+
+def release(version: str) -> tuple[int, int]:
+    """The first two numbers of a version of PyTorch: (2, 14) of "2.14.1+cu130"; (0, 0) of what is none."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+
+
+def unsupported(version: str) -> str | None:
+    """Why this release of PyTorch cannot be used, as "must ... (got ...)"; None where it can."""
+    if OLDEST <= release(version) < UNKNOWN:
+        return None
+    last = f"{UNKNOWN[0]}.{UNKNOWN[1] - 1}"
+    return f"torch must be {OLDEST[0]}.{OLDEST[1]} to {last} (got {version})"
+
+
+def needs_torchao(version: str) -> bool:
+    """Whether quantization with this release of PyTorch takes PT2E from torchao."""
+    return release(version) >= PT2E_IN_TORCHAO
+
+
+def graph_module(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:
+    """An exported program as a module, without the guards on its inputs that PyTorch has from 2.9 on."""
+    import torch
+
+    parameters = inspect.signature(program.module).parameters
+    module = program.module(check_guards=False) if "check_guards" in parameters else program.module()
+    assert isinstance(module, torch.fx.GraphModule)
+    return module
