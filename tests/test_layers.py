@@ -32,6 +32,7 @@ GROUND = (
     "atomic",
     "jsontext",
     "packages",
+    "figures",
     "outputs",
 )
 
@@ -39,7 +40,7 @@ GROUND = (
 HEAVY = ("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "safetensors", "jinja2",
          "matplotlib", "numba", "tensorrt", "tensorrt_rtx", "torch_tensorrt", "torch2trt", "cuda", "pycuda", "dask",
          "distributed", "fsspec", "sklearn", "scipy", "timm", "triton", "ml_dtypes", "rich",
-         "sympy", "markupsafe")  # fmt: skip
+         "sympy", "markupsafe", "pycocotools")  # fmt: skip
 
 #: The only places that may import a module, as the beginning of a path below the root.
 ONLY = {

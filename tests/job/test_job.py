@@ -67,7 +67,7 @@ BROKEN = [
      ["job.yaml:5: model.zzz: must be one of the keys factory, args, weights, torchscript, program, onnx or baseline (got zzz)."]),
     ([("cosine_min", "cosin_min")],
      ["job.yaml:21: check.limits.cosin_min: must be one of the keys cosine_min, max_abs_max, relative_l2_max, sqnr_db_min, "
-      "top1_agreement_min, accuracy_drop_max, speedup_over_fp16_min or confident (got cosin_min). Did you mean cosine_min?"]),
+      "top1_agreement_min, accuracy_drop_max, speedup_over_fp16_min, confident or metrics (got cosin_min). Did you mean cosine_min?"]),
     ([("name: digits\n", "")], ["job.yaml:1: name: must be given (got nothing)."]),
     ([(INPUT, "{dtype: float32, N: {min: 1, opt: 8, max: 32}}")], ["job.yaml:7: inputs.image.shape: must be given (got nothing)."]),
     # types and words
@@ -204,6 +204,31 @@ BROKEN = [
     ([("cosine_min: 0.99", "cosine_min: 0.99, speedup_over_fp16_min: 1.2")],
      ["job.yaml:21: check.limits.speedup_over_fp16_min: must be given only with check.require: engine "
       "(got require: graph). Speed is measured on the engine itself."]),
+    ([("cosine_min: 0.99", "confident: true, cosine_min: 0.99")],
+     ["job.yaml:21: check.limits.confident: must be given only with top1_agreement_min, accuracy_drop_max or limits of metrics "
+      "(got neither). Other figures have no interval."]),
+    ([("cosine_min: 0.99", "metrics: {m: {min: 1, max: 2}, n: {}}"), ("images: val", "images: val\n  metrics: {n: miou}")],
+     ["job.yaml:22: check.limits.metrics.m: must be a metric of check.metrics, n (got m).",
+      "job.yaml:22: check.limits.metrics.m: must set one of min and max (got min: 1, max: 2). "
+      "One of them is what better figures are away from.",
+      "job.yaml:22: check.limits.metrics.n: must set min, max or drop_max (got none)."]),
+    ([("cosine_min: 0.99", "metrics: {m: {min: 1}}")],
+     ["job.yaml:21: check.limits.metrics.m: must be a metric of check.metrics, none (got m). Add check.metrics.m."]),
+    ([("images: val", "images: val\n  metrics: {accuracy: mae, a-b: mae, c: iou, d: net.f, e: {function: mae, better: lower}}")],
+     ["job.yaml:21: check.metrics.accuracy: must have a name of letters, digits and _ other than accuracy (got 'accuracy').",
+      "job.yaml:21: check.metrics.a-b: must have a name of letters, digits and _ other than accuracy (got 'a-b').",
+      "job.yaml:21: check.metrics.c.function: must be top5, miou, coco_map, psnr, ssim, mae, cosine or package.module:callable "
+      "(got 'iou').",
+      "job.yaml:21: check.metrics.d.function: must be package.module:callable (got 'net.f'). Did you mean net:f?",
+      "job.yaml:21: check.metrics.e.better: must be given only for a callable (got lower). It is known for mae: remove it."]),
+    ([("images: val", "images: val\n  labels: val.npy")],
+     ["job.yaml:21: check.labels: must be a file or folder that exists (got 'val.npy': nothing there). "
+      "It is {dir}/val.npy, from the folder of the job file.",
+      "job.yaml:21: check.labels: must be no .npy with check.images (got '{dir}/val.npy'). "
+      "Images have no order: give a folder of masks, a .json of COCO or a .csv."]),
+    ([("  images: val\n", "  factory: a:b\n  labels: calib\n"), ("transform", "transform")],
+     ["job.yaml:21: check.labels: must be given only with check.images, unless it is a .npy (got no images). "
+      "It names class folders or images."]),
     ([("  images: val\n", "")],
      ["job.yaml:19: check: must have exactly one of images, arrays and factory (got none)."]),
     # build
