@@ -156,9 +156,18 @@ def test_the_exit_code_is_never_success_because_a_model_exits(
 @pytest.mark.parametrize(
     ("precision", "said"),
     [
-        ({"keep": {"fp32": ["b.*"]}}, "precision.keep.fp32: each glob must match a module (got 'b.*', which matches none)."),
-        ({"keep": {"fp16": ["x"]}, "int8_mode": True}, "precision.keep.fp16: each glob must match a module (got 'x', which"),
-        ({"fp8_mode": True, "int8_mode": True, "formats": {"b": "fp8"}}, "precision.formats.b: must match a module with a convolution, lin"),
+        (
+            {"keep": {"fp32": ["b.*"]}},
+            "precision.keep.fp32: each glob must match a module (got 'b.*', which matches none).",
+        ),
+        (
+            {"keep": {"fp16": ["x"]}, "int8_mode": True},
+            "precision.keep.fp16: each glob must match a module (got 'x', which",
+        ),
+        (
+            {"fp8_mode": True, "int8_mode": True, "formats": {"b": "fp8"}},
+            "precision.formats.b: must match a module with a convolution, lin",
+        ),
     ],
 )
 def test_globs_that_fit_nothing_are_said_when_the_graph_is_known(tmp_path: Path, precision: Any, said: str) -> None:
