@@ -150,7 +150,7 @@ def test_int8_on_a_jetson_nano_is_refused_whatever_is_installed(folder, monkeypa
 
 
 ABSENT = (
-    "an NVIDIA GPU and its driver must be here (got: no driver). Run it on the machine the engine is for, or build for "
+    "there is no usable NVIDIA GPU here (no driver). Run it on the machine the engine is for, or build for "
     "target tensorrt_rtx, which needs no GPU."
 )
 
@@ -161,7 +161,7 @@ ABSENT = (
         (("build.target=tensorrt", "build.compute_capability=[]"), [f"build.target: {ABSENT}"]),
         (("build.refit=all",), [f"build.refit: {ABSENT}"]),
         (("build.route=torch_tensorrt", "build.target=tensorrt", "build.compute_capability=[]"), [
-            "build.route: torch_tensorrt must have an NVIDIA GPU and its driver here (got: no driver). Use build.route "
+            "build.route: torch_tensorrt needs an NVIDIA GPU and its driver (no driver). Use build.route "
             "onnx, which builds TensorRT-RTX engines without one."
         ]),
         ((), []),

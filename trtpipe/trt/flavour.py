@@ -240,7 +240,7 @@ def load(target: str) -> Flavour:
     except (ImportError, OSError, RuntimeError) as error:  # its own loading of libraries raises the last two
         reason = "it is not installed" if isinstance(error, ModuleNotFoundError) and error.name == name else str(error)
         raise MissingError(
-            f"build.target: {name} must be importable here (got: {reason}). Install it: {install_command(name)}."
+            f"build.target: {name} cannot be imported here ({reason}). Install it: {install_command(name)}."
         ) from error
     version = str(module.__version__)
     if parse_version(version) < OLDEST[name]:
