@@ -4,8 +4,9 @@
     python benchmarks/formats.py --write docs/formats.md  and the table into that page
     python benchmarks/formats.py --job my.yaml --samples 8
 
-The job is calibrated once, for INT8 and without corrections, most of which are INT8's alone. Each row takes that table, quantizes the same graph, has TensorRT-RTX compile it
-(which needs no GPU), and runs the very same ONNX in ONNX Runtime on the check data: nothing here was executed on a GPU.
+The job is calibrated once, for INT8 and without corrections, most of which are its alone. Each row takes that
+table, quantizes the same graph, has TensorRT-RTX compile it (which needs no GPU), and
+runs the very same ONNX in ONNX Runtime on the check data: nothing here was executed on a GPU.
 """
 
 from __future__ import annotations
