@@ -25,14 +25,14 @@ DIGITS := data/digits/resnet.safetensors
 	bench-build bench-sizes bench-gpu schema dist clean
 
 help:  ## Show the targets.
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
 
 # An environment named with VENV= is taken as it is.
 ifeq ($(VENV),.venv)
 SETUP := $(VENV)/.installed
 
 $(SETUP): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 10), "Python 3.10 or later must be used: make PYTHON=python3.11"'
+	$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("Python: must be 3.10 or later (got %d.%d). Run: make PYTHON=python3.11" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[build,rtx,examples,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(FRONTEND)
@@ -95,7 +95,7 @@ bench-gpu: $(SETUP)  ## Four networks in every mode on this GPU, and whether Ten
 	$(BIN)/python benchmarks/rtx_loads.py --results "$(RESULTS)"
 	$(BIN)/python benchmarks/gpu.py --results "$(RESULTS)" $(ARGS)
 
-schema: $(SETUP)  ## Write what is generated from the job file's models: its JSON Schema and its page in the docs.
+schema: $(SETUP)  ## Write what is generated from the job file's models: its JSON Schema and its page in the docs; docs/versions.md.
 	$(BIN)/python -m trtpipe schema > configs/job.schema.json
 	$(BIN)/python -m trtpipe schema --markdown > docs/job-file.md
 	$(BIN)/python -c "import json; from trtpipe.trt.versions import document; \

@@ -78,8 +78,10 @@ class Source:
         """sha256 hex of the samples drawn (names and content, in whatever order) and how they become arrays."""
         return combine_digests(dict(zip(self.ids, self.sample_digests, strict=True)), self.recipe)
 
-    def numbered_by(self, names: Sequence[str]) -> Source:
+    def numbered_by(self, names: Sequence[str], given_by: str = "") -> Source:
         """The same samples with labels that are places in `names`, which has to have every class of this source.
+
+        `given_by` is what says the names, for the message.
 
         Raises:
             CalibError: it has not, or the classes of this source have no names.
@@ -88,11 +90,12 @@ class Source:
         if have is None or self._origin.labels is None:
             raise CalibError("labels: the samples have no class names. Give images in one folder for each class.")
         if unknown := [c for c in have if c not in names]:
+            by = f", by {given_by}" if given_by else ""
             raise CalibError(
                 f"labels: every class folder must be a class of the model (got {', '.join(unknown[:5])}"
-                f"{f' and {len(unknown) - 5} more' if len(unknown) > 5 else ''}, which is none). The model's classes: "
-                f"{', '.join(names[:5])}{' ...' if len(names) > 5 else ''}. Rename the folders, or name the classes in "
-                "check.labels."
+                f"{f' and {len(unknown) - 5} more' if len(unknown) > 5 else ''}, which is none). The model's classes"
+                f"{by}: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}. Rename the folders, or name the "
+                "classes in check.labels."
             )
         places = [list(names).index(c) for c in have]
         labels = tuple(places[k] for k in self._origin.labels)

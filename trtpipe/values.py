@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
 from calib.types import Array, JsonObject
+from trtpipe.figures import beside, exact
 from trtpipe.notebook import table_html
 
 if TYPE_CHECKING:
@@ -304,8 +305,25 @@ class Metric:
         """Like `cosine 0.91 (limit 0.99)`, or `top1_agreement 0.95 (limit 0.98, 95 % interval 0.9 to 0.98)`."""
         if self.limit is None:
             return f"{self.name} {self.value:.6g}"
-        spread = "" if self.interval is None else f", 95 % interval {self.interval[0]:.4g} to {self.interval[1]:.4g}"
-        return f"{self.name} {self.value:.6g} (limit {self.limit:g}{spread})"
+        spread = "" if self.interval is None else f", 95 % interval {self.interval_text}"
+        return f"{self.name} {self.value_text} (limit {self.limit_text}{spread})"
+
+    @property
+    def value_text(self) -> str:
+        """The value in six digits, or in more where fewer would take it across its limit."""
+        return f"{self.value:.6g}" if self.limit is None else beside(self.value, self.limit)
+
+    @property
+    def limit_text(self) -> str:
+        """The limit itself; empty without one."""
+        return "" if self.limit is None else exact(self.limit)
+
+    @property
+    def interval_text(self) -> str:
+        """Like `0.9898 to 1`; empty where there is no interval."""
+        if self.interval is None:
+            return ""
+        return " to ".join(f"{x:.4g}" if self.limit is None else beside(x, self.limit, 4) for x in self.interval)
 
 
 @dataclass(frozen=True)
@@ -348,8 +366,8 @@ class CheckReport:
             (
                 m.output,
                 m.name,
-                f"{m.value:.6g}",
-                "" if m.limit is None else f"{m.limit:g}",
+                m.value_text,
+                m.limit_text,
                 "" if m.passed is None else "met" if m.passed else "missed",
             )
             for m in self.metrics

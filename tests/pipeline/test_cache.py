@@ -3,6 +3,7 @@ import multiprocessing
 import os
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -197,6 +198,25 @@ def test_a_store_cannot_write_outside_an_entry(tmp_path):
     (folder / "entry.json").write_text(json.dumps(head))
     assert Cache(tmp_path / "two", store).get("graph", KEY) is None
     assert not list((tmp_path / "two").rglob("evil"))
+
+
+@pytest.mark.parametrize("error", [ConnectionError("refused"), ValueError("no credentials"), PermissionError("denied")])
+def test_a_store_that_cannot_be_reached_is_said_once_and_done_without(tmp_path, monkeypatch, error):
+    store = Store(f"file://{tmp_path}/store")
+
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(store, "_fs", SimpleNamespace(cat_file=fails, makedirs=fails, protocol="s3"))
+    said = []
+    cache = Cache(tmp_path / "one", store, note=said.append)
+    assert cache.get("graph", KEY) is None
+    cache.put("graph", KEY, {"opset": 20}, {"f": b"abc"})
+    assert cache.get("graph", KEY).read("f") == b"abc"
+    assert said == [f"--store: file://{tmp_path}/store must be reachable (got {error}). Going on without it."]
+    other = Cache(tmp_path / "two", store, note=said.append)
+    other.put("graph", KEY, {"opset": 20}, {"f": b"abc"})
+    assert said[1:] == [f"--store: file://{tmp_path}/store must be writable (got {error}). Going on without it."]
 
 
 def test_stores_that_cannot_be_opened_are_said():

@@ -14,6 +14,7 @@ from calib.types import Array
 from trtpipe.batching import Batching, joined
 from trtpipe.errors import InputError
 from trtpipe.evaluation import intervals, metrics
+from trtpipe.figures import beside
 from trtpipe.job.sections import Limits
 from trtpipe.progress import Progress
 from trtpipe.values import CheckReport, Control, Executed, Metric
@@ -301,8 +302,9 @@ def doubtful(judged: Sequence[Metric], samples: int) -> tuple[str, ...]:
         enough = intervals.samples_to_tell(m.value, m.interval, m.limit, samples)
         more = "no number of samples would settle it" if enough is None else f"about {enough} would settle it"
         lines.append(
-            f"{m.output}.{m.name}: {m.value:.4g} {'meets' if meets else 'misses'} the limit {m.limit:g}, and {samples} "
-            f"samples are too few to be sure of it (95 % interval {m.interval[0]:.4g} to {m.interval[1]:.4g}; {more})"
+            f"{m.output}.{m.name}: {beside(m.value, m.limit, 4)} {'meets' if meets else 'misses'} the limit "
+            f"{m.limit_text}, and {samples} samples are too few to be sure of it (95 % interval {m.interval_text}; "
+            f"{more})"
         )
     return tuple(lines)
 

@@ -92,9 +92,9 @@ def with_labels(job: Job, loaded: LoadedModel, source: Source) -> tuple[Source, 
             "was measured. Name the classes in check.labels, one a line, in the order of the model's outputs",
         )
     try:
-        return source.numbered_by(names), ()
+        return source.numbered_by(names, where), ()
     except CalibError as error:
-        raise InputError(f"{where}: {str(error).removeprefix('labels: ')}") from error
+        raise InputError(f"check.images: {str(error).removeprefix('labels: ')}") from error
 
 
 def _class_names(

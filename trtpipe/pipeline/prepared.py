@@ -147,6 +147,21 @@ def _default_dtype() -> str | None:
     return None if torch is None else str(torch.get_default_dtype()).removeprefix("torch.")
 
 
+def as_the_job_wants(job: Job, captured: Captured) -> Captured:
+    """`with_own_scales`, after every glob of the job's precision was found to match a module: before calibration.
+
+    Raises:
+        InputError: one does not; or as `with_own_scales`.
+    """
+    from trtpipe.quantization.policy import checked_modes, modes_of
+    from trtpipe.quantization.precision import Keep, checked_keep
+
+    keep = job.precision.keep
+    checked_keep(Keep(keep.fp32, keep.fp16, keep.bf16), captured.graph)
+    checked_modes(modes_of(job.precision), tuple(s.consumer for s in captured.sites if s.rule in ("Q1", "Q2")))
+    return with_own_scales(job, captured)
+
+
 def with_own_scales(job: Job, captured: Captured) -> Captured:
     """The captured graph as the job wants a quantized model's own scales; any other graph as it is.
 
@@ -236,7 +251,7 @@ class PreparedJob:
                 require_corners(loaded, captured, self.first_check_batch, expected)
                 return captured
 
-        return with_own_scales(self.job, self.results.in_memory("capture", make))
+        return as_the_job_wants(self.job, self.results.in_memory("capture", make))
 
     @cached_property
     def check_samples(self) -> Source:

@@ -304,7 +304,7 @@ def check(
             )
             samples, expected = prepared.first_check_batch, prepared.corner_outputs
             report = with_corners(report, runner, prepared.inputs, prepared.outputs, samples, expected)
-        return replace(report, notes=(*report.notes, *graph_notes(engine, executed)))
+        return replace(report, notes=(*prepared.baseline.notes, *report.notes, *graph_notes(engine, executed)))
 
 
 def control(

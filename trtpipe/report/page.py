@@ -17,7 +17,7 @@ from trtpipe.progress import size
 from trtpipe.quantization.diagnose import BLAME
 from trtpipe.report import charts, comparison
 from trtpipe.report.content import ReportContent
-from trtpipe.report.figures import compact, percent
+from trtpipe.report.figures import beside_limit, compact, percent
 from trtpipe.values import PRECISIONS_BY_WIDTH
 
 if TYPE_CHECKING:
@@ -273,17 +273,18 @@ def metric_row(metric: Metric) -> MetricRow:
     """One metric with its limit, if it has one, and how much of it is used."""
     title, says, best, share = METRICS.get(metric.name, (metric.name.replace("_", " "), "", math.nan, False))
     shown = percent if share else compact
-    interval, used, reach, limit = "", None, None, ""
+    value, interval, used, reach, limit = shown(metric.value), "", None, None, ""
     if metric.interval is not None:
         interval = f"{shown(metric.interval[0])} to {shown(metric.interval[1])}"
     if metric.limit is not None:
         least = best > 0 if not math.isnan(best) else metric.value >= metric.limit
-        limit = f"{'≥' if least else '≤'} {shown(metric.limit)}"
+        value, bound = beside_limit(metric.value, metric.limit, share=share)
+        limit = f"{'≥' if least else '≤'} {bound}"
         used = allowance(metric.value, metric.limit, best)
         if metric.interval is not None:
             ends = sorted(allowance(v, metric.limit, best) for v in metric.interval)
             reach = (ends[0], ends[1])
-    return MetricRow(title, says, metric.output, shown(metric.value), interval, limit, metric.passed, used, reach)
+    return MetricRow(title, says, metric.output, value, interval, limit, metric.passed, used, reach)
 
 
 def allowance(value: float, limit: float, best: float) -> float:

@@ -17,7 +17,8 @@ import numpy as np
 from calib.types import Array
 from trtpipe.errors import BuildError
 from trtpipe.job.job import Job
-from trtpipe.model.export import example_inputs
+from trtpipe.model import torch_versions
+from trtpipe.model.export import example_inputs, export
 from trtpipe.model.onnx.names import scopes_of
 from trtpipe.progress import Progress
 from trtpipe.routes import narrow_onnx
@@ -92,11 +93,14 @@ def to_onnx(quantized: Quantized, release: str | None = None) -> OnnxModel:
     import torch
 
     old = needs_lowering(release)
+    source = quantized.program
+    if torch_versions.release(torch.__version__) < torch_versions.EXPORTER_KEEPS_SHAPES:
+        source = export(torch_versions.graph_module(source), quantized.inputs)
     names_in, names_out = [s.name for s in quantized.inputs], [s.name for s in quantized.outputs]
     try:
         with _quiet():
             program = torch.onnx.export(
-                quantized.program,
+                source,
                 example_inputs(quantized.inputs),
                 dynamo=True,
                 opset_version=EXPORTED_OPSET if old else narrow_onnx.opset_of(quantized, OPSET),
@@ -138,10 +142,10 @@ def to_onnx(quantized: Quantized, release: str | None = None) -> OnnxModel:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """torch.onnx prints to stdout and logs conversions of opsets; errors still raise."""
+    """torch.onnx prints to stdout and logs conversions, and in 2.6 types that it cannot read; errors still raise."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")

@@ -22,7 +22,16 @@ from trtpipe.values import Route
 
 __all__ = ["asked", "installed_frontend", "job_refusals", "refusals"]
 
+
 #: Distribution of Torch-TensorRT by the target it is made for.
+def without_gpu(route: str, problem: str) -> str:
+    """What a machine without an NVIDIA GPU is told of a route that compiles on one."""
+    return (
+        f"{route} must have an NVIDIA GPU and its driver here (got: {problem}). "
+        "Use build.route onnx, which builds TensorRT-RTX engines without one."
+    )
+
+
 FRONTENDS: Mapping[str, str] = {"tensorrt": "torch-tensorrt", "tensorrt_rtx": "torch-tensorrt-rtx"}
 #: The Torch-TensorRT whose arguments the tables below were read from.
 TESTED = "2.14"

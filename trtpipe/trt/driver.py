@@ -71,11 +71,16 @@ def require(what: str) -> Driver:
     """
     gpu = probe()
     if gpu.problem:
-        raise MissingError(
-            f"{what}: an NVIDIA GPU and its driver must be here (got: {gpu.problem}). "
-            "Run it on the machine the engine is for, or build for target tensorrt_rtx, which needs no GPU."
-        )
+        raise MissingError(f"{what}: {absent(gpu)}")
     return gpu
+
+
+def absent(gpu: Driver) -> str:
+    """What a machine without a usable GPU is told."""
+    return (
+        f"an NVIDIA GPU and its driver must be here (got: {gpu.problem}). "
+        "Run it on the machine the engine is for, or build for target tensorrt_rtx, which needs no GPU."
+    )
 
 
 def _error(cuda: ctypes.CDLL, status: int) -> str:

@@ -177,9 +177,9 @@ def verdict(name: str, bundle: Path, report: CheckReport) -> list[str]:
     for metric in report.metrics:
         label = f"{metric.output}.{metric.name}" if several else metric.name
         mark = "" if metric.passed is None else "ok" if metric.passed else "FAILED"
-        limit = "" if metric.limit is None else f"limit {metric.limit:g}"
-        spread = "" if metric.interval is None else f"95 % {metric.interval[0]:.4g} to {metric.interval[1]:.4g}"
-        lines.append(f"  {label:<28} {metric.value:<12.6g} {limit:<14} {mark:<7} {spread}".rstrip())
+        limit = f"limit {metric.limit_text}" if metric.limit_text else ""
+        spread = f"95 % {metric.interval_text}" if metric.interval_text else ""
+        lines.append(f"  {label:<28} {metric.value_text:<12} {limit:<14} {mark:<7} {spread}".rstrip())
     lines += [f"  problem: {problem}" for problem in report.problems]
     lines += [f"  warning: {warning}" for warning in report.warnings]
     lines += [f"  note: {note}" for note in report.notes]

@@ -163,10 +163,7 @@ def require_gpu(route: str) -> None:
         MissingError: it has none; the message points to the route that needs none.
     """
     if problem := driver.probe().problem:
-        raise MissingError(
-            f"build.route: {route} must have an NVIDIA GPU and its driver here (got: {problem}). "
-            "Use build.route onnx, which builds TensorRT-RTX engines without one."
-        )
+        raise MissingError(f"build.route: {options.without_gpu(route, problem)}")
 
 
 def load(target: str) -> tuple[ModuleType, flavour.Flavour]:
