@@ -64,7 +64,8 @@ PAGE = """\
 
 PyTorch {oldest} to {newest}, Python 3.10 to 3.13. Written by `benchmarks/support_matrix.py`: each row is an environment
 of its own on a machine without a GPU, in which three examples were built for TensorRT-RTX {rtx} and their graphs
-checked in ONNX Runtime (the ViT with 2 layers of 256 instead of 12 of 768), and {tests} test files that touch PyTorch were run. Releases between the rows were not run.
+checked in ONNX Runtime (the ViT with 2 layers of 256 instead of 12 of 768), and {tests} test files that touch PyTorch
+were run. Releases between the rows were not run.
 
 | torch | torchvision | torchao | Python | {jobs} | tests |
 | --- | --- | --- | --- | {rules} | --- |
