@@ -13,7 +13,7 @@ RESULTS ?= benchmarks/results
 FRONTEND := torch-tensorrt-rtx==2.14.0 dllist==2.0.0
 # Modules of the programs, what needs a GPU or another checkout, and what writes a page of the docs.
 NO_FIGURES := $(addprefix benchmarks/,compare_checkouts.py gpu.py gpu_page.py photos.py random_models.py rtx_loads.py \
-	accuracy.py accuracy_page.py fetch_zoo.py peers.py sizes.py support_matrix.py zoo.py)
+	accuracy.py accuracy_page.py build_time.py fetch_zoo.py peers.py sizes.py support_matrix.py zoo.py)
 BROWSER := command -v chromium || command -v chromium-browser || command -v google-chrome || command -v google-chrome-stable
 INSTALL_BROWSER := apt-get install chromium
 # Trained networks and photographs.
@@ -22,17 +22,17 @@ DIGITS := data/digits/resnet.safetensors
 
 .DEFAULT_GOAL := help
 .PHONY: help setup browser quickstart test test-slow test-gpu fmt lint type bench bench-calibration bench-accuracy \
-	bench-sizes bench-gpu schema dist clean
+	bench-build bench-sizes bench-gpu schema dist clean
 
 help:  ## Show the targets.
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
 
 # An environment named with VENV= is taken as it is.
 ifeq ($(VENV),.venv)
 SETUP := $(VENV)/.installed
 
 $(SETUP): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 10), "Python 3.10 or later must be used: make PYTHON=python3.11"'
+	$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("Python: must be 3.10 or later (got %d.%d). Run: make PYTHON=python3.11" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[build,rtx,examples,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(FRONTEND)
@@ -85,6 +85,9 @@ $(ZOO)/manifest.json: | $(SETUP)
 bench-accuracy: $(SETUP) $(ZOO)/manifest.json  ## INT8 on trained networks, beside other tools (PEER_PYTHON=...); hours.
 	ZOO="$(ZOO)" $(BIN)/python benchmarks/accuracy.py $(ARGS)
 
+bench-build: $(SETUP)  ## Where the time of a build goes, beside the parts that no tool can leave out; on a quiet machine.
+	$(BIN)/python benchmarks/build_time.py $(ARGS)
+
 bench-sizes: $(SETUP)  ## Sizes of FP16 and INT8 engines of ten networks, without a GPU.
 	$(BIN)/python benchmarks/sizes.py $(ARGS)
 
@@ -92,7 +95,7 @@ bench-gpu: $(SETUP)  ## Four networks in every mode on this GPU, and whether Ten
 	$(BIN)/python benchmarks/rtx_loads.py --results "$(RESULTS)"
 	$(BIN)/python benchmarks/gpu.py --results "$(RESULTS)" $(ARGS)
 
-schema: $(SETUP)  ## Write what is generated from the job file's models: its JSON Schema and its page in the docs.
+schema: $(SETUP)  ## Write what is generated from the job file's models: its JSON Schema and its page in the docs; docs/versions.md.
 	$(BIN)/python -m trtpipe schema > configs/job.schema.json
 	$(BIN)/python -m trtpipe schema --markdown > docs/job-file.md
 	$(BIN)/python -c "import json; from trtpipe.trt.versions import document; \

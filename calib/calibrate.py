@@ -13,7 +13,7 @@ from calib.data import Source
 from calib.errors import CalibCancelled, CalibError
 from calib.histogram import Histogram
 from calib.observers import HistogramObserver
-from calib.table import CalibrationTable, make_table
+from calib.table import NOTHING_TO_OBSERVE, CalibrationTable, make_table
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +65,7 @@ def calibrate(
 
     threshold(Histogram.empty(), algorithm, percentile)  # options are refused before the work, not after it
     if not observers:
-        raise CalibError("calibration: there is no tensor to observe. Is any layer left to quantize?")
+        raise CalibError(NOTHING_TO_OBSERVE)
     done = batches = 0
     labels: Counter[int] = Counter()
     for batch in source.batches(batch_size):

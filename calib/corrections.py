@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from calib.errors import CalibError
 from calib.types import Array
 
-#: Name of a step: what the caller calls it.
-StepName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
+#: Name of a step or of a digest: what the caller calls it.
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
 Decibels = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -35,7 +35,7 @@ class Step(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    name: StepName
+    name: Name
     kept: bool
     before_db: Decibels
     after_db: Decibels

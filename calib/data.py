@@ -18,7 +18,17 @@ from calib.errors import CalibError
 from calib.factories import open_factory
 from calib.images import Images
 from calib.loading import in_workers
-from calib.samples import Batch, DataSpec, InputSpec, Origin, Sample, TransformSpec, combine_digests
+from calib.samples import (
+    SOURCES,
+    Batch,
+    DataSpec,
+    InputSpec,
+    Origin,
+    Sample,
+    TransformSpec,
+    combine_digests,
+    require_batch_size,
+)
 from calib.types import Array
 
 
@@ -68,8 +78,10 @@ class Source:
         """sha256 hex of the samples drawn (names and content, in whatever order) and how they become arrays."""
         return combine_digests(dict(zip(self.ids, self.sample_digests, strict=True)), self.recipe)
 
-    def numbered_by(self, names: Sequence[str]) -> Source:
+    def numbered_by(self, names: Sequence[str], given_by: str = "") -> Source:
         """The same samples with labels that are places in `names`, which has to have every class of this source.
+
+        `given_by` is what says the names, for the message.
 
         Raises:
             CalibError: it has not, or the classes of this source have no names.
@@ -78,11 +90,12 @@ class Source:
         if have is None or self._origin.labels is None:
             raise CalibError("labels: the samples have no class names. Give images in one folder for each class.")
         if unknown := [c for c in have if c not in names]:
+            by = f", by {given_by}" if given_by else ""
             raise CalibError(
                 f"labels: every class folder must be a class of the model (got {', '.join(unknown[:5])}"
-                f"{f' and {len(unknown) - 5} more' if len(unknown) > 5 else ''}, which is none). The model's classes: "
-                f"{', '.join(names[:5])}{' ...' if len(names) > 5 else ''}. Rename the folders, or name the classes in "
-                "check.labels."
+                f"{f' and {len(unknown) - 5} more' if len(unknown) > 5 else ''}, which is none). The model's classes"
+                f"{by}: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}. Rename the folders, or name the "
+                "classes in check.labels."
             )
         places = [list(names).index(c) for c in have]
         labels = tuple(places[k] for k in self._origin.labels)
@@ -103,8 +116,7 @@ class Source:
         Raises:
             CalibError: batch_size under 1; a sample that cannot be read or used, naming it.
         """
-        if batch_size < 1:
-            raise CalibError(f"batch_size: must be at least 1 (got {batch_size}).")
+        require_batch_size(batch_size)
         chunks = [self._drawn[i : i + batch_size] for i in range(0, len(self._drawn), batch_size)]
         work = _Loading(self._origin, chunks)
         loaded: Iterator[Batch | CalibError] = map(work.__getitem__, range(len(chunks)))
@@ -184,7 +196,7 @@ def open_source(spec: DataSpec, inputs: Sequence[InputSpec]) -> Source:
         CalibError: not exactly one kind of data; data that is missing, empty, fewer than asked, or does not fit the
         inputs.
     """
-    given = [k for k in ("images", "arrays", "factory") if getattr(spec, k) is not None]
+    given = [k for k in SOURCES if getattr(spec, k) is not None]
     if len(given) != 1:
         raise CalibError(
             f"data: exactly one of images, arrays and factory must be set (got {' and '.join(given) or 'none'})."

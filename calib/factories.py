@@ -30,6 +30,10 @@ class Factory:
         self.recipe = f"factory {path}{source_digest(self._make)}"
         with user_code(f"factory: {path}"):
             made = self._make()
+        if hasattr(made, "dataset") and hasattr(made, "batch_size"):
+            raise CalibError(
+                f"factory {path}: must give samples (got batches of a {type(made).__name__}). Return its dataset."
+            )
         is_sequence = hasattr(made, "__getitem__") and hasattr(made, "__len__")
         self._sequence = made if is_sequence else None
         if self._sequence is None and not hasattr(made, "__iter__"):

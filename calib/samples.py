@@ -17,11 +17,22 @@ from calib.types import Array
 Sample = dict[str, Array]
 #: Suffixes of the files that torchvision's ImageFolder reads, in lower case.
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+#: Suffixes of the files of arrays that `calib.arrays` reads.
+ARRAY_SUFFIXES = (".npy", ".npz", ".safetensors")
+#: The fields of a `DataSpec` that say where samples come from: exactly one is given.
+SOURCES = ("images", "arrays", "factory")
+Interpolation = Literal["nearest", "bilinear", "bicubic"]
 
 
 def has_images(folder: str | Path) -> bool:
     """Whether a file of `IMAGE_SUFFIXES` is anywhere below `folder`."""
     return any(name.lower().endswith(IMAGE_SUFFIXES) for _, _, names in os.walk(folder) for name in names)
+
+
+def require_batch_size(batch_size: int) -> None:
+    """CalibError unless at least one sample is run at a time."""
+    if batch_size < 1:
+        raise CalibError(f"batch_size: must be at least 1 (got {batch_size}).")
 
 
 @dataclass(frozen=True)
@@ -40,7 +51,7 @@ class TransformSpec:
     resize: int | tuple[int, int] | None = None
     center_crop: int | tuple[int, int] | None = None
     grayscale: bool = False
-    interpolation: Literal["nearest", "bilinear", "bicubic"] = "bilinear"
+    interpolation: Interpolation = "bilinear"
     normalize_mean: tuple[float, ...] | None = None
     normalize_std: tuple[float, ...] | None = None
     callable: str | None = None

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from calib.algorithms import Algorithm
 from calib.audit import DEAD_AMAX, LEAST_AMAX, Audit, Halves, choose, nine_digits, warnings_of, with_threshold
-from calib.corrections import Corrections, Step, corrections_path, load_corrections
+from calib.corrections import Corrections, Name, Step, corrections_path, load_corrections
 from calib.errors import CalibError
 from calib.histogram import Histogram
 from calib.samples import combine_digests
@@ -30,10 +30,10 @@ from calib.types import JsonObject
 FORMAT = "calib-table"
 #: A table with corrections is of version 2: a reader of version 1 would build its engine without them.
 PLAIN, CORRECTED = 1, 2
+NOTHING_TO_OBSERVE = "calibration: there is no tensor to observe. Is any layer left to quantize?"
 
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Key = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*:[A-Za-z0-9_.\[\]-]+$", max_length=1024)]
-Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
 Amax = Annotated[float, Field(ge=LEAST_AMAX, le=float(np.finfo(np.float32).max), allow_inf_nan=False)]
 
 
@@ -313,7 +313,7 @@ def make_table(
         CalibError: a tensor that was never seen or held NaN or infinity, naming it.
     """
     if not counted:
-        raise CalibError("calibration: there is no tensor to observe. Is any layer left to quantize?")
+        raise CalibError(NOTHING_TO_OBSERVE)
     chosen = {key: choose(key, halves, algorithm, percentile) for key, halves in sorted(counted.items())}
     tensors = {key: audit for key, (_, audit, _) in chosen.items()}
     collected = [warning for _, _, warning in chosen.values() if warning] + list(

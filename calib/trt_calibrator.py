@@ -18,6 +18,7 @@ import numpy as np
 
 from calib.data import Source
 from calib.errors import CalibError
+from calib.samples import require_batch_size
 from calib.table_files import write_whole
 from calib.trt_cache import read_cache
 from calib.types import Array
@@ -98,8 +99,7 @@ def make_calibrator(
         raise CalibError(
             f"TensorRT {trt.__version__}: has no calibrators: only 8.6 to 10.x have them. Use Q/DQ in the graph."
         )
-    if batch_size < 1:
-        raise CalibError(f"batch_size: must be at least 1 (got {batch_size}).")
+    require_batch_size(batch_size)
     parts = {
         **(made_from or {}),
         "data": source.digest,

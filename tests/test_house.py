@@ -91,6 +91,19 @@ def test_a_skip_that_nobody_expects_fails_ci(
     assert "1 passed, 1 skipped" in done.stdout.strip().splitlines()[-1]
 
 
+def test_setup_names_a_python_that_is_too_old(tmp_path: Path) -> None:
+    old = tmp_path / "python3.9"
+    old.write_text(f"#!{sys.executable}\nimport sys\nsys.version_info = (3, 9)\nexec(sys.argv[2])\n")
+    old.chmod(0o755)
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "constraints.txt").touch()
+    command = ["make", "-s", "setup", f"PYTHON={old}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == "Python: must be 3.10 or later (got 3.9). Run: make PYTHON=python3.11"
+
+
 def test_setup_says_what_the_browser_tests_lack() -> None:
     def violation(browser: str) -> str:
         command = ["make", "-s", "setup", "VENV=/usr", f"BROWSER={browser}"]

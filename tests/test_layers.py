@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -74,9 +76,19 @@ class Tree:
             return tuple(dict.fromkeys(f if f in self.modules else node.module for f in full))
         return ()
 
+    def named(self, node: ast.AST) -> str:
+        """The module of ours that a text names, whole (`trtpipe.api`, `trtpipe.routes.onnx:compile_engine`) or as the
+        beginning of an f-string; empty when there is none. Such a text is made to be imported."""
+        text = node.value if isinstance(node, ast.Constant) else None
+        if not isinstance(text, str) or not re.fullmatch(r"(trtpipe|calib)(\.\w+)+(\.|:\w+)?", text):
+            return ""
+        name = text.partition(":")[0].rstrip(".")
+        return name if name in self.modules else ""
+
     def imports(self, name: str) -> dict[str, set[str]]:
-        """What a module imports, by where the import stands: `top`, `function` or `type`."""
-        found: dict[str, set[str]] = {"top": set(), "function": set(), "type": set()}
+        """What a module imports, by where the import stands: `top`, `function` or `type`; or `text`, when it is named
+        in a text."""
+        found: dict[str, set[str]] = {"top": set(), "function": set(), "type": set(), "text": set()}
 
         def visit(node: ast.AST, where: str) -> None:
             for child in ast.iter_child_nodes(node):
@@ -87,6 +99,8 @@ class Tree:
                     inside = "type"
                 if isinstance(child, ast.Import | ast.ImportFrom):
                     found[where].update(self.targets(child))
+                if module := self.named(child):
+                    found["text"].add(module)
                 visit(child, inside)
 
         visit(self.modules[name], "top")
@@ -108,8 +122,16 @@ class Tree:
                 if target not in heavy and target.partition(".")[0] not in HEAVY:
                     yield f"{name} -> {target}"
 
+    def upward(self) -> Iterator[str]:
+        """Modules named in a text by a room that stands below them or beside them."""
+        for name in self.modules:
+            for target in sorted(self.imports(name)["text"]):
+                here, there = place(name), place(target)
+                if here[1] != there[1] and here[0] >= there[0]:
+                    yield f"{name} -> {target}"
+
     def circle(self) -> tuple[str, ...]:
-        """One circle of modules, imports inside functions and type-only ones counted; empty when there is none."""
+        """One circle of modules, imports in functions, for types and by text counted; empty when there is none."""
         edges = {
             name: {t for ts in self.imports(name).values() for t in ts} & set(self.modules) for name in self.modules
         }
@@ -118,6 +140,15 @@ class Tree:
         except graphlib.CycleError as error:
             return tuple(error.args[1])
         return ()
+
+
+@functools.cache
+def place(module: str) -> tuple[int, str]:
+    """Where the contract has a module: its layer, 0 at the top, and the room or ground module that it belongs to."""
+    (listed,) = re.findall(r"^layers = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S)
+    room = module.partition(".")[0] if module.startswith("calib") else ".".join(module.split(".")[:2])
+    rows = [re.findall(r"[\w.]+", row) for row in listed.splitlines()]
+    return next((at for at, row in enumerate(rows) if room in row), -1), room
 
 
 @pytest.fixture(scope="module")
@@ -147,15 +178,19 @@ def plant(root: Path, module: str, line: str) -> None:
 
 def test_the_rooms_import_downwards_alone() -> None:
     done = lint(ROOT)
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, f"import what is needed from a room below, or move it there\n{done.stdout}"
 
 
 def test_no_circle(tree: Tree) -> None:
-    assert tree.circle() == ()
+    assert tree.circle() == (), "move what both need into a module of its own, below both"
+
+
+def test_no_module_is_named_by_a_room_below_it(tree: Tree) -> None:
+    assert list(tree.upward()) == [], "importing a module by its name is importing it: take the function as an argument"
 
 
 def test_no_import_hides_in_a_function_without_a_reason(tree: Tree) -> None:
-    assert list(tree.needless()) == []
+    assert list(tree.needless()) == [], "import these at the top of the module: they load nothing heavy"
 
 
 def test_a_planted_circle_is_found(copy: Path) -> None:
@@ -178,9 +213,24 @@ def test_a_planted_light_import_inside_a_function_is_found(copy: Path) -> None:
     assert list(Tree(copy).needless()) == ["trtpipe.pipeline.kit -> trtpipe.bundle.golden"]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "importlib.import_module('trtpipe.trt.flavour')",
+        "__import__('trtpipe.trt.flavour')",
+        "ROUTES = {'one': 'trtpipe.trt.flavour:look'}",
+        "f'trtpipe.trt.{name}'",
+    ],
+)
+def test_a_planted_upward_module_named_in_a_text_is_found(line: str, copy: Path) -> None:
+    plant(copy, "trtpipe.job.dump", line)
+    assert [edge.partition(" -> ")[0] for edge in Tree(copy).upward()] == ["trtpipe.job.dump"]
+
+
 def test_the_house_has_its_rooms_and_nothing_else() -> None:
     there = {p.name for p in (ROOT / "trtpipe").iterdir() if p.name != "__pycache__"}
-    assert there == {*ROOMS, "examples", "py.typed", *(f"{name}.py" for name in GROUND)}
+    house = {*ROOMS, "examples", "py.typed", *(f"{name}.py" for name in GROUND)}
+    assert there == house, "a module belongs into a room: docs/architecture.md says which"
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -199,7 +249,8 @@ def test_a_room_says_what_it_is_for_and_what_others_may_import(tree: Tree, room:
         for target in targets
         if target.startswith(prefix)
     }
-    assert used <= set(public)
+    what = "__all__ names what other rooms import, and nothing else"
+    assert sorted(public) == sorted(used), f"trtpipe/{room}/__init__.py: {what}"
     assert all(prefix + name in tree.modules for name in public)
 
 
@@ -212,7 +263,8 @@ def test_only_some_may_import(tree: Tree, name: str) -> None:
         for target in targets
         if target == name or target.startswith(f"{name}.")
     }
-    assert {path for path in found if not path.startswith(ONLY[name] or "\0")} == set()
+    strangers = {path for path in found if not path.startswith(ONLY[name] or "\0")}
+    assert strangers == set(), f"only {' and '.join(ONLY[name]) or 'nothing'} may import {name}"
 
 
 def test_imports_are_absolute(tree: Tree) -> None:
@@ -222,7 +274,7 @@ def test_imports_are_absolute(tree: Tree) -> None:
         for node in ast.walk(module)
         if isinstance(node, ast.ImportFrom) and node.level
     ]
-    assert relative == []
+    assert relative == [], "write trtpipe.<room>.<module>"
 
 
 def test_every_module_that_loads_nothing_heavy_imports_with_the_light_core_alone(tree: Tree) -> None:
@@ -244,10 +296,16 @@ for name in {light!r}:
 print(json.dumps(failed))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert json.loads(done.stdout) == {}
+    failed = json.loads(done.stdout)
+    assert failed == {}, "import what a device may lack inside the functions that use it"
+
+
+def test_every_module_says_what_it_is_for(tree: Tree) -> None:
+    lines = {name: (ast.get_docstring(module) or "").partition("\n")[0] for name, module in tree.modules.items()}
+    assert [name for name, line in lines.items() if len(re.findall(r"\w+", line)) < 2] == []
 
 
 def test_no_file_is_too_long() -> None:
     files = [*(ROOT / "trtpipe").rglob("*.py"), *(ROOT / "calib").rglob("*.py")]
     long = {str(p.relative_to(ROOT)): n for p in files if (n := len(p.read_text().splitlines())) > 400}
-    assert long == {}
+    assert long == {}, "split these by subject"

@@ -11,7 +11,7 @@ import pytest
 
 from calib.errors import CalibCancelled, CalibError
 from trtpipe.errors import _REFUSED, InputError, user_error
-from trtpipe.outputs import naming, naming_database, require_writable_file, require_writable_folder
+from trtpipe.outputs import cache_folder, naming, naming_database, require_writable_file, require_writable_folder
 
 
 def refused(code: int, path: str | None = "out/a") -> str:
@@ -19,6 +19,15 @@ def refused(code: int, path: str | None = "out/a") -> str:
     assert shown is not None
     assert shown.exit_code == 2
     return str(shown)
+
+
+def test_the_cache_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "trtpipe"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for ignored in ("relative", ""):
+        monkeypatch.setenv("XDG_CACHE_HOME", ignored)
+        assert cache_folder() == tmp_path / ".cache" / "trtpipe"
 
 
 def test_a_refusal_is_its_path_the_reason_and_a_next_step() -> None:

@@ -7,7 +7,7 @@ batch is then of one size, the last one filled up with copies of its last sample
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,3 +95,9 @@ def joined(parts: Iterable[Mapping[str, Array]]) -> dict[str, Array]:
                 "A shape that depends on the data cannot be compiled: return a fixed number of rows and a mask."
             )
     return {name: np.concatenate(rows_of) for name, rows_of in lists.items()}
+
+
+def require_names(given: Collection[str], wanted: Collection[str]) -> None:
+    """InputError unless a batch has exactly the inputs `wanted`."""
+    if set(given) != set(wanted):
+        raise InputError(f"inputs: must be {', '.join(wanted)} (got {', '.join(given)}). Name each one.")

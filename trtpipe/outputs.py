@@ -18,6 +18,15 @@ _SIBLING_BYTES = 32
 _PROBE_BYTES = 4096
 
 
+def cache_folder() -> Path:
+    """The user's folder of what can be made again: `$XDG_CACHE_HOME/trtpipe`, or `~/.cache/trtpipe`.
+
+    Source: the XDG Base Directory Specification, by which a relative path is ignored.
+    """
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "trtpipe"
+
+
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
     """Let an OSError of this block name `path` where it names no file, or a temporary one beside it.

@@ -56,9 +56,11 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "tensorrt_rtx": ("tensorrt-rtx-cu13-libs", "tensorrt-rtx-cu12-libs"),
 }
 
+#: What a job needs to be captured, calibrated and exported, whatever its target.
+CAPTURE = ("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnxruntime")
 #: The extra of trtpipe that installs a module.
 EXTRAS: Mapping[str, str] = {
-    **dict.fromkeys(("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnxruntime"), "build"),
+    **dict.fromkeys(CAPTURE, "build"),
     **dict.fromkeys(("safetensors", "jinja2", "matplotlib", "numba"), "build"),
     **dict.fromkeys(("cuda", "pycuda"), "edge"),
     **dict.fromkeys(("dask", "distributed", "fsspec"), "fleet"),

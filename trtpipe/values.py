@@ -9,20 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from calib.types import Array, JsonObject
+from trtpipe.figures import beside, exact
 from trtpipe.notebook import table_html
 
 if TYPE_CHECKING:
     import torch
 
 #: Binding dtypes by their NumPy names; BF16 has none and is only ever used inside an engine.
-BINDING_DTYPES = ("float32", "float16", "uint8", "int8", "int32", "int64", "bool")
+BindingDtype = Literal["float32", "float16", "uint8", "int8", "int32", "int64", "bool"]
+BINDING_DTYPES: tuple[BindingDtype, ...] = get_args(BindingDtype)
 
 #: Number formats below 16 bits, each with scales: see `quantization.formats`.
 NumberFormatName = Literal["int8", "fp8", "int4", "nvfp4"]
-Precision = Literal["fp32", "fp16", "bf16", "int8", "fp8", "int4", "nvfp4"]
+Precision = Literal["int4", "nvfp4", "int8", "fp8", "fp16", "bf16", "fp32"]
+#: From the narrowest to the widest.
+PRECISIONS_BY_WIDTH: tuple[Precision, ...] = get_args(Precision)
 Executed = Literal["engine", "graph"]
 Target = Literal["tensorrt", "tensorrt_rtx", "onnxruntime"]
 Route = Literal["onnx", "torch_tensorrt", "torch2trt"]
@@ -32,6 +36,11 @@ Route = Literal["onnx", "torch_tensorrt", "torch2trt"]
 MOST_EXTENT = 2**31 - 1
 #: Letters of a job's name: it is a folder's, and begins those of hidden ones beside it, which file systems hold to 255.
 MOST_NAME = 128
+JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+
+Extent = Literal["min", "opt", "max"]
+#: The extents of a dynamic dimension in an optimization profile.
+EXTENTS: tuple[Extent, ...] = get_args(Extent)
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,7 @@ class TensorSpec:
     dims: Mapping[str, DimRange] = field(default_factory=dict)
     batch_axis: int | None = 0
 
-    def at(self, which: Literal["min", "opt", "max"]) -> tuple[int, ...]:
+    def at(self, which: Extent) -> tuple[int, ...]:
         """The static shape with every dynamic dimension at its min, opt or max."""
         return tuple(d if isinstance(d, int) else int(getattr(self.dims[d], which)) for d in self.shape)
 
@@ -82,6 +91,9 @@ class TensorSpec:
         return tuple(dict.fromkeys(d for d in self.shape if isinstance(d, str)))
 
 
+ModelKind = Literal["eager", "program", "onnx"]
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """The user's model behind its bindings.
@@ -98,7 +110,7 @@ class LoadedModel:
     weights_digest: str
     source: str
     notes: tuple[str, ...] = ()
-    kind: Literal["eager", "program", "onnx"] = "eager"
+    kind: ModelKind = "eager"
     classes: tuple[str, ...] | None = None
 
 
@@ -284,8 +296,25 @@ class Metric:
         """Like `cosine 0.91 (limit 0.99)`, or `top1_agreement 0.95 (limit 0.98, 95 % interval 0.9 to 0.98)`."""
         if self.limit is None:
             return f"{self.name} {self.value:.6g}"
-        spread = "" if self.interval is None else f", 95 % interval {self.interval[0]:.4g} to {self.interval[1]:.4g}"
-        return f"{self.name} {self.value:.6g} (limit {self.limit:g}{spread})"
+        spread = "" if self.interval is None else f", 95 % interval {self.interval_text}"
+        return f"{self.name} {self.value_text} (limit {self.limit_text}{spread})"
+
+    @property
+    def value_text(self) -> str:
+        """The value in six digits, or in more where fewer would take it across its limit."""
+        return f"{self.value:.6g}" if self.limit is None else beside(self.value, self.limit)
+
+    @property
+    def limit_text(self) -> str:
+        """The limit itself; empty without one."""
+        return "" if self.limit is None else exact(self.limit)
+
+    @property
+    def interval_text(self) -> str:
+        """Like `0.9898 to 1`; empty where there is no interval."""
+        if self.interval is None:
+            return ""
+        return " to ".join(f"{x:.4g}" if self.limit is None else beside(x, self.limit, 4) for x in self.interval)
 
 
 @dataclass(frozen=True)
@@ -328,8 +357,8 @@ class CheckReport:
             (
                 m.output,
                 m.name,
-                f"{m.value:.6g}",
-                "" if m.limit is None else f"{m.limit:g}",
+                m.value_text,
+                m.limit_text,
                 "" if m.passed is None else "met" if m.passed else "missed",
             )
             for m in self.metrics

@@ -104,7 +104,7 @@ HOSTILE = [
     (put("kind", "kit"), "engine: a kit has none"),
     (put("kind", "tar"), "kind: Input should be 'bundle' or 'kit'"),
     (put("engine.file", "model.engine"), "engine.file: is not what a onnxruntime engine is kept in (model.engine)"),
-    (put("engine.file", "/bin/sh"), "engine.file: Input should be 'model.engine', 'model.onnx' or 'model.hybrid'"),
+    (put("engine.file", "/bin/sh"), "engine.file: Input should be 'model.engine', 'model.hybrid' or 'model.onnx'"),
     (put("build.target", "tensorrt"), "engine.target: must be build.target (got onnxruntime, tensorrt)"),
     (put("inputs.0.dtype", "object"), "inputs.image.dtype: must be one of float32, "),
     (put("inputs.0.shape", ["N", -3, 8, 8]), "inputs.image.shape: a dimension is negative"),

@@ -31,6 +31,7 @@ calls = []
 def fickle():
     calls.append(1)
     for i in range(3 if len(calls) == 1 else 1): yield np.full(2, i, np.float32)
+def loader(): return torch.utils.data.DataLoader(arrays(), batch_size=2)
 def nothing(): return []
 def number(): return 7
 def triple(): return [(1, 2, 3)]
@@ -109,6 +110,7 @@ def test_bad_values_are_skipped_when_asked():
     ("name", "options", "message"),
     [
         ("nothing", {}, r"holds no samples"),
+        ("loader", {}, r"loader: must give samples \(got batches of a DataLoader\)\. Return its dataset\.$"),
         ("number", {}, r"must give a sequence or an iterable of samples \(got int\)"),
         ("one", {}, r"must be package\.module:callable \(got 'factories_under_test:one'\)"),
         ("missing", {}, r"must be package\.module:callable \(got 'factories_under_test:missing'\)"),

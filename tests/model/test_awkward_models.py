@@ -16,6 +16,8 @@ from trtpipe.errors import InputError
 from trtpipe.job.load import load_job
 from trtpipe.model.load import load_model
 from trtpipe.pipeline.deep import deep_problems
+from trtpipe.pipeline.prepared import PreparedJob, Stages
+from trtpipe.progress import Silent
 
 HEAD = """
 from collections import namedtuple
@@ -149,6 +151,33 @@ def test_the_exit_code_is_never_success_because_a_model_exits(
     assert main(["build", str(file), "-o", str(tmp_path / "out"), "-q"]) == 4
     assert "awkward_exit.py" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("precision", "said"),
+    [
+        (
+            {"keep": {"fp32": ["b.*"]}},
+            "precision.keep.fp32: each glob must match a module (got 'b.*', which matches none).",
+        ),
+        (
+            {"keep": {"fp16": ["x"]}, "int8_mode": True},
+            "precision.keep.fp16: each glob must match a module (got 'x', which",
+        ),
+        (
+            {"fp8_mode": True, "int8_mode": True, "formats": {"b": "fp8"}},
+            "precision.formats.b: must match a module with a convolution, lin",
+        ),
+    ],
+)
+def test_globs_that_fit_nothing_are_said_when_the_graph_is_known(tmp_path: Path, precision: Any, said: str) -> None:
+    """Before calibration: its samples are never opened."""
+    samples = {"calibration": {"factory": "awkward_globs:no_such_samples"}} if "int8_mode" in precision else {}
+    file = job(tmp_path, "return y", ONE, "awkward_globs", precision={"fp16_mode": True, **precision}, **samples)
+    with pytest.raises(InputError) as caught:
+        _ = PreparedJob(load_job(file), Stages(Silent())).captured
+    assert str(caught.value).startswith(said)
+    assert any(str(e).startswith(said) for e in deep_problems(load_job(file)))
 
 
 def test_a_failed_export_prints_and_logs_nothing_of_its_own(

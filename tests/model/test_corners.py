@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import nets
 import numpy as np
 import pytest
@@ -11,8 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from trtpipe.errors import BuildError
+from trtpipe.model import corners as corners_module
 from trtpipe.model.capture import capture
-from trtpipe.model.corners import corners, require_corners
+from trtpipe.model.corners import corner_outputs, corners, largest_batch, require_corners
 from trtpipe.values import DimRange, TensorSpec
 
 RANGES = st.tuples(*[st.integers(1, 9)] * 3).map(lambda v: DimRange(*sorted(v)))
@@ -20,22 +23,29 @@ RANGES = st.tuples(*[st.integers(1, 9)] * 3).map(lambda v: DimRange(*sorted(v)))
 
 @settings(max_examples=60, deadline=None)
 @given(batch=RANGES, height=RANGES, sample=st.tuples(st.integers(1, 6), st.integers(1, 12)))
-def test_every_dimension_is_at_its_least_and_each_but_the_batch_at_its_largest(
+def test_every_dimension_is_at_its_least_and_at_its_largest(
     batch: DimRange, height: DimRange, sample: tuple[int, int]
 ) -> None:
     dims = {"N": batch, "H": height}
     specs = (TensorSpec("x", "float32", ("N", 2, "H"), dims), TensorSpec("y", "int64", ("N",), {"N": batch}))
     x = np.arange(sample[0] * 2 * sample[1]).reshape(sample[0], 2, sample[1])
-    found = list(corners(specs, {"x": x, "y": np.arange(sample[0])}))
-    shapes = [(f["x"].shape, f["y"].shape) for f in found]
-    least, largest = ((batch.min, 2, height.min), (batch.min,)), ((batch.min, 2, height.max), (batch.min,))
-    if batch.min == batch.max and height.min == height.max:
-        assert shapes == []
-    else:
-        assert shapes == ([least] if least == largest else [least, largest])
-    for arrays in found:  # real numbers, of the samples
+    inputs = list(corners(specs, {"x": x, "y": np.arange(sample[0])}))
+    shapes = [(f["x"].shape, f["y"].shape) for f in inputs]
+    least, largest = ((batch.min, 2, height.min), (batch.min,)), ((batch.max, 2, height.max), (batch.max,))
+    assert shapes == [s for s in dict.fromkeys([least, largest]) if s != (x.shape, (sample[0],))]
+    for arrays in inputs:  # real numbers, of the samples
         assert set(arrays["x"].flat) <= set(x.flat)
         assert arrays["x"].flat[0] == 0
+
+
+@given(batch=RANGES, side=st.integers(1, 40), most=st.integers(1, 4000))
+def test_the_largest_batch_holds_no_more_values_than_are_given_at_once(batch: DimRange, side: int, most: int) -> None:
+    spec = TensorSpec("x", "float32", ("N", side, side), {"N": batch})
+    with mock.patch.object(corners_module, "MOST_VALUES", most):
+        largest = largest_batch((spec,))
+    assert batch.min <= largest <= batch.max
+    assert largest == batch.min or largest * side * side <= most
+    assert largest == batch.max or (largest + 1) * side * side > most
 
 
 class Decides(nn.Module):
@@ -55,7 +65,7 @@ def test_a_model_that_decides_by_its_batch_is_refused() -> None:
     samples = {"x": nets.images(4, 3, 8, 8).numpy()}
     captured = capture(loaded)
     with pytest.raises(BuildError) as caught:
-        require_corners(loaded, captured, samples)
+        require_corners(loaded, captured, samples, corner_outputs(loaded, samples))
     assert str(caught.value) == (
         "capture: the graph must answer as the model for x [1, 3, 8, 8] too (got 100% other values in output logits). "
         "The model decides by a shape (an if, squeeze(), a number taken from x.shape): make it compute the same for "
@@ -67,7 +77,8 @@ def test_a_model_that_decides_by_its_batch_is_refused() -> None:
 def test_models_that_do_not_are_taken(name: str) -> None:
     loaded = getattr(nets, name)()
     shape = [d if isinstance(d, int) else 3 for d in loaded.inputs[0].shape]
-    require_corners(loaded, nets.captured(name), {"x": nets.images(*shape).numpy()})
+    samples = {"x": nets.images(*shape).numpy()}
+    require_corners(loaded, nets.captured(name), samples, corner_outputs(loaded, samples))
 
 
 def test_a_model_that_fails_for_one_sample_is_said() -> None:
@@ -79,7 +90,7 @@ def test_a_model_that_fails_for_one_sample_is_said() -> None:
 
     loaded = nets.loaded(Fails(), out_shape=("N", 3))
     with pytest.raises(BuildError) as caught:
-        require_corners(loaded, capture(loaded), {"x": nets.images(4, 3, 8, 8).numpy()})
+        corner_outputs(loaded, {"x": nets.images(4, 3, 8, 8).numpy()})
     assert str(caught.value) == (
         "capture: the model fails on x [1, 3, 8, 8], which the job declares: ValueError: one is too few. Narrow the "
         "range in inputs, or make the model take it."

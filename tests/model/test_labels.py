@@ -92,15 +92,15 @@ def test_folders_that_say_nothing_are_no_labels_and_are_said(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("check", "calib", "labels", "count", "message"),
     [
-        (("cat", "cow"), CLASSES, None, 5, "calibration.images: every class folder must be a class of the model "
-         "(got cow, which is none). The model's classes: bird, cat, dog, fish, horse. Rename the folders, or name the "
+        (("cat", "cow"), CLASSES, None, 5, "check.images: every class folder must be a class of the model "
+         "(got cow, which is none). The model's classes, by calibration.images: bird, cat, dog, fish, horse. Rename the folders, or name the "
          "classes in check.labels."),
         (("cat",), (), "cat\ndog\n", 5, "check.labels: must name the model's 5 classes (got 2). Name one class a line in "
          "check.labels, in the order of the model's outputs."),
         (tuple("abcdefghi"), (), None, 5, "check.images: must name the model's 5 classes (got 9). Name one class a line "
          "in check.labels, in the order of the model's outputs."),
-        (("cat", "cow"), (), "\n".join(CLASSES), 5, "check.labels: every class folder must be a class of the model "
-         "(got cow, which is none). The model's classes: bird, cat, dog, fish, horse. Rename the folders, or name the "
+        (("cat", "cow"), (), "\n".join(CLASSES), 5, "check.images: every class folder must be a class of the model "
+         "(got cow, which is none). The model's classes, by check.labels: bird, cat, dog, fish, horse. Rename the folders, or name the "
          "classes in check.labels."),
     ],
 )  # fmt: skip

@@ -143,9 +143,42 @@ def test_a_damaged_or_missing_bundle_is_put_back_from_the_cache(world, here):
     engine.write_bytes(data)
     shutil.rmtree(world / "out/m-w0-fp32")
     (world / "out/m-w0-int8/extra").touch()
-    assert set(outcomes(here()).values()) == {"reused"}
+    report = here()
+    assert set(outcomes(report).values()) == {"reused"}
+    was = {"m-w0-fp32": "was missing"}
+    assert sorted(report["notes"]) == [
+        f"{name}: its bundle in out {was.get(name, 'was not the one that was built')}, and was put back from the cache"
+        for name in ("m-w0-fp32", "m-w0-int8", "rtx")
+    ]
     for name in ("rtx", "m-w0-fp32", "m-w0-int8"):
         nights.check_bundle(world / f"out/{name}")
+
+
+def test_what_a_local_night_does_not_use_is_in_its_report(world, here, capsys):
+    job = world / "jobs/rtx.yaml"
+    job.write_text(f"{job.read_text()}worker: [orin]\n")
+    blocked = world / "file"
+    blocked.touch()
+    report = here("--resume", "--store", f"file://{blocked}/store", jobs=("jobs/rtx.yaml",))
+    assert outcomes(report) == {"rtx": "reused"}
+    assert report["notes"] == [
+        "--resume: no run was stopped before its end; this is a new one",
+        "worker: not used without --scheduler, by rtx: built on this machine",
+    ]
+    assert main(["nightly", "-o", "out", "--cache", "cache", "--resume", "-q"]) == 2
+    assert capsys.readouterr().err == (
+        "--resume: no run of this history was stopped before its end. Name the jobs of a new one.\n"
+    )
+
+
+def test_a_store_that_cannot_be_reached_costs_no_job(world, here, capsys):
+    nights.write_weights(world / "jobs/w2.safetensors", scale=1.2)
+    (world / "file").touch()
+    report = here("--store", f"file://{world}/file/store", jobs=("jobs/rtx.yaml",))
+    assert outcomes(report) == {"rtx": "built"}
+    (note,) = report["notes"]
+    assert note.startswith(f"--store: file://{world}/file/store must be reachable (got ")
+    assert note.endswith(" Going on without it.")
 
 
 def test_a_damaged_cache_is_noticed_and_made_again(world, here):

@@ -3,13 +3,14 @@ import multiprocessing
 import os
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from trtpipe.errors import Cancelled, InputError, MissingError
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.remote import Store
-from trtpipe.pipeline.cache.store import Busy, Cache, DamagedEntry, default_root, parse_bytes
+from trtpipe.pipeline.cache.store import Busy, Cache, DamagedEntry, parse_bytes
 
 KEY = "a" * 64
 
@@ -141,14 +142,6 @@ def test_sizes_are_read_as_people_write_them():
         parse_bytes("lots", "--cache-size")
 
 
-def test_the_default_place_follows_xdg(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_root() == tmp_path / "trtpipe"
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_root() == tmp_path / ".cache" / "trtpipe"
-
-
 @pytest.mark.parametrize("scheme", ["file", "memory"])
 def test_a_store_shares_entries_between_caches(tmp_path, scheme):
     url = f"{scheme}://{tmp_path}/store"
@@ -205,6 +198,25 @@ def test_a_store_cannot_write_outside_an_entry(tmp_path):
     (folder / "entry.json").write_text(json.dumps(head))
     assert Cache(tmp_path / "two", store).get("graph", KEY) is None
     assert not list((tmp_path / "two").rglob("evil"))
+
+
+@pytest.mark.parametrize("error", [ConnectionError("refused"), ValueError("no credentials"), PermissionError("denied")])
+def test_a_store_that_cannot_be_reached_is_said_once_and_done_without(tmp_path, monkeypatch, error):
+    store = Store(f"file://{tmp_path}/store")
+
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(store, "_fs", SimpleNamespace(cat_file=fails, makedirs=fails, protocol="s3"))
+    said = []
+    cache = Cache(tmp_path / "one", store, note=said.append)
+    assert cache.get("graph", KEY) is None
+    cache.put("graph", KEY, {"opset": 20}, {"f": b"abc"})
+    assert cache.get("graph", KEY).read("f") == b"abc"
+    assert said == [f"--store: file://{tmp_path}/store must be reachable (got {error}). Going on without it."]
+    other = Cache(tmp_path / "two", store, note=said.append)
+    other.put("graph", KEY, {"opset": 20}, {"f": b"abc"})
+    assert said[1:] == [f"--store: file://{tmp_path}/store must be writable (got {error}). Going on without it."]
 
 
 def test_stores_that_cannot_be_opened_are_said():

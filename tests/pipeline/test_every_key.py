@@ -26,6 +26,8 @@ from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, load_job
 from trtpipe.job.sections import Build, Section
+from trtpipe.nightly.options import Options, Unwatched
+from trtpipe.nightly.run import nightly
 from trtpipe.pipeline import bench, build, kit, tune, validate
 from trtpipe.pipeline.calibrate import make_table
 from trtpipe.progress import Silent
@@ -157,7 +159,7 @@ def write(folder: Path, *layers: dict[str, Any]) -> Path:
     return path
 
 
-def run(command: str, job: Job, out: Path, trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+def run(command: str, job: Job, folder: Path, out: Path, trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command on the job; what it reads of the job is in `trace`."""
     trace.know(job)
 
@@ -168,7 +170,7 @@ def run(command: str, job: Job, out: Path, trace: Trace, monkeypatch: pytest.Mon
 
     for name in ("build_engine", "build_isolated"):
         monkeypatch.setattr(f"trtpipe.routes.onnx.{name}", compiled)
-    if command == "build":
+    if command in ("build", "nightly"):
         monkeypatch.setattr(
             "trtpipe.pipeline.build.bench_prepared", lambda *a, **k: Bench("m", 4, 4, 1, 1, "eager FP32", 1, ())
         )
@@ -178,6 +180,10 @@ def run(command: str, job: Job, out: Path, trace: Trace, monkeypatch: pytest.Mon
             build.build(job, out, Silent())
         elif command == "prepare":
             kit.write_kit(job, out, Silent())
+        elif command == "nightly":
+            options = Options((folder / "job.yaml",), out, out / "cache", out / "history.sqlite", workers=0)
+            (outcome,) = nightly(options, Unwatched()).outcomes
+            assert outcome.outcome == "built", outcome.error
         elif command == "tune":
             tune.tune(job, out, Silent(), evaluations=2)
         else:
@@ -219,7 +225,7 @@ def test_every_key_is_read_refused_or_noted(folder, trace, monkeypatch, command,
             job = load_job(write(folder, PRECISIONS[precision], change))
         except JobErrors as error:  # pragma: no cover - a mistake in this test
             pytest.fail(str(error))
-        run(command, job, folder / name, trace, monkeypatch)
+        run(command, job, folder, folder / name, trace, monkeypatch)
     unanswered = {}
     elsewhere = ELSEWHERE[command] | ELSEWHERE.get(precision, {})
     for key in KEYS:

@@ -10,6 +10,9 @@ import pytest
 from trtpipe.api import build, calibrate
 from trtpipe.errors import InputError
 from trtpipe.job.load import load_job
+from trtpipe.pipeline.bench import _ort_modes
+from trtpipe.pipeline.prepared import PreparedJob, Stages
+from trtpipe.progress import Silent
 from trtpipe.runtime.compatibility import problems
 from trtpipe.runtime.device import Device
 
@@ -111,6 +114,21 @@ def test_a_portable_engine_from_one_table(folder, tmp_path, name, precision, flo
         f"compute capability: the engine runs on {what} and later (got {below}). Build the bundle for this device."
     ]
     assert not [p for p in problems(manifest, device(least)) if p.startswith("compute capability")]
+
+
+def test_bench_has_a_row_for_the_formats_of_the_job_and_none_for_int8_without_it(folder):
+    job = load_job(write(folder, "bench", "{fp8_mode: true}"))
+    prepared = PreparedJob(job, Stages(Silent()))
+    table = calibrate(folder / "bench.yaml")
+    images = {"image": np.load(folder / "check.npy")}
+    rows = {m.name: m for m in _ort_modes(job, prepared, table, images)}
+    assert {name: m.cannot for name, m in rows.items()} == {
+        "ONNX Runtime FP32": "",
+        "ONNX Runtime Q/DQ INT8": "the job has no INT8 mode",
+        "ONNX Runtime Q/DQ FP8": "",
+    }
+    wide, fp8 = (rows[f"ONNX Runtime {n}"].prepare().infer(images)["logits"] for n in ("FP32", "Q/DQ FP8"))
+    assert 1e-3 < np.linalg.norm(fp8 - wide) / np.linalg.norm(wide) < 0.3
 
 
 def test_named_gpus_are_in_the_plan_and_need_no_floor(folder, tmp_path):

@@ -136,7 +136,10 @@ def test_the_version_must_be_one(folder, capsys):
     ("tensorrt", "1.7.1", "must be TensorRT 8.6 or later (got 1.7.1)"),
     ("tensorrt_rtx", "1.2", "must be TensorRT-RTX 1.7.1 or later (got 1.2)"),
     ("tensorrt_rtx", "10.3.0", "must be a release of TensorRT-RTX, like 1.7.1 (got 10.3.0, which is TensorRT's)"),
-    ("tensorrt", "8.6.1", None), ("tensorrt", "10", None), ("tensorrt_rtx", "1.8", None), ("onnxruntime", "7", None),
+    ("tensorrt", "12.0.0", "must be TensorRT 11 at most, the newest whose options are known (got 12.0.0)"),
+    ("tensorrt_rtx", "2.0", "must be TensorRT-RTX 1 at most, the newest whose options are known (got 2.0)"),
+    ("tensorrt", "11.9", None), ("tensorrt", "8.6.1", None), ("tensorrt", "10", None),
+    ("tensorrt_rtx", "1.8", None), ("onnxruntime", "7", None),
 ])  # fmt: skip
 @pytest.mark.parametrize("purpose", ["build", "prepare", "calibrate"])
 def test_a_release_that_nothing_is_built_for_is_refused(target, version, expected, purpose, folder):
@@ -158,6 +161,43 @@ def test_int8_on_a_jetson_nano_is_refused_whatever_is_installed(folder, monkeypa
         "build.platform: Jetson Nano must have TensorRT 8.6 or later (got JetPack 4.6 as its last, with TensorRT 8.2). "
         "Use a Jetson Orin or Thor.",
     ]
+
+
+ABSENT = (
+    "an NVIDIA GPU and its driver must be here (got: no driver). Run it on the machine the engine is for, or build for "
+    "target tensorrt_rtx, which needs no GPU."
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("build.target=tensorrt", "build.compute_capability=[]"), [f"build.target: {ABSENT}"]),
+        (("build.refit=all",), [f"build.refit: {ABSENT}"]),
+        (("build.route=torch_tensorrt", "build.target=tensorrt", "build.compute_capability=[]"), [
+            "build.route: torch_tensorrt must have an NVIDIA GPU and its driver here (got: no driver). Use build.route "
+            "onnx, which builds TensorRT-RTX engines without one."
+        ]),
+        ((), []),
+        (("build.target=onnxruntime", "build.compute_capability=[]", "precision.fp16_mode=false"), []),
+    ],
+)  # fmt: skip
+def test_what_a_build_would_end_at_without_a_gpu_is_said_before(folder, monkeypatch, overrides, said):
+    from trtpipe.trt import driver, flavour
+
+    both = {"tensorrt": ("tensorrt-cu12", "10.16.1"), "tensorrt_rtx": ("tensorrt-rtx", "1.7.1")}
+    monkeypatch.setattr(flavour, "installed", lambda: both)
+    monkeypatch.setattr("trtpipe.pipeline.validate.installed", lambda: both)
+    monkeypatch.setattr(driver, "probe", lambda: driver.Driver(problem="no driver"))
+    path = write(folder)
+
+    def here(**options):
+        return [m for m in messages(path, overrides=overrides, **options) if "GPU and its driver" in m]
+
+    assert here() == said
+    assert here(version="10.3.0") == here(here=False) == []
+    if said:
+        assert any(p.missing for p in validate(path, overrides))
 
 
 def test_int8_on_the_gpu_here(folder, monkeypatch):

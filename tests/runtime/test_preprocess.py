@@ -103,6 +103,12 @@ def test_half_inputs_are_rounded_once() -> None:
 
 REFUSED: list[tuple[Transform, TensorSpec, str]] = [
     (
+        Transform(resize=10**9),
+        spec(3, 8, 8),
+        "preprocessing.resize: must give at most 268435456 pixels (got 1000000000x1000000000 of an image of 8x8). "
+        "Check the bundle's manifest, or shrink the image.",
+    ),
+    (
         Transform(callable="my.code:crop"),
         spec(3, 8, 8),
         "preprocessing: must be data for a device to repeat it (got the ",

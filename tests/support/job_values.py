@@ -148,6 +148,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "check.bench": "noted in the kit",
         "check.sensitivity": "noted in the kit",
     },
+    "nightly": {},
     "tune": {
         "worker": "for a fleet",
         "build.route": "engines are built where a GPU executes them",
@@ -174,5 +175,5 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
 }
 KINDS = [("build", p) for p in PRECISIONS] + [
-    ("prepare", "int8"), ("tune", "int8"), ("bench", "int8"),
+    ("prepare", "int8"), ("tune", "int8"), ("bench", "int8"), ("nightly", "int8"),
 ]  # fmt: skip

@@ -76,6 +76,12 @@ REFUSED = [
     (Precision(fp16_mode=True, fp8_mode=True), job("tensorrt", default_device_type="dla", dla_core=0),
      ("tensorrt", "10.3.0"),
      ["precision.fp8_mode: FP8 must be on the GPU, as no DLA has it (got layers on a DLA). Use FP16 or INT8."]),
+    (FP8, job("tensorrt", hardware_compatibility="ampere_plus"), ("tensorrt", "10.16.1"),
+     ["precision.fp8_mode: FP8 must be for GPUs that have it (got build.hardware_compatibility ampere_plus, whose "
+      "engines are for Ampere too). Use none or same_compute_capability, or precision.int8_mode."]),
+    (NVFP4, job("tensorrt", hardware_compatibility="ampere_plus"), ("tensorrt", "11.4.0"),
+     ["precision.nvfp4_mode: NVFP4 must be for GPUs that have it (got build.hardware_compatibility ampere_plus, whose "
+      "engines are for Ampere too). Use none or same_compute_capability, or precision.fp8_mode."]),
 ]  # fmt: skip
 
 
@@ -93,6 +99,8 @@ def test_the_words_of_a_refusal(precision, build, release, messages):
         (FP8, job("tensorrt", platform="h200"), ("tensorrt", "10.16.1.11")),
         (FP8, job("tensorrt", platform="l4"), ("tensorrt", "11.4.0.106")),
         (INT4, job(compute_capability=("8.6",)), RTX),
+        (INT4, job("tensorrt", hardware_compatibility="ampere_plus"), ("tensorrt", "10.16.1")),
+        (FP8, job("tensorrt", hardware_compatibility="same_compute_capability"), ("tensorrt", "10.16.1")),
         (INT4, job("tensorrt", platform="jetson_agx_orin"), ("tensorrt", "10.3.0")),
         (NVFP4, job(compute_capability=("12.0",)), RTX),
         (NVFP4, job("tensorrt", platform="b200"), ("tensorrt", "10.8.0")),

@@ -17,7 +17,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from trtpipe.bundle.format import SIGNATURE_BYTES, Bundle, Trust, place, read_bundle
+from trtpipe.bundle.format import SIGNATURE_BYTES, Bundle, Trust, incomplete, place, read_bundle
 from trtpipe.bundle.manifest import FILE_NAME, MANIFEST, MAX_MANIFEST_BYTES, SIGNATURE, from_json
 from trtpipe.errors import InputError
 from trtpipe.outputs import naming
@@ -142,9 +142,7 @@ def _read_members(archive: Path, file: io.BufferedReader) -> Iterator[tuple[str,
         yield name, data
     left.pop(SIGNATURE, None)
     if left:
-        raise InputError(
-            f"{archive}: must hold every file its manifest lists ({next(iter(left))} is missing). {_AGAIN}"
-        )
+        raise incomplete(archive, next(iter(left)), _AGAIN)
     if len(block) != _BLOCK or file.read(_BLOCK) != bytes(_BLOCK):
         raise InputError(f"{archive}: the file is cut short. {_AGAIN}")
     if file.read(1):

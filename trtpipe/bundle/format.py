@@ -19,6 +19,7 @@ from trtpipe.atomic import clean_leftovers, move_into_place, sibling, standing, 
 from trtpipe.bundle import golden as golden_data
 from trtpipe.bundle import hybrid
 from trtpipe.bundle.manifest import (
+    AGAIN,
     ENGINE,
     FILE_NAME,
     GOLDEN,
@@ -43,7 +44,10 @@ Sign = Callable[[bytes], bytes]
 #: Takes the manifest's bytes and its signature, or None, and raises to refuse them.
 Trust = Callable[[bytes, bytes | None], object]
 
-_AGAIN = "Fetch or build the bundle again."
+
+def incomplete(path: Path, missing: str, again: str) -> InputError:
+    """The error that a bundle or an archive lacks a file that its manifest lists; `again` is the next step."""
+    return InputError(f"{path}: must hold every file its manifest lists ({missing} is missing). {again}")
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Bundle:
         """
         entry = self.manifest.files.get(name)
         if entry is None:
-            raise InputError(f"{self.path}: must hold {name} (got {', '.join(sorted(self.manifest.files))}). {_AGAIN}")
+            raise InputError(f"{self.path}: must hold {name} (got {', '.join(sorted(self.manifest.files))}). {AGAIN}")
         with _opened(self.path) as directory:
             data = _read_regular(self.path, directory, name, entry.size)
         _check_digest(self.path, name, data, entry)
@@ -250,7 +254,7 @@ def _read_opened(path: Path, directory: int, trust: Trust | None) -> Bundle:
         raise InputError(f"{path}: must hold only the files its manifest lists (got {extra[0]!r} too). Remove it.")
     missing = sorted(set(manifest.files) - present)
     if missing:
-        raise InputError(f"{path}: must hold every file its manifest lists ({missing[0]} is missing). {_AGAIN}")
+        raise incomplete(path, missing[0], AGAIN)
 
     def read(name: str) -> bytes:
         entry = manifest.files[name]
@@ -273,13 +277,13 @@ def _read_regular(path: Path, directory: int, name: str, size: int | None) -> by
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     except OSError as error:
         what = "a link" if error.errno == errno.ELOOP else str(error.strerror)
-        raise InputError(f"{path}/{name}: must be a regular file (got: {what}). {_AGAIN}") from None
+        raise InputError(f"{path}/{name}: must be a regular file (got: {what}). {AGAIN}") from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise InputError(f"{path}/{name}: is not a regular file. {_AGAIN}")
+            raise InputError(f"{path}/{name}: is not a regular file. {AGAIN}")
         if size is not None and status.st_size != size:
-            raise InputError(f"{path}/{name}: must have {size} bytes (got {status.st_size}). {_AGAIN}")
+            raise InputError(f"{path}/{name}: must have {size} bytes (got {status.st_size}). {AGAIN}")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read(MAX_MANIFEST_BYTES + 1 if size is None else size)
     finally:
@@ -289,14 +293,14 @@ def _read_regular(path: Path, directory: int, name: str, size: int | None) -> by
 def _check_digest(path: Path, name: str, data: bytes, entry: FileEntry) -> None:
     got = hashlib.sha256(data).hexdigest()
     if got != entry.sha256:
-        raise InputError(f"{path}/{name}: must have SHA-256 {entry.sha256[:16]}... (got {got[:16]}...). {_AGAIN}")
+        raise InputError(f"{path}/{name}: must have SHA-256 {entry.sha256[:16]}... (got {got[:16]}...). {AGAIN}")
 
 
 def _check_content(path: Path, manifest: Manifest, read: Callable[[str], bytes]) -> None:
     """Hold the required files against the manifest; `read` returns the content of a listed file."""
     for name in manifest.required_files:
         if name not in manifest.files:
-            raise InputError(f"{path}: {name} is missing. {_AGAIN}")
+            raise InputError(f"{path}: {name} is missing. {AGAIN}")
         content = read(name)
         if name == GOLDEN:
             golden_data.from_bytes(content, manifest.inputs, manifest.outputs, f"{path}/{name}")
@@ -312,7 +316,7 @@ def _check_hybrid(where: str, manifest: Manifest, data: bytes) -> None:
     got = (tuple(decoded.plan.inputs), set(decoded.plan.outputs))
     if got != (tuple(s.name for s in manifest.inputs), {s.name for s in manifest.outputs}):
         raise InputError(
-            f"{where}: must have the manifest's bindings (got {', '.join([*got[0], *sorted(got[1])])}). {_AGAIN}"
+            f"{where}: must have the manifest's bindings (got {', '.join([*got[0], *sorted(got[1])])}). {AGAIN}"
         )
     for number, plan in enumerate(decoded.engines):
         _check_header(f"{where}: engine {number}", manifest, plan)
@@ -325,15 +329,15 @@ def _check_header(where: str, manifest: Manifest, data: bytes) -> None:
     header = read_header(data, where)
     if header.flavour != engine.target:
         raise InputError(
-            f"{where}: must be a plan of {engine.target}, as the manifest says (got {header.flavour}). {_AGAIN}"
+            f"{where}: must be a plan of {engine.target}, as the manifest says (got {header.flavour}). {AGAIN}"
         )
     numbers = re.findall(r"\d+", engine.version)[:4]
     # Where a plan's header is of a form whose version field is not known, there is nothing to compare.
     if header.version and header.version.split(".")[: len(numbers)] != numbers:
         raise InputError(
-            f"{where}: must be of version {engine.version}, as the manifest says (got {header.version}). {_AGAIN}"
+            f"{where}: must be of version {engine.version}, as the manifest says (got {header.version}). {AGAIN}"
         )
     if engine.target == "tensorrt_rtx" and set(header.compute_capabilities) != set(engine.compute_capabilities):
         wanted = ", ".join(engine.compute_capabilities) or "portable"
         got = ", ".join(header.compute_capabilities) or "portable"
-        raise InputError(f"{where}: must be for {wanted}, as the manifest says (got {got}). {_AGAIN}")
+        raise InputError(f"{where}: must be for {wanted}, as the manifest says (got {got}). {AGAIN}")

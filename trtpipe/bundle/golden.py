@@ -63,20 +63,26 @@ def to_bytes(golden: Golden) -> bytes:
     return data
 
 
+def tensors_of(data: bytes, where: str, again: str) -> dict[str, Array]:
+    """The tensors of a safetensors file; InputError, with `again` as the next step, where `data` is none."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        tensors: dict[str, Array] = load(data)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise InputError(f"{where}: must be a safetensors file (got: {error}). {again}") from None
+    return tensors
+
+
 def from_bytes(data: bytes, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], where: str) -> Golden:
     """The golden data in `data`, checked against the bindings.
 
     Raises:
         InputError: not safetensors, a tensor missing, too many, of another dtype or shape than its binding.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
     again = "Build the bundle again."
-    try:
-        tensors = load(data)
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise InputError(f"{where}: must be a safetensors file (got: {error}). {again}") from None
+    tensors = tensors_of(data, where, again)
     sides = {"input": inputs, "output": outputs}
     wanted = {f"{side}:{spec.name}": (side, spec) for side, specs in sides.items() for spec in specs}
     whole = {f"output:{s.name}" for s in outputs if s.batch_axis is None}

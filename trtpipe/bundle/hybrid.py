@@ -19,6 +19,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from calib.strictjson import first_problem
+from trtpipe.bundle.golden import tensors_of
+from trtpipe.bundle.manifest import AGAIN
 from trtpipe.errors import InputError
 
 #: Operators that a plan may name: ATen's, trtpipe's own Q/DQ, and Python's on numbers and tuples.
@@ -36,7 +38,6 @@ SPECIAL = ("value", "tensor", "dtype", "device", "layout", "memory_format", "flo
 
 _NAME = r"^[A-Za-z_][A-Za-z0-9_.]*$"
 _MAX_PLAN_BYTES, _MAX_DEPTH = 16 << 20, 8
-_AGAIN = "Fetch or build the bundle again."
 
 Name = Annotated[str, Field(pattern=_NAME)]
 
@@ -115,16 +116,10 @@ def from_bytes(data: bytes, where: str) -> Hybrid:
         InputError: not safetensors, another version, an operator that is not allowed, a value read before it is there,
             a part that is missing, too many or of another size.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
-    try:
-        parts = load(data)
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise InputError(f"{where}: must be a safetensors file (got: {error}). {_AGAIN}") from None
+    parts = tensors_of(data, where, AGAIN)
     for name, array in parts.items():
         if array.dtype != np.uint8 or array.ndim != 1:
-            raise InputError(f"{where}: {name} must be uint8 [bytes] (got {array.dtype} {array.shape}). {_AGAIN}")
+            raise InputError(f"{where}: {name} must be uint8 [bytes] (got {array.dtype} {array.shape}). {AGAIN}")
     text = parts["plan"].tobytes() if "plan" in parts else b""
     hybrid = Hybrid(
         _plan(text, where),
@@ -133,7 +128,7 @@ def from_bytes(data: bytes, where: str) -> Hybrid:
     )
     wanted = {"plan", *(f"engine:{i}" for i in range(len(hybrid.engines))), *(f"tensor:{n}" for n in hybrid.constants)}
     if odd := sorted(wanted ^ set(parts)):
-        raise InputError(f"{where}: must hold a plan, engines and constants alone (got {odd[0]}). {_AGAIN}")
+        raise InputError(f"{where}: must hold a plan, engines and constants alone (got {odd[0]}). {AGAIN}")
     _check(hybrid, where)
     return hybrid
 
@@ -174,7 +169,7 @@ def _number(name: str) -> tuple[int, str]:
 
 def _plan(text: bytes, where: str) -> Plan:
     if len(text) > _MAX_PLAN_BYTES:
-        raise InputError(f"{where}: the plan must be at most {_MAX_PLAN_BYTES} bytes (got {len(text)}). {_AGAIN}")
+        raise InputError(f"{where}: the plan must be at most {_MAX_PLAN_BYTES} bytes (got {len(text)}). {AGAIN}")
     try:
         raw = json.loads(text)
         if not isinstance(raw, dict) or raw.get("version") != 1 or isinstance(raw.get("version"), bool):
@@ -184,9 +179,9 @@ def _plan(text: bytes, where: str) -> Plan:
         if _canonical(plan.model_dump(mode="json")) != text:
             raise ValueError("it is not in canonical form")
     except ValidationError as error:
-        raise InputError(f"{where}: the plan must follow its schema (got {first_problem(error)}). {_AGAIN}") from None
+        raise InputError(f"{where}: the plan must follow its schema (got {first_problem(error)}). {AGAIN}") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: the plan must be JSON (got: {error}). {_AGAIN}") from None
+        raise InputError(f"{where}: the plan must be JSON (got: {error}). {AGAIN}") from None
     return plan
 
 
@@ -194,7 +189,7 @@ def _check(hybrid: Hybrid, where: str) -> None:
     try:
         _agrees(hybrid)
     except ValueError as error:
-        raise InputError(f"{where}: the plan must agree with itself and its parts (got: {error}). {_AGAIN}") from None
+        raise InputError(f"{where}: the plan must agree with itself and its parts (got: {error}). {AGAIN}") from None
 
 
 def _agrees(hybrid: Hybrid) -> None:

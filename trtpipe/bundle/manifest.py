@@ -15,12 +15,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, V
 
 from calib.strictjson import first_problem, loads
 from trtpipe.errors import InputError
+from trtpipe.job.build_options import HardwareCompatibility
 from trtpipe.job.sections import Build, Limits, Precision, Transform
 from trtpipe.jsontext import plain
 from trtpipe.trt import driver
 from trtpipe.trt.platforms import machine_name
 from trtpipe.values import (
     BINDING_DTYPES,
+    EXTENTS,
+    JOB_NAME,
     MOST_EXTENT,
     CheckReport,
     DimRange,
@@ -45,16 +48,19 @@ SIGNATURE = "manifest.sig"
 ENGINE: Literal["model.engine"] = "model.engine"
 GRAPH: Literal["model.onnx"] = "model.onnx"
 HYBRID: Literal["model.hybrid"] = "model.hybrid"
+#: What an engine is written as.
+EngineFile = Literal["model.engine", "model.hybrid", "model.onnx"]
 GOLDEN = "golden.safetensors"
 CALIBRATION = "calibration.json"
 REPORT = "report.html"
+
+#: The next step where a bundle is damaged.
+AGAIN = "Fetch or build the bundle again."
 
 #: Names of files in a bundle: flat, portable, never hidden, so that none can lead out of it.
 FILE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 _HEX = r"^[0-9a-f]{64}$"
 _VERSION = r"^[0-9]+(\.[0-9]+){0,3}([a-z+.-][A-Za-z0-9.+-]*)?$"
-
-HardwareCompatibility = Literal["none", "ampere_plus", "same_compute_capability"]
 
 
 class Part(BaseModel):
@@ -69,7 +75,7 @@ def _strict_build(raw: object) -> object:
         return tuple(_strict_build(v) for v in raw)
     if not isinstance(raw, dict):
         return raw
-    if set(raw) == {"min", "opt", "max"} and all(type(v) is int for v in raw.values()):
+    if set(raw) == set(EXTENTS) and all(type(v) is int for v in raw.values()):
         return DimRange(**raw)
     return {k: _strict_build(v) for k, v in raw.items()}
 
@@ -84,7 +90,7 @@ class FileEntry(Part):
 class EngineInfo(Part):
     """What the engine file is and where it may run."""
 
-    file: Literal["model.engine", "model.onnx", "model.hybrid"]
+    file: EngineFile
     target: Target
     version: str = Field(pattern=_VERSION, description="of the TensorRT (or ONNX Runtime) that wrote it")
     compute_capabilities: tuple[Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]$")], ...] = Field(
@@ -115,7 +121,7 @@ class Manifest(Part):
 
     schema_version: Literal[1] = SCHEMA_VERSION
     kind: Literal["bundle", "kit"] = "bundle"
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field(pattern=JOB_NAME)
     engine: EngineInfo | None = Field(description="None in a kit: a device has still to build it")
     inputs: tuple[TensorSpec, ...] = Field(min_length=1)
     outputs: tuple[TensorSpec, ...] = Field(min_length=1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _BAR_EVERY_S = 0.05
+#: A signal that is sent to both processes of a command (see `supervised`) reaches it twice, and counts once.
+_ONCE_S = 0.25
 
 
 def out(text: str) -> None:
@@ -325,7 +328,13 @@ class Jobs:
 @contextmanager
 def _interrupted_by(interrupt: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Call `interrupt` on SIGINT and SIGTERM until the end of the block; a signal that is ignored stays so."""
-    hook = sys.unraisablehook
+    hook, latest = sys.unraisablehook, -math.inf
+
+    def once(number: int, frame: FrameType | None) -> None:
+        nonlocal latest
+        before, latest = latest, time.monotonic()
+        if latest - before > _ONCE_S:
+            interrupt(number, frame)
 
     def unraisable(event: sys.UnraisableHookArgs) -> None:
         # An interrupt inside a destructor cannot be raised: Python would print it. The flag ends the stage.
@@ -337,7 +346,7 @@ def _interrupted_by(interrupt: Callable[[int, FrameType | None], None]) -> Itera
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup, or a shell's `&`, wants it
-                before[number] = signal.signal(number, interrupt)
+                before[number] = signal.signal(number, once)
     except ValueError:  # not in the main thread, which owns the signals
         before.clear()
     try:

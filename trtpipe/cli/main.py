@@ -23,6 +23,7 @@ from trtpipe import __version__
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import Settings
 from trtpipe.cli.results import results_apart
+from trtpipe.cli.supervised import supervised
 from trtpipe.errors import Cancelled, did_you_mean, either, user_error
 from trtpipe.packages import not_installed
 
@@ -100,11 +101,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: the arguments after the program's name; those of this process when None.
+        argv: the arguments after the program's name. When None, those of this process, and the command runs in a child
+            of it (see `supervised`).
 
     Returns:
         The exit code.
     """
+    return supervised(lambda: _run(None)) if argv is None else _run(argv)
+
+
+def _run(argv: Sequence[str] | None) -> int:
     settings = Settings()
     try:
         with _signals(), _modules_here():
@@ -167,9 +173,10 @@ def _modules_here() -> Iterator[None]:
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C."""
+    """Treat SIGTERM like Ctrl-C; one that was sent to both processes of a command arrives twice, and counts once."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     try:

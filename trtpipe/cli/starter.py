@@ -11,11 +11,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import yaml
 from PIL import Image, ImageDraw
 
-from calib.samples import IMAGE_SUFFIXES, has_images
+from calib.samples import IMAGE_SUFFIXES, Interpolation, has_images
 from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError, MissingError, did_you_mean
 from trtpipe.job.importable import missing
@@ -117,7 +118,7 @@ def _timm(name: str) -> Source:
     mean, std = ((0.5,) * 3, (0.5,) * 3) if config is None else (config.mean, config.std)
     transform = (
         f"{{resize: {resize}, center_crop: [{height}, {width}], "
-        f"interpolation: {interpolation if interpolation in ('nearest', 'bilinear', 'bicubic') else 'bicubic'}, "
+        f"interpolation: {interpolation if interpolation in get_args(Interpolation) else 'bicubic'}, "
         f"normalize: {{mean: {_numbers(mean)}, std: {_numbers(std)}}}}}"
     )
     about = "pretrained: true downloads timm's weights; false makes random ones"

@@ -14,12 +14,16 @@ from calib.types import Array
 from trtpipe.batching import Batching, joined
 from trtpipe.errors import InputError
 from trtpipe.evaluation import intervals, metrics
+from trtpipe.figures import beside
 from trtpipe.job.sections import Limits
 from trtpipe.progress import Progress
 from trtpipe.values import CheckReport, Control, Executed, Metric
 
 #: Samples that the control is run on: enough for every metric, few enough to cost little.
 CONTROL_SAMPLES = 64
+
+#: Why a check fails that requires the engine itself.
+NOT_EXECUTED = "check.require is engine, and no GPU executed it here"
 
 #: limit of the job -> (metric, whether larger is better)
 LIMITS: Mapping[str, tuple[str, bool]] = {
@@ -129,7 +133,7 @@ def check_engine(
     problems += more
     notes = list(doubtful(measured, data.samples))
     if require == "engine" and executed != "engine":
-        problems.append("check.require is engine, and no GPU executed it here")
+        problems.append(NOT_EXECUTED)
     if damaged is not None:
         control, note = _control(damaged, data.first(CONTROL_SAMPLES), limits)
         notes += [note] if note else []
@@ -298,8 +302,9 @@ def doubtful(judged: Sequence[Metric], samples: int) -> tuple[str, ...]:
         enough = intervals.samples_to_tell(m.value, m.interval, m.limit, samples)
         more = "no number of samples would settle it" if enough is None else f"about {enough} would settle it"
         lines.append(
-            f"{m.output}.{m.name}: {m.value:.4g} {'meets' if meets else 'misses'} the limit {m.limit:g}, and {samples} "
-            f"samples are too few to be sure of it (95 % interval {m.interval[0]:.4g} to {m.interval[1]:.4g}; {more})"
+            f"{m.output}.{m.name}: {beside(m.value, m.limit, 4)} {'meets' if meets else 'misses'} the limit "
+            f"{m.limit_text}, and {samples} samples are too few to be sure of it (95 % interval {m.interval_text}; "
+            f"{more})"
         )
     return tuple(lines)
 

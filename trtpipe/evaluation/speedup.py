@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from calib.types import Array
+from trtpipe.figures import beside, exact
 from trtpipe.values import CheckReport, Metric
 
 #: Timed executions of each engine, after as many warm-up runs as `WARM_UP`; and how many layers a report names.
@@ -80,8 +81,8 @@ def judge_speedup(report: CheckReport, speedup: Speedup | None, limit: float) ->
     total = sum(ms for _, ms in speedup.overhead)
     layers = ", ".join(f"{name} {ms:.3f} ms" for name, ms in speedup.overhead[:NAMED]) or "none"
     line = (
-        f"INT8 takes {speedup.int8_ms:.3f} ms and FP16 {speedup.fp16_ms:.3f} ms, {speedup.ratio:.2f} times as fast "
-        f"(limit {limit:g}); layers that only convert take {total:.3f} ms: {layers}. Use precision.fp16_mode alone, or "
-        "keep the modules beside those layers out of INT8"
+        f"INT8 takes {speedup.int8_ms:.3f} ms and FP16 {speedup.fp16_ms:.3f} ms, {beside(speedup.ratio, limit, 3)} "
+        f"times as fast (limit {exact(limit)}); layers that only convert take {total:.3f} ms: {layers}. Use "
+        "precision.fp16_mode alone, or keep the modules beside those layers out of INT8"
     )
     return replace(report, metrics=metrics, passed=False, problems=(*report.problems, line))

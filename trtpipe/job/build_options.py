@@ -24,6 +24,8 @@ PlatformName = Literal[
     "rtx_50",
 ]  # fmt: skip
 
+HardwareCompatibility = Literal["none", "ampere_plus", "same_compute_capability"]
+
 
 class BuildOptions(BaseModel):
     """Everything that steers the TensorRT builder and is not the model's precision."""
@@ -84,7 +86,7 @@ class BuildOptions(BaseModel):
     tensor_formats: dict[str, tuple[TensorFormat, ...]] = Field(
         default_factory=dict, description="memory formats allowed at a binding, by its name"
     )
-    hardware_compatibility: Literal["none", "ampere_plus", "same_compute_capability"] = Field(
+    hardware_compatibility: HardwareCompatibility = Field(
         default="none", description="other GPUs that a TensorRT engine runs on too"
     )
     version_compatible: bool = Field(default=False, description="runs on later releases of its major version")

@@ -6,16 +6,17 @@ from pathlib import Path
 
 from pydantic import Field, PrivateAttr, model_validator
 
+from trtpipe.errors import InputError
 from trtpipe.job.rules import BrokenRules, broken
 from trtpipe.job.sections import Build, Calibration, Check, Data, Input, Model, Output, Precision, Section, Transform
-from trtpipe.values import MOST_NAME, DimRange, TensorSpec
+from trtpipe.values import JOB_NAME, MOST_NAME, DimRange, TensorSpec
 
 
 class Job(Section):
     """One engine to build."""
 
     name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        pattern=JOB_NAME,
         max_length=MOST_NAME,
         description="also the name of the bundle's folder",
     )
@@ -71,6 +72,12 @@ class Job(Section):
             TensorSpec(name, i.dtype, i.shape, {d: DimRange(r.min, r.opt, r.max) for d, r in i.dims.items()})
             for name, i in self.inputs.items()
         )
+
+    def require_calibration(self) -> Calibration:
+        """The calibration section; InputError where the job has none."""
+        if self.calibration is None:
+            raise InputError("calibration: the job has no calibration data. Add calibration.images.")
+        return self.calibration
 
     def check_transform(self) -> Transform | None:
         """The transform of the check's images: its own, or calibration's."""

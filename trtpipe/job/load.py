@@ -307,3 +307,8 @@ def _sections(data: JsonObject) -> Iterator[tuple[str, object]]:
             continue
         if value or value is None:  # no binding is left of inputs or outputs whose only ones could not be read
             yield name, value
+
+
+def same_name(path: Path, first: Path, name: str) -> InputError:
+    """The error that two jobs of one run have the same name: they would write the same bundle."""
+    return InputError(f"{path}: name: must be another than that of {first} (got {name!r}). Rename one job.")

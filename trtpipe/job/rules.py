@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from calib.samples import ARRAY_SUFFIXES, SOURCES
 from trtpipe.job.sections import Build, Calibration, Check, Data, Input, Model, Normalize, Output, Precision, Transform
 
 Path = tuple[str | int, ...]
@@ -153,10 +154,11 @@ def _names(inputs: Mapping[str, Input], outputs: Mapping[str, Output]) -> Iterat
 def _precision(precision: Precision) -> Iterator[Broken]:
     if precision.fp16_mode and precision.bf16_mode:
         yield Broken(("precision", "bf16_mode"), "not be set with fp16_mode", "both true", "Choose one.")
-    if precision.placement == "all" and not (precision.int8_mode and (precision.fp16_mode or precision.bf16_mode)):
+    judged = (precision.int8_mode or precision.fp8_mode) and (precision.fp16_mode or precision.bf16_mode)
+    if precision.placement == "all" and not judged:
         must, hint = (
-            "be auto unless int8_mode and one of fp16_mode and bf16_mode are true",
-            "INT8 alone leaves out nothing.",
+            "be auto unless one of int8_mode and fp8_mode and one of fp16_mode and bf16_mode are true",
+            "INT8 or FP8 alone leaves out nothing.",
         )
         yield Broken(("precision", "placement"), must, "all", hint)
     if precision.keep.fp32 and not (precision.fp16_mode or precision.bf16_mode or precision.quantized):
@@ -261,15 +263,14 @@ def _measured_in_int8(precision: Precision, build: Build, check: Check) -> Itera
 
 def _calibrated(precision: Precision, calibration: Calibration | None, model: Model) -> Iterator[Broken]:
     if precision.calibrated and calibration is None and model.onnx is None:  # the file may be quantized already
-        mode = next(m for m in ("int8_mode", "fp8_mode", "nvfp4_mode") if getattr(precision, m))
         hint = "Add calibration.images, or calibration.table."
-        yield Broken(("calibration",), f"be given when precision.{mode} is true", "none", hint)
+        yield Broken(("calibration",), f"be given when precision.{precision.quantizing_key} is true", "none", hint)
 
 
 def _calibration(calibration: Calibration | None) -> Iterator[Broken]:
     if calibration is None:
         return
-    yield from _data("calibration", calibration, ("images", "arrays", "factory", "table"))
+    yield from _data("calibration", calibration, (*SOURCES, "table"))
     if "percentile" in _changed(calibration) and calibration.algorithm != "percentile":
         must, got = "be given only with algorithm: percentile", f"algorithm: {calibration.algorithm}"
         yield Broken(("calibration", "percentile"), must, got)
@@ -287,7 +288,7 @@ def _calibration_fits(calibration: Calibration | None, inputs: Mapping[str, Inpu
 
 
 def _check(check: Check) -> Iterator[Broken]:
-    yield from _data("check", check, ("images", "arrays", "factory"))
+    yield from _data("check", check, SOURCES)
     if check.labels is not None and check.images is None:
         yield Broken(("check", "labels"), "be given only with check.images", "no images", "It names class folders.")
     limits = check.limits
@@ -315,7 +316,7 @@ def _data(section: str, data: Data, sources: tuple[str, ...]) -> Iterator[Broken
     if len(given) != 1:
         yield Broken((section,), f"have exactly one of {', '.join(sources[:-1])} and {sources[-1]}", _count(given))
     yield from _callable(data.factory, (section, "factory"))
-    yield from _suffix(data.arrays, (section, "arrays"), (".npy", ".npz", ".safetensors"))
+    yield from _suffix(data.arrays, (section, "arrays"), ARRAY_SUFFIXES)
     transform = data.transform
     if transform is None:
         return

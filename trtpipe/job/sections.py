@@ -7,9 +7,11 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
+from calib.algorithms import Algorithm
+from calib.samples import Interpolation
 from calib.types import JsonObject
 from trtpipe.job.build_options import BuildOptions
-from trtpipe.values import MOST_EXTENT, DimRange, NumberFormatName, Route, Target
+from trtpipe.values import EXTENTS, MOST_EXTENT, BindingDtype, DimRange, NumberFormatName, Route, Target
 
 
 def _tuples(value: object) -> object:
@@ -30,7 +32,7 @@ class Section(BaseModel):
 
 def _range(value: object) -> object:
     """{min, opt, max} of whole numbers as a DimRange; anything else as it is, for pydantic to refuse."""
-    if isinstance(value, dict) and set(value) == {"min", "opt", "max"} and all(type(v) is int for v in value.values()):
+    if isinstance(value, dict) and set(value) == set(EXTENTS) and all(type(v) is int for v in value.values()):
         return DimRange(**value)
     return value
 
@@ -115,7 +117,7 @@ class Transform(Section):
     resize: Size | None = Field(default=None, description="the shorter side in pixels, or [height, width]")
     center_crop: Size | None = Field(default=None, description="pixels, or [height, width]")
     grayscale: bool = Field(default=False, description="one channel instead of three")
-    interpolation: Literal["nearest", "bilinear", "bicubic"] = Field(default="bilinear", description="used by resize")
+    interpolation: Interpolation = Field(default="bilinear", description="used by resize")
     normalize: Normalize | None = Field(default=None, description="done by the host; the engine then takes floats")
     callable: str | None = Field(default=None, description="package.module:callable(PIL image) -> tensor, instead")
 
@@ -142,9 +144,7 @@ Correction = Literal["equalization", "smoothing", "thresholds", "rounding", "bia
 class Calibration(Data):
     """What INT8 ranges are observed on, and by which algorithm."""
 
-    algorithm: Literal["auto", "entropy_2", "entropy", "minmax", "percentile", "mse"] = Field(
-        default="auto", description="how the threshold is chosen from a histogram"
-    )
+    algorithm: Algorithm = Field(default="auto", description="how the threshold is chosen from a histogram")
     corrections: bool | tuple[Correction, ...] = Field(
         default=True, description="change weights, biases and thresholds where INT8 then errs less; or which of these"
     )
@@ -222,7 +222,7 @@ class Precision(Section):
     )
     placement: Literal["auto", "all"] = Field(
         default="auto",
-        description="auto: with fp16_mode or bf16_mode, what gains nothing from INT8 stays in that; all: nothing does",
+        description="auto: with fp16_mode or bf16_mode, what gains nothing in 8 bits stays in that; all: nothing does",
     )
     keep: Keep = Field(default=Keep(), description="what stays out")
 
@@ -230,6 +230,11 @@ class Precision(Section):
     def calibrated(self) -> bool:
         """Whether activations are quantized, so that a calibration table is needed."""
         return self.int8_mode or self.fp8_mode or self.nvfp4_mode
+
+    @property
+    def quantizing_key(self) -> str:
+        """The key of the first mode that quantizes; `weights` where no activation is."""
+        return next((key for key in ("int8_mode", "fp8_mode", "nvfp4_mode") if getattr(self, key)), "weights")
 
     @property
     def quantized(self) -> bool:
@@ -248,9 +253,7 @@ class Range(Section):
 class Input(Section):
     """One input binding. Every name in `shape` needs its range, given under that name beside it."""
 
-    dtype: Literal["float32", "float16", "uint8", "int8", "int32", "int64", "bool"] = Field(
-        default="float32", description="of the binding, whatever the precision inside"
-    )
+    dtype: BindingDtype = Field(default="float32", description="of the binding, whatever the precision inside")
     shape: tuple[Dimension, ...] = Field(min_length=1, description="sizes and names of dimensions, the batch first")
     normalize: Normalize | None = Field(default=None, description="done inside the engine, on x/255 for uint8")
     dims: dict[str, Range] = Field(default_factory=dict, description="ranges; in a job file they stand beside shape")

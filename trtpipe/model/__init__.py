@@ -7,7 +7,6 @@ __all__ = [
     "corners",
     "data",
     "export",
-    "failures",
     "load",
     "marks",
     "nodes",

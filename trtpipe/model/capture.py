@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trtpipe.errors import BuildError
 from trtpipe.model.export import export
 from trtpipe.model.torch_versions import graph_module
-from trtpipe.values import Captured, DimRange, LoadedModel, TensorSpec
+from trtpipe.values import EXTENTS, Captured, DimRange, LoadedModel, TensorSpec
 
 if TYPE_CHECKING:
     import sympy
@@ -90,7 +90,7 @@ def _output_specs(graph: torch.fx.GraphModule, loaded: LoadedModel) -> tuple[Ten
         text = str(expression.xreplace({s: _symbol(name) for s, name in symbols.items()}))
         ends = [
             int(expression.xreplace({s: getattr(dims[name], which) for s, name in symbols.items()}))
-            for which in ("min", "opt", "max")
+            for which in EXTENTS
         ]
         return text, DimRange(*sorted(ends)), batch in used
 

@@ -6,6 +6,7 @@ another thing at the others, and a captured graph holds one way alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,27 +22,43 @@ if TYPE_CHECKING:
 
 #: Float32 sums in another order differ by less than this, of the largest output, in all but this share of the values.
 TOLERANCE, FEW = 1e-3, 0.1
+#: Values of all inputs of one execution at a corner, for memory's sake: 111 images of 3 x 224 x 224.
+MOST_VALUES = 2**24
 
 
 def corners(inputs: Sequence[TensorSpec], samples: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
-    """Inputs with every dynamic dimension at its least; and all but the batch at their largest, which the check has at
-    its own largest. Nothing where no dimension is dynamic.
+    """Inputs with every dynamic dimension at its least, and with every one at its largest; the latter's batch is no
+    larger than `largest_batch`. Sizes that `samples` have themselves are left out.
 
     Args:
         inputs: the input bindings.
         samples: a batch of them, [B, ...] by name; it is repeated or cut to the sizes.
     """
+    batch = largest_batch(inputs)
     least = [spec.at("min") for spec in inputs]
-    largest = [(low[0], *spec.at("max")[1:]) for low, spec in zip(least, inputs, strict=True)]
-    fixed = least == [spec.at("max") for spec in inputs]
-    for shapes in [] if fixed else [least] if least == largest else [least, largest]:
-        found = {}
+    largest = [
+        tuple(batch if d == spec.shape[0] else n for d, n in zip(spec.shape, spec.at("max"), strict=True))
+        for spec in inputs
+    ]
+    done = [[samples[spec.name].shape for spec in inputs]]
+    for shapes in (least, largest):
+        if shapes in done:
+            continue
+        done.append(shapes)
+        arrays = {}
         for spec, shape in zip(inputs, shapes, strict=True):
             value = samples[spec.name]
             for axis, extent in enumerate(shape):
                 value = np.take(value, np.arange(extent) % value.shape[axis], axis)
-            found[spec.name] = np.ascontiguousarray(value)
-        yield found
+            arrays[spec.name] = np.ascontiguousarray(value)
+        yield arrays
+
+
+def largest_batch(inputs: Sequence[TensorSpec]) -> int:
+    """The largest declared batch, or the largest of which all inputs at their largest hold `MOST_VALUES` at most."""
+    least, most = inputs[0].at("min")[0], inputs[0].at("max")[0]
+    values = sum(math.prod(spec.at("max")) for spec in inputs) // most
+    return max(least, min(most, MOST_VALUES // max(1, values)))
 
 
 def described(arrays: Mapping[str, Array]) -> str:
@@ -49,27 +66,41 @@ def described(arrays: Mapping[str, Array]) -> str:
     return ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
 
 
-def require_corners(loaded: LoadedModel, captured: Captured, samples: Mapping[str, Array]) -> None:
+def corner_outputs(loaded: LoadedModel, samples: Mapping[str, Array]) -> tuple[dict[str, Array], ...]:
+    """The model's outputs at each of `corners`, by name, as the model gives them.
+
+    Raises:
+        BuildError: the model does not run there.
+    """
+    names = [spec.name for spec in loaded.outputs]
+    outputs = []
+    for arrays in corners(loaded.inputs, samples):
+        failing = f"the model fails on {described(arrays)}, which the job declares"
+        outputs.append(
+            {n: o.numpy().copy() for n, o in zip(names, _run(loaded.module, loaded, arrays, failing), strict=True)}
+        )
+    return tuple(outputs)
+
+
+def require_corners(
+    loaded: LoadedModel, captured: Captured, samples: Mapping[str, Array], expected: Sequence[Mapping[str, Array]]
+) -> None:
     """Hold the captured graph against the model at the corners, both in float32.
 
     Args:
         loaded: the model behind its bindings.
         captured: its graph.
         samples: one batch of check samples.
+        expected: the model's `corner_outputs` on them.
 
     Raises:
-        BuildError: at a corner the model or its graph does not run, or they differ in shape or in their values.
+        BuildError: at a corner the graph does not run, or differs from the model in shape or in its values.
     """
-    import torch
-
-    for arrays in corners(loaded.inputs, samples):
-        args = tuple(torch.from_numpy(arrays[s.name]) for s in loaded.inputs)
+    for arrays, wanted in zip(corners(loaded.inputs, samples), expected, strict=True):
         where = described(arrays)
-        with torch.inference_mode():
-            wanted = _outputs(loaded.module, args, f"the model fails on {where}, which the job declares")
-            found = _outputs(captured.graph, args, f"the graph of the model fails on {where}, which the job declares")
-        for spec, one, other in zip(loaded.outputs, wanted, found, strict=True):
-            if difference := _difference(one, other):
+        failing = f"the graph of the model fails on {where}, which the job declares"
+        for spec, output in zip(loaded.outputs, _run(captured.graph, loaded, arrays, failing), strict=True):
+            if difference := _difference(wanted[spec.name], output.numpy()):
                 raise BuildError(
                     f"capture: the graph must answer as the model for {where} too (got {difference} in output "
                     f"{spec.name}). The model decides by a shape (an if, squeeze(), a number taken from x.shape): make "
@@ -77,20 +108,25 @@ def require_corners(loaded: LoadedModel, captured: Captured, samples: Mapping[st
                 )
 
 
-def _outputs(module: torch.nn.Module, args: Sequence[torch.Tensor], failing: str) -> tuple[torch.Tensor, ...]:
+def _run(
+    module: torch.nn.Module, loaded: LoadedModel, arrays: Mapping[str, Array], failing: str
+) -> tuple[torch.Tensor, ...]:
+    import torch
+
     try:
-        return tuple(module(*(a.clone() for a in args)))  # a model may write to its inputs
+        with torch.inference_mode():  # a model may write to its inputs
+            return tuple(module(*(torch.from_numpy(arrays[s.name].copy()) for s in loaded.inputs)))
     except Exception as error:
         raise BuildError(
             f"capture: {failing}: {first_line(error)}. Narrow the range in inputs, or make the model take it."
         ) from error
 
 
-def _difference(wanted: torch.Tensor, found: torch.Tensor) -> str:
+def _difference(wanted: Array, output: Array) -> str:
     """What is different, in a few words; empty where nothing is. A few values may: a decision that is nearly a tie."""
-    if wanted.shape != found.shape:
-        return f"the shape {list(found.shape)} instead of {list(wanted.shape)}"
-    a, b = wanted.double().numpy(), found.double().numpy()
+    if wanted.shape != output.shape:
+        return f"the shape {list(output.shape)} instead of {list(wanted.shape)}"
+    a, b = np.asarray(wanted, np.float64), np.asarray(output, np.float64)
     largest = np.abs(a[np.isfinite(a)]).max(initial=0.0)
     off = ~np.isclose(a, b, rtol=0.0, atol=TOLERANCE * largest, equal_nan=True)
     return f"{off.mean():.0%} other values" if off.mean() > FEW else ""

@@ -29,9 +29,8 @@ def open_calibration(job: Job) -> Source:
     Raises:
         InputError: the job has none, or they are bad.
     """
-    if job.calibration is None:
-        raise InputError("calibration: the job has no calibration data. Add calibration.images.")
-    return _open(job, "calibration", job.calibration, job.calibration.transform)
+    calibration = job.require_calibration()
+    return _open(job, "calibration", calibration, calibration.transform)
 
 
 def open_check(job: Job) -> Source:
@@ -93,9 +92,9 @@ def with_labels(job: Job, loaded: LoadedModel, source: Source) -> tuple[Source, 
             "was measured. Name the classes in check.labels, one a line, in the order of the model's outputs",
         )
     try:
-        return source.numbered_by(names), ()
+        return source.numbered_by(names, where), ()
     except CalibError as error:
-        raise InputError(f"{where}: {str(error).removeprefix('labels: ')}") from error
+        raise InputError(f"check.images: {str(error).removeprefix('labels: ')}") from error
 
 
 def _class_names(

@@ -7,7 +7,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from trtpipe.errors import BuildError, InputError
 from trtpipe.job.importable import on_path
 from trtpipe.model.failures import first_line, place_of
 from trtpipe.model.torch_versions import graph_module
-from trtpipe.values import DimRange, LoadedModel, TensorSpec
+from trtpipe.values import DimRange, LoadedModel, ModelKind, TensorSpec
 
 if TYPE_CHECKING:
     import torch
@@ -49,9 +49,7 @@ def load_model(job: Job, base: Path | None = None) -> LoadedModel:
     digest = _weights_digest(network)
     outputs = _output_specs(module, inputs, {n: o.dtype for n, o in job.outputs.items()})
     own = getattr(network, "classes", None)
-    kind: Literal["eager", "program", "onnx"] = (
-        "onnx" if job.model.onnx else "program" if job.model.program else "eager"
-    )
+    kind: ModelKind = "onnx" if job.model.onnx else "program" if job.model.program else "eager"
     classes = tuple(own) if isinstance(own, list | tuple) and own and all(isinstance(c, str) for c in own) else None
     notes: tuple[str, ...] = network.file.notes if kind == "onnx" else ()  # type: ignore[union-attr, assignment]
     return LoadedModel(module, inputs, outputs, digest, source, notes, kind=kind, classes=classes)

@@ -1,4 +1,4 @@
-"""What trtpipe takes of PT2E quantization, imported once and quietly: torchao's, before PyTorch 2.7 PyTorch's own."""
+"""What trtpipe takes of PT2E quantization, imported once and quietly: torchao's, or PyTorch's own before 2.7."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def _kept(task: Task, cache: Cache, key: str) -> JobOutcome | None:
 
 def _cache(task: BuildTask | FinishTask, reporter: Reporter) -> Cache:
     store = Store(task.store) if task.store else None
-    return Cache(Path(task.cache), store, reporter.cancelled, force=task.force)
+    return Cache(Path(task.cache), store, reporter.cancelled, force=task.force, note=reporter.note)
 
 
 def _finish(task: FinishTask, reporter: Reporter) -> JobOutcome:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from trtpipe.jsontext import plain
 from trtpipe.values import Metric
 
 #: built: made tonight; reused: nothing had changed; error: no bundle; cancelled: the night was stopped before it.
 Outcome = Literal["built", "reused", "error", "cancelled"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def _some(names: list[str]) -> str:
 def lines(report: NightlyReport) -> Iterator[str]:
     """The report as text, the headline first; what needs no attention is counted and not listed."""
     yield report.headline
-    counts = ", ".join(f"{report.count(o)} {o}" for o in ("built", "reused", "error", "cancelled") if report.count(o))
+    counts = ", ".join(f"{report.count(o)} {o}" for o in OUTCOMES if report.count(o))
     yield f"run {report.run} of {report.began}: {len(report.outcomes)} jobs, {counts or 'none'}, {report.seconds:.2f} s"
     for outcome in report.outcomes:
         shown = list(_of(outcome))

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from trtpipe.nightly.outcome import Comparison, JobOutcome, NightlyReport, drift_line
+from trtpipe.nightly.outcome import OUTCOMES, Comparison, JobOutcome, NightlyReport, drift_line
 from trtpipe.progress import duration, size
 from trtpipe.report import charts
-from trtpipe.report.figures import compact, percent
+from trtpipe.report.figures import beside_limit, compact, percent
 from trtpipe.report.page import METRICS, MetricRow, metric_row, packages, page
 
 #: The figure of a job's row, and what it is called there: the first of these that it has.
@@ -91,7 +91,7 @@ def render(report: NightlyReport, history: History | None = None, links: Mapping
     """
     rows = [job_row(o, (history or {}).get(o.name, {}), (links or {}).get(o.name, "")) for o in report.outcomes]
     rows.sort(key=lambda r: (ORDER.index(r.word), r.job.name))
-    counts = [(word, sum(r.job.outcome == word for r in rows)) for word in ("built", "reused", "error", "cancelled")]
+    counts = [(word, sum(r.job.outcome == word for r in rows)) for word in OUTCOMES]
     return page(
         "nightly.html",
         report=report,
@@ -158,9 +158,14 @@ def comparison_row(c: Comparison) -> ComparisonRow:
     def distance(x: float | None) -> str:
         return "–" if x is None else percent(x, 1) if c.relative else figure(c.metric, x)
 
+    allowed = distance(c.limit)
+
     name = f"{title(c.metric)} ({c.output})" if c.output else title(c.metric)
     worse = "better" if c.worse_by < 0 else "same" if c.worse_by == 0 else distance(c.worse_by)
-    return ComparisonRow(name, shown(c.before), shown(c.trend), shown(c.now), worse, distance(c.limit), c.regressed)
+    if c.limit is not None and worse == allowed:
+        share = c.relative or (c.metric in METRICS and METRICS[c.metric][3])
+        worse, allowed = beside_limit(c.worse_by, c.limit, share=share)
+    return ComparisonRow(name, shown(c.before), shown(c.trend), shown(c.now), worse, allowed, c.regressed)
 
 
 def _series(name: str, values: Sequence[float | None]) -> Series:

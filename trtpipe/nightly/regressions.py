@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trtpipe.errors import InputError, did_you_mean
+from trtpipe.figures import beside, exact
 from trtpipe.nightly.outcome import Comparison, JobOutcome
 
 EXACT_DB = 100.0
@@ -140,9 +141,11 @@ def _worse(limit: Limit, before: float, now: float) -> float:
 
 def _line(name: str, output: str, before: float, now: float, worse: float, limit: Limit, against: str) -> str:
     of = f" of {output}" if output else ""
-    allowed = f"{limit.worse_by:.3g}" if not limit.relative else f"{100 * limit.worse_by:.3g} %"
-    by = f"{worse:.4g}" if not limit.relative else f"{100 * worse:.3g} %"
-    return f"{name}{of} {before:.6g} -> {now:.6g}, worse by {by} than {against} (limit {allowed})"
+    scale, unit = (100.0, " %") if limit.relative else (1.0, "")
+    most = round(scale * limit.worse_by, 12)
+    by = beside(scale * worse, most, 3 if limit.relative else 4)
+    figures = f"{before:.6g} -> {beside(now, before)}, worse by {by}{unit} than {against}"
+    return f"{name}{of} {figures} (limit {exact(most)}{unit})"
 
 
 def _importance(line: str) -> tuple[int, str]:

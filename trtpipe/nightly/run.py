@@ -10,14 +10,14 @@ import fnmatch
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtpipe.bundle.format import place
 from trtpipe.errors import Cancelled, InputError, TrtpipeError
 from trtpipe.job.job import Job
-from trtpipe.job.load import JobErrors, load_jobs
+from trtpipe.job.load import JobErrors, load_jobs, same_name
 from trtpipe.nightly.fleet import Fleet
 from trtpipe.nightly.history import History
 from trtpipe.nightly.local import Local
@@ -49,9 +49,15 @@ def nightly(options: Options, watcher: Watcher) -> NightlyReport:
         InputError: nothing can be started: no job, a bad history or cache, a scheduler that is not there.
     """
     began = time.perf_counter()
-    cache = Cache(options.cache, _store(options), force=options.force)
+    said: list[str] = []
+
+    def say(message: str) -> None:
+        said.append(message)
+        watcher.note(message)
+
+    cache = Cache(options.cache, _store(options), force=options.force, note=say)
     with History(options.history) as history:
-        run, resumed, options = _begin(history, options, watcher)
+        run, resumed, options = _begin(history, options, say)
         with Digests(cache.digests_path) as digests, _Night(options, watcher, cache, history, run, digests) as night:
             interrupted = night.over(resumed)
         signed = () if options.sign is None else sign_green(night.outcomes, options.sign)
@@ -70,7 +76,7 @@ def nightly(options: Options, watcher: Watcher) -> NightlyReport:
             cache_bytes=sum(size for _, size, _ in entries),
             cache_entries=len(entries),
             evicted=evicted,
-            notes=(*night.notes, *signed),
+            notes=(*said, *night.notes, *signed),
         )
 
 
@@ -124,6 +130,8 @@ class _Night:
     def over(self, resumed: bool) -> bool:
         """Do everything; whether the user stopped it."""
         planned = self.plan()
+        if tagged := [p.name for p in planned if p.job.worker and self._fleet is None]:
+            self.notes.append(f"worker: not used without --scheduler, by {', '.join(tagged)}: built on this machine")
         names = [*self.outcomes, *(p.name for p in planned)]
         if not names:
             raise InputError("JOB: no job was given.")
@@ -174,10 +182,7 @@ class _Night:
             for job in jobs:
                 if job.name in planned:
                     first = planned[job.name].file
-                    twice = InputError(
-                        f"{file}: name: must be another than that of {first} (got {job.name!r}). Rename one job."
-                    )
-                    self._broken(f"{job.name} ({file.name})", file, twice)
+                    self._broken(f"{job.name} ({file.name})", file, same_name(file, first, job.name))
                     continue
                 try:
                     ingredients = self._ingredients(self._survey(job), job)
@@ -225,11 +230,13 @@ class _Night:
             return None
         if not put_back:
             return outcome()
+        was = "was not the one that was built" if os.path.lexists(target) else "was missing"
         try:
             place(target, {n: entry.read(n) for n in entry.files}, where=entry.path)
         except (DamagedEntry, TrtpipeError):
             self.cache.discard("bundle", key)
             return None
+        self.notes.append(f"{planned.name}: its bundle in {self.options.out} {was}, and was put back from the cache")
         return outcome()
 
     def _reasons(self, name: str, ingredients: Ingredients) -> tuple[str, ...]:
@@ -304,12 +311,14 @@ class _Night:
         self.watcher.state(outcome.name, "REGRESSION" if outcome.regressions else word, "; ".join(detail))
 
 
-def _begin(history: History, options: Options, watcher: Watcher) -> tuple[int, bool, Options]:
+def _begin(history: History, options: Options, say: Callable[[str], None]) -> tuple[int, bool, Options]:
     """The run's number, whether it goes on with one, and the options it then has."""
     unfinished = history.unfinished() if options.resume else None
     if unfinished is None:
+        if options.resume and not options.jobs:
+            raise InputError("--resume: no run of this history was stopped before its end. Name the jobs of a new one.")
         if options.resume:
-            watcher.note("--resume: the last run came to its end; this is a new one")
+            say("--resume: no run was stopped before its end; this is a new one")
         return history.begin(options.arguments()), False, options
     run, arguments = unfinished
     if options.jobs and arguments != options.arguments():

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 #: Results that reports do not list as reused: they are part of the model.
-QUIET = ("outputs",)
+QUIET = ("outputs", "corners")
 
 
 class Memory:
@@ -141,6 +141,7 @@ class CachedResults:
 def _key(keys: StageKeys, kind: str) -> str:
     key = {
         "outputs": keys.model,
+        "corners": keys.baseline,
         "baseline": keys.baseline,
         "calibration": keys.calibration,
         "graph": keys.graph,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtpipe.errors import InputError
 from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.stages import calibration_table
 
@@ -21,8 +20,7 @@ def make_table(job: Job, reporter: Reporter) -> CalibrationTable:
         InputError: the job has no calibration.
         TrtpipeError: whatever else a build would stop at before it.
     """
-    if job.calibration is None:
-        raise InputError("calibration: the job has no calibration data. Add calibration.images.")
+    calibration = job.require_calibration()
     stages = Stages(reporter)
     prepared = PreparedJob(job, stages)
-    return calibration_table(job, job.calibration, prepared, stages)
+    return calibration_table(job, calibration, prepared, stages)

@@ -15,7 +15,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from calib.table import CalibrationTable
-from calib.types import JsonObject
+from calib.types import Array, JsonObject
 from trtpipe.pipeline.lowered import Compiled, Lowered
 from trtpipe.values import Baseline, Engine, Fallback, LayerPrecision, OnnxModel, TensorSpec
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Stored = tuple[JsonObject, Mapping[str, bytes]]
+#: The model's outputs by name at each of `model.corners`.
+CornerOutputs = tuple[Mapping[str, Array], ...]
 
 _GRAPH, _ENGINE, _TABLE, _OUTPUTS = "model.onnx", "model.engine", "calibration.json", "outputs.safetensors"
 _HISTOGRAMS = "calibration.histograms.safetensors"
@@ -85,6 +87,19 @@ def _load_recorded(entry: Entry) -> Recorded:
         tuple(facts["notes"]),
     )
     return Recorded(baseline, None if facts["classes"] is None else tuple(facts["classes"]))
+
+
+def _dump_corners(corners: CornerOutputs) -> Stored:
+    tensors = {f"{k}:{n}": np.ascontiguousarray(a) for k, outputs in enumerate(corners) for n, a in outputs.items()}
+    return {"corners": len(corners)}, {_OUTPUTS: save_tensors(tensors)}
+
+
+def _load_corners(entry: Entry) -> CornerOutputs:
+    corners: list[dict[str, Array]] = [{} for _ in range(entry.facts["corners"])]
+    for name, array in load_tensors(entry.read(_OUTPUTS)).items():
+        at, _, output = name.partition(":")
+        corners[int(at)][output] = array
+    return tuple(corners)
 
 
 def _dump_table(table: CalibrationTable | None) -> Stored:
@@ -179,6 +194,7 @@ def _load_compiled(entry: Entry) -> Compiled:
 
 
 SPECS: Codec[tuple[TensorSpec, ...]] = Codec(_dump_specs, _load_specs)
+CORNERS: Codec[CornerOutputs] = Codec(_dump_corners, _load_corners)
 RECORDED: Codec[Recorded] = Codec(_dump_recorded, _load_recorded)
 TABLE: Codec[CalibrationTable | None] = Codec(_dump_table, _load_table)
 LOWERED: Codec[Lowered] = Codec(_dump_lowered, _load_lowered)

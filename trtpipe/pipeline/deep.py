@@ -8,7 +8,7 @@ from trtpipe.model.baseline import script
 from trtpipe.model.capture import capture
 from trtpipe.model.data import open_check, with_labels
 from trtpipe.model.load import load_model
-from trtpipe.pipeline.prepared import with_own_scales
+from trtpipe.pipeline.prepared import as_the_job_wants
 from trtpipe.routes.onnx import to_onnx
 
 
@@ -35,7 +35,7 @@ def deep_problems(job: Job) -> tuple[TrtpipeError, ...]:
     except TrtpipeError as error:
         problems.append(error)
     try:
-        captured = with_own_scales(job, capture(loaded))
+        captured = as_the_job_wants(job, capture(loaded))
         quantized = quantize(captured, int8=False, half=None, keep=keep_of(job, captured), amax={}, ranges={})
         if job.build.route == "onnx":
             to_onnx(quantized)

@@ -14,7 +14,7 @@ from trtpipe.bundle.format import write_bundle
 from trtpipe.bundle.kit import bundle_contents, kit_contents, kit_graph
 from trtpipe.bundle.manifest import CALIBRATION
 from trtpipe.errors import InputError
-from trtpipe.evaluation.check import CheckData, Damaged, check_engine
+from trtpipe.evaluation.check import NOT_EXECUTED, CheckData, Damaged, check_engine
 from trtpipe.evaluation.control import damaged_copy
 from trtpipe.packages import versions
 from trtpipe.pipeline.assemble import describe, golden_data, table_files
@@ -191,8 +191,7 @@ def _check(kit: Bundle, engine: Engine, progress: Progress) -> CheckReport | Non
     if not_executed_here(engine):
         if manifest.require == "graph":
             return None
-        problem = "check.require is engine, and no GPU executed it here"
-        return dataclasses.replace(recorded, passed=False, problems=(*recorded.problems, problem))
+        return dataclasses.replace(recorded, passed=False, problems=(*recorded.problems, NOT_EXECUTED))
     golden = kit.golden()
     size = golden.batch or manifest.inputs[0].at("max")[0]
     data = CheckData(

@@ -20,10 +20,10 @@ from trtpipe.errors import Cancelled, InputError
 from trtpipe.evaluation.check import unjudgeable
 from trtpipe.model.baseline import record_baseline, script
 from trtpipe.model.capture import capture
-from trtpipe.model.corners import require_corners
+from trtpipe.model.corners import corner_outputs, require_corners
 from trtpipe.model.data import open_calibration, open_check, with_labels
 from trtpipe.model.load import load_model
-from trtpipe.pipeline.codecs import RECORDED, SPECS, Codec, Recorded
+from trtpipe.pipeline.codecs import CORNERS, RECORDED, SPECS, Codec, CornerOutputs, Recorded
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +56,7 @@ class Results(Protocol):
         """A value that can be stored: the one stored for this job's stage, or `make()`.
 
         Args:
-            kind: "outputs", "baseline", "calibration", "graph" or "engine".
+            kind: "outputs", "corners", "baseline", "calibration", "graph" or "engine".
             codec: how it is stored.
             make: makes it.
         """
@@ -147,6 +147,21 @@ def _default_dtype() -> str | None:
     return None if torch is None else str(torch.get_default_dtype()).removeprefix("torch.")
 
 
+def as_the_job_wants(job: Job, captured: Captured) -> Captured:
+    """`with_own_scales`, after every glob of the job's precision was found to match a module: before calibration.
+
+    Raises:
+        InputError: one does not; or as `with_own_scales`.
+    """
+    from trtpipe.quantization.policy import checked_modes, modes_of
+    from trtpipe.quantization.precision import Keep, checked_keep
+
+    keep = job.precision.keep
+    checked_keep(Keep(keep.fp32, keep.fp16, keep.bf16), captured.graph)
+    checked_modes(modes_of(job.precision), tuple(s.consumer for s in captured.sites if s.rule in ("Q1", "Q2")))
+    return with_own_scales(job, captured)
+
+
 def with_own_scales(job: Job, captured: Captured) -> Captured:
     """The captured graph as the job wants a quantized model's own scales; any other graph as it is.
 
@@ -230,12 +245,13 @@ class PreparedJob:
         loaded = self._model
 
         def make() -> Captured:
+            expected = self.corner_outputs
             with self._stages("capture"):
                 captured = capture(loaded)
-                require_corners(loaded, captured, self.first_check_batch)
+                require_corners(loaded, captured, self.first_check_batch, expected)
                 return captured
 
-        return with_own_scales(self.job, self.results.in_memory("capture", make))
+        return as_the_job_wants(self.job, self.results.in_memory("capture", make))
 
     @cached_property
     def check_samples(self) -> Source:
@@ -247,6 +263,17 @@ class PreparedJob:
     def first_check_batch(self) -> Mapping[str, Array]:
         """The inputs of the first check batch, [B, ...] by name."""
         return next(iter(self.check_samples.batches(self.job.batch_size(self.job.check)))).arrays
+
+    @cached_property
+    def corner_outputs(self) -> CornerOutputs:
+        """The model's outputs at the least and the largest sizes that the job declares."""
+
+        def make() -> CornerOutputs:
+            loaded = self._model
+            with self._stages.unnamed():
+                return corner_outputs(loaded, self.first_check_batch)
+
+        return self.results.on_disk("corners", CORNERS, make)
 
     @cached_property
     def check_source(self) -> Source:

@@ -17,7 +17,7 @@ from trtpipe.batching import Batching
 from trtpipe.errors import BuildError, InputError, MissingError
 from trtpipe.evaluation.check import CheckData, Damaged, Executor, check_engine
 from trtpipe.evaluation.control import damaged_copy, damaged_program
-from trtpipe.evaluation.corners import corner_problems
+from trtpipe.evaluation.corners import with_corners
 from trtpipe.model.data import open_calibration
 from trtpipe.pipeline.codecs import COMPILED, LOWERED, TABLE
 from trtpipe.pipeline.lowered import Compiled, Lowered
@@ -302,13 +302,9 @@ def check(
                 warnings=() if table is None else doubtful_thresholds(table.audit),
                 progress=progress,
             )
-            wrong = corner_problems(runner, prepared.inputs, prepared.outputs, prepared.first_check_batch)
-        return replace(
-            report,
-            passed=report.passed and not wrong,
-            problems=(*report.problems, *wrong),
-            notes=(*report.notes, *graph_notes(engine, executed)),
-        )
+            samples, expected = prepared.first_check_batch, prepared.corner_outputs
+            report = with_corners(report, runner, prepared.inputs, prepared.outputs, samples, expected)
+        return replace(report, notes=(*prepared.baseline.notes, *report.notes, *graph_notes(engine, executed)))
 
 
 def control(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from calib.algorithms import ALGORITHMS
 from trtpipe.batching import joined
 from trtpipe.errors import InputError
 from trtpipe.evaluation.check import check_engine, measure
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 
 #: What the name of a tuned job ends in.
 TUNED = "-tuned"
-#: Every algorithm, for a table that still has its histograms.
-ALGORITHMS = ("auto", "entropy_2", "entropy", "minmax", "percentile", "mse")
 
 
 @dataclass(frozen=True)

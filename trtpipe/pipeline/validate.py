@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from calib.samples import IMAGE_SUFFIXES, has_images
+from trtpipe.figures import exact
 from trtpipe.job.importable import find_module, missing
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, JobFile, job_files
@@ -18,10 +19,10 @@ from trtpipe.model.torch_versions import misfit, needs_torchao
 from trtpipe.model.torch_versions import unsupported as unsupported_torch
 from trtpipe.packages import EXTRAS, install_command, not_installed
 from trtpipe.packages import version as package_version
-from trtpipe.routes.options import FRONTENDS, job_refusals
+from trtpipe.routes.options import FRONTENDS, job_refusals, without_gpu
 from trtpipe.trt import driver
-from trtpipe.trt.flavour import installed, require_version, unsupported
-from trtpipe.trt.options import platform_refusals, refusals
+from trtpipe.trt.flavour import installed, require_version, unrecorded, unsupported
+from trtpipe.trt.options import needs_driver, platform_refusals, refusals
 from trtpipe.trt.platforms import too_old_or_new, unable
 from trtpipe.trt.versions import RELEASES as KNOWN_RELEASES
 
@@ -97,10 +98,11 @@ def _judged(
             on_this_gpu = version is None and purpose == "build"
             for option, text in (*_modules(job, path), *_images(job), *(_gpu(job) if on_this_gpu else ())):
                 file.add(tuple(option.split(".")), text)
-            for option, text in (*_packages(job, path), *(_compiler(job) if purpose == "build" else ())):
+            compiled_here = (*_compiler(job), *(_gpu_absent(job) if on_this_gpu else ())) if purpose == "build" else ()
+            for option, text in (*_packages(job, path), *compiled_here):
                 file.add(tuple(option.split(".")), text, missing=True)
         refused: Iterable[tuple[str, str]] = ()
-        wrong = None if version is None else unsupported(job.build.target, version)
+        wrong = None if version is None else unrecorded(job.build.target, version)
         if wrong is not None:
             file.add(("build", "target"), f"{wrong}. Name the device's release with --for.")
         elif purpose != "calibrate":
@@ -152,8 +154,7 @@ def _packages(job: Job, path: Path) -> _Problems:
     if job.check.images is not None or (job.calibration is not None and job.calibration.images is not None):
         needed.append(("check.images", "torchvision"))
     torch, torchao = package_version("torch"), package_version("torchao")
-    mode = next((m for m in ("int8_mode", "fp8_mode", "nvfp4_mode") if getattr(job.precision, m)), "weights")
-    folds = f"precision.{mode}" if job.precision.quantized else "model"
+    folds = f"precision.{job.precision.quantizing_key}" if job.precision.quantized else "model"
     if torch is None or needs_torchao(torch):
         needed.append((folds, "torchao"))
     if torch is not None and (outside := unsupported_torch(torch)):
@@ -179,6 +180,18 @@ def _compiler(job: Job) -> _Problems:
         yield "build.target", not_installed(target)
     elif too_old := unsupported(target, here[target][1]):
         yield "build.target", f"{too_old}. Run: {install_command(target)}"
+
+
+def _gpu_absent(job: Job) -> _Problems:
+    """What asks for a GPU in order to be built, where there is none."""
+    target, route = job.build.target, job.build.route
+    if target == "onnxruntime" or not (gpu := driver.probe()).problem:
+        return
+    if route != "onnx":
+        yield "build.route", without_gpu(route, gpu.problem)
+        return
+    for option in needs_driver(job.build, target):
+        yield option, driver.absent(gpu)
 
 
 def _frontend(job: Job) -> _Problems:
@@ -226,7 +239,7 @@ def kit_refusals(job: Job, version: str | None = None) -> _Problems:
     if (speedup := job.check.limits.speedup_over_fp16_min) is not None:
         yield (
             "check.limits.speedup_over_fp16_min",
-            f"must be left out to prepare a kit (got {speedup:g}): a device has one engine to time. "
+            f"must be left out to prepare a kit (got {exact(speedup)}): a device has one engine to time. "
             "Build the job where its GPU is.",
         )
     if target == "onnxruntime":

@@ -16,5 +16,4 @@ __all__ = [
     "ranking",
     "search",
     "trials",
-    "units",
 ]

@@ -57,9 +57,14 @@ class Trial:
     size_bytes: int
     latency_ms: float | None = None
 
-    def value(self, name: str) -> float | None:
+    def metric(self, name: str) -> Metric | None:
         """The figure of that name, the first output's that has one."""
-        return next((m.value for m in self.metrics if m.name == name), None)
+        return next((m for m in self.metrics if m.name == name), None)
+
+    def value(self, name: str) -> float | None:
+        """The value of `metric`."""
+        metric = self.metric(name)
+        return None if metric is None else metric.value
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,7 @@ def measure_sensitivity(
         raise InputError("sensitivity: no module is left to quantize. Narrow precision.keep.")
     began = time.perf_counter()
     machine, bare, count = Partial(graph), Spent(), 0
-    others = _others(captured, plan, keep, amax, half, narrow)
+    others = _others(captured, plan, amax, half, narrow)
     losses = []
     for unit in units:
         eights = [s for s in unit.sites if s in plan.int8]
@@ -305,7 +305,6 @@ def _walk(
 def _others(
     captured: Captured,
     plan: SitePlan,
-    keep: Keep,
     amax: Mapping[str, float],
     half: torch.dtype | None,
     narrow: Narrow | None,
@@ -316,7 +315,7 @@ def _others(
     able = {n: Choice("fp8") for n in plan.chosen.of("int8") if not cannot(n, "fp8")}
     sites = [s for s in plan.int8 if s.consumer in able]
     to_fp8 = narrow_formats.roundings(narrow_sites(sites, Assignment(able), narrow.modes), half, narrow.statistics)
-    back = [n.site for n in plan.narrow if n.format == "fp8" and n.site.consumer.name not in keep.wide]
+    back = [n.site for n in plan.narrow if n.format == "fp8"]
     return {"fp8": to_fp8, "int8": roundings(captured.graph, back, amax, half, captured.int8)}
 
 

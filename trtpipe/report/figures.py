@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 
 
-def compact(x: float) -> str:
-    """At most four significant digits: 0.9988, 25.93, 1.380e-05, 12,345."""
+def compact(x: float, digits: int = 4) -> str:
+    """At most `digits` significant digits: 0.9988, 25.93, 1.380e-05; whole numbers from 1,000 on."""
     if isinstance(x, bool) or not math.isfinite(x):
         return {math.inf: "∞", -math.inf: "−∞"}.get(x, "NaN")
     if x == int(x) and abs(x) < 1e6:
         return f"{int(x):,}".replace("-", "−")
-    text = f"{x:,.0f}" if 1e3 <= abs(x) < 1e6 else f"{x:.4g}"
+    text = f"{x:,.{digits - 4}f}" if 1e3 <= abs(x) < 1e6 else f"{x:.{digits}g}"
+    text = text.rstrip("0").rstrip(".") if "," in text and "." in text else text
     return text.replace("-", "−") if "e" not in text else text
 
 
@@ -25,3 +26,13 @@ def percent(share: float, digits: int = 2) -> str:
     text = f"{100 * share:.{digits}f}"
     text = text.rstrip("0").rstrip(".") if "." in text else text
     return f"{'0' if text in ('-0', '') else text} %".replace("-", "−")
+
+
+def beside_limit(value: float, limit: float, *, share: bool) -> tuple[str, str]:
+    """A figure and its limit as people read them: the limit itself, and no rounding takes the figure across it."""
+    show, fewest = (percent, 2) if share else (compact, 4)
+    for digits in range(fewest, 14):
+        shown, bound = show(value, digits), show(limit, digits)
+        if bound == show(limit, 13) and (shown != bound or value == limit):
+            return shown, bound
+    return str(value), str(limit)

@@ -17,7 +17,8 @@ from trtpipe.progress import size
 from trtpipe.quantization.diagnose import BLAME
 from trtpipe.report import charts, comparison
 from trtpipe.report.content import ReportContent
-from trtpipe.report.figures import compact, percent
+from trtpipe.report.figures import beside_limit, compact, percent
+from trtpipe.values import PRECISIONS_BY_WIDTH
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -43,9 +44,7 @@ METRICS: Mapping[str, tuple[str, str, float, bool]] = {
     "accuracy_drop": ("Accuracy lost", "baseline − executed", 0.0, True),
 }
 
-#: From the narrowest to the widest.
-PRECISIONS = ("int4", "nvfp4", "int8", "fp8", "fp16", "bf16", "fp32")
-NUMBER_FORMATS = PRECISIONS[:4]
+NUMBER_FORMATS = PRECISIONS_BY_WIDTH[:4]
 #: Histograms that are open at once; the rest is behind a click.
 OPEN_HISTOGRAMS = 12
 #: Rows after which a table scrolls by itself.
@@ -232,7 +231,7 @@ def worst_modules(rows: Sequence[ModuleRow]) -> list[ModuleRow]:
 def headline(manifest: Manifest, check: CheckReport) -> str:
     """The verdict in one sentence."""
     count = sum(m.limit is not None for m in check.metrics)
-    wide = " + ".join(p.upper() for p in PRECISIONS if any(layer.precision == p for layer in manifest.layers))
+    wide = " + ".join(p.upper() for p in PRECISIONS_BY_WIDTH if any(layer.precision == p for layer in manifest.layers))
     what = "engine" if check.executed == "engine" else "graph"
     subject = f"The {wide + ' ' if wide else ''}{what}"
     where = f"on {check.samples:,} samples"
@@ -274,17 +273,18 @@ def metric_row(metric: Metric) -> MetricRow:
     """One metric with its limit, if it has one, and how much of it is used."""
     title, says, best, share = METRICS.get(metric.name, (metric.name.replace("_", " "), "", math.nan, False))
     shown = percent if share else compact
-    interval, used, reach, limit = "", None, None, ""
+    value, interval, used, reach, limit = shown(metric.value), "", None, None, ""
     if metric.interval is not None:
         interval = f"{shown(metric.interval[0])} to {shown(metric.interval[1])}"
     if metric.limit is not None:
         least = best > 0 if not math.isnan(best) else metric.value >= metric.limit
-        limit = f"{'≥' if least else '≤'} {shown(metric.limit)}"
+        value, bound = beside_limit(metric.value, metric.limit, share=share)
+        limit = f"{'≥' if least else '≤'} {bound}"
         used = allowance(metric.value, metric.limit, best)
         if metric.interval is not None:
             ends = sorted(allowance(v, metric.limit, best) for v in metric.interval)
             reach = (ends[0], ends[1])
-    return MetricRow(title, says, metric.output, shown(metric.value), interval, limit, metric.passed, used, reach)
+    return MetricRow(title, says, metric.output, value, interval, limit, metric.passed, used, reach)
 
 
 def allowance(value: float, limit: float, best: float) -> float:
@@ -317,7 +317,7 @@ def binding(side: str, spec: TensorSpec) -> tuple[str, str, str, str, str]:
 def precision_shares(layers: Sequence[LayerPrecision]) -> list[tuple[str, int, float]]:
     """(precision, operations, percent of all) in the order of width."""
     counted = Counter(layer.precision for layer in layers)
-    return [(p, counted[p], 100 * counted[p] / len(layers)) for p in PRECISIONS if counted[p]]  # type: ignore[index]
+    return [(p, counted[p], 100 * counted[p] / len(layers)) for p in PRECISIONS_BY_WIDTH if counted[p]]
 
 
 def module_rows(

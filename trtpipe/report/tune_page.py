@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trtpipe.figures import beside, exact
 from trtpipe.job.sections import Limits
 from trtpipe.quantization.ranking import Sensitivity
 from trtpipe.quantization.search import Candidate, Trial, Tuned, pareto
@@ -33,7 +34,7 @@ def verdict(tuned: Tuned, limits: Limits) -> str:
 
 def page(name: str, tuned: Tuned, limits: Limits) -> str:
     """The whole page: verdict, trials with the Pareto front marked, ranking."""
-    given = ", ".join(f"{k} {v:g}" for k, v in limits.given.items())
+    given = ", ".join(f"{k} {exact(v)}" for k, v in limits.given.items())
     parts = [f"# {name}: tuning", verdict(tuned, limits) + ".", f"Budget: {given}.", table(tuned.trials)]
     parts.append(
         "A `*` marks the Pareto front: no other trial is as good in INT8 share, size and SQNR and better in one. Sizes "
@@ -55,7 +56,7 @@ def table(trials: Sequence[Trial]) -> str:
     rows = []
     for t in trials:
         row = ["*" if t in front else "", t.candidate.algorithm, _kept(t.candidate), f"{t.int8_share:.1%}"]
-        row += [f"{t.size_bytes / 1e6:.3f}", *(_figure(t.value(n)) for n in figures)]
+        row += [f"{t.size_bytes / 1e6:.3f}", *(_of_trial(t, n) for n in figures)]
         row += [_figure(t.latency_ms)] if timed else []
         rows.append([*row, "met" if t.passed else "not met"])
     return _markdown([*titles, *(["latency ms"] if timed else []), "budget"], rows)
@@ -109,6 +110,13 @@ def _kept(candidate: Candidate) -> str:
         ("FP32", candidate.fp32),
     )
     return "; ".join(f"{', '.join(f'`{p}`' for p in paths)} in {name}" for name, paths in groups if paths)
+
+
+def _of_trial(trial: Trial, name: str) -> str:
+    metric = trial.metric(name)
+    if metric is None or metric.limit is None:
+        return _figure(None if metric is None else metric.value)
+    return beside(metric.value, metric.limit, 4)
 
 
 def _figure(value: float | None) -> str:

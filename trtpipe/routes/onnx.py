@@ -19,6 +19,7 @@ from trtpipe.errors import BuildError
 from trtpipe.job.job import Job
 from trtpipe.model import torch_versions
 from trtpipe.model.export import example_inputs, export
+from trtpipe.model.onnx.names import scopes_of
 from trtpipe.progress import Progress
 from trtpipe.routes import narrow_onnx
 from trtpipe.routes.float_scales import with_float_scales
@@ -263,7 +264,7 @@ def _rename(model: Model, quantized: Quantized) -> None:
     from trtpipe.model.bindings import INNER
 
     def path_of(node: Node) -> str | None:
-        scopes = re.findall(r"'([^']*)'", node.metadata_props.get("pkg.torch.onnx.name_scopes", ""))
+        scopes = scopes_of(node.metadata_props)
         if len(scopes) < 2:
             return None
         path = re.sub(r"@\d+$", "", scopes[-2]).removeprefix(INNER + ".")

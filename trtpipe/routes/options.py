@@ -22,7 +22,16 @@ from trtpipe.values import Route
 
 __all__ = ["asked", "installed_frontend", "job_refusals", "refusals"]
 
+
 #: Distribution of Torch-TensorRT by the target it is made for.
+def without_gpu(route: str, problem: str) -> str:
+    """What a machine without an NVIDIA GPU is told of a route that compiles on one."""
+    return (
+        f"{route} must have an NVIDIA GPU and its driver here (got: {problem}). "
+        "Use build.route onnx, which builds TensorRT-RTX engines without one."
+    )
+
+
 FRONTENDS: Mapping[str, str] = {"tensorrt": "torch-tensorrt", "tensorrt_rtx": "torch-tensorrt-rtx"}
 #: The Torch-TensorRT whose arguments the tables below were read from.
 TESTED = "2.14"
@@ -83,9 +92,7 @@ def _pools(value: Any, wanted: JsonObject) -> tuple[str, str] | None:
     legal = ", ".join(POOL_KEYWORDS)
     if other := [p for p in value if p not in POOL_KEYWORDS]:
         return f"must name pools among {legal}", f"Leave {', '.join(other)} out, or use build.route onnx."
-    if wanted.get("default_device_type") != "dla":
-        return "must go with build.default_device_type dla", "Set it, or leave this out."
-    return None
+    return _dla_core(value, wanted)
 
 
 def _version_compatible(_value: Any, wanted: JsonObject) -> tuple[str, str] | None:

@@ -5,7 +5,6 @@ __all__ = [
     "device",
     "doctor",
     "executor",
-    "hybrid_runner",
     "inputs",
     "onnxruntime",
     "recheck",

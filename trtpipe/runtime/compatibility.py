@@ -14,7 +14,6 @@ The rules are NVIDIA's:
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from trtpipe.bundle.format import Bundle, read_bundle
@@ -23,6 +22,7 @@ from trtpipe.bundle.signing import check_signature, checking
 from trtpipe.errors import MissingError
 from trtpipe.packages import install_command
 from trtpipe.runtime.device import Device
+from trtpipe.trt.flavour import parse_version
 from trtpipe.trt.platforms import RTX_COMPUTE_CAPABILITIES, rtx_support
 
 _TITLES = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX", "onnxruntime": "ONNX Runtime"}
@@ -85,10 +85,10 @@ def remarks(manifest: Manifest, device: Device) -> tuple[str, ...]:
         lines += _rtx_remarks(device)
     if engine.fallback:
         lines += _remarks_on_pytorch(manifest, engine, device)
-    here = device.versions.get("onnxruntime")
-    if engine.target == "onnxruntime" and here is not None and _numbers(here)[:2] != _numbers(engine.version)[:2]:
+    here, then = device.versions.get("onnxruntime"), engine.version
+    if engine.target == "onnxruntime" and here is not None and parse_version(here)[:2] != parse_version(then)[:2]:
         lines.append(
-            f"ONNX Runtime is {here} here and was {engine.version} when the bundle was checked: outputs may differ in "
+            f"ONNX Runtime is {here} here and was {then} when the bundle was checked: outputs may differ in "
             "a few samples. The golden check below measures it."
         )
     return tuple(lines)
@@ -120,14 +120,9 @@ def admit(path: Path, key: Path | None) -> tuple[Bundle, str]:
     return bundle, check_signature(path, bundle.manifest_bytes, bundle.signature, key)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    match = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(n) for n in match.group().split(".")) if match else ()
-
-
 def _same_release(one: str, other: str) -> bool:
     """Whether two versions agree in all the numbers that both give, the first three at least."""
-    a, b = _numbers(one), _numbers(other)
+    a, b = parse_version(one), parse_version(other)
     common = min(len(a), len(b))
     return common >= 3 and a[:common] == b[:common]
 
@@ -153,7 +148,7 @@ def _version(engine: EngineInfo, device: Device) -> list[str]:
         return [f"runtime: {title} {engine.version} is not installed. {_INSTALL[engine.target]}."]
     if engine.target == "onnxruntime" or _same_release(engine.version, here):
         return []
-    built, runs = _numbers(engine.version), _numbers(here)
+    built, runs = parse_version(engine.version), parse_version(here)
     if engine.target == "tensorrt_rtx":
         return [
             f"version: TensorRT-RTX must be {engine.version}, as engines never run on another release (got {here}). "
@@ -194,7 +189,7 @@ def _remarks_on_pytorch(manifest: Manifest, engine: EngineInfo, device: Device) 
         f"The engine is hybrid: {_operations(engine)} {_run(engine)} in PyTorch, which every device that runs it has "
         "to have."
     )
-    if here is None or _numbers(here)[:2] == _numbers(manifest.environment.get("torch", here))[:2]:
+    if here is None or parse_version(here)[:2] == parse_version(manifest.environment.get("torch", here))[:2]:
         return (line,)
     built = manifest.environment["torch"]
     return line, f"PyTorch is {here} here and was {built} when the bundle was built: outputs may differ a little."
@@ -211,7 +206,7 @@ def _run(engine: EngineInfo) -> str:
 
 def _release(manifest: Manifest) -> str:
     """The release of PyTorch that built the bundle, as pip takes it, or nothing where that is not known."""
-    version = ".".join(str(n) for n in _numbers(manifest.environment.get("torch", ""))[:3])
+    version = ".".join(str(n) for n in parse_version(manifest.environment.get("torch", ""))[:3])
     return f"=={version}" if version else ""
 
 
@@ -238,7 +233,7 @@ def _hardware(engine: EngineInfo, device: Device) -> list[str]:
         portable = not engine.compute_capabilities
     if portable:
         least = engine.minimum_compute_capability or "8.0"
-        if _numbers(here) < _numbers(least):
+        if parse_version(here) < parse_version(least):
             what = "8.0 (Ampere)" if least == "8.0" else f"{least}, whose number formats it needs,"
             return [
                 f"compute capability: the engine runs on {what} and later (got {here}). "

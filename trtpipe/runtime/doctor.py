@@ -5,13 +5,15 @@ from __future__ import annotations
 import platform
 import sys
 from dataclasses import dataclass
+from typing import get_args
 
 from trtpipe.model.torch_versions import misfit, needs_torchao, unsupported
-from trtpipe.packages import install_command, version
+from trtpipe.packages import CAPTURE, install_command, version
 from trtpipe.routes import options as route_options
 from trtpipe.runtime.device import is_jetson
 from trtpipe.trt import driver, flavour
 from trtpipe.trt.driver import Driver
+from trtpipe.trt.memory import Provider
 from trtpipe.trt.platforms import (
     BY_CAPABILITY,
     PLATFORMS,
@@ -35,8 +37,6 @@ PACKAGES: tuple[tuple[str, str], ...] = (
     ("cuda-python", "cuda"),
     ("pycuda", "pycuda"),
 )
-#: What a job needs to be captured, calibrated and exported, whatever its target.
-_CAPTURE = ("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnxruntime")
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _precisions(compute_capability: str) -> tuple[str, ...]:
 
 def _capture(packages: dict[str, str | None]) -> Ability:
     torch, torchao = packages["torch"], packages["torchao"]
-    missing = [n for n in _CAPTURE if packages[n] is None and (n != "torchao" or torch is None or needs_torchao(torch))]
+    missing = [n for n in CAPTURE if packages[n] is None and (n != "torchao" or torch is None or needs_torchao(torch))]
     wrong = None if torch is None else unsupported(torch) or (misfit(torch, torchao) if torchao else None)
     reason = f"{', '.join(missing)} not installed" if missing else wrong or f"torch {torch}"
     return _ability(
@@ -176,7 +176,7 @@ def _tensorrt(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str
 
 def _with_memory(ability: Ability, packages: dict[str, str | None]) -> Ability:
     """The ability to run an engine, which also needs a package that allocates device memory."""
-    if any(packages[name] for name in ("torch", "cuda-python", "pycuda")):
+    if any(packages[name] for name in get_args(Provider)):
         return ability
     reason = "none of torch, cuda-python and pycuda is installed, which give it device memory"
     return Ability(ability.what, False, reason, install_command("cuda"))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol, TypedDict, get_args
 
 import numpy as np
 
@@ -58,6 +58,10 @@ class RunnerSettings(TypedDict):
     refit: bytes | None
 
 
+#: Why no engine is executed where the job asks for none.
+NO_ENGINE = "the target is onnxruntime: there is no engine"
+
+
 def info_of(engine: Engine) -> EngineInfo:
     """The manifest's description of an engine, from the options that were honoured."""
     chosen = {k: v for k, v in engine.options.items() if k in ("hardware_compatibility", "runtime_platform")}
@@ -71,7 +75,7 @@ def not_executed_here(engine: Engine, device: Device | None = None) -> str:
     An engine for other GPUs than the one here, or for another operating system, is as good as on a machine without one.
     """
     if engine.target == "onnxruntime":
-        return "the target is onnxruntime: there is no engine"
+        return NO_ENGINE
     return "; ".join(placement_problems(info_of(engine), device or this_device()))
 
 
@@ -149,6 +153,13 @@ class Distance:
     relative_l2: float
 
 
+def read_graph(bundle: Bundle) -> bytes:
+    """The ONNX file of a bundle or kit; InputError where it has none."""
+    if GRAPH not in bundle.manifest.files:
+        raise InputError(f"{bundle.path}: must hold {GRAPH} to be run as a graph (it does not). Run it on its GPU.")
+    return bundle.read(GRAPH)
+
+
 def open_graph(bundle: Bundle) -> tuple[OrtRunner, tuple[str, ...]]:
     """The graph of a bundle or kit, executed the fastest way that is as close to the baseline as the check was.
 
@@ -161,9 +172,7 @@ def open_graph(bundle: Bundle) -> tuple[OrtRunner, tuple[str, ...]]:
         MissingError: onnxruntime is not installed.
         BuildError: ONNX Runtime refuses the graph.
     """
-    if GRAPH not in bundle.manifest.files:
-        raise InputError(f"{bundle.path}: must hold {GRAPH} to be run as a graph (it does not). Run it on its GPU.")
-    model = bundle.read(GRAPH)
+    model = read_graph(bundle)
     try:
         runner = OrtRunner(model)
         why = deviation(runner, bundle)
@@ -187,7 +196,7 @@ def serving_optimization(bundle: Bundle) -> tuple[Optimization, tuple[str, ...]]
         BuildError: ONNX Runtime refuses the graph at every level.
     """
     model, why = bundle.read(GRAPH), ""
-    levels: tuple[Optimization, ...] = ("all", "extended", "basic", "none")
+    levels: tuple[Optimization, ...] = get_args(Optimization)
     for level in levels:
         try:
             difference = deviation(OrtRunner(model, optimization=level), bundle)

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from calib.types import Array
+from trtpipe.batching import require_names
 from trtpipe.bundle import hybrid
 from trtpipe.bundle.hybrid import EngineStep, OperatorStep
 from trtpipe.errors import InputError, MissingError
-from trtpipe.trt.runtime import EngineRunner
+from trtpipe.trt.execution import execution_failed
+from trtpipe.trt.runtime import NOT_OPEN, EngineRunner
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +76,7 @@ class DeviceRunner(EngineRunner):
             for name, tensor in (held | made).items():
                 calls.set_address(name, tensor.data_ptr())
             if not calls.execute(stream):
-                raise InputError(f"engine: the execution failed ({self._reason()}). Check the inputs' values.")
+                raise execution_failed(self._reason())
         return [made[n] for n in outputs]
 
 
@@ -151,9 +153,8 @@ class HybridRunner:
         """
         plan, torch = self._hybrid.plan, self._torch if self._open else None
         if torch is None:
-            raise InputError("engine: the runner is not open. Use it as a context manager.")
-        if set(inputs) != set(plan.inputs):
-            raise InputError(f"inputs: must be {', '.join(plan.inputs)} (got {', '.join(inputs)}). Name each one.")
+            raise InputError(NOT_OPEN)
+        require_names(inputs, plan.inputs)
         current = torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext()
         with torch.inference_mode(), current:
             values = {n: torch.from_numpy(np.array(inputs[n], order="C")).to(self._device) for n in plan.inputs}

@@ -9,12 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from calib.files import as_text
-from calib.samples import IMAGE_SUFFIXES
+from calib.samples import ARRAY_SUFFIXES, IMAGE_SUFFIXES
 from calib.types import Array
 from trtpipe.errors import InputError
 from trtpipe.runtime.session import Model
-
-ARRAY_SUFFIXES = (".npy", ".npz", ".safetensors")
 
 
 @dataclass(frozen=True)

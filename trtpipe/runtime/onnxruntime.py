@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from calib.types import Array
+from trtpipe.batching import require_names
 from trtpipe.errors import BuildError, InputError, MissingError
 
 #: How much of its graph optimization ONNX Runtime does, most first; "all" is its default.
@@ -114,8 +115,7 @@ class OrtRunner:
         Raises:
             InputError: the names are not the graph's, or ONNX Runtime refuses a shape or dtype.
         """
-        if set(inputs) != set(self._inputs):
-            raise InputError(f"inputs: must be {', '.join(self._inputs)} (got {', '.join(inputs)}). Name each one.")
+        require_names(inputs, self._inputs)
         try:
             outputs = self._session.run(list(self._outputs), {n: np.ascontiguousarray(a) for n, a in inputs.items()})
         except Exception as error:

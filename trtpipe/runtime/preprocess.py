@@ -104,6 +104,11 @@ def _resize(image: Image.Image, t: Transform) -> Image.Image:
         width, height = (t.resize, longer) if image.width <= image.height else (longer, t.resize)
     else:
         height, width = t.resize
+    if width * height > MAX_PIXELS:
+        raise InputError(
+            f"preprocessing.resize: must give at most {MAX_PIXELS} pixels (got {width}x{height} of an image of "
+            f"{image.width}x{image.height}). Check the bundle's manifest, or shrink the image."
+        )
     return image if (width, height) == image.size else image.resize((width, height), modes[t.interpolation])
 
 

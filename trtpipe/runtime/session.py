@@ -20,7 +20,7 @@ from calib.types import Array
 from trtpipe.batching import Batching, joined
 from trtpipe.bundle import signing
 from trtpipe.bundle.format import Bundle
-from trtpipe.bundle.manifest import GRAPH, Manifest
+from trtpipe.bundle.manifest import Manifest
 from trtpipe.errors import InputError
 from trtpipe.runtime import compatibility
 from trtpipe.runtime.device import this_device
@@ -31,6 +31,7 @@ from trtpipe.runtime.executor import (
     engine_runner,
     graph_as_checked,
     open_graph,
+    read_graph,
     unrecorded,
 )
 from trtpipe.runtime.preprocess import load_image, preprocess
@@ -309,9 +310,7 @@ def open_model(bundle: Bundle, *, graph: bool = False, as_written: bool = False)
         if not as_written:
             runner, notes = open_graph(bundle)
             return Model(bundle, runner, "graph", notes)
-        if GRAPH not in bundle.manifest.files:
-            raise InputError(f"{bundle.path}: must hold {GRAPH} to be run as a graph (it does not). Run it on its GPU.")
-        return Model(bundle, graph_as_checked(bundle.read(GRAPH), bundle.manifest.build.target), "graph")
+        return Model(bundle, graph_as_checked(read_graph(bundle), bundle.manifest.build.target), "graph")
     compatibility.require_fit(bundle.manifest, this_device())
     settings = bundle_settings(bundle)
     model = Model(

@@ -4,6 +4,7 @@ __all__ = [
     "builder",
     "config",
     "driver",
+    "execution",
     "flavour",
     "formats",
     "implicit",

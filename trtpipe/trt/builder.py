@@ -197,10 +197,7 @@ def _checked_header(tensorrt: Flavour, build: Build, data: bytes) -> plan.PlanHe
     wanted = (tensorrt.name, version, tuple(sorted(build.compute_capability, key=flavour.parse_version)))
     got = (header.flavour, header.version[: len(version)] or version, header.compute_capabilities)
     if wanted != got:
-        raise BuildError(
-            f"engine: the plan's header must say {_described(*wanted)} (got {_described(*got)}). "
-            "Another TensorRT's library was loaded: check LD_LIBRARY_PATH."
-        )
+        raise plan.of_another_library(_described(*wanted), _described(*got))
     return header
 
 

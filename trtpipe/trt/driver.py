@@ -7,6 +7,7 @@ TensorRT must not be the first to use it: without a driver some of its releases 
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
 from dataclasses import dataclass
 
@@ -24,6 +25,11 @@ class Gpu:
     name: str
     compute_capability: str
     memory_bytes: int
+
+    @property
+    def file_name(self) -> str:
+        """The name as part of a file's."""
+        return re.sub(r"[^A-Za-z0-9]+", "-", self.name).strip("-")
 
 
 @dataclass(frozen=True)
@@ -65,11 +71,16 @@ def require(what: str) -> Driver:
     """
     gpu = probe()
     if gpu.problem:
-        raise MissingError(
-            f"{what}: an NVIDIA GPU and its driver must be here (got: {gpu.problem}). "
-            "Run it on the machine the engine is for, or build for target tensorrt_rtx, which needs no GPU."
-        )
+        raise MissingError(f"{what}: {absent(gpu)}")
     return gpu
+
+
+def absent(gpu: Driver) -> str:
+    """What a machine without a usable GPU is told."""
+    return (
+        f"an NVIDIA GPU and its driver must be here (got: {gpu.problem}). "
+        "Run it on the machine the engine is for, or build for target tensorrt_rtx, which needs no GPU."
+    )
 
 
 def _error(cuda: ctypes.CDLL, status: int) -> str:

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from trtpipe.trt.types import IOutputAllocator
 
 
+def execution_failed(reason: str) -> InputError:
+    """The error that TensorRT did not execute an engine; `reason` is its own latest one."""
+    return InputError(f"engine: the execution failed ({reason}). Check the inputs' values.")
+
+
 class OutputMemory:
     """Memory of the outputs whose shapes only the execution itself decides: the work of TensorRT's IOutputAllocator."""
 
@@ -207,7 +212,7 @@ class Execution:
         accepted = self.calls.execute(self.memory.stream)
         self._decided.check()
         if not accepted:
-            raise InputError(f"engine: the execution failed ({self._reason()}). Check the inputs' values.")
+            raise execution_failed(self._reason())
 
     def _leave_to_allocator(self, name: str, shape: Shape) -> None:
         """Let TensorRT ask for the memory of this output while it executes."""

@@ -22,6 +22,8 @@ from trtpipe.packages import install_command
 Name = Literal["tensorrt", "tensorrt_rtx"]
 
 OLDEST: Mapping[Name, tuple[int, ...]] = {"tensorrt": (8, 6), "tensorrt_rtx": (1, 7, 1)}
+#: Releases of a later major version may have other options, of which there is no record.
+NEWEST_MAJOR: Mapping[Name, int] = {"tensorrt": 11, "tensorrt_rtx": 1}
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,14 @@ def unsupported(name: str, version: str) -> str | None:
     if name == "tensorrt_rtx" and parse_version(version) >= OLDEST["tensorrt"]:
         return f"must be a release of TensorRT-RTX, like {oldest} (got {version}, which is TensorRT's)"
     return None
+
+
+def unrecorded(name: str, version: str) -> str | None:
+    """Why nothing is known of a release that is not at hand, as `unsupported` says it."""
+    newest = next((n for known, n in NEWEST_MAJOR.items() if known == name), None)
+    if newest is not None and parse_version(version)[0] > newest:
+        return f"must be {title(name, str(newest))} at most, the newest whose options are known (got {version})"
+    return unsupported(name, version)
 
 
 def look(module: object, name: Name, version: str) -> frozenset[str]:

@@ -102,6 +102,12 @@ def refusals(
             yield path, f"{needed.title} must be explicit (got build.quantization implicit). Use explicit."
         if build.default_device_type == "dla" or "dla" in build.device_types.values():
             yield path, f"{needed.title} must be on the GPU, as no DLA has it (got layers on a DLA). Use FP16 or INT8."
+        if build.hardware_compatibility == "ampere_plus" and needed.capability not in BY_CAPABILITY["8.0"].precisions:
+            yield (
+                path,
+                f"{needed.title} must be for GPUs that have it (got build.hardware_compatibility ampere_plus, whose "
+                f"engines are for Ampere too). Use none or same_compute_capability, or {needed.instead}.",
+            )
         if name == "tensorrt_rtx":
             yield from _named(build, path, needed)
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import stat
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtpipe.atomic import write_whole
+from trtpipe.outputs import cache_folder
 
 if TYPE_CHECKING:
     from trtpipe.trt.driver import Gpu
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 def kernel_file(engine: bytes, gpu: Gpu) -> Path:
     """Where the kernels of this engine on this kind of GPU are kept: in the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    name = re.sub(r"[^A-Za-z0-9]+", "-", gpu.name).strip("-")
-    return Path(base, "trtpipe", "rtx-kernels", f"{hashlib.sha256(engine).hexdigest()[:32]}-{name}")
+    return cache_folder() / "rtx-kernels" / f"{hashlib.sha256(engine).hexdigest()[:32]}-{gpu.file_name}"
 
 
 class KernelCache:

@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass
 from typing import Literal
 
-from trtpipe.errors import InputError
+from trtpipe.errors import BuildError, InputError
 
 HEADER_BYTES = 33
 _FLAVOURS: dict[bytes, Literal["tensorrt", "tensorrt_rtx"]] = {
@@ -76,6 +76,14 @@ def read_header(data: bytes, where: str = "engine") -> PlanHeader:
             f"(got mask {mask:#04x}). It was written by a newer TensorRT-RTX: update trtpipe."
         )
     return PlanHeader(flavour, version, tuple(known), length)
+
+
+def of_another_library(wanted: str, got: str) -> BuildError:
+    """The error that a plan was written by another TensorRT, or for other GPUs, than the one that was asked."""
+    return BuildError(
+        f"engine: the plan's header must say {wanted} (got {got}). "
+        "Another TensorRT's library was loaded: check LD_LIBRARY_PATH."
+    )
 
 
 def misfits(header: PlanHeader, name: str, version: str, compute_capability: str) -> tuple[str, ...]:

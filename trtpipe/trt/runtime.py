@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from calib.types import Array
+from trtpipe.batching import require_names
 from trtpipe.errors import InputError, MissingError
 from trtpipe.packages import install_command
 from trtpipe.progress import Silent
@@ -28,6 +29,9 @@ from trtpipe.trt.memory import Memory, Provider, open_memory
 from trtpipe.trt.monitor import Watch, make_logger
 from trtpipe.trt.network import enum_name
 from trtpipe.values import TensorSpec
+
+#: What a runner says that is used before it is opened, or after it was closed.
+NOT_OPEN = "engine: the runner is not open. Use it as a context manager."
 
 if TYPE_CHECKING:
     from trtpipe.trt.types import ICudaEngine, IExecutionContext, Runtime
@@ -198,7 +202,7 @@ class EngineRunner:
     def _opened(self) -> ICudaEngine:
         """The engine; InputError when the runner is closed."""
         if self._engine is None:
-            raise InputError("engine: the runner is not open. Use it as a context manager.")
+            raise InputError(NOT_OPEN)
         return self._engine
 
     def _open(self) -> None:
@@ -340,8 +344,7 @@ class EngineRunner:
 
     def _checked(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         wanted = {b.name: b for b in self.bindings if b.is_input}
-        if set(inputs) != set(wanted):
-            raise InputError(f"inputs: must be {', '.join(wanted)} (got {', '.join(inputs)}). Name each one.")
+        require_names(inputs, wanted)
         for name, binding in wanted.items():
             if inputs[name].dtype != np.dtype(binding.dtype):
                 raise InputError(f"inputs.{name}: must be {binding.dtype} (got {inputs[name].dtype}). Convert it.")

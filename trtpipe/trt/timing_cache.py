@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +16,8 @@ if TYPE_CHECKING:
 
 def file_name(flavour: Flavour, driver: Driver, gpu: Gpu) -> str:
     """Like "tensorrt-10.16.1.11_NVIDIA-L4_sm89_cuda13.0.timing"."""
-    name = re.sub(r"[^A-Za-z0-9]+", "-", gpu.name).strip("-")
     sm = gpu.compute_capability.replace(".", "")
-    return f"{flavour.name}-{flavour.version}_{name}_sm{sm}_cuda{driver.cuda}.timing"
+    return f"{flavour.name}-{flavour.version}_{gpu.file_name}_sm{sm}_cuda{driver.cuda}.timing"
 
 
 def attach(config: IBuilderConfig, path: Path) -> tuple[ITimingCache, tuple[str, ...]]:

@@ -125,7 +125,9 @@ def test_a_step_that_harms_is_taken_back(step: str, tmp_path: Path, monkeypatch:
     elif step == "rounding":
         monkeypatch.setattr(rounding, "second_order", lambda w, s, m: torch.zeros_like(w))
         errors = iter(np.linspace(1.0, 0.0, 1000))  # the operation's own error says that all is well
-        monkeypatch.setattr(sweep.Sweep, "_error", lambda *a: float(next(errors)))
+        monkeypatch.setattr(
+            sweep.Sweep, "_errors", lambda self, place, *a: torch.full(place.wanted[0].shape[1:2], next(errors))
+        )
     else:
         biases = stage._biases
         monkeypatch.setattr(stage, "_biases", lambda fitted: {k: b + 1 for k, b in biases(fitted).items()})

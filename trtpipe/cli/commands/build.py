@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import click
 
 from calib.types import JsonObject
+from trtpipe.bundle.manifest import EngineFile
 from trtpipe.bundle.signing import signer
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import key_option, sign_option, trusted
@@ -19,11 +20,12 @@ from trtpipe.cli.commands.options import (
     jobs_argument,
     json_option,
     loudness_options,
+    one_loudness,
     out_option,
     set_option,
 )
-from trtpipe.errors import Cancelled, InputError, user_error
-from trtpipe.job.load import JobErrors
+from trtpipe.errors import Cancelled, user_error
+from trtpipe.job.load import JobErrors, same_name
 from trtpipe.job.problems import Problem
 from trtpipe.pipeline.build import build
 from trtpipe.pipeline.kit import finish_kit
@@ -114,8 +116,7 @@ def run_tasks(tasks: Sequence[Task], *, as_json: bool, verbose: int, quiet: bool
 
     With several, one that fails is said and the others still run.
     """
-    if verbose and quiet:
-        raise click.UsageError("--verbose must not be given with --quiet.")
+    one_loudness(verbose, quiet)
     codes: list[int] = []
     results: list[JsonObject] = []
     with console.Console(quiet=quiet or as_json, verbose=verbose > 0).watching() as reporter:
@@ -165,7 +166,7 @@ def _distinct_names(loaded: list[tuple[Path, Job]]) -> None:
     for path, job in loaded:
         first = seen.setdefault(job.name, path)
         if first != path:
-            raise InputError(f"{path}: name: must be another than that of {first} (got {job.name!r}). Rename one job.")
+            raise same_name(path, first, job.name)
 
 
 def verdict(name: str, bundle: Path, report: CheckReport) -> list[str]:
@@ -176,13 +177,13 @@ def verdict(name: str, bundle: Path, report: CheckReport) -> list[str]:
     for metric in report.metrics:
         label = f"{metric.output}.{metric.name}" if several else metric.name
         mark = "" if metric.passed is None else "ok" if metric.passed else "FAILED"
-        limit = "" if metric.limit is None else f"limit {metric.limit:g}"
-        spread = "" if metric.interval is None else f"95 % {metric.interval[0]:.4g} to {metric.interval[1]:.4g}"
-        lines.append(f"  {label:<28} {metric.value:<12.6g} {limit:<14} {mark:<7} {spread}".rstrip())
+        limit = f"limit {metric.limit_text}" if metric.limit_text else ""
+        spread = f"95 % {metric.interval_text}" if metric.interval_text else ""
+        lines.append(f"  {label:<28} {metric.value_text:<12} {limit:<14} {mark:<7} {spread}".rstrip())
     lines += [f"  problem: {problem}" for problem in report.problems]
     lines += [f"  warning: {warning}" for warning in report.warnings]
     lines += [f"  note: {note}" for note in report.notes]
-    engine = next((bundle / f for f in ("model.engine", "model.hybrid", "model.onnx") if (bundle / f).is_file()), None)
+    engine = next((bundle / f for f in get_args(EngineFile) if (bundle / f).is_file()), None)
     if engine is not None:
         lines.append(f"  {engine.name}: {size(engine.stat().st_size)}")
     if report.executed == "graph" and engine is not None and engine.name != "model.onnx":

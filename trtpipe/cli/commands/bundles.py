@@ -57,7 +57,7 @@ def report_lines(report: CheckReport) -> list[str]:
     lines = [f"{word}: {report.executed} executed by {report.runner} on {report.samples} golden samples"]
     for metric in report.metrics:
         mark = "" if metric.passed is None else "ok" if metric.passed else "FAILED"
-        limit = "" if metric.limit is None else f"limit {metric.limit:g}"
-        lines.append(f"  {metric.output + '.' + metric.name:<28} {metric.value:<12.6g} {limit:<14} {mark}".rstrip())
+        limit = f"limit {metric.limit_text}" if metric.limit_text else ""
+        lines.append(f"  {metric.output + '.' + metric.name:<28} {metric.value_text:<12} {limit:<14} {mark}".rstrip())
     lines += [f"  problem: {problem}" for problem in report.problems]
     return lines + [f"  note: {note}" for note in report.notes]

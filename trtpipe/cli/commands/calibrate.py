@@ -9,7 +9,7 @@ import click
 
 from trtpipe.cli import console
 from trtpipe.cli.commands.build import load_jobs
-from trtpipe.cli.commands.options import OutputTables, jobs_argument, json_option, set_option
+from trtpipe.cli.commands.options import OutputTables, jobs_argument, json_option, one_loudness, set_option
 from trtpipe.outputs import naming
 from trtpipe.pipeline.calibrate import make_table
 
@@ -38,8 +38,7 @@ def command(
 
     Beside the table its histograms are written, from which tables are merged and other algorithms computed.
     """
-    if verbose and quiet:
-        raise click.UsageError("--verbose must not be given with --quiet.")
+    one_loudness(verbose, quiet)
     loaded = load_jobs(jobs, overrides, verbose, purpose="calibrate")
     single = out.suffix.lower() == ".json"
     if single and len(loaded) > 1:

@@ -18,6 +18,8 @@ from trtpipe.bundle.format import read_bundle
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import json_option
 from trtpipe.errors import InputError, MissingError
+from trtpipe.figures import beside, exact
+from trtpipe.model.onnx.names import WEIGHTED
 from trtpipe.progress import size
 from trtpipe.trt.plan import read_header
 
@@ -164,7 +166,7 @@ def _computes_in(graph: GraphProto, types: Mapping[str, str]) -> Iterator[str]:
     """The type that each convolution and matrix product computes in: of Q/DQ inputs the quantized one."""
     makers = {name: node for node in graph.node for name in node.output}
     for node in graph.node:
-        if node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
+        if node.op_type not in WEIGHTED:
             continue
         sources = [makers.get(name) for name in node.input[:2]]
         quantized = [types.get(s.input[0], "int8") for s in sources if s and s.op_type == "DequantizeLinear"]
@@ -206,8 +208,10 @@ def _bundle_lines(description: JsonObject) -> Iterator[str]:
     if check is not None:
         yield f"check: {'passed' if check['passed'] else 'FAILED'}, {check['executed']} executed by {check['runner']}"
         for metric in check["metrics"]:
-            limit = "" if metric["limit"] is None else f"limit {metric['limit']:g}"
-            yield f"  {metric['output']}.{metric['name']:<28} {_short(metric['value']):<12} {limit}".rstrip()
+            value, limit = _short(metric["value"]), ""
+            if metric["limit"] is not None:
+                value, limit = beside(float(metric["value"]), metric["limit"]), f"limit {exact(metric['limit'])}"
+            yield f"  {metric['output']}.{metric['name']:<28} {value:<12} {limit}".rstrip()
         for problem in check["problems"]:
             yield f"  problem: {problem}"
     for key in ("calibration_digest", "weights_digest", "fingerprint"):

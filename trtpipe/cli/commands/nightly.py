@@ -13,7 +13,7 @@ from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import sign_option
 from trtpipe.cli.commands.options import (
     OutputFile,
-    OutputFolder,
+    cache_option,
     diagnose_option,
     job_files,
     json_option,
@@ -28,7 +28,8 @@ from trtpipe.nightly.outcome import NightlyReport, lines, to_json
 from trtpipe.nightly.page import render
 from trtpipe.nightly.regressions import parse_limits
 from trtpipe.nightly.run import explain, nightly
-from trtpipe.pipeline.cache.store import default_root, parse_bytes
+from trtpipe.outputs import cache_folder
+from trtpipe.pipeline.cache.store import parse_bytes
 
 
 @click.command("nightly", short_help="Rebuild what changed of many jobs; one report.")
@@ -39,7 +40,7 @@ from trtpipe.pipeline.cache.store import default_root, parse_bytes
 @click.option("--memory", metavar="SIZE", help="What all jobs together may take, like 16GB; what is free when absent.")
 @click.option("--scheduler", metavar="ADDRESS", default="", help="Dask scheduler of a fleet, like tls://host:8786.")
 @tls_options
-@click.option("--cache", type=OutputFolder(), help="Folder of the build cache.")
+@cache_option
 @click.option("--cache-size", metavar="SIZE", default="20GB", show_default=True, help="What the cache may take.")
 @click.option("--store", metavar="URL", default="", help="Share the cache: file://, s3:// or gs:// (fsspec).")
 @click.option("--history", "history_file", type=OutputFile(), help="SQLite file; OUT/history.sqlite when absent.")
@@ -98,7 +99,7 @@ def _options(jobs: tuple[Path, ...], **given: Any) -> Options:
     return Options(
         jobs=job_files(jobs),
         out=out,
-        cache=given["cache"] or default_root(),
+        cache=given["cache"] or cache_folder(),
         history=given["history_file"] or out / "history.sqlite",
         store=given["store"],
         overrides=given["overrides"],

@@ -117,11 +117,20 @@ def out_option(default: str, what: str) -> Callable[[F], F]:
     )
 
 
+cache_option = click.option("--cache", type=OutputFolder(), help="Folder of the build cache.")
+
+
 def loudness_options(function: F) -> F:
     """`-v` (repeatable) and `-q`."""
     verbose = click.option("-v", "--verbose", count=True, help="Show what TensorRT and the stages log; -vv all of it.")
     quiet = click.option("-q", "--quiet", is_flag=True, help="Show only the verdict.")
     return verbose(quiet(function))
+
+
+def one_loudness(verbose: int, quiet: bool) -> None:
+    """UsageError when both are given."""
+    if verbose and quiet:
+        raise click.UsageError("--verbose must not be given with --quiet.")
 
 
 def tls_options(function: F) -> F:

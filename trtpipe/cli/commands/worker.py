@@ -7,16 +7,16 @@ from pathlib import Path
 import click
 
 from trtpipe.cli import console
-from trtpipe.cli.commands.options import OutputFolder, tls_options
+from trtpipe.cli.commands.options import cache_option, tls_options
 from trtpipe.nightly.fleet_worker import serve
-from trtpipe.pipeline.cache.store import default_root
+from trtpipe.outputs import cache_folder
 
 
 @click.command("worker", short_help="Build jobs for a fleet's scheduler.")
 @click.argument("scheduler", metavar="ADDRESS")
 @click.option("--tag", "tags", multiple=True, metavar="WORD", help="Announce this too, like jetson-orin.")
 @click.option("--name", default="", help="What reports call this worker; host and process when absent.")
-@click.option("--cache", type=OutputFolder(), help="Folder of the build cache.")
+@cache_option
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of a job; all cores when absent.")
 @tls_options
 @click.option("--gpu", type=click.IntRange(min=0), help="CUDA index of the GPU it uses; start one worker for each.")
@@ -40,7 +40,7 @@ def command(
         scheduler,
         tags=tags,
         name=name,
-        cache=cache or default_root(),
+        cache=cache or cache_folder(),
         threads=threads,
         gpu=gpu,
         credentials=credentials,

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+#: Operators whose second input is a weight.
+WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _QUOTED = re.compile(r"'([^']*)'")
 _PARAMETER = re.compile(r"(\w+(?:\.\w+)*)\.weight")
+
+
+def scopes_of(metadata: Mapping[str, str]) -> list[str]:
+    """The module paths, outermost first, that torch.onnx.export(dynamo=True) writes among a node's metadata_props."""
+    return _QUOTED.findall(metadata.get(_SCOPES, ""))
 
 
 def module_path(name: str, op: str, output: str, weight: str | None, metadata: dict[str, str]) -> str:
@@ -26,7 +33,7 @@ def module_path(name: str, op: str, output: str, weight: str | None, metadata: d
     """
     if weight is not None and (parameter := _PARAMETER.fullmatch(weight)):
         return str(parameter[1])
-    scopes = _QUOTED.findall(metadata.get(_SCOPES, ""))
+    scopes = scopes_of(metadata)
     if len(scopes) > 1:
         return str(scopes[-2])
     parts = [p for p in name.split("/") if p]

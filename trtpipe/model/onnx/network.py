@@ -34,7 +34,7 @@ def execute(node: Node, values: Sequence[Value | None]) -> tuple[Value, ...]:
     found = OPERATORS[node.op](node, *values)
     outputs = found if isinstance(found, tuple) else (found,)
     if any(node.outputs[len(outputs) :]):
-        raise node.refused("has outputs that only training needs", "Export the network in eval mode.")
+        raise node.refused_in_training("has outputs that only training needs")
     return outputs
 
 

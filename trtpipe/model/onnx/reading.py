@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from trtpipe.errors import InputError
 from trtpipe.model.onnx.linears import with_linears
-from trtpipe.model.onnx.names import module_path
+from trtpipe.model.onnx.names import WEIGHTED, module_path
 from trtpipe.model.onnx.quantized import Marks, take_qdq_off
 from trtpipe.model.onnx.values import Node
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 #: The opsets whose operators are known.
 OPSETS = (7, 26)
-#: Operators whose second input is a weight.
-_WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 @dataclass(frozen=True)
@@ -173,7 +171,7 @@ def _binding(value: ir.Value) -> Binding:
 def _node(node: ir.Node, version: int, constants: Mapping[str, NDArray[Any]], marks: Marks) -> Node:
     inputs = tuple("" if v is None else str(v.name) for v in node.inputs)
     outputs = tuple(str(v.name) if v.name is not None else "" for v in node.outputs)
-    weight = inputs[1] if node.op_type in _WEIGHTED and len(inputs) > 1 and inputs[1] in constants else None
+    weight = inputs[1] if node.op_type in WEIGHTED and len(inputs) > 1 and inputs[1] in constants else None
     attributes = {name: _plain(a.value) for name, a in node.attributes.items()}
     path = module_path(node.name or "", node.op_type, outputs[0], weight, dict(node.metadata_props))
     own = {k: marks[node, k] for k in range(len(inputs)) if (node, k) in marks}

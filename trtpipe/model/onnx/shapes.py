@@ -245,7 +245,7 @@ def _space_to_depth(node: Node, x: Value) -> Value:
 
 def _dropout(node: Node, x: Value, ratio: Value | None = None, training: Value | None = None) -> Value:
     if training is not None and as_number(node, training):
-        raise node.refused("is in training mode", "Export the network in eval mode.")
+        raise node.refused_in_training("is in training mode")
     return x
 
 

@@ -52,6 +52,10 @@ class Node:
     version: int
     marks: Mapping[int, Mark] = field(default_factory=dict)
 
+    def refused_in_training(self, what: str) -> InputError:
+        """The same, where the file is of a network in training mode."""
+        return self.refused(what, "Export the network in eval mode.")
+
     def refused(self, what: str, step: str) -> InputError:
         """The error that this node cannot be converted."""
         return InputError(f"model.onnx: {self.op} ({self.name or self.path}) {what}. {step}")

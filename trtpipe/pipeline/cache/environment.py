@@ -9,13 +9,14 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from calib.types import JsonObject
 from trtpipe.job.importable import find_module
 from trtpipe.packages import distributions, versions
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.trt import driver as cuda
+from trtpipe.values import Target
 
 if TYPE_CHECKING:
     from trtpipe.job.job import Job
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
 #: Distributions whose versions go into a manifest; those that can change an engine also go into the fingerprint.
 DECIDING = ("trtpipe", "torch", "torchao", "torchvision", "onnx", "onnxscript", "onnx-ir", "numpy", "pillow")
 OTHERS = ("numba", "safetensors")
-BUILDERS: Mapping[str, tuple[str, ...]] = {
-    name: distributions(name) for name in ("tensorrt", "tensorrt_rtx", "onnxruntime")
-}
+BUILDERS: Mapping[str, tuple[str, ...]] = {name: distributions(name) for name in get_args(Target)}
 
 ROUTE_PACKAGES: Mapping[str, tuple[str, ...]] = {
     "onnx": (),

@@ -78,7 +78,7 @@ class Store:
             content = {n: self._fs.cat_file(f"{folder}/{n}") for n in head.files}
         except FileNotFoundError:
             return None
-        except OSError as error:
+        except Exception as error:  # each file system has exceptions of its own
             raise MissingError(f"--store: {self.url} must be reachable (got {error}).") from error
         if any((len(content[n]), hashlib.sha256(content[n]).hexdigest()) != f for n, f in head.files.items()):
             return None
@@ -91,7 +91,7 @@ class Store:
             self._fs.makedirs(folder, exist_ok=True)
             for file in sorted(content, key=lambda f: f == last):
                 self._write(f"{folder}/{file}", content[file])
-        except OSError as error:
+        except Exception as error:  # likewise
             raise MissingError(f"--store: {self.url} must be writable (got {error}).") from error
 
     def _write(self, path: str, data: bytes) -> None:

@@ -23,17 +23,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from filelock import FileLock, Timeout
 
 from calib.types import JsonObject
-from trtpipe.errors import Cancelled, InputError
+from trtpipe.errors import Cancelled, InputError, MissingError
 from trtpipe.outputs import naming
 from trtpipe.pipeline.cache.remote import head_of, is_plain
 
 if TYPE_CHECKING:
     from trtpipe.pipeline.cache.remote import Store
+
+T = TypeVar("T")
 
 ENTRY = "entry.json"
 SCHEMA = 1
@@ -91,6 +93,7 @@ class Cache:
         store: where entries are shared beyond this machine.
         cancelled: asked while waiting for another process.
         force: find no result, and replace existing entries.
+        note: is told when the store cannot be reached; from then on this cache goes on without it.
     """
 
     def __init__(
@@ -100,7 +103,9 @@ class Cache:
         cancelled: Callable[[], bool] = lambda: False,
         *,
         force: bool = False,
+        note: Callable[[str], None] = lambda message: None,
     ) -> None:
+        self._note = note
         self.root, self._store, self._cancelled, self._force = root, store, cancelled, force
         for folder in (root / "locks", root / "new"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -116,8 +121,8 @@ class Cache:
             return None
         path = self._path(kind, key)
         entry = _read(path, kind, key)
-        if entry is None and self._store is not None:
-            fetched = self._store.get(f"{kind}/{key[:2]}/{key}")
+        if entry is None:
+            fetched = self._shared(lambda store: store.get(f"{kind}/{key[:2]}/{key}"))
             if fetched is not None:
                 self._write(path, fetched)
                 entry = _read(path, kind, key)
@@ -135,9 +140,19 @@ class Cache:
         if self._force:
             self.discard(kind, key)
         self._write(path, content)
-        if self._store is not None:
-            self._store.put(f"{kind}/{key[:2]}/{key}", content, last=ENTRY)
+        self._shared(lambda store: store.put(f"{kind}/{key[:2]}/{key}", content, last=ENTRY))
         return Entry(path, facts, entries)
+
+    def _shared(self, use: Callable[[Store], T]) -> T | None:
+        """What the store gives; None without one."""
+        if self._store is None:
+            return None
+        try:
+            return use(self._store)
+        except MissingError as error:
+            self._store = None
+            self._note(f"{error} Going on without it.")
+            return None
 
     def discard(self, kind: str, key: str) -> None:
         """Remove an entry here; one that is not there is no error."""
@@ -243,12 +258,6 @@ class Cache:
             with contextlib.suppress(OSError):
                 if time.time() - leftover.stat().st_mtime > _STALE_S:
                     shutil.rmtree(leftover, ignore_errors=True)
-
-
-def default_root() -> Path:
-    """`$XDG_CACHE_HOME/trtpipe`, or `~/.cache/trtpipe`."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "trtpipe"
 
 
 def parse_bytes(text: str, where: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from calib.audit import DEAD_AMAX, LEAST_AMAX, nine_digits
 from calib.corrections import Corrections, Step
 from calib.observers import HistogramObserver
 from trtpipe.batching import Batching
+from trtpipe.job.sections import Correction
 from trtpipe.quantization.corrections.domains import Domain, find_domains
 from trtpipe.quantization.corrections.edits import Arrays, corrected
 from trtpipe.quantization.corrections.equalization import channel_values, equalize, merged
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from trtpipe.progress import Progress
 
 #: Steps in the order they are tried.
-STEPS = ("equalization", "smoothing", "thresholds", "rounding", "bias")
+STEPS: tuple[Correction, ...] = get_args(Correction)
 #: Samples used, in batches of at most `BATCH`: of eight, five are fitted on, one decides about single operations,
 #: and two about whole steps. Fewer where the values alive at once would not fit in `MOST_BYTES`.
 SAMPLES, BATCH, MOST_BYTES = 128, 8, 4 << 30

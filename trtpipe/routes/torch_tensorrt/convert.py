@@ -15,7 +15,7 @@ from trtpipe.errors import BuildError
 from trtpipe.job.sections import Build
 from trtpipe.trt import config
 from trtpipe.trt.monitor import Watch
-from trtpipe.values import TensorSpec
+from trtpipe.values import EXTENTS, TensorSpec
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,7 @@ def trt_inputs(
             made.append(frontend.Input(shape=spec.at("opt"), dtype=dtype))
             continue
         at = [TensorSpec(spec.name, spec.dtype, spec.shape, dims).at for dims in ranges]
-        shapes = [{f"{w}_shape": a(w) for w in ("min", "opt", "max")} for a in at]
+        shapes = [{f"{w}_shape": a(w) for w in EXTENTS} for a in at]
         more = shapes[0] if len(shapes) == 1 and not parts else {"profiles": shapes}
         made.append(frontend.Input(dtype=dtype, **more))
     return made

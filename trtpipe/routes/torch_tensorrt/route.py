@@ -163,10 +163,7 @@ def require_gpu(route: str) -> None:
         MissingError: it has none; the message points to the route that needs none.
     """
     if problem := driver.probe().problem:
-        raise MissingError(
-            f"build.route: {route} must have an NVIDIA GPU and its driver here (got: {problem}). "
-            "Use build.route onnx, which builds TensorRT-RTX engines without one."
-        )
+        raise MissingError(f"build.route: {options.without_gpu(route, problem)}")
 
 
 def load(target: str) -> tuple[ModuleType, flavour.Flavour]:
@@ -318,11 +315,7 @@ def checked_header(tensorrt: flavour.Flavour, data: bytes) -> plan.PlanHeader:
     header = plan.read_header(data)
     version = ".".join(str(n) for n in flavour.parse_version(tensorrt.version)[:4])
     if (header.flavour, header.version[: len(version)]) != (tensorrt.name, version):
-        raise BuildError(
-            f"engine: the plan's header must say {tensorrt.title} "
-            f"(got {flavour.title(header.flavour, header.version)}). "
-            "Another TensorRT's library was loaded: check LD_LIBRARY_PATH."
-        )
+        raise plan.of_another_library(tensorrt.title, flavour.title(header.flavour, header.version))
     return header
 
 

@@ -1,0 +1,117 @@
+"""Whatever ends the process of a command, the exit code is success only where the command reached its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+CALLED = (
+    "trtpipe: the process ended before the command did (exit code {}): code of the job, or a library, called os._exit, "
+    "exec or exit(). Take that call out.\n"
+)
+KILLED = (
+    "trtpipe: the process was ended by SIGKILL. The system does so when memory runs out: reduce the batch sizes, or "
+    "--workers.\n"
+)
+CRASHED = (
+    "trtpipe: the process was ended by SIGSEGV. A library has crashed: run it again with PYTHONFAULTHANDLER=1 to see "
+    "where.\n"
+)
+#: What a command may do -> the exit code and stderr of the program.
+ENDS = {
+    "return 0": (0, ""),
+    "return 4": (4, ""),
+    "os._exit(0)": (2, CALLED.format(0)),
+    "os._exit(3)": (2, CALLED.format(3)),
+    "ctypes.CDLL(None)._exit(0)": (2, CALLED.format(0)),
+    "ctypes.CDLL(None).exit(0)": (2, CALLED.format(0)),
+    "os.execv('/bin/true', ['true'])": (2, CALLED.format(0)),
+    "threading.Thread(target=os._exit, args=(0,)).start(); time.sleep(20)": (2, CALLED.format(0)),
+    "atexit.register(os._exit, 0); return 1": (1, ""),
+    "atexit.register(os._exit, 5); return 0": (5, ""),
+    "os.kill(os.getpid(), signal.SIGKILL)": (137, KILLED),
+    "ctypes.string_at(0)": (139, CRASHED),
+    "os.kill(os.getpid(), signal.SIGINT); return 3": (130, ""),
+    # A process that the command leaves behind keeps nothing waiting.
+    "subprocess.Popen(['sleep', '20'], close_fds=False, stdout=-3, stderr=-3); os._exit(0)": (2, CALLED.format(0)),
+}  # fmt: skip
+PROGRAM = """
+import atexit, ctypes, os, signal, subprocess, sys, threading, time
+from trtpipe.cli.supervised import supervised
+
+def command():
+    try:
+        {}
+    except KeyboardInterrupt:
+        return 130
+
+sys.exit(supervised(command))
+"""
+
+
+def program(statement: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROGRAM.format(statement), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("statement", ENDS)
+def test_the_exit_code_is_the_one_that_the_command_reached(statement: str) -> None:
+    done = program(statement)
+    assert (done.returncode, done.stderr, done.stdout) == (*ENDS[statement], "")
+
+
+def test_a_machine_reads_the_same() -> None:
+    done = program("os._exit(0)", "--json")
+    assert json.loads(done.stdout) == {"error": CALLED.format(0)[:-1], "exit_code": 2}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("whom", ["parent", "group"])
+def test_an_interrupt_reaches_the_command(number: signal.Signals, whom: str) -> None:
+    statement = "with _signals():\n            print('ready', flush=True); time.sleep(60)"
+    command = [sys.executable, "-c", f"from trtpipe.cli.main import _signals\n{PROGRAM.format(statement)}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    (os.killpg if whom == "group" else os.kill)(process.pid, number)
+    assert process.wait(timeout=30) == 130
+    process.stdout.close()
+
+
+def test_a_killed_program_leaves_no_command_behind() -> None:
+    statement = "print(os.getpid(), flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM.format(statement)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    assert child != process.pid
+    process.kill()
+    process.wait(timeout=30)
+    assert process.stdout.read() == b""  # the child's end of the pipe is closed: it has ended
+    process.stdout.close()
+
+
+@pytest.mark.parametrize("place", ["at import", "in the factory"])
+def test_a_build_is_no_success_without_its_bundle(tmp_path: Path, place: str) -> None:
+    statement = "import os\nos._exit(0)\n" if place == "at import" else "import os\n"
+    (tmp_path / "ends.py").write_text(f"{statement}def build():\n    os._exit(0)\n")
+    np.save(tmp_path / "x.npy", np.zeros((4, 4), np.float32))
+    job = {
+        "name": "ends",
+        "model": {"factory": "ends:build"},
+        "inputs": {"x": {"shape": [1, 4]}},
+        "outputs": {"y": {}},
+        "build": {"target": "onnxruntime"},
+        "check": {"arrays": "x.npy"},
+    }
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    command = [sys.executable, "-m", "trtpipe", "build", "job.yaml", "-o", "out", "-q"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr.splitlines()[-1:]) == (2, [CALLED.format(0)[:-1]])
+    assert not (tmp_path / "out" / "ends").exists()

@@ -1,0 +1,72 @@
+"""A figure beside its limit never reads as if it were on the other side, or at it."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtpipe.figures import beside, exact
+from trtpipe.report.figures import beside_limit
+from trtpipe.values import Metric
+
+NUMBERS = st.floats(-1e6, 1e6, allow_subnormal=False) | st.sampled_from([0.99, 0.9999999, 1.0, 1e-7, 0.07, 999.9999])
+
+
+@given(NUMBERS)
+def test_a_limit_is_shown_as_it_is(limit: float) -> None:
+    assert float(exact(limit)) == limit
+
+
+@given(NUMBERS, NUMBERS, st.integers(2, 6))
+def test_no_rounding_takes_a_figure_across_its_limit(value: float, limit: float, digits: int) -> None:
+    shown = float(beside(value, limit, digits))
+    assert (shown < limit, shown > limit) == (value < limit, value > limit)
+    assert shown == pytest.approx(value, rel=10.0 ** (1 - digits))
+
+
+NEAR = st.tuples(st.floats(0.01, 100), st.floats(-1e-7, 1e-7)).map(lambda t: (t[0], t[0] + t[1]))
+
+
+@given(NEAR, st.booleans())
+def test_nor_on_a_page(pair: tuple[float, float], share: bool) -> None:
+    limit, value = round(pair[0], 9), round(pair[1], 9)
+    texts = beside_limit(value, limit, share=share)
+    shown, bound = (Decimal(t.removesuffix(" %").replace("\u2212", "-").replace(",", "")) for t in texts)
+    assert (shown < bound, shown > bound) == (value < limit, value > limit)
+    assert float(bound) == pytest.approx(100 * limit if share else limit, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "shown"),
+    [
+        (1.0, 0.9999999, ("1", "0.9999999")),
+        (0.99999999, 0.9999999, ("1", "0.9999999")),
+        (0.9899999, 0.99, ("0.9899999", "0.99")),
+        (0.998887, 0.99, ("0.998887", "0.99")),
+        (0.01, 0.01, ("0.01", "0.01")),
+        (math.nan, 0.5, ("nan", "0.5")),
+        (math.inf, 30.0, ("inf", "30")),
+    ],
+)
+def test_as_text(value: float, limit: float, shown: tuple[str, str]) -> None:
+    metric = Metric("cosine", "y", value, limit, value >= limit)
+    assert (metric.value_text, metric.limit_text) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "share", "shown"),
+    [
+        (1.0, 0.9999999, True, ("100 %", "99.99999 %")),
+        (0.979999, 0.98, True, ("97.9999 %", "98 %")),
+        (0.9988872, 0.99, False, ("0.9989", "0.99")),
+        (0.98999, 0.99, False, ("0.98999", "0.99")),
+        (1234.56, 1234.6, False, ("1,234.56", "1,234.6")),
+        (math.inf, 30.0, False, ("∞", "30")),
+    ],
+)
+def test_on_a_page(value: float, limit: float, share: bool, shown: tuple[str, str]) -> None:
+    assert beside_limit(value, limit, share=share) == shown

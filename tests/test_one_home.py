@@ -1,0 +1,138 @@
+"""A fact has one home: no set of words, no sentence, no pattern and no function body stands in two modules."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+#: What makes a fact of them: members of a set, words of a sentence, characters of a pattern, statements and calls of a
+#: function.
+MEMBERS, WORDS, CHARACTERS, STEPS = 3, 5, 12, 6
+
+
+def skeleton(node: ast.expr) -> str:
+    """A text with `{}` for what is filled in; empty for what is no text."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(skeleton(v) or "{}" for v in node.values)
+    return ""
+
+
+def members(node: ast.AST) -> tuple[str, ...]:
+    """The members of a tuple, list, set or `Literal` that holds nothing but text; empty for anything else.
+
+    A mapping from the same keys says something new of each.
+    """
+    if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("Literal"):
+        node = node.slice
+    if not isinstance(node, ast.Tuple | ast.List | ast.Set):
+        return ()
+    texts = [m.value for m in node.elts if isinstance(m, ast.Constant) and isinstance(m.value, str)]
+    return tuple(sorted(set(texts))) if len(texts) == len(node.elts) >= MEMBERS else ()
+
+
+def pattern(call: ast.Call) -> str:
+    """The regular expression that a call is given."""
+    of_re = ast.unparse(call.func).startswith("re.")
+    given = [k.value for k in call.keywords if k.arg == "pattern"] + (call.args[:1] if of_re else [])
+    return next((s for s in map(skeleton, given) if len(s) >= CHARACTERS), "")
+
+
+def body(function: ast.FunctionDef) -> str:
+    """What a function does, whatever its names are; empty where that is little."""
+    names: dict[str, str] = {}
+    statements = [s for s in function.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
+    calls = sum(isinstance(n, ast.stmt | ast.Call) for s in statements for n in ast.walk(s))
+    if calls < STEPS:
+        return ""
+    own = {a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)}
+    tree = ast.parse("\n".join(map(ast.unparse, statements)))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and (isinstance(node.ctx, ast.Store) or node.id in own):
+            own.add(node.id)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in own:
+            node.id = names.setdefault(node.id, f"name{len(names)}")
+    return ast.unparse(tree)
+
+
+def facts(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Every fact that a module states, as text, and its line."""
+    passed = {id(n.value) for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"}
+    for node in ast.walk(tree):  # from the outside in: what belongs to a fact is none of its own
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            passed.add(id(node.value))  # a docstring
+        if id(node) in passed:
+            passed.update(map(id, ast.iter_child_nodes(node)))
+            continue
+        if found := members(node):
+            passed.update(map(id, ast.iter_child_nodes(node)))
+            yield f"set: {', '.join(found)}", node.lineno  # type: ignore[attr-defined]
+        if isinstance(node, ast.Call) and (expression := pattern(node)):
+            yield f"pattern: {expression}", node.lineno
+        if isinstance(node, ast.expr) and len(re.findall(r"[A-Za-z]{2,}", text := skeleton(node))) >= WORDS:
+            passed.update(map(id, ast.iter_child_nodes(node)))
+            if " " in text:
+                yield f"sentence: {text}", node.lineno
+        if isinstance(node, ast.FunctionDef) and (does := body(node)):
+            yield f"function: {does}", node.lineno
+
+
+def homes(root: Path) -> dict[str, list[str]]:
+    """Facts that stand in more than one module, and where."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in sorted([*(root / "trtpipe").rglob("*.py"), *(root / "calib").rglob("*.py")]):
+        for fact, line in facts(ast.parse(path.read_bytes())):
+            found[fact].append(f"{path.relative_to(root)}:{line}")
+    return {fact: where for fact, where in found.items() if len({w.partition(":")[0] for w in where}) > 1}
+
+
+def test_every_fact_has_one_home() -> None:
+    twice = [f"{fact}\n    in {', '.join(where)}" for fact, where in homes(ROOT).items()]
+    assert not twice, "keep one and import it:\n" + "\n".join(twice)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ('MODES = ("a", "b", "c")', 'Mode = Literal["c", "b", "a"]'),
+        (
+            'raise E(f"{path}: must be a file that is there (got {x}).")',
+            'T = f"{p}: must be a file that is there (got {y})."',
+        ),
+        ('P = re.compile(r"^[a-z][a-z0-9]*$")', 'F = Field(pattern=r"^[a-z][a-z0-9]*$")'),
+        ("def f(x):\n    y = g(x)\n    h(y)\n    return k(y)", "def f2(a):\n    b = g(a)\n    h(b)\n    return k(b)"),
+    ],
+    ids=["words", "sentence", "pattern", "function"],
+)
+def test_a_second_home_is_found(one: str, other: str, tmp_path: Path) -> None:
+    (tmp_path / "trtpipe").mkdir()
+    (tmp_path / "trtpipe" / "one.py").write_text(f'"""A module."""\n\n{one}\n')
+    assert homes(tmp_path) == {}
+    (tmp_path / "trtpipe" / "other.py").write_text(f'"""A module."""\n\n{other}\n')
+    assert list(homes(tmp_path).values()) == [["trtpipe/one.py:3", "trtpipe/other.py:3"]]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ('MODES = ("a", "b", "c")', 'NUMBERS = {"a": 1, "b": 2, "c": 3}'),  # something new of each
+        ('"""One sentence that is the same in both."""', '"""One sentence that is the same in both."""'),
+        ('E("Leave it out.")', 'E("Leave it out.")'),
+        ('__all__ = ["a", "b", "c"]', '__all__ = ["a", "b", "c"]'),
+        ("def f(x):\n    y = g(x)\n    h(y)\n    return k(y)", "def f(x):\n    y = g(x)\n    k(y)\n    return h(y)"),
+    ],
+    ids=["mapping", "docstring", "few words", "public names", "other function"],
+)
+def test_what_is_no_second_home(one: str, other: str, tmp_path: Path) -> None:
+    (tmp_path / "calib").mkdir()
+    (tmp_path / "calib" / "one.py").write_text(one + "\n")
+    (tmp_path / "calib" / "other.py").write_text(other + "\n")
+    assert homes(tmp_path) == {}

@@ -1,0 +1,105 @@
+"""A command in a process of its own, so that an exit code is the command's and nobody else's.
+
+Code of the job and native libraries run in the process of the command. Whatever of it ends that process (`os._exit`,
+`exit()` in C, `exec`, a handler of `atexit`) ends a child here, and the exit code that the command did not reach is no
+success.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+from trtpipe.cli import console
+
+#: Passed on to the command. A terminal sends them to both processes; then they are not passed on again.
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM)
+#: Whoever ends the command by one of these knows it.
+_ASKED_FOR = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE})
+_FROM_THE_KERNEL = 0x80  # SI_KERNEL of <signal.h>
+_PR_SET_PDEATHSIG = 1
+
+
+def supervised(command: Callable[[], int]) -> int:
+    """The exit code of `command`, run in a child process; in the child, what `command` returns.
+
+    Args:
+        command: returns its exit code, 0 to 255, and raises nothing.
+    """
+    if not hasattr(signal, "sigwaitinfo"):  # no Linux
+        return command()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED_ON, signal.SIGCHLD})
+    reading, writing = os.pipe()
+    parent, child = os.getpid(), os.fork()
+    if child == 0:
+        os.close(reading)
+        _end_with(parent)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        code = command()
+        os.write(writing, bytes([code]))
+        os.close(writing)
+        return code
+    os.close(writing)
+    os.set_blocking(reading, False)
+    ended = _wait(child)
+    try:
+        reached = os.read(reading, 1)
+    except BlockingIOError:  # a process that the command left behind holds the pipe
+        reached = b""
+    return _judged(ended, reached)
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent is killed."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _wait(child: int) -> int:
+    """The exit code of the child, negative when a signal ended it."""
+    while True:
+        received = signal.sigwaitinfo({*_PASSED_ON, signal.SIGCHLD})
+        if received.si_signo in _PASSED_ON:
+            if received.si_code != _FROM_THE_KERNEL:
+                os.kill(child, received.si_signo)
+            continue
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+
+
+def _judged(ended: int, reached: bytes) -> int:
+    """The exit code of a command whose process ended with `ended`; `reached` is its own, if it came to one."""
+    if ended < 0:
+        number = signal.Signals(-ended)
+        if reached and number in _ASKED_FOR:  # once more, while the interpreter was closing
+            return reached[0]
+        if number not in _ASKED_FOR:
+            _say(f"trtpipe: the process was ended by {number.name}. {_CAUSES.get(number, _CRASHED)}", 128 - ended)
+        return 128 - ended
+    if not reached:
+        _say(
+            f"trtpipe: the process ended before the command did (exit code {ended}): code of the job, or a library, "
+            "called os._exit, exec or exit(). Take that call out.",
+            2,
+        )
+        return 2
+    return reached[0] or ended
+
+
+_CRASHED = "A library has crashed: run it again with PYTHONFAULTHANDLER=1 to see where."
+_CAUSES = {signal.SIGKILL: "The system does so when memory runs out: reduce the batch sizes, or --workers."}
+
+
+def _say(message: str, code: int) -> None:
+    console.err(message)
+    if "--json" in sys.argv[1:]:
+        with suppress(OSError):
+            console.out_json({"error": message, "exit_code": code})

@@ -1,0 +1,18 @@
+"""A figure beside its limit, as text: no rounding takes one across the other."""
+
+from __future__ import annotations
+
+
+def exact(x: float) -> str:
+    """The number itself in the fewest digits: 0.99, 1e-05, 0.9999999."""
+    return f"{x:g}" if float(f"{x:g}") == x else repr(x)
+
+
+def beside(value: float, limit: float, digits: int = 6) -> str:
+    """`value` in `digits` significant digits, or in as many more as keep it on its own side of `limit`."""
+    for count in range(digits, 17):
+        text = f"{value:.{count}g}"
+        rounded = float(text)
+        if (rounded < limit, rounded > limit) == (value < limit, value > limit):
+            return text
+    return repr(value)
