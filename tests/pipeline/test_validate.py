@@ -3,7 +3,7 @@ import sys
 from importlib import metadata
 
 import pytest
-from jobs import GOOD
+from jobs import good_folder, write
 
 from trtpipe.cli.main import main
 from trtpipe.errors import InputError
@@ -13,21 +13,7 @@ from trtpipe.pipeline.validate import judge, validate
 
 @pytest.fixture
 def folder(tmp_path):
-    for name in ("calib", "val"):
-        (tmp_path / name / "0").mkdir(parents=True)
-        (tmp_path / name / "0" / "a.png").write_bytes(b"")
-    (tmp_path / "w.safetensors").write_bytes(b"")
-    return tmp_path
-
-
-def write(folder, *edits):
-    text = GOOD
-    for old, new in edits:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    path = folder / "job.yaml"
-    path.write_text(text)
-    return path
+    return good_folder(tmp_path)
 
 
 def messages(path, **options):

@@ -28,7 +28,7 @@ from trtpipe.routes.release import EXPORTED_OPSET, lower, needs_lowering, requir
 from trtpipe.trt.builder import build_engine
 from trtpipe.trt.flavour import installed
 from trtpipe.trt.isolated import build_isolated
-from trtpipe.values import Engine, LoadedModel, OnnxModel, Quantized, Target
+from trtpipe.values import Engine, LoadedModel, OnnxModel, Quantized, Target, computed_in
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -134,7 +134,8 @@ def to_onnx(quantized: Quantized, release: str | None = None) -> OnnxModel:
         raise
     except Exception as error:
         raise BuildError(f"onnx: the exported file is not valid ({error}). This is a bug of the exporter.") from error
-    return OnnxModel(data, model.opset_import[0].version, quantized.inputs, quantized.outputs)
+    opset, precisions = model.opset_import[0].version, computed_in(quantized.layers)
+    return OnnxModel(data, opset, quantized.inputs, quantized.outputs, precisions=precisions)
 
 
 @contextlib.contextmanager

@@ -80,7 +80,7 @@ def build_engine(
     header = _checked_header(tensorrt, build, data)
     if not tensorrt.has("progress_monitor"):
         notes += (f"{tensorrt.title} has no progress monitor: neither progress nor cancelling while it built",)
-    least = formats.floor(precision, tensorrt.name, header.compute_capabilities)
+    least = formats.floor(model.precisions, tensorrt.name, header.compute_capabilities)
     notes += formats.portable_notes(least)
     return Engine(
         data=data,

@@ -92,6 +92,7 @@ def build_isolated(
         "precision": None if precision is None else precision.model_dump(mode="json"),
         "judged": judged,
         "opset": model.opset,
+        "precisions": model.precisions,
         "inputs": [_plain(s) for s in model.inputs],
         "outputs": [_plain(s) for s in model.outputs],
     }
@@ -222,6 +223,7 @@ def serve(descriptor: int, fixed: bool) -> None:
         request["opset"],
         tuple(spec(s) for s in request["inputs"]),
         tuple(spec(s) for s in request["outputs"]),
+        precisions=tuple(request["precisions"]),
     )
     build = Build.model_validate_json(json.dumps(request["build"]))
     raw = request["precision"]

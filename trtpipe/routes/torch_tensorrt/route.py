@@ -30,7 +30,7 @@ from trtpipe.routes.torch_tensorrt.logs import LOGGERS, NOISE, hushed, logged
 from trtpipe.routes.torch_tensorrt.partition import MIN_BLOCK_SIZE, fallback_lines, hybrid_of, plural
 from trtpipe.trt import driver, flavour, formats, plan, timing_cache
 from trtpipe.trt.monitor import Watch
-from trtpipe.values import Engine, Fallback, LoadedModel, OnnxModel, Quantized, TensorSpec
+from trtpipe.values import Engine, Fallback, LoadedModel, OnnxModel, Quantized, TensorSpec, computed_in
 
 if TYPE_CHECKING:
     import torch
@@ -88,7 +88,7 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
                 raise
             data, header, fallback, how = _hybrid(frontend, tensorrt, quantized, build, keywords, watch)
     graph, notes = graph_of(quantized, GRAPH_NOTE)
-    least = formats.floor(job.precision, tensorrt.name, header.compute_capabilities)
+    least = formats.floor(computed_in(quantized.layers), tensorrt.name, header.compute_capabilities)
     how += formats.portable_notes(least)
     warnings = tuple(f"Torch-TensorRT: {t}" for t in watch.warnings if not any(n in t for n in NOISE))
     return Engine(
