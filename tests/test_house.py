@@ -119,7 +119,7 @@ def test_setup_says_what_the_browser_tests_lack() -> None:
 #: What another program does is a fact: it is stated. "must ... (got ...)" is for values that a user gave.
 _COMMANDED = re.compile(
     r"\bmust (accept|answer|be (able|importable|possible|reachable|usable|writable)|compile|"
-    r"compute (what|something else)|convert|end with an|find|live|read all|run its|succeed|take|work)\b"
+    r"compute (what|something else)|convert|end with an|find|live|read all|run its|succeed|work)\b"
 )
 
 

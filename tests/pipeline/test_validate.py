@@ -178,7 +178,7 @@ def test_what_a_build_would_end_at_without_a_gpu_is_said_before(folder, monkeypa
     path = write(folder)
 
     def here(**options):
-        return [m for m in messages(path, overrides=overrides, **options) if "GPU and its driver" in m]
+        return [m for m in messages(path, overrides=overrides, **options) if "NVIDIA GPU" in m]
 
     assert here() == said
     assert here(version="10.3.0") == here(here=False) == []
