@@ -180,6 +180,17 @@ def test_globs_that_fit_nothing_are_said_when_the_graph_is_known(tmp_path: Path,
     assert any(str(e).startswith(said) for e in deep_problems(load_job(file)))
 
 
+def test_that_an_output_depends_on_its_batch_is_said_on_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = job(tmp_path, "return y - y.mean(0)", ONE, "awkward_batch")
+    assert main(["build", str(file), "-o", str(tmp_path / "out"), "-q"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(
+        li.startswith("  note: check: output y of a sample depends on the others in its batch: ") for li in lines
+    )
+
+
 def test_a_failed_export_prints_and_logs_nothing_of_its_own(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
