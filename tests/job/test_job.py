@@ -204,6 +204,9 @@ BROKEN = [
     ([("cosine_min: 0.99", "cosine_min: 0.99, speedup_over_fp16_min: 1.2")],
      ["job.yaml:21: check.limits.speedup_over_fp16_min: must be given only with check.require: engine "
       "(got require: graph). Speed is measured on the engine itself."]),
+    ([("outputs:\n", "  image.part: {shape: [N, 2], N: {min: 1, opt: 8, max: 32}}\n  a..b: {shape: [N, 2], N: {min: 1, opt: 8, max: 32}}\noutputs:\n"),
+      ("  images: calib\n", "  arrays: c.npz\n"), ("  images: val\n", "  arrays: v.npz\n")],
+     ["job.yaml:8: inputs.image.part: must not be a part of inputs.image, a tensor (got 'image.part'). Rename one of them."]),
     ([("cosine_min: 0.99", "confident: true, cosine_min: 0.99")],
      ["job.yaml:21: check.limits.confident: must be given only with top1_agreement_min, accuracy_drop_max or limits of metrics "
       "(got neither). Other figures have no interval."]),
