@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 from trtpipe.runtime.onnxruntime import OrtRunner
 
 if TYPE_CHECKING:
-    from trtpipe.pipeline.front import Front
+    from trtpipe.pipeline.prepared import PreparedJob
 
 BEGIN, END = "<!-- begin: benchmarks/fp8.py -->", "<!-- end: benchmarks/fp8.py -->"
 LARGEST = 448.0
@@ -263,12 +263,12 @@ def agreement(
     )
 
 
-def front_of(name: str, folder: Path, photos: int) -> Front:
+def job_of(name: str, folder: Path, photos: int) -> PreparedJob:
     """The zoo's network `name` in the pipeline, with calibration and held-out photographs."""
     import zoo
-    from trtpipe.pipeline.front import Front, Stages
 
     from trtpipe.job.job import Job
+    from trtpipe.pipeline.prepared import PreparedJob, Stages
     from trtpipe.progress import Silent
 
     dealt, size = zoo.split(), zoo.NETWORKS[name].size
@@ -285,16 +285,16 @@ def front_of(name: str, folder: Path, photos: int) -> Front:
             "check": {"arrays": str(folder / "check.npy"), "batch_size": 8},
         }
     )
-    return Front(job, Stages(Silent()))
+    return PreparedJob(job, Stages(Silent()))
 
 
 def measured(name: str, photos: int) -> str:
     """The page's section, in Markdown."""
     import zoo
-    from trtpipe.pipeline.front import Stages
 
     from calib.table import CalibrationTable
     from trtpipe.pipeline import stages as line
+    from trtpipe.pipeline.prepared import Stages
     from trtpipe.progress import Silent
     from trtpipe.quantization.formats import maxima
     from trtpipe.quantization.narrow import Statistics
@@ -305,12 +305,12 @@ def measured(name: str, photos: int) -> str:
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        front = front_of(name, folder, photos)
+        prepared = job_of(name, folder, photos)
         tables = {}
         for corrections in (False, True):
-            calibration = front.job.calibration.model_copy(update={"corrections": corrections})
-            job = front.job.model_copy(update={"calibration": calibration})
-            made = line.calibrate(job, front, Stages(Silent()))
+            calibration = prepared.job.calibration.model_copy(update={"corrections": corrections})
+            job = prepared.job.model_copy(update={"calibration": calibration})
+            made = line.calibrate(job, prepared, Stages(Silent()))
             made.save(folder / "calibration.json")
             tables[corrections] = CalibrationTable.load(folder / "calibration.json")
         images = np.load(folder / "check.npy")
@@ -318,7 +318,7 @@ def measured(name: str, photos: int) -> str:
     def program(table: Any, *formats: Any) -> Any:
         modes = Modes(frozenset(formats))
         return quantize(
-            line.corrected(front, table).captured,
+            line.corrected(prepared, table).captured,
             int8="int8" in modes.on,
             half=None,
             keep=Keep(),
@@ -328,7 +328,7 @@ def measured(name: str, photos: int) -> str:
         )
 
     with torch.inference_mode():
-        reference = front.captured.graph(torch.from_numpy(images))[0].double()
+        reference = prepared.captured.graph(torch.from_numpy(images))[0].double()
 
     def decibels(model: bytes) -> float:
         with OrtRunner(model, as_written=True) as runner:

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
@@ -208,6 +208,11 @@ class LayerPrecision:
     source: str = ""
 
 
+def computed_in(layers: Iterable[LayerPrecision]) -> tuple[Precision, ...]:
+    """The precisions of a graph's operations, each once, sorted."""
+    return tuple(sorted({x.precision for x in layers}))
+
+
 @dataclass(frozen=True)
 class WeightBytes:
     """A graph's INT8 weights in the engine that was compiled from it, in bytes of INT8.
@@ -239,13 +244,17 @@ class Quantized:
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """A checked ONNX file in memory; node names begin with the source module path."""
+    """A checked ONNX file in memory; node names begin with the source module path.
+
+    `precisions` are those that its operations compute in (`computed_in`): an engine's floor depends on them.
+    """
 
     data: bytes
     opset: int
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     notes: tuple[str, ...] = ()
+    precisions: tuple[Precision, ...] = ()
 
 
 @dataclass(frozen=True)

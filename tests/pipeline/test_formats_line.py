@@ -10,6 +10,9 @@ import pytest
 from trtpipe.api import build, calibrate
 from trtpipe.errors import InputError
 from trtpipe.job.load import load_job
+from trtpipe.pipeline.bench import _ort_modes
+from trtpipe.pipeline.prepared import PreparedJob, Stages
+from trtpipe.progress import Silent
 from trtpipe.runtime.compatibility import problems
 from trtpipe.runtime.device import Device
 
@@ -82,6 +85,8 @@ def device(compute_capability):
         ("int8", "{int8_mode: true}", None, {"int8"}),
         ("fp8", "{fp16_mode: true, fp8_mode: true}", "8.9", {"fp8"}),
         ("mixed", "{fp8_mode: true, int8_mode: true, formats: {stem: int8, q: int8}}", "8.9", {"fp8", "int8"}),
+        # FP8 was asked for and nothing got it: an Ampere GPU runs the engine.
+        ("asked", "{fp8_mode: true, int8_mode: true, formats: {'*': int8}}", None, {"int8"}),
         ("int4", "{fp16_mode: true, weights: int4}", None, {"int4"}),
         ("nvfp4", "{nvfp4_mode: true, fp8_mode: true}", "12.0", {"nvfp4", "fp8"}),
     ],
@@ -89,7 +94,7 @@ def device(compute_capability):
 def test_a_portable_engine_from_one_table(folder, tmp_path, name, precision, floor, formats):
     calibration = SAMPLES if name == "int4" else TABLE
     # The mean over 64 positions hides most of what coarse INT8 numbers lose: a control can fail a tight limit alone.
-    limit = 0.995 if name == "int8" else 0.9
+    limit = 0.995 if formats == {"int8"} else 0.9
     built = build(write(folder, name, precision, calibration=calibration, cosine_min=limit), tmp_path)
     manifest = built.bundle.manifest
     assert built.report.passed, built.report.problems
@@ -111,6 +116,21 @@ def test_a_portable_engine_from_one_table(folder, tmp_path, name, precision, flo
         f"compute capability: the engine runs on {what} and later (got {below}). Build the bundle for this device."
     ]
     assert not [p for p in problems(manifest, device(least)) if p.startswith("compute capability")]
+
+
+def test_bench_has_a_row_for_the_formats_of_the_job_and_none_for_int8_without_it(folder):
+    job = load_job(write(folder, "bench", "{fp8_mode: true}"))
+    prepared = PreparedJob(job, Stages(Silent()))
+    table = calibrate(folder / "bench.yaml")
+    images = {"image": np.load(folder / "check.npy")}
+    rows = {m.name: m for m in _ort_modes(job, prepared, table, images)}
+    assert {name: m.cannot for name, m in rows.items()} == {
+        "ONNX Runtime FP32": "",
+        "ONNX Runtime Q/DQ INT8": "the job has no INT8 mode",
+        "ONNX Runtime Q/DQ FP8": "",
+    }
+    wide, fp8 = (rows[f"ONNX Runtime {n}"].prepare().infer(images)["logits"] for n in ("FP32", "Q/DQ FP8"))
+    assert 1e-3 < np.linalg.norm(fp8 - wide) / np.linalg.norm(wide) < 0.3
 
 
 def test_named_gpus_are_in_the_plan_and_need_no_floor(folder, tmp_path):

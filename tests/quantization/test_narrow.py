@@ -108,6 +108,23 @@ def test_what_the_job_keeps_is_in_no_format(net):
 
 
 @pytest.mark.parametrize(
+    ("formats", "kept", "idle"),
+    [
+        ((("*", "int8"), ("q", "fp8")), (), ""),  # the second takes a part of what the first has
+        ((("q", "fp8"), ("*", "int8")), (), "precision.formats.q: decides nothing, as * decides"),
+        ((("q", "fp8"),), ("q", "conv"), "precision.formats.q: decides nothing, as precision.keep.fp32: q decides"),
+        ((("[qk]", "fp8"), ("q", "int8")), ("k",),
+         "precision.formats.[qk]: decides nothing, as q, precision.keep.fp32: k decides"),
+        ((("[qk]", "fp8"),), ("k",), ""),
+    ],
+)  # fmt: skip
+def test_a_glob_that_decides_nothing_is_noted(net, formats, kept, idle):
+    modes = Modes(frozenset({"int8", "fp8"}), formats=formats)
+    found = [n for n in quantized(net, modes, keep=Keep(fp32=kept)).notes if n.startswith("precision.formats")]
+    assert found == ([f"{idle} for all that it matches"] if idle else [])
+
+
+@pytest.mark.parametrize(
     ("modes", "message"),
     [
         (Modes(frozenset({"int8", "fp8"}), formats=(("qq*", "fp8"),)),

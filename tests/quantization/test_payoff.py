@@ -30,6 +30,8 @@ from trtpipe.quantization.payoff import (
     makes_larger,
     shape_reason,
 )
+from trtpipe.quantization.policy import Modes, assign, modes_of
+from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import prepare, quantize
 from trtpipe.routes.onnx import to_onnx
 from trtpipe.values import Captured
@@ -86,6 +88,31 @@ def test_each_shape_has_its_reason() -> None:
         "narrow": SMALL,  # eight columns
         "head": ONE_ROW,
     }
+
+
+class Layout(nn.Module):
+    """A linear over tokens whose rows are [tokens, N], [N * tokens] or [N], as attention and classifiers have them."""
+
+    def __init__(self, layout: str) -> None:
+        super().__init__()
+        self.layout, self.linear = layout, nn.Linear(32, 48)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.layout == "tokens first":
+            return self.linear(x.transpose(0, 1)).transpose(0, 1)
+        if self.layout == "one axis":
+            return self.linear(x.flatten(0, 1)).unflatten(0, (-1, x.shape[1]))
+        return self.linear(x.mean(1))
+
+
+@pytest.mark.parametrize(("layout", "expected"), [("tokens first", ""), ("one axis", ""), ("pooled", ONE_ROW)])
+@pytest.mark.parametrize("batch", ["N", 1, 2])
+def test_rows_of_a_sample_are_counted_in_every_layout(layout: str, expected: str, batch: int | str) -> None:
+    network = Layout(layout).eval()
+    with torch.no_grad():
+        out = network(torch.zeros(2, 5, 32))
+    graph = capture(nets.loaded(network, (batch, 5, 32), out_shape=(batch, *out.shape[1:])))
+    assert list(reasons(graph).values()) == [expected]
 
 
 class Scores(nn.Module):
@@ -173,6 +200,7 @@ def job(precision: dict[str, Any], target: str = "tensorrt_rtx", **build: Any) -
     )
 
 
+INT8 = Modes(frozenset({"int8"}))
 BOTH = {"int8_mode": True, "fp16_mode": True}
 
 
@@ -202,15 +230,68 @@ def test_what_stays_wide_depends_on_what_the_job_allows_and_on_the_target() -> N
 
 def test_a_network_in_which_nothing_gains_is_quantized_all_the_same_and_says_so() -> None:
     graph = captured(chain([16, 16, 16]), 16, 4, 4)
-    found, notes = gains_nothing(graph, "tensorrt_rtx", lambda node: False)
-    assert (found, notes) == ({}, (NOTHING_GAINS.format(LARGER),))
+    found, notes = gains_nothing(graph, "tensorrt_rtx", INT8, Keep())
+    assert (found, notes) == ({}, (NOTHING_GAINS.format(modes="INT8", reasons=LARGER),))
     # A conv that is too small, and one row: the second needs kernels of 290 kB and saves 300.
     large = captured(nn.Sequential(nn.Conv2d(3, 20, 1), nn.Flatten(), nn.Linear(500, 600)), 3, 5, 5)
-    found, notes = gains_nothing(large, "tensorrt_rtx", lambda node: False)
-    assert notes == (ONLY_SIZE.format(f"{SMALL}; {ONE_ROW}"),)
+    found, notes = gains_nothing(large, "tensorrt_rtx", INT8, Keep())
+    assert notes == (ONLY_SIZE.format(modes="INT8", reasons=f"{SMALL}; {ONE_ROW}"),)
     assert list(found.values()) == [LARGER]
     head = captured(nn.Sequential(nn.Flatten(), nn.Linear(48, 10)), 3, 4, 4)
-    assert gains_nothing(head, "tensorrt", lambda node: False) == ({}, (NOTHING_GAINS.format(ONE_ROW),))
+    nothing = NOTHING_GAINS.format(modes="INT8", reasons=ONE_ROW)
+    assert gains_nothing(head, "tensorrt", INT8, Keep()) == ({}, (nothing,))
+    # A linear of FP8's own limits on its rows a sample: the same, in its name.
+    wider = captured(nn.Sequential(nn.Flatten(), nn.Linear(48, 16)), 3, 4, 4)
+    nothing = NOTHING_GAINS.format(modes="FP8", reasons=ONE_ROW)
+    assert gains_nothing(wider, "tensorrt", Modes(frozenset({"fp8"})), Keep()) == ({}, (nothing,))
+
+
+class Mixed(nn.Module):
+    """A large convolution and two small ones, a linear and attention over tokens, and one row: 8 bits pay for the
+    first, and for the linear behind a layer norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.large, self.small, self.last = nn.Conv2d(600, 600, 1), nn.Conv2d(600, 32, 1), nn.Conv2d(32, 32, 1)
+        self.norm, self.tokens = nn.LayerNorm(32), nn.Linear(32, 32)
+        self.head = nn.Linear(32, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.sigmoid(self.small(torch.relu(self.large(x))))
+        x = self.last(x).flatten(2).transpose(1, 2)
+        y = self.tokens(self.norm(x))
+        return self.head((torch.softmax(y @ y.transpose(1, 2), -1) @ y).mean(1))
+
+
+@pytest.mark.parametrize(
+    ("precision", "expected"),
+    [
+        ({}, {"large": "fp8", "small": LARGER, "last": LARGER, "tokens": "fp8", "head": ONE_ROW, "attention": "fp8"}),
+        # A convolution that gains nothing from INT8 gains nothing from FP8: it does not go there instead.
+        (
+            {"int8_mode": True},
+            {"large": "int8", "small": LARGER, "last": LARGER, "tokens": "fp8", "head": ONE_ROW, "attention": "fp8"},
+        ),
+        # Modules that the job names are not judged.
+        (
+            {"int8_mode": True, "formats": {"small": "fp8", "head": "int8"}},
+            {"large": "int8", "small": "fp8", "last": "int8", "tokens": "fp8", "head": "int8", "attention": "fp8"},
+        ),
+        # Nothing in 8 bits reads what a 4-bit linear reads, or what it gives.
+        (
+            {"weights": "nvfp4"},
+            {"large": "fp8", "small": LARGER, "last": LARGER, "tokens": "nvfp4", "head": "nvfp4", "attention": "fp8"},
+        ),
+    ],
+)
+def test_placement_judges_fp8_as_it_does_int8_but_for_attention(
+    precision: dict[str, Any], expected: dict[str, str]
+) -> None:
+    graph = captured(Mixed(), 600, 5, 5)
+    one = job({"fp8_mode": True, "fp16_mode": True, **precision})
+    choices = assign(graph.sites, modes_of(one.precision), keep_of(one, graph)).choices
+    found = {module_path(n) or "attention": c.format or c.reason.partition(": ")[2] for n, c in choices.items()}
+    assert found == expected
 
 
 def test_the_reason_is_in_the_layers_and_the_table_is_that_of_every_placement() -> None:

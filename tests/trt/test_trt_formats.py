@@ -76,6 +76,12 @@ REFUSED = [
     (Precision(fp16_mode=True, fp8_mode=True), job("tensorrt", default_device_type="dla", dla_core=0),
      ("tensorrt", "10.3.0"),
      ["precision.fp8_mode: FP8 must be on the GPU, as no DLA has it (got layers on a DLA). Use FP16 or INT8."]),
+    (FP8, job("tensorrt", hardware_compatibility="ampere_plus"), ("tensorrt", "10.16.1"),
+     ["precision.fp8_mode: FP8 must be for GPUs that have it (got build.hardware_compatibility ampere_plus, whose "
+      "engines are for Ampere too). Use none or same_compute_capability, or precision.int8_mode."]),
+    (NVFP4, job("tensorrt", hardware_compatibility="ampere_plus"), ("tensorrt", "11.4.0"),
+     ["precision.nvfp4_mode: NVFP4 must be for GPUs that have it (got build.hardware_compatibility ampere_plus, whose "
+      "engines are for Ampere too). Use none or same_compute_capability, or precision.fp8_mode."]),
 ]  # fmt: skip
 
 
@@ -93,6 +99,8 @@ def test_the_words_of_a_refusal(precision, build, release, messages):
         (FP8, job("tensorrt", platform="h200"), ("tensorrt", "10.16.1.11")),
         (FP8, job("tensorrt", platform="l4"), ("tensorrt", "11.4.0.106")),
         (INT4, job(compute_capability=("8.6",)), RTX),
+        (INT4, job("tensorrt", hardware_compatibility="ampere_plus"), ("tensorrt", "10.16.1")),
+        (FP8, job("tensorrt", hardware_compatibility="same_compute_capability"), ("tensorrt", "10.16.1")),
         (INT4, job("tensorrt", platform="jetson_agx_orin"), ("tensorrt", "10.3.0")),
         (NVFP4, job(compute_capability=("12.0",)), RTX),
         (NVFP4, job("tensorrt", platform="b200"), ("tensorrt", "10.8.0")),
@@ -134,13 +142,13 @@ def test_formats_only_grow_from_ampere_on():
 
 
 def test_the_floor_of_a_portable_engine():
-    def portable(precision):
-        return floor(precision, "tensorrt_rtx", ())
+    def portable(*precisions):
+        return floor(precisions, "tensorrt_rtx", ())
 
-    assert portable(None) is portable(Precision(int8_mode=True, fp16_mode=True)) is portable(INT4) is None
-    assert portable(FP8) == portable(Precision(int8_mode=True, fp8_mode=True)) == "8.9"
-    assert portable(NVFP4) == portable(NVFP4_WEIGHTS) == portable(Precision(fp8_mode=True, weights="nvfp4")) == "12.0"
-    assert floor(FP8, "tensorrt_rtx", ("8.9",)) is floor(FP8, "tensorrt", ()) is None
+    assert portable() is portable("fp16", "fp32", "int8") is portable("fp32", "int4") is None
+    assert portable("fp8") == portable("fp16", "fp8", "int8") == "8.9"
+    assert portable("nvfp4") == portable("fp16", "fp8", "nvfp4") == "12.0"
+    assert floor(("fp8",), "tensorrt_rtx", ("8.9",)) is floor(("fp8",), "tensorrt", ()) is None
 
 
 def test_no_format_is_refused_on_the_newest_platform():

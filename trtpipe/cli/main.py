@@ -136,9 +136,9 @@ def _run(argv: Sequence[str] | None) -> int:
 
 def _unexpected(settings: Settings, error: BaseException) -> int:
     """The exit code of an error: the user's or machine's has a message (`errors.user_error`), any other is a bug."""
-    if isinstance(error, ModuleNotFoundError):
+    if isinstance(error, ModuleNotFoundError) and "." not in (error.name or "."):
         with suppress(KeyError):  # a module that trtpipe does not name is the user's own, or a bug
-            return _failed(settings, not_installed((error.name or "").partition(".")[0]), 3)
+            return _failed(settings, not_installed(error.name or ""), 3)
     if (shown := user_error(error)) is not None:
         if isinstance(shown, Cancelled):  # whichever stage noticed it
             said = str(shown) if str(shown).startswith("interrupted") else f"interrupted: {shown}"

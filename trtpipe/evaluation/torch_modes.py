@@ -276,7 +276,7 @@ def _pt2e(setup: ModeSetup) -> Callable[..., Any]:
     example = tensors(setup, setup.batch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        graph = graph_module(torch.export.export(setup.loaded.module, example))
+        graph = graph_module(torch.export.export(setup.loaded.module, example, strict=False))
         _name_relus(graph)
         observed = prepare_pt2e(graph, quantizer)
         with torch.inference_mode():

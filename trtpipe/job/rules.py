@@ -111,10 +111,11 @@ def _names(inputs: Mapping[str, Input], outputs: Mapping[str, Output]) -> Iterat
 def _precision(precision: Precision) -> Iterator[Broken]:
     if precision.fp16_mode and precision.bf16_mode:
         yield Broken(("precision", "bf16_mode"), "not be set with fp16_mode", "both true", "Choose one.")
-    if precision.placement == "all" and not (precision.int8_mode and (precision.fp16_mode or precision.bf16_mode)):
+    judged = (precision.int8_mode or precision.fp8_mode) and (precision.fp16_mode or precision.bf16_mode)
+    if precision.placement == "all" and not judged:
         must, hint = (
-            "be auto unless int8_mode and one of fp16_mode and bf16_mode are true",
-            "INT8 alone leaves out nothing.",
+            "be auto unless one of int8_mode and fp8_mode and one of fp16_mode and bf16_mode are true",
+            "INT8 or FP8 alone leaves out nothing.",
         )
         yield Broken(("precision", "placement"), must, "all", hint)
     if precision.keep.fp32 and not (precision.fp16_mode or precision.bf16_mode or precision.quantized):

@@ -277,7 +277,7 @@ class Precision(Section):
     )
     placement: Literal["auto", "all"] = Field(
         default="auto",
-        description="auto: with fp16_mode or bf16_mode, what gains nothing from INT8 stays in that; all: nothing does",
+        description="auto: with fp16_mode or bf16_mode, what gains nothing in 8 bits stays in that; all: nothing does",
     )
     keep: Keep = Field(default=Keep(), description="what stays out")
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trtpipe.model.torch_versions import needs_torchao
+from trtpipe.errors import MissingError
+from trtpipe.model.torch_versions import misfit, needs_torchao
+from trtpipe.packages import version
 
 _pytree = logging.getLogger("torch.utils._pytree")
 _level = _pytree.level
@@ -35,6 +37,15 @@ try:
             Quantizer,
             SharedQuantizationSpec,
         )
+except (ImportError, AttributeError) as _error:
+    _torchao = version("torchao")
+    if _torchao is None:
+        raise
+    raise MissingError(
+        misfit(torch.__version__, _torchao)
+        or f"torchao {_torchao} cannot be imported with torch {torch.__version__} (got: {_error}). "
+        "docs/support.md lists releases that fit each other."
+    ) from _error
 finally:
     _pytree.setLevel(_level)
 

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 OLDEST, UNKNOWN = (2, 6), (2, 16)
 #: The first whose PT2E quantization is torchao's; before, it is PyTorch's own.
 PT2E_IN_TORCHAO = (2, 7)
+#: From a release of PyTorch on, the first and last torchao whose PT2E can be imported with it (docs/support.md).
+TORCHAO = (((2, 7), (0, 13), (0, 17)), ((2, 11), (0, 17), (0, 18)), ((2, 14), (0, 18), (0, 18)))
+
+#: The first whose ONNX exporter leaves the program that it is given as it was: before, it fixes its dynamic dimensions.
+EXPORTER_KEEPS_SHAPES = (2, 7)
 
 
 def release(version: str) -> tuple[int, int]:
@@ -36,6 +41,20 @@ def unsupported(version: str) -> str | None:
 def needs_torchao(version: str) -> bool:
     """Whether quantization with this release of PyTorch takes PT2E from torchao."""
     return release(version) >= PT2E_IN_TORCHAO
+
+
+def misfit(version: str, torchao: str) -> str | None:
+    """Why these releases of PyTorch and torchao cannot be used together, and what to do; None where nothing is known.
+
+    A torchao newer than the table's is believed with the newest PyTorch, as neither says what it needs.
+    """
+    if not needs_torchao(version):
+        return None
+    since, first, last = [row for row in TORCHAO if row[0] <= release(version)][-1]
+    here, newest = release(torchao), since == TORCHAO[-1][0]
+    if here >= first and (newest or here <= last):
+        return None
+    return f"torchao must be one for torch {version} (got {torchao}). Run: pip install 'torchao=={last[0]}.{last[1]}.*'"
 
 
 def graph_module(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:

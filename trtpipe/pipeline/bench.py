@@ -18,7 +18,7 @@ from trtpipe.model.data import open_calibration, open_check
 from trtpipe.pipeline.cache.environment import environment
 from trtpipe.pipeline.measure import Plan, batched, check_samples, plan_of
 from trtpipe.pipeline.prepared import PreparedJob, Stages
-from trtpipe.pipeline.stages import calibrate, compile_engine, corrected, prepare, quantize
+from trtpipe.pipeline.stages import calibrate, compile_engine, corrected, narrow_of, prepare, quantize
 from trtpipe.routes.onnx import to_onnx
 from trtpipe.runtime.compatibility import problems
 from trtpipe.runtime.device import this_device
@@ -202,30 +202,39 @@ def _batches(job: Job) -> Iterator[Mapping[str, Array]]:
 def _ort_modes(
     job: Job, prepared: PreparedJob, table: CalibrationTable | None, first: Mapping[str, Array]
 ) -> list[Mode]:
-    """ONNX Runtime on the CPU, optimized for speed: the float graph, and the Q/DQ graph with all else in FP32."""
+    """ONNX Runtime on the CPU, all else in FP32: the float graph and the INT8 one, optimized for speed, and that of
+    the job's other number formats without optimizations, which break FP8."""
     from trtpipe.quantization.payoff import keep_of
+    from trtpipe.quantization.policy import modes_of
     from trtpipe.quantization.quantize import quantize as quantize_graph
 
-    def graph(int8: bool) -> Callable[[], bytes]:
+    def graph(*, int8: bool = False, others: bool = False) -> Callable[[], bytes]:
         def make() -> bytes:
-            captured = corrected(prepared, table).captured if int8 else prepared.captured
+            one = corrected(prepared, table) if int8 or others else prepared
             amax, keep = {} if table is None else table.amax, keep_of(job, prepared.captured)
-            made = quantize_graph(captured, int8=int8, half=None, keep=keep, amax=amax, ranges={})
+            narrow = narrow_of(job, one, table) if others else None
+            made = quantize_graph(one.captured, int8=int8, half=None, keep=keep, amax=amax, ranges={}, narrow=narrow)
             return to_onnx(made).data
 
         return make
 
-    cannot = "" if table is not None else "the job has no INT8 mode"
-    return [
-        _ort_mode("ONNX Runtime FP32", graph(False), first),
-        _ort_mode("ONNX Runtime Q/DQ INT8", graph(True), first, cannot),
+    int8, modes = job.precision.int8_mode and table is not None, modes_of(job.precision)
+    name = "ONNX Runtime Q/DQ"
+    rows = [
+        _ort_mode("ONNX Runtime FP32", graph(), first),
+        _ort_mode(f"{name} INT8", graph(int8=True), first, "" if int8 else "the job has no INT8 mode"),
     ]
+    if modes.narrow:
+        rows.append(_ort_mode(f"{name} {modes.title}", graph(int8=int8, others=True), first, as_written=True))
+    return rows
 
 
-def _ort_mode(name: str, graph: Callable[[], bytes], first: Mapping[str, Array], cannot: str = "") -> Mode:
+def _ort_mode(
+    name: str, graph: Callable[[], bytes], first: Mapping[str, Array], cannot: str = "", *, as_written: bool = False
+) -> Mode:
     def prepare() -> Ready:
         data = graph()
-        runner = OrtRunner(data)
+        runner = OrtRunner(data, as_written=as_written)
         return Ready(lambda: runner.run(first), runner.run, len(data), (runner.name,))
 
     return Mode(name, "cpu", prepare, cannot)

@@ -15,6 +15,8 @@ from trtpipe.job.importable import find_module, missing
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, JobFile, job_files
 from trtpipe.job.problems import Problem, violation
+from trtpipe.model.torch_versions import misfit, needs_torchao
+from trtpipe.model.torch_versions import unsupported as unsupported_torch
 from trtpipe.packages import EXTRAS, install_command, not_installed
 from trtpipe.packages import version as package_version
 from trtpipe.routes.options import FRONTENDS, job_refusals, without_gpu
@@ -151,8 +153,14 @@ def _packages(job: Job, path: Path) -> _Problems:
     needed = [("model", name) for name in ("torch", "onnx", "onnxscript", "onnxruntime", "safetensors")]
     if job.check.images is not None or (job.calibration is not None and job.calibration.images is not None):
         needed.append(("check.images", "torchvision"))
-    if job.precision.quantized:
-        needed.append((f"precision.{job.precision.quantizing_key}", "torchao"))
+    torch, torchao = package_version("torch"), package_version("torchao")
+    folds = f"precision.{job.precision.quantizing_key}" if job.precision.quantized else "model"
+    if torch is None or needs_torchao(torch):
+        needed.append((folds, "torchao"))
+    if torch is not None and (outside := unsupported_torch(torch)):
+        yield "model", f"{outside}. Run: {install_command('torch')}"
+    elif torch is not None and torchao is not None and (wrong := misfit(torch, torchao)):
+        yield folds, wrong
     absent: dict[str, list[str]] = {}
     for option, name in needed:
         if package_version(name) is None:

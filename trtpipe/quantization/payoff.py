@@ -1,4 +1,4 @@
-"""What gains nothing from INT8 and stays in FP16 or BF16 where the job allows that; each with its reason.
+"""What gains nothing from INT8 or FP8 and stays in FP16 or BF16 where the job allows that; each with its reason.
 
 Rules for every TensorRT, in this order:
 
@@ -10,7 +10,8 @@ Rules for every TensorRT, in this order:
         NVIDIA/TensorRT issue 2197: MobileNetV3 in INT8 is no faster than in FP16), and they are where INT8 costs
         MobileNets and EfficientNets most of their accuracy
     P3  small matrices: matmuls with K or N below 16, and convolutions with fewer than 16 channels, but for the shapes
-        that Model Optimizer quantizes (`find_nodes_from_convs_to_exclude`)
+        that Model Optimizer quantizes (`find_nodes_from_convs_to_exclude`); FP8's own limits, which are stricter, are
+        those of `policy.cannot`
 
 and one for TensorRT-RTX alone, measured by building without a GPU (1.7.1; benchmarks/models.py writes the sizes):
 
@@ -22,16 +23,21 @@ and one for TensorRT-RTX alone, measured by building without a GPU (1.7.1; bench
         were 10.7 of the 16.7 MB of its INT8 engine, 20 kernels 2.9 of the 13.9 MB in FP16. Each is a pass over memory
         too. Where a kernel stands anyway (a batch norm that is not folded, a layer norm, a concat), rounding is free.
 
-Which operations P4 leaves in INT8 is a choice of projects that share tools (Rhys, "A selection problem of shared fixed
-costs and network flows", Management Science 17 (1970) 200-207): an operation gains the bytes that its weights save, and
-needs the kernel behind itself and those behind what it reads. The best choice is a minimum cut.
+        In FP8 the same networks have as many kernels: 5 in both for four convolutions or linears with a ReLU, GELU or
+        residual add behind each, 1 to 2 in FP16, and engines within 4 % of INT8's. Matmuls of activations have no
+        weights; in FP8 they stay all the same, for TensorRT fuses attention in FP8 (its release notes, 10.4 to 10.7)
+
+Which operations P4 leaves in 8 bits is a choice of projects that share tools (Rhys, "A selection problem of shared
+fixed costs and network flows", Management Science 17 (1970) 200-207): an operation gains the bytes that its weights
+save, and needs the kernel behind itself and those behind what it reads. The best choice is a minimum cut.
 
 Nothing here changes where Q/DQ could stand: calibration tables do not depend on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -40,10 +46,14 @@ import networkx
 from trtpipe.model.marks import is_marked
 from trtpipe.model.nodes import calls, constant_value, op_name
 from trtpipe.model.sites import MATMULS, WEIGHTED
+from trtpipe.quantization.formats import FORMATS
+from trtpipe.quantization.partial import extent_of
+from trtpipe.quantization.policy import EIGHT_BITS, Modes, assign, modes_of
 from trtpipe.quantization.precision import Keep
 from trtpipe.values import Site
 
 if TYPE_CHECKING:
+    import torch
     from torch.fx import GraphModule, Node
 
     from trtpipe.job.job import Job
@@ -59,63 +69,72 @@ OWN_KERNEL = (
     "layer_norm", "native_layer_norm",
 )  # fmt: skip
 
-ONE_ROW = "one row a sample: INT8 gains nothing where each weight is used once"
-DEPTHWISE = "depthwise: one channel a group is no work for INT8 tensor cores"
+ONE_ROW = "one row a sample: 8 bits gain nothing where each weight is used once"
+DEPTHWISE = "depthwise: one channel a group is no work for tensor cores"
 SMALL = f"fewer than {TILE} channels, rows or columns do not fill INT8 tensor cores"
-LARGER = "in INT8 it adds more kernels to a TensorRT-RTX engine than its weights save"
+LARGER = "in 8 bits it adds more kernels to a TensorRT-RTX engine than its weights save"
 ONLY_SIZE = (
-    "precision.placement: no operation of this network gains from INT8 ({}); those whose weights make the engine "
-    "smaller are quantized, because int8_mode asks for INT8"
+    "precision.placement: no operation of this network gains from {modes} ({reasons}); those whose weights make the "
+    "engine smaller are quantized, because the job asks for {modes}"
 )
 NOTHING_GAINS = (
-    "precision.placement: no operation of this network gains from INT8 ({}), and all are quantized because int8_mode "
-    "asks for INT8. Without int8_mode the engine is smaller."
+    "precision.placement: no operation of this network gains from {modes} ({reasons}), and all are quantized because "
+    "the job asks for {modes}. Without that the engine is smaller."
 )
 
 
 def keep_of(job: Job, captured: Captured) -> Keep:
     """The job's `precision.keep` and, where FP16 or BF16 is allowed and `precision.placement` is `auto`, P1 to P4.
 
-    A model that is quantized already is taken as it is: P1 to P4 are not for it.
+    A model that is quantized already is taken as it is: P1 to P4 are not for it. Nor are they for what
+    `precision.formats` names.
 
-    If they leave nothing in INT8, P4 alone decides. If that leaves nothing either, everything is quantized, because
-    the job asks for INT8, and a note says so.
+    If they leave nothing in 8 bits, P4 alone decides. If that leaves nothing either, everything is quantized, because
+    the job asks for it, and a note says so.
     """
     precision = job.precision
     keep = Keep(precision.keep.fp32, precision.keep.fp16, precision.keep.bf16)
     half = precision.fp16_mode or precision.bf16_mode
     explicit = job.build.quantization == "explicit"  # or TensorRT places by itself
-    if is_marked(captured.graph) or not (precision.int8_mode and half and explicit and precision.placement == "auto"):
+    modes = modes_of(precision)
+    if is_marked(captured.graph) or not (modes.on & EIGHT_BITS and half and explicit and precision.placement == "auto"):
         return keep
-    wide, notes = gains_nothing(captured, job.build.target, keep.out_of_int8)
+    wide, notes = gains_nothing(captured, job.build.target, modes, keep)
     return replace(keep, wide=wide, notes=notes)
 
 
 def gains_nothing(
-    captured: Captured, target: Target, kept: Callable[[Node], bool]
+    captured: Captured, target: Target, modes: Modes, keep: Keep
 ) -> tuple[Mapping[str, str], tuple[str, ...]]:
-    """By node name, why an operation stays out of INT8; and notes on rules that were not applied.
+    """By node name, why an operation stays out of INT8 and FP8; and notes on rules that were not applied.
 
     Args:
         captured: the hub graph.
         target: P4 holds for tensorrt_rtx.
-        kept: operations that the job keeps out of INT8 by itself.
+        modes: the job's number formats.
+        keep: operations that the job keeps wide by itself.
     """
     graph = captured.graph
-    sites = [s for s in captured.sites if s.rule in ("Q1", "Q2") and not kept(s.consumer)]
-    nodes = list(dict.fromkeys(s.consumer for s in sites))
+    chosen = assign(captured.sites, modes, keep)
+    eight = {n: c.format for n, c in chosen.choices.items() if c.format in EIGHT_BITS}
+    sites = [s for s in captured.sites if s.rule in ("Q1", "Q2") and s.consumer in eight]
+    certain = {n for n, f in eight.items() if modes.names(n) or (f == "fp8" and op_name(n) in MATMULS)}
+    nodes = [n for n in eight if n not in certain]
     by_shape = {n: why for n in nodes if (why := shape_reason(graph, n))}
 
     def by_size(left: Collection[Node]) -> dict[Node, str]:
-        return dict.fromkeys(makes_larger(graph, sites, left), LARGER) if target == "tensorrt_rtx" else {}
+        if target != "tensorrt_rtx":
+            return {}
+        return dict.fromkeys(makes_larger(graph, sites, left, certain), LARGER)
 
     wide = by_shape | by_size([n for n in nodes if n not in by_shape])
     notes: tuple[str, ...] = ()
-    if wide and len(wide) == len(nodes):
+    if wide and len(wide) == len(eight):
         reasons = "; ".join(dict.fromkeys(wide.values()))
         smaller = by_size(nodes)
         wide, note = (smaller, ONLY_SIZE) if 0 < len(smaller) < len(nodes) else ({}, NOTHING_GAINS)
-        notes = (note.format(reasons),)
+        titles = " and ".join(FORMATS[f].title for f in ("int8", "fp8") if f in eight.values())
+        notes = (note.format(modes=titles, reasons=reasons),)
     return {n.name: why for n, why in wide.items()}, notes
 
 
@@ -131,7 +150,7 @@ def shape_reason(graph: GraphModule, node: Node) -> str:
             return ONE_ROW
         return SMALL if _below_tile(inner) or _below_tile(columns) else ""
     weight = constant_value(graph, node.args[1])  # type: ignore[arg-type]
-    if all(_is_one(extent) for extent in (out[1:-1] if name == "linear" else out[2:])):
+    if _rows(out) <= _samples(graph) if name == "linear" else all(_is_one(extent) for extent in out[2:]):
         return ONE_ROW
     if name == "linear":
         return SMALL if min(weight.shape) < TILE else ""
@@ -151,6 +170,18 @@ def shape_reason(graph: GraphModule, node: Node) -> str:
     return "" if good else SMALL
 
 
+def _rows(shape: Sequence[int | torch.SymInt]) -> int:
+    """Rows of a linear's output [..., N], whichever axes hold them: attention may have them before the batch, or both
+    in one axis."""
+    return math.prod(extent_of(d) for d in shape[:-1])
+
+
+def _samples(graph: GraphModule) -> int:
+    """The batch that the graph was captured with."""
+    shape = next(n for n in graph.graph.nodes if n.op == "placeholder").meta["val"].shape
+    return extent_of(shape[0]) if len(shape) else 1
+
+
 def _is_one(extent: object) -> bool:
     return isinstance(extent, int) and extent == 1
 
@@ -159,15 +190,19 @@ def _below_tile(extent: object) -> bool:
     return isinstance(extent, int) and extent < TILE
 
 
-def makes_larger(graph: GraphModule, sites: Collection[Site], nodes: Collection[Node]) -> list[Node]:
-    """Of `nodes`, the operations whose INT8 weights save less than the kernels that INT8 adds (P4).
+def makes_larger(
+    graph: GraphModule, sites: Collection[Site], nodes: Collection[Node], certain: Collection[Node] = ()
+) -> list[Node]:
+    """Of `nodes`, the operations whose weights in 8 bits save less than the kernels that 8 bits add (P4).
 
     Args:
         graph: the hub graph.
         sites: inputs (Q1) and weights (Q2) of at least these operations.
-        nodes: those that would be INT8.
+        nodes: those that could be in 8 bits.
+        certain: those that are in any case: their kernels stand.
     """
     behind, free = _kernels(graph)
+    free |= {*certain, *(behind[s.producer] for s in sites if s.consumer in certain and s.producer in behind)}
     saves = {s.consumer: constant_value(graph, s.producer).numel() for s in sites if s.rule == "Q2"}
     network = networkx.DiGraph()
     network.add_nodes_from(("weights", "kernels"))
@@ -185,7 +220,7 @@ def _kernels(graph: GraphModule) -> tuple[dict[Node, Node], set[Node]]:
     """The operation behind which each value's element-wise kernel would stand; and those where one stands anyway.
 
     An element-wise operation counts to the last convolution, linear, matmul or input before it in execution order: what
-    is behind that one is computed with it in FP16, and in one kernel after it in INT8.
+    is behind that one is computed with it in FP16, and in one kernel after it in 8 bits.
     """
     order = {n: i for i, n in enumerate(graph.graph.nodes)}
     behind: dict[Node, Node] = {n: n for n in graph.graph.nodes if n.op == "placeholder"}

@@ -32,6 +32,8 @@ from trtpipe.values import NumberFormatName, Site
 if TYPE_CHECKING:
     from torch.fx import Node
 
+#: The formats that `precision.placement` judges.
+EIGHT_BITS: frozenset[NumberFormatName] = frozenset({"int8", "fp8"})
 #: Under this many inputs or outputs a matmul gains nothing in FP8, and a convolution with no more channels.
 LEAST_FEATURES = 16
 #: Kernel elements of a convolution beyond which FP8 has no kernels.
@@ -56,6 +58,10 @@ class Modes:
         """Like "INT8 and FP8"."""
         formats = self.on | ({self.weights} if self.weights else set())
         return " and ".join(f.title for f in FORMATS.values() if f.name in formats)
+
+    def names(self, node: Node) -> bool:
+        """Whether `precision.formats` chooses the operation's format."""
+        return matching((glob for glob, _ in self.formats), module_path(node)) is not None
 
     def weights_alone(self, number_format: NumberFormatName) -> bool:
         """Whether only weights get this format, and activations stay in FP32, FP16 or BF16."""
@@ -125,16 +131,34 @@ def checked_modes(modes: Modes, nodes: Sequence[Node]) -> Modes:
     return modes
 
 
+def idle_globs(modes: Modes, nodes: Sequence[Node], keep: Keep) -> tuple[str, ...]:
+    """A note for each glob of `precision.formats` that decides nothing: `precision.keep`, or a later glob, has all
+    that it matches."""
+    notes = []
+    for k, (glob, _) in enumerate(modes.formats):
+        later = [g for g, _ in modes.formats[k + 1 :]]
+        matched = [n for n in nodes if matching((glob,), module_path(n))]
+        stronger = [keep.entry(n) or matching(later, module_path(n)) for n in matched]
+        if stronger and all(stronger):
+            named = ", ".join(dict.fromkeys(s for s in stronger if s))
+            notes.append(f"precision.formats.{glob}: decides nothing, as {named} decides for all that it matches")
+    return tuple(notes)
+
+
 def _choice(node: Node, modes: Modes, wide: Mapping[str, str]) -> Choice:
-    """`wide` says, by node name, what stays out of INT8 because it gains nothing there."""
-    wanted = _preference(node, modes)
-    reasons = []
-    for name in wanted:
-        if why := wide.get(node.name, "") if name == "int8" else cannot(node, name):
-            reasons.append(f"{FORMATS[name].title}: {why}")
-        else:
-            return Choice(name, "; ".join(reasons))
-    return Choice(None, "; ".join(reasons))
+    """`wide` says, by node name, what stays out of 8 bits because it gains nothing there."""
+    reasons: dict[str, list[str]] = {}
+    for name in _preference(node, modes):
+        why = cannot(node, name) or (wide.get(node.name, "") if name in EIGHT_BITS else "")
+        if not why:
+            return Choice(name, _because(reasons))
+        reasons.setdefault(why, []).append(FORMATS[name].title)
+    return Choice(None, _because(reasons))
+
+
+def _because(reasons: Mapping[str, Sequence[str]]) -> str:
+    """Each reason after the formats that it keeps the operation out of."""
+    return "; ".join(f"{' and '.join(titles)}: {why}" for why, titles in reasons.items())
 
 
 def _preference(node: Node, modes: Modes) -> tuple[NumberFormatName, ...]:

@@ -63,8 +63,8 @@ class Keep:
     """What the job keeps out of a lower precision.
 
     `fp32`, `fp16` and `bf16` are the job's globs over module paths; a glob that names a container holds for all inside
-    it. `wide` has the reason, by node name, of operations that are kept out of INT8 beside those, and `notes` what else
-    a reader of the report has to know of them.
+    it. `wide` has the reason, by node name, of operations that are kept out of INT8 and FP8 beside those, and `notes`
+    what else a reader of the report has to know of them.
     """
 
     fp32: tuple[str, ...] = ()

@@ -27,7 +27,7 @@ from trtpipe.model.sites import kept_sites
 from trtpipe.quantization.formats import FORMATS, SMALLEST_SCALE, check_complete, rounded_up
 from trtpipe.quantization.narrow import NarrowSite, Statistics, place_narrow
 from trtpipe.quantization.observers import ACTIVATION_RANGE, WEIGHT_RANGE, ActivationObserver, PerChannelWeightObserver
-from trtpipe.quantization.policy import Assignment, Modes, assign, cannot, checked_modes
+from trtpipe.quantization.policy import Assignment, Modes, assign, cannot, checked_modes, idle_globs
 from trtpipe.quantization.precision import Keep, checked_keep, place_casts
 from trtpipe.values import Captured, Int8Weight, Quantized, Site, Skipped, TensorSpec
 
@@ -273,6 +273,8 @@ def quantize(
         if not plan.int8 and not plan.narrow:
             raise InputError(_nothing_left(plan, narrow))
         notes += [f"{module_path(s.node)}: not quantized, {s.reason}" for s in plan.skipped]
+    if narrow is not None:
+        notes += idle_globs(narrow.modes, tuple(plan.chosen.choices), keep)
     if plan.int8:
         graph, scales = place_qdq(prepare(captured, plan.out_of_int8(keep), half), amax, half)
     else:

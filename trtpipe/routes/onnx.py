@@ -17,7 +17,8 @@ import numpy as np
 from calib.types import Array
 from trtpipe.errors import BuildError
 from trtpipe.job.job import Job
-from trtpipe.model.export import example_inputs
+from trtpipe.model import torch_versions
+from trtpipe.model.export import example_inputs, export
 from trtpipe.model.onnx.names import scopes_of
 from trtpipe.progress import Progress
 from trtpipe.routes import narrow_onnx
@@ -27,7 +28,7 @@ from trtpipe.routes.release import EXPORTED_OPSET, lower, needs_lowering, requir
 from trtpipe.trt.builder import build_engine
 from trtpipe.trt.flavour import installed
 from trtpipe.trt.isolated import build_isolated
-from trtpipe.values import Engine, LoadedModel, OnnxModel, Quantized, Target
+from trtpipe.values import Engine, LoadedModel, OnnxModel, Quantized, Target, computed_in
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -92,11 +93,14 @@ def to_onnx(quantized: Quantized, release: str | None = None) -> OnnxModel:
     import torch
 
     old = needs_lowering(release)
+    source = quantized.program
+    if torch_versions.release(torch.__version__) < torch_versions.EXPORTER_KEEPS_SHAPES:
+        source = export(torch_versions.graph_module(source), quantized.inputs)
     names_in, names_out = [s.name for s in quantized.inputs], [s.name for s in quantized.outputs]
     try:
         with _quiet():
             program = torch.onnx.export(
-                quantized.program,
+                source,
                 example_inputs(quantized.inputs),
                 dynamo=True,
                 opset_version=EXPORTED_OPSET if old else narrow_onnx.opset_of(quantized, OPSET),
@@ -117,7 +121,7 @@ def to_onnx(quantized: Quantized, release: str | None = None) -> OnnxModel:
             ) from error
         text = "\n".join(str(error).strip().splitlines()[:12])
         raise BuildError(
-            f"onnx: every operation must have an ONNX translation (got {type(error).__name__}: {text}). "
+            f"onnx: an operation has no ONNX translation ({type(error).__name__}: {text}). "
             "Rewrite the operation named, or take another build.route."
         ) from error
     assert program is not None
@@ -136,18 +140,17 @@ def to_onnx(quantized: Quantized, release: str | None = None) -> OnnxModel:
     except BuildError:
         raise
     except Exception as error:
-        raise BuildError(
-            f"onnx: the exported file must be valid (got {error}). This is a bug of the exporter."
-        ) from error
-    return OnnxModel(data, model.opset_import[0].version, quantized.inputs, quantized.outputs)
+        raise BuildError(f"onnx: the exported file is not valid ({error}). This is a bug of the exporter.") from error
+    opset, precisions = model.opset_import[0].version, computed_in(quantized.layers)
+    return OnnxModel(data, opset, quantized.inputs, quantized.outputs, precisions=precisions)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """torch.onnx prints to stdout and logs conversions of opsets; errors still raise."""
+    """torch.onnx prints to stdout and logs conversions, and in 2.6 types that it cannot read; errors still raise."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import get_args
 
+from trtpipe.model.torch_versions import misfit, needs_torchao, unsupported
 from trtpipe.packages import CAPTURE, install_command, version
 from trtpipe.routes import options as route_options
 from trtpipe.runtime.device import is_jetson
@@ -115,9 +116,13 @@ def _precisions(compute_capability: str) -> tuple[str, ...]:
 
 
 def _capture(packages: dict[str, str | None]) -> Ability:
-    missing = [n for n in CAPTURE if packages[n] is None]
-    reason = f"{', '.join(missing)} not installed" if missing else f"torch {packages['torch']}"
-    return _ability("capture, calibrate and export a model", not missing, reason, install_command("torch"))
+    torch, torchao = packages["torch"], packages["torchao"]
+    missing = [n for n in CAPTURE if packages[n] is None and (n != "torchao" or torch is None or needs_torchao(torch))]
+    wrong = None if torch is None else unsupported(torch) or (misfit(torch, torchao) if torchao else None)
+    reason = f"{', '.join(missing)} not installed" if missing else wrong or f"torch {torch}"
+    return _ability(
+        "capture, calibrate and export a model", not missing and not wrong, reason, install_command("torch")
+    )
 
 
 def _onnxruntime(packages: dict[str, str | None]) -> tuple[Ability, ...]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
+import nets
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,8 +13,12 @@ from hypothesis import strategies as st
 from test_correct import made
 from torch import nn
 
-from trtpipe.quantization.corrections.sweep import _patches
+from trtpipe.model.capture import capture
+from trtpipe.progress import Silent
+from trtpipe.quantization.corrections.edits import corrected
+from trtpipe.quantization.corrections.sweep import Sweep, _patches
 from trtpipe.quantization.partial import per_tensor
+from trtpipe.values import Captured
 
 
 def convolution(channels: int, out: int, kernel: int, stride: int, padding: int, dilation: int, groups: int) -> object:
@@ -71,6 +77,30 @@ def test_thresholds_of_probabilities_are_where_the_output_errs_least(tmp_path: P
     (step,) = [s for s in table.corrections.steps if s.name == "thresholds"]
     assert step.kept
     assert step.after_db > step.before_db + 1
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.integers(-8, 8), min_size=8, max_size=8))
+def test_what_is_chosen_for_a_channel_does_not_depend_on_how_large_the_others_are(powers: list[int]) -> None:
+    plain, batches = convolution_of_eight(), [[x] for x in nets.images(32, 3, 8, 8).split(4)]
+    factors = 2.0 ** torch.tensor(powers)
+    names = [n.target for n in plain.graph.graph.nodes if n.op == "get_attr"]
+    scaled = corrected(plain, {f"scale:0:{name}": factors.numpy() for name in names})
+    chosen = []
+    for captured in (plain, scaled):
+        amax = {s.group: 2.0 for s in captured.sites if s.axis is None}
+        chosen.append(Sweep(captured, amax, amax, (), batches[:5], batches[5:], ("rounding", "bias"), Silent()).run())
+    (levels, steps), (own, own_steps) = (next(iter(found.levels.values())) for found in chosen)
+    (bias,), (own_bias,) = (found.biases.values() for found in chosen)
+    assert torch.equal(own, levels)
+    assert torch.equal(own_steps, steps * factors)
+    assert torch.equal(own_bias, bias * factors)
+
+
+@cache
+def convolution_of_eight() -> Captured:
+    torch.manual_seed(0)
+    return capture(nets.loaded(nn.Conv2d(3, 8, 3).eval(), out_shape=("N", 8, 6, 6)))
 
 
 @pytest.mark.parametrize("amax", [1e-30, 0.1, 3.0, 1e30])

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from calib.audit import LEAST_AMAX
 from trtpipe.errors import Cancelled
 from trtpipe.model.nodes import constant_value, is_constant, op_name
+from trtpipe.model.sites import WEIGHTED
 from trtpipe.quantization.corrections import rounding
 from trtpipe.quantization.corrections.domains import groups_of
 from trtpipe.quantization.partial import Partial, Rounding, per_tensor, replaced
@@ -46,6 +47,20 @@ MOST_INPUTS = 8192
 REGRESSIONS = (None, 0.1)
 #: Share of samples left out at each end of the mean that corrects a bias.
 TRIM = 0.1
+#: What an operation errs is measured behind these, where one of them alone reads it: what they cut does not matter.
+ACTIVATIONS = (
+    "relu",
+    "relu6",
+    "hardtanh",
+    "clamp",
+    "clamp_min",
+    "leaky_relu",
+    "elu",
+    "gelu",
+    "silu",
+    "hardswish",
+    "mish",
+)
 
 
 @dataclass
@@ -59,9 +74,11 @@ class Fitted:
 
 @dataclass(frozen=True)
 class _Place:
-    """An operation, with the values alive before it and its output in float, for every batch."""
+    """An operation, the activation behind it or None, and for every batch the values alive before it and its output in
+    float."""
 
     node: Node
+    behind: Node | None
     plain: list[dict[Node, Any]]
     coded: list[dict[Node, Any]]
     wanted: list[Any]
@@ -115,12 +132,12 @@ class Sweep:
                 wanted = [self._machine.value(node, alive, {}) for alive in plain]
                 if node in self._sites:
                     self._progress.step(at, len(self._machine.nodes), "operations")
-                    found = self._coded(_Place(node, plain, coded, wanted))
+                    values = self._coded(_Place(node, _behind(node), plain, coded, wanted))
                 else:
-                    found = [self._machine.value(node, alive, {}) for alive in coded]
+                    values = [self._machine.value(node, alive, {}) for alive in coded]
                 dying = self._machine.dying(node)
                 for k, (one, other) in enumerate(zip(plain, coded, strict=True)):
-                    one[node], other[node] = wanted[k], found[k]
+                    one[node], other[node] = wanted[k], values[k]
                     for dead in dying:
                         one.pop(dead, None)
                         other.pop(dead, None)
@@ -144,10 +161,10 @@ class Sweep:
         quantized = [{n: q(self._of(n, alive)) for n, q in inputs.items()} for alive in place.coded]
         if weight is not None and "rounding" in self._which:
             self._rounding(place, weight, quantized, changed)
-        found = [self._value(place, k, changed, quantized[k]) for k in range(len(self._batches))]
+        outputs = [self._value(place, k, changed, quantized[k]) for k in range(len(self._batches))]
         if weight is not None and "bias" in self._which:
-            found = self._correct_bias(place, found)
-        return found
+            outputs = self._correct_bias(place, outputs)
+        return outputs
 
     def _of(self, node: Node, alive: Mapping[Node, Any]) -> Any:
         """The value of an input; a constant that is quantized as an activation (an einsum's, say) is not kept alive."""
@@ -167,19 +184,29 @@ class Sweep:
         scales = rounding.weight_scales(rows)
         return replaced(_unrowed(rounding.nearest(rows, scales) * scales[:, None], w, site.axis))
 
-    def _error(
+    def _errors(
         self,
         place: _Place,
         changed: Mapping[Node, Rounding],
         which: Sequence[int],
         quantized: Sequence[Mapping[Node, torch.Tensor]] | None = None,
-    ) -> float:
-        """Squared distance of the operation's output from that in float, over some batches."""
-        total = 0.0
+    ) -> torch.Tensor:
+        """Squared distance of the operation's output from that in float over some batches, by channel: float64 [C]."""
+        distances = []
         for k in which:
             got = self._value(place, k, changed, quantized[k] if quantized is not None else {})
-            total += float((got - place.wanted[k]).double().square().sum())
-        return total
+            distances.append(self._distance(place, k, got))
+        return torch.stack(distances).sum(0)
+
+    def _distance(self, place: _Place, k: int, got: torch.Tensor) -> torch.Tensor:
+        """Squared distance of `got` from batch `k`'s output in float, behind the activation: float64 [C]."""
+        want = place.wanted[k]
+        if place.behind is not None:
+            got, want = (self._machine.value(place.behind, {place.node: x}, {}) for x in (got, want))
+        lost = got - want
+        rows = lost.movedim(_channel_axis(place.node), 0) if lost.dim() else lost[None]
+        distance: torch.Tensor = rows.square().reshape(len(rows), -1).sum(1, dtype=torch.float64)
+        return distance
 
     def _thresholds(self, place: _Place, changed: dict[Node, Rounding]) -> None:
         """The threshold of each input of least error at the output, where it is not another operation's already."""
@@ -193,7 +220,7 @@ class Sweep:
 
             def tried(c: float, errors: dict[float, float] = errors, site: Site = site) -> float:
                 if c not in errors:
-                    errors[c] = self._error(place, {**changed, site.producer: per_tensor(c)}, few)
+                    errors[c] = float(self._errors(place, {**changed, site.producer: per_tensor(c)}, few).sum())
                 return errors[c]
 
             best, least = amax, amax if site.group in self._rare else LEAST_AMAX
@@ -203,7 +230,7 @@ class Sweep:
             if best == amax or errors[best] >= LEAST_IMPROVEMENT * errors[amax]:
                 continue
             trial = {**changed, site.producer: per_tensor(best)}
-            if self._error(place, trial, self._guard) < self._error(place, changed, self._guard):
+            if self._errors(place, trial, self._guard).sum() < self._errors(place, changed, self._guard).sum():
                 changed[site.producer] = trial[site.producer]
                 self._amax[site.group] = self.fitted.amax[site.group] = best
 
@@ -214,7 +241,8 @@ class Sweep:
         quantized: Sequence[Mapping[Node, torch.Tensor]],
         changed: dict[Node, Rounding],
     ) -> None:
-        """Levels of the weight by second-order rounding, where they are better than the nearest ones."""
+        """Levels of the weight by second-order rounding, for the output channels where they are better than the nearest
+        ones: each channel's are its own, and how large it is beside the others does not matter."""
         node, w = place.node, constant_value(self._graph, site.producer).detach()
         padding = node.args[4] if len(node.args) > 4 else 0
         if op_name(node) not in ("conv2d", "linear") or isinstance(padding, str) or w[0].numel() > MOST_INPUTS:
@@ -222,20 +250,24 @@ class Sweep:
         groups = groups_of(node)
         moments, lost = self._moments(place, quantized, groups, w)
         rows = w.flatten(1).reshape(groups, len(w) // groups, -1)
-        best = self._error(place, changed, self._guard, quantized)
-        found = None
+        steps = rounding.weight_scales(rows)
+        levels = rounding.nearest(rows, steps)
+        least = self._errors(place, changed, self._guard, quantized).view_as(steps)
+        gained = False
         for damping in REGRESSIONS:
             target = rows if damping is None else rounding.regressed(rows, moments, lost, damping)
-            steps = rounding.weight_scales(target)
-            one = rounding.second_order(target, steps, moments)
-            trial = {**changed, site.producer: replaced((one * steps[..., None]).view_as(w))}
-            error = self._error(place, trial, self._guard, quantized)
-            if error < best:
-                best, found = error, (one, steps.flatten(), trial)
-        if found is not None:
-            one, steps, trial = found
-            changed[site.producer] = trial[site.producer]
-            self.fitted.levels[str(site.producer.target)] = (one.view_as(w).to(torch.int8), steps)
+            own_steps = rounding.weight_scales(target)
+            own = rounding.second_order(target, own_steps, moments)
+            trial = {**changed, site.producer: replaced((own * own_steps[..., None]).view_as(w))}
+            errors = self._errors(place, trial, self._guard, quantized).view_as(steps)
+            better = errors < least
+            gained |= bool(better.any())
+            least = torch.where(better, errors, least)
+            steps = torch.where(better, own_steps, steps)
+            levels = torch.where(better[..., None], own, levels)
+        if gained:
+            changed[site.producer] = replaced((levels * steps[..., None]).view_as(w))
+            self.fitted.levels[str(site.producer.target)] = (levels.view_as(w).to(torch.int8), steps.flatten())
 
     def _moments(
         self, place: _Place, quantized: Sequence[Mapping[Node, torch.Tensor]], groups: int, w: torch.Tensor
@@ -253,27 +285,40 @@ class Sweep:
             count += q.shape[-1]
         return moments / count, lost / count
 
-    def _correct_bias(self, place: _Place, found: list[Any]) -> list[Any]:
-        """Add what is missing of each channel's mean: over samples, the largest and smallest left out."""
+    def _correct_bias(self, place: _Place, outputs: list[Any]) -> list[Any]:
+        """Add what is missing of each channel's mean, where it helps: over samples, largest and smallest left out."""
         node = place.node
-        axis = found[0].dim() - 1 if op_name(node) == "linear" else 1
+        axis = _channel_axis(node)
 
         def means(x: torch.Tensor) -> torch.Tensor:
             return x.movedim(axis, 1).flatten(2).mean(2) if x.dim() > 2 else x
 
-        by_sample = torch.cat([means(place.wanted[k]) - means(found[k]) for k in self._fit]).sort(0).values
+        by_sample = torch.cat([means(place.wanted[k]) - means(outputs[k]) for k in self._fit]).sort(0).values
         cut = int(len(by_sample) * TRIM)
         delta = by_sample[cut : len(by_sample) - cut].mean(0)
-        added = delta if axis != 1 or found[0].dim() == 2 else delta.reshape(-1, *[1] * (found[0].dim() - 2))
-        before = after = 0.0
-        for k in self._guard:
-            lost = place.wanted[k] - found[k]
-            before += float(lost.double().square().sum())
-            after += float((lost - added).double().square().sum())
-        if after >= before:
-            return found
+        added = delta.reshape(-1, *[1] * (-axis - 1))
+        gains = sum(
+            self._distance(place, k, outputs[k]) - self._distance(place, k, outputs[k] + added) for k in self._guard
+        )
+        delta = delta * (gains > 0)
+        if not bool(delta.any()):
+            return outputs
+        added = delta.view_as(added)
         self.fitted.biases[node.name] = self._bias(node, len(delta)) + delta
-        return [x + added for x in found]
+        return [x + added for x in outputs]
+
+
+def _channel_axis(node: Node) -> int:
+    """The axis of an operation's output that its weight's output channels are on, from the end."""
+    return 1 - node.args[1].meta["val"].dim() if op_name(node) in WEIGHTED else -1  # type: ignore[union-attr]
+
+
+def _behind(node: Node) -> Node | None:
+    """The activation that alone reads an operation's output."""
+    readers = list(node.users)
+    if len(readers) != 1 or readers[0].op != "call_function" or op_name(readers[0]) not in ACTIVATIONS:
+        return None
+    return readers[0] if readers[0].all_input_nodes == [node] else None
 
 
 def _unrowed(rows: torch.Tensor, like: torch.Tensor, axis: int) -> torch.Tensor:
