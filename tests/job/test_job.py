@@ -2,6 +2,8 @@ import pytest
 from jobs import GOOD, INPUT, write
 
 from trtpipe.cli.main import main
+from trtpipe.job.rules import broken
+from trtpipe.job.sections import Input, Model
 
 TRANSFORM = "{resize: [32, 32], grayscale: true, normalize: {mean: [0.5], std: [0.5]}}"
 FACTORY = "  factory: torch.nn:Identity\n  args: {}\n  weights: w.safetensors\n"
@@ -175,9 +177,6 @@ BROKEN = [
     ([("cosine_min: 0.99", "cosine_min: 0.99, speedup_over_fp16_min: 1.2")],
      ["job.yaml:21: check.limits.speedup_over_fp16_min: must be given only with check.require: engine "
       "(got require: graph). Speed is measured on the engine itself."]),
-    ([("outputs:\n", "  image.part: {shape: [N, 2], N: {min: 1, opt: 8, max: 32}}\n  a..b: {shape: [N, 2], N: {min: 1, opt: 8, max: 32}}\noutputs:\n"),
-      ("  images: calib\n", "  arrays: c.npz\n"), ("  images: val\n", "  arrays: v.npz\n")],
-     ["job.yaml:8: inputs.image.part: must not be a part of inputs.image, a tensor (got 'image.part'). Rename one of them."]),
     ([("cosine_min: 0.99", "confident: true, cosine_min: 0.99")],
      ["job.yaml:21: check.limits.confident: must be given only with top1_agreement_min, accuracy_drop_max or limits of metrics "
       "(got neither). Other figures have no interval."]),
@@ -242,3 +241,14 @@ def test_broken_job(edits, expected, folder, capsys, monkeypatch):
 def test_the_table_is_as_long_as_was_asked_for():
     assert len(BROKEN) >= 40
     assert len({str(e[1]) for e in BROKEN}) == len(BROKEN)
+
+
+def test_names_of_inputs_with_dots_are_paths():
+    one = Input(shape=(1, 2))
+    inputs = {"image": one, "image.part": one, "a..b": one, "pair.0": one, "pair.1": one}
+    found = [(p.path, p.must, p.got, p.hint) for p in broken({"model": Model(factory="a:b"), "inputs": inputs})]
+    assert found == [
+        (("inputs", "image.part"), "not be a part of inputs.image, a tensor", "'image.part'", "Rename one of them."),
+        (("inputs", "a..b"), "have a name on each side of a dot", "'a..b'", ""),
+    ]
+    assert not list(broken({"model": Model(onnx="a.onnx"), "inputs": inputs}))  # whose names are its own
