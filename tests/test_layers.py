@@ -25,7 +25,7 @@ ROOMS = (
 HEAVY = ("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "safetensors", "jinja2",
          "matplotlib", "numba", "tensorrt", "tensorrt_rtx", "torch_tensorrt", "torch2trt", "cuda", "pycuda", "dask",
          "distributed", "fsspec", "sklearn", "scipy", "timm", "triton", "ml_dtypes", "rich",
-         "sympy", "markupsafe")  # fmt: skip
+         "sympy", "markupsafe", "pycocotools")  # fmt: skip
 
 #: The only places that may import a module, as the beginning of a path below the root.
 ONLY = {

@@ -53,7 +53,6 @@ def make():
     return Net()
 """
 ONE = ("y",)
-WRAP = "Return tensors from a wrapper's forward:\n    out = self.model(*inputs)\n    return "
 NAME = "Name each of them in the job:\n    outputs:"
 
 #: what forward does with y = Linear(x) -> (the job's outputs, what is wrong: None, or parts of the message)
@@ -63,6 +62,9 @@ MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...] | None]] = {
     'return {"y": y, "more": y * 2}': (ONE, None),
     "return [y, y * 2]": (("a", "b"), None),
     "return Pair(y, y * 2)": (("a", "b"), None),
+    'return {"detections": [{"boxes": y}, {"boxes": y * 2}]}': (("detections.1.boxes", "detections.0.boxes"), None),
+    "return Out(y)": (("logits",), None),
+    "return y, [y * 2, None]": (("1.0", "0"), None),
     "return y.mean()": (ONE, None),
     "return y.argmax(1)": (ONE, None),
     "return y > 0": (ONE, None),
@@ -70,17 +72,17 @@ MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...] | None]] = {
     # What is returned is not what the job names
     'return {"boxes": [y, y]}': (
         ("boxes",),
-        ("it returns a dict of boxes: a list of 2 (float32 [2, 4], float32 [2, 4])", WRAP + 'out["boxes"][0], out["boxes"][1]'),
+        ("it returns a dict of boxes: a list of 2 (float32 [2, 4], float32 [2, 4])", NAME + "\n      boxes.0: {}\n      boxes.1: {}"),
     ),
     'return {"boxes": y, "scores": y}': (
         ONE,
         ("got y, and it returns a dict of boxes: float32 [2, 4], scores: float32 [2, 4]", NAME + "\n      boxes: {}\n      scores: {}"),
     ),
-    "return Out(y)": (ONE, ("it returns Out(logits: float32 [2, 4], loss: None)", WRAP + "out.logits")),
-    "return Pair(y, [y])": (ONE, ("it returns Pair(boxes: float32 [2, 4], scores: a list of 1", WRAP + "out.boxes, out.scores[0]")),
+    "return  Out(y)": (ONE, ("it returns Out(logits: float32 [2, 4], loss: None)", NAME + "\n      logits: {}")),
+    "return Pair(y, [y])": (ONE, ("it returns Pair(boxes: float32 [2, 4], scores: a list of 1", NAME + "\n      boxes: {}\n      scores.0: {}")),
     "return y, y, y": (ONE, ("it returns a tuple of 3", NAME + "\n      output_0: {}\n      output_1: {}\n      output_2: {}")),
-    "return y, None": (ONE, ("it returns a tuple of 2 (float32 [2, 4], None)", WRAP + "out[0]")),
-    "return [{'boxes': y[0]}, {'boxes': y[1]}]": (ONE, (WRAP + 'out[0]["boxes"], out[1]["boxes"]',)),
+    "return y, None": (ONE, ("it returns a tuple of 2 (float32 [2, 4], None)", NAME + "\n      0: {}")),
+    "return [{'boxes': y[0]}, {'boxes': y[1]}]": (ONE, (NAME + "\n      0.boxes: {}\n      1.boxes: {}",)),
     "return None": (ONE, ("it returns None", "Return tensors from its forward.")),
     "return float(y.sum())": (ONE, ("it returns float()", "Return tensors from its forward.")),
     "return y.clone()": (("a", "b"), ("got a, b, and it returns float32 [2, 4]",)),

@@ -89,6 +89,19 @@ def _bindings(inputs: Mapping[str, Input]) -> Iterator[Broken]:
                 yield Broken((*at, "normalize"), "be given only for float32, float16 and uint8", spec.dtype)
 
 
+def _paths(model: Model, inputs: Mapping[str, Input]) -> Iterator[Broken]:
+    """Names with dots are paths in the arguments of a factory's network: no tensor has parts of its own."""
+    for name in inputs if model.factory is not None else ():
+        parts = name.split(".")
+        above = [".".join(parts[:k]) for k in range(1, len(parts))]
+        if whole := next((a for a in above if a in inputs), None):
+            yield Broken(
+                ("inputs", name), f"not be a part of inputs.{whole}, a tensor", repr(name), "Rename one of them."
+            )
+        if not all(parts):
+            yield Broken(("inputs", name), "have a name on each side of a dot", repr(name))
+
+
 def _names(inputs: Mapping[str, Input], outputs: Mapping[str, Output]) -> Iterator[Broken]:
     for name in outputs:
         if name in inputs:
@@ -208,6 +221,7 @@ def _measured_in_int8(precision: Precision, build: Build, check: Check) -> Itera
 RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Broken]]], ...] = (
     (("model",), _one_source),
     (("inputs",), _bindings),
+    (("model", "inputs"), _paths),
     (("inputs", "outputs"), _names),
     (("precision",), _precision),
     (("build", "precision", "model"), _route),

@@ -112,6 +112,13 @@ def to_onnx(quantized: Quantized, release: str | None = None) -> OnnxModel:
                 optimize=True,
             )
     except Exception as error:
+        if absent := re.search(
+            r"No ONNX function found for <OpOverload\(op='([\w.]+)', overload='(\w+)'\)>", str(error)
+        ):
+            raise BuildError(
+                f"onnx: torch.onnx has no translation of {absent[1]}.{absent[2]}. Write it in other operations, or "
+                "take build.route torch_tensorrt."
+            ) from error
         text = "\n".join(str(error).strip().splitlines()[:12])
         raise BuildError(
             f"onnx: an operation has no ONNX translation ({type(error).__name__}: {text}). "
