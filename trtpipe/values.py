@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from calib.types import Array, JsonObject
 from trtpipe.figures import beside, exact
@@ -288,6 +288,20 @@ class Engine:
     notes: tuple[str, ...] = ()
     fallback: tuple[Fallback, ...] = ()
     minimum_compute_capability: str | None = None
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """What is to be found in one image: float64 [K, 4] (x0, y0, x1, y1 in pixels of the input), int64 [K] classes, and
+    bool [K], whether a box is of many (COCO's crowds)."""
+
+    corners: Array
+    classes: Array
+    crowd: Array
+
+
+#: What is right for each sample: an array [S, ...] (int64 [S] are classes), boxes, or None where nothing is known.
+Labels: TypeAlias = Array | tuple[Boxes, ...] | None
 
 
 @dataclass(frozen=True)

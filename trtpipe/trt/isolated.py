@@ -183,7 +183,7 @@ def _died(child: subprocess.Popen[bytes]) -> BuildError:
     code = child.wait()
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     return BuildError(
-        f"build: TensorRT-RTX's process must end with an engine (got {how}). What it printed is above; "
+        f"build: TensorRT-RTX's process ended without an engine ({how}). What it printed is above; "
         "set build.log_level to verbose to see what it was doing."
     )
 

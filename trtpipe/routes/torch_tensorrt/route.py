@@ -178,7 +178,7 @@ def load(target: str) -> tuple[ModuleType, flavour.Flavour]:
 
     if torch.version.cuda is None:
         raise MissingError(
-            f"build.route: torch_tensorrt must have the CUDA build of PyTorch (got {torch.__version__}). "
+            f"build.route: torch_tensorrt needs the CUDA build of PyTorch ({torch.__version__}). "
             "Install torch from the default index, or use build.route onnx."
         )
     names = options.FRONTENDS
@@ -199,7 +199,7 @@ def load(target: str) -> tuple[ModuleType, flavour.Flavour]:
                 logging.captureWarnings(False)
     except Exception as error:
         raise MissingError(
-            f"build.route: {installed.distribution} must be importable here (got: {error}). "
+            f"build.route: {installed.distribution} cannot be imported here ({error}). "
             f"Run: {install_command(names[target])}"
         ) from error
     return torch_tensorrt, flavour.load(target)
@@ -248,7 +248,7 @@ def _known(function: Callable[..., object], made: JsonObject, version: str, also
     wanted = {*made, "arg_inputs", *also}
     if missing := sorted(wanted - set(have)):
         raise InputError(
-            f"build.route: torch_tensorrt must take the arguments that this job needs (got none called "
+            f"build.route: torch_tensorrt lacks arguments that this job needs ("
             f"{', '.join(missing)} in version {version}). Use build.route onnx, or Torch-TensorRT {options.TESTED}."
         )
 
