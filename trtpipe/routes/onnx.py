@@ -93,12 +93,13 @@ def to_onnx(quantized: Quantized, release: str | None = None) -> OnnxModel:
     import torch
 
     old = needs_lowering(release)
-    source = quantized.program
+    source, symbolic = quantized.program, contextlib.nullcontext()
     if torch_versions.release(torch.__version__) < torch_versions.EXPORTER_KEEPS_SHAPES:
         source = export(torch_versions.graph_module(source), quantized.inputs)
+        symbolic = torch._dispatch.python.enable_python_dispatcher()  # or a linear of a dynamic batch fails in it
     names_in, names_out = [s.name for s in quantized.inputs], [s.name for s in quantized.outputs]
     try:
-        with _quiet():
+        with _quiet(), symbolic:
             program = torch.onnx.export(
                 source,
                 example_inputs(quantized.inputs),
