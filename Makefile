@@ -13,7 +13,7 @@ RESULTS ?= benchmarks/results
 FRONTEND := torch-tensorrt-rtx==2.14.0 dllist==2.0.0
 # Modules of the programs, what needs a GPU or another checkout, and what writes a page of the docs.
 NO_FIGURES := $(addprefix benchmarks/,compare_checkouts.py gpu.py gpu_page.py photos.py random_models.py rtx_loads.py \
-	accuracy.py accuracy_page.py build_time.py fetch_zoo.py peers.py sizes.py zoo.py)
+	accuracy.py accuracy_page.py build_time.py fetch_zoo.py peers.py sizes.py support_matrix.py zoo.py)
 BROWSER := command -v chromium || command -v chromium-browser || command -v google-chrome || command -v google-chrome-stable
 INSTALL_BROWSER := apt-get install chromium
 # Trained networks and photographs.

@@ -104,16 +104,14 @@ def test_a_model_that_does_not_repeat_itself_is_refused(network: Callable[[], nn
     with pytest.raises(InputError) as caught:
         record_baseline(loaded, BATCHES, 5, batch_size=3, kind="trace", progress=Silent())
     assert str(caught.value) == (
-        "model: must answer the same on the same inputs (got other values of logits when it was run again). Take out what "
+        "model: it gives other outputs for the same inputs (other values of logits when it was run again). Take out what "
         "draws random numbers, counts calls or keeps a state in eval mode; make a state an input and an output."
     )
 
 
 def test_nor_is_a_program_that_does_not() -> None:
     loaded = dataclasses.replace(nets.loaded(Noisy(), out_shape=("N", 3)), kind="program")
-    with pytest.raises(
-        InputError, match=r"model: must answer the same on the same inputs \(got other values of logits"
-    ):
+    with pytest.raises(InputError, match=r"model: it gives other outputs for the same inputs \(other values of logits"):
         record_baseline(loaded, BATCHES, 5, batch_size=3, kind="trace", progress=Silent())
 
 

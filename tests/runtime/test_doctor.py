@@ -16,7 +16,7 @@ NO_GPU = Driver(problem="libcuda.so.1, the NVIDIA driver's library, is not on th
 L4 = Driver("12.6", (Gpu(0, "NVIDIA L4", "8.9", 24 << 30),))
 H100 = Driver("12.6", (Gpu(0, "NVIDIA H100", "9.0", 80 << 30),))
 ORIN = Driver("12.6", (Gpu(0, "Orin", "8.7", 8 << 30),))
-ALL = {name: "1.0" for name, _ in doctor.PACKAGES}
+ALL = {name: "1.0" for name, _ in doctor.PACKAGES} | {"torch": "2.14.1", "torchao": "0.18.0"}
 RTX, TEN, ELEVEN = ("tensorrt-rtx", "1.7.1.116"), ("tensorrt", "10.3.0"), ("tensorrt-cu13", "11.4.0.106")
 
 

@@ -90,10 +90,11 @@ def document(measured: JsonObject) -> str:
         _table(("release", "checked", "never done"), _checked()),
         "## Platforms",
         _table(
-            ("`build.platform`", "device", "compute capability", "precisions", "DLA", "RTX engines", ""), _platforms()
+            ("`build.platform`", "device", "compute capability", "precisions", "DLA", "TensorRT", "RTX engines", ""),
+            _platforms(),
         ),
-        "RTX engines: whether TensorRT-RTX runs its engines there; `not known` where it does not name the compute "
-        "capability and nobody has tried.",
+        "TensorRT: the releases of TensorRT proper that build for it. RTX engines: whether TensorRT-RTX runs its "
+        "engines there; `not known` where it does not name the compute capability and nobody has tried.",
         "Sources: " + ", ".join(f"[{name}]({url})" for name, url in SOURCES.items()) + ".",
     )
     return "\n\n".join(parts) + "\n"
@@ -174,9 +175,12 @@ def _platforms() -> Iterator[list[str]]:
         precisions = ", ".join(p.upper() for p in order)
         dla = "yes" if platform.dla else "-"
         rtx = {True: "yes", False: "no", None: "not known"}[rtx_support(platform.compute_capability).runs]
+        since, until = BY_CAPABILITY[platform.compute_capability].releases
+        releases = f"{since} or later" if since else f"before {until}" if until else "any"
         if platform.name.startswith("jetson"):
             rtx = "-"  # made for x86-64 alone
-        yield [f"`{platform.name}`", platform.title, platform.compute_capability, precisions, dla, rtx, platform.note]
+        row = [f"`{platform.name}`", platform.title, platform.compute_capability, precisions, dla, releases, rtx]
+        yield [*row, platform.note]
 
 
 def listed() -> frozenset[str]:

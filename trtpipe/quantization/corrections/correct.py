@@ -178,13 +178,13 @@ class _Corrector:
         with torch.inference_mode():
             for batch in (*self._samples.local, *self._samples.judge, *self._samples.fit)[::2]:
                 prepared.graph(*batch)
-        found = {}
+        ranges = {}
         for key, observer in prepared.observers.items():
             assert observer.histogram is not None
             histogram = observer.histogram.histogram
             amax = threshold(histogram, self._table.algorithm, self._table.percentile)
-            found[key] = amax if amax >= LEAST_AMAX else max(histogram.max, DEAD_AMAX * (histogram.max < LEAST_AMAX))
-        return found
+            ranges[key] = amax if amax >= LEAST_AMAX else max(histogram.max, DEAD_AMAX * (histogram.max < LEAST_AMAX))
+        return ranges
 
     def _fit(self, table: CalibrationTable) -> None:
         """Thresholds, levels and biases in one sweep, and each kind judged on top of the ones before."""
@@ -281,11 +281,11 @@ def _moved(domain: Domain, by_name: Mapping[str, torch.fx.Node]) -> Domain:
 
 
 def _levels(fitted: Fitted) -> dict[str, np.ndarray]:
-    found = {}
+    arrays = {}
     for name, (levels, steps) in fitted.levels.items():
-        found[f"levels:{name}"] = levels.numpy()
-        found[f"steps:{name}"] = steps.numpy()
-    return found
+        arrays[f"levels:{name}"] = levels.numpy()
+        arrays[f"steps:{name}"] = steps.numpy()
+    return arrays
 
 
 def _biases(fitted: Fitted) -> dict[str, np.ndarray]:
