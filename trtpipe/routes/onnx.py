@@ -94,7 +94,8 @@ def to_onnx(quantized: Quantized, release: str | None = None) -> OnnxModel:
     from torch._dispatch.python import enable_python_dispatcher
 
     old = needs_lowering(release)
-    source, symbolic = quantized.program, contextlib.nullcontext()
+    source = quantized.program
+    symbolic: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
     if torch_versions.release(torch.__version__) < torch_versions.EXPORTER_KEEPS_SHAPES:
         source = export(torch_versions.graph_module(source), quantized.inputs)
         symbolic = enable_python_dispatcher()  # or a linear of a dynamic batch fails in it
