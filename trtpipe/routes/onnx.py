@@ -91,12 +91,14 @@ def to_onnx(quantized: Quantized, release: str | None = None) -> OnnxModel:
     """
     import onnx
     import torch
+    from torch._dispatch.python import enable_python_dispatcher
 
     old = needs_lowering(release)
-    source, symbolic = quantized.program, contextlib.nullcontext()
+    source = quantized.program
+    symbolic: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if torch_versions.release(torch.__version__) < torch_versions.EXPORTER_KEEPS_SHAPES:
         source = export(torch_versions.graph_module(source), quantized.inputs)
-        symbolic = torch._dispatch.python.enable_python_dispatcher()  # or a linear of a dynamic batch fails in it
+        symbolic = enable_python_dispatcher()  # or a linear of a dynamic batch fails in it
     names_in, names_out = [s.name for s in quantized.inputs], [s.name for s in quantized.outputs]
     try:
         with _quiet(), symbolic:
