@@ -30,8 +30,10 @@ TensorRT-RTX's engine in MB, where one was built.
 
 Rows without `FP16` have INT8 in every operation that can be quantized, beside FP32. trtpipe's default is algorithm
 `auto` with every correction; the other rows of trtpipe are without corrections. With FP16 allowed, what gains nothing
-from INT8 stays in FP16 ([choosing](choosing.md#the-precision)). The defaults were chosen on {chosen}; the other
-networks were not used for that. A row or a network that is missing was not measured: `make bench-accuracy` adds it.
+from INT8 stays in FP16 ([choosing](choosing.md#the-precision)). The defaults were chosen on {chosen}, in part by rows
+of this page; the other networks were not used for that. What is chosen now is chosen by calibration photographs alone:
+corrected by 96 of them, judged on the other 32 and on blurred and fainter copies of these. A row or a network that is
+missing was not measured: `make bench-accuracy` adds it.
 ONNX Runtime gets the images in pieces of 8, since it holds all activations of a piece in memory.
 """
 

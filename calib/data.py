@@ -7,7 +7,7 @@ Image decoding and transforms are torchvision's, on PIL images; nothing here imp
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -104,6 +104,11 @@ class Source:
     def without_labels(self) -> Source:
         """The same samples, of unknown class."""
         return self._relabelled(_Relabelled(self._origin, None, None))
+
+    def labelled(self, labels: Mapping[str, int]) -> Source:
+        """The same samples with the class that `labels` gives each by its name, which has to be there."""
+        given = tuple(labels.get(name, -1) for name in self._origin.ids)  # of samples not drawn, nothing is known
+        return self._relabelled(_Relabelled(self._origin, given, None))
 
     def _relabelled(self, origin: Origin) -> Source:
         source = Source(origin, self._inputs, self._drawn, self._workers)

@@ -1,4 +1,4 @@
-"""Samples from a folder of images, one folder a class, by torchvision's ImageFolder and transforms."""
+"""Samples from a folder of images, or of one folder a class, by torchvision's ImageFolder and transforms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from PIL import Image
 
 from calib.errors import CalibError
 from calib.files import as_text
-from calib.samples import InputSpec, Sample, TransformSpec, fit
+from calib.samples import IMAGE_SUFFIXES, InputSpec, Sample, TransformSpec, fit
 from calib.types import Array
 from calib.user_code import import_callable, user_code
 
@@ -39,7 +39,7 @@ class Images:
         self._folder = Path(folder)
         self._paths, labels, self.classes = _listing(self._folder)
         self.ids = tuple(as_text(p.relative_to(self._folder).as_posix()) for p in self._paths)
-        self.labels: tuple[int, ...] | None = labels
+        self.labels = labels
         self.recipe = self._transform.recipe
 
     def load(self, at: int) -> Sample:
@@ -99,7 +99,7 @@ class ImageTransform:
             raise CalibError(f"transform.normalize.std: must be over 0 (got {list(std)}).")
         self._mean = None if mean is None else np.array(mean, np.float32)[:, None, None]
         self._std = None if std is None else np.array(std, np.float32)[:, None, None]
-        self._steps = _geometry(spec)
+        self._steps = geometry(spec)
         self.recipe = "images " + json.dumps(asdict(spec), sort_keys=True) + source_digest(self._callable)
 
     def __call__(self, where: str, image: Image.Image) -> Array:
@@ -141,7 +141,8 @@ def to_array(where: str, value: Any) -> Array:
     return array
 
 
-def _geometry(spec: TransformSpec) -> list[Callable[[Image.Image], Image.Image]]:
+def geometry(spec: TransformSpec) -> list[Callable[[Image.Image], Image.Image]]:
+    """torchvision's transforms of the PIL image, in order: resize, center crop, grayscale."""
     from torchvision import transforms
 
     steps: list[Callable[[Image.Image], Image.Image]] = []
@@ -154,7 +155,8 @@ def _geometry(spec: TransformSpec) -> list[Callable[[Image.Image], Image.Image]]
     return steps
 
 
-def _listing(folder: Path) -> tuple[list[Path], tuple[int, ...], tuple[str, ...] | None]:
+def _listing(folder: Path) -> tuple[list[Path], tuple[int, ...] | None, tuple[str, ...] | None]:
+    """The images in order, their classes and the classes' names: none where the images are in the folder itself."""
     from torchvision.datasets import ImageFolder
 
     if not folder.is_dir():
@@ -164,9 +166,11 @@ def _listing(folder: Path) -> tuple[list[Path], tuple[int, ...], tuple[str, ...]
     try:
         dataset = ImageFolder(str(folder), allow_empty=True)
     except FileNotFoundError as error:
+        files = sorted(p for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
+        if files:
+            return files, None, None
         raise CalibError(
-            f"{folder}: must hold one folder of images for each class (got no folders). Put the images into a "
-            f"folder inside it."
+            f"{folder}: must hold images, or one folder of images for each class (got neither). Check the path."
         ) from error
     names = tuple(map(as_text, dataset.classes))
     return [Path(p) for p, _ in dataset.samples], tuple(int(t) for t in dataset.targets), names

@@ -38,7 +38,7 @@ def in_workers(work: Items[T], workers: int) -> Iterator[T]:
         yield from loader
     except RuntimeError as error:  # the loader's own; what the work raises is a value by then
         raise CalibError(
-            f"workers: every worker process must live until all samples are loaded (got: {error}). "
+            f"workers: a worker process ended before all samples were loaded ({error}). "
             "Set workers to 0 to see what ends it."
         ) from error
 

@@ -62,7 +62,7 @@ class DataSpec:
     """Where samples come from and which are drawn. Exactly one of images, arrays and factory is set.
 
     Attributes:
-        images: an ImageFolder: one folder a class.
+        images: a folder of images without labels, or an ImageFolder: one folder a class.
         arrays: .npy (one input), .npz or .safetensors holding [S, ...] by input name, and int `labels` [S] if known.
         factory: "package.module:callable"; called without arguments it gives a sequence, or an iterable that gives
             the same samples each time, of {input name: array}, of an array (one input), or of (either, int label). Of

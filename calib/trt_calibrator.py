@@ -174,7 +174,7 @@ class _Feed:
             )
         if self.given and not self.ended:
             raise CalibError(
-                f"calibration: TensorRT must read all of the data (got {self.given} batches of "
+                f"calibration: TensorRT did not read all of the data ({self.given} batches of "
                 f"{-(-self.source.sample_count // self.batch_size)} read). See the build's log for why it stopped."
             )
 

@@ -32,7 +32,7 @@ for _name in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS"):
     os.environ.pop(_name, None)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="session")
 def imported() -> None:
     """Every module of the package, before a test replaces a part of one: a module imported later would keep the double.
 
@@ -45,6 +45,12 @@ def imported() -> None:
         if not module.name.startswith("trtpipe.examples.") and not module.name.endswith(".__main__"):
             with contextlib.suppress(ModuleNotFoundError):
                 importlib.import_module(module.name)
+
+
+@pytest.fixture
+def monkeypatch(imported: None, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """pytest's own, once everything is imported."""
+    return monkeypatch
 
 
 @pytest.fixture(autouse=True)

@@ -85,9 +85,7 @@ def test_speed_is_against_eager_fp32_on_the_same_device():
 
 
 def test_the_reason_stands_in_its_row_whole():
-    said = (
-        "InputError: engine: the plan must be valid for this GPU (got: TensorRT-RTX 1.7.1.116 says INVALID, 4; a | b)"
-    )
+    said = "InputError: engine: the plan is not valid for this GPU (TensorRT-RTX 1.7.1.116 says INVALID, 4; a | b)"
     text = gpu_page.markdown({"name": "H"}, "d", [bench("m", Row("engine FP16", "cuda", skipped=said))])
     assert f"| engine FP16 | not measured: {said.replace('|', chr(92) + '|')} |" in text
 

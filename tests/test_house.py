@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -113,3 +114,46 @@ def test_setup_says_what_the_browser_tests_lack() -> None:
     assert violation("false") == (
         "no Chromium here: the tests of the report in a browser will be skipped. Install it: apt-get install chromium\n"
     )
+
+
+#: What another program does is a fact: it is stated. "must ... (got ...)" is for values that a user gave.
+_COMMANDED = re.compile(
+    r"\bmust (accept|answer|be (able|importable|possible|reachable|usable|writable)|compile|"
+    r"compute (what|something else)|convert|end with an|find|live|read all|run its|succeed|work)\b"
+)
+
+
+def _texts(tree: ast.AST) -> list[str]:
+    """Every string of a module but its docstrings; a value in an f-string is {}."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {ast.get_docstring(n, clean=False) for n in ast.walk(tree) if isinstance(n, documented)}
+    texts = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            texts.append("".join(str(v.value) if isinstance(v, ast.Constant) else "{}" for v in node.values))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value not in docstrings:
+            texts.append(node.value)
+    return texts
+
+
+@pytest.mark.parametrize(
+    ("text", "commands"),
+    [
+        ("build: TensorRT must compile the graph (got a crash).", True),
+        ("{} must be importable here (got: none).", True),
+        ("name: must be a word (got 7).", False),
+    ],
+)
+def test_a_message_that_commands_another_program_is_found(text: str, commands: bool) -> None:
+    assert (_COMMANDED.search(text) is not None) == commands
+
+
+def test_messages_state_what_other_programs_do() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {text}"
+        for package in ("trtpipe", "calib")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for text in _texts(ast.parse(path.read_text()))
+        if _COMMANDED.search(text)
+    ]
+    assert found == []

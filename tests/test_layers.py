@@ -20,26 +20,12 @@ ROOMS = (
     "job", "trt", "model", "bundle", "evaluation", "quantization", "routes", "runtime", "report", "pipeline", "nightly",
     "cli",
 )  # fmt: skip
-GROUND = (
-    "__init__",
-    "__main__",
-    "api",
-    "errors",
-    "values",
-    "progress",
-    "notebook",
-    "batching",
-    "atomic",
-    "jsontext",
-    "packages",
-    "outputs",
-)
 
 #: Everything that the light core can do without.
 HEAVY = ("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "safetensors", "jinja2",
          "matplotlib", "numba", "tensorrt", "tensorrt_rtx", "torch_tensorrt", "torch2trt", "cuda", "pycuda", "dask",
          "distributed", "fsspec", "sklearn", "scipy", "timm", "triton", "ml_dtypes", "rich",
-         "sympy", "markupsafe")  # fmt: skip
+         "sympy", "markupsafe", "pycocotools")  # fmt: skip
 
 #: The only places that may import a module, as the beginning of a path below the root.
 ONLY = {
@@ -143,12 +129,16 @@ class Tree:
 
 
 @functools.cache
+def layers() -> list[list[str]]:
+    """The contract's layers, the highest first: the modules and rooms of each."""
+    (listed,) = re.findall(r"^layers = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S)
+    return [re.findall(r"[\w.]+", row) for row in listed.splitlines()]
+
+
 def place(module: str) -> tuple[int, str]:
     """Where the contract has a module: its layer, 0 at the top, and the room or ground module that it belongs to."""
-    (listed,) = re.findall(r"^layers = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S)
     room = module.partition(".")[0] if module.startswith("calib") else ".".join(module.split(".")[:2])
-    rows = [re.findall(r"[\w.]+", row) for row in listed.splitlines()]
-    return next((at for at, row in enumerate(rows) if room in row), -1), room
+    return next((at for at, row in enumerate(layers()) if room in row), -1), room
 
 
 @pytest.fixture(scope="module")
@@ -228,9 +218,10 @@ def test_a_planted_upward_module_named_in_a_text_is_found(line: str, copy: Path)
 
 
 def test_the_house_has_its_rooms_and_nothing_else() -> None:
-    there = {p.name for p in (ROOT / "trtpipe").iterdir() if p.name != "__pycache__"}
-    house = {*ROOMS, "examples", "py.typed", *(f"{name}.py" for name in GROUND)}
-    assert there == house, "a module belongs into a room: docs/architecture.md says which"
+    there = {p.name.removesuffix(".py") for p in (ROOT / "trtpipe").iterdir() if p.name != "__pycache__"}
+    house = {name.removeprefix("trtpipe.") for row in layers() for name in row} - {"calib"}
+    assert set(ROOMS) <= house
+    assert there == {*house, "__init__", "py.typed"}, "a module belongs into a room: docs/architecture.md says which"
 
 
 @pytest.mark.parametrize("room", ROOMS)

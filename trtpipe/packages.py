@@ -65,6 +65,7 @@ EXTRAS: Mapping[str, str] = {
     **dict.fromkeys(("cuda", "pycuda"), "edge"),
     **dict.fromkeys(("dask", "distributed", "fsspec"), "fleet"),
     **dict.fromkeys(("sklearn", "timm"), "examples"),
+    "pycocotools": "coco",
     "tensorrt_rtx": "rtx",
 }
 #: How what has no extra, or several, is installed.

@@ -7,9 +7,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from calib.types import Array, JsonObject
 from trtpipe.figures import beside, exact
@@ -208,6 +208,11 @@ class LayerPrecision:
     source: str = ""
 
 
+def computed_in(layers: Iterable[LayerPrecision]) -> tuple[Precision, ...]:
+    """The precisions of a graph's operations, each once, sorted."""
+    return tuple(sorted({x.precision for x in layers}))
+
+
 @dataclass(frozen=True)
 class WeightBytes:
     """A graph's INT8 weights in the engine that was compiled from it, in bytes of INT8.
@@ -239,13 +244,17 @@ class Quantized:
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """A checked ONNX file in memory; node names begin with the source module path."""
+    """A checked ONNX file in memory; node names begin with the source module path.
+
+    `precisions` are those that its operations compute in (`computed_in`): an engine's floor depends on them.
+    """
 
     data: bytes
     opset: int
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     notes: tuple[str, ...] = ()
+    precisions: tuple[Precision, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -279,6 +288,20 @@ class Engine:
     notes: tuple[str, ...] = ()
     fallback: tuple[Fallback, ...] = ()
     minimum_compute_capability: str | None = None
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """What is to be found in one image: float64 [K, 4] (x0, y0, x1, y1 in pixels of the input), int64 [K] classes, and
+    bool [K], whether a box is of many (COCO's crowds)."""
+
+    corners: Array
+    classes: Array
+    crowd: Array
+
+
+#: What is right for each sample: an array [S, ...] (int64 [S] are classes), boxes, or None where nothing is known.
+Labels: TypeAlias = Array | tuple[Boxes, ...] | None
 
 
 @dataclass(frozen=True)

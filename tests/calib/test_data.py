@@ -174,8 +174,8 @@ def make_file(tmp_path):
     return tmp_path / "f"
 
 
-def make_flat(tmp_path):
-    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+def make_no_image(tmp_path):
+    (tmp_path / "a.txt").write_text("")
     return tmp_path
 
 
@@ -189,7 +189,7 @@ def make_empty_class(tmp_path):
     [
         (lambda p: p / "nowhere", r"nowhere: must be a folder of images \(got nothing\)\. Check the path\."),
         (make_file, r"f: must be a folder of images \(got a file\)\. Check the path\."),
-        (make_flat, r"must hold one folder of images for each class \(got no folders\)\. Put the images into a folder"),
+        (make_no_image, r"must hold images, or one folder of images for each class \(got neither\)\. Check the path"),
         (make_empty_class, r"holds no samples\. Check the path\."),
     ],
 )

@@ -146,9 +146,7 @@ def test_a_build_that_never_calibrated_is_an_error(tmp_path):
 def test_a_calibration_that_stopped_early_is_an_error(tmp_path):
     calibrator = make_calibrator(tensorrt(), source(tmp_path), batch_size=5, place=Device().place)
     calibrator.get_batch(["x", "y"])
-    with pytest.raises(
-        CalibError, match=r"must read all of the data \(got 1 batches of 2 read\)\. See the build's log"
-    ):
+    with pytest.raises(CalibError, match=r"did not read all of the data \(1 batches of 2 read\)\. See the build's log"):
         calibrator.finish()
 
 

@@ -67,6 +67,20 @@ def test_the_exit_code_is_the_one_that_the_command_reached(statement: str) -> No
     assert (done.returncode, done.stderr, done.stdout) == (*ENDS[statement], "")
 
 
+def test_closed_standard_streams_are_not_the_way_back_to_the_parent() -> None:
+    """What is printed to descriptor 1 would be an exit code there."""
+    statement = "[os.write(n, b'9') for n in (0, 1, 2) if os.path.exists(f'/proc/self/fd/{n}')]; return 4"
+    command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", PROGRAM.format(statement)]
+    assert subprocess.run(command, timeout=60, check=False).returncode == 4
+
+
+def test_where_no_process_can_be_begun_the_command_runs_without_one() -> None:
+    statement = "return 0 if os.getpid() == parent else 1"
+    patched = "import os\nparent = os.getpid()\ndef fork(): raise BlockingIOError('no more')\nos.fork = fork\n"
+    done = subprocess.run([sys.executable, "-c", patched + PROGRAM.format(statement)], timeout=60, check=False)
+    assert done.returncode == 0
+
+
 def test_a_machine_reads_the_same() -> None:
     done = program("os._exit(0)", "--json")
     assert json.loads(done.stdout) == {"error": CALLED.format(0)[:-1], "exit_code": 2}

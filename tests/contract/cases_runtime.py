@@ -305,7 +305,7 @@ def test_a_plan_that_cannot_be_loaded_says_why(opened):
 def test_no_gpu_is_an_error_before_anything_is_asked(monkeypatch):
     monkeypatch.setattr(driver, "probe", lambda: Driver(problem="no library"))
     before = stub.count()
-    with pytest.raises(errors.MissingError, match="engine: an NVIDIA GPU and its driver must be here"):
+    with pytest.raises(errors.MissingError, match="engine: there is no usable NVIDIA GPU here"):
         EngineRunner(PLAN).__enter__()
     assert stub.count() == before
 
@@ -339,7 +339,7 @@ def test_a_stripped_plan_is_given_its_weights_before_its_context(opened):
     assert order == ["deserialize", "weights", "refit", "context"]
     stub.answer(lambda: refitter.refit_cuda_engine(), 0)
     with pytest.raises(
-        errors.InputError, match=r"engine: weights must come from the graph that the engine was built from"
+        errors.InputError, match=r"engine: the weights are not those of the graph that the engine was built from"
     ):
         EngineRunner(PLAN, memory=HostMemory, refit=b"onnx file").__enter__()
 

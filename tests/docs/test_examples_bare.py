@@ -93,8 +93,8 @@ def test_what_is_missing_is_said_and_how_to_judge_the_job_alone(tmp_path: Path) 
         "build.target: tensorrt_rtx is not installed. Run: pip install 'trtpipe[rtx]'",
         f"check.images: must be a folder that exists (got '../data/digits/val': nothing there). {data}/val, {beside}",
         "check.images: torchvision is not installed. Run: pip install 'trtpipe[build]'",
-        "configs/quickstart.yaml: the job is right but for data, modules and packages that are not here (--job-only leaves "
-        "those out).",
+        "configs/quickstart.yaml: the job is right but for data, modules, packages or a GPU that are not here "
+        "(--job-only leaves those out).",
     ]
 
 

@@ -160,7 +160,7 @@ def test_accuracy_and_its_drop() -> None:
     assert found["accuracy_drop"].passed is False
     assert found["top1_agreement"].interval == pytest.approx(binomial_interval(160, 200))
     assert found["cosine"].interval is None
-    assert doubtful(metrics, 200) == ()
+    assert doubtful(metrics, 200, Limits(accuracy_drop_max=0.05)) == ()
 
 
 @pytest.mark.parametrize(
@@ -202,14 +202,14 @@ def test_a_verdict_says_how_sure_it_is() -> None:
     scores, wrong, labels = wrong_on(1, 10)
     limits = Limits(accuracy_drop_max=0.05, top1_agreement_min=0.95)
     metrics, _ = measure({"y": scores}, {"y": wrong}, labels, limits)
-    lines = doubtful(metrics, 10)
+    lines = doubtful(metrics, 10, limits)
     assert len(lines) == 2
     assert lines[0].startswith(
         "y.top1_agreement: 0.9 misses the limit 0.95, and 10 samples are too few to be sure of it "
         "(95 % interval 0.555 to 0.9975; "
     )
     assert re.search(r"; about \d+ would settle it\)$", lines[0])
-    at = doubtful((Metric("accuracy_drop", "y", 0.1, 0.1, True, (0.0, 0.4)),), 10)[0]
+    at = doubtful((Metric("accuracy_drop", "y", 0.1, 0.1, True, (0.0, 0.4)),), 10, limits)[0]
     assert "0.1 meets the limit 0.1" in at
     assert "no number of samples would settle it" in at
     shown = next(m for m in metrics if m.name == "top1_agreement")

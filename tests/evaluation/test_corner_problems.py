@@ -57,7 +57,7 @@ def test_the_least_and_the_largest_sizes_are_executed() -> None:
     report = at_corners(runner)
     assert runner.shapes == [(1, 2), (4, 8)]
     assert (report.passed, report.problems, report.warnings) == (True, (), ())
-    assert report.notes == ("executed at declared sizes that the samples do not have too: x [1, 2] and x [4, 8]",)
+    assert report.notes == ("declared sizes beyond the check's batches were executed too: x [1, 2] and x [4, 8]",)
 
 
 def test_what_the_check_has_executed_itself_is_not_executed_again() -> None:

@@ -1,37 +1,10 @@
-from pathlib import Path
-
 import pytest
-from jobs import GOOD
+from jobs import GOOD, INPUT, write
 
-from trtpipe.bundle.signing import load_public_keys
 from trtpipe.cli.main import main
-from trtpipe.errors import InputError
-from trtpipe.job.job import Job
-from trtpipe.job.load import JobErrors, JobFile, load_job
-from trtpipe.job.sections import Build
+from trtpipe.job.rules import broken
+from trtpipe.job.sections import Input, Model
 
-
-@pytest.fixture
-def folder(tmp_path):
-    for name in ("calib", "val"):
-        (tmp_path / name / "0").mkdir(parents=True)
-        (tmp_path / name / "0" / "a.png").write_bytes(b"")
-    for name in ("w.safetensors", "w.pickle", "m.ts", "m.pt2", "x.npy", "x.npz", "t.json"):
-        (tmp_path / name).write_bytes(b"")
-    return tmp_path
-
-
-def write(folder, *edits):
-    text = GOOD
-    for old, new in edits:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    path = folder / "job.yaml"
-    path.write_text(text)
-    return path
-
-
-INPUT = "{dtype: float32, shape: [N, 1, 32, 32], N: {min: 1, opt: 8, max: 32}}"
 TRANSFORM = "{resize: [32, 32], grayscale: true, normalize: {mean: [0.5], std: [0.5]}}"
 FACTORY = "  factory: torch.nn:Identity\n  args: {}\n  weights: w.safetensors\n"
 
@@ -67,7 +40,7 @@ BROKEN = [
      ["job.yaml:5: model.zzz: must be one of the keys factory, args, weights, torchscript, program, onnx or baseline (got zzz)."]),
     ([("cosine_min", "cosin_min")],
      ["job.yaml:21: check.limits.cosin_min: must be one of the keys cosine_min, max_abs_max, relative_l2_max, sqnr_db_min, "
-      "top1_agreement_min, accuracy_drop_max, speedup_over_fp16_min or confident (got cosin_min). Did you mean cosine_min?"]),
+      "top1_agreement_min, accuracy_drop_max, speedup_over_fp16_min, confident or metrics (got cosin_min). Did you mean cosine_min?"]),
     ([("name: digits\n", "")], ["job.yaml:1: name: must be given (got nothing)."]),
     ([(INPUT, "{dtype: float32, N: {min: 1, opt: 8, max: 32}}")], ["job.yaml:7: inputs.image.shape: must be given (got nothing)."]),
     # types and words
@@ -204,6 +177,31 @@ BROKEN = [
     ([("cosine_min: 0.99", "cosine_min: 0.99, speedup_over_fp16_min: 1.2")],
      ["job.yaml:21: check.limits.speedup_over_fp16_min: must be given only with check.require: engine "
       "(got require: graph). Speed is measured on the engine itself."]),
+    ([("cosine_min: 0.99", "confident: true, cosine_min: 0.99")],
+     ["job.yaml:21: check.limits.confident: must be given only with top1_agreement_min, accuracy_drop_max or limits of metrics "
+      "(got neither). Other figures have no interval."]),
+    ([("cosine_min: 0.99", "metrics: {m: {min: 1, max: 2}, n: {}}"), ("images: val", "images: val\n  metrics: {n: miou}")],
+     ["job.yaml:22: check.limits.metrics.m: must be a metric of check.metrics, n (got m).",
+      "job.yaml:22: check.limits.metrics.m: must set one of min and max (got min: 1, max: 2). "
+      "One of them is what better figures are away from.",
+      "job.yaml:22: check.limits.metrics.n: must set min, max or drop_max (got none)."]),
+    ([("cosine_min: 0.99", "metrics: {m: {min: 1}}")],
+     ["job.yaml:21: check.limits.metrics.m: must be a metric of check.metrics, none (got m). Add check.metrics.m."]),
+    ([("images: val", "images: val\n  metrics: {accuracy: mae, a-b: mae, c: iou, d: net.f, e: {function: mae, better: lower}}")],
+     ["job.yaml:21: check.metrics.accuracy: must have a name of letters, digits and _ other than accuracy (got 'accuracy').",
+      "job.yaml:21: check.metrics.a-b: must have a name of letters, digits and _ other than accuracy (got 'a-b').",
+      "job.yaml:21: check.metrics.c.function: must be top5, miou, coco_map, psnr, ssim, mae, cosine or package.module:callable "
+      "(got 'iou').",
+      "job.yaml:21: check.metrics.d.function: must be package.module:callable (got 'net.f'). Did you mean net:f?",
+      "job.yaml:21: check.metrics.e.better: must be given only for a callable (got lower). It is known for mae: remove it."]),
+    ([("images: val", "images: val\n  labels: val.npy")],
+     ["job.yaml:21: check.labels: must be a file or folder that exists (got 'val.npy': nothing there). "
+      "It is {dir}/val.npy, from the folder of the job file.",
+      "job.yaml:21: check.labels: must be no .npy with check.images (got '{dir}/val.npy'). "
+      "Images have no order: give a folder of masks, a .json of COCO or a .csv."]),
+    ([("  images: val\n", "  factory: a:b\n  labels: calib\n"), ("transform", "transform")],
+     ["job.yaml:21: check.labels: must be given only with check.images, unless it is a .npy (got no images). "
+      "It names class folders or images."]),
     ([("  images: val\n", "")],
      ["job.yaml:19: check: must have exactly one of images, arrays and factory (got none)."]),
     # build
@@ -245,169 +243,12 @@ def test_the_table_is_as_long_as_was_asked_for():
     assert len({str(e[1]) for e in BROKEN}) == len(BROKEN)
 
 
-def test_every_problem_at_once(folder):
-    path = write(folder, ("factory:", "factroy:"), ("entropy_2", "entropy3"), ("images: val", "images: vla"),
-                 ("  fp16_mode: true", "  fp16_mode: true\n  bf16_mode: true"))  # fmt: skip
-    with pytest.raises(JobErrors) as raised:
-        load_job(path)
-    assert [p.path for p in raised.value.problems] == [
-        "model.factroy",
-        "precision.bf16_mode",
-        "calibration.algorithm",
-        "check.images",
+def test_names_of_inputs_with_dots_are_paths():
+    one = Input(shape=(1, 2))
+    inputs = {"image": one, "image.part": one, "a..b": one, "pair.0": one, "pair.1": one}
+    found = [(p.path, p.must, p.got, p.hint) for p in broken({"model": Model(factory="a:b"), "inputs": inputs})]
+    assert found == [
+        (("inputs", "image.part"), "not be a part of inputs.image, a tensor", "'image.part'", "Rename one of them."),
+        (("inputs", "a..b"), "have a name on each side of a dot", "'a..b'", ""),
     ]
-
-
-def test_build_prints_the_same_problems_and_builds_nothing(folder, capsys):
-    path = write(folder, ("entropy_2", "entropy3"))
-    assert main(["build", str(path), "-o", str(folder / "out")]) == 2
-    assert f"{path}:16: calibration.algorithm: must be" in capsys.readouterr().err
-    assert not (folder / "out").exists()
-
-
-def test_paths_are_from_the_folder_of_the_job_file(folder, monkeypatch):
-    path = write(folder)
-    monkeypatch.chdir(folder.parent)
-    job = load_job(f"{folder.name}/{path.name}")
-    assert job.model.weights == str(folder / "w.safetensors")
-    assert job.calibration is not None
-    assert job.calibration.images == str(folder / "calib")
-    assert job.check.images == str(folder / "val")
-    assert job.folder == folder
-
-
-def test_the_folder_is_no_part_of_the_job(folder):
-    job = load_job(write(folder))
-    assert not {"folder", "_folder"} & set(job.model_dump(mode="json"))
-    again = Job.model_validate(job.model_dump())
-    assert again.folder is None
-    assert (again.text, job.text) == ("", GOOD)
-    assert load_job(folder / "job.yaml", ["check.seed=1"]).text == GOOD + "# --set check.seed=1\n"
-    assert again.model_dump() == job.model_dump()
-    assert Job.model_validate_json(job.model_dump_json()).model_dump() == job.model_dump()
-
-
-def test_compute_capabilities_are_taken_as_written(folder, capsys):
-    job = load_job(write(folder, ("[8.6, 12.0]", "[8.6, 12.0, '7.5']")))
-    assert job.build.compute_capability == ("8.6", "12.0", "7.5")
-    path = write(folder, ("[8.6, 12.0]", "[12.10]"))
-    with pytest.raises(JobErrors, match=r"must be a compute capability like 8\.6 \(got '12\.10'\)"):
-        load_job(path)
-
-
-def test_builder_options_are_read_as_strictly_as_the_rest(folder):
-    lines = "build:\n  profiles: [{N: {min: 1, opt: 2, max: 4}}]\n  tensor_formats: {image: [linear]}\n"
-    job = load_job(write(folder, ("build:\n", lines)))
-    assert job.build.profiles[0]["N"].opt == 2
-    assert job.build.tensor_formats == {"image": ("linear",)}
-    with pytest.raises(
-        JobErrors, match=r"build\.tf32: must be true or false \(got 'yes'\)\. Write true, without quotes"
-    ):
-        load_job(write(folder, ("build:\n", "build:\n  tf32: yes\n")))
-    with pytest.raises(JobErrors, match=r"profiles\[0\]\.N: 1 <= min <= opt <= max must hold \(got 3, 2, 4\)"):
-        load_job(write(folder, ("build:\n", "build:\n  profiles: [{N: {min: 3, opt: 2, max: 4}}]\n")))
-    with pytest.raises(
-        JobErrors, match=r"profiles\[0\]\.N: must be {min, opt, max}, whole numbers \(got a mapping of min"
-    ):
-        load_job(write(folder, ("build:\n", "build:\n  profiles: [{N: {min: 3}}]\n")))
-
-
-def test_a_dimension_may_be_called_no(folder):
-    job = load_job(write(folder, (INPUT, "{shape: [no, 1, 32, 32], no: {min: 1, opt: 2, max: 4}}")))
-    (spec,) = job.input_specs()
-    assert spec.shape == ("no", 1, 32, 32)
-    assert (spec.at("min")[0], spec.at("opt")[0], spec.at("max")[0]) == (1, 2, 4)
-
-
-def test_batch_size_stays_within_the_batch_dimension(folder):
-    job = load_job(write(folder))
-    assert job.batch_size(job.check) == 32
-    assert job.batch_size(job.check.model_copy(update={"batch_size": 100})) == 32
-    static = load_job(write(folder, (INPUT, "{shape: [4, 1, 32, 32]}")))
-    assert static.batch_size(static.check) == 4
-
-
-def test_the_check_uses_calibrations_transform(folder):
-    job = load_job(write(folder))
-    assert job.check.transform is None
-    assert job.calibration is not None
-    assert job.check_transform() == job.calibration.transform
-
-
-def test_set_overrides_the_file(folder):
-    path = write(folder)
-    job = load_job(path, ("build.target=tensorrt", "precision.keep.fp32=[head.*]", "check.samples=3",
-                          "build.compute_capability=[8.9]", "model.args.depth=2"))  # fmt: skip
-    assert job.build.target == "tensorrt"
-    assert job.precision.keep.fp32 == ("head.*",)
-    assert job.check.samples == 3
-    assert job.build.compute_capability == ("8.9",)
-    assert job.model.args == {"depth": 2}
-
-
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [
-        ("build.target=tensort",
-         "--set: build.target: must be tensorrt, tensorrt_rtx or onnxruntime (got 'tensort'). Did you mean tensorrt?"),
-        ("build.tarket=tensorrt",
-         f"--set: build.tarket: must be one of the {len(Build.model_fields)} keys that `trtpipe schema` lists here "
-         "(got tarket). Did you mean target?"),
-        ("name.x=1", "--set: name: must be a mapping (got 'digits')."),
-        ("check.images=nowhere",
-         "--set: check.images: must be a folder that exists (got 'nowhere': nothing there). "
-         "It is {dir}/nowhere, from the folder of the job file."),
-        ("precision.bf16_mode=true", "--set: precision.bf16_mode: must not be set with fp16_mode (got both true). Choose one."),
-        ("nonsense", "--set: must be SECTION.KEY=VALUE (got 'nonsense')."),
-        ("a..b=1", "--set: must be SECTION.KEY=VALUE (got 'a..b=1')."),
-        ("check.samples=*a", "--set: check.samples: must not be an alias (got *a). Write the value out."),
-    ],
-)  # fmt: skip
-def test_a_bad_override_is_reported_as_set(override, expected, folder, capsys):
-    assert main(["validate", str(write(folder)), "--set", override]) == 2
-    assert capsys.readouterr().err.splitlines() == [expected.replace("{dir}", str(folder))]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "expected"),
-    [
-        ("jop.yaml", None, "jop.yaml: must be a job file (got no such file). Did you mean job.yaml?"),
-        ("bytes.yaml", b"name: \xff\n", "bytes.yaml: must be UTF-8 text (got byte 0xff at 6)."),
-    ],
-)
-def test_files_that_cannot_be_read(name, content, expected, folder, capsys, monkeypatch):
-    write(folder)
-    if content is not None:
-        (folder / name).write_bytes(content)
-    monkeypatch.chdir(folder)
-    assert main(["validate", name]) == 2
-    assert capsys.readouterr().err.splitlines() == [expected]
-
-
-def test_a_job_made_in_python_keeps_the_same_rules(folder):
-    good = load_job(write(folder)).model_dump()
-    with pytest.raises(ValueError, match=r"precision\.bf16_mode: must not be set with fp16_mode"):
-        Job.model_validate(good | {"precision": {"fp16_mode": True, "bf16_mode": True}})
-
-
-def test_job_only_ignores_what_this_machine_lacks(tmp_path, capsys):
-    path = tmp_path / "job.yaml"
-    path.write_text(GOOD.replace("torch.nn:Identity", "no_such_package:build"))
-    assert main(["validate", str(path)]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 4
-    assert main(["validate", "--job-only", str(path)]) == 0
-    job = JobFile(path, paths_exist=False).read()
-    assert job is not None
-
-
-def test_a_file_without_an_end_is_not_read_to_it(capsys):
-    for path in ("/dev/zero", "/dev/urandom"):
-        assert main(["validate", path]) == 2
-        assert f"{path}: must be a job file of at most 1048576 bytes (got more than 1048576 bytes)." in (
-            capsys.readouterr().err
-        )
-
-
-def test_nor_is_a_key():
-    with pytest.raises(InputError, match=r"^/dev/zero: must be a readable key file \(got: more than 1048576 bytes\)\."):
-        load_public_keys(Path("/dev/zero"))
+    assert not list(broken({"model": Model(onnx="a.onnx"), "inputs": inputs}))  # whose names are its own

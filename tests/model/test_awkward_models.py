@@ -53,7 +53,6 @@ def make():
     return Net()
 """
 ONE = ("y",)
-WRAP = "Return tensors from a wrapper's forward:\n    out = self.model(*inputs)\n    return "
 NAME = "Name each of them in the job:\n    outputs:"
 
 #: what forward does with y = Linear(x) -> (the job's outputs, what is wrong: None, or parts of the message)
@@ -63,6 +62,9 @@ MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...] | None]] = {
     'return {"y": y, "more": y * 2}': (ONE, None),
     "return [y, y * 2]": (("a", "b"), None),
     "return Pair(y, y * 2)": (("a", "b"), None),
+    'return {"detections": [{"boxes": y}, {"boxes": y * 2}]}': (("detections.1.boxes", "detections.0.boxes"), None),
+    "return Out(y)": (("logits",), None),
+    "return y, [y * 2, None]": (("1.0", "0"), None),
     "return y.mean()": (ONE, None),
     "return y.argmax(1)": (ONE, None),
     "return y > 0": (ONE, None),
@@ -70,17 +72,17 @@ MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...] | None]] = {
     # What is returned is not what the job names
     'return {"boxes": [y, y]}': (
         ("boxes",),
-        ("it returns a dict of boxes: a list of 2 (float32 [2, 4], float32 [2, 4])", WRAP + 'out["boxes"][0], out["boxes"][1]'),
+        ("it returns a dict of boxes: a list of 2 (float32 [2, 4], float32 [2, 4])", NAME + "\n      boxes.0: {}\n      boxes.1: {}"),
     ),
     'return {"boxes": y, "scores": y}': (
         ONE,
         ("got y, and it returns a dict of boxes: float32 [2, 4], scores: float32 [2, 4]", NAME + "\n      boxes: {}\n      scores: {}"),
     ),
-    "return Out(y)": (ONE, ("it returns Out(logits: float32 [2, 4], loss: None)", WRAP + "out.logits")),
-    "return Pair(y, [y])": (ONE, ("it returns Pair(boxes: float32 [2, 4], scores: a list of 1", WRAP + "out.boxes, out.scores[0]")),
+    "return  Out(y)": (ONE, ("it returns Out(logits: float32 [2, 4], loss: None)", NAME + "\n      logits: {}")),
+    "return Pair(y, [y])": (ONE, ("it returns Pair(boxes: float32 [2, 4], scores: a list of 1", NAME + "\n      boxes: {}\n      scores.0: {}")),
     "return y, y, y": (ONE, ("it returns a tuple of 3", NAME + "\n      output_0: {}\n      output_1: {}\n      output_2: {}")),
-    "return y, None": (ONE, ("it returns a tuple of 2 (float32 [2, 4], None)", WRAP + "out[0]")),
-    "return [{'boxes': y[0]}, {'boxes': y[1]}]": (ONE, (WRAP + 'out[0]["boxes"], out[1]["boxes"]',)),
+    "return y, None": (ONE, ("it returns a tuple of 2 (float32 [2, 4], None)", NAME + "\n      0: {}")),
+    "return [{'boxes': y[0]}, {'boxes': y[1]}]": (ONE, (NAME + "\n      0.boxes: {}\n      1.boxes: {}",)),
     "return None": (ONE, ("it returns None", "Return tensors from its forward.")),
     "return float(y.sum())": (ONE, ("it returns float()", "Return tensors from its forward.")),
     "return y.clone()": (("a", "b"), ("got a, b, and it returns float32 [2, 4]",)),
@@ -98,7 +100,7 @@ MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...] | None]] = {
     "return x": (ONE, ("capture: the model must compute something from its inputs (got outputs that are inputs or constants).",)),
     "raise SystemExit(0)": (ONE, ("model: it fails on zeros of the declared inputs", "SystemExit: 0")),
     "if torch.compiler.is_exporting(): raise SystemExit(0)\n        return y": (ONE, ("capture: torch.export cannot capture the model", "SystemExit: 0")),
-    "if torch.jit.is_tracing(): raise SystemExit(0)\n        return y": (ONE, ("model.baseline: TorchScript must be able to trace the model (got 0)",)),
+    "if torch.jit.is_tracing(): raise SystemExit(0)\n        return y": (ONE, ("model.baseline: TorchScript cannot trace the model (0)",)),
     "raise type('PanicException', (BaseException,), {})('in Rust')": (ONE, ("model: it fails on zeros of the declared inputs", "PanicException: in Rust")),
 }  # fmt: skip
 
@@ -180,6 +182,17 @@ def test_globs_that_fit_nothing_are_said_when_the_graph_is_known(tmp_path: Path,
     assert any(str(e).startswith(said) for e in deep_problems(load_job(file)))
 
 
+def test_that_an_output_depends_on_its_batch_is_said_on_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = job(tmp_path, "return y - y.mean(0)", ONE, "awkward_batch")
+    assert main(["build", str(file), "-o", str(tmp_path / "out"), "-q"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(
+        li.startswith("  note: check: output y of a sample depends on the others in its batch: ") for li in lines
+    )
+
+
 def test_a_failed_export_prints_and_logs_nothing_of_its_own(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -249,6 +262,6 @@ def test_a_model_that_answers_anew_each_time_is_no_baseline(tmp_path: Path, body
         assert trtpipe.build(file, tmp_path / "out").report.passed
         return
     with pytest.raises(
-        InputError, match=r"^model: must answer the same on the same inputs \(got other values of y when"
+        InputError, match=r"^model: it gives other outputs for the same inputs \(other values of y when"
     ):
         trtpipe.build(file, tmp_path / "out")

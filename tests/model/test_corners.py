@@ -67,7 +67,7 @@ def test_a_model_that_decides_by_its_batch_is_refused() -> None:
     with pytest.raises(BuildError) as caught:
         require_corners(loaded, captured, samples, corner_outputs(loaded, samples))
     assert str(caught.value) == (
-        "capture: the graph must answer as the model for x [1, 3, 8, 8] too (got 100% other values in output logits). "
+        "capture: the graph answers otherwise than the model for x [1, 3, 8, 8] (100% other values in output logits). "
         "The model decides by a shape (an if, squeeze(), a number taken from x.shape): make it compute the same for "
         "every size, or declare in inputs only sizes that it treats alike."
     )

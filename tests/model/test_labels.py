@@ -66,6 +66,13 @@ def numbered(made: Job, loaded: LoadedModel) -> dict[str, int]:
 SOME = {"cat": 1, "horse": 4}
 
 
+def refusal(made: Job, classes: int) -> str:
+    """The message by which the labels of a job's samples are refused, for a model of so many classes."""
+    with pytest.raises(InputError) as caught:
+        with_labels(made, model(classes), open_check(made))
+    return str(caught.value)
+
+
 @pytest.mark.parametrize("by", ["check.labels", "the model's own list", "the calibration folders"])
 def test_labels_are_places_in_the_models_classes(tmp_path: Path, by: str) -> None:
     text = "\n".join(CLASSES) + "\n" if by == "check.labels" else None
@@ -108,9 +115,7 @@ def test_unknown_or_too_many_classes_are_errors(
     tmp_path: Path, check: tuple[str, ...], calib: tuple[str, ...], labels: str | None, count: int, message: str
 ) -> None:
     made = job(tmp_path, check, calib, labels)
-    with pytest.raises(InputError) as caught:
-        with_labels(made, model(count), open_check(made))
-    assert str(caught.value) == message
+    assert refusal(made, count) == message
 
 
 class Listed:
@@ -183,9 +188,7 @@ def test_names_that_could_mean_two_classes_are_refused(
     tmp_path: Path, check: tuple[str, ...], calib: tuple[str, ...], labels: str | None, count: int, message: str
 ) -> None:
     made = job(tmp_path, check, calib, labels)
-    with pytest.raises(InputError) as caught:
-        with_labels(made, model(count), open_check(made))
-    assert str(caught.value) == message
+    assert refusal(made, count) == message
 
 
 def test_names_of_classes_without_a_folder_may_be_there_twice(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 
 import nights
 import pytest
@@ -13,7 +14,7 @@ from trtpipe.cli.main import main
 from trtpipe.errors import InputError
 from trtpipe.nightly.history import History
 from trtpipe.nightly.outcome import JobOutcome, NightlyReport, lines, to_json
-from trtpipe.nightly.regressions import LIMITS, compare, parse_limits
+from trtpipe.nightly.regressions import LIMITS, compare, limit_of, parse_limits
 from trtpipe.values import Metric
 
 
@@ -165,7 +166,7 @@ def test_a_slow_decline_is_caught_by_the_trend():
 def test_limits_are_read():
     limits = parse_limits(["accuracy_engine=0.05", "build_s=off"])
     assert limits["accuracy_engine"].worse_by == 0.05
-    assert "build_s" not in limits
+    assert limit_of("build_s", limits) is None
     assert limits["cosine"] == LIMITS["cosine"]
     with pytest.raises(
         InputError, match=r"--limit: must name one of .* \(got 'acuracy_engine'\). Did you mean accuracy_engine\?"
@@ -173,6 +174,21 @@ def test_limits_are_read():
         parse_limits(["acuracy_engine=1"])
     with pytest.raises(InputError, match=r"--limit: cosine must be a number from 0 up, or off \(got '-1'\)\."):
         parse_limits(["cosine=-1"])
+
+
+def test_what_a_metric_of_the_job_loses_is_compared():
+    def with_drop(value):
+        return replace(outcome(), metrics=(*outcome().metrics, Metric("miou_drop", "y", value)))
+
+    assert compare(with_drop(0.009), [with_drop(0.0)], LIMITS)[1] == ()
+    line = "miou_drop of y 0 -> 0.02, worse by 0.02 than the last green run (limit 0.01)"
+    assert compare(with_drop(0.02), [with_drop(0.0)], LIMITS)[1] == (line,)
+    assert compare(with_drop(0.0), [with_drop(0.02)], LIMITS)[1] == ()
+    assert compare(with_drop(0.02), [with_drop(0.0)], parse_limits(["miou_drop=0.03"]))[1] == ()
+    assert compare(with_drop(0.02), [with_drop(0.0)], parse_limits(["miou_drop=off"]))[1] == ()
+    assert compare(outcome(), [with_drop(0.0)], LIMITS)[1] == ("miou_drop of y was measured and no longer is",)
+    with pytest.raises(InputError, match=r"or METRIC_drop of a metric of check\.metrics \(got 'accuracy_drop'\)"):
+        parse_limits(["accuracy_drop=1"])
 
 
 def test_the_report_says_the_worst_first_and_counts_the_rest():

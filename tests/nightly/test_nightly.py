@@ -177,7 +177,7 @@ def test_a_store_that_cannot_be_reached_costs_no_job(world, here, capsys):
     report = here("--store", f"file://{world}/file/store", jobs=("jobs/rtx.yaml",))
     assert outcomes(report) == {"rtx": "built"}
     (note,) = report["notes"]
-    assert note.startswith(f"--store: file://{world}/file/store must be reachable (got ")
+    assert note.startswith(f"--store: file://{world}/file/store cannot be reached (")
     assert note.endswith(" Going on without it.")
 
 

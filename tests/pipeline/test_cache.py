@@ -213,10 +213,10 @@ def test_a_store_that_cannot_be_reached_is_said_once_and_done_without(tmp_path, 
     assert cache.get("graph", KEY) is None
     cache.put("graph", KEY, {"opset": 20}, {"f": b"abc"})
     assert cache.get("graph", KEY).read("f") == b"abc"
-    assert said == [f"--store: file://{tmp_path}/store must be reachable (got {error}). Going on without it."]
+    assert said == [f"--store: file://{tmp_path}/store cannot be reached ({error}). Going on without it."]
     other = Cache(tmp_path / "two", store, note=said.append)
     other.put("graph", KEY, {"opset": 20}, {"f": b"abc"})
-    assert said[1:] == [f"--store: file://{tmp_path}/store must be writable (got {error}). Going on without it."]
+    assert said[1:] == [f"--store: file://{tmp_path}/store cannot be written to ({error}). Going on without it."]
 
 
 def test_stores_that_cannot_be_opened_are_said():

@@ -69,7 +69,7 @@ def outcome(built):
     files = {n: f["sha256"] for n, f in manifest["files"].items() if n != "report.html"}
     page = built.bundle.read("report.html").decode()
     report = built.report
-    said = [t for t in ("Alone in INT8", "engine of ") if t in page]
+    said = [t for t in ("Alone quantized", "engine of ") if t in page]
     return files, report.metrics, report.problems, report.passed, manifest["notes"], manifest["layers"], said
 
 
@@ -95,7 +95,7 @@ def test_any_part_of_the_cache_gives_what_no_cache_gives(world, kept, once):
     again = build(job, world / "again", Silent(), results=found)
     assert outcome(again) == once
     assert len(once[2]) == 1
-    assert once[2][0].startswith("worst modules in INT8: ")
+    assert once[2][0].startswith("worst quantized modules: ")
     assert len(once[6]) == 2
     assert set(found.reused) >= set(kept) - {"outputs", "calibration"}
 

@@ -40,10 +40,10 @@ def page_of(bundle):
 
 def test_sensitivity_is_in_the_report_of_a_job_that_asks_for_it(world):
     job = nights.write_job(world / "jobs", "m", INT8)
-    assert "Alone in INT8" not in page_of(trtpipe.build(job, "out").bundle.path)
+    assert "Alone quantized" not in page_of(trtpipe.build(job, "out").bundle.path)
     built = trtpipe.build(with_check(job, "sensitivity: true"), "out")
     assert built.report.passed
-    assert "Alone in INT8" in page_of(built.bundle.path)
+    assert "Alone quantized" in page_of(built.bundle.path)
 
 
 @pytest.mark.parametrize("command", [("build",), ("nightly", "--cache", "cache", "--workers", "0")])
@@ -51,8 +51,8 @@ def test_a_failed_check_names_modules_whichever_command_finds_it(world, capsys, 
     job = nights.write_job(world / "jobs", "m", INT8)
     job.write_text(job.read_text().replace("cosine_min: 0.9,", "max_abs_max: 0.0,"))
     assert main([command[0], str(job), *command[1:], "-o", "out", "--json"]) == 1
-    assert "worst modules in INT8: " in capsys.readouterr().out
-    assert "Alone in INT8" in page_of(world / "out" / "m")
+    assert "worst quantized modules: " in capsys.readouterr().out
+    assert "Alone quantized" in page_of(world / "out" / "m")
 
 
 def test_the_table_of_modes_is_in_the_report_of_a_job_that_asks_for_it(world, monkeypatch):

@@ -197,5 +197,5 @@ def test_a_wrong_conversion_is_noticed(tmp_path: Path, monkeypatch: pytest.Monke
     export(network("residual"), tmp_path / "file.onnx")
     wrong = dict(converted.OPERATORS) | {"Relu": lambda node, x: x}
     monkeypatch.setattr(converted, "OPERATORS", wrong)
-    with pytest.raises(InputError, match="baseline: the converted network must answer as ONNX Runtime does"):
+    with pytest.raises(InputError, match="baseline: the converted network answers otherwise than ONNX Runtime"):
         build(load_job(write_job(tmp_path, "file")), tmp_path / "out", Silent())

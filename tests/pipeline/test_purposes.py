@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobs import GOOD
+from jobs import GOOD, good_folder
 
 from calib.table import CalibrationTable
 from trtpipe import calibrate
@@ -22,11 +22,7 @@ from trtpipe.trt.versions import RELEASES
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name in ("calib", "val"):
-        (tmp_path / name / "0").mkdir(parents=True)
-        (tmp_path / name / "0" / "a.png").write_bytes(b"")
-    (tmp_path / "w.safetensors").write_bytes(b"")
-    return tmp_path
+    return good_folder(tmp_path)
 
 
 def refused(folder: Path, build: str, purpose: Purpose, *edits: tuple[str, str]) -> list[str]:

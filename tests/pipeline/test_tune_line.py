@@ -48,7 +48,7 @@ def test_a_failed_build_names_the_worst_module_with_its_line(path, tmp_path, cap
     assert main(["build", str(path), "-o", str(tmp_path), "-q"]) == 1
     said = capsys.readouterr().out
     assert "hard: FAILED" in said
-    assert f"problem: worst modules in INT8: {hard.WORST} (hard.py:" in said
+    assert f"problem: worst quantized modules: {hard.WORST} (hard.py:" in said
     assert "Keep the first in precision.keep.fp16, or run `trtpipe tune`." in said
 
 

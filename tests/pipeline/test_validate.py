@@ -3,7 +3,7 @@ import sys
 from importlib import metadata
 
 import pytest
-from jobs import GOOD
+from jobs import good_folder, write
 
 from trtpipe.cli.main import main
 from trtpipe.errors import InputError
@@ -13,21 +13,7 @@ from trtpipe.pipeline.validate import judge, validate
 
 @pytest.fixture
 def folder(tmp_path):
-    for name in ("calib", "val"):
-        (tmp_path / name / "0").mkdir(parents=True)
-        (tmp_path / name / "0" / "a.png").write_bytes(b"")
-    (tmp_path / "w.safetensors").write_bytes(b"")
-    return tmp_path
-
-
-def write(folder, *edits):
-    text = GOOD
-    for old, new in edits:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    path = folder / "job.yaml"
-    path.write_text(text)
-    return path
+    return good_folder(tmp_path)
 
 
 def messages(path, **options):
@@ -164,7 +150,7 @@ def test_int8_on_a_jetson_nano_is_refused_whatever_is_installed(folder, monkeypa
 
 
 ABSENT = (
-    "an NVIDIA GPU and its driver must be here (got: no driver). Run it on the machine the engine is for, or build for "
+    "there is no usable NVIDIA GPU here (no driver). Run it on the machine the engine is for, or build for "
     "target tensorrt_rtx, which needs no GPU."
 )
 
@@ -175,7 +161,7 @@ ABSENT = (
         (("build.target=tensorrt", "build.compute_capability=[]"), [f"build.target: {ABSENT}"]),
         (("build.refit=all",), [f"build.refit: {ABSENT}"]),
         (("build.route=torch_tensorrt", "build.target=tensorrt", "build.compute_capability=[]"), [
-            "build.route: torch_tensorrt must have an NVIDIA GPU and its driver here (got: no driver). Use build.route "
+            "build.route: torch_tensorrt needs an NVIDIA GPU and its driver (no driver). Use build.route "
             "onnx, which builds TensorRT-RTX engines without one."
         ]),
         ((), []),
@@ -192,7 +178,7 @@ def test_what_a_build_would_end_at_without_a_gpu_is_said_before(folder, monkeypa
     path = write(folder)
 
     def here(**options):
-        return [m for m in messages(path, overrides=overrides, **options) if "GPU and its driver" in m]
+        return [m for m in messages(path, overrides=overrides, **options) if "NVIDIA GPU" in m]
 
     assert here() == said
     assert here(version="10.3.0") == here(here=False) == []

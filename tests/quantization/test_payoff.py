@@ -90,6 +90,31 @@ def test_each_shape_has_its_reason() -> None:
     }
 
 
+class Layout(nn.Module):
+    """A linear over tokens whose rows are [tokens, N], [N * tokens] or [N], as attention and classifiers have them."""
+
+    def __init__(self, layout: str) -> None:
+        super().__init__()
+        self.layout, self.linear = layout, nn.Linear(32, 48)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.layout == "tokens first":
+            return self.linear(x.transpose(0, 1)).transpose(0, 1)
+        if self.layout == "one axis":
+            return self.linear(x.flatten(0, 1)).unflatten(0, (-1, x.shape[1]))
+        return self.linear(x.mean(1))
+
+
+@pytest.mark.parametrize(("layout", "expected"), [("tokens first", ""), ("one axis", ""), ("pooled", ONE_ROW)])
+@pytest.mark.parametrize("batch", ["N", 1, 2])
+def test_rows_of_a_sample_are_counted_in_every_layout(layout: str, expected: str, batch: int | str) -> None:
+    network = Layout(layout).eval()
+    with torch.no_grad():
+        out = network(torch.zeros(2, 5, 32))
+    graph = capture(nets.loaded(network, (batch, 5, 32), out_shape=(batch, *out.shape[1:])))
+    assert list(reasons(graph).values()) == [expected]
+
+
 class Scores(nn.Module):
     """softmax(x x^T) x over tokens of `width` numbers, and its first row against all."""
 

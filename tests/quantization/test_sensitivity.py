@@ -233,7 +233,7 @@ def one(module, sqnr_db):
 def test_blame_names_the_worst_with_source_and_a_next_step():
     some = Sensitivity((one("a.b", 9.55), one("c", 30.0), one("", 31.0), one("d", 50.0)), 32, 4, 1.0, 1.0, 0.1)
     assert blame(some, "fp16") == (
-        "worst modules in INT8: a.b (net.py:7) 9.6 dB, then c (net.py:7) 30.0 dB, "
+        "worst quantized modules: a.b (net.py:7) 9.6 dB, then c (net.py:7) 30.0 dB, "
         "then the model itself (net.py:7) 31.0 dB "
         "at the outputs when it alone is quantized (the median of 4: 30.5 dB). "
         "Keep the first in precision.keep.fp16, or run `trtpipe tune`."

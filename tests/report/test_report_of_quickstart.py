@@ -36,7 +36,7 @@ def test_every_section_is_filled_from_the_quickstart(tmp_path: Path) -> None:
         assert page.run("document.querySelectorAll('#answers img').length") == 12
         assert page.run("document.querySelectorAll('#calibration svg.hist').length") == 10
         assert page.run("document.querySelectorAll('#modules tbody tr').length") == 14
-        assert "Alone in INT8" in page.run("document.querySelector('#modules thead').textContent")
+        assert "Alone quantized" in page.run("document.querySelector('#modules thead').textContent")
         assert page.run("document.querySelectorAll('#speed tbody tr').length") > 2  # a row for each mode
         cells = "document.querySelectorAll('#speed td[data-name^=median]')"
         medians = page.run(f"Array.from({cells}, function (e) {{ return e.textContent; }})")

@@ -13,7 +13,8 @@ import pytest
 import report_sample as samples
 
 from trtpipe.quantization.diagnose import BLAME
-from trtpipe.report.page import allowance, cards, headline, metric_row, precision_shares, render
+from trtpipe.report.metric_rows import allowance, metric_row
+from trtpipe.report.page import cards, headline, precision_shares, render
 from trtpipe.values import Control, LayerPrecision, Metric, WeightBytes
 
 

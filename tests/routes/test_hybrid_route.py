@@ -6,12 +6,10 @@ converted from, in the engines' place.
 
 from __future__ import annotations
 
-import importlib.metadata
-
 import numpy as np
 import pytest
 import torch
-from driverless import Part, driverless
+from driverless import Part
 from models import job, line, tiny
 
 from trtpipe.bundle import hybrid
@@ -72,16 +70,6 @@ def int8(world, small):
     """The INT8 hybrid, its module, and its two parts."""
     engine, module = compiled(world, small, small.quantized(int8=True))
     return engine, module, tuple(world.parts)
-
-
-@pytest.fixture(scope="module")
-def world():
-    try:
-        importlib.metadata.version("torch-tensorrt-rtx")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("torch-tensorrt-rtx is not installed")
-    with driverless() as seen:
-        yield seen
 
 
 def compiled(world, model, quantized, **build):
@@ -217,7 +205,7 @@ def test_where_everything_converts_the_engine_is_whole_and_says_so(world):
 
 
 def test_without_the_option_the_engine_has_to_be_whole(world, small):
-    with pytest.raises(BuildError, match=r"got no converter for aten\.erfc\.default \(odd\)\)\."):
+    with pytest.raises(BuildError, match=r"\(no converter for aten\.erfc\.default \(odd\)\)\."):
         route.compile_engine(job("torch_tensorrt", "tensorrt_rtx"), small.loaded, small.quantized(), Silent())
 
 
@@ -296,11 +284,13 @@ def test_what_cannot_be_written_down_is_refused_with_its_name(small):
     root = torch.nn.Module()
     root.part = torch.nn.Module()
     root.part.serialized_engine = b""
-    with pytest.raises(BuildError, match=r"engines must take and give tensors of known shape \(got the number 3\)\."):
+    with pytest.raises(
+        BuildError, match=r"an engine would take or give what is no tensor of known shape \(the number 3\)\."
+    ):
         hybrid_route.hybrid_of(torch.fx.GraphModule(root, graph), inputs, outputs)
     part.meta["val"] = torch.zeros(1)
     root.part.requires_output_allocator = True
-    with pytest.raises(BuildError, match="got an output whose shape only its values decide"):
+    with pytest.raises(BuildError, match=r"\(an output whose shape only its values decide"):
         hybrid_route.hybrid_of(torch.fx.GraphModule(root, graph), inputs, outputs)
 
 
@@ -311,5 +301,7 @@ def test_an_argument_that_compile_lacks_is_refused(world, small, monkeypatch):
         raise AssertionError("not reached")
 
     monkeypatch.setattr(frontend.dynamo, "compile", older)
-    with pytest.raises(InputError, match=r"got none called \S.*min_block_size.* in version 2\.14"):
+    with pytest.raises(
+        InputError, match=r"lacks arguments that this job needs \(\S.*min_block_size.* in version 2\.14"
+    ):
         compiled(world, small, small.quantized())

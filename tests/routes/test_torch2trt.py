@@ -168,7 +168,7 @@ def test_what_a_callback_raises_ends_the_build(double, small, samples, memory, m
 
 def test_a_calibration_cut_short_ends_the_build(double, small, samples, monkeypatch):
     monkeypatch.setattr(double, "_calibrate", lambda calibrator, network, shapes: calibrator.get_batch(["image"]))
-    with pytest.raises(CalibError, match=r"must read all of the data \(got 1 batches of 3 read\)"):
+    with pytest.raises(CalibError, match=r"did not read all of the data \(1 batches of 3 read\)"):
         route.compile_engine(int8(samples), small.loaded, small.quantized(), Silent())
 
 
@@ -205,7 +205,7 @@ def test_an_argument_it_would_swallow_is_refused(double, small, monkeypatch):
     with pytest.raises(InputError) as caught:
         route.compile_engine(wanted(), small.loaded, small.quantized(), Silent())
     message = str(caught.value)
-    assert message.startswith("build.route: torch2trt must have the arguments that this job needs (got none called ")
+    assert message.startswith("build.route: torch2trt lacks arguments that this job needs (")
     assert "device_types" in message
     assert message.endswith("Update it: pip install git+https://github.com/NVIDIA-AI-IOT/torch2trt")
 
@@ -215,8 +215,8 @@ def test_an_operation_without_a_converter_is_named_and_not_frozen(double, small)
     with pytest.raises(BuildError) as caught:
         route.compile_engine(wanted(), small.loaded, small.quantized(), Silent())
     assert str(caught.value) == (
-        "build: torch2trt must have a converter for every operation (got none for torch.cumsum, whose results it would "
-        "freeze at their values for the example input). Use build.route onnx."
+        "build: torch2trt has no converter for torch.cumsum, whose results it would "
+        "freeze at their values for the example input. Use build.route onnx."
     )
 
 
@@ -281,7 +281,7 @@ def test_what_torch2trt_raises_is_an_error_of_the_build(double, small, monkeypat
     with pytest.raises(BuildError) as caught:
         route.compile_engine(wanted({"use_onnx": True}), small.loaded, small.quantized(), Silent())
     assert str(caught.value) == (
-        "build: torch2trt must convert the module (got no converter for torch.cumsum; then TypeError: export() got an "
+        "build: torch2trt cannot convert the module (no converter for torch.cumsum; then TypeError: export() got an "
         "unexpected argument). Use build.route onnx."
     )
 
@@ -368,7 +368,7 @@ def test_without_a_gpu_it_points_to_the_onnx_route(small, monkeypatch):
     with pytest.raises(MissingError) as caught:
         route.compile_engine(wanted(), small.loaded, small.quantized(), Silent())
     assert str(caught.value) == (
-        "build.route: torch2trt must have an NVIDIA GPU and its driver here (got: no driver). "
+        "build.route: torch2trt needs an NVIDIA GPU and its driver (no driver). "
         "Use build.route onnx, which builds TensorRT-RTX engines without one."
     )
 
@@ -378,6 +378,6 @@ def test_without_torch2trt_it_says_where_to_get_it(double, small, monkeypatch):
     with pytest.raises(MissingError) as caught:
         route.compile_engine(wanted(), small.loaded, small.quantized(), Silent())
     assert str(caught.value) == (
-        "build.route: torch2trt must be importable here (got: it is not installed). "
+        "build.route: torch2trt cannot be imported here (it is not installed). "
         "Run: pip install git+https://github.com/NVIDIA-AI-IOT/torch2trt; or use build.route onnx."
     )

@@ -199,7 +199,7 @@ def test_an_operation_without_a_converter_is_named_with_its_module(double):
     with pytest.raises(BuildError) as caught:
         compiled(line(Cumulative().eval(), 16, 4))
     assert str(caught.value) == (
-        "build: torch2trt must have a converter for every operation of the quantized program (got none for "
+        "build: torch2trt has no converter for operations of the quantized program ("
         "aten.cumsum.default (sums)). Use build.quantization implicit, or build.route onnx."
     )
     assert double.calls == []
@@ -210,7 +210,7 @@ def test_a_torch2trt_without_the_decorator_is_refused(double, small, monkeypatch
     with pytest.raises(BuildError) as caught:
         compiled(small)
     assert str(caught.value) == (
-        "build.route: torch2trt must take converters for Q/DQ (got no tensorrt_converter). Update it: "
+        "build.route: this torch2trt takes no converters for Q/DQ (no tensorrt_converter). Update it: "
         "pip install git+https://github.com/NVIDIA-AI-IOT/torch2trt; or use build.quantization implicit."
     )
 
@@ -221,7 +221,7 @@ def test_calls_that_compute_something_else_are_noticed(double, small, monkeypatc
         compiled(small)
     message = str(caught.value)
     assert message.startswith(
-        "outputs.logits: the calls that torch2trt is to convert must compute what the quantized program does (got a "
+        "outputs.logits: the calls that torch2trt is to convert compute something else than the quantized program (a "
         "difference of "
     )
     assert message.endswith("). Use build.quantization implicit, or build.route onnx.")

@@ -125,7 +125,7 @@ def test_without_a_gpu_it_points_to_the_onnx_route(small, monkeypatch):
     with pytest.raises(MissingError) as caught:
         route.compile_engine(job("torch_tensorrt", "tensorrt_rtx"), small.loaded, small.quantized(), Silent())
     assert str(caught.value) == (
-        "build.route: torch_tensorrt must have an NVIDIA GPU and its driver here (got: libcuda.so.1 is not on this "
+        "build.route: torch_tensorrt needs an NVIDIA GPU and its driver (libcuda.so.1 is not on this "
         "machine). Use build.route onnx, which builds TensorRT-RTX engines without one."
     )
     assert caught.value.exit_code == 3
@@ -147,7 +147,7 @@ def test_the_other_flavour_is_refused(monkeypatch):
 
 def test_pytorch_without_cuda_is_refused(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(MissingError, match=r"must have the CUDA build of PyTorch \(got "):
+    with pytest.raises(MissingError, match=r"needs the CUDA build of PyTorch \("):
         route.load("tensorrt_rtx")
 
 
@@ -178,7 +178,7 @@ def test_an_argument_that_this_version_lacks_is_refused():
     with pytest.raises(InputError) as caught:
         route._known(older, {"disable_tf32": True, "workspace_size": 1}, "2.12.0")
     assert str(caught.value) == (
-        "build.route: torch_tensorrt must take the arguments that this job needs (got none called "
+        "build.route: torch_tensorrt lacks arguments that this job needs ("
         "arg_input_binding_names, output_binding_names, workspace_size in version 2.12.0). "
         "Use build.route onnx, or Torch-TensorRT 2.14."
     )
@@ -208,7 +208,7 @@ def test_an_operation_without_a_converter_is_named(world):
             return torch.relu(self.odd(x))
 
     odd = line(Outer().eval(), 16, 3)
-    with pytest.raises(BuildError, match=r"got no converter for \S*bessel_j0\S* \(odd\)\)\."):
+    with pytest.raises(BuildError, match=r"\(no converter for \S*bessel_j0\S* \(odd\)\)\."):
         route.compile_engine(job("torch_tensorrt", "tensorrt_rtx"), odd.loaded, odd.quantized(), Silent())
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from driverless import driverless
 from models import Attention, job, line
 from test_hybrid_route import Odd, check_wiring, compiled
 
@@ -30,16 +27,6 @@ CASES = [
     (Precision(weights="nvfp4"), {"FP4": 5, "FP8": 5}, "12.0"),
     (Precision(nvfp4_mode=True), {"FP4": 8, "FP8": 5}, "12.0"),
 ]
-
-
-@pytest.fixture(scope="module")
-def world():
-    try:
-        importlib.metadata.version("torch-tensorrt-rtx")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("torch-tensorrt-rtx is not installed")
-    with driverless() as seen:
-        yield seen
 
 
 @pytest.fixture(scope="module")

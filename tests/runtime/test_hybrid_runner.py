@@ -102,7 +102,7 @@ def test_an_operation_that_fails_is_named():
     bad = with_op("aten.view.default", {"value": "first"}, [7, 7])
     with runner(**bad) as opened, pytest.raises(InputError) as caught:
         opened.run({"image": np.zeros((2, 3), np.float32)})
-    assert str(caught.value).startswith(f"engine: aten.view.default must succeed in PyTorch {torch.__version__} (got: ")
+    assert str(caught.value).startswith(f"engine: aten.view.default failed in PyTorch {torch.__version__} (")
     assert str(caught.value).endswith("Use the PyTorch that the bundle was built with.")
 
 
@@ -125,8 +125,8 @@ def test_pytorch_without_a_gpu_is_refused():
     with pytest.raises(MissingError) as caught, HybridRunner(to_bytes(hybrid())):
         pass
     assert str(caught.value) == (
-        "engine: PyTorch with CUDA must be here, as some operations of a hybrid engine run in it "
-        f"(got {torch.__version__}, which sees no GPU). Install it: pip install torch."
+        "engine: PyTorch with CUDA is not here, and some operations of a hybrid engine run in it "
+        f"({torch.__version__}, which sees no GPU). Install it: pip install torch."
     )
 
 
@@ -156,7 +156,7 @@ except Exception as error:
         check=False,
     )
     assert done.stdout == (
-        "engine: PyTorch with CUDA must be here, as some operations of a hybrid engine run in it (got none). "
+        "engine: PyTorch with CUDA is not here, and some operations of a hybrid engine run in it (none). "
         "Install it: pip install torch.\n"
     ), done.stderr
 

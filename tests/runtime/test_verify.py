@@ -186,7 +186,7 @@ REFUSED: list[tuple[str, Manifest, Device, str]] = [
         "no GPU",
         manifest(),
         replace(GPU_86, compute_capability=None, gpu="no driver"),
-        "gpu: an NVIDIA GPU must be usable (got: no driver). Check its driver, or run with --graph on the CPU.",
+        "gpu: there is no usable NVIDIA GPU (no driver). Check its driver, or run with --graph on the CPU.",
     ),
 ]
 
@@ -282,7 +282,7 @@ def test_machine_names_are_one_spelling() -> None:
         (None, "", "H100: TensorRT-RTX does not name compute capability 9.0; whether a portable engine runs there is "
          "not known. The golden check below will say."),
         ((True, ""), "", "H100: TensorRT-RTX does not name compute capability 9.0; a portable engine runs there."),
-        ((False, "INVALID"), "compute capability: TensorRT-RTX must run its engines on this GPU (got H100: "
+        ((False, "INVALID"), "compute capability: TensorRT-RTX does not run its engines on this GPU (H100: "
          "TensorRT-RTX does not name compute capability 9.0; a portable engine does not run there (INVALID)). "
          "Build the bundle for target tensorrt on this device.", ""),
     ],

@@ -49,6 +49,16 @@ CHANGES: dict[str, dict[str, Any]] = {
     "check.limits.top1_agreement_min": {"check.limits": {"top1_agreement_min": 0.5}},
     "check.limits.accuracy_drop_max": {"check.limits": {"accuracy_drop_max": 0.5}},
     "check.limits.confident": {"check.limits": {"top1_agreement_min": 0.5, "confident": True}},
+    "check.limits.metrics": {"check.metrics": {"off": "mae"}, "check.limits": {"metrics": {"off": {"max": 1.0}}}},
+    "check.limits.metrics.min": {"check.metrics": {"off": "mae"}, "check.limits": {"metrics": {"off": {"min": 0.0}}}},
+    "check.limits.metrics.max": {"check.metrics": {"off": "mae"}, "check.limits": {"metrics": {"off": {"max": 1.0}}}},
+    "check.limits.metrics.drop_max": {
+        "check.metrics": {"off": "net:figure"}, "check.limits": {"metrics": {"off": {"drop_max": 1.0}}},
+    },
+    "check.metrics": {"check.metrics": {}},
+    "check.metrics.function": {"check.metrics": {"off": "mae"}},
+    "check.metrics.args": {"check.metrics": {"off": {"function": "mae", "args": {"output": "logits"}}}},
+    "check.metrics.better": {"check.metrics": {"off": {"function": "net:figure", "better": "lower"}}},
     "check.limits.speedup_over_fp16_min": {
         "check.limits": {"speedup_over_fp16_min": 1.0}, "check.require": "engine",
     },
@@ -115,6 +125,9 @@ def samples():
 
 def transform(image):
     return image
+
+def figure(outputs, labels, ids):
+    return 1.0
 """
 GRAY = {"grayscale": True, "normalize": {"mean": [0.0], "std": [1.0]}}
 BASE: dict[str, Any] = {
@@ -131,7 +144,13 @@ BASE: dict[str, Any] = {
     "outputs": {"logits": {"dtype": "float32"}},
     "calibration": {"images": "images", "transform": GRAY, "batch_size": 4, "algorithm": "minmax"},
     "build": {"target": "onnxruntime"},
-    "check": {"images": "images", "transform": GRAY, "batch_size": 4, "limits": {"cosine_min": 0.5}},
+    "check": {
+        "images": "images",
+        "transform": GRAY,
+        "batch_size": 4,
+        "limits": {"cosine_min": 0.5},
+        "metrics": {"off": {"function": "mae", "args": {"against": "baseline"}}},
+    },
 }
 #: Keys that say nothing to a command, by what it is for; a build of the same job honours them.
 ELSEWHERE: dict[str, dict[str, str]] = {
@@ -168,6 +187,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "precision.weights": "of the engines alone",
         "precision.formats": "of the engines alone",
         "check.limits*": "nothing is judged",
+        "check.metrics*": "nothing is judged",
         "check.require": "nothing is judged",
         "check.sensitivity": "nothing is judged",
         "check.bench": "it is what this command does",

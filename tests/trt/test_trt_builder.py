@@ -140,12 +140,12 @@ def test_a_node_that_tensorrt_refuses_is_named():
         build_engine(conv_model(op="Frobnicate"), Build(), progress=Silent())
     message = str(raised.value)
     assert message.startswith("onnx: TensorRT-RTX 1.7.1")
-    assert "must accept every node (got layer3.1.act [Frobnicate]: INVALID_NODE, " in message
+    assert "does not accept every node (layer3.1.act [Frobnicate]: INVALID_NODE, " in message
     assert message.endswith("Change the model there, or try build.route torch_tensorrt.")
 
 
 def test_a_file_that_is_no_onnx(model):
-    with pytest.raises(errors.BuildError, match=r"got the file: MODEL_DESERIALIZE_FAILED, "):
+    with pytest.raises(errors.BuildError, match=r"\(the file: MODEL_DESERIALIZE_FAILED, "):
         build_engine(replace(model, data=b"garbage"), Build(), progress=Silent())
 
 
@@ -205,7 +205,7 @@ def test_a_profile_outside_the_inputs_range_is_an_error(model):
 
 
 def test_what_tensorrt_objects_to_is_an_error(model):
-    with pytest.raises(errors.BuildError, match=r"must compile the graph \(got .*unsupported by tensor's allowed"):
+    with pytest.raises(errors.BuildError, match=r"cannot compile the graph \(.*unsupported by tensor's allowed"):
         build_engine(model, Build(tensor_formats={"image": ("hwc8",)}), progress=Silent())
 
 
@@ -213,7 +213,7 @@ def test_tensorrt_that_is_not_installed(model, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(errors.MissingError) as raised:
         build_engine(model, Build(target="tensorrt"), progress=Silent())
-    assert str(raised.value).startswith("build.target: tensorrt must be importable here (got: ")
+    assert str(raised.value).startswith("build.target: tensorrt cannot be imported here (")
     assert raised.value.exit_code == 3
 
 
@@ -223,7 +223,7 @@ def test_what_needs_a_gpu_says_so(model, monkeypatch):
         with pytest.raises(errors.MissingError) as raised:
             build_engine(model, build, progress=Silent())
         assert str(raised.value).startswith(f"{option} with TensorRT-RTX 1.7.1")
-        assert "an NVIDIA GPU and its driver must be here (got: libcuda.so.1 is not here)" in str(raised.value)
+        assert "there is no usable NVIDIA GPU here (libcuda.so.1 is not here)" in str(raised.value)
 
 
 def test_a_plan_of_another_version_is_an_error(model, monkeypatch):

@@ -99,6 +99,6 @@ def test_require(monkeypatch):
     with pytest.raises(MissingError) as raised:
         require("build.target with TensorRT 10.3.0")
     assert str(raised.value) == (
-        "build.target with TensorRT 10.3.0: an NVIDIA GPU and its driver must be here (got: the NVIDIA driver sees no "
+        "build.target with TensorRT 10.3.0: there is no usable NVIDIA GPU here (the NVIDIA driver sees no "
         "GPU). Run it on the machine the engine is for, or build for target tensorrt_rtx, which needs no GPU."
     )

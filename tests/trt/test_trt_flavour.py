@@ -117,5 +117,5 @@ def test_a_library_that_does_not_load(monkeypatch, kind):
         raise kind("libnvinfer.so.10: cannot open shared object file")
 
     monkeypatch.setattr(flavour.importlib, "import_module", broken)
-    with pytest.raises(MissingError, match=r"must be importable here \(got: libnvinfer\.so\.10: cannot open"):
+    with pytest.raises(MissingError, match=r"cannot be imported here \(libnvinfer\.so\.10: cannot open"):
         load("tensorrt")

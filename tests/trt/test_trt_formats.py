@@ -142,13 +142,13 @@ def test_formats_only_grow_from_ampere_on():
 
 
 def test_the_floor_of_a_portable_engine():
-    def portable(precision):
-        return floor(precision, "tensorrt_rtx", ())
+    def portable(*precisions):
+        return floor(precisions, "tensorrt_rtx", ())
 
-    assert portable(None) is portable(Precision(int8_mode=True, fp16_mode=True)) is portable(INT4) is None
-    assert portable(FP8) == portable(Precision(int8_mode=True, fp8_mode=True)) == "8.9"
-    assert portable(NVFP4) == portable(NVFP4_WEIGHTS) == portable(Precision(fp8_mode=True, weights="nvfp4")) == "12.0"
-    assert floor(FP8, "tensorrt_rtx", ("8.9",)) is floor(FP8, "tensorrt", ()) is None
+    assert portable() is portable("fp16", "fp32", "int8") is portable("fp32", "int4") is None
+    assert portable("fp8") == portable("fp16", "fp8", "int8") == "8.9"
+    assert portable("nvfp4") == portable("fp16", "fp8", "nvfp4") == "12.0"
+    assert floor(("fp8",), "tensorrt_rtx", ("8.9",)) is floor(("fp8",), "tensorrt", ()) is None
 
 
 def test_no_format_is_refused_on_the_newest_platform():

@@ -80,7 +80,7 @@ def test_errors_of_the_builder_are_raised_here() -> None:
 
 def test_a_builder_that_dies_is_a_build_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolated, "_BOOTSTRAP", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
-    with pytest.raises(BuildError, match=r"must end with an engine \(got SIGSEGV\)"):
+    with pytest.raises(BuildError, match=r"ended without an engine \(SIGSEGV\)"):
         build_isolated(network(), BUILD, progress=Silent())
 
 

@@ -145,7 +145,7 @@ def test_without_any_provider_each_reason_is_told(monkeypatch, runtime):
     with pytest.raises(MissingError) as raised:
         open_memory()
     assert str(raised.value) == (
-        "device memory: torch with CUDA, cuda-python or pycuda must work (got torch: not installed; cuda-python: "
+        "device memory: none of torch with CUDA, cuda-python and pycuda works (torch: not installed; cuda-python: "
         "cudaGetDeviceCount: cudaErrorNoDevice; pycuda: not installed). Install one: pip install "
         "'trtpipe[edge]'."
     )

@@ -34,9 +34,7 @@ class NoMemory:
 
 def test_no_gpu(plan, monkeypatch):
     monkeypatch.setattr(driver, "probe", lambda: Driver(problem="no library"))
-    with pytest.raises(
-        errors.MissingError, match=r"engine: an NVIDIA GPU and its driver must be here \(got: no library"
-    ):
+    with pytest.raises(errors.MissingError, match=r"engine: there is no usable NVIDIA GPU here \(no library"):
         EngineRunner(plan).__enter__()
 
 
@@ -56,7 +54,7 @@ def test_tensorrt_rtx_judges_a_plan_before_it_is_loaded(plan, monkeypatch, capfd
     with pytest.raises(errors.InputError) as raised:
         EngineRunner(plan, memory=NoMemory()).__enter__()
     message = str(raised.value)
-    assert message.startswith("engine: the plan must be valid for this GPU (got: TensorRT-RTX 1.7.1")
+    assert message.startswith("engine: the plan is not valid for this GPU (TensorRT-RTX 1.7.1")
     assert " says INVALID, 0; Error reading CUDA GPU properties" in message
     assert capfd.readouterr().out == ""
 

@@ -14,7 +14,7 @@ from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.golden import Golden
 from trtpipe.bundle.manifest import CALIBRATION, ENGINE, GOLDEN, GRAPH, Manifest, describe_engine
 from trtpipe.errors import InputError
-from trtpipe.values import CheckReport, Engine, OnnxModel
+from trtpipe.values import CheckReport, Engine, OnnxModel, computed_in
 
 #: Inputs of all the samples in a kit.
 MAX_GOLDEN_BYTES = 512 << 20
@@ -65,7 +65,8 @@ def kit_graph(kit: Bundle) -> OnnxModel:
     manifest = kit.manifest
     if manifest.kind != "kit":
         raise InputError(f"{kit.path}: is a finished bundle, not a kit. Run it: trtpipe run {kit.path}.")
-    return OnnxModel(kit.read(GRAPH), manifest.opset or 0, manifest.inputs, manifest.outputs)
+    precisions = computed_in(manifest.layers)
+    return OnnxModel(kit.read(GRAPH), manifest.opset or 0, manifest.inputs, manifest.outputs, precisions=precisions)
 
 
 def bundle_contents(

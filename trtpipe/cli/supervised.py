@@ -34,8 +34,13 @@ def supervised(command: Callable[[], int]) -> int:
         return command()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED_ON, signal.SIGCHLD})
-    reading, writing = os.pipe()
-    parent, child = os.getpid(), os.fork()
+    reading, writing = _pipe()
+    parent = os.getpid()
+    try:
+        child = os.fork()
+    except OSError:  # no more processes are allowed here: without the safeguard
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return command()
     if child == 0:
         os.close(reading)
         _end_with(parent)
@@ -52,6 +57,21 @@ def supervised(command: Callable[[], int]) -> int:
     except BlockingIOError:  # a process that the command left behind holds the pipe
         reached = b""
     return _judged(ended, reached)
+
+
+def _pipe() -> tuple[int, int]:
+    """Both ends, none of them in the place of a standard stream that whoever called the program has closed."""
+    opened = list(os.pipe())
+    ends = []
+    for end in tuple(opened):
+        while end < 3:
+            end = os.dup(end)
+            opened.append(end)
+        ends.append(end)
+    for end in opened:
+        if end not in ends:
+            os.close(end)
+    return ends[0], ends[1]
 
 
 def _end_with(parent: int) -> None:

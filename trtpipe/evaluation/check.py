@@ -14,6 +14,7 @@ from calib.types import Array
 from trtpipe.batching import Batching, joined
 from trtpipe.errors import InputError
 from trtpipe.evaluation import intervals, metrics
+from trtpipe.evaluation.judgement import NO_METRICS, Judgement
 from trtpipe.figures import beside
 from trtpipe.job.sections import Limits
 from trtpipe.progress import Progress
@@ -34,6 +35,34 @@ LIMITS: Mapping[str, tuple[str, bool]] = {
     "top1_agreement_min": ("top1_agreement", True),
     "accuracy_drop_max": ("accuracy_drop", False),
 }
+#: The same of a limit of `check.limits.metrics`; the metric is that of the job with this at its end.
+OWN_LIMITS: Mapping[str, tuple[str, bool]] = {
+    "min": ("_engine", True),
+    "max": ("_engine", False),
+    "drop_max": ("_drop", False),
+}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One limit of a job: its key below check.limits, the metric that it is for, and which figures meet it."""
+
+    key: str
+    metric: str
+    larger_is_better: bool
+    limit: float
+
+
+def bounds(limits: Limits) -> tuple[Bound, ...]:
+    """The limits that are set and that figures of outputs are held against."""
+    usual = [Bound(key, m, larger, v) for key, (m, larger) in LIMITS.items() if (v := getattr(limits, key)) is not None]
+    own = [
+        Bound(f"metrics.{name}.{key}", name + end, larger, v)
+        for name, of in limits.metrics.items()
+        for key, (end, larger) in OWN_LIMITS.items()
+        if (v := getattr(of, key)) is not None
+    ]
+    return (*usual, *own)
 
 
 class Runner(Protocol):
@@ -50,6 +79,7 @@ class CheckData:
     """`batches` gives the inputs again each time it is called; `reference` the baseline's outputs on all of them.
 
     reference: float32 [S, ...], or one row a batch, by output name. labels: int64 [S], -1 where unknown, or None.
+    judgement: the job's own metrics; none where its code is not.
     """
 
     batches: Callable[[], Iterable[Mapping[str, Array]]]
@@ -57,6 +87,7 @@ class CheckData:
     labels: Array | None
     samples: int
     batching: Batching
+    judgement: Judgement = NO_METRICS
 
     def first(self, count: int) -> CheckData:
         """The first `count` samples, in whole batches' order; whole batches, where an output has no batch axis."""
@@ -74,7 +105,8 @@ class CheckData:
                     return
 
         labels = None if self.labels is None else self.labels[:count]
-        return CheckData(batches, self.batching.first(self.reference, count), labels, count, self.batching)
+        few = self.batching.first(self.reference, count)
+        return CheckData(batches, few, labels, count, self.batching, self.judgement.first(count))
 
 
 @dataclass(frozen=True)
@@ -129,9 +161,9 @@ def check_engine(
     if keep is not None:
         keep(outputs)
     whole = data.batching.whole
-    measured, more = measure(data.reference, outputs, data.labels, limits, whole)
+    measured, more = measure(data.reference, outputs, data.labels, limits, whole, data.judgement)
     problems += more
-    notes = list(doubtful(measured, data.samples))
+    notes = list(doubtful(measured, data.samples, limits))
     if require == "engine" and executed != "engine":
         problems.append(NOT_EXECUTED)
     if damaged is not None:
@@ -170,7 +202,12 @@ def _control(damaged: Damaged, few: CheckData, limits: Limits) -> tuple[Control,
     with damaged.open() as executor:
         outputs, wrong = run_all(executor.runner, few, None)
     measured, worse = measure(
-        few.reference, outputs, few.labels, limits.model_copy(update={"confident": False}), few.batching.whole
+        few.reference,
+        outputs,
+        few.labels,
+        limits.model_copy(update={"confident": False}),
+        few.batching.whole,
+        few.judgement,
     )
     failed = bool(wrong or worse) or any(m.passed is False for m in measured)
     control = Control(damaged.tensor, damaged.how, failed, few.samples, executor.executed, executor.runner.name)
@@ -198,10 +235,12 @@ def measure(
     labels: Array | None,
     limits: Limits,
     whole: Collection[str] = (),
+    judgement: Judgement = NO_METRICS,
 ) -> tuple[tuple[Metric, ...], list[str]]:
     """Every metric of every output, paired by exact name, judged where there is a limit; and the problems.
 
-    `whole` names the outputs that have one row a batch: they are compared, and are no class scores of samples.
+    `whole` names the outputs that have one row a batch: they are compared, and are no class scores of samples. The
+    metrics of `judgement` are measured where all outputs can be compared.
     """
     problems = [f"output {n} is missing from what was executed" for n in reference if n not in outputs]
     problems += [f"output {n} was executed and has no baseline" for n in outputs if n not in reference]
@@ -221,12 +260,17 @@ def measure(
             problems.append(f"output {name} holds NaN or infinity in {which}")
         else:
             values += _of_output(name, a, b, labels, ranks=name not in whole and metrics.ranks_classes(a))
+    if not problems:
+        own, wrong = judgement.measure(reference, outputs)
+        values += own
+        problems += wrong
     by_metric = {m.name for m in values}
     judged = [_judge(m, limits) for m in values]
-    missing = unjudgeable(limits, reference, labels, whole)
-    for limit, (metric, _) in LIMITS.items():
-        if getattr(limits, limit) is not None and metric not in by_metric:
-            problems.append(f"{limit} was not judged" if problems else missing[limit])
+    missing = unjudgeable(limits, reference, labels, whole) | judgement.unjudgeable(limits)
+    for bound in bounds(limits):
+        if bound.metric not in by_metric:
+            not_judged = f"{bound.key} was not judged"
+            problems.append(not_judged if problems else missing.get(bound.key, not_judged))
     return tuple(judged), problems
 
 
@@ -279,21 +323,19 @@ def _of_output(name: str, a: Array, b: Array, labels: Array | None, *, ranks: bo
 
 def _judge(metric: Metric, limits: Limits) -> Metric:
     """The measured value decides; with `confident`, its whole confidence interval has to meet the limit too."""
-    for name, (of, larger_is_better) in LIMITS.items():
-        limit = getattr(limits, name)
-        if of != metric.name or limit is None:
-            continue
-        worst = metric.value
-        if limits.confident and metric.interval is not None:
-            worst = metric.interval[0 if larger_is_better else 1]
-        passed = worst >= limit if larger_is_better else worst <= limit
-        return replace(metric, limit=limit, passed=passed and not math.isnan(metric.value))
-    return metric
+    bound = next((b for b in bounds(limits) if b.metric == metric.name), None)
+    if bound is None:
+        return metric
+    worst = metric.value
+    if limits.confident and metric.interval is not None:
+        worst = metric.interval[0 if bound.larger_is_better else 1]
+    passed = worst >= bound.limit if bound.larger_is_better else worst <= bound.limit
+    return replace(metric, limit=bound.limit, passed=passed and not math.isnan(metric.value))
 
 
-def doubtful(judged: Sequence[Metric], samples: int) -> tuple[str, ...]:
+def doubtful(judged: Sequence[Metric], samples: int, limits: Limits) -> tuple[str, ...]:
     """A line for each limit whose verdict another sample of the same data might turn round."""
-    better = dict(LIMITS.values())
+    better = {b.metric: b.larger_is_better for b in bounds(limits)}
     lines = []
     for m in judged:
         if m.limit is None or m.interval is None or intervals.can_tell(m.interval, m.limit, better[m.name]):

@@ -57,7 +57,7 @@ def with_corners(
         results.append(_at_corner(report, runner, how, samples, arrays, baseline))
     problems = tuple(p for r in results for p in r.problems)
     most, batch = inputs[0].at("max")[0], largest_batch(inputs)
-    notes = [f"executed at declared sizes that the samples do not have too: {' and '.join(sizes)}"] if sizes else []
+    notes = [f"declared sizes beyond the check's batches were executed too: {' and '.join(sizes)}"] if sizes else []
     if batch < most:
         notes.append(f"batches of {batch + 1} to {most} were not executed: their inputs are too large for this check")
     return replace(

@@ -121,16 +121,20 @@ def _tensors(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 def make(folder: Path) -> None:
     """Write the images and the trained weights below `folder`; what is there already is kept."""
-    from safetensors.torch import save_file
-
     weights = folder / "resnet.safetensors"
     if weights.is_file():
         print(f"{weights} is there already")  # noqa: T201  (a program, run by the Makefile)
         return
     print("images", write_images(folder))  # noqa: T201
-    model, accuracy = train(folder)
-    if accuracy < REQUIRED_ACCURACY:
-        raise SystemExit(f"the network reached only {accuracy:.4f} on val (wanted {REQUIRED_ACCURACY})")
+    save(*train(folder), REQUIRED_ACCURACY, weights)
+
+
+def save(model: torch.nn.Module, accuracy: float, required: float, weights: Path) -> None:
+    """Write the weights of a trained network that is good enough; end the program where it is not."""
+    from safetensors.torch import save_file
+
+    if accuracy < required:
+        raise SystemExit(f"the network reached only {accuracy:.4f} on val (wanted {required})")
     temporary = weights.with_suffix(".part")
     save_file({k: v.contiguous() for k, v in model.state_dict().items()}, str(temporary))
     temporary.replace(weights)

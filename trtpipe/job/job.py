@@ -7,7 +7,8 @@ from pathlib import Path
 from pydantic import Field, PrivateAttr, model_validator
 
 from trtpipe.errors import InputError
-from trtpipe.job.rules import BrokenRules, broken
+from trtpipe.job.broken import BrokenRules
+from trtpipe.job.rules import broken
 from trtpipe.job.sections import Build, Calibration, Check, Data, Input, Model, Output, Precision, Section, Transform
 from trtpipe.values import JOB_NAME, MOST_NAME, DimRange, TensorSpec
 
@@ -47,6 +48,7 @@ class Job(Section):
     def callables(self) -> dict[str, str]:
         """Every `package.module:callable` that the job names, by its dotted path in the job file."""
         targets = {"model.factory": self.model.factory}
+        targets |= {f"check.metrics.{n}.function": m.function for n, m in self.check.metrics.items() if not m.built_in}
         for name, data in (("calibration", self.calibration), ("check", self.check)):
             if data is not None:
                 targets[f"{name}.factory"] = data.factory

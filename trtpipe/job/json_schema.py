@@ -43,6 +43,8 @@ def job_schema() -> Schema:
     spec = definitions["Input"]
     del spec["properties"]["dims"]
     spec["additionalProperties"] = {"$ref": "#/$defs/Range"}
+    metrics = definitions["Check"]["properties"]["metrics"]  # a name alone stands for its function
+    metrics["additionalProperties"] = {"anyOf": [{"type": "string"}, metrics["additionalProperties"]]}
     build = definitions["Build"]
     build["properties"] = {k: build["properties"][k] for k in ("route", "target")} | build["properties"]
     properties = schema["properties"]
@@ -67,7 +69,7 @@ def job_markdown() -> str:
     while todo:
         path, prop = todo.pop(0)
         for suffix, section in _sections(prop, definitions):
-            where = path + suffix
+            where = path + suffix.replace("<>", f"<{path.rpartition('.')[2].removesuffix('s')}>")
             title = f"## `{where}`" if "." not in where else f"### `{where}`"
             text = section.get("description", "")
             if first.setdefault(section["title"], where) != where:
@@ -81,15 +83,16 @@ def job_markdown() -> str:
 
 
 def _sections(prop: Schema, definitions: Mapping[str, Schema]) -> Iterator[tuple[str, Schema]]:
-    """The sections a property leads to, each with what is added to its path: `.<name>` for a mapping of sections."""
+    """The sections a property leads to, each with what is added to its path: `.<>` for a mapping of sections."""
     for option in (prop, *prop.get("anyOf", ())):
         if "$ref" in option:
             section = definitions[option["$ref"].rpartition("/")[2]]
             if "properties" in section:
                 yield "", section
-        elif isinstance(values := option.get("additionalProperties"), dict) and "$ref" in values:
-            name = values["$ref"].rpartition("/")[2]
-            yield f".<{name.lower()}>", definitions[name]
+        elif isinstance(values := option.get("additionalProperties"), dict):
+            for choice in (values, *values.get("anyOf", ())):
+                if "$ref" in choice:
+                    yield ".<>", definitions[choice["$ref"].rpartition("/")[2]]
 
 
 def _range_note(section: Schema) -> str:

@@ -14,15 +14,16 @@ from calib.files import text_at_most
 from calib.types import JsonObject
 from trtpipe.errors import InputError, did_you_mean
 from trtpipe.job import matrix, yamlfile
+from trtpipe.job.broken import BrokenRules
 from trtpipe.job.job import Job
 from trtpipe.job.problems import Problem, dotted, explain, legal_keys, shown, violation
-from trtpipe.job.rules import BrokenRules, broken
+from trtpipe.job.rules import broken
 
 #: Every key that names a file or a folder: what must be there. `output` need not exist yet.
 PATHS: Mapping[tuple[str, ...], str] = {
     ("model", "weights"): "file",
     ("model", "torchscript"): "file",
-    ("check", "labels"): "file",
+    ("check", "labels"): "file or folder",
     ("model", "program"): "file",
     ("model", "onnx"): "file",
     ("calibration", "images"): "folder",
@@ -215,7 +216,7 @@ class JobFile:
             path = folder / Path(given[key]).expanduser()
             data[section] = given | {key: str(_normal(path))}
             if self._paths_exist and kind != "output":
-                there = path.is_dir() if kind == "folder" else path.is_file()
+                there = (path.is_dir() and "folder" in kind) or (path.is_file() and "file" in kind)
                 if not there:
                     got = f"{given[key]!r}: {'not a ' + kind if path.exists() else 'nothing there'}"
                     hint = f"It is {_normal(path)}, from the folder of the job file."

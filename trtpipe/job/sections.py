@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
@@ -125,7 +126,7 @@ class Transform(Section):
 class Data(Section):
     """Samples: exactly one of images (an ImageFolder), arrays (.npy/.npz/.safetensors) and factory (a callable)."""
 
-    images: str | None = Field(default=None, description="a folder with one folder of images for each class")
+    images: str | None = Field(default=None, description="a folder of images, or of one folder for each class")
     arrays: str | None = Field(default=None, description="a .npy, .npz or .safetensors file, named like the inputs")
     factory: str | None = Field(default=None, description="package.module:callable returning an iterable of samples")
     transform: Transform | None = Field(default=None, description="what is done to each image")
@@ -155,6 +156,54 @@ class Calibration(Data):
     )
 
 
+#: The metrics that are built in, and whether a larger figure is better.
+BUILT_IN_METRICS: Mapping[str, bool] = {
+    "top5": True, "miou": True, "coco_map": True, "psnr": True, "ssim": True, "mae": False, "cosine": True,
+}  # fmt: skip
+
+
+class OwnMetric(Section):
+    """A figure of the check that the job names. A name alone stands for its function."""
+
+    function: str = Field(
+        description=f"{', '.join(BUILT_IN_METRICS)}, or package.module:callable(outputs, labels, ids)"
+    )
+    args: JsonObject = Field(default_factory=dict, description="further keyword arguments of the function")
+    better: Literal["higher", "lower"] | None = Field(
+        default=None, description="which figures of a callable are better; higher when absent"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, raw: object) -> object:
+        return {"function": raw} if isinstance(raw, str) else raw
+
+    @property
+    def built_in(self) -> bool:
+        """Whether the function is one of trtpipe's own."""
+        return self.function in BUILT_IN_METRICS
+
+    @property
+    def larger_is_better(self) -> bool:
+        """Whether larger figures are better."""
+        return BUILT_IN_METRICS.get(self.function, self.better != "lower")
+
+
+class MetricLimits(Section):
+    """What a metric of check.metrics must meet."""
+
+    min: float | None = Field(default=None, description="least figure of what is executed")
+    max: float | None = Field(default=None, description="largest figure of what is executed")
+    drop_max: float | None = Field(
+        default=None, ge=0, description="by how much it may be worse than the baseline's, in the metric's own unit"
+    )
+
+    @property
+    def given(self) -> dict[str, float]:
+        """The limits that are set, by name."""
+        return {n: v for n, v in self.model_dump().items() if v is not None}
+
+
 class Limits(Section):
     """What the check must meet; each is optional, and at least one must be set for the check to be able to fail."""
 
@@ -169,24 +218,30 @@ class Limits(Section):
     speedup_over_fp16_min: float | None = Field(default=None, gt=0, description="needs require: engine")
     confident: bool = Field(
         default=False,
-        description="top1_agreement and accuracy_drop: the whole 95 % confidence interval must meet the limit",
+        description="figures with a 95 % confidence interval (shares of the samples, metrics): all of it must meet the "
+        "limit",
     )
+    metrics: dict[str, MetricLimits] = Field(default_factory=dict, description="limits of the figures of check.metrics")
 
     @property
     def given(self) -> dict[str, float]:
-        """The limits that are set, by name."""
-        return {n: v for n, v in self.model_dump(exclude={"confident"}).items() if v is not None}
+        """The limits that are set, by name; those of metrics as `metrics.<name>.<limit>`."""
+        own = {f"metrics.{n}.{k}": v for n, limits in self.metrics.items() for k, v in limits.given.items()}
+        return {n: v for n, v in self.model_dump(exclude={"confident", "metrics"}).items() if v is not None} | own
 
 
 class Check(Data):
     """What the result is compared with its baseline on. `transform` is calibration's when absent."""
 
     limits: Limits = Field(default=Limits(cosine_min=0.99), description="what must hold for the build to pass")
+    metrics: dict[str, OwnMetric] = Field(default_factory=dict, description="further figures by the name they get")
     require: Literal["graph", "engine"] = Field(
         default="graph", description="engine: fail where the engine itself cannot run"
     )
     labels: str | None = Field(
-        default=None, description="a text file of the model's class names, one a line, that class folders are found in"
+        default=None,
+        description="what is right for each sample: a folder of masks, a COCO file (.json), a .csv or a .npy; or a "
+        "text file of the model's class names, one a line, that class folders are found in",
     )
     sensitivity: bool = Field(
         default=False, description="measure what INT8 costs by module even where the check passes, for the report"

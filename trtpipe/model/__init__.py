@@ -7,6 +7,7 @@ __all__ = [
     "corners",
     "data",
     "export",
+    "labels",
     "load",
     "marks",
     "nodes",

@@ -89,7 +89,7 @@ def record_baseline(
         _require_held(spec, outputs_of_all[spec.name])
     if name == "onnxruntime" and not worst <= ONNX_TOLERANCE * max(1.0, largest):
         raise InputError(
-            "baseline: the converted network must answer as ONNX Runtime does on the check data (got a largest "
+            "baseline: the converted network answers otherwise than ONNX Runtime on the check data (a largest "
             f"difference of {worst:.3g}, outputs up to {largest:.3g}). This is a bug of the conversion: report it, or "
             "build from PyTorch with model.factory."
         )
@@ -97,8 +97,8 @@ def record_baseline(
         _require_repeatable(loaded, args)
         fix = "Set model.baseline to script." if name == "trace" else "Check that both hold the same weights."
         raise InputError(
-            f"baseline: TorchScript ({name}) must compute what the eager model does on the check data "
-            f"(got a largest difference of {worst:.3g}, outputs up to {largest:.3g}). {fix}"
+            f"baseline: TorchScript ({name}) computes something else than the eager model on the check data "
+            f"(a largest difference of {worst:.3g}, outputs up to {largest:.3g}). {fix}"
         )
     every = np.concatenate(labels)
     notes = _batch_notes(loaded, batching, first, outputs_of_all)
@@ -151,7 +151,7 @@ def _require_repeatable(loaded: LoadedModel, args: tuple[torch.Tensor, ...]) -> 
     for spec, a, b in zip(loaded.outputs, once, again, strict=True):
         if not torch.equal(a, b):
             raise InputError(
-                f"model: must answer the same on the same inputs (got other values of {spec.name} when it was run "
+                f"model: it gives other outputs for the same inputs (other values of {spec.name} when it was run "
                 "again). Take out what draws random numbers, counts calls or keeps a state in eval mode; make a state "
                 "an input and an output."
             )
@@ -233,8 +233,7 @@ def script(loaded: LoadedModel, kind: Literal["trace", "script"], torchscript: s
                 raise InputError(f"model.torchscript: must be a TorchScript file (got {text}).") from error
             other = "script" if kind == "trace" else "trace"
             raise InputError(
-                f"model.baseline: TorchScript must be able to {kind} the model (got {text}). "
-                f"Set model.baseline to {other}."
+                f"model.baseline: TorchScript cannot {kind} the model ({text}). Set model.baseline to {other}."
             ) from error
 
 

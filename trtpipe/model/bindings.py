@@ -27,8 +27,11 @@ class Bound(torch.nn.Module):
         inputs: Sequence[TensorSpec],
         normalize: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]],
         output_names: tuple[str, ...],
+        *,
+        nested: bool = False,
     ) -> None:
         super().__init__()
+        self.nested = nested
         self.network = network
         self.specs = tuple(inputs)
         self.output_names = output_names
@@ -44,43 +47,54 @@ class Bound(torch.nn.Module):
         """The network's outputs for `inputs` in their binding dtypes."""
         return self.outputs(self.network(*self.prepared(inputs)))
 
-    def prepared(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The inputs as the network takes them: float16 and uint8 as float32, normalised where the job says so."""
-        arguments = []
+    def prepared(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
+        """The arguments of the network: float16 and uint8 as float32, normalised where the job says so.
+
+        Names that are paths are put together: `batch.image` and `batch.mask` make one dict, `pair.0`, `pair.1` a list.
+        """
+        arguments: list[torch.Tensor] = []
         for k, x in enumerate(inputs):
             if self.specs[k].dtype in ("float16", "uint8"):
                 x = x.to(torch.float32)
             if hasattr(self, f"factor_{k}"):
                 x = x * getattr(self, f"factor_{k}") - getattr(self, f"offset_{k}")
             arguments.append(x)
-        return arguments
+        if not self.nested:
+            return arguments
+        return list(_assembled([(s.name.split("."), x) for s, x in zip(self.specs, arguments, strict=True)]).values())
 
     def outputs(self, returned: object) -> tuple[torch.Tensor, ...]:
-        """What the network returned as a tuple; a dict or a named tuple with the job's names is taken by name, anything
-        else in order.
+        """What the network returned as a tuple in the job's order.
+
+        By name, as in `detections.0.boxes`, where every name is the path of a tensor; in order where what was
+        returned is a tensor, or a list or tuple of tensors.
 
         Raises:
-            InputError: the number or the names of the outputs are not the job's, or one is not a tensor.
+            InputError: the number or the names of the outputs are not the job's.
         """
-        names = self.output_names
-        values: list[Any]
-        named = returned if isinstance(returned, dict) else _fields_of(returned)
-        if all(n in named for n in names):
-            values = [named[n] for n in names]
-        elif isinstance(returned, torch.Tensor):
-            values = [returned]
+        names, found = self.output_names, dict(_tensors(returned))
+        if all(n in found for n in names):
+            values = [found[n] for n in names]
         else:
-            values = list(returned) if isinstance(returned, list | tuple) else []
-        if len(values) != len(names) or not all(isinstance(t, torch.Tensor) for t in values):
-            raise InputError(_unlike_the_job(returned, names))
+            unnamed = [returned] if isinstance(returned, torch.Tensor) else returned
+            values = list(found.values())
+            if not isinstance(unnamed, list | tuple) or len(values) != len(unnamed) or len(values) != len(names):
+                raise InputError(_unlike_the_job(returned, names))
         half = (torch.float16, torch.bfloat16, torch.float64)
         return tuple(t.to(torch.float32) if t.dtype in half else t for t in values)
 
 
-def _fields_of(returned: object) -> Mapping[str, object]:
-    """The values of a named tuple by name; nothing for anything else."""
-    names = getattr(returned, "_fields", ())
-    return dict(zip(names, returned, strict=True)) if names and isinstance(returned, tuple) else {}
+def _assembled(parts: Sequence[tuple[Sequence[str], torch.Tensor]]) -> dict[str, Any]:
+    """Values by path as nested dicts; the children of one parent are a list where they are named 0, 1, ..."""
+    by_name: dict[str, list[tuple[Sequence[str], torch.Tensor]]] = {}
+    for (name, *rest), value in parts:
+        by_name.setdefault(name, []).append((rest, value))
+    made: dict[str, Any] = {}
+    for name, inner in by_name.items():
+        children = _assembled(inner) if inner[0][0] else None
+        places = children is not None and list(children) == [str(k) for k in range(len(children))]
+        made[name] = inner[0][1] if children is None else list(children.values()) if places else children
+    return made
 
 
 #: Tensors that a message lists.
@@ -89,20 +103,16 @@ _MOST_LISTED = 6
 
 def _unlike_the_job(returned: object, names: tuple[str, ...]) -> str:
     """The message when the model's outputs are not the job's: what it returned, and the lines that help."""
-    tensors = list(_tensors(returned, "out"))[:_MOST_LISTED]
     message = f"outputs: must be the tensors that the model returns (got {', '.join(names)}, and it returns "
     message += f"{described(returned)}). "
-    flat = isinstance(returned, dict | torch.Tensor) or (isinstance(returned, tuple | list) and bool(returned))
-    if flat and all(isinstance(v, torch.Tensor) for v in _parts(returned).values()):
-        keys = [k if isinstance(returned, dict) else f"output_{i}" for i, k in enumerate(_parts(returned))]
-        return message + "Name each of them in the job:\n    outputs:" + "".join(f"\n      {k}: {{}}" for k in keys)
-    if not tensors:
+    found = list(dict(_tensors(returned)))
+    if not found:
         return message + "Return tensors from its forward."
-    return (
-        message
-        + "Return tensors from a wrapper's forward:\n    out = self.model(*inputs)\n    return "
-        + ", ".join(tensors)
-    )
+    named = "output" if found == [""] else None
+    in_order = isinstance(returned, list | tuple) and not hasattr(returned, "_fields")
+    flat = in_order and found == [str(k) for k in range(len(returned))]  # type: ignore[arg-type]
+    lines = [f"\n      {named or (f'output_{n}' if flat else n)}: {{}}" for n in found[:_MOST_LISTED]]
+    return message + "Name each of them in the job:\n    outputs:" + "".join(lines)
 
 
 def _parts(value: object) -> dict[str, object]:
@@ -110,7 +120,7 @@ def _parts(value: object) -> dict[str, object]:
     if isinstance(value, dict):
         return {str(k): v for k, v in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return dict(_fields_of(value))
+        return dict(zip(value._fields, value, strict=True))
     if isinstance(value, list | tuple):
         return {str(k): v for k, v in enumerate(value)}
     if isinstance(value, torch.Tensor) or value is None or isinstance(value, int | float | str | bool):
@@ -118,17 +128,13 @@ def _parts(value: object) -> dict[str, object]:
     return dict(vars(value)) if hasattr(value, "__dict__") else {}
 
 
-def _tensors(value: object, path: str) -> Iterator[str]:
-    """The expression of each tensor in a value, as `out["boxes"][0]`."""
+def _tensors(value: object, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Each tensor in a value by its path: keys, places and fields with dots between them, as `detections.0.boxes`."""
     if isinstance(value, torch.Tensor):
-        yield path
+        yield path, value
         return
     for key, part in _parts(value).items():
-        if isinstance(value, dict):
-            step = f'["{key}"]'
-        else:
-            step = f"[{key}]" if isinstance(value, list | tuple) and not hasattr(value, "_fields") else f".{key}"
-        yield from _tensors(part, path + step)
+        yield from _tensors(part, f"{path}.{key}" if path else key)
 
 
 def described(value: object) -> str:
@@ -152,6 +158,8 @@ def bind(
     inputs: Sequence[TensorSpec],
     normalize: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]],
     output_names: tuple[str, ...],
+    *,
+    nested: bool = False,
 ) -> Bound:
-    """`network` behind its bindings, in eval mode."""
-    return Bound(network, inputs, normalize, output_names).eval().requires_grad_(False)
+    """`network` behind its bindings, in eval mode; `nested`: names of inputs with dots are paths in its arguments."""
+    return Bound(network, inputs, normalize, output_names, nested=nested).eval().requires_grad_(False)

@@ -102,7 +102,7 @@ def require_corners(
         for spec, output in zip(loaded.outputs, _run(captured.graph, loaded, arrays, failing), strict=True):
             if difference := _difference(wanted[spec.name], output.numpy()):
                 raise BuildError(
-                    f"capture: the graph must answer as the model for {where} too (got {difference} in output "
+                    f"capture: the graph answers otherwise than the model for {where} ({difference} in output "
                     f"{spec.name}). The model decides by a shape (an if, squeeze(), a number taken from x.shape): make "
                     "it compute the same for every size, or declare in inputs only sizes that it treats alike."
                 )

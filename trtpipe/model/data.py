@@ -11,6 +11,7 @@ from calib.files import text_at_most
 from calib.samples import DataSpec, InputSpec, TransformSpec
 from trtpipe.errors import InputError
 from trtpipe.job.importable import on_path
+from trtpipe.model.labels import classes_of, names_classes
 
 if TYPE_CHECKING:
     from calib.data import Source
@@ -36,10 +37,14 @@ def open_calibration(job: Job) -> Source:
 def open_check(job: Job) -> Source:
     """The samples the result is compared on; images are transformed like calibration's unless the job says otherwise.
 
+    A .csv of one class for each image labels them, whatever folders they are in.
+
     Raises:
         InputError: they are bad.
     """
-    return _open(job, "check", job.check, job.check_transform())
+    source = _open(job, "check", job.check, job.check_transform())
+    classes = None if job.check.labels is None else classes_of(job.check.labels, source.ids)
+    return source if classes is None else source.labelled(classes)
 
 
 def with_labels(job: Job, loaded: LoadedModel, source: Source) -> tuple[Source, tuple[str, ...]]:
@@ -101,7 +106,7 @@ def _class_names(
     job: Job, loaded: LoadedModel, folders: tuple[str, ...], count: int
 ) -> tuple[tuple[str, ...] | None, str]:
     """The model's classes in the order of its outputs, None where nothing says them; and the key that does."""
-    if job.check.labels is not None:
+    if job.check.labels is not None and names_classes(job.check.labels):
         try:
             lines = text_at_most(Path(job.check.labels), _MOST_LABELS_BYTES).removeprefix("\ufeff").splitlines()
         except (OSError, ValueError) as error:

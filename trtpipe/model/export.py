@@ -84,7 +84,8 @@ def _reason(error: BaseException) -> str:
         return (
             f"capture: the model decides by the values of a tensor{at}, and a graph holds one way alone. Compute both "
             "ways and choose:\n    y = torch.where(condition, a, b)\n"
-            "For a decision by a shape, use Python numbers of x.shape; for int(x), a constant."
+            "For a decision by a shape, use Python numbers of x.shape; for int(x), a constant. For a number of rows, "
+            "as after\nnon-maximum suppression, return all candidates with their scores, and choose among the outputs."
         )
     if "onstraint" in type(error).__name__ + str(error)[:400] or "specialized" in str(error):
         specialized = [line.strip() for line in str(error).splitlines() if "pecializ" in line]

@@ -44,8 +44,9 @@ def load_model(job: Job, base: Path | None = None) -> LoadedModel:
     normalize = {
         name: (tuple(i.normalize.mean), tuple(i.normalize.std)) for name, i in job.inputs.items() if i.normalize
     }
-    _require_order(network, tuple(job.inputs))
-    module = bind(network, inputs, normalize, tuple(job.outputs))
+    nested = job.model.factory is not None  # names of an ONNX file's inputs may hold dots of their own
+    _require_order(network, tuple(dict.fromkeys(n.partition(".")[0] if nested else n for n in job.inputs)))
+    module = bind(network, inputs, normalize, tuple(job.outputs), nested=nested)
     digest = _weights_digest(network)
     outputs = _output_specs(module, inputs, {n: o.dtype for n, o in job.outputs.items()})
     own = getattr(network, "classes", None)

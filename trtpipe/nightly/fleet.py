@@ -306,9 +306,7 @@ class Fleet:
             if job.lost_at is not None and time.monotonic() - job.lost_at > GRACE_S:
                 message = self._unmatched(name, job.needs)
             elif len(job.starts) > MOST_STARTS:
-                message = (
-                    f"{name}: must not take its worker down (got {len(job.starts)} lost: {', '.join(job.starts)})."
-                )
+                message = f"{name}: it took its workers down ({len(job.starts)} lost: {', '.join(job.starts)})."
             if message:
                 self._client.cancel([job.future], force=True)
                 del sent[name]

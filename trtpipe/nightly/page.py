@@ -11,7 +11,8 @@ from trtpipe.nightly.outcome import OUTCOMES, Comparison, JobOutcome, NightlyRep
 from trtpipe.progress import duration, size
 from trtpipe.report import charts
 from trtpipe.report.figures import beside_limit, compact, percent
-from trtpipe.report.page import METRICS, MetricRow, metric_row, packages, page
+from trtpipe.report.metric_rows import METRICS, MetricRow, meaning, metric_row
+from trtpipe.report.page import packages, page
 
 #: The figure of a job's row, and what it is called there: the first of these that it has.
 FIRST: Mapping[str, str] = {
@@ -176,7 +177,7 @@ def _series(name: str, values: Sequence[float | None]) -> Series:
 
 def title(name: str) -> str:
     """A figure's name for people."""
-    return METRICS[name][0] if name in METRICS else OTHERS.get(name, name.replace("_", " "))
+    return OTHERS.get(name) or meaning(name)[0]
 
 
 def figure(name: str, value: float) -> str:

@@ -38,6 +38,16 @@ LIMITS: Mapping[str, Limit] = {
     "latency_ms": Limit(False, 0.10, relative=True, least=0.05),
     "build_s": Limit(False, 1.0, relative=True, least=60.0),
 }
+#: What a metric of the job's own loses is named like this, and may grow by that, in its own unit, unless --limit says
+#: otherwise.
+DROP, OWN_LIMIT = "_drop", Limit(False, 0.01)
+
+
+def limit_of(name: str, limits: Mapping[str, Limit]) -> Limit | None:
+    """How much worse a figure may become; None where it is not judged."""
+    own = name.endswith(DROP) and name != f"accuracy{DROP}"
+    limit = limits.get(name, OWN_LIMIT if own else None)
+    return None if limit is None or math.isinf(limit.worse_by) else limit
 
 
 def parse_limits(given: Sequence[str]) -> dict[str, Limit]:
@@ -49,11 +59,16 @@ def parse_limits(given: Sequence[str]) -> dict[str, Limit]:
     limits = dict(LIMITS)
     for text in given:
         name, _, value = text.partition("=")
-        if name not in LIMITS:
+        own = limit_of(name, {})
+        if name not in LIMITS and own is None:
             hint = did_you_mean(name, tuple(LIMITS))
-            raise InputError(f"--limit: must name one of {', '.join(LIMITS)} (got {name!r}). {hint}".rstrip())
+            raise InputError(
+                f"--limit: must name one of {', '.join(LIMITS)}, or METRIC{DROP} of a metric of check.metrics (got "
+                f"{name!r}). {hint}".rstrip()
+            )
+        known = LIMITS.get(name) or OWN_LIMIT
         if value == "off":
-            limits.pop(name, None)
+            limits[name] = Limit(known.larger_is_better, math.inf)
             continue
         try:
             number = float(value)
@@ -61,7 +76,6 @@ def parse_limits(given: Sequence[str]) -> dict[str, Limit]:
             number = math.nan
         if not number >= 0:
             raise InputError(f"--limit: {name} must be a number from 0 up, or off (got {value!r}).")
-        known = LIMITS[name]
         limits[name] = Limit(known.larger_is_better, number, known.relative, known.least)
     return limits
 
@@ -89,7 +103,7 @@ def compare(
         earlier = [p[name, output] for p in past if (name, output) in p]
         before = earlier[0] if earlier else None
         trend = statistics.median(earlier) if len(earlier) >= 3 else None
-        limit = limits.get(name)
+        limit = limit_of(name, limits)
         if limit is None or before is None:
             if before is not None:
                 regressions.append(Comparison(name, output, before, trend, now, 0.0, None, False, False))
@@ -104,7 +118,8 @@ def compare(
         if bad:
             reference = before if against == "the last green run" else trend
             lines.append(_line(name, output, float(reference or 0.0), now, worse, limit, against))
-    missing = {k for k in past[0] if k[0] in limits and k[0] not in ("build_s", "latency_ms")} - set(_figures(outcome))
+    judged = {k for k in past[0] if limit_of(k[0], limits) and k[0] not in ("build_s", "latency_ms")}
+    missing = judged - set(_figures(outcome))
     lines += [f"{name} of {output or 'the engine'} was measured and no longer is" for name, output in sorted(missing)]
     return tuple(regressions), tuple(sorted(lines, key=_importance))
 

@@ -112,7 +112,7 @@ def unreachable(address: str, error: BaseException, where: str) -> MissingError:
             "One side does not take the other's certificate: the folders of the scheduler, the workers and the planner "
             "must be of one `trtpipe keygen --fleet`, and the clocks right."
         )
-    return MissingError(f"{where}: must be a Dask scheduler that answers (got {address}: {_said(error)}). {step}")
+    return MissingError(f"{where}: no Dask scheduler answers ({address}: {_said(error)}). {step}")
 
 
 def _said(error: BaseException) -> str:

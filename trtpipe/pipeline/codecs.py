@@ -17,7 +17,7 @@ from safetensors.numpy import save as save_tensors
 from calib.table import CalibrationTable
 from calib.types import Array, JsonObject
 from trtpipe.pipeline.lowered import Compiled, Lowered
-from trtpipe.values import Baseline, Engine, Fallback, LayerPrecision, OnnxModel, TensorSpec
+from trtpipe.values import Baseline, Engine, Fallback, LayerPrecision, OnnxModel, TensorSpec, computed_in
 
 if TYPE_CHECKING:
     from trtpipe.pipeline.cache.store import Entry
@@ -143,16 +143,18 @@ def _dump_lowered(lowered: Lowered) -> Stored:
 def _load_lowered(entry: Entry) -> Lowered:
     facts = entry.facts
     inputs, outputs = _SPECS.validate_python(facts["inputs"]), _SPECS.validate_python(facts["outputs"])
+    layers = _LAYERS.validate_python(facts["layers"])
     graph = None
     if facts["onnx"] is not None:
-        graph = OnnxModel(entry.read(_GRAPH), facts["onnx"]["opset"], inputs, outputs, tuple(facts["onnx"]["notes"]))
+        opset, notes = facts["onnx"]["opset"], tuple(facts["onnx"]["notes"])
+        graph = OnnxModel(entry.read(_GRAPH), opset, inputs, outputs, notes, computed_in(layers))
     return Lowered(
         inputs=inputs,
         outputs=outputs,
         weights_digest=facts["weights_digest"],
         graph_digest=facts["graph_digest"],
         model_notes=tuple(facts["model_notes"]),
-        layers=_LAYERS.validate_python(facts["layers"]),
+        layers=layers,
         notes=tuple(facts["notes"]),
         table=_load_table(entry),
         shared_scales=facts["shared_scales"],

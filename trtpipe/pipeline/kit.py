@@ -38,6 +38,7 @@ from trtpipe.routes.onnx import lowered_for, to_onnx
 from trtpipe.runtime.compatibility import admit, require_fit
 from trtpipe.runtime.device import this_device
 from trtpipe.runtime.executor import graph_as_checked, not_executed_here, open_engine
+from trtpipe.runtime.recheck import golden_limits
 from trtpipe.trt.builder import build_engine
 from trtpipe.trt.isolated import build_isolated
 from trtpipe.values import CheckReport, Engine, OnnxModel
@@ -201,19 +202,21 @@ def _check(kit: Bundle, engine: Engine, progress: Progress) -> CheckReport | Non
         golden.samples,
         Batching(manifest.inputs, manifest.outputs, size),
     )
+    limits, notes = golden_limits(manifest, golden.samples, all_of_them=True)
     runner, executed = open_engine(engine)
     with runner:
-        return check_engine(
+        report = check_engine(
             runner,
             executed,
             data,
-            manifest.limits,
+            limits,
             damaged=_control(kit_graph(kit), manifest.build, manifest.precision, progress),
             require=manifest.require,
             control=recorded.control,
             warnings=recorded.warnings,
             progress=progress,
         )
+    return dataclasses.replace(report, notes=(*report.notes, *notes))
 
 
 def _control(graph: OnnxModel, build: Build, precision: Precision, progress: Progress) -> Damaged | None:

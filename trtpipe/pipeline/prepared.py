@@ -18,10 +18,13 @@ from calib.types import Array
 from trtpipe.batching import Batching
 from trtpipe.errors import Cancelled, InputError
 from trtpipe.evaluation.check import unjudgeable
+from trtpipe.evaluation.judgement import NO_METRICS, Judgement, judge
+from trtpipe.job.importable import on_path
 from trtpipe.model.baseline import record_baseline, script
 from trtpipe.model.capture import capture
 from trtpipe.model.corners import corner_outputs, require_corners
 from trtpipe.model.data import open_calibration, open_check, with_labels
+from trtpipe.model.labels import labels_of, names_classes
 from trtpipe.model.load import load_model
 from trtpipe.pipeline.codecs import CORNERS, RECORDED, SPECS, Codec, CornerOutputs, Recorded
 
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from calib.data import Source
     from trtpipe.job.job import Job
     from trtpipe.progress import Progress, Reporter
-    from trtpipe.values import Baseline, Captured, LoadedModel, TensorSpec
+    from trtpipe.values import Baseline, Captured, Labels, LoadedModel, TensorSpec
 
 T = TypeVar("T")
 
@@ -287,6 +290,29 @@ class PreparedJob:
     def baseline(self) -> Baseline:
         """The outputs of the model as TorchScript on the check samples."""
         return self._recorded.baseline
+
+    @cached_property
+    def judgement(self) -> Judgement:
+        """The job's own metrics and the labels they are about; each was measured on the baseline once.
+
+        Raises:
+            InputError: the labels or a metric's function are not what the job says, or a limit cannot be judged.
+        """
+        job, baseline = self.job, self.baseline
+        if not job.check.metrics:
+            return NO_METRICS
+        with self._stages("metrics"), on_path(job.folder):
+            labels: Labels = baseline.labels
+            if job.check.labels is not None and not names_classes(job.check.labels):
+                labels = labels_of(job.check.labels, baseline.ids, job.check_transform())
+            judges = tuple(judge(n, m, labelled=labels is not None) for n, m in job.check.metrics.items())
+            judgement = Judgement(judges, labels, baseline.ids)
+            _, problems = judgement.measure(baseline.outputs, baseline.outputs)
+            if problems:
+                raise InputError(f"check.metrics: {'; '.join(problems)} on the baseline. A figure must be a number.")
+            if unjudged := judgement.unjudgeable(job.check.limits):
+                raise InputError(f"{'; '.join(unjudged.values())}. Give that, or take the limit out of the job.")
+        return judgement
 
     @cached_property
     def _recorded(self) -> Recorded:

@@ -44,7 +44,7 @@ Table = Callable[[], CalibrationTable | None]
 def prepare(job: Job, stages: Stages, results: Results | None = None) -> PreparedJob:
     """The job with its model, baseline and graph; what `results` holds is loaded only when a later stage needs it."""
     prepared = PreparedJob(job, stages, results)
-    _ = prepared.baseline
+    _ = prepared.judgement
     if results is None:
         _ = prepared.captured
     return prepared
@@ -377,4 +377,5 @@ def check_data(job: Job, prepared: PreparedJob) -> CheckData:
         return (b.arrays for b in prepared.check_source.batches(size))
 
     baseline = prepared.baseline
-    return CheckData(batches, baseline.outputs, baseline.labels, len(baseline.ids), batching(job, prepared))
+    how, judgement = batching(job, prepared), prepared.judgement
+    return CheckData(batches, baseline.outputs, baseline.labels, len(baseline.ids), how, judgement)

@@ -157,6 +157,7 @@ class _Bench:
             "baseline": outputs.hexdigest(),
             "precision": job.precision.model_dump_json(),
             "limits": job.check.limits.model_dump_json(),
+            "metrics": self.prepared.judgement.digest,
             "target": job.build.target,
             "devices": ", ".join(d.name for d in driver.probe().devices),  # latencies are of these
         }
@@ -273,6 +274,7 @@ class _Bench:
             None if labels is None else labels[:count],
             job.check.limits,
             how.whole,
+            prepared.judgement.first(count),
         )
         ratios = [m.value for m in metrics if m.name == "sqnr_db"]
         return Preview(

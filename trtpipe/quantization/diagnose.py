@@ -28,7 +28,7 @@ DIAGNOSE_SECONDS = 60.0
 #: How many modules a failed check names.
 NAMED = 3
 #: How the line of `blame` begins.
-BLAME = "worst modules in INT8"
+BLAME = "worst quantized modules"
 
 
 def diagnose(

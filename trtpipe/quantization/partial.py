@@ -87,12 +87,13 @@ def value_bytes(graph: GraphModule) -> int:
     for node in graph.graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and node.op == "call_function":
-            total += math.prod(_extent(d) for d in value.shape) * value.element_size()
+            total += math.prod(extent_of(d) for d in value.shape) * value.element_size()
     first = next(n for n in graph.graph.nodes if n.op == "placeholder").meta["val"]
-    return total // max(1, _extent(first.shape[0]))
+    return total // max(1, extent_of(first.shape[0]))
 
 
-def _extent(dimension: int | torch.SymInt) -> int:
+def extent_of(dimension: int | torch.SymInt) -> int:
+    """The extent of one axis; of a dynamic one, what the graph was captured with."""
     if isinstance(dimension, int):
         return dimension
     hint = dimension.node.hint

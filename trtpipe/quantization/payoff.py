@@ -36,7 +36,8 @@ Nothing here changes where Q/DQ could stand: calibration tables do not depend on
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -46,11 +47,13 @@ from trtpipe.model.marks import is_marked
 from trtpipe.model.nodes import calls, constant_value, op_name
 from trtpipe.model.sites import MATMULS, WEIGHTED
 from trtpipe.quantization.formats import FORMATS
+from trtpipe.quantization.partial import extent_of
 from trtpipe.quantization.policy import EIGHT_BITS, Modes, assign, modes_of
 from trtpipe.quantization.precision import Keep
 from trtpipe.values import Site
 
 if TYPE_CHECKING:
+    import torch
     from torch.fx import GraphModule, Node
 
     from trtpipe.job.job import Job
@@ -147,7 +150,7 @@ def shape_reason(graph: GraphModule, node: Node) -> str:
             return ONE_ROW
         return SMALL if _below_tile(inner) or _below_tile(columns) else ""
     weight = constant_value(graph, node.args[1])  # type: ignore[arg-type]
-    if all(_is_one(extent) for extent in (out[1:-1] if name == "linear" else out[2:])):
+    if _rows(out) <= _samples(graph) if name == "linear" else all(_is_one(extent) for extent in out[2:]):
         return ONE_ROW
     if name == "linear":
         return SMALL if min(weight.shape) < TILE else ""
@@ -165,6 +168,18 @@ def shape_reason(graph: GraphModule, node: Node) -> str:
         eights = outputs % 8 == 0 or inputs % 8 == 0
         good = eights and (first or max(outputs, inputs) >= TILE) and len(set(kernel)) == 1
     return "" if good else SMALL
+
+
+def _rows(shape: Sequence[int | torch.SymInt]) -> int:
+    """Rows of a linear's output [..., N], whichever axes hold them: attention may have them before the batch, or both
+    in one axis."""
+    return math.prod(extent_of(d) for d in shape[:-1])
+
+
+def _samples(graph: GraphModule) -> int:
+    """The batch that the graph was captured with."""
+    shape = next(n for n in graph.graph.nodes if n.op == "placeholder").meta["val"].shape
+    return extent_of(shape[0]) if len(shape) else 1
 
 
 def _is_one(extent: object) -> bool:

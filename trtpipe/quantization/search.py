@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from trtpipe.evaluation.check import LIMITS
+from trtpipe.evaluation.check import LIMITS, bounds
 from trtpipe.job.sections import Limits
 from trtpipe.quantization.ranking import ModuleSensitivity, Sensitivity
 from trtpipe.values import Metric
@@ -282,22 +282,21 @@ def shortfall(metrics: Sequence[Metric], limits: Limits) -> float:
     """By how much the worst limit is missed, in units of what the limit allows; infinite where a figure is missing.
 
     A cosine, an agreement or an accuracy drop may be off by 1 - limit (the drop: by limit; at least 0.001), a
-    difference by its limit, an SQNR is counted in tens of dB. At 0 or below every limit holds.
+    difference by its limit, an SQNR is counted in tens of dB, a metric of the job's own in its limit. At 0 or below
+    every limit holds.
     """
     worst = -float("inf")
-    for name, (metric, larger_is_better) in LIMITS.items():
-        limit = getattr(limits, name)
-        if limit is None:
-            continue
-        values = [m.value for m in metrics if m.name == metric]
+    for bound in bounds(limits):
+        limit, larger_is_better = bound.limit, bound.larger_is_better
+        values = [m.value for m in metrics if m.name == bound.metric]
         if not values or any(v != v for v in values):
             return float("inf")
-        if metric == "sqnr_db":
+        if bound.metric == "sqnr_db":
             unit = 10.0
-        elif larger_is_better:
+        elif larger_is_better and bound.key in LIMITS:
             unit = max(1 - limit, 1e-3)
         else:
-            unit = max(limit, 1e-3)
+            unit = max(abs(limit), 1e-3)
         off = [limit - v if larger_is_better else v - limit for v in values]
         worst = max(worst, max(off) / unit)
     return worst if worst > -float("inf") else 0.0

@@ -61,7 +61,7 @@ class _Ratio:
 
 
 @dataclass
-class _Found:
+class _Losses:
     """What is summed of one unit over all batches."""
 
     unit: Unit
@@ -157,7 +157,7 @@ def measure_sensitivity(
         keep: modules that the job keeps wide already; they are not measured.
         progress: receives the modules done in each batch, and may cancel.
         int8, narrow: the job's formats, as for `quantize`.
-        seconds: after this long, and the measurement that then runs, what was found is given; None: however long it
+        seconds: after this long, and the measurement that then runs, what was measured is given; None: however long it
             takes. A network that needs longer for one batch is measured in the modules that lose most at their own
             output, as many as there is time for.
 
@@ -184,7 +184,7 @@ def measure_sensitivity(
             )
         other = next((name for name, able in others.items() if any(n in able for n in unit.nodes)), None)
         in_other = {} if other is None else {n: others[other][n] for n in unit.nodes if n in others[other]}
-        losses.append(_Found(unit, changed, other, in_other, captured.outputs, [_Ratio() for _ in captured.outputs]))
+        losses.append(_Losses(unit, changed, other, in_other, captured.outputs, [_Ratio() for _ in captured.outputs]))
     for sample in samples:
         before = Spent(machine.spent.macs, machine.spent.nodes)
         with torch.inference_mode():
@@ -202,7 +202,7 @@ def measure_sensitivity(
             break
     if not count:
         raise InputError("sensitivity: there is no sample. Give check or calibration data.")
-    measured = [f for f in losses if f.samples]
+    measured = [m for m in losses if m.samples]
     modules = [f.result(sum(machine.macs_of[n] for n in f.unit.nodes) // size, half) for f in measured]
     modules.sort(key=lambda m: m.sqnr_db)
     return Sensitivity(
@@ -235,8 +235,8 @@ class _Clock:
 
 
 def _first_look(
-    machine: Partial, losses: Sequence[_Found], sample: Sample, clock: _Clock
-) -> tuple[tuple[torch.Tensor, ...], list[_Found]]:
+    machine: Partial, losses: Sequence[_Losses], sample: Sample, clock: _Clock
+) -> tuple[tuple[torch.Tensor, ...], list[_Losses]]:
     """The float outputs, and of all modules those that can be measured on this batch in the time left.
 
     They are the worst at their own output: the same pass says how much each loses there by its last operation. A module
@@ -256,12 +256,12 @@ def _first_look(
     pass_seconds = (time.perf_counter() - began) / 2
     room = max(LEAST, int(clock.left / max(pass_seconds / 2, 1e-9)))
     worst = {f.unit.path for f in sorted(losses, key=lambda f: own[f.unit.path].db)[:room]}
-    return tuple(result), [f for f in losses if f.unit.path in worst]
+    return tuple(result), [m for m in losses if m.unit.path in worst]
 
 
 def _walk(
     machine: Partial,
-    losses: Sequence[_Found],
+    losses: Sequence[_Losses],
     sample: Sample,
     reference: tuple[torch.Tensor, ...],
     half: torch.dtype | None,

@@ -13,6 +13,7 @@ from PIL import Image, ImageOps
 from calib.types import Array
 from trtpipe.evaluation import metrics
 from trtpipe.report.content import ComparedOutputs
+from trtpipe.report.dense import is_dense, pictures
 
 #: Classes that a confusion matrix shows; of more, those with the most errors are taken.
 SHOWN_CLASSES = 12
@@ -37,7 +38,8 @@ class Confusion:
 
 @dataclass(frozen=True)
 class Shown:
-    """One sample of the report. `score` is what it was chosen by; `image` is a data: URI, or None."""
+    """One sample of the report. `score` is what it was chosen by; `image` is a data: URI, or None; `pictures` are those
+    of a dense output (see `dense`)."""
 
     id: str
     label: str | None
@@ -47,6 +49,7 @@ class Shown:
     wrong: bool
     score: float
     image: str | None
+    pictures: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -152,9 +155,11 @@ def _least_similar(compared: ComparedOutputs) -> Gallery | None:
     if worst is None:
         return None
     order = sorted(range(len(worst)), key=lambda i: (float(worst[i]), i))[:SHOWN_SAMPLES]
+    dense = is_dense(compared.outputs[output])
     shown = tuple(
         Shown(str(compared.ids[i]), None, None, None, False, False, float(worst[i]),
-              image_uri(compared.images, str(compared.ids[i])))
+              image_uri(compared.images, str(compared.ids[i])),
+              pictures(compared.reference[output][i], compared.outputs[output][i]) if dense else ())
         for i in order
     )  # fmt: skip
     return Gallery(output, "cosine", 0, len(worst), shown)

@@ -17,7 +17,8 @@ from trtpipe.progress import size
 from trtpipe.quantization.diagnose import BLAME
 from trtpipe.report import charts, comparison
 from trtpipe.report.content import ReportContent
-from trtpipe.report.figures import beside_limit, compact, percent
+from trtpipe.report.figures import compact, percent
+from trtpipe.report.metric_rows import metric_row
 from trtpipe.values import PRECISIONS_BY_WIDTH
 
 if TYPE_CHECKING:
@@ -27,70 +28,15 @@ if TYPE_CHECKING:
     from calib.audit import TensorAudit
     from calib.table import CalibrationTable
     from trtpipe.bundle.manifest import Manifest
-    from trtpipe.values import CheckReport, LayerPrecision, Metric, TensorSpec
+    from trtpipe.values import CheckReport, LayerPrecision, TensorSpec
 
 _TEMPLATES = Path(__file__).with_name("templates")
-
-#: metric -> (title, what it says, its best value, whether it is a share)
-METRICS: Mapping[str, tuple[str, str, float, bool]] = {
-    "cosine": ("Cosine similarity", "mean over the samples; 1 is the same direction", 1.0, False),
-    "cosine_worst": ("Cosine similarity, worst sample", "the least of all samples", 1.0, False),
-    "max_abs": ("Largest difference", "max |executed − baseline|", 0.0, False),
-    "relative_l2": ("Relative error", "|executed − baseline| / |baseline|", 0.0, False),
-    "sqnr_db": ("SQNR, dB", "signal to quantization noise ratio; more is better", math.inf, False),
-    "top1_agreement": ("Top-1 agreement", "samples given the class that the baseline gives", 1.0, True),
-    "accuracy_baseline": ("Accuracy of the baseline", "top-1, against the labels", 1.0, True),
-    "accuracy_engine": ("Accuracy of what was executed", "top-1, against the labels", 1.0, True),
-    "accuracy_drop": ("Accuracy lost", "baseline − executed", 0.0, True),
-}
 
 NUMBER_FORMATS = PRECISIONS_BY_WIDTH[:4]
 #: Histograms that are open at once; the rest is behind a click.
 OPEN_HISTOGRAMS = 12
 #: Rows after which a table scrolls by itself.
 LONG_TABLE = 80
-
-
-@dataclass(frozen=True)
-class MetricRow:
-    """One metric as it is shown. `used` is the share of what the limit allows; `reach` that of its interval."""
-
-    title: str
-    says: str
-    output: str
-    value: str
-    interval: str
-    limit: str
-    passed: bool | None
-    used: float | None
-    reach: tuple[float, float] | None
-
-    @property
-    def bar(self) -> str:
-        """Width of the bar in percent: the limit stands at two thirds."""
-        return _width(self.used or 0.0)
-
-    @property
-    def undecided(self) -> bool:
-        """Whether the limit is met and the interval reaches beyond it: more samples would decide."""
-        return bool(self.passed) and self.reach is not None and self.reach[1] > 1
-
-    @property
-    def closeness(self) -> str:
-        """The bar in words."""
-        if self.used is None or math.isinf(self.used):
-            return "beyond any limit" if self.used else ""
-        if self.used <= 1:
-            return f"{percent(self.used, 0)} of the error that is allowed"
-        return f"{compact(round(self.used, 1))} times the error that is allowed"
-
-    @property
-    def whisker(self) -> str:
-        """The style of the interval's mark, or nothing."""
-        if self.reach is None:
-            return ""
-        low, high = (float(_width(r)) for r in self.reach)
-        return f"left:{low:.2f}%;width:{max(0.0, high - low):.2f}%"
 
 
 @dataclass(frozen=True)
@@ -267,44 +213,6 @@ def cards(content: ReportContent, check: CheckReport) -> list[tuple[str, str, st
             remark += f"; {size(weights.dequantized)} are stored in floating point"
         result.append(("INT8 weights in the engine", size(weights.int8), remark))
     return result
-
-
-def metric_row(metric: Metric) -> MetricRow:
-    """One metric with its limit, if it has one, and how much of it is used."""
-    title, says, best, share = METRICS.get(metric.name, (metric.name.replace("_", " "), "", math.nan, False))
-    shown = percent if share else compact
-    value, interval, used, reach, limit = shown(metric.value), "", None, None, ""
-    if metric.interval is not None:
-        interval = f"{shown(metric.interval[0])} to {shown(metric.interval[1])}"
-    if metric.limit is not None:
-        least = best > 0 if not math.isnan(best) else metric.value >= metric.limit
-        value, bound = beside_limit(metric.value, metric.limit, share=share)
-        limit = f"{'≥' if least else '≤'} {bound}"
-        used = allowance(metric.value, metric.limit, best)
-        if metric.interval is not None:
-            ends = sorted(allowance(v, metric.limit, best) for v in metric.interval)
-            reach = (ends[0], ends[1])
-    return MetricRow(title, says, metric.output, value, interval, limit, metric.passed, used, reach)
-
-
-def allowance(value: float, limit: float, best: float) -> float:
-    """How much of what a limit allows is used: 0 at the best value, 1 at the limit, more beyond it.
-
-    In dB, where there is no best value, it is the noise's amplitude over the one allowed.
-    """
-    if math.isnan(value) or math.isnan(best):
-        return math.inf if math.isnan(value) else 0.0
-    if math.isinf(best):
-        return 0.0 if value == math.inf else float(10 ** (min(limit - value, 400.0) / 20))
-    room = abs(best - limit)
-    off = max(0.0, best - value if best > 0 else value - best)
-    if room == 0:
-        return 0.0 if off == 0 else math.inf
-    return off / room
-
-
-def _width(used: float) -> str:
-    return f"{100 * min(max(used, 0.0), 1.5) / 1.5:.2f}"
 
 
 def binding(side: str, spec: TensorSpec) -> tuple[str, str, str, str, str]:

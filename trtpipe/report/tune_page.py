@@ -24,7 +24,7 @@ RANKED = 20
 def verdict(tuned: Tuned, limits: Limits) -> str:
     """One line: what to keep, or what came closest and how far off it is."""
     best = tuned.best
-    what = f"{_kept(best.candidate)}, {best.candidate.algorithm}; {best.int8_share:.1%} of the MACs in INT8"
+    what = f"{_kept(best.candidate)}, {best.candidate.algorithm}; {best.int8_share:.1%} of the MACs quantized"
     count = f"{len(tuned.trials)} evaluation{'s' if len(tuned.trials) != 1 else ''}"
     if tuned.met:
         return f"budget met: {what} ({count})"
@@ -37,8 +37,8 @@ def page(name: str, tuned: Tuned, limits: Limits) -> str:
     given = ", ".join(f"{k} {exact(v)}" for k, v in limits.given.items())
     parts = [f"# {name}: tuning", verdict(tuned, limits) + ".", f"Budget: {given}.", table(tuned.trials)]
     parts.append(
-        "A `*` marks the Pareto front: no other trial is as good in INT8 share, size and SQNR and better in one. Sizes "
-        "are those of the Q/DQ graph. All trials saw the same check samples, so the best of them is flattered a "
+        "A `*` marks the Pareto front: no other trial is as good in quantized MACs, size and SQNR and better in one. "
+        "Sizes are those of the Q/DQ graph. All trials saw the same check samples, so the best of them is flattered a "
         "little: samples that no trial has seen would say by how much."
     )
     parts += tuned.notes
@@ -52,7 +52,7 @@ def table(trials: Sequence[Trial]) -> str:
     figures = {n: title for n, title in FIGURES.items() if any(t.value(n) is not None for t in trials)}
     timed = any(t.latency_ms is not None for t in trials)
     front = pareto(trials)
-    titles = ["", "calibration", "kept out of INT8", "INT8 MACs", "size MB", *figures.values()]
+    titles = ["", "calibration", "kept out", "quantized MACs", "size MB", *figures.values()]
     rows = []
     for t in trials:
         row = ["*" if t in front else "", t.candidate.algorithm, _kept(t.candidate), f"{t.int8_share:.1%}"]

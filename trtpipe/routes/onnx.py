@@ -28,7 +28,7 @@ from trtpipe.routes.release import EXPORTED_OPSET, lower, needs_lowering, requir
 from trtpipe.trt.builder import build_engine
 from trtpipe.trt.flavour import installed
 from trtpipe.trt.isolated import build_isolated
-from trtpipe.values import Engine, LoadedModel, OnnxModel, Quantized, Target
+from trtpipe.values import Engine, LoadedModel, OnnxModel, Quantized, Target, computed_in
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -95,7 +95,7 @@ def to_onnx(quantized: Quantized, release: str | None = None) -> OnnxModel:
 
     old = needs_lowering(release)
     source = quantized.program
-    symbolic: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    symbolic: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
     if torch_versions.release(torch.__version__) < torch_versions.EXPORTER_KEEPS_SHAPES:
         source = export(torch_versions.graph_module(source), quantized.inputs)
         symbolic = enable_python_dispatcher()  # or a linear of a dynamic batch fails in it
@@ -115,9 +115,16 @@ def to_onnx(quantized: Quantized, release: str | None = None) -> OnnxModel:
                 optimize=True,
             )
     except Exception as error:
+        if absent := re.search(
+            r"No ONNX function found for <OpOverload\(op='([\w.]+)', overload='(\w+)'\)>", str(error)
+        ):
+            raise BuildError(
+                f"onnx: torch.onnx has no translation of {absent[1]}.{absent[2]}. Write it in other operations, or "
+                "take build.route torch_tensorrt."
+            ) from error
         text = "\n".join(str(error).strip().splitlines()[:12])
         raise BuildError(
-            f"onnx: every operation must have an ONNX translation (got {type(error).__name__}: {text}). "
+            f"onnx: an operation has no ONNX translation ({type(error).__name__}: {text}). "
             "Rewrite the operation named, or take another build.route."
         ) from error
     assert program is not None
@@ -136,10 +143,9 @@ def to_onnx(quantized: Quantized, release: str | None = None) -> OnnxModel:
     except BuildError:
         raise
     except Exception as error:
-        raise BuildError(
-            f"onnx: the exported file must be valid (got {error}). This is a bug of the exporter."
-        ) from error
-    return OnnxModel(data, model.opset_import[0].version, quantized.inputs, quantized.outputs)
+        raise BuildError(f"onnx: the exported file is not valid ({error}). This is a bug of the exporter.") from error
+    opset, precisions = model.opset_import[0].version, computed_in(quantized.layers)
+    return OnnxModel(data, opset, quantized.inputs, quantized.outputs, precisions=precisions)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ __all__ = ["asked", "installed_frontend", "job_refusals", "refusals"]
 def without_gpu(route: str, problem: str) -> str:
     """What a machine without an NVIDIA GPU is told of a route that compiles on one."""
     return (
-        f"{route} must have an NVIDIA GPU and its driver here (got: {problem}). "
+        f"{route} needs an NVIDIA GPU and its driver ({problem}). "
         "Use build.route onnx, which builds TensorRT-RTX engines without one."
     )
 

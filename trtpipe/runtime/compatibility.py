@@ -213,9 +213,7 @@ def _release(manifest: Manifest) -> str:
 def _hardware(engine: EngineInfo, device: Device) -> list[str]:
     here = device.compute_capability
     if here is None:
-        return [
-            f"gpu: an NVIDIA GPU must be usable (got: {device.gpu}). Check its driver, or run with --graph on the CPU."
-        ]
+        return [f"gpu: there is no usable NVIDIA GPU ({device.gpu}). Check its driver, or run with --graph on the CPU."]
     built = ", ".join(engine.compute_capabilities)
     if engine.hardware_compatibility == "ampere_plus":
         if device.jetson:
@@ -241,7 +239,7 @@ def _hardware(engine: EngineInfo, device: Device) -> list[str]:
             ]
         if engine.target == "tensorrt_rtx" and (support := rtx_support(here)).runs is False:
             return [
-                f"compute capability: TensorRT-RTX must run its engines on this GPU (got {device.gpu}: {support.why}). "
+                f"compute capability: TensorRT-RTX does not run its engines on this GPU ({device.gpu}: {support.why}). "
                 "Build the bundle for target tensorrt on this device."
             ]
         return []

@@ -174,7 +174,7 @@ class HybridRunner:
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise InputError(
-                f"engine: {step.op} must succeed in PyTorch {self._torch.__version__} (got: {first[:300]}). "
+                f"engine: {step.op} failed in PyTorch {self._torch.__version__} ({first[:300]}). "
                 "Use the PyTorch that the bundle was built with."
             ) from error
 
@@ -219,8 +219,8 @@ def _pytorch(device: str) -> ModuleType:
             return torch
         got = f"{torch.__version__}, which sees no GPU"
     raise MissingError(
-        "engine: PyTorch with CUDA must be here, as some operations of a hybrid engine run in it "
-        f"(got {got}). Install it: pip install torch."
+        "engine: PyTorch with CUDA is not here, and some operations of a hybrid engine run in it "
+        f"({got}). Install it: pip install torch."
     )
 
 

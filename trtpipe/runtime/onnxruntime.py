@@ -71,9 +71,7 @@ class OrtRunner:
                 model if isinstance(model, bytes) else str(model), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:
-            raise BuildError(
-                f"onnxruntime: must accept the graph (got {error}). Check its opset and dtypes."
-            ) from error
+            raise BuildError(f"onnxruntime does not accept the graph ({error}). Check its opset and dtypes.") from error
         self._inputs = tuple(i.name for i in self._session.get_inputs())
         self._outputs = tuple(o.name for o in self._session.get_outputs())
 

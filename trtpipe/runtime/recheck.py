@@ -56,13 +56,21 @@ def recheck(model: Model, progress: Progress | None = None) -> CheckReport:
     return dataclasses.replace(report, notes=(*report.notes, *notes))
 
 
-def golden_limits(manifest: Manifest, samples: int) -> tuple[Limits, tuple[str, ...]]:
-    """The job's limits as far as `samples` samples can be held against them, and what was left out."""
+def golden_limits(manifest: Manifest, samples: int, *, all_of_them: bool = False) -> tuple[Limits, tuple[str, ...]]:
+    """The job's limits as far as `samples` samples can be held against them, and what was left out.
+
+    The code and the labels of the job's own metrics are not in a bundle. `all_of_them`: the samples are all that the
+    job has, as in a kit.
+    """
     limits, notes = manifest.limits, []
-    if samples < FEWEST_FOR_SHARES:
+    if samples < FEWEST_FOR_SHARES and not all_of_them:
         dropped = [name for name in SHARES if getattr(limits, name) is not None]
         limits = limits.model_copy(update=dict.fromkeys(dropped))
         notes += [f"{name} is a share of samples, and was not judged on {samples}" for name in dropped]
+    notes += [
+        f"{key} is of the job's own metric, and was not judged here" for key in limits.given if key[:8] == "metrics."
+    ]
+    limits = limits.model_copy(update={"metrics": {}})
     if not set(limits.given) - {"speedup_over_fp16_min"} and manifest.check is not None:
         worst = [m.value for m in manifest.check.metrics if m.name == "cosine_worst"]
         if worst:

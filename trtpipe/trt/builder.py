@@ -80,7 +80,7 @@ def build_engine(
     header = _checked_header(tensorrt, build, data)
     if not tensorrt.has("progress_monitor"):
         notes += (f"{tensorrt.title} has no progress monitor: neither progress nor cancelling while it built",)
-    least = formats.floor(precision, tensorrt.name, header.compute_capabilities)
+    least = formats.floor(model.precisions, tensorrt.name, header.compute_capabilities)
     notes += formats.portable_notes(least)
     return Engine(
         data=data,
@@ -137,7 +137,7 @@ def _serialize(
         config.progress_monitor = kept[-1]
     if len(watch.errors) > errors_before:
         raise BuildError(
-            f"build: {tensorrt.title} must accept every option (got {_last(watch)}). "
+            f"build: {tensorrt.title} does not accept every option ({_last(watch)}). "
             "Correct the option, or leave it out."
         )
     with interruptible(watch):
@@ -148,7 +148,7 @@ def _serialize(
     watch.check()
     if plan_memory is None:
         raise BuildError(
-            f"build: {tensorrt.title} must compile the graph (got {_last(watch)}). "
+            f"build: {tensorrt.title} cannot compile the graph ({_last(watch)}). "
             "Set build.log_level to verbose to see what it was doing."
         )
     if cache_file is not None:

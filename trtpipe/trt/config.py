@@ -107,7 +107,7 @@ def add_profiles(
                 profile.set_shape(spec.name, at("min"), at("opt"), at("max"))
         if config.add_optimization_profile(profile) == -1:
             raise InputError(
-                f"build.profiles[{number}]: {flavour.title} must accept the profile (got {dict(dims)}). "
+                f"build.profiles[{number}]: {flavour.title} does not accept the profile ({dict(dims)}). "
                 "Check its ranges against the model."
             )
         profiles.append(profile)

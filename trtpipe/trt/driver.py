@@ -78,7 +78,7 @@ def require(what: str) -> Driver:
 def absent(gpu: Driver) -> str:
     """What a machine without a usable GPU is told."""
     return (
-        f"an NVIDIA GPU and its driver must be here (got: {gpu.problem}). "
+        f"there is no usable NVIDIA GPU here ({gpu.problem}). "
         "Run it on the machine the engine is for, or build for target tensorrt_rtx, which needs no GPU."
     )
 

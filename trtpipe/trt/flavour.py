@@ -203,9 +203,10 @@ def unsupported(name: str, version: str) -> str | None:
 def unrecorded(name: str, version: str) -> str | None:
     """Why nothing is known of a release that is not at hand, as `unsupported` says it."""
     newest = next((n for known, n in NEWEST_MAJOR.items() if known == name), None)
-    if newest is not None and parse_version(version)[0] > newest:
+    why = unsupported(name, version)
+    if why is None and newest is not None and parse_version(version)[0] > newest:
         return f"must be {title(name, str(newest))} at most, the newest whose options are known (got {version})"
-    return unsupported(name, version)
+    return why
 
 
 def look(module: object, name: Name, version: str) -> frozenset[str]:
@@ -239,7 +240,7 @@ def load(target: str) -> Flavour:
     except (ImportError, OSError, RuntimeError) as error:  # its own loading of libraries raises the last two
         reason = "it is not installed" if isinstance(error, ModuleNotFoundError) and error.name == name else str(error)
         raise MissingError(
-            f"build.target: {name} must be importable here (got: {reason}). Install it: {install_command(name)}."
+            f"build.target: {name} cannot be imported here ({reason}). Install it: {install_command(name)}."
         ) from error
     version = str(module.__version__)
     if parse_version(version) < OLDEST[name]:

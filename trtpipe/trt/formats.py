@@ -61,19 +61,19 @@ def asked(precision: Precision) -> tuple[tuple[str, FormatSupport], ...]:
     return tuple(names)
 
 
-def floor(precision: Precision | None, target: Target, capabilities: Collection[str]) -> str | None:
+def floor(precisions: Collection[str], target: Target, capabilities: Collection[str]) -> str | None:
     """The least compute capability that a portable TensorRT-RTX engine runs on; None: Ampere's 8.0, or not portable.
 
     TensorRT-RTX 1.7.1 builds such an engine in FP8 or NVFP4 without a word, and an Ampere GPU cannot run it.
 
     Args:
-        precision: the job's, with its number formats.
+        precisions: those that the engine's operations compute in; a job may ask for a format that nothing in it got.
         target: the engine's.
         capabilities: those that the engine is for; none for a portable engine.
     """
-    if precision is None or target != "tensorrt_rtx" or capabilities:
+    if target != "tensorrt_rtx" or capabilities:
         return None
-    needed = [f.capability for _, f in asked(precision)]
+    needed = [f.capability for f in SUPPORT if f.name in precisions]
     able = [c for c in RTX_COMPUTE_CAPABILITIES if parse_version(c) >= (8, 0)]
     fitting = [c for c in able if all(n in BY_CAPABILITY[c].precisions for n in needed)]
     return None if fitting == able else fitting[0]

@@ -124,7 +124,7 @@ def attach(
             profile.set_shape(spec.name, shape, shape, shape)
         if not config.set_calibration_profile(profile):
             raise BuildError(
-                f"build.quantization: {flavour.title} must accept the calibration profile (got batch {batch}). "
+                f"build.quantization: {flavour.title} does not accept the calibration profile (batch {batch}). "
                 "Set calibration.batch_size within the range of the inputs' batch."
             )
         return profile

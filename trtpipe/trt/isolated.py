@@ -92,6 +92,7 @@ def build_isolated(
         "precision": None if precision is None else precision.model_dump(mode="json"),
         "judged": judged,
         "opset": model.opset,
+        "precisions": model.precisions,
         "inputs": [_plain(s) for s in model.inputs],
         "outputs": [_plain(s) for s in model.outputs],
     }
@@ -182,7 +183,7 @@ def _died(child: subprocess.Popen[bytes]) -> BuildError:
     code = child.wait()
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     return BuildError(
-        f"build: TensorRT-RTX's process must end with an engine (got {how}). What it printed is above; "
+        f"build: TensorRT-RTX's process ended without an engine ({how}). What it printed is above; "
         "set build.log_level to verbose to see what it was doing."
     )
 
@@ -222,6 +223,7 @@ def serve(descriptor: int, fixed: bool) -> None:
         request["opset"],
         tuple(spec(s) for s in request["inputs"]),
         tuple(spec(s) for s in request["outputs"]),
+        precisions=tuple(request["precisions"]),
     )
     build = Build.model_validate_json(json.dumps(request["build"]))
     raw = request["precision"]

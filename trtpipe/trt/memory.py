@@ -159,7 +159,7 @@ def open_memory(provider: Provider | None = None) -> Memory:
         except _Unusable as error:
             reasons.append(f"{name}: {error}")
     raise MissingError(
-        f"device memory: torch with CUDA, cuda-python or pycuda must work (got {'; '.join(reasons)}). "
+        f"device memory: none of torch with CUDA, cuda-python and pycuda works ({'; '.join(reasons)}). "
         f"Install one: {install_command('cuda')}."
     )
 

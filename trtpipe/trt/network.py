@@ -49,7 +49,7 @@ def parse(flavour: Flavour, network: INetworkDefinition, logger: ILogger, model:
         errors = [_parser_error(flavour, parser.get_error(i)) for i in range(parser.num_errors)]
         errors = errors or list(watch.errors) or ["the parser gave no reason"]
         raise BuildError(
-            f"onnx: {flavour.title} must accept every node (got {'; '.join(errors)}). "
+            f"onnx: {flavour.title} does not accept every node ({'; '.join(errors)}). "
             "Change the model there, or try build.route torch_tensorrt."
         )
     return parser

@@ -302,7 +302,7 @@ class EngineRunner:
         validity, diagnostics = runtime.get_engine_validity(self._plan)
         if enum_name(validity) == "INVALID":
             raise InputError(
-                f"engine: the plan must be valid for this GPU (got: {tensorrt.title} says INVALID, {diagnostics}; "
+                f"engine: the plan is not valid for this GPU ({tensorrt.title} says INVALID, {diagnostics}; "
                 f"{self._reason()}). Build the engine for this GPU's compute capability."
             )
         if enum_name(validity) == "SUBOPTIMAL":
@@ -314,7 +314,7 @@ class EngineRunner:
         parser = tensorrt.module.OnnxParserRefitter(refitter, self._logger)
         if not parser.refit_from_bytes(onnx) or not refitter.refit_cuda_engine():
             raise InputError(
-                f"engine: weights must come from the graph that the engine was built from (got {self._reason()}). "
+                f"engine: the weights are not those of the graph that the engine was built from ({self._reason()}). "
                 "Give the bundle's own model.onnx."
             )
 

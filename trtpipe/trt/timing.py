@@ -120,4 +120,4 @@ class _Events:
     def _call(self, name: str, *arguments: object) -> None:
         status = getattr(self._cuda, name)(*arguments)
         if status:
-            raise MissingError(f"bench: {name} must succeed (got CUresult {status}). Check the driver with nvidia-smi.")
+            raise MissingError(f"bench: {name} failed (CUresult {status}). Check the driver with nvidia-smi.")

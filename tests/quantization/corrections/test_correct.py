@@ -195,7 +195,8 @@ def test_untrained_networks_are_not_worse_than_with_their_maxima(
     captured, _, table, _ = made(net, tmp_path)
     _, plain, _, _ = made(net, tmp_path, (), algorithm="minmax")
     x = nets.images(128, 3, 8, 8, seed=50 + seed)
-    assert decibels(captured, table, x) > decibels(captured, plain, x) - 0.5  # what 128 samples can tell
+    # The guard judges by 16 samples. In dB their gains scatter by 1.5 to 4 here, so that their mean is 0.4 to 0.9 off.
+    assert decibels(captured, table, x) > decibels(captured, plain, x) - 0.5
 
 
 def test_the_same_data_give_the_same_table(tmp_path: Path) -> None:
@@ -252,7 +253,9 @@ def test_corrections_of_another_graph_are_refused(tmp_path: Path) -> None:
 def test_fp8_gets_the_exact_maxima_of_the_corrected_model(
     tmp_path: Path, algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Score, "beats", lambda *scores: True)  # this is about the tables of what is kept
+    # The table of a corrected model is another pass's, and has to hold its maxima: whether the guard, by whose samples
+    # equalization may gain or lose next to another algorithm's thresholds, keeps it is another matter.
+    monkeypatch.setattr(Score, "beats", lambda *scores: True)
     captured, _, table, _ = made(uneven(), tmp_path, algorithm=algorithm)
     assert any(k.startswith("scale:") for k in table.corrections.arrays)
     graph = corrected(captured, table.corrections.arrays)

@@ -16,7 +16,7 @@ from torch import nn
 from trtpipe.model.capture import capture
 from trtpipe.progress import Silent
 from trtpipe.quantization.corrections.edits import corrected
-from trtpipe.quantization.corrections.sweep import Sweep, _patches
+from trtpipe.quantization.corrections.sweep import Fitted, Sweep, _patches
 from trtpipe.quantization.partial import per_tensor
 from trtpipe.values import Captured
 
@@ -82,14 +82,11 @@ def test_thresholds_of_probabilities_are_where_the_output_errs_least(tmp_path: P
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.integers(-8, 8), min_size=8, max_size=8))
 def test_what_is_chosen_for_a_channel_does_not_depend_on_how_large_the_others_are(powers: list[int]) -> None:
-    plain, batches = convolution_of_eight(), [[x] for x in nets.images(32, 3, 8, 8).split(4)]
+    plain = convolution_of_eight()
     factors = 2.0 ** torch.tensor(powers)
     names = [n.target for n in plain.graph.graph.nodes if n.op == "get_attr"]
     scaled = corrected(plain, {f"scale:0:{name}": factors.numpy() for name in names})
-    chosen = []
-    for captured in (plain, scaled):
-        amax = {s.group: 2.0 for s in captured.sites if s.axis is None}
-        chosen.append(Sweep(captured, amax, amax, (), batches[:5], batches[5:], ("rounding", "bias"), Silent()).run())
+    chosen = [fitted(plain), fitted(scaled)]
     (levels, steps), (own, own_steps) = (next(iter(found.levels.values())) for found in chosen)
     (bias,), (own_bias,) = (found.biases.values() for found in chosen)
     assert torch.equal(own, levels)
@@ -97,10 +94,28 @@ def test_what_is_chosen_for_a_channel_does_not_depend_on_how_large_the_others_ar
     assert torch.equal(own_bias, bias * factors)
 
 
+def fitted(captured: Captured) -> Fitted:
+    """Levels and biases of a graph whose every threshold is 2."""
+    amax = {s.group: 2.0 for s in captured.sites if s.axis is None}
+    batches = [[x] for x in nets.images(32, 3, 8, 8).split(4)]
+    return Sweep(captured, amax, amax, (), batches[:5], batches[5:], ("rounding", "bias"), Silent()).run()
+
+
 @cache
 def convolution_of_eight() -> Captured:
     torch.manual_seed(0)
     return capture(nets.loaded(nn.Conv2d(3, 8, 3).eval(), out_shape=("N", 8, 6, 6)))
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU6(), nn.Identity()])
+def test_what_an_activation_cuts_does_not_matter(activation: nn.Module) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), activation).eval()
+    with torch.no_grad():
+        net[0].bias[0] = 100  # every value of this channel is above 6
+    (bias,) = fitted(capture(nets.loaded(net, out_shape=("N", 8, 6, 6)))).biases.values()
+    assert (bias[0] == 100) == isinstance(activation, nn.ReLU6)
+    assert not torch.equal(bias[1:], net[0].bias[1:])
 
 
 @pytest.mark.parametrize("amax", [1e-30, 0.1, 3.0, 1e30])

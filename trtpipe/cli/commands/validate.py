@@ -16,7 +16,7 @@ from trtpipe.pipeline.validate import plan, validate
 @click.command("validate", short_help="Say every problem of jobs, building nothing.")
 @jobs_argument
 @set_option
-@click.option("--job-only", is_flag=True, help="Leave out what this machine lacks: data, modules, packages.")
+@click.option("--job-only", is_flag=True, help="Leave out what this machine lacks: data, modules, packages, a GPU.")
 @click.option("--deep", is_flag=True, help="Run the model on zeros too, and export it; needs PyTorch.")
 @click.option("--for", "version", metavar="VERSION", help="Judge for this TensorRT, like 10.3.0, not the one here.")
 @json_option
@@ -38,7 +38,7 @@ def command(
         if not problems and not faults.get(path) and not as_json:
             console.out(f"{path}: ok")
         if any(p.missing for p in problems) and not validate(path, overrides, here=False, version=version):
-            lacks = "data, modules and packages that are not here (--job-only leaves those out)"
+            lacks = "data, modules, packages or a GPU that are not here (--job-only leaves those out)"
             console.err(f"{path}: the job is right but for {lacks}.")
     if as_json:
         listed = [

@@ -40,9 +40,7 @@ class Reference:
                 self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:
             reason = str(error).strip().splitlines()[0]
-            raise InputError(
-                f"model.onnx: ONNX Runtime must be able to run it (got {reason}). Export it again."
-            ) from error
+            raise InputError(f"model.onnx: ONNX Runtime cannot run it ({reason}). Export it again.") from error
         self._inputs, self._outputs = file.inputs, [b.name for b in file.outputs]
 
     def __call__(self, *inputs: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -258,7 +258,7 @@ def stage_keys(job: Job, ingredients: Ingredients) -> StageKeys:
     checked = {
         n: v
         for n, v in chosen("job check").items()
-        if not n.startswith(("job check.limits", "job check.require", "job check.on_fail"))
+        if not n.startswith(("job check.limits", "job check.metrics", "job check.require", "job check.on_fail"))
     }
     # Class folders are numbered by check.labels, or by calibration's folders.
     numbering = ("calibration data",) if job.calibration is not None and job.calibration.images is not None else ()

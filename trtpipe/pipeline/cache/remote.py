@@ -79,7 +79,7 @@ class Store:
         except FileNotFoundError:
             return None
         except Exception as error:  # each file system has exceptions of its own
-            raise MissingError(f"--store: {self.url} must be reachable (got {error}).") from error
+            raise MissingError(f"--store: {self.url} cannot be reached ({error}).") from error
         if any((len(content[n]), hashlib.sha256(content[n]).hexdigest()) != f for n, f in head.files.items()):
             return None
         return {**content, "entry.json": data}
@@ -92,7 +92,7 @@ class Store:
             for file in sorted(content, key=lambda f: f == last):
                 self._write(f"{folder}/{file}", content[file])
         except Exception as error:  # likewise
-            raise MissingError(f"--store: {self.url} must be writable (got {error}).") from error
+            raise MissingError(f"--store: {self.url} cannot be written to ({error}).") from error
 
     def _write(self, path: str, data: bytes) -> None:
         protocols = self._fs.protocol if isinstance(self._fs.protocol, tuple) else (self._fs.protocol,)

@@ -91,18 +91,18 @@ class _Search:
     def domains(self) -> tuple[Domain, ...]:
         for node in self._graph.nodes:
             self._visit(node)
-        found = []
+        domains = []
         for draft in self._drafts.values():
             if draft.frozen or draft.axis is None or not draft.readers or not draft.makers:
                 continue
             normalized = any(op_name(m) == "layer_norm" for m in draft.makers)
-            found.append(
+            domains.append(
                 Domain(
                     draft.axis, tuple(draft.tensors), tuple(draft.makers), tuple(draft.readers), tuple(draft.clips),
                     normalized,
                 )
             )  # fmt: skip
-        return tuple(found)
+        return tuple(domains)
 
     def _visit(self, node: Node) -> None:
         if node.op == "get_attr":

@@ -73,7 +73,7 @@ def scaled(w: torch.Tensor, s: torch.Tensor, axis: int) -> torch.Tensor:
 
 
 def _int8(graph: GraphModule, arrays: Arrays) -> dict[str, Int8Weight]:
-    found = {}
+    weights = {}
     for node in calls(graph.graph):
         weight = node.args[1] if len(node.args) > 1 else None
         if not is_constant(weight):
@@ -87,5 +87,5 @@ def _int8(graph: GraphModule, arrays: Arrays) -> dict[str, Int8Weight]:
             steps = torch.from_numpy(arrays[f"steps:{weight.target}"].copy())
             grid = scaled(torch.from_numpy(levels).to(torch.float32), steps, WEIGHTED[op_name(node)])
             one = replace(one, weight=grid, scales=steps)
-        found[node.name] = one
-    return found
+        weights[node.name] = one
+    return weights

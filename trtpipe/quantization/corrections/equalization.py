@@ -87,7 +87,7 @@ def channel_values(
     """What the channels of every tensor that a domain's reader or clip concerns hold on `batches`."""
     wanted = {node: d.axis for d in domains for node in (*_inputs(d), *(c for c, _ in d.clips))}
     machine = Partial(graph)
-    found: dict[Node, ChannelValues] = {}
+    by_node: dict[Node, ChannelValues] = {}
     for at, batch in enumerate(batches):
         alive = machine.inputs(batch)
         with torch.inference_mode():
@@ -95,10 +95,10 @@ def channel_values(
                 x = machine.step(node, alive, {})
                 if node in wanted:
                     rows = x.movedim(wanted[node], 0).flatten(1).abs().contiguous()
-                    if node not in found:
-                        found[node] = ChannelValues.empty(len(rows), float(rows.max()))
-                    found[node].add(rows, at % COUNTED == 0)
-    return found
+                    if node not in by_node:
+                        by_node[node] = ChannelValues.empty(len(rows), float(rows.max()))
+                    by_node[node].add(rows, at % COUNTED == 0)
+    return by_node
 
 
 def _inputs(domain: Domain) -> tuple[Node, ...]:
@@ -109,26 +109,26 @@ def equalize(
     graph: GraphModule, domains: Sequence[Domain], values: Mapping[Node, ChannelValues]
 ) -> dict[str, np.ndarray]:
     """Scales for the constants around each domain, as `edits` writes them."""
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for domain in domains:
         s = _scales(graph, domain, values)
         if s is not None:
-            found = merged(found, scales_around(domain, s))
-    return dict(sorted(found.items()))
+            arrays = merged(arrays, scales_around(domain, s))
+    return dict(sorted(arrays.items()))
 
 
 def scales_around(domain: Domain, s: torch.Tensor) -> dict[str, np.ndarray]:
     """What the constants of a domain's makers and readers are multiplied by for channel scales `s` (float64 [C])."""
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for maker in domain.makers:
         first = 2 if op_name(maker) == "layer_norm" else 1
         for constant in maker.args[first : first + 2]:
             if is_constant(constant):
-                found[f"scale:0:{constant.target}"] = s.float().numpy()
+                arrays[f"scale:0:{constant.target}"] = s.float().numpy()
     for reader in domain.readers:
         axis = 0 if groups_of(reader) > 1 else 1
-        found = merged(found, {f"scale:{axis}:{reader.args[1].target}": (1 / s).float().numpy()})  # type: ignore[union-attr]
-    return found
+        arrays = merged(arrays, {f"scale:{axis}:{reader.args[1].target}": (1 / s).float().numpy()})  # type: ignore[union-attr]
+    return arrays
 
 
 def _scales(graph: GraphModule, domain: Domain, values: Mapping[Node, ChannelValues]) -> torch.Tensor | None:
@@ -139,10 +139,10 @@ def _scales(graph: GraphModule, domain: Domain, values: Mapping[Node, ChannelVal
     live = share > 0
     share = share.clamp_min(LEAST_SHARE)
     weights = [_Reader.of(graph, r, v, amax[id(v)]) for r, v in read]
-    found = [torch.ones_like(share)]
-    found += [_under_clips(domain, values, torch.where(live, share**-x, found[0])) for x in STRENGTHS]
-    best = int(np.argmin([sum(w.error(s) for w in weights) for s in found]))
-    return found[best] if best else None
+    candidates = [torch.ones_like(share)]
+    candidates += [_under_clips(domain, values, torch.where(live, share**-x, candidates[0])) for x in STRENGTHS]
+    best = int(np.argmin([sum(w.error(s) for w in weights) for s in candidates]))
+    return candidates[best] if best else None
 
 
 def _under_clips(domain: Domain, values: Mapping[Node, ChannelValues], s: torch.Tensor) -> torch.Tensor:

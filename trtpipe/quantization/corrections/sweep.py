@@ -132,12 +132,12 @@ class Sweep:
                 wanted = [self._machine.value(node, alive, {}) for alive in plain]
                 if node in self._sites:
                     self._progress.step(at, len(self._machine.nodes), "operations")
-                    found = self._coded(_Place(node, _behind(node), plain, coded, wanted))
+                    values = self._coded(_Place(node, _behind(node), plain, coded, wanted))
                 else:
-                    found = [self._machine.value(node, alive, {}) for alive in coded]
+                    values = [self._machine.value(node, alive, {}) for alive in coded]
                 dying = self._machine.dying(node)
                 for k, (one, other) in enumerate(zip(plain, coded, strict=True)):
-                    one[node], other[node] = wanted[k], found[k]
+                    one[node], other[node] = wanted[k], values[k]
                     for dead in dying:
                         one.pop(dead, None)
                         other.pop(dead, None)
@@ -161,10 +161,10 @@ class Sweep:
         quantized = [{n: q(self._of(n, alive)) for n, q in inputs.items()} for alive in place.coded]
         if weight is not None and "rounding" in self._which:
             self._rounding(place, weight, quantized, changed)
-        found = [self._value(place, k, changed, quantized[k]) for k in range(len(self._batches))]
+        outputs = [self._value(place, k, changed, quantized[k]) for k in range(len(self._batches))]
         if weight is not None and "bias" in self._which:
-            found = self._correct_bias(place, found)
-        return found
+            outputs = self._correct_bias(place, outputs)
+        return outputs
 
     def _of(self, node: Node, alive: Mapping[Node, Any]) -> Any:
         """The value of an input; a constant that is quantized as an activation (an einsum's, say) is not kept alive."""
@@ -192,11 +192,11 @@ class Sweep:
         quantized: Sequence[Mapping[Node, torch.Tensor]] | None = None,
     ) -> torch.Tensor:
         """Squared distance of the operation's output from that in float over some batches, by channel: float64 [C]."""
-        found = []
+        distances = []
         for k in which:
             got = self._value(place, k, changed, quantized[k] if quantized is not None else {})
-            found.append(self._distance(place, k, got))
-        return torch.stack(found).sum(0)
+            distances.append(self._distance(place, k, got))
+        return torch.stack(distances).sum(0)
 
     def _distance(self, place: _Place, k: int, got: torch.Tensor) -> torch.Tensor:
         """Squared distance of `got` from batch `k`'s output in float, behind the activation: float64 [C]."""
@@ -285,7 +285,7 @@ class Sweep:
             count += q.shape[-1]
         return moments / count, lost / count
 
-    def _correct_bias(self, place: _Place, found: list[Any]) -> list[Any]:
+    def _correct_bias(self, place: _Place, outputs: list[Any]) -> list[Any]:
         """Add what is missing of each channel's mean, where it helps: over samples, largest and smallest left out."""
         node = place.node
         axis = _channel_axis(node)
@@ -293,19 +293,19 @@ class Sweep:
         def means(x: torch.Tensor) -> torch.Tensor:
             return x.movedim(axis, 1).flatten(2).mean(2) if x.dim() > 2 else x
 
-        by_sample = torch.cat([means(place.wanted[k]) - means(found[k]) for k in self._fit]).sort(0).values
+        by_sample = torch.cat([means(place.wanted[k]) - means(outputs[k]) for k in self._fit]).sort(0).values
         cut = int(len(by_sample) * TRIM)
         delta = by_sample[cut : len(by_sample) - cut].mean(0)
         added = delta.reshape(-1, *[1] * (-axis - 1))
         gains = sum(
-            self._distance(place, k, found[k]) - self._distance(place, k, found[k] + added) for k in self._guard
+            self._distance(place, k, outputs[k]) - self._distance(place, k, outputs[k] + added) for k in self._guard
         )
         delta = delta * (gains > 0)
         if not bool(delta.any()):
-            return found
+            return outputs
         added = delta.view_as(added)
         self.fitted.biases[node.name] = self._bias(node, len(delta)) + delta
-        return [x + added for x in found]
+        return [x + added for x in outputs]
 
 
 def _channel_axis(node: Node) -> int:

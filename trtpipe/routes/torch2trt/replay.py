@@ -124,7 +124,7 @@ def replay(quantized: Quantized, converters: Collection[str]) -> torch.nn.Module
             env[node] = new.call_function(operator.pos)  # never run
     if lost:
         raise BuildError(
-            f"build: torch2trt must have a converter for every operation of the quantized program (got none for "
+            f"build: torch2trt has no converter for operations of the quantized program ("
             f"{', '.join(lost)}). Use build.quantization implicit, or build.route onnx."
         )
     made = GraphModule(targets, new, "Replay").eval()
@@ -238,8 +238,8 @@ def _agree(graph: GraphModule, made: torch.nn.Module, quantized: Quantized) -> N
             off = float((want.float() - got.float()).abs().max()) if want.shape == got.shape else float("inf")
             if not off <= bound:
                 raise BuildError(
-                    f"outputs.{spec.name}: the calls that torch2trt is to convert must compute what the quantized "
-                    f"program does (got a difference of {off:.3g}). Use build.quantization implicit, or build.route "
+                    f"outputs.{spec.name}: the calls that torch2trt is to convert compute something else than the "
+                    f"quantized program (a difference of {off:.3g}). Use build.quantization implicit, or build.route "
                     "onnx."
                 )
 

@@ -142,7 +142,7 @@ def load() -> ModuleType:
         absent = isinstance(error, ModuleNotFoundError) and error.name == "torch2trt"
         reason = "it is not installed" if absent else f"{type(error).__name__}: {error}"
         raise MissingError(
-            f"build.route: torch2trt must be importable here (got: {reason}). Run: {INSTALL}; or use build.route onnx."
+            f"build.route: torch2trt cannot be imported here ({reason}). Run: {INSTALL}; or use build.route onnx."
         ) from error
 
 
@@ -173,7 +173,7 @@ def quantized_module(
     """
     if missing := [n for n in ("tensorrt_converter", "CONVERTERS") if not hasattr(frontend, n)]:
         raise BuildError(
-            f"build.route: torch2trt must take converters for Q/DQ (got no {' and no '.join(missing)}). "
+            f"build.route: this torch2trt takes no converters for Q/DQ (no {' and no '.join(missing)}). "
             f"Update it: {INSTALL}; or use build.quantization implicit."
         )
     from trtpipe.routes.torch2trt.qdq import register
@@ -286,8 +286,7 @@ def _known(function: Callable[..., object], arguments: JsonObject) -> None:
     have = [n for n, p in inspect.signature(function).parameters.items() if p.kind is not p.VAR_KEYWORD]
     if missing := sorted(set(arguments) - set(have)):
         raise InputError(
-            f"build.route: torch2trt must have the arguments that this job needs (got none called "
-            f"{', '.join(missing)}). Update it: {INSTALL}"
+            f"build.route: torch2trt lacks arguments that this job needs ({', '.join(missing)}). Update it: {INSTALL}"
         )
 
 
@@ -311,12 +310,12 @@ def converted(
         got = f"no converter for {', '.join(lost)}; then " if lost else ""
         text = (str(error).strip() or type(error).__name__).splitlines()[0][:400]
         raise BuildError(
-            f"build: torch2trt must convert the module (got {got}{type(error).__name__}: {text}). Use build.route onnx."
+            f"build: torch2trt cannot convert the module ({got}{type(error).__name__}: {text}). Use build.route onnx."
         ) from error
     if lost := _lost(printed.getvalue()):
         raise BuildError(
-            f"build: torch2trt must have a converter for every operation (got none for {', '.join(lost)}, whose "
-            "results it would freeze at their values for the example input). Use build.route onnx."
+            f"build: torch2trt has no converter for {', '.join(lost)}, whose "
+            "results it would freeze at their values for the example input. Use build.route onnx."
         )
     return made
 

@@ -85,7 +85,7 @@ def converted(
         if missing:
             reason = f"no converter for {', '.join(_with_modules(n, program) for n in missing)}"
         raise (NoConverter if missing else BuildError)(
-            f"build: Torch-TensorRT {frontend.__version__} must convert the program (got {reason}). "
+            f"build: Torch-TensorRT {frontend.__version__} cannot convert the program ({reason}). "
             "Use build.route onnx, or rewrite the operation named."
         ) from error
     watch.check()

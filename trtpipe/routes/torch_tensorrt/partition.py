@@ -128,7 +128,7 @@ def _engine(
     numbers += [a for a in node.args if isinstance(a, torch.fx.Node) and not _tensor(a.meta.get("val", _TENSOR))]
     if numbers or getattr(inner, "aliased_io", None) or getattr(inner, "requires_output_allocator", False):
         what = f"the number {numbers[0]}" if numbers else "an output whose shape only its values decide"
-        raise BuildError(f"build: engines must take and give tensors of known shape (got {what}). {_NEXT}")
+        raise BuildError(f"build: an engine would take or give what is no tensor of known shape ({what}). {_NEXT}")
     step = EngineStep(
         engine=len(draft.engines),
         inputs=tuple(inner.input_binding_names),

@@ -30,7 +30,7 @@ from trtpipe.routes.torch_tensorrt.logs import LOGGERS, NOISE, hushed, logged
 from trtpipe.routes.torch_tensorrt.partition import MIN_BLOCK_SIZE, fallback_lines, hybrid_of, plural
 from trtpipe.trt import driver, flavour, formats, plan, timing_cache
 from trtpipe.trt.monitor import Watch
-from trtpipe.values import Engine, Fallback, LoadedModel, OnnxModel, Quantized, TensorSpec
+from trtpipe.values import Engine, Fallback, LoadedModel, OnnxModel, Quantized, TensorSpec, computed_in
 
 if TYPE_CHECKING:
     import torch
@@ -88,7 +88,7 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
                 raise
             data, header, fallback, how = _hybrid(frontend, tensorrt, quantized, build, keywords, watch)
     graph, notes = graph_of(quantized, GRAPH_NOTE)
-    least = formats.floor(job.precision, tensorrt.name, header.compute_capabilities)
+    least = formats.floor(computed_in(quantized.layers), tensorrt.name, header.compute_capabilities)
     how += formats.portable_notes(least)
     warnings = tuple(f"Torch-TensorRT: {t}" for t in watch.warnings if not any(n in t for n in NOISE))
     return Engine(
@@ -178,7 +178,7 @@ def load(target: str) -> tuple[ModuleType, flavour.Flavour]:
 
     if torch.version.cuda is None:
         raise MissingError(
-            f"build.route: torch_tensorrt must have the CUDA build of PyTorch (got {torch.__version__}). "
+            f"build.route: torch_tensorrt needs the CUDA build of PyTorch ({torch.__version__}). "
             "Install torch from the default index, or use build.route onnx."
         )
     names = options.FRONTENDS
@@ -199,7 +199,7 @@ def load(target: str) -> tuple[ModuleType, flavour.Flavour]:
                 logging.captureWarnings(False)
     except Exception as error:
         raise MissingError(
-            f"build.route: {installed.distribution} must be importable here (got: {error}). "
+            f"build.route: {installed.distribution} cannot be imported here ({error}). "
             f"Run: {install_command(names[target])}"
         ) from error
     return torch_tensorrt, flavour.load(target)
@@ -248,7 +248,7 @@ def _known(function: Callable[..., object], made: JsonObject, version: str, also
     wanted = {*made, "arg_inputs", *also}
     if missing := sorted(wanted - set(have)):
         raise InputError(
-            f"build.route: torch_tensorrt must take the arguments that this job needs (got none called "
+            f"build.route: torch_tensorrt lacks arguments that this job needs ("
             f"{', '.join(missing)} in version {version}). Use build.route onnx, or Torch-TensorRT {options.TESTED}."
         )
 

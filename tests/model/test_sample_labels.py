@@ -1,0 +1,205 @@
+"""`check.labels` of samples: masks, boxes of COCO, rows of a .csv and a .npy, moved like the images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from calib.data import open_source
+from calib.images import geometry
+from calib.samples import DataSpec, InputSpec, TransformSpec
+from trtpipe.errors import InputError
+from trtpipe.job.sections import Transform
+from trtpipe.model.labels import classes_of, labels_of, names_classes
+from trtpipe.values import Boxes
+
+IDS = ("cat/a.png", "b.jpg")
+
+
+def masks(folder: Path, size: tuple[int, int] = (6, 4)) -> Path:
+    """A mask for each of IDS: class 0 on the left half and the place of the sample, from 1, on the right."""
+    (folder / "cat").mkdir(parents=True)
+    for k, name in enumerate(("cat/a.png", "b.png"), 1):
+        pixels = np.zeros(size[::-1], np.uint8)
+        pixels[:, size[0] // 2 :] = k
+        Image.fromarray(pixels).save(folder / name)
+    return folder
+
+
+def test_masks_are_found_by_name_and_keep_their_classes(tmp_path: Path) -> None:
+    found = labels_of(str(masks(tmp_path / "masks")), IDS, None)
+    assert isinstance(found, np.ndarray)
+    assert (found.dtype, found.shape) == (np.int64, (2, 4, 6))
+    assert found[1, 0].tolist() == [0, 0, 0, 2, 2, 2]
+    moved = labels_of(str(tmp_path / "masks"), IDS, Transform(resize=(8, 12), center_crop=(4, 6)))
+    assert isinstance(moved, np.ndarray)
+    assert moved[0, 0].tolist() == [0, 0, 0, 1, 1, 1]  # nearest: no class between 0 and 1
+    palette = Image.fromarray(np.full((4, 6), 3, np.uint8)).convert("P")
+    palette.save(tmp_path / "masks" / "cat" / "a.png")
+    found = labels_of(str(tmp_path / "masks"), IDS, None)
+    assert isinstance(found, np.ndarray)
+    assert set(np.unique(found[0])) == {int(np.asarray(palette)[0, 0])}
+
+
+def coco(path: Path, boxes: dict[str, list[tuple[float, ...]]], size: tuple[int, int] = (100, 60)) -> Path:
+    """Annotations of class 7 in images of one size."""
+    images = [{"id": 10 + k, "file_name": n, "width": size[0], "height": size[1]} for k, n in enumerate(boxes)]
+    annotations = [
+        {"id": 1, "image_id": 10 + k, "category_id": 7, "bbox": list(box), "iscrowd": int(box[0] == 0)}
+        for k, of in enumerate(boxes.values())
+        for box in of
+    ]
+    path.write_text(json.dumps({"images": images, "annotations": annotations}))
+    return path
+
+
+def boxes_of(path: Path, ids: tuple[str, ...] = IDS, transform: Transform | None = None) -> tuple[Boxes, ...]:
+    found = labels_of(str(path), ids, transform)
+    assert isinstance(found, tuple)
+    return found
+
+
+def test_boxes_of_coco_are_found_by_file_name(tmp_path: Path) -> None:
+    path = coco(tmp_path / "a.json", {"b.jpg": [(1, 2, 10, 20), (0, 0, 5, 5)], "a.png": []})
+    empty, two = boxes_of(path)
+    assert empty.corners.shape == (0, 4)
+    assert two.corners.tolist() == [[1, 2, 11, 22], [0, 0, 5, 5]]
+    assert (two.classes.tolist(), two.crowd.tolist()) == ([7, 7], [False, True])
+
+
+def test_boxes_by_hand_after_a_resize_and_a_crop(tmp_path: Path) -> None:
+    """100 x 60 to 50 x 30, then the middle 20 x 20: 15 pixels off on the left, 5 above."""
+    path = coco(tmp_path / "a.json", {"b.jpg": [(40, 20, 20, 20), (2, 2, 10, 10)]})
+    (found,) = boxes_of(path, ("b.jpg",), Transform(resize=30, center_crop=20))
+    assert found.corners.tolist() == [[5, 5, 15, 15]]  # the other was cropped away
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    size=st.tuples(st.integers(20, 60), st.integers(20, 60)),
+    resize=st.sampled_from((None, 24, (30, 18), (18, 40))),
+    crop=st.sampled_from((None, 16, (21, 13), 50)),
+)
+def test_boxes_move_as_pixels_do(
+    tmp_path_factory: pytest.TempPathFactory, size: tuple[int, int], resize: Any, crop: Any
+) -> None:
+    """The box of a bright rectangle is that of its pixels after the same transforms."""
+    path = tmp_path_factory.mktemp("coco") / "a.json"
+    x, y, w, h = size[0] // 4, size[1] // 3, size[0] // 2, size[1] // 2
+    image = Image.new("L", size)
+    image.paste(255, (x, y, x + w, y + h))
+    for step in geometry(TransformSpec(resize=resize, center_crop=crop, interpolation="nearest")):
+        image = step(image)
+    rows, columns = np.nonzero(np.asarray(image))
+    coco(path, {"b.jpg": [(x, y, w, h)]}, size)
+    (found,) = boxes_of(path, ("b.jpg",), Transform(resize=resize, center_crop=crop))
+    expected = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+    assert found.corners[0] == pytest.approx(expected, abs=1.01 * max(1, 40 / min(size)))
+
+
+def test_rows_of_a_csv(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("name,class\nb.jpg,2\ncat/a.png,-1\nother.png,5\n")
+    found = labels_of(str(path), IDS, None)
+    assert isinstance(found, np.ndarray)
+    assert (found.dtype, found.tolist()) == (np.int64, [-1, 2])
+    assert classes_of(str(path), IDS) == {"cat/a.png": -1, "b.jpg": 2}
+    path.write_text("b.jpg,2.5,1\ncat/a.png,3,4\n")
+    found = labels_of(str(path), IDS, None)
+    assert isinstance(found, np.ndarray)
+    assert found.tolist() == [[3, 4], [2.5, 1]]
+    assert classes_of(str(path), IDS) is None
+    path.write_text("b.jpg,2.5\ncat/a.png,3\n")
+    found = labels_of(str(path), IDS, None)
+    assert isinstance(found, np.ndarray)
+    assert found.tolist() == [3, 2.5]
+
+
+def test_rows_of_a_npy_are_those_of_the_samples_places(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(12).reshape(4, 3))
+    found = labels_of(str(tmp_path / "a.npy"), ("x.npy[3]", "x.npy[0]"), None)
+    assert isinstance(found, np.ndarray)
+    assert found.tolist() == [[9, 10, 11], [0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("m", {}, "must hold a mask for each image, named like it (got none for cat/a.png)."),
+        ("m", {"cat/a.png": "RGB", "b.png": "L"},
+         "/cat/a.png: must be a mask of one channel (got mode RGB). Save it with one channel or a palette; a pixel's "
+         "value is its class."),
+        ("m", {"cat/a.png": "L", "b.png": (3, 3)},
+         "must give masks of one size (got (3, 3), (4, 4)). Set transform.center_crop, or resize: [height, width]."),
+        ("m", {"cat/a.png": b"", "b.png": "L"}, "/cat/a.png: must be a readable image (got cannot identify image file"),
+        ("a.json", b"{}", "must be annotations of COCO: images (id, file_name, width, height), annotations (image_id, "
+         "bbox, category_id) (got KeyError: 'images')."),
+        ("a.json", b'{"images": [], "annotations": []}',
+         "must list each image, its file_name as below check.images (got none for cat/a.png)."),
+        ("a.csv", b"b.jpg,1\n", "must have a line for each sample (got none for cat/a.png). The first column is a "
+         "sample's name, as below check.images."),
+        ("a.csv", b"b.jpg,1\ncat/a.png,cat\n",
+         "must hold as many numbers for each sample (got 'cat' for cat/a.png). Number classes from 0."),
+        ("a.csv", b"b.jpg,1\ncat/a.png,1,2\n",
+         "must hold as many numbers for each sample (got '1' for b.jpg). Number classes from 0."),
+        ("a.npy", b"", "must be a readable .npy of plain numbers (got "),
+    ],
+)  # fmt: skip
+def test_what_is_refused(tmp_path: Path, name: str, content: Any, message: str) -> None:
+    path = tmp_path / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        path.mkdir()
+        for file, kind in content.items():
+            (path / file).parent.mkdir(exist_ok=True)
+            if isinstance(kind, bytes):
+                (path / file).write_bytes(kind)
+            else:
+                mode, size = ("L", kind) if isinstance(kind, tuple) else (kind, (4, 4))
+                Image.new(mode, size).save(path / file)
+    with pytest.raises(InputError) as caught:
+        labels_of(str(path), IDS, None)
+    text = str(caught.value)
+    assert text.startswith("check.labels: ")
+    assert (text if message.startswith("/") else text.partition(f"{name}: ")[2]).find(message) >= 0
+
+
+def test_rows_that_are_too_few(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    with pytest.raises(InputError, match=r"a\.npy: must have a row for each sample \(got \[3\] for x\[3\]\)\."):
+        labels_of(str(tmp_path / "a.npy"), ("x[0]", "x[3]"), None)
+
+
+def test_what_a_callable_does_to_images_is_not_known(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        labels_of(str(masks(tmp_path / "m")), IDS, Transform(callable="net:f"))
+    assert str(caught.value).endswith(
+        "m: must be for images that trtpipe transforms (got transform.callable net:f). Use resize and center_crop, or "
+        "give check.factory with a .npy of labels."
+    )
+
+
+def test_a_text_file_names_classes(tmp_path: Path) -> None:
+    assert names_classes("classes.txt")
+    assert not any(names_classes(n) for n in ("a.csv", "a.json", "a.npy", str(tmp_path)))
+
+
+def test_images_in_the_folder_itself_have_no_labels_until_they_are_given(tmp_path: Path) -> None:
+    for name in "ab":
+        Image.new("RGB", (4, 4)).save(tmp_path / f"{name}.png")
+    source = open_source(DataSpec(images=str(tmp_path)), [InputSpec("x", "float32", (3, 4, 4))])
+    assert set(source.ids) == {"a.png", "b.png"}
+    assert source.labels is None
+    assert source.classes is None
+    labelled = source.labelled({"a.png": 4, "b.png": 2})
+    assert labelled.labels is not None
+    assert dict(zip(labelled.ids, labelled.labels, strict=True)) == {"a.png": 4, "b.png": 2}
+    assert labelled.digest == source.digest

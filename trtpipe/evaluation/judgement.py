@@ -1,0 +1,210 @@
+"""The job's own metrics: figures of the baseline and of what was executed, and how much worse that is. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from calib.images import source_digest
+from calib.types import Array
+from calib.user_code import import_callable, user_code
+from trtpipe.errors import InputError
+from trtpipe.evaluation import intervals
+from trtpipe.evaluation.standard import STANDARD, Unfit
+from trtpipe.job.sections import Limits, OwnMetric
+from trtpipe.values import Labels, Metric
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A metric's value; `rows` [S, ...] and what makes the value of any rows, where it can be resampled."""
+
+    value: float
+    rows: Array | None = None
+    total: Callable[[Array], float] | None = None
+
+    def interval(self) -> intervals.Interval | None:
+        """Of the value, by resampling the samples."""
+        rows, total = self.rows, self.total
+        if rows is None or total is None:
+            return None
+        return intervals.bootstrap_interval(lambda chosen: total(rows[chosen]), len(rows))
+
+    def interval_below(self, other: Figure, sign: int) -> intervals.Interval | None:
+        """Of sign * (this less the other), both resampled alike."""
+        a, b, of_a, of_b = self.rows, other.rows, self.total, other.total
+        if a is None or b is None or of_a is None or of_b is None:
+            return None
+        return intervals.bootstrap_interval(lambda chosen: sign * _less(of_a(a[chosen]), of_b(b[chosen])), len(a))
+
+
+def _less(a: float, b: float) -> float:
+    """a - b; 0 where both are the same infinity."""
+    return 0.0 if a == b else a - b
+
+
+@dataclass(frozen=True)
+class Judge:
+    """One metric ready to be called. `truth` makes labels of a baseline's output, where the metric is against that."""
+
+    name: str
+    function: Callable[..., Any]
+    args: Mapping[str, Any]
+    larger_is_better: bool = True
+    built_in: bool = False
+    truth: Callable[[Array], Array] | None = None
+
+    def labels_of(self, output: Array) -> Labels:
+        """What the baseline's output says of the samples.
+
+        Raises:
+            InputError: it cannot say that.
+        """
+        assert self.truth is not None
+        try:
+            return self.truth(output)
+        except Unfit as error:
+            raise InputError(f"check.metrics.{self.name}: {error}.") from error
+
+    def figure(self, outputs: Mapping[str, Array], labels: Labels, ids: Sequence[str]) -> Figure:
+        """The metric of these outputs.
+
+        Raises:
+            InputError: the function raises, cannot take these, or returns what is no figure.
+        """
+        where = f"check.metrics.{self.name}"
+        with nullcontext() if self.built_in else user_code(where, InputError):
+            try:
+                made = self.function(outputs, labels, ids, **self.args)
+            except Unfit as error:
+                raise InputError(f"{where}: {error}.") from error
+            rows, total = made if isinstance(made, tuple) and len(made) == 2 else (made, np.nanmean)
+            array = np.asarray(rows)
+        if array.shape == () and not isinstance(made, tuple) and array.dtype.kind in "fiub":
+            return Figure(float(array))
+        if array.shape[:1] != (len(ids),) or not callable(total) or (total is np.nanmean and array.ndim != 1):
+            got = "a pair" if isinstance(made, tuple) else f"{type(rows).__name__} {list(array.shape)}"
+            raise InputError(
+                f"{where}: must return a number, one number for each of {len(ids)} samples, or a pair of rows [S, ...] "
+                f"and a function of rows that gives a number (got {got})."
+            )
+
+        def of(rows: Array) -> float:
+            if total is np.nanmean and np.isnan(rows).all():
+                return math.nan
+            with nullcontext() if self.built_in else user_code(where, InputError):
+                return float(total(rows))
+
+        return Figure(of(array), array, of)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The job's metrics with the labels of the check's samples; labels and ids are in the samples' order."""
+
+    judges: tuple[Judge, ...] = ()
+    labels: Labels = None
+    ids: tuple[str, ...] = ()
+
+    def first(self, count: int) -> Judgement:
+        """The same for the first `count` samples."""
+        return replace(self, labels=None if self.labels is None else self.labels[:count], ids=self.ids[:count])
+
+    def measure(self, reference: Mapping[str, Array], outputs: Mapping[str, Array]) -> tuple[list[Metric], list[str]]:
+        """`<name>_engine` of each metric, against labels `<name>_baseline` and `<name>_drop` too; and what is NaN.
+
+        Args:
+            reference: the baseline's outputs, [S, ...] by name.
+            outputs: those of what was executed.
+        """
+        metrics: list[Metric] = []
+        problems: list[str] = []
+        for judge in self.judges:
+            named = str(judge.args.get("output"))
+            output = named if named in reference else next(iter(reference))
+            labels = self.labels if judge.truth is None else judge.labels_of(reference[output])
+            after = judge.figure(outputs, labels, self.ids)
+            made = [Metric(f"{judge.name}_engine", output, after.value, interval=after.interval())]
+            if judge.truth is None:
+                before = judge.figure(reference, labels, self.ids)
+                sign = 1 if judge.larger_is_better else -1
+                made.insert(0, Metric(f"{judge.name}_baseline", output, before.value))
+                drop = sign * _less(before.value, after.value)
+                made.append(Metric(f"{judge.name}_drop", output, drop, interval=before.interval_below(after, sign)))
+            metrics += made
+            problems += [f"{m.name} is NaN" for m in made if math.isnan(m.value)]
+        return metrics, problems
+
+    @property
+    def digest(self) -> str:
+        """sha256 hex of the metrics, as far as their own source and arguments decide them, and of the labels."""
+        digest = hashlib.sha256(" ".join(self.ids).encode())
+        for j in self.judges:
+            text = f"{j.name} {sorted(j.args.items())} {j.larger_is_better} {j.truth is None}"
+            digest.update(f"{text} {source_digest(j.function)}".encode())
+        arrays = (
+            [self.labels]
+            if isinstance(self.labels, np.ndarray)
+            else [a for known in self.labels or () for a in (known.corners, known.classes, known.crowd)]
+        )
+        for array in arrays:
+            digest.update(f"{array.dtype} {array.shape}".encode() + array.tobytes())
+        return digest.hexdigest()
+
+    def unjudgeable(self, limits: Limits) -> dict[str, str]:
+        """Why a limit of a metric cannot be judged whatever is executed, by its name."""
+        alone = {j.name for j in self.judges if j.truth is not None}
+        return {
+            key: f"check.limits.{key} cannot be judged: {name} is against the baseline, and a drop needs check.labels"
+            for name, own in limits.metrics.items()
+            for key in [f"metrics.{name}.drop_max"]
+            if name in alone and own.drop_max is not None
+        }
+
+
+NO_METRICS = Judgement()
+
+
+def judge(name: str, metric: OwnMetric, *, labelled: bool) -> Judge:
+    """The metric `name` of a job; a callable's module must be on the path.
+
+    Args:
+        name: its name in `check.metrics`.
+        metric: what the job says of it.
+        labelled: whether the samples have labels. A built-in metric is otherwise against the baseline.
+
+    Raises:
+        InputError: there is no such callable, it does not take the arguments, or it needs labels.
+    """
+    where = f"check.metrics.{name}"
+    args = dict(metric.args)
+    truth: Callable[[Array], Array] | None = None
+    if metric.built_in:
+        function, truth = STANDARD[metric.function]
+        against = args.pop("against", "labels" if labelled or truth is None else "baseline")
+        if against not in ("labels", "baseline") or (against == "baseline" and truth is None):
+            legal = "labels" if truth is None else "labels or baseline"
+            raise InputError(f"{where}.args.against: must be {legal} (got {against}).")
+        if against == "labels":
+            truth = None
+            if not labelled:
+                raise InputError(f"{where}: {metric.function} needs labels. Give check.labels.")
+    else:
+        function = import_callable(metric.function, f"{where}.function", InputError)
+    try:
+        inspect.signature(function).bind({}, None, (), **args)
+    except TypeError as error:
+        raise InputError(
+            f"{where}: the function must take (outputs, labels, ids) and args (got {metric.function}: {error}). "
+            "Correct its arguments."
+        ) from None
+    except ValueError:  # one without a signature to read is believed
+        pass
+    return Judge(name, function, args, metric.larger_is_better, metric.built_in, truth)

@@ -1,0 +1,254 @@
+"""The metrics that are built in: functions of (outputs, labels, ids), like a job's own. No torch.
+
+Each gives a number, one number a sample [S], or (rows [S, ...], total): what is known of each sample, and what makes
+the figure of any rows. The last two can be resampled, and so have a confidence interval.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from calib.types import Array, JsonObject
+from trtpipe.errors import MissingError
+from trtpipe.packages import not_installed
+from trtpipe.values import Labels
+
+Outputs = Mapping[str, Array]
+Rows = tuple[Array, Callable[[Array], float]]
+
+
+class Unfit(Exception):
+    """Outputs, labels or arguments that a metric cannot be made of; the text is what must hold, and what was got."""
+
+
+def top5(outputs: Outputs, labels: Labels, ids: Sequence[str], output: str | None = None, k: int = 5) -> Array:
+    """Whether the label is among the `k` largest of the scores [S, C], float64 [S]; NaN where it is unknown (< 0)."""
+    scores, known = _one(outputs, output), _array(labels)
+    if scores.ndim != 2 or known.shape != (len(scores),):
+        raise Unfit(f"needs scores [S, C] and a class for each sample (got {_shape(scores)} and {_shape(known)})")
+    best = np.argsort(-scores.astype(np.float64), axis=1, kind="stable")[:, :k]
+    return np.where(known < 0, np.nan, (best == known[:, None]).any(axis=1).astype(np.float64))
+
+
+def miou(
+    outputs: Outputs,
+    labels: Labels,
+    ids: Sequence[str],
+    output: str | None = None,
+    classes: int | None = None,
+    ignore: int = 255,
+) -> Rows:
+    """Mean over the classes of intersection over union of all pixels; a class that is in neither does not count.
+
+    The output is scores [S, C, H, W], of which the largest is taken, one logit [S, 1, H, W] or [S, H, W], which is
+    class 1 over 0, or classes [S, H, W]. Labels are classes [S, H, W]; pixels labelled `ignore` do not count.
+    """
+    scores, truth = _one(outputs, output), _array(labels)
+    found = class_map(scores)
+    if truth.shape != found.shape or truth.dtype.kind not in "iu":
+        raise Unfit(
+            f"needs masks of the output's size, integers {_shape(found)} (got {truth.dtype} {_shape(truth)}). Resize "
+            "the output in the model, or transform the images to its size"
+        )
+    counted = truth != ignore
+    channels = scores.shape[1] if scores.ndim == 4 and scores.shape[1] > 1 else 2
+    many = classes or (
+        channels if scores.dtype.kind == "f" else int(max(found.max(), truth[counted].max(initial=0))) + 1
+    )
+    for what, values in (("labels", truth[counted]), ("classes of the output", found)):
+        if values.size and not 0 <= int(values.min()) <= int(values.max()) < many:
+            raise Unfit(
+                f"needs {what} from 0 to {many - 1} (got {int(values.min())} to {int(values.max())}). Number them so, "
+                f"or give `ignore` for pixels of no class"
+            )
+    rows = np.zeros((len(truth), many, 2), np.int64)
+    for row, right, guess, pixels in zip(rows, truth, found, counted, strict=True):
+        pairs = np.bincount(right[pixels] * many + guess[pixels], minlength=many * many).reshape(many, many)
+        row[:, 0] = np.diagonal(pairs)
+        row[:, 1] = pairs.sum(0) + pairs.sum(1) - np.diagonal(pairs)
+    return rows, _mean_iou
+
+
+def _mean_iou(rows: Array) -> float:
+    same, either = rows.sum(axis=0).T
+    return float((same[either > 0] / either[either > 0]).mean()) if (either > 0).any() else math.nan
+
+
+def class_map(output: Array) -> Array:
+    """Classes int64 [S, H, W] of a dense output, as `miou` takes it.
+
+    Raises:
+        Unfit: it is no dense output.
+    """
+    if output.ndim == 4 and output.shape[1] > 1:
+        return np.asarray(output.argmax(axis=1))
+    flat = output[:, 0] if output.ndim == 4 else output
+    if flat.ndim != 3:
+        raise Unfit(f"needs an output [S, C, H, W] or [S, H, W] (got {_shape(output)}). Name it in args: output")
+    return (flat > 0).astype(np.int64) if flat.dtype.kind == "f" else flat.astype(np.int64)
+
+
+def psnr(
+    outputs: Outputs, labels: Labels, ids: Sequence[str], output: str | None = None, data_range: float = 1.0
+) -> Rows:
+    """Peak signal to noise ratio over all samples, 10 log10(data_range^2 / mean squared error) dB; inf where equal."""
+    a, b = _pair(outputs, labels, output)
+    off = ((a - b) ** 2).reshape(len(a), -1)
+    rows = np.stack([off.sum(axis=1), np.full(len(a), off.shape[1], np.float64)], axis=1)
+
+    def total(rows: Array) -> float:
+        squares, count = rows.sum(axis=0)
+        return math.inf if squares == 0 else float(10 * np.log10(data_range**2 * count / squares))
+
+    return rows, total
+
+
+def ssim(
+    outputs: Outputs, labels: Labels, ids: Sequence[str], output: str | None = None, data_range: float = 1.0
+) -> Array:
+    """Structural similarity of each image [S, C, H, W], float64 [S]: Wang et al., "Image quality assessment: from error
+    visibility to structural similarity", IEEE Trans. Image Processing 13 (2004) 600-612; Gaussian windows of 11 x 11
+    with sigma 1.5 inside the image, K1 0.01, K2 0.03, the mean over windows and channels."""
+    a, b = _pair(outputs, labels, output)
+    if a.ndim < 3 or min(a.shape[-2:]) < 11:
+        raise Unfit(f"needs images of 11 x 11 pixels or more (got {_shape(a)})")
+    steady, contrast = (0.01 * data_range) ** 2, (0.03 * data_range) ** 2
+    mean_a, mean_b = _blurred(a), _blurred(b)
+    var_a, var_b = _blurred(a * a) - mean_a**2, _blurred(b * b) - mean_b**2
+    both = _blurred(a * b) - mean_a * mean_b
+    values = (2 * mean_a * mean_b + steady) * (2 * both + contrast)
+    values /= (mean_a**2 + mean_b**2 + steady) * (var_a + var_b + contrast)
+    return np.asarray(values.reshape(len(a), -1).mean(axis=1))
+
+
+def _blurred(x: Array) -> Array:
+    """Gaussian means over the windows that lie inside, of the last two axes."""
+    weights = np.exp(-((np.arange(11) - 5) ** 2) / (2 * 1.5**2))
+    weights /= weights.sum()
+    for axis in (-1, -2):
+        x = np.lib.stride_tricks.sliding_window_view(x, 11, axis=axis) @ weights
+    return x
+
+
+def mae(outputs: Outputs, labels: Labels, ids: Sequence[str], output: str | None = None) -> Array:
+    """Mean absolute difference of each sample, float64 [S]."""
+    a, b = _pair(outputs, labels, output)
+    return np.asarray(np.abs(a - b).reshape(len(a), -1).mean(axis=1))
+
+
+def cosine(outputs: Outputs, labels: Labels, ids: Sequence[str], output: str | None = None) -> Array:
+    """Cosine similarity of each sample's vector, float64 [S]; 0 where one of the two is zero."""
+    a, b = (x.reshape(len(x), -1) for x in _pair(outputs, labels, output))
+    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    return np.asarray((a * b).sum(axis=1) / np.where(lengths > 0, lengths, 1.0))
+
+
+def coco_map(
+    outputs: Outputs,
+    labels: Labels,
+    ids: Sequence[str],
+    boxes: str = "boxes",
+    scores: str = "scores",
+    classes: str = "labels",
+) -> float:
+    """COCO's mean average precision (IoU 0.50 to 0.95, all areas, at most 100 detections an image), by pycocotools.
+
+    The outputs are boxes [S, K, 4] (x0, y0, x1, y1 in pixels of the input), and scores [S, K] with classes [S, K], or
+    scores [S, K, C] alone. Rows of score 0 or less are none.
+    """
+    try:
+        from pycocotools.coco import COCO
+        from pycocotools.cocoeval import COCOeval
+    except ImportError as error:
+        raise MissingError(f"check.metrics: coco_map: {not_installed('pycocotools')}") from error
+    if isinstance(labels, np.ndarray) or labels is None:
+        raise Unfit("needs boxes as labels. Give check.labels a .json of COCO")
+    corners, certain = _one(outputs, boxes), _one(outputs, scores)
+    if corners.ndim != 3 or corners.shape[2] != 4 or certain.shape[:2] != corners.shape[:2]:
+        raise Unfit(f"needs boxes [S, K, 4] and scores of the same K (got {_shape(corners)} and {_shape(certain)})")
+    if certain.ndim == 3:
+        many = certain.shape[2]
+        kinds = np.broadcast_to(np.arange(many), certain.shape).reshape(len(certain), -1)
+        corners, certain = np.repeat(corners, many, axis=1), certain.reshape(len(certain), -1)
+    else:
+        kinds = _one(outputs, classes)
+    truth: list[JsonObject] = [
+        {"id": 0, "image_id": i, "category_id": int(kind), "bbox": _width_height(box), "iscrowd": int(crowd),
+         "area": float((box[2] - box[0]) * (box[3] - box[1]))}
+        for i, known in enumerate(labels)
+        for box, kind, crowd in zip(known.corners, known.classes, known.crowd, strict=True)
+    ]  # fmt: skip
+    found = [
+        {"image_id": i, "category_id": int(kinds[i, j]), "bbox": _width_height(corners[i, j]),
+         "score": float(certain[i, j])}
+        for i, j in zip(*np.nonzero(certain > 0), strict=True)
+    ]  # fmt: skip
+    if not truth:
+        return math.nan
+    if not found:
+        return 0.0
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints its progress
+        right = COCO()
+        right.dataset = {
+            "images": [{"id": i} for i in range(len(corners))],
+            "annotations": [{**t, "id": n} for n, t in enumerate(truth, 1)],
+            "categories": [{"id": c} for c in sorted({t["category_id"] for t in truth})],
+        }
+        right.createIndex()
+        known = {t["category_id"] for t in truth}
+        judged = COCOeval(right, right.loadRes([f for f in found if f["category_id"] in known] or found[:1]), "bbox")
+        judged.evaluate()
+        judged.accumulate()
+    precision = judged.eval["precision"][:, :, :, 0, -1]
+    return float(precision[precision > -1].mean()) if (precision > -1).any() else math.nan
+
+
+def _width_height(box: Array) -> list[float]:
+    x0, y0, x1, y1 = map(float, box)
+    return [x0, y0, x1 - x0, y1 - y0]
+
+
+def _one(outputs: Outputs, name: str | None) -> Array:
+    if name is None:
+        return next(iter(outputs.values()))
+    if name not in outputs:
+        raise Unfit(f"needs an output {name} (got {', '.join(outputs)}). Name another in args")
+    return outputs[name]
+
+
+def _array(labels: Labels) -> Array:
+    if not isinstance(labels, np.ndarray):
+        raise Unfit(f"needs labels of one array (got {'boxes' if labels else 'none'}). See check.labels")
+    return labels
+
+
+def _pair(outputs: Outputs, labels: Labels, name: str | None) -> tuple[Array, Array]:
+    output, right = _one(outputs, name), _array(labels)
+    if output.shape != right.shape:
+        raise Unfit(
+            f"needs labels of the output's shape {_shape(output)} (got {_shape(right)}). To compare with the "
+            "baseline, set args: {against: baseline}"
+        )
+    return output.astype(np.float64), right.astype(np.float64)
+
+
+def _shape(array: Array) -> str:
+    return str(list(array.shape))
+
+
+#: By name, with what makes labels of a baseline's output where there are none; None where nothing does.
+STANDARD: Mapping[str, tuple[Callable[..., Any], Callable[[Array], Array] | None]] = {
+    "top5": (top5, lambda scores: np.asarray(scores.argmax(axis=1))),
+    "miou": (miou, class_map),
+    "coco_map": (coco_map, None),
+    "psnr": (psnr, np.asarray),
+    "ssim": (ssim, np.asarray),
+    "mae": (mae, np.asarray),
+    "cosine": (cosine, np.asarray),
+}

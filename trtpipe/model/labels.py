@@ -1,0 +1,203 @@
+"""What is right for each sample of the check, as `check.labels` has it: masks, boxes of COCO, rows of numbers."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from calib.errors import CalibError
+from calib.files import text_at_most
+from calib.images import geometry
+from calib.samples import IMAGE_SUFFIXES, TransformSpec
+from calib.strictjson import loads
+from calib.types import Array, JsonObject
+from trtpipe.errors import InputError
+from trtpipe.values import Boxes, Labels
+
+if TYPE_CHECKING:
+    from trtpipe.job.sections import Transform
+
+#: Annotations of COCO's whole train set take 450 MB.
+_MOST_BYTES = 1 << 30
+
+
+def names_classes(path: str) -> bool:
+    """Whether `check.labels` is a text file that names the model's classes, and says nothing of samples."""
+    return not Path(path).is_dir() and Path(path).suffix not in (".csv", ".json", ".npy")
+
+
+def classes_of(path: str, ids: Sequence[str]) -> Mapping[str, int] | None:
+    """The class of each sample in a .csv with one column of whole numbers; None where `path` is anything else.
+
+    Raises:
+        InputError: it cannot be read, or lacks a sample.
+    """
+    if Path(path).suffix != ".csv":
+        return None
+    rows = _csv(path, ids)
+    return dict(zip(ids, map(int, rows), strict=True)) if rows.ndim == 1 and rows.dtype.kind == "i" else None
+
+
+def labels_of(path: str, ids: Sequence[str], transform: Transform | None) -> Labels:
+    """The labels of the samples `ids`, in their order.
+
+    Args:
+        path: a folder of masks, named like the images but for the suffix: int64 [S, H, W]; a .json of COCO: boxes; a
+            .csv of a name and numbers a line: [S] or [S, columns]; a .npy [rows, ...]: those of the samples' places.
+        ids: names of the samples, as `Source.ids`.
+        transform: what is done to the images; masks and boxes are resized and cropped alike.
+
+    Raises:
+        InputError: it cannot be read, or lacks a sample.
+    """
+    if Path(path).is_dir():
+        return _masks(Path(path), ids, transform)
+    if Path(path).suffix == ".json":
+        return _coco(path, ids, transform)
+    return _csv(path, ids) if Path(path).suffix == ".csv" else _rows(path, ids)
+
+
+def _fault(path: str | Path, must: str, got: object, hint: str = "") -> InputError:
+    return InputError(f"check.labels: {path}: must {must} (got {got}). {hint}".rstrip())
+
+
+def _spec(transform: Transform | None, path: str | Path) -> TransformSpec:
+    """The geometry alone, which moves masks without mixing classes."""
+    if transform is None:
+        return TransformSpec()
+    if transform.callable is not None:
+        hint = "Use resize and center_crop, or give check.factory with a .npy of labels."
+        raise _fault(path, "be for images that trtpipe transforms", f"transform.callable {transform.callable}", hint)
+    return TransformSpec(resize=transform.resize, center_crop=transform.center_crop, interpolation="nearest")
+
+
+def _masks(folder: Path, ids: Sequence[str], transform: Transform | None) -> Array:
+    steps = geometry(_spec(transform, folder))
+    there = {p.relative_to(folder).with_suffix("").as_posix(): p for p in sorted(folder.rglob("*")) if _is_image(p)}
+    masks = []
+    for name in ids:
+        path = there.get(PurePosixPath(name).with_suffix("").as_posix())
+        if path is None:
+            raise _fault(folder, "hold a mask for each image, named like it", f"none for {name}")
+        try:
+            with Image.open(path) as opened:
+                opened.load()
+                mask: Image.Image = opened
+        except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+            raise _fault(path, "be a readable image", error) from error
+        if mask.mode not in ("1", "L", "P", "I", "I;16"):
+            hint = "Save it with one channel or a palette; a pixel's value is its class."
+            raise _fault(path, "be a mask of one channel", f"mode {mask.mode}", hint)
+        for step in steps:
+            mask = step(mask)
+        masks.append(np.asarray(mask).astype(np.int64))
+    if len(shapes := {m.shape for m in masks}) > 1:
+        hint = "Set transform.center_crop, or resize: [height, width]."
+        raise _fault(folder, "give masks of one size", ", ".join(map(str, sorted(shapes)[:3])), hint)
+    return np.stack(masks)
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in IMAGE_SUFFIXES
+
+
+def _coco(path: str, ids: Sequence[str], transform: Transform | None) -> tuple[Boxes, ...]:
+    spec = _spec(transform, path)
+    try:
+        data: Any = loads(text_at_most(Path(path), _MOST_BYTES))
+        images = {str(image["file_name"]): image for image in data["images"]}
+        sizes = {image["id"]: (int(image["width"]), int(image["height"])) for image in images.values()}
+        found: dict[object, list[JsonObject]] = {image: [] for image in sizes}
+        for annotation in data["annotations"]:
+            found[annotation["image_id"]].append(annotation)
+        counts = Counter(PurePosixPath(name).name for name in images)
+        short = {PurePosixPath(n).name: i for n, i in images.items() if counts[PurePosixPath(n).name] == 1}
+        result = []
+        for name in ids:
+            image = images.get(name) or short.get(PurePosixPath(name).name)
+            if image is None:
+                raise _fault(path, "list each image, its file_name as below check.images", f"none for {name}")
+            result.append(_boxes(found[image["id"]], sizes[image["id"]], spec))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, CalibError) as error:
+        must = (
+            "be annotations of COCO: images (id, file_name, width, height), annotations (image_id, bbox, category_id)"
+        )
+        raise _fault(path, must, f"{type(error).__name__}: {error}") from error
+    return tuple(result)
+
+
+def _boxes(annotations: Sequence[JsonObject], size: tuple[int, int], spec: TransformSpec) -> Boxes:
+    """The annotated boxes after resize and crop; what was cropped away is left out."""
+    width, height = size
+    corners = np.array([a["bbox"] for a in annotations], np.float64).reshape(-1, 4)
+    corners[:, 2:] += corners[:, :2]
+    blank = Image.new("1", size)  # the same steps on an image of this size say where its corners go
+    for step in geometry(TransformSpec(resize=spec.resize)):
+        blank = step(blank)
+    corners *= np.tile((blank.width / width, blank.height / height), 2)
+    across, down = blank.width, blank.height
+    if spec.center_crop is not None:
+        crop = (spec.center_crop,) * 2 if isinstance(spec.center_crop, int) else spec.center_crop
+        down, across = crop
+        corners -= np.tile((_offset(blank.width, across), _offset(blank.height, down)), 2)
+    corners = np.clip(corners, 0, np.tile((across, down), 2))
+    kept = (corners[:, 2] > corners[:, 0]) & (corners[:, 3] > corners[:, 1])
+    classes = np.array([int(a["category_id"]) for a in annotations], np.int64)
+    crowd = np.array([bool(a.get("iscrowd", 0)) for a in annotations], np.bool_)
+    return Boxes(corners[kept], classes[kept], crowd[kept])
+
+
+def _offset(size: int, crop: int) -> int:
+    """The first pixel that torchvision's CenterCrop takes; a smaller image gets a margin first."""
+    return round((size - crop) / 2.0) if size >= crop else -((crop - size) // 2)
+
+
+def _csv(path: str, ids: Sequence[str]) -> Array:
+    try:
+        lines = [
+            row for row in csv.reader(text_at_most(Path(path), _MOST_BYTES).removeprefix("\ufeff").splitlines()) if row
+        ]
+    except (OSError, ValueError, csv.Error) as error:
+        raise _fault(path, "be a readable file of comma-separated values", error) from error
+    if lines and not any(_number(v) is not None for v in lines[0][1:]):
+        lines = lines[1:]  # a heading
+    by_name = {row[0].strip(): row[1:] for row in lines}
+    if absent := [name for name in ids if name not in by_name]:
+        hint = "The first column is a sample's name, as below check.images."
+        raise _fault(path, "have a line for each sample", f"none for {absent[0]}", hint)
+    values = [[_number(v) for v in by_name[name]] for name in ids]
+    wrong = next((n for n, row in zip(ids, values, strict=True) if None in row or len(row) != len(values[0])), None)
+    if wrong is not None or not values[0]:
+        got = f"{','.join(by_name[wrong or ids[0]])!r} for {wrong or ids[0]}"
+        raise _fault(path, "hold as many numbers for each sample", got, "Number classes from 0.")
+    array = np.array(values, np.float64)
+    whole = array.shape[1] == 1 and all("." not in by_name[name][0] for name in ids)
+    return array[:, 0].astype(np.int64) if whole else array[:, 0] if array.shape[1] == 1 else array
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _rows(path: str, ids: Sequence[str]) -> Array:
+    """Sample `file[7]` has row 7."""
+    try:
+        array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise _fault(path, "be a readable .npy of plain numbers", error) from error
+    places = [int(m[1]) for name in ids if (m := re.search(r"\[(\d+)\]$", name))]
+    if len(places) != len(ids) or array.ndim == 0 or max(places, default=0) >= len(array):
+        raise _fault(path, "have a row for each sample", f"{list(array.shape)} for {ids[-1]}")
+    return np.array(array[places])

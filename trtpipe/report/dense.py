@@ -1,0 +1,57 @@
+"""A dense output of one sample as pictures side by side: the baseline's, what was executed, and where they differ."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import numpy as np
+from PIL import Image
+
+from calib.types import Array
+
+#: Longer side of a picture, in pixels.
+SIDE = 112
+#: Of classes, in turn; the first is dark, as it often is the background.
+COLOURS = np.array(
+    [(30, 30, 34), (66, 133, 244), (219, 68, 55), (244, 180, 0), (15, 157, 88), (171, 71, 188), (0, 172, 193),
+     (255, 112, 67), (158, 157, 36), (92, 107, 192), (240, 98, 146), (121, 85, 72)], np.uint8,
+)  # fmt: skip
+
+
+def is_dense(output: Array) -> bool:
+    """Whether each of the samples [S, ...] is a picture: [C, H, W] or [H, W], of 4 x 4 pixels or more."""
+    return output.ndim in (3, 4) and min(output.shape[-2:]) >= 4 and output.size > 0
+
+
+def pictures(reference: Array, output: Array) -> tuple[tuple[str, str], ...]:
+    """(title, data: URI) of the baseline's picture, of what was executed, and of their difference.
+
+    Of 1 or 3 channels the values are shown, from the least to the largest of the two; of others the class with the
+    largest score, or the integers as classes. The difference is the share of that range, or white where classes differ.
+
+    Args:
+        reference: of one sample, [C, H, W] or [H, W].
+        output: likewise.
+    """
+    a, b = (x[None] if x.ndim == 2 else x for x in (reference, output))
+    if a.dtype.kind == "f" and len(a) in (1, 3):
+        low, high = min(float(a.min()), float(b.min())), max(float(a.max()), float(b.max()))
+        span = (high - low) or 1.0
+        shown = [((x.astype(np.float64) - low) / span * 255).astype(np.uint8).transpose(1, 2, 0) for x in (a, b)]
+        off = np.abs(a.astype(np.float64) - b).max(axis=0) / span
+    else:
+        classes = [x[0].astype(np.int64) if x.dtype.kind != "f" else x.argmax(axis=0) for x in (a, b)]
+        shown = [COLOURS[c % len(COLOURS)] for c in classes]
+        off = (classes[0] != classes[1]).astype(np.float64)
+    difference = (np.clip(off, 0, 1) * 255).astype(np.uint8)[..., None]
+    titles = ("baseline", "executed", "difference")
+    return tuple((t, _uri(x)) for t, x in zip(titles, (*shown, difference), strict=True))
+
+
+def _uri(pixels: Array) -> str:
+    image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+    image.thumbnail((SIDE, SIDE), Image.Resampling.NEAREST)
+    stream = io.BytesIO()
+    image.save(stream, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode('ascii')}"
