@@ -65,7 +65,7 @@ PAGE = """\
 PyTorch {oldest} to {newest}, Python 3.10 to 3.13. Written by `benchmarks/support_matrix.py`: each row is an environment
 of its own on a machine without a GPU, in which three examples were built for TensorRT-RTX {rtx} and their graphs
 checked in ONNX Runtime (the ViT with 2 layers of 256 instead of 12 of 768), and {tests} test files that touch PyTorch
-were run. Releases between the rows were not run.
+were run. Releases between the rows were not run, nor was Torch-TensorRT with any other than 2.14.
 
 | torch | torchvision | torchao | Python | {jobs} | tests |
 | --- | --- | --- | --- | {rules} | --- |
@@ -76,15 +76,15 @@ NOTES = """
 - Before 2.7, PT2E quantization is PyTorch's own and torchao is not needed; from 2.7 on it is torchao's.
 - Before 2.7, the ONNX exporter fixes dynamic dimensions of the program that it is given, so it is given a copy.
 - Before 2.7, `trtpipe bench` leaves out PyTorch's own INT8 mode.
-- Models are exported in the mode that does not trace Python's bytecode, which is PyTorch's own default from 2.7 on.
+- Before 2.9, exported programs have no guards on their inputs that could be left out.
+- The example's random weights are others from 2.14 on, hence another cosine.
 - Every other release of PyTorch is refused, with the range.
 - torchvision names the PyTorch that it was built for, and pip refuses any other. None was out for 2.15 when this was
   written: 0.29.2 was installed with `--no-deps`.
 
 ## Is the engine the same?
 
-Which operations are in INT8, and the outputs' figures, are compared; the graphs' bytes are not the same, as exporters
-name and order constants in their own ways.
+The operations and their precisions are the same (the digest is of both); the files' bytes are not.
 
 | example | {torches} |
 | --- | {rules} |

@@ -19,7 +19,7 @@ import torch
 from calib.types import Array
 from trtpipe.errors import MissingError
 from trtpipe.evaluation.bench import Mode, Ready
-from trtpipe.model.torch_versions import graph_module
+from trtpipe.model.torch_versions import graph_module, needs_torchao
 from trtpipe.values import LoadedModel
 
 Tensors = tuple[torch.Tensor, ...]
@@ -74,6 +74,8 @@ def torch_modes(setup: ModeSetup, script: Any) -> tuple[Mode, ...]:
 
     compiler = "" if device == "cuda" or shutil.which("g++") or shutil.which("clang++") else _NO_COMPILER
     cpu_only = "" if device == "cpu" else "PyTorch's INT8 kernels are for CPUs"
+    if not needs_torchao(torch.__version__):
+        cpu_only = "PyTorch's own INT8 is measured with torchao, which PyTorch before 2.7 does without"
     return (
         mode("eager FP32", lambda: moved(module)),
         mode("eager FP16", lambda: moved(InHalf(module, half))),
