@@ -179,5 +179,8 @@ def test_a_worker_process_that_the_users_code_ends(end: str, tmp_path: Path) -> 
     )
     reference = module(tmp_path, body, "ValueError()")
     assert reference.partition(":")[0] not in sys.modules
-    with pytest.raises(CalibError, match=r"^workers: every worker process must live .* Set workers to 0 to see what e"):
+    with pytest.raises(
+        CalibError,
+        match=r"^workers: a worker process ended before all samples were loaded .* Set workers to 0 to see what e",
+    ):
         read("item", reference, tmp_path, workers=1)

@@ -175,7 +175,9 @@ def test_the_exit_code_is_never_success_because_a_model_exits(
 def test_globs_that_fit_nothing_are_said_when_the_graph_is_known(tmp_path: Path, precision: Any, said: str) -> None:
     """Before calibration: its samples are never opened."""
     samples = {"calibration": {"factory": "awkward_globs:no_such_samples"}} if "int8_mode" in precision else {}
-    file = job(tmp_path, "return y", ONE, "awkward_globs", precision={"fp16_mode": True, **precision}, **samples)
+    build = {"target": "tensorrt_rtx", "compute_capability": ["8.9"]}
+    precision = {"fp16_mode": True, **precision}
+    file = job(tmp_path, "return y", ONE, "awkward_globs", precision=precision, build=build, **samples)
     with pytest.raises(InputError) as caught:
         _ = PreparedJob(load_job(file), Stages(Silent())).captured
     assert str(caught.value).startswith(said)

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calib.audit import doubtful_thresholds
 from trtpipe.batching import Batching
 from trtpipe.bundle.format import write_bundle
 from trtpipe.bundle.kit import bundle_contents, kit_contents, kit_graph
@@ -25,9 +24,9 @@ from trtpipe.pipeline.measure import diagnosis_wanted, explained
 from trtpipe.pipeline.prepared import Stages
 from trtpipe.pipeline.stages import (
     calibrate,
-    check_data,
     engine_control,
     graph_control,
+    judged,
     lowered_of,
     prepare,
     quantize,
@@ -86,15 +85,8 @@ def write_kit(
             graph = lowered_for(to_onnx(quantized, written_for), job.build.target)
         lowered = lowered_of(prepared, quantized, table, graph)
         with stages("check") as progress, graph_as_checked(graph.data, job.build.target) as runner:
-            report = check_engine(
-                runner,
-                "graph",
-                check_data(job, prepared),
-                job.check.limits,
-                damaged=graph_control(*damaged_copy(graph), job.build.target),
-                warnings=() if table is None else doubtful_thresholds(table.audit),
-                progress=progress,
-            )
+            damaged = graph_control(*damaged_copy(graph), job.build.target)
+            report = judged(job, prepared, table, runner, "graph", damaged, progress)
         return lowered, graph, report
 
     lowered, graph, report = checked(job, table)

@@ -15,7 +15,7 @@ from calib.table import CalibrationTable, given_table
 from calib.types import Array
 from trtpipe.batching import Batching
 from trtpipe.errors import BuildError, InputError, MissingError
-from trtpipe.evaluation.check import CheckData, Damaged, Executor, check_engine
+from trtpipe.evaluation.check import CheckData, Damaged, Executor, Runner, check_engine
 from trtpipe.evaluation.control import damaged_copy, damaged_program
 from trtpipe.evaluation.corners import with_corners
 from trtpipe.model.data import open_calibration
@@ -283,7 +283,7 @@ def check(
         stages: receives the stage.
         keep: is given the outputs, as `check_engine` has it.
     """
-    engine, table, data = compiled.engine, compiled.lowered.table, check_data(job, prepared)
+    engine, table = compiled.engine, compiled.lowered.table
 
     def made_of() -> tuple[LoadedModel, Quantized]:
         return prepared.loaded, quantize(job, prepared, table, stages)
@@ -291,20 +291,51 @@ def check(
     with stages("check") as progress:
         runner, executed = open_engine(engine)
         with runner:
-            report = check_engine(
-                runner,
-                executed,
-                data,
-                job.check.limits,
-                damaged=control(job, engine, executed, made_of, progress),
-                require=job.check.require,
-                keep=keep,
-                warnings=() if table is None else doubtful_thresholds(table.audit),
-                progress=progress,
-            )
-            samples, expected = prepared.first_check_batch, prepared.corner_outputs
-            report = with_corners(report, runner, prepared.inputs, prepared.outputs, samples, expected)
-        return replace(report, notes=(*prepared.baseline.notes, *report.notes, *graph_notes(engine, executed)))
+            damaged = control(job, engine, executed, made_of, progress)
+            require = job.check.require
+            report = judged(job, prepared, table, runner, executed, damaged, progress, require=require, keep=keep)
+        return replace(report, notes=(*report.notes, *graph_notes(engine, executed)))
+
+
+def judged(
+    job: Job,
+    prepared: PreparedJob,
+    table: CalibrationTable | None,
+    runner: Runner,
+    executed: Executed,
+    damaged: Damaged,
+    progress: Progress,
+    *,
+    require: Executed = "graph",
+    keep: Callable[[Mapping[str, Array]], None] | None = None,
+) -> CheckReport:
+    """What `runner` computes, against the baseline on the check samples and at the sizes that the job declares.
+
+    Args:
+        job: its limits.
+        prepared: the samples, the baseline and the model's outputs at the declared sizes.
+        table: its doubtful thresholds become warnings.
+        runner: is open.
+        executed: whether that is the engine or its graph.
+        damaged: the control, which has to fail.
+        progress: receives the samples.
+        require: "engine": a graph is not enough.
+        keep: is given the outputs, as `check_engine` has it.
+    """
+    report = check_engine(
+        runner,
+        executed,
+        check_data(job, prepared),
+        job.check.limits,
+        damaged=damaged,
+        require=require,
+        keep=keep,
+        warnings=() if table is None else doubtful_thresholds(table.audit),
+        progress=progress,
+    )
+    samples, expected = prepared.first_check_batch, prepared.corner_outputs
+    report = with_corners(report, runner, prepared.inputs, prepared.outputs, samples, expected)
+    return replace(report, notes=(*prepared.baseline.notes, *report.notes))
 
 
 def control(
