@@ -19,7 +19,7 @@ from trtpipe.evaluation.control import damaged_copy, damaged_program
 from trtpipe.job.job import Job
 from trtpipe.job.sections import Limits
 from trtpipe.model.capture import capture
-from trtpipe.pipeline import stages
+from trtpipe.pipeline import controls
 from trtpipe.progress import Silent
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import quantize
@@ -127,11 +127,11 @@ def test_where_an_engine_was_executed_the_control_is_an_engine(
         last = built[-1]
         return (OrtRunner(last.data, as_written=True) if isinstance(last, OnnxModel) else OfProgram(last)), "engine"
 
-    monkeypatch.setattr(stages, "compile_graph", compile_file)
-    monkeypatch.setattr(stages, "route", lambda name: compile_program)
-    monkeypatch.setattr(stages, "open_engine", opened)
+    monkeypatch.setattr(controls, "compile_graph", compile_file)
+    monkeypatch.setattr(controls, "route", lambda name: compile_program)
+    monkeypatch.setattr(controls, "open_engine", opened)
     made_of: Callable[[], Any] = lambda: (nets.residual(), program)  # noqa: E731
-    damaged = stages.control(job(route), engine(graph), "engine", made_of, Silent())
+    damaged = controls.control(job(route), engine(graph), "engine", made_of, Silent())
     assert built == []  # nothing is built before the check has run
     report = checked(damaged, program)
     assert report.passed, report.problems
@@ -147,9 +147,9 @@ def test_where_no_engine_can_be_built_of_it_the_graph_stands_in_and_the_report_s
     def refuse(*_: Any) -> Engine:
         raise BuildError("tensorrt: out of memory. Lower build.workspace.\nmore")
 
-    monkeypatch.setattr(stages, "compile_graph", refuse)
+    monkeypatch.setattr(controls, "compile_graph", refuse)
     program = quantized()
-    damaged = stages.control(job("onnx"), engine(to_onnx(program)), "engine", lambda: None, Silent())  # type: ignore[arg-type, return-value]
+    damaged = controls.control(job("onnx"), engine(to_onnx(program)), "engine", lambda: None, Silent())  # type: ignore[arg-type, return-value]
     report = checked(damaged, program)
     assert report.passed
     assert report.notes[0] == (
@@ -160,7 +160,7 @@ def test_where_no_engine_can_be_built_of_it_the_graph_stands_in_and_the_report_s
 
 def test_where_the_graph_was_executed_so_is_the_control() -> None:
     program = quantized()
-    damaged = stages.control(job("onnx"), engine(to_onnx(program)), "graph", lambda: None, Silent())  # type: ignore[arg-type, return-value]
+    damaged = controls.control(job("onnx"), engine(to_onnx(program)), "graph", lambda: None, Silent())  # type: ignore[arg-type, return-value]
     with damaged.open() as executor:
         assert (executor.executed, executor.note) == ("graph", "")
 

@@ -19,13 +19,12 @@ from trtpipe.packages import versions
 from trtpipe.pipeline.assemble import describe, golden_data, table_files
 from trtpipe.pipeline.build import Built, reason, retuned
 from trtpipe.pipeline.cache.environment import BUILDERS, fingerprint
+from trtpipe.pipeline.controls import engine_control, graph_control
 from trtpipe.pipeline.lowered import Lowered
 from trtpipe.pipeline.measure import diagnosis_wanted, explained
 from trtpipe.pipeline.prepared import Stages
 from trtpipe.pipeline.stages import (
     calibrate,
-    engine_control,
-    graph_control,
     judged,
     lowered_of,
     prepare,

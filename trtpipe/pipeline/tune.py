@@ -16,6 +16,7 @@ from trtpipe.evaluation.check import check_engine, measure
 from trtpipe.evaluation.control import damaged_copy
 from trtpipe.evaluation.speedup import HYBRID
 from trtpipe.job.dump import job_text
+from trtpipe.pipeline.controls import graph_control
 from trtpipe.pipeline.measure import latencies
 from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.stages import (
@@ -24,7 +25,6 @@ from trtpipe.pipeline.stages import (
     check_data,
     compile_engine,
     corrected,
-    graph_control,
     narrow_of,
     prepare,
 )

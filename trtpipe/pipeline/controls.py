@@ -1,0 +1,78 @@
+"""The control of a check: a damaged copy, executed as what is checked is, which has to fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from trtpipe.errors import BuildError, InputError, MissingError
+from trtpipe.evaluation.check import Damaged, Executor
+from trtpipe.evaluation.control import damaged_copy, damaged_program
+from trtpipe.routes.onnx import compile_graph, to_onnx
+from trtpipe.routes.registry import route
+from trtpipe.runtime.executor import graph_as_checked, open_engine
+from trtpipe.runtime.onnxruntime import OrtRunner
+from trtpipe.values import Engine, Executed, LoadedModel, OnnxModel, Quantized, Target
+
+if TYPE_CHECKING:
+    from trtpipe.job.job import Job
+    from trtpipe.progress import Progress
+
+
+def control(
+    job: Job,
+    engine: Engine,
+    executed: Executed,
+    made_of: Callable[[], tuple[LoadedModel, Quantized]],
+    progress: Progress,
+) -> Damaged:
+    """The control, executed as the check is: where an engine is, an engine is built of the damaged copy by the same
+    route, and where that cannot be built its graph stands in, with a note."""
+    if engine.graph is not None and (job.build.route == "onnx" or executed == "graph"):
+        copy, tensor, how = damaged_copy(engine.graph)
+        if executed == "graph":
+            return graph_control(copy, tensor, how, engine.target)
+        return engine_control(partial(compile_graph, _uncached(job), copy, progress), copy, tensor, how)
+    program, loaded, tensor, how = damaged_program(*made_of())
+    graph = None if engine.graph is None else to_onnx(program)
+    build = partial(route(job.build.route), _uncached(job), loaded, program, progress)
+    return engine_control(build, graph, tensor, how)
+
+
+def _uncached(job: Job) -> Job:
+    """The job without its file of TensorRT's calibration, which is not the damaged copy's."""
+    return job.model_copy(update={"build": job.build.model_copy(update={"calibration_cache": None})})
+
+
+def engine_control(build: Callable[[], Engine], graph: OnnxModel | None, tensor: str, how: str) -> Damaged:
+    """A damaged copy as an engine; `graph` is what stands in for an engine that cannot be built."""
+
+    @contextmanager
+    def opened() -> Iterator[Executor]:
+        try:
+            engine = build()
+        except (BuildError, InputError, MissingError) as error:
+            if graph is None:
+                raise
+            why = f"no engine could be built of the control: {str(error).splitlines()[0]}"
+            with OrtRunner(graph.data, as_written=True) as stand_in:
+                yield Executor(stand_in, "graph", why)
+            return
+        runner, executed = open_engine(engine)
+        with runner:
+            yield Executor(runner, executed)
+
+    return Damaged(opened, tensor, how)
+
+
+def graph_control(graph: OnnxModel, tensor: str, how: str, target: Target) -> Damaged:
+    """A damaged graph, executed as the graph of an engine of `target` is."""
+
+    @contextmanager
+    def opened() -> Iterator[Executor]:
+        with graph_as_checked(graph.data, target) as runner:
+            yield Executor(runner, "graph")
+
+    return Damaged(opened, tensor, how)
