@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -22,9 +23,11 @@ from trtpipe.cli.commands.options import (
     loudness_options,
     one_loudness,
     out_option,
+    refuse_unused,
     set_option,
 )
 from trtpipe.errors import Cancelled, user_error
+from trtpipe.job.importable import on_path
 from trtpipe.job.load import JobErrors, same_name
 from trtpipe.job.problems import Problem
 from trtpipe.pipeline.build import build
@@ -68,15 +71,20 @@ def command(
     kits = tuple(p for p in jobs if (p / "manifest.json").is_file())
     if kits and overrides:
         raise click.UsageError("--set must not be given with a kit: its job is settled.")
-    loaded = load_jobs(tuple(p for p in jobs if p not in kits), overrides, verbose)
+    if not kits:
+        refuse_unused(("key",), "without a kit")
+    elif len(kits) == len(jobs):
+        refuse_unused(("diagnose_seconds",), "with kits alone")
+    with nullcontext() if len(kits) == len(jobs) else on_path(None):
+        loaded = load_jobs(tuple(p for p in jobs if p not in kits), overrides, verbose)
 
-    signing = None if sign is None else signer(sign)
-    tasks: list[Task] = [
-        (path, partial(build, job, out, sign=signing, diagnose_seconds=diagnose_seconds)) for path, job in loaded
-    ]
-    if kits:
-        tasks += [(path, partial(finish_kit, path, out, key=trusted(key), sign=signing)) for path in kits]
-    return run_tasks(tasks, as_json=as_json, verbose=verbose, quiet=quiet, signs=sign is not None)
+        signing = None if sign is None else signer(sign)
+        tasks: list[Task] = [
+            (path, partial(build, job, out, sign=signing, diagnose_seconds=diagnose_seconds)) for path, job in loaded
+        ]
+        if kits:
+            tasks += [(path, partial(finish_kit, path, out, key=trusted(key), sign=signing)) for path in kits]
+        return run_tasks(tasks, as_json=as_json, verbose=verbose, quiet=quiet, signs=sign is not None)
 
 
 def load_jobs(
