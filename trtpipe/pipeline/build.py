@@ -13,6 +13,7 @@ from trtpipe.bundle.manifest import REPORT
 from trtpipe.notebook import page_html
 from trtpipe.pipeline.assemble import Checked, assemble
 from trtpipe.pipeline.bench import bench_prepared
+from trtpipe.pipeline.collector import seldom_collected
 from trtpipe.pipeline.measure import Evidence, diagnosis_wanted, explained, judged_speed, plan_of, timed
 from trtpipe.pipeline.prepared import PreparedJob, Results, Stages
 from trtpipe.pipeline.stages import Watched, build_engine, calibrate, check, check_graph, prepare
@@ -44,6 +45,7 @@ class Built:
         return self.report._repr_html_()
 
 
+@seldom_collected()
 def build(
     job: Job,
     out: Path,
