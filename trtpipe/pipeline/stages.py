@@ -117,7 +117,7 @@ def observe(
     progress: Progress,
 ) -> CalibrationTable:
     """The table of one pass over the samples, and with the corrections that the job asks for."""
-    from trtpipe.quantization.corrections.correct import STEPS, correct
+    from trtpipe.quantization.corrections.correct import correct
     from trtpipe.quantization.quantize import calibrate as one_pass
 
     size = job.batch_size(calibration)
@@ -130,8 +130,7 @@ def observe(
         digests=digests,
         progress=progress,
     )
-    requested = calibration.corrections if job.precision.int8_mode else ()
-    which = STEPS if requested is True else requested or ()
+    which = job.corrections
     return correct(captured, table, source, which=which, batch_size=size, progress=progress) if which else table
 
 
