@@ -101,6 +101,11 @@ class Job(Section):
         return self.check.transform
 
     @property
+    def places_qdq(self) -> bool:
+        """Whether Q/DQ are placed, in any number format: with implicit quantization TensorRT quantizes by itself."""
+        return self.precision.quantized and self.build.quantization == "explicit"
+
+    @property
     def corrections(self) -> tuple[Correction, ...]:
         """The corrections that calibrating this job tries: INT8's, for no other format gains from them."""
         data = self.calibration

@@ -310,7 +310,7 @@ def judged(
     Args:
         job: its limits.
         prepared: the samples, the baseline and the model's outputs at the declared sizes.
-        table: its doubtful thresholds become warnings.
+        table: its doubtful thresholds, which INT8 alone has, become warnings.
         runner: is open.
         executed: whether that is the engine or its graph.
         damaged: the control, which has to fail.
@@ -326,7 +326,7 @@ def judged(
         damaged=damaged,
         require=require,
         keep=keep,
-        warnings=() if table is None else doubtful_thresholds(table.audit),
+        warnings=() if table is None or not job.precision.int8_mode else doubtful_thresholds(table.audit),
         progress=progress,
     )
     samples, expected = prepared.first_check_batch, prepared.corner_outputs
