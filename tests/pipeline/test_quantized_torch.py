@@ -173,3 +173,64 @@ def test_disabled_fake_quantizers_are_none() -> None:
     one.disable_fake_quant()  # type: ignore[operator]
     network = take_quantizers_off(torch.nn.Sequential(one, torch.nn.Linear(3, 3)), "model.factory")
     assert isinstance(network[0], torch.nn.Identity)  # type: ignore[index]
+
+
+class TensorQuantizer(torch.nn.Module):
+    """NVIDIA ModelOpt 0.47's, by the names of its attributes (it was held against the real one by hand)."""
+
+    def __init__(self, amax: Any, axis: int | None = None, bits: Any = 8, **more: Any) -> None:
+        super().__init__()
+        self.amax, self.axis, self.num_bits, self._disabled, self.unsigned, self.block_sizes = (
+            None if amax is None else torch.tensor(amax), axis, bits, False, False, None,
+        )  # fmt: skip
+        for name, value in more.items():
+            setattr(self, name, value)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "fp8": ({"amax": 1.0, "bits": (4, 3)}, "num_bits (4, 3)"),
+    "int4": ({"amax": 1.0, "bits": 4, "block_sizes": {-1: 128}}, "num_bits 4, blocks"),
+    "unsigned": ({"amax": 1.0, "unsigned": True}, "unsigned"),
+    "dynamic": ({"amax": None}, "dynamic"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_modelopts_quantizers_that_tensorrt_has_not(name: str) -> None:
+    from trtpipe.model.quantizers import take_quantizers_off
+
+    attributes, got = REFUSED[name]
+    with pytest.raises(InputError) as caught:
+        take_quantizers_off(torch.nn.Sequential(TensorQuantizer(**attributes)), "model.factory")
+    assert str(caught.value).startswith(
+        f"model.factory: 0 must quantize to symmetric INT8 with a fixed amax (got {got}). TensorRT takes symmetric "
+    )
+
+
+def test_modelopts_quantizers() -> None:
+    from trtpipe.model.quantizers import Marked, take_quantizers_off
+
+    channels = TensorQuantizer([[1.27], [2.54]], axis=0)
+    smooth = TensorQuantizer(1.27, pre_quant_scale=torch.tensor([2.0, 0.5]))
+    off = TensorQuantizer(1.27, _disabled=True)
+    taken: Any = take_quantizers_off(torch.nn.Sequential(channels, smooth, off), "model.factory")
+    assert isinstance(taken[0], Marked)
+    assert (taken[0].scales, taken[0].axis) == (pytest.approx([0.01, 0.02]), 0)
+    assert (taken[1].scales, taken[1].axis) == (pytest.approx([0.01]), -1)
+    assert taken[1](torch.ones(3, 2)).tolist() == [[2.0, 0.5]] * 3
+    assert isinstance(taken[2], torch.nn.Identity)
+
+
+@pytest.mark.parametrize("kind", ["tensor subclass", "converted"])
+def test_weights_that_are_no_floats_are_refused(kind: str) -> None:
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    from trtpipe.model.quantizers import take_quantizers_off
+
+    network = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False))
+    if kind == "converted":
+        network = torch.nn.Sequential(torch.ao.nn.quantized.FloatFunctional())
+    else:
+        quantize_(network, Int8WeightOnlyConfig())
+    with pytest.raises(InputError, match=r"^model\.factory: 0.* (must be in floating|must be a fake quantizer)"):
+        take_quantizers_off(network, "model.factory")

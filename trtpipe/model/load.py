@@ -169,8 +169,8 @@ def _program(path: str, inputs: tuple[TensorSpec, ...]) -> torch.nn.Module:
 def _onnx(job: Job, path: Path) -> torch.nn.Module:
     from trtpipe.model.onnx.network import load_network, require_bindings
 
-    network = load_network(path)
-    require_bindings(network.file, {s.name: s.shape for s in job.input_specs()}, tuple(job.outputs))
+    network = load_network(path, tuple(job.outputs))
+    require_bindings(network.file, {s.name: s.shape for s in job.input_specs()})
     return network.eval()
 
 
