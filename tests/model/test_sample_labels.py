@@ -122,6 +122,17 @@ def test_rows_of_a_csv(tmp_path: Path) -> None:
     assert found.tolist() == [3, 2.5]
 
 
+@given(value=st.floats(-1e9, 1e9), form=st.sampled_from(["{!r}", "{:e}", "{:.3f}", "{:.0e}"]))
+def test_only_whole_numbers_are_classes(tmp_path_factory: pytest.TempPathFactory, value: float, form: str) -> None:
+    path = tmp_path_factory.mktemp("csv") / "a.csv"
+    text = form.format(value)
+    path.write_text(f"b.jpg,{text}\ncat/a.png,1\n")
+    found = labels_of(str(path), IDS, None)
+    assert isinstance(found, np.ndarray)
+    assert (found.dtype, found.tolist()) == (np.float64, [1, float(text)])
+    assert classes_of(str(path), IDS) is None
+
+
 def test_rows_of_a_npy_are_those_of_the_samples_places(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(12).reshape(4, 3))
     found = labels_of(str(tmp_path / "a.npy"), ("x.npy[3]", "x.npy[0]"), None)
@@ -149,6 +160,7 @@ def test_rows_of_a_npy_are_those_of_the_samples_places(tmp_path: Path) -> None:
          "must hold as many numbers for each sample (got 'cat' for cat/a.png). Number classes from 0."),
         ("a.csv", b"b.jpg,1\ncat/a.png,1,2\n",
          "must hold as many numbers for each sample (got '1' for b.jpg). Number classes from 0."),
+        ("a.csv", b"b.jpg,1\n\xff,2\n", "must be a readable file of comma-separated values (got "),
         ("a.npy", b"", "must be a readable .npy of plain numbers (got "),
     ],
 )  # fmt: skip

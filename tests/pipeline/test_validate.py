@@ -72,7 +72,7 @@ def test_packages_that_are_not_installed(folder, monkeypatch):
     real = metadata.version
 
     def version(name):
-        if name in ("torchao", "onnxscript") or name.startswith("tensorrt"):
+        if name in ("torchao", "onnxscript", "pycocotools") or name.startswith("tensorrt"):
             raise metadata.PackageNotFoundError(name)
         return real(name)
 
@@ -83,6 +83,9 @@ def test_packages_that_are_not_installed(folder, monkeypatch):
         "build.target: tensorrt_rtx is not installed. Run: pip install 'trtpipe[rtx]'",
     ]
     assert messages(folder / "job.yaml", here=False) == []
+    judged = write(folder, ("check:", "check:\n  metrics: {map: coco_map}"))
+    assert messages(judged)[3:] == ["check.metrics: pycocotools is not installed. Run: pip install 'trtpipe[coco]'"]
+    write(folder)
     assert main(["validate", str(folder / "job.yaml")]) == 3
     assert main(["build", str(folder / "job.yaml")]) == 3
     assert main(["validate", str(folder / "job.yaml"), "--set", "check.seed=x"]) == 2
@@ -91,17 +94,13 @@ def test_packages_that_are_not_installed(folder, monkeypatch):
 def test_what_a_release_cannot_honour(folder):
     lines = "  target: tensorrt\n  compute_capability: [8.6]\n  strip_plan: true"
     path = write(folder, ("  compute_capability: [8.6, 12.0]", lines), ("  fp16_mode: true", "  bf16_mode: true"))
-    assert (
-        messages(path, here=False, version="8.6.1")
-        == [
-            "precision.bf16_mode: TensorRT 8.6.1 does not support BF16 (got True). Use precision.fp16_mode.",
-            "build.compute_capability: TensorRT 8.6.1 does not support engines for compute capabilities (got 8.6). "
-            "TensorRT proper builds for the GPU at hand: leave it out, or use build.hardware_compatibility.",
-            "build.strip_plan: TensorRT 8.6.1 does not support plans without weights (got True). "
-            "Use TensorRT 10.0 or later or TensorRT-RTX, or leave it out.",
-        ]
-        or len(messages(path, here=False, version="8.6.1")) == 3
-    )
+    assert messages(path, here=False, version="8.6.1") == [
+        "precision.bf16_mode: TensorRT 8.6.1 does not support BF16 (got True). Use precision.fp16_mode.",
+        "build.compute_capability: TensorRT 8.6.1 does not support a choice of compute capabilities (got 8.6). "
+        "TensorRT proper builds for the GPU at hand: leave it out, or use build.hardware_compatibility.",
+        "build.strip_plan: TensorRT 8.6.1 does not support STRIP_PLAN (got True). "
+        "Use TensorRT 10.0 or later or TensorRT-RTX, or leave it out.",
+    ]
     assert [m.partition(":")[0] for m in messages(path, here=False, version="10.3.0")] == ["build.compute_capability"]
 
 

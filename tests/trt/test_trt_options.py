@@ -43,7 +43,7 @@ REFUSED = [
      ["build.hardware_compatibility: TensorRT 10.3.0 does not support hardware compatibility SAME_COMPUTE_CAPABILITY "
       "(got same_compute_capability). On TensorRT-RTX use build.compute_capability instead."]),
     ({"compute_capability": ("8.6", "8.9")}, FP16, TEN,
-     ["build.compute_capability: TensorRT 10.3.0 does not support choice of compute capabilities "
+     ["build.compute_capability: TensorRT 10.3.0 does not support a choice of compute capabilities "
       "(got 8.6, 8.9). TensorRT "
       "proper builds for the GPU at hand: leave it out, or use build.hardware_compatibility."]),
     ({"compute_capability": ("9.0",)}, FP16, RTX,

@@ -91,9 +91,24 @@ def train(folder: Path, epochs: int = 8) -> tuple[torch.nn.Module, float]:
     x, y = _tensors(folder / "train")
     model = resnet().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, nesterov=True)
-    batch = 64
-    steps = epochs * (len(y) // batch)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=steps)
+    fit(model, optimizer, x, y, epochs=epochs, batch=64)
+    return model, share_right(model, *_tensors(folder / "val"))
+
+
+def fit(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    *,
+    epochs: int,
+    batch: int,
+) -> None:
+    """Train on inputs x [S, ...] and classes y [S, ...], in one cycle up to the optimizer's learning rate."""
+    import torch
+
+    steps, most = epochs * (len(y) // batch), optimizer.param_groups[0]["lr"]
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=most, total_steps=steps)
     for _ in range(epochs):
         order = torch.randperm(len(y))
         for start in range(0, len(y) - batch + 1, batch):
@@ -103,10 +118,15 @@ def train(folder: Path, epochs: int = 8) -> tuple[torch.nn.Module, float]:
             loss.backward()
             optimizer.step()
             schedule.step()
+
+
+def share_right(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
+    """The share of y, in [0, 1], that the model in eval mode gets right."""
+    import torch
+
     model.eval()
-    x, y = _tensors(folder / "val")
     with torch.inference_mode():
-        return model, float((model(x).argmax(1) == y).double().mean())
+        return float((model(x).argmax(1) == y).double().mean())
 
 
 def _tensors(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from calib.types import Array
-from trtpipe.examples.digits import save
+from trtpipe.examples.digits import fit, save, share_right
 
 if TYPE_CHECKING:
     import torch
@@ -122,22 +122,8 @@ def train(folder: Path, epochs: int = 12) -> tuple[torch.nn.Module, float]:
     torch.set_num_threads(1)  # sums in another order train another network
     x, y = _tensors(folder, "train")
     model = unet().train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    batch = 8
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=epochs * (len(y) // batch))
-    for _ in range(epochs):
-        order = torch.randperm(len(y))
-        for start in range(0, len(y) - batch + 1, batch):
-            chosen = order[start : start + batch]
-            optimizer.zero_grad()
-            loss: Any = torch.nn.functional.cross_entropy(model(x[chosen]), y[chosen])
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-    model.eval()
-    x, y = _tensors(folder, "val")
-    with torch.inference_mode():
-        return model, float((model(x).argmax(1) == y).double().mean())
+    fit(model, torch.optim.Adam(model.parameters(), lr=1e-2), x, y, epochs=epochs, batch=8)
+    return model, share_right(model, *_tensors(folder, "val"))
 
 
 def _tensors(folder: Path, split: str) -> tuple[torch.Tensor, torch.Tensor]:

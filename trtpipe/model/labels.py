@@ -115,9 +115,9 @@ def _coco(path: str, ids: Sequence[str], transform: Transform | None) -> tuple[B
         data: Any = loads(text_at_most(Path(path), _MOST_BYTES))
         images = {str(image["file_name"]): image for image in data["images"]}
         sizes = {image["id"]: (int(image["width"]), int(image["height"])) for image in images.values()}
-        found: dict[object, list[JsonObject]] = {image: [] for image in sizes}
+        by_image: dict[object, list[JsonObject]] = {image: [] for image in sizes}
         for annotation in data["annotations"]:
-            found[annotation["image_id"]].append(annotation)
+            by_image[annotation["image_id"]].append(annotation)
         counts = Counter(PurePosixPath(name).name for name in images)
         short = {PurePosixPath(n).name: i for n, i in images.items() if counts[PurePosixPath(n).name] == 1}
         result = []
@@ -125,7 +125,7 @@ def _coco(path: str, ids: Sequence[str], transform: Transform | None) -> tuple[B
             image = images.get(name) or short.get(PurePosixPath(name).name)
             if image is None:
                 raise _fault(path, "list each image, its file_name as below check.images", f"none for {name}")
-            result.append(_boxes(found[image["id"]], sizes[image["id"]], spec))
+            result.append(_boxes(by_image[image["id"]], sizes[image["id"]], spec))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, CalibError) as error:
         must = (
             "be annotations of COCO: images (id, file_name, width, height), annotations (image_id, bbox, category_id)"
@@ -179,7 +179,7 @@ def _csv(path: str, ids: Sequence[str]) -> Array:
         got = f"{','.join(by_name[wrong or ids[0]])!r} for {wrong or ids[0]}"
         raise _fault(path, "hold as many numbers for each sample", got, "Number classes from 0.")
     array = np.array(values, np.float64)
-    whole = array.shape[1] == 1 and all("." not in by_name[name][0] for name in ids)
+    whole = array.shape[1] == 1 and all(re.fullmatch(r"\s*[+-]?\d+\s*", by_name[name][0]) for name in ids)
     return array[:, 0].astype(np.int64) if whole else array[:, 0] if array.shape[1] == 1 else array
 
 

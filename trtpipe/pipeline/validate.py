@@ -153,6 +153,8 @@ def _packages(job: Job, path: Path) -> _Problems:
     needed = [("model", name) for name in ("torch", "onnx", "onnxscript", "onnxruntime", "safetensors")]
     if job.check.images is not None or (job.calibration is not None and job.calibration.images is not None):
         needed.append(("check.images", "torchvision"))
+    if any(metric.function == "coco_map" for metric in job.check.metrics.values()):
+        needed.append(("check.metrics", "pycocotools"))
     torch, torchao = package_version("torch"), package_version("torchao")
     folds = f"precision.{job.precision.quantizing_key}" if job.precision.quantized else "model"
     if torch is None or needs_torchao(torch):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol, TypedDict, get_args
 
 import numpy as np
@@ -31,7 +31,7 @@ _FEW_SAMPLES = 1.25
 _ROUNDING, _COSINE_ROUNDING = 1e-4, 1e-6
 
 
-class Runner(check.Runner, Protocol):
+class Runner(check.Runner, AbstractContextManager[Any], Protocol):
     """A runner that is loaded and released as a context manager.
 
     `name` is like "onnxruntime 1.31.1". More `notes` may come as it is opened and runs.
@@ -40,14 +40,6 @@ class Runner(check.Runner, Protocol):
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know."""
-
-    def __enter__(self) -> Any:
-        """Load."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> Any:
-        """Release."""
 
 
 class RunnerSettings(TypedDict):

@@ -28,7 +28,7 @@ _PYTHON: Mapping[str, Callable[..., Any]] = {
 }
 
 
-class Part(Protocol):
+class Part(contextlib.AbstractContextManager[Any], Protocol):
     """What executes one engine: a context manager."""
 
     name: str
@@ -36,14 +36,6 @@ class Part(Protocol):
     @property
     def notes(self) -> tuple[str, ...]:
         """What users of the outputs should know."""
-
-    def __enter__(self) -> Any:
-        """Load."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> Any:
-        """Release."""
 
     def run_tensors(self, inputs: Mapping[str, torch.Tensor], outputs: Sequence[str], /) -> list[torch.Tensor]:
         """The outputs as tensors on the device, for inputs there."""

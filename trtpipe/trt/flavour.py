@@ -107,7 +107,7 @@ CAPABILITIES: tuple[Capability, ...] = (
                ("ICudaEngine.num_io_tensors", "IExecutionContext.execute_async_v3"), _ALL, _ALL),
     Capability("device_memory_size_v2", "device_memory_size_v2", ("ICudaEngine.device_memory_size_v2",), _TEN, _ALL),
     Capability("parser_node_names", "node name and operator of parser errors", ("ParserError.node_name",), _TEN, _ALL),
-    Capability("compute_capability", "choice of compute capabilities", ("IBuilderConfig.set_compute_capability",),
+    Capability("compute_capability", "a choice of compute capabilities", ("IBuilderConfig.set_compute_capability",),
                _NONE, _ALL),
     Capability("runtime_cache", "cache of kernels compiled for the GPU",
                ("ICudaEngine.create_runtime_config", "IRuntimeConfig.create_runtime_cache"), _NONE, _ALL),

@@ -166,11 +166,15 @@ def register_converters() -> None:
             layer.axis = axis
         return layer.get_output(0)
 
-    @converter(ops.quantize.default)
-    def quantize(ctx: ConversionContext, target: object, args: Args, kwargs: KeywordArgs, name: str) -> ITensor:
-        x = tensor(ctx, args[0], name)
-        scale = scale_of(ctx, args[1], halves.get(x.dtype, torch.float32), name)
-        return out(ctx.net.add_quantize(x, scale, trt.int8), name, None)
+    def quantizes(operator: Any, number: Any) -> None:
+        @converter(operator)
+        def quantize(ctx: ConversionContext, target: object, args: Args, kwargs: KeywordArgs, name: str) -> ITensor:
+            x = tensor(ctx, args[0], name)
+            scale = scale_of(ctx, args[1], halves.get(x.dtype, torch.float32), name)
+            return out(ctx.net.add_quantize(x, scale, number), name, None)
+
+    quantizes(ops.quantize.default, trt.int8)
+    quantizes(ops.fp8_quantize.default, trt.fp8)
 
     @converter(ops.dequantize.default)
     def dequantize(ctx: ConversionContext, target: object, args: Args, kwargs: KeywordArgs, name: str) -> ITensor:
@@ -188,12 +192,6 @@ def register_converters() -> None:
     def kind(kwargs: KeywordArgs) -> torch.dtype:
         dtype: torch.dtype | None = kwargs.get("out_dtype")
         return dtype or torch.float32
-
-    @converter(ops.fp8_quantize.default)
-    def fp8_quantize(ctx: ConversionContext, target: object, args: Args, kwargs: KeywordArgs, name: str) -> ITensor:
-        x = tensor(ctx, args[0], name)
-        scale = scale_of(ctx, args[1], halves.get(x.dtype, torch.float32), name)
-        return out(ctx.net.add_quantize(x, scale, trt.fp8), name, None)
 
     @converter(ops.fp8_dequantize.default)
     def fp8_dequantize(ctx: ConversionContext, target: object, args: Args, kwargs: KeywordArgs, name: str) -> ITensor:
