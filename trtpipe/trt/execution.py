@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -121,9 +122,16 @@ class Execution:
         return sum(b.size for b in (*self._device.values(), *self._decided.buffers.values()))
 
     def close(self) -> None:
-        """Give back the context, the graph, the buffers and the stream."""
-        self.__dict__.pop("calls", None)  # the context first: it knows the addresses
-        self._graph, self._allocator = None, None
+        """Give back the graph, the context, the buffers and the stream, once nothing runs on it any more."""
+        calls = self.__dict__.pop("calls", None)
+        if calls is not None:
+            try:
+                self.memory.synchronize()  # after an error the GPU may still be at work in all of it
+            except Exception as error:  # noqa: BLE001 - all has to be given back all the same
+                logging.getLogger("trtpipe").warning("%s", str(error))
+            self._graph = None
+            calls.close()  # before the buffers, whose addresses it knows
+        self._allocator = None
         self._device, self._host = {}, {}
         self.memory.close()
 

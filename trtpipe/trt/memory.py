@@ -54,7 +54,7 @@ class Owned:
             try:
                 self._release(value)
             except Exception as error:  # noqa: BLE001 - the others have to be given back too
-                logging.getLogger("trtpipe").warning("%s", error)
+                logging.getLogger("trtpipe").warning("%s", str(error))
 
     __del__ = free
 
