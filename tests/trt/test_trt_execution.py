@@ -12,7 +12,7 @@ from cuda_double import Runtime
 
 from trtpipe.errors import InputError, MissingError
 from trtpipe.trt import memory
-from trtpipe.trt.calls import Binding
+from trtpipe.trt.calls import Binding, Tensors
 from trtpipe.trt.execution import Execution, OutputMemory, make_output_allocator
 from trtpipe.trt.memory import CudaPythonMemory
 
@@ -87,6 +87,14 @@ def batch(n):
 def run(execution, n, rows=None):
     (y,) = execution.run(0, batch(n)).values()
     assert np.array_equal(y, (2 * batch(n)["x"][: n if rows is None else rows, :2]).astype(np.float16))
+
+
+def test_an_output_whose_allocator_tensorrt_refuses_is_named():
+    context = SimpleNamespace(set_output_allocator=lambda name, allocator: False)
+    with pytest.raises(
+        InputError, match=r"^outputs\.y: TensorRT refuses an output allocator for its shape \(-1, 2\)\.$"
+    ):
+        Tensors(None, context).set_output_allocator("y", None, (-1, 2))
 
 
 def test_allocation_upload_execution_download(make):

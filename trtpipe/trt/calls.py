@@ -54,7 +54,11 @@ class Tensors:
         )
 
     def choose(self, profile: int, shapes: Mapping[str, Shape], stream: int) -> bool:
-        """Take this profile and these input shapes; whether anything changed."""
+        """Take this profile and these input shapes; whether anything changed.
+
+        Raises:
+            InputError: the engine does not take a shape.
+        """
         if profile == self._profile and shapes == self._shapes:
             return False
         if profile != self._profile:
@@ -70,7 +74,11 @@ class Tensors:
         return tuple(self._context.get_tensor_shape(name))
 
     def set_output_allocator(self, name: str, allocator: IOutputAllocator, shape: Shape) -> None:
-        """Let an IOutputAllocator have the memory of an output of a shape that only the execution decides."""
+        """Let an IOutputAllocator have the memory of an output of a shape that only the execution decides.
+
+        Raises:
+            InputError: TensorRT does not take it.
+        """
         if not self._context.set_output_allocator(name, allocator):
             raise InputError(f"outputs.{name}: TensorRT refuses an output allocator for its shape {shape}.")
 
@@ -115,7 +123,11 @@ class Bindings:
         )
 
     def choose(self, profile: int, shapes: Mapping[str, Shape], stream: int) -> bool:
-        """Take this profile and these input shapes; whether anything changed."""
+        """Take this profile and these input shapes; whether anything changed.
+
+        Raises:
+            InputError: the engine does not take a shape.
+        """
         if profile == self._profile and shapes == self._shapes:
             return False
         if profile != self._profile:
