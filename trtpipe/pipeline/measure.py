@@ -43,9 +43,9 @@ class Evidence:
     bench: Bench | None = None
 
 
-def diagnosis_wanted(job: Job, table: CalibrationTable | None, report: CheckReport, seconds: float) -> bool:
-    """Whether sensitivities are to be measured: the job asks for them, or an INT8 job failed over numbers."""
-    return table is not None and (job.check.sensitivity or (_failed(report) and seconds > 0))
+def diagnosis_wanted(job: Job, report: CheckReport, seconds: float) -> bool:
+    """Whether sensitivities are to be measured: the job asks for them, or a quantized job failed over numbers."""
+    return job.places_qdq and (job.check.sensitivity or (_failed(report) and seconds > 0))
 
 
 def explained(
@@ -53,13 +53,14 @@ def explained(
 ) -> tuple[CheckReport, Sensitivity | None]:
     """The sensitivities, where they are wanted; a failed report has one problem more, the worst modules with their
     lines. `seconds` bounds what a failed check takes; sensitivities that the job asks for are measured in full."""
-    if table is None or not diagnosis_wanted(job, table, report, seconds):
+    if not diagnosis_wanted(job, report, seconds):
         return report, None
     with stages("diagnose") as progress:
         began = time.perf_counter()
         captured, narrow = corrected(prepared, table).captured, narrow_of(job, prepared, table)
         within = None if job.check.sensitivity else seconds - (time.perf_counter() - began)
-        diagnosis = diagnose(job, captured, prepared.check_source, table.amax, progress, narrow, within)
+        amax = {} if table is None else table.amax
+        diagnosis = diagnose(job, captured, prepared.check_source, amax, progress, narrow, within)
     if _failed(report):
         half = "fp16" if job.precision.fp16_mode else None
         report = replace(report, problems=(*report.problems, blame(diagnosis, half)))

@@ -120,7 +120,7 @@ def observe(
     progress: Progress,
 ) -> CalibrationTable:
     """The table of one pass over the samples, and with the corrections that the job asks for."""
-    from trtpipe.quantization.corrections.correct import STEPS, correct
+    from trtpipe.quantization.corrections.correct import correct
     from trtpipe.quantization.quantize import calibrate as one_pass
 
     size = job.batch_size(calibration)
@@ -133,8 +133,7 @@ def observe(
         digests=digests,
         progress=progress,
     )
-    requested = calibration.corrections if job.precision.int8_mode else ()
-    which = STEPS if requested is True else requested or ()
+    which = job.corrections
     return correct(captured, table, source, which=which, batch_size=size, progress=progress) if which else table
 
 
@@ -314,7 +313,7 @@ def judged(
     Args:
         job: its limits.
         prepared: the samples, the baseline and the model's outputs at the declared sizes.
-        table: its doubtful thresholds become warnings.
+        table: its doubtful thresholds, which INT8 alone has, become warnings.
         runner: is open.
         executed: whether that is the engine or its graph.
         damaged: the control, which has to fail.
@@ -330,7 +329,7 @@ def judged(
         damaged=damaged,
         require=require,
         keep=keep,
-        warnings=() if table is None else doubtful_thresholds(table.audit),
+        warnings=() if table is None or not job.precision.int8_mode else doubtful_thresholds(table.audit),
         progress=progress,
     )
     samples, expected = prepared.first_check_batch, prepared.corner_outputs
