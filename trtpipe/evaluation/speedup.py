@@ -26,10 +26,10 @@ class Timed(Protocol):
         """One execution, whole: the outputs for inputs [B, ...], both in the bindings' dtypes."""
 
     def milliseconds(self, inputs: Mapping[str, Array], *, transfers: bool) -> float:
-        """One execution by the GPU's own clock, for inputs as `run` takes them; with `transfers`, copies are in it."""
+        """One execution by the GPU's own clock, for inputs [B, ...]; with `transfers`, copies are in it."""
 
     def layer_ms(self, inputs: Mapping[str, Array]) -> Sequence[tuple[str, float]]:
-        """Milliseconds of each layer of one execution, by the engine's own profile, for inputs as `run` takes them."""
+        """Milliseconds of each layer of one execution, by the engine's own profile, for inputs [B, ...]."""
 
 
 @dataclass(frozen=True)

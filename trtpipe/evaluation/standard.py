@@ -112,9 +112,13 @@ def psnr(
 def ssim(
     outputs: Outputs, labels: Labels, ids: Sequence[str], output: str | None = None, data_range: float = 1.0
 ) -> Array:
-    """Structural similarity of each image [S, C, H, W], float64 [S]: Wang et al., "Image quality assessment: from error
-    visibility to structural similarity", IEEE Trans. Image Processing 13 (2004) 600-612; Gaussian windows of 11 x 11
-    with sigma 1.5 inside the image, K1 0.01, K2 0.03, the mean over windows and channels."""
+    """Structural similarity of each image [S, C, H, W], float64 [S].
+
+    Gaussian windows of 11 x 11 with sigma 1.5 inside the image, K1 0.01, K2 0.03, the mean over windows and channels.
+
+    Source: Wang et al., "Image quality assessment: from error visibility to structural similarity", IEEE Trans. Image
+    Processing 13 (2004) 600-612.
+    """
     a, b = _pair(outputs, labels, output)
     if a.ndim < 3 or min(a.shape[-2:]) < 11:
         raise Unfit(f"needs images of 11 x 11 pixels or more (got {_shape(a)})")
@@ -161,6 +165,10 @@ def coco_map(
 
     The outputs are boxes [S, K, 4] (x0, y0, x1, y1 in pixels of the input), and scores [S, K] with classes [S, K], or
     scores [S, K, C] alone. Rows of score 0 or less are none.
+
+    Raises:
+        MissingError: pycocotools is not installed.
+        Unfit: other shapes, or labels that are no boxes.
     """
     try:
         from pycocotools.coco import COCO

@@ -57,6 +57,9 @@ def calibrate(job: Job, prepared: PreparedJob, stages: Stages) -> CalibrationTab
 
     Without a calibration section it is that of the file's own scales. None when nothing is quantized, or TensorRT is to
     calibrate by itself (build.quantization: implicit).
+
+    Raises:
+        InputError: a table is named where TensorRT is to calibrate.
     """
     data = job.calibration
     if not job.precision.calibrated:
@@ -277,7 +280,7 @@ def check(
         prepared: the check samples and the baseline's outputs on them.
         compiled: the engine and what it was compiled from; its table's doubtful thresholds become warnings.
         stages: receives the stage.
-        keep: is given the outputs, as `check_engine` has it.
+        keep: is given the outputs, [S, ...] by name, as `check_engine` has it.
     """
     engine, table = compiled.engine, compiled.lowered.table
 
@@ -316,7 +319,7 @@ def judged(
         damaged: the control, which has to fail.
         progress: receives the samples.
         require: "engine": a graph is not enough.
-        keep: is given the outputs, as `check_engine` has it.
+        keep: is given the outputs, [S, ...] by name, as `check_engine` has it.
     """
     report = check_engine(
         runner,

@@ -35,7 +35,7 @@ class OutputMemory:
     def reallocate(self, name: str, size: int, alignment: int) -> int:
         """The address of at least `size` bytes for an output; 0, as TensorRT wants it, when there are none.
 
-        TensorRT calls it, and nothing can be raised through TensorRT: `check` raises what went wrong here.
+        TensorRT calls it, and nothing can be raised through TensorRT: `check` raises the InputError of what went wrong.
         """
         try:
             buffer = self.buffers.get(name)
