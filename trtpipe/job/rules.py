@@ -42,7 +42,8 @@ def _one_source(model: Model) -> Iterator[Broken]:
     yield from named_callable(model.factory, ("model", "factory"))
     if len(sources) == 1 and model.factory is None:
         own = "baseline" in changed(model) and model.torchscript is None
-        for key, value in (("args", model.args), ("weights", model.weights), ("baseline", own)):
+        only = (("args", model.args), ("weights", model.weights), ("baseline", own), ("quantized", model.quantized))
+        for key, value in only:
             if value:
                 yield Broken(("model", key), "be given only with factory", f"{key} with {sources[0]}", f"Remove {key}.")
     if model.torchscript is not None and "baseline" in changed(model):

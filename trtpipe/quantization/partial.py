@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from trtpipe.model.nodes import constant_value, is_constant, op_name
 from trtpipe.quantization.formats import SMALLEST_SCALE, rounded_up
 from trtpipe.quantization.macs import macs
-from trtpipe.quantization.observers import ACTIVATION_RANGE, WEIGHT_RANGE
+from trtpipe.quantization.observers import INT8_RANGE, WEIGHT_RANGE
 from trtpipe.values import Int8Weight, Site
 
 #: Turns an input of an operation into the tensor that the operation reads instead.
@@ -64,7 +64,7 @@ def per_tensor(amax: float, half: torch.dtype | None = None) -> Rounding:
     """Q and DQ with one scale: what `torch.fake_quantize_per_tensor_affine` gives, in 40 % of its time."""
     exact = (torch.tensor([amax], dtype=torch.float32) / 127).clamp_min(SMALLEST_SCALE)
     scale = rounded_up(exact, half)[0]
-    inverse, low, high = 1 / scale, *ACTIVATION_RANGE
+    inverse, low, high = 1 / scale, *INT8_RANGE
     return lambda x: (x * inverse).round_().clamp_(low, high).mul_(scale)
 
 
