@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 
@@ -13,13 +14,14 @@ from models import Attention, line, tiny
 from calib.audit import Audit, TensorAudit
 from calib.table import CalibrationTable
 from trtpipe.errors import InputError
+from trtpipe.model.nodes import module_path
 from trtpipe.progress import Silent
 from trtpipe.quantization import formats
 from trtpipe.quantization import narrow as ops
 from trtpipe.quantization.importance import input_importance
 from trtpipe.quantization.narrow import Statistics
-from trtpipe.quantization.policy import Modes
-from trtpipe.quantization.precision import Keep
+from trtpipe.quantization.policy import Choice, Modes, assign, cannot
+from trtpipe.quantization.precision import Keep, matching
 from trtpipe.quantization.quantize import Narrow, quantize
 from trtpipe.quantization.sensitivity import Sample, measure_sensitivity
 from trtpipe.routes.onnx import to_onnx
@@ -98,6 +100,21 @@ def test_globs_choose_and_the_last_that_fits_decides(net):
     found = kinds(quantized(net, modes))
     assert found[("q", "linear")] == found[("conv", "conv2d")] == "fp8"
     assert found[("k", "linear")] == found[("", "matmul")] == found[("head", "linear")] == "int8"
+
+
+@pytest.mark.parametrize("glob", ["*", "q", "[qk]", "conv", "stem"])
+@pytest.mark.parametrize("first", ["int8", "fp8", "int4"])
+def test_what_the_chosen_format_cannot_hold_gets_what_it_would_have_without_the_glob(net, glob, first):
+    """The property behind the globs: they put a format first, and take none away."""
+    plain = Modes(frozenset({"int8", "fp8"}), "int4")
+    nodes = {s.consumer for s in net.captured.sites if s.rule in ("Q1", "Q2")}
+    without = assign(net.captured.sites, plain, Keep()).choices
+    found = assign(net.captured.sites, dataclasses.replace(plain, formats=((glob, first),)), Keep()).choices
+    for node in nodes:
+        if matching((glob,), module_path(node)) and not cannot(node, first):
+            assert found[node] == Choice(first)
+        else:
+            assert found[node].format == without[node].format
 
 
 def test_what_the_job_keeps_is_in_no_format(net):

@@ -250,8 +250,8 @@ def test_a_kit_is_held_against_its_compiler() -> None:
          "precision.fp8_mode: Orin (compute capability 8.7) must compute in FP8 (got a platform with FP32, FP16, BF16, "
          "INT8, INT4). Use precision.int8_mode."),
         (Precision(nvfp4_mode=True), ADA,
-         "precision.nvfp4_mode: TensorRT 10.3.0.26 does not support FP4. Use TensorRT 10.8 or later or TensorRT-RTX, or "
-         "precision.fp8_mode."),
+         "precision.nvfp4_mode: TensorRT 10.3.0.26 does not support FP4. Use TensorRT 10.8 or later or TensorRT-RTX, "
+         "or precision.fp8_mode."),
         (Precision(fp8_mode=True), replace(ADA, versions={"tensorrt": "8.6.1"}),
          "precision.fp8_mode: TensorRT 8.6.1 does not support FP8 Q/DQ. Use TensorRT 10.0 or later or TensorRT-RTX, or "
          "precision.int8_mode."),
