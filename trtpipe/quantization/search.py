@@ -22,8 +22,8 @@ HALF_MARGIN_DB = 6.0
 class Candidate:
     """What a trial keeps out of its format beyond what the job itself keeps, and how scales are chosen.
 
-    `fp8` are modules in FP8 that would be INT8, `int8` the other way round, `half` and `fp32` those in no number
-    format at all.
+    `fp8` are modules in FP8 that would be in INT8 or 4 bits, `int8` in INT8 that would be in FP8 or 4 bits, `half` and
+    `fp32` those in no number format at all.
     """
 
     algorithm: str
@@ -186,7 +186,7 @@ class _Search:
         self.sensitivity = self.laboratory.rank(base.algorithm)
         ranked = [m for m in self.sensitivity.modules if m.module]
         if len(ranked) < len(self.sensitivity.modules):
-            self.notes.append("operations outside any module cannot be named in precision.keep; they stay in INT8")
+            self.notes.append("operations outside any module cannot be named in precision.keep; they stay quantized")
             return base, ranked
         while ranked and not left(self.sensitivity.modules, [m.module for m in ranked]):
             ranked.pop()
