@@ -177,15 +177,7 @@ def coco_map(
         raise MissingError(f"check.metrics: coco_map: {not_installed('pycocotools')}") from error
     if isinstance(labels, np.ndarray) or labels is None:
         raise Unfit("needs boxes as labels. Give check.labels a .json of COCO")
-    corners, certain = _one(outputs, boxes), _one(outputs, scores)
-    if corners.ndim != 3 or corners.shape[2] != 4 or certain.shape[:2] != corners.shape[:2]:
-        raise Unfit(f"needs boxes [S, K, 4] and scores of the same K (got {_shape(corners)} and {_shape(certain)})")
-    if certain.ndim == 3:
-        many = certain.shape[2]
-        kinds = np.broadcast_to(np.arange(many), certain.shape).reshape(len(certain), -1)
-        corners, certain = np.repeat(corners, many, axis=1), certain.reshape(len(certain), -1)
-    else:
-        kinds = _one(outputs, classes)
+    corners, certain, kinds = detections(outputs, boxes, scores, classes)
     truth: list[JsonObject] = [
         {"id": 0, "image_id": i, "category_id": int(kind), "bbox": _width_height(box), "iscrowd": int(crowd),
          "area": float((box[2] - box[0]) * (box[3] - box[1]))}
@@ -216,6 +208,22 @@ def coco_map(
         judged.accumulate()
     precision = judged.eval["precision"][:, :, :, 0, -1]
     return float(precision[precision > -1].mean()) if (precision > -1).any() else math.nan
+
+
+def detections(outputs: Outputs, boxes: str, scores: str, classes: str) -> tuple[Array, Array, Array]:
+    """Corners [S, M, 4], scores [S, M] and classes [S, M] of the outputs of these names, which `coco_map` describes.
+
+    Raises:
+        Unfit: they are of other shapes.
+    """
+    corners, certain = _one(outputs, boxes), _one(outputs, scores)
+    if corners.ndim != 3 or corners.shape[2] != 4 or certain.shape[:2] != corners.shape[:2]:
+        raise Unfit(f"needs boxes [S, K, 4] and scores of the same K (got {_shape(corners)} and {_shape(certain)})")
+    if certain.ndim == 2:
+        return corners, certain, _one(outputs, classes)
+    many = certain.shape[2]
+    kinds = np.broadcast_to(np.arange(many), certain.shape).reshape(len(certain), -1)
+    return np.repeat(corners, many, axis=1), certain.reshape(len(certain), -1), kinds
 
 
 def _width_height(box: Array) -> list[float]:
