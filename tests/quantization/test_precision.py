@@ -140,6 +140,23 @@ def test_ranges_are_the_largest_magnitudes_seen() -> None:
     assert ranges[placeholder.name] == np.float32(max(x.abs().max(), y.abs().max()))
 
 
+def test_ranges_of_every_operation_are_those_of_its_result_and_constants_have_none() -> None:
+    captured = nets.captured("residual")
+    x = nets.images(2, 3, 8, 8)
+    ranges = observe_ranges(captured, [(x,)])
+    results: dict[str, float] = {}
+
+    class Kept(torch.fx.Interpreter):
+        def run_node(self, n: torch.fx.Node) -> object:
+            value = super().run_node(n)
+            if n.op in ("placeholder", "call_function"):
+                results[n.name] = float(np.abs(value.detach().numpy()).max())
+            return value
+
+    Kept(captured.graph).run(x)
+    assert ranges == results
+
+
 def test_nan_counts_as_beyond_every_range() -> None:
     captured = nets.captured("residual")
     x = nets.images(2, 3, 8, 8)
