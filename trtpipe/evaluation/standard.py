@@ -184,14 +184,14 @@ def coco_map(
         for i, known in enumerate(labels)
         for box, kind, crowd in zip(known.corners, known.classes, known.crowd, strict=True)
     ]  # fmt: skip
-    detections = [
+    answers = [
         {"image_id": i, "category_id": int(kinds[i, j]), "bbox": _width_height(corners[i, j]),
          "score": float(certain[i, j])}
         for i, j in zip(*np.nonzero(certain > 0), strict=True)
     ]  # fmt: skip
     if not truth:
         return math.nan
-    if not detections:
+    if not answers:
         return 0.0
     with contextlib.redirect_stdout(io.StringIO()):  # it prints its progress
         right = COCO()
@@ -202,7 +202,7 @@ def coco_map(
         }
         right.createIndex()
         known = {t["category_id"] for t in truth}
-        of_known = [d for d in detections if d["category_id"] in known] or detections[:1]
+        of_known = [d for d in answers if d["category_id"] in known] or answers[:1]
         judged = COCOeval(right, right.loadRes(of_known), "bbox")
         judged.evaluate()
         judged.accumulate()
