@@ -102,9 +102,9 @@ def test_dequantized_values_are_fp16_where_fp16_reads_them() -> None:
 
 def test_no_cast_follows_a_cast() -> None:
     for net in ("residual", "attention"):
-        for node in made(net).program.graph.nodes:
-            if node.op == "call_function" and op_name(node) == "_to_copy":
-                assert op_name(node.args[0]) != "_to_copy"
+        casts = [n for n in made(net).program.graph.nodes if n.op == "call_function" and op_name(n) == "_to_copy"]
+        assert casts
+        assert all(op_name(n.args[0]) != "_to_copy" for n in casts)
 
 
 def test_without_half_nothing_is_cast() -> None:

@@ -83,7 +83,7 @@ def build(
 
     compiled = build_engine(job, prepared, lambda: calibrate(job, prepared, stages), stages, results, meanwhile)
     report = of_graph[0] if of_graph else check(job, prepared, compiled, stages, keep=outputs.update)
-    if compiled.lowered.table is not None and is_about_numbers(report) and job.check.on_fail == "tune":
+    if job.places_qdq and is_about_numbers(report) and job.check.on_fail == "tune":
         job, tuned, how = retuned(job, prepared, compiled.lowered.table, out, stages)
         compiled = build_engine(job, prepared, lambda: tuned, stages)
         report = check(job, prepared, compiled, stages, keep=outputs.update)
@@ -93,7 +93,7 @@ def build(
     checked = Checked(compiled, prepared, report, outputs)
     evidence = Evidence(latencies_ms=latencies_ms)
     bundle = assemble(job, out, checked, evidence, stages, sign=sign)
-    wanted = diagnosis_wanted(job, compiled.lowered.table, report, diagnose_seconds)
+    wanted = diagnosis_wanted(job, report, diagnose_seconds)
     if wanted or job.check.bench:
         if not report.passed:
             stages.note(f"check FAILED: {reason(report)}; bundle: {bundle.path}")
@@ -108,12 +108,12 @@ def build(
 
 
 def retuned(
-    job: Job, prepared: PreparedJob, table: CalibrationTable, out: Path, stages: Stages
-) -> tuple[Job, CalibrationTable, str]:
+    job: Job, prepared: PreparedJob, table: CalibrationTable | None, out: Path, stages: Stages
+) -> tuple[Job, CalibrationTable | None, str]:
     """The job that `tune` finds (the closest when none meets the limits), its table, and a line that says so."""
     result = tune_from(job, prepared, table, out, stages)
     algorithm = result.tuned.best.candidate.algorithm
-    if algorithm != table.algorithm:
+    if table is not None and algorithm != table.algorithm:
         table = table.recomputed(algorithm)
     return result.job, table, f"check.on_fail: tune: {verdict(result.tuned, job.check.limits)}"
 

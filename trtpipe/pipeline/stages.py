@@ -61,6 +61,9 @@ def calibrate(job: Job, prepared: PreparedJob, stages: Stages) -> CalibrationTab
 
     Without a calibration section it is that of the file's own scales. None when nothing is quantized, or TensorRT is to
     calibrate by itself (build.quantization: implicit).
+
+    Raises:
+        InputError: a table is named where TensorRT is to calibrate.
     """
     data = job.calibration
     if not job.precision.calibrated:
@@ -121,7 +124,7 @@ def observe(
     progress: Progress,
 ) -> CalibrationTable:
     """The table of one pass over the samples, and with the corrections that the job asks for."""
-    from trtpipe.quantization.corrections.correct import STEPS, correct
+    from trtpipe.quantization.corrections.correct import correct
     from trtpipe.quantization.quantize import calibrate as one_pass
 
     size = job.batch_size(calibration)
@@ -134,8 +137,7 @@ def observe(
         digests=digests,
         progress=progress,
     )
-    requested = calibration.corrections if job.precision.int8_mode else ()
-    which = STEPS if requested is True else requested or ()
+    which = job.corrections
     return correct(captured, table, source, which=which, batch_size=size, progress=progress) if which else table
 
 
@@ -316,7 +318,7 @@ def check(
         prepared: the check samples and the baseline's outputs on them.
         compiled: the engine and what it was compiled from; its table's doubtful thresholds become warnings.
         stages: receives the stage.
-        keep: is given the outputs, as `check_engine` has it.
+        keep: is given the outputs, [S, ...] by name, as `check_engine` has it.
     """
     engine, table = compiled.engine, compiled.lowered.table
 
@@ -349,13 +351,13 @@ def judged(
     Args:
         job: its limits.
         prepared: the samples, the baseline and the model's outputs at the declared sizes.
-        table: its doubtful thresholds become warnings.
+        table: its doubtful thresholds, which INT8 alone has, become warnings.
         runner: is open.
         executed: whether that is the engine or its graph.
         damaged: the control, which has to fail.
         progress: receives the samples.
         require: "engine": a graph is not enough.
-        keep: is given the outputs, as `check_engine` has it.
+        keep: is given the outputs, [S, ...] by name, as `check_engine` has it.
     """
     report = check_engine(
         runner,
@@ -365,7 +367,7 @@ def judged(
         damaged=damaged,
         require=require,
         keep=keep,
-        warnings=() if table is None else doubtful_thresholds(table.audit),
+        warnings=() if table is None or not job.precision.int8_mode else doubtful_thresholds(table.audit),
         progress=progress,
     )
     samples, expected = prepared.first_check_batch, prepared.corner_outputs
