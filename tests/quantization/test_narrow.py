@@ -235,6 +235,7 @@ def test_importance_is_the_mean_square_of_each_input(net, images):
         for n in net.captured.graph.graph.nodes
         if n.name in found
     }
+    assert list(seen) == ["q", "mlp"]
     for name, x in seen.items():
         reference = x.reshape(-1, 128).square().mean(0)
         torch.testing.assert_close(found[by_module[name]], reference, rtol=1e-4, atol=1e-6)
@@ -312,6 +313,7 @@ def test_every_pair_of_modes_leaves_each_operation_one_format(net):
     on = [frozenset(c) for n in range(4) for c in itertools.combinations(("int8", "fp8", "nvfp4"), n)]
     for modes in (Modes(o, w) for o in on for w in (None, "int4") if (o or w) and not (w and "nvfp4" in o)):
         found = quantized(net, modes)
+        by_format = set()
         for node in found.program.graph.nodes:
             formats_read = {
                 "int8" if "per_" in str(a.target) else re.split(r"[._]", str(a.target))[1]
@@ -319,3 +321,5 @@ def test_every_pair_of_modes_leaves_each_operation_one_format(net):
                 if "dequantize" in str(a.target) or "fp4_dynamic" in str(a.target)
             }
             assert len(formats_read) <= 1, (modes, node, formats_read)
+            by_format |= formats_read
+        assert by_format, modes

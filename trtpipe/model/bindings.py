@@ -73,7 +73,7 @@ class Bound(torch.nn.Module):
         return list(_assembled([(s.name.split("."), x) for s, x in zip(self.specs, arguments, strict=True)]).values())
 
     def outputs(self, returned: object) -> tuple[torch.Tensor, ...]:
-        """What the network returned as a tuple in the job's order.
+        """What the network returned as a tuple in the job's order, tensors in its own dtypes and shapes.
 
         By name, as in `detections.0.boxes`, where every name is the path of a tensor; in order where what was
         returned is a tensor, or a list or tuple of tensors.

@@ -43,7 +43,7 @@ class Marked(torch.nn.Module):
         self.scaled: bool = factor is not None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`x`, marked."""
+        """`x`, of any dtype and shape, marked."""
         if self.scaled:
             x = x * self.factor
         return torch.ops.trtpipe.mark(x, self.scales, self.axis)  # type: ignore[no-any-return]

@@ -13,9 +13,10 @@ from trtpipe.bundle.manifest import REPORT
 from trtpipe.notebook import page_html
 from trtpipe.pipeline.assemble import Checked, assemble
 from trtpipe.pipeline.bench import bench_prepared
+from trtpipe.pipeline.collector import seldom_collected
 from trtpipe.pipeline.measure import Evidence, diagnosis_wanted, explained, judged_speed, plan_of, timed
 from trtpipe.pipeline.prepared import PreparedJob, Results, Stages
-from trtpipe.pipeline.stages import build_engine, calibrate, check, prepare
+from trtpipe.pipeline.stages import Watched, build_engine, calibrate, check, check_graph, prepare
 from trtpipe.pipeline.tune import tune_from
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS, is_about_numbers
 from trtpipe.report.tune_page import verdict
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from calib.table import CalibrationTable
     from calib.types import Array
     from trtpipe.job.job import Job
+    from trtpipe.pipeline.lowered import Lowered
     from trtpipe.progress import Reporter
 
 
@@ -43,6 +45,7 @@ class Built:
         return self.report._repr_html_()
 
 
+@seldom_collected()
 def build(
     job: Job,
     out: Path,
@@ -71,9 +74,14 @@ def build(
     """
     stages = Stages(reporter, nullcontext if results is None else results.recording)
     prepared = prepare(job, stages, results)
-    compiled = build_engine(job, prepared, lambda: calibrate(job, prepared, stages), stages, results)
     outputs: dict[str, Array] = {}
-    report = check(job, prepared, compiled, stages, keep=outputs.update)
+    of_graph: list[CheckReport] = []
+
+    def meanwhile(lowered: Lowered, watched: Watched) -> None:
+        of_graph.append(check_graph(job, prepared, lowered, stages, keep=outputs.update, watched=watched))
+
+    compiled = build_engine(job, prepared, lambda: calibrate(job, prepared, stages), stages, results, meanwhile)
+    report = of_graph[0] if of_graph else check(job, prepared, compiled, stages, keep=outputs.update)
     if job.places_qdq and is_about_numbers(report) and job.check.on_fail == "tune":
         job, tuned, how = retuned(job, prepared, compiled.lowered.table, out, stages)
         compiled = build_engine(job, prepared, lambda: tuned, stages)

@@ -113,14 +113,14 @@ def plan_of(engine: Engine) -> Plan:
 
 
 def first_batch(prepared: PreparedJob) -> Mapping[str, Array]:
-    """The first check samples, as one batch of the `opt` size."""
+    """The first check samples, as one batch [B, ...] of the `opt` size, by input."""
     arrays, labels = check_samples(prepared, prepared.inputs[0].at("opt")[0])
     data = batched(arrays, labels, prepared.inputs, prepared.outputs)
     return next(iter(data.batches()))
 
 
 def check_samples(prepared: PreparedJob, most: int) -> tuple[dict[str, Array], Array | None]:
-    """The first check samples, whole, and their labels."""
+    """The first check samples, at most `most`, [S, ...] by input, and their labels, int64 [S]."""
     parts: dict[str, list[Array]] = {}
     for batch in itertools.islice(prepared.check_source.batches(32), -(-most // 32)):
         for name, array in batch.arrays.items():
@@ -140,8 +140,14 @@ def batched(
 ) -> Data:
     """Batches of one size alone, so that nothing is compiled twice; what does not fill a batch is left out.
 
-    The size is `size`, or the largest up to `opt` that the samples fill; the last of fewer samples is repeated.
-    `reference` holds the rows of all samples, where they are known.
+    Args:
+        arrays: all samples, [S, ...] by input.
+        labels: int64 [S], -1 where unknown, or None.
+        inputs: of the model.
+        outputs: likewise.
+        reference: the baseline's rows of all samples, float [S, ...] by output, where they are known.
+        size: of a batch; when absent the largest up to `opt` that the samples fill. The last of fewer samples is
+            repeated.
     """
     total = len(next(iter(arrays.values())))
     low, opt = inputs[0].at("min")[0], inputs[0].at("opt")[0]

@@ -364,7 +364,7 @@ class PreparedJob:
         return data is not None and bool(data.images or data.arrays or data.factory)
 
     def first_batches(self) -> Iterator[list[torch.Tensor]]:
-        """Inputs in order of the first calibration samples, or check samples where there are none."""
+        """Inputs [B, ...] in order of the first calibration samples, or check samples where there are none."""
         import torch
 
         job = self.job

@@ -83,7 +83,11 @@ def tune_from(
     *,
     evaluations: int = EVALUATIONS,
 ) -> TunedJob:
-    """`tune` of a job that a build has prepared and calibrated."""
+    """`tune` of a job that a build has prepared and calibrated.
+
+    Raises:
+        InputError: the job quantizes nothing, or not by Q/DQ, or sets no limit.
+    """
     if not job.precision.quantized:
         raise InputError("tune: the job turns on no mode that quantizes. Set precision.int8_mode or fp8_mode.")
     if not job.places_qdq:
