@@ -59,7 +59,8 @@ def explained(
         began = time.perf_counter()
         captured, narrow = corrected(prepared, table).captured, narrow_of(job, prepared, table)
         within = None if job.check.sensitivity else seconds - (time.perf_counter() - began)
-        diagnosis = diagnose(job, captured, prepared.check_source, table.amax, progress, narrow, within)
+        samples, device = prepared.check_source, prepared.device
+        diagnosis = diagnose(job, captured, samples, table.amax, progress, narrow, within, device)
     if _failed(report):
         half = "fp16" if job.precision.fp16_mode else None
         report = replace(report, problems=(*report.problems, blame(diagnosis, half)))

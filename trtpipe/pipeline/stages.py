@@ -86,7 +86,7 @@ def calibration_table(job: Job, calibration: Calibration, prepared: PreparedJob,
         source = open_calibration(job)
         for note in overlap_notes(source, prepared.check_samples):
             progress.note(note)
-        return observe(job, calibration, captured, source, digests, progress)
+        return observe(job, calibration, captured, source, digests, progress, prepared.device)
 
 
 def read_table(calibration: Calibration, digests: Mapping[str, str]) -> CalibrationTable:
@@ -115,6 +115,7 @@ def observe(
     source: Source,
     digests: Mapping[str, str],
     progress: Progress,
+    device: str,
 ) -> CalibrationTable:
     """The table of one pass over the samples, and with the corrections that the job asks for."""
     from trtpipe.quantization.corrections.correct import STEPS, correct
@@ -129,6 +130,7 @@ def observe(
         percentile=calibration.percentile,
         digests=digests,
         progress=progress,
+        device=device,
     )
     requested = calibration.corrections if job.precision.int8_mode else ()
     which = STEPS if requested is True else requested or ()

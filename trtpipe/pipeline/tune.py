@@ -178,6 +178,7 @@ class _Bench:
                 self.table(algorithm).amax,
                 progress,
                 self._narrow,
+                device=self.prepared.device,
             )
 
     def evaluate(self, candidate: Candidate) -> Trial:

@@ -15,6 +15,7 @@ from trtpipe.bundle.signing import signer
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import key_option, sign_option, trusted
 from trtpipe.cli.commands.options import (
+    device_option,
     diagnose_option,
     job_files,
     jobs_argument,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 @click.command("build", short_help="Build jobs, check each engine, write bundles.")
 @jobs_argument
 @out_option("out", "Folder the bundles go to, each under the name of its job.")
+@device_option
 @set_option
 @json_option
 @sign_option
