@@ -48,7 +48,7 @@ class NativeCalibrator(Protocol):
 
 
 def torch_on_cuda(array: Array) -> tuple[int, object]:
-    """`array` as a contiguous CUDA tensor by torch."""
+    """Address and owner of `array` as a contiguous CUDA tensor by torch, of the same dtype."""
     import torch
 
     tensor = torch.from_numpy(np.ascontiguousarray(array)).to("cuda")

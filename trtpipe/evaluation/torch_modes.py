@@ -97,7 +97,7 @@ _NO_COMPILER = "Inductor needs a C++ compiler; none of g++ and clang++ is on PAT
 
 
 def tensors(setup: ModeSetup, arrays: Mapping[str, Array]) -> Tensors:
-    """The inputs in order, on the device."""
+    """The inputs in order, on the device, in the arrays' own dtypes and shapes [B, ...]."""
     return tuple(torch.from_numpy(np.ascontiguousarray(arrays[s.name])).to(setup.device) for s in setup.loaded.inputs)
 
 

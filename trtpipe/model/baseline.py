@@ -228,9 +228,12 @@ def _largest(so_far: float, values: torch.Tensor) -> float:
 def script(
     loaded: LoadedModel, kind: Literal["trace", "script"], torchscript: str | None, device: str = CPU
 ) -> tuple[Any, BaselineKind]:
-    """The module that the baseline's outputs come from, and what it is; arguments and errors as `record_baseline`.
+    """The module that the baseline's outputs come from, and what it is; arguments as `record_baseline` has them.
 
     The model is `placed` on the device.
+
+    Raises:
+        InputError: TorchScript cannot be made of the model, or read from its file.
     """
     import torch
 

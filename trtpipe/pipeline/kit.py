@@ -89,7 +89,7 @@ def write_kit(
         return lowered, graph, report
 
     lowered, graph, report = checked(job, table)
-    if table is not None and is_about_numbers(report) and job.check.on_fail == "tune":
+    if job.places_qdq and is_about_numbers(report) and job.check.on_fail == "tune":
         job, table, how = retuned(job, prepared, table, out, stages)
         lowered, graph, report = checked(job, table)
         report = dataclasses.replace(report, notes=(*report.notes, how))
@@ -110,7 +110,7 @@ def write_kit(
     kit = written(report)
     check = job.check.model_copy(update={"sensitivity": False})
     without_sensitivity = job.model_copy(update={"check": check})
-    if diagnosis_wanted(without_sensitivity, table, report, diagnose_seconds):
+    if diagnosis_wanted(without_sensitivity, report, diagnose_seconds):
         stages.note(f"check FAILED: {reason(report)}; kit: {kit.path}")
         report, _ = explained(without_sensitivity, prepared, table, report, stages, diagnose_seconds)
         kit = written(report)

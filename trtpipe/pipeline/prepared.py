@@ -180,24 +180,25 @@ def with_own_scales(job: Job, captured: Captured) -> Captured:
     if not is_marked(captured.graph):
         if job.precision.calibrated and data is None:
             raise InputError(
-                "calibration: must be given for a file without Q/DQ (got none). Add calibration.images, or "
+                "calibration: must be given for a model without Q/DQ (got none). Add calibration.images, or "
                 "calibration.table."
             )
         if data is not None and data.recalibrate:
             raise InputError(
-                "calibration.recalibrate: must be left out for a file without Q/DQ (got true). It is calibrated anyhow."
+                "calibration.recalibrate: must be left out for a model without Q/DQ (got true), which is calibrated "
+                "anyhow. Remove it."
             )
         return captured
     if data is not None and data.recalibrate:
         return in_float(captured)
     if not job.precision.int8_mode or job.precision.fp8_mode or job.precision.nvfp4_mode or job.precision.weights:
         raise InputError(
-            "precision: must be int8_mode, without other number formats, for a file that is quantized to INT8 already. "
-            "Set int8_mode, or calibration.recalibrate to start from its FP32 form."
+            "precision: must be int8_mode, without other number formats, for a model that is quantized to INT8 "
+            "already. Set int8_mode, or calibration.recalibrate to start from its FP32 form."
         )
     if data is not None and (data.images or data.arrays or data.factory or data.table):
         raise InputError(
-            "calibration: must be left out for a file that is quantized already, whose own scales are taken. Remove "
+            "calibration: must be left out for a model that is quantized already, whose own scales are taken. Remove "
             "it, or set calibration.recalibrate: true."
         )
     return as_given(captured)
@@ -376,7 +377,7 @@ class PreparedJob:
         return data is not None and bool(data.images or data.arrays or data.factory)
 
     def first_batches(self) -> Iterator[list[torch.Tensor]]:
-        """Inputs in order of the first calibration samples, or check samples where there are none."""
+        """Inputs [B, ...] in order of the first calibration samples, or check samples where there are none."""
         import torch
 
         job = self.job

@@ -14,15 +14,17 @@ from calib.types import Array
 from trtpipe.batching import Batching
 from trtpipe.errors import InputError
 from trtpipe.evaluation.check import CheckData, Damaged, Runner, check_engine
+from trtpipe.evaluation.control import damaged_copy
 from trtpipe.evaluation.corners import with_corners
 from trtpipe.model.data import open_calibration
 from trtpipe.pipeline.codecs import COMPILED, LOWERED, TABLE
-from trtpipe.pipeline.controls import control
+from trtpipe.pipeline.controls import control, graph_control
 from trtpipe.pipeline.lowered import Compiled, Lowered
 from trtpipe.pipeline.prepared import PreparedJob, Results, Stages, Uncached
-from trtpipe.routes.onnx import compile_graph, release, to_onnx
+from trtpipe.routes.onnx import Compiler, compiler, release, to_onnx
 from trtpipe.routes.registry import route
-from trtpipe.runtime.executor import graph_notes, open_engine
+from trtpipe.runtime.device import this_device
+from trtpipe.runtime.executor import graph_as_checked, graph_notes, open_engine
 from trtpipe.values import CheckReport, Engine, Executed, LoadedModel, OnnxModel, Quantized
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 #: Makes the calibration table, None where nothing is calibrated, when it is needed.
 Table = Callable[[], CalibrationTable | None]
+Watched = Callable[["Progress"], "Progress"]
 
 
 def prepare(job: Job, stages: Stages, results: Results | None = None) -> PreparedJob:
@@ -57,6 +60,9 @@ def calibrate(job: Job, prepared: PreparedJob, stages: Stages) -> CalibrationTab
 
     Without a calibration section it is that of the file's own scales. None when nothing is quantized, or TensorRT is to
     calibrate by itself (build.quantization: implicit).
+
+    Raises:
+        InputError: a table is named where TensorRT is to calibrate.
     """
     data = job.calibration
     if not job.precision.calibrated:
@@ -118,7 +124,7 @@ def observe(
     device: str,
 ) -> CalibrationTable:
     """The table of one pass over the samples, and with the corrections that the job asks for."""
-    from trtpipe.quantization.corrections.correct import STEPS, correct
+    from trtpipe.quantization.corrections.correct import correct
     from trtpipe.quantization.quantize import calibrate as one_pass
 
     size = job.batch_size(calibration)
@@ -132,8 +138,7 @@ def observe(
         progress=progress,
         device=device,
     )
-    requested = calibration.corrections if job.precision.int8_mode else ()
-    which = STEPS if requested is True else requested or ()
+    which = job.corrections
     return correct(captured, table, source, which=which, batch_size=size, progress=progress) if which else table
 
 
@@ -234,16 +239,29 @@ def _shared_scales(prepared: PreparedJob) -> dict[str, str]:
 
 
 def build_engine(
-    job: Job, prepared: PreparedJob, table: Table, stages: Stages, results: Results | None = None
+    job: Job,
+    prepared: PreparedJob,
+    table: Table,
+    stages: Stages,
+    results: Results | None = None,
+    meanwhile: Callable[[Lowered, Watched], None] | None = None,
 ) -> Compiled:
-    """The engine by the job's route with what it was compiled from, taken from `results` or made of `table()`."""
+    """The engine by the job's route with what it was compiled from, taken from `results` or made of `table()`.
+
+    `meanwhile` is called where the engine is compiled by another process and nothing here will execute it: with what it
+    is compiled from, and with what makes a Progress that ends when compiling fails.
+    """
     kept = results or Uncached()
 
     def through_onnx() -> Compiled:
-        lowered = lower(job, prepared, table, stages, kept)
-        assert lowered.graph is not None
-        with stages("compile") as progress:
-            return Compiled(lowered, compile_graph(job, lowered.graph, progress))
+        with compiler(job) as compiling:
+            lowered = lower(job, prepared, table, stages, kept)
+            assert lowered.graph is not None
+            compiling.start(lowered.graph)
+            if meanwhile is not None and compiling.beside and this_device().compute_capability is None:
+                meanwhile(lowered, lambda progress: _Watching(progress, compiling))
+            with stages("compile") as progress:
+                return Compiled(lowered, compiling.finish(progress))
 
     def directly() -> Compiled:
         made = table()
@@ -265,6 +283,49 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, stages: 
     return engine
 
 
+class _Watching:
+    """The Progress of a stage while another process compiles, whose notes and errors come in between."""
+
+    def __init__(self, progress: Progress, compiling: Compiler) -> None:
+        self._progress, self._compiling = progress, compiling
+        self.note, self.cancelled = progress.note, progress.cancelled
+
+    def step(self, done: int, total: int | None, unit: str) -> None:
+        self._compiling.look(_Unstepped(self._progress))
+        self._progress.step(done, total, unit)
+
+
+class _Unstepped:
+    """A Progress without its steps."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.note, self.cancelled = progress.note, progress.cancelled
+
+    def step(self, done: int, total: int | None, unit: str) -> None:
+        pass
+
+
+def check_graph(
+    job: Job,
+    prepared: PreparedJob,
+    lowered: Lowered,
+    stages: Stages,
+    *,
+    keep: Callable[[Mapping[str, Array]], None] | None = None,
+    watched: Watched = lambda progress: progress,
+) -> CheckReport:
+    """The graph in the place of its engine, which no machine like this one executes; arguments as of `check`.
+
+    `watched` wraps the stage's progress.
+    """
+    graph, target = lowered.graph, job.build.target
+    assert graph is not None
+    with stages("check") as progress, graph_as_checked(graph.data, target) as runner:
+        damaged = graph_control(*damaged_copy(graph), target)
+        require, shown = job.check.require, watched(progress)
+        return judged(job, prepared, lowered.table, runner, "graph", damaged, shown, require=require, keep=keep)
+
+
 def check(
     job: Job,
     prepared: PreparedJob,
@@ -280,7 +341,7 @@ def check(
         prepared: the check samples and the baseline's outputs on them.
         compiled: the engine and what it was compiled from; its table's doubtful thresholds become warnings.
         stages: receives the stage.
-        keep: is given the outputs, as `check_engine` has it.
+        keep: is given the outputs, [S, ...] by name, as `check_engine` has it.
     """
     engine, table = compiled.engine, compiled.lowered.table
 
@@ -313,13 +374,13 @@ def judged(
     Args:
         job: its limits.
         prepared: the samples, the baseline and the model's outputs at the declared sizes.
-        table: its doubtful thresholds become warnings.
+        table: its doubtful thresholds, which INT8 alone has, become warnings.
         runner: is open.
         executed: whether that is the engine or its graph.
         damaged: the control, which has to fail.
         progress: receives the samples.
         require: "engine": a graph is not enough.
-        keep: is given the outputs, as `check_engine` has it.
+        keep: is given the outputs, [S, ...] by name, as `check_engine` has it.
     """
     report = check_engine(
         runner,
@@ -329,7 +390,7 @@ def judged(
         damaged=damaged,
         require=require,
         keep=keep,
-        warnings=() if table is None else doubtful_thresholds(table.audit),
+        warnings=() if table is None or not job.precision.int8_mode else doubtful_thresholds(table.audit),
         progress=progress,
     )
     samples, expected = prepared.first_check_batch, prepared.corner_outputs

@@ -27,7 +27,7 @@ from trtpipe.model.pt2e import (
 from trtpipe.model.sites import kept_sites
 from trtpipe.quantization.formats import FORMATS, SMALLEST_SCALE, check_complete, rounded_up
 from trtpipe.quantization.narrow import NarrowSite, Statistics, place_narrow
-from trtpipe.quantization.observers import ACTIVATION_RANGE, WEIGHT_RANGE, ActivationObserver, PerChannelWeightObserver
+from trtpipe.quantization.observers import INT8_RANGE, ActivationObserver, PerChannelWeightObserver
 from trtpipe.quantization.policy import Assignment, Modes, assign, cannot, checked_modes, idle_globs
 from trtpipe.quantization.precision import Keep, checked_keep, place_casts
 from trtpipe.values import Captured, Int8Weight, Quantized, Site, Skipped, TensorSpec
@@ -77,7 +77,7 @@ class TensorRTQuantizer(Quantizer):  # type: ignore[misc]
         """Refuse nothing: the sites come from this graph."""
 
     def _weight(self, axis: int) -> QuantizationSpec:
-        low, high = WEIGHT_RANGE
+        low, high = INT8_RANGE
         return QuantizationSpec(
             dtype=torch.int8,
             quant_min=low,
@@ -91,8 +91,8 @@ class TensorRTQuantizer(Quantizer):  # type: ignore[misc]
 
 _ACTIVATION = QuantizationSpec(
     dtype=torch.int8,
-    quant_min=ACTIVATION_RANGE[0],
-    quant_max=ACTIVATION_RANGE[1],
+    quant_min=INT8_RANGE[0],
+    quant_max=INT8_RANGE[1],
     qscheme=torch.per_tensor_symmetric,
     is_dynamic=False,
     observer_or_fake_quant_ctr=ActivationObserver,

@@ -82,7 +82,11 @@ class Tensors(_Context):
         )
 
     def choose(self, profile: int, shapes: Mapping[str, Shape], stream: int) -> bool:
-        """Take this profile and these input shapes; whether anything changed."""
+        """Take this profile and these input shapes; whether anything changed.
+
+        Raises:
+            InputError: the engine does not take a shape.
+        """
         if profile == self._profile and shapes == self._shapes:
             return False
         if profile != self._profile:
@@ -98,7 +102,11 @@ class Tensors(_Context):
         return tuple(self._context.get_tensor_shape(name))
 
     def set_output_allocator(self, name: str, allocator: IOutputAllocator, shape: Shape) -> None:
-        """Let an IOutputAllocator have the memory of an output of a shape that only the execution decides."""
+        """Let an IOutputAllocator have the memory of an output of a shape that only the execution decides.
+
+        Raises:
+            InputError: TensorRT does not take it.
+        """
         accepted = self._context.set_output_allocator(name, allocator)
         self._accepted(accepted, f"outputs.{name}", f"an output allocator for its shape {shape}")
 
@@ -139,7 +147,11 @@ class Bindings(_Context):
         )
 
     def choose(self, profile: int, shapes: Mapping[str, Shape], stream: int) -> bool:
-        """Take this profile and these input shapes; whether anything changed."""
+        """Take this profile and these input shapes; whether anything changed.
+
+        Raises:
+            InputError: the engine does not take a shape.
+        """
         if profile == self._profile and shapes == self._shapes:
             return False
         if profile != self._profile:

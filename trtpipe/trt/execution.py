@@ -33,7 +33,10 @@ class OutputMemory:
         self.shapes: dict[str, Shape] = {}
 
     def reallocate(self, name: str, size: int, alignment: int) -> int:
-        """The address of at least `size` bytes for an output; 0, as TensorRT wants it, when there are none."""
+        """The address of at least `size` bytes for an output; 0, as TensorRT wants it, when there are none.
+
+        TensorRT calls it, and nothing can be raised through TensorRT: `check` raises the InputError of what went wrong.
+        """
         try:
             buffer = self.buffers.get(name)
             if buffer is None or buffer.size < size:
@@ -151,6 +154,10 @@ class Execution:
     def prepare(self, profile: int, arrays: Mapping[str, Array]) -> bool:
         """Choose the shapes, have memory for them, and copy the inputs to page-locked memory.
 
+        Args:
+            profile: number of the optimization profile.
+            arrays: every input [B, ...] in the dtype of its binding.
+
         Returns:
             Whether a shape or an address is not what it was, so that a captured graph no longer holds.
         """
@@ -199,7 +206,14 @@ class Execution:
                 self.memory.download(self._device[name], self._array(name, shape))
 
     def results(self) -> dict[str, Array]:
-        """Copy the outputs back, wait, and take them out of page-locked memory."""
+        """Copy the outputs back, wait, and take them out of page-locked memory.
+
+        Returns:
+            Every output [B, ...] in the dtype of its binding.
+
+        Raises:
+            InputError: TensorRT gave no shape, or no memory, to an output whose shape the execution decides.
+        """
         self.download()
         self.memory.synchronize()
         decided = [name for name, shape in self._outputs.items() if shape is None]

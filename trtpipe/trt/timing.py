@@ -46,7 +46,7 @@ class TimedEngine(EngineRunner):
         """Time between two CUDA events around one execution.
 
         Args:
-            inputs: as for `run`, which must have been called with these shapes before.
+            inputs: [B, ...] as for `run`, which must have been called with these shapes before.
             transfers: whether the copies of inputs to the GPU and of outputs from it lie between the events.
 
         Raises:
@@ -69,7 +69,11 @@ class TimedEngine(EngineRunner):
             return events.milliseconds()
 
     def layer_ms(self, inputs: Mapping[str, Array]) -> tuple[tuple[str, float], ...]:
-        """Milliseconds of each layer of one execution, in order, as TensorRT's profiler reports them (IProfiler)."""
+        """Milliseconds of each layer of one execution, in order, as TensorRT's profiler (IProfiler) reports them.
+
+        Args:
+            inputs: [B, ...] as for `run`.
+        """
         times: list[tuple[str, float]] = []
         trt = self._flavour.module
 

@@ -274,6 +274,8 @@ def stage_keys(job: Job, ingredients: Ingredients) -> StageKeys:
         **computed,
         **chosen("job calibration", "calibration data", "calibration table", "calibration source"),
     }
+    if job.calibration is not None and job.calibration.table is None:  # the job's formats decide what is corrected
+        calibrated["job calibration.corrections"] = ", ".join(job.corrections)
     graph = {**model, **chosen("job precision")}
     if needs_lowering(release := onnx_release(job)):
         graph["onnx form"] = f"TensorRT {release}"
