@@ -22,6 +22,7 @@ from trtpipe.evaluation.judgement import NO_METRICS, Judgement, judge
 from trtpipe.job.importable import on_path
 from trtpipe.model.baseline import record_baseline, script
 from trtpipe.model.capture import capture
+from trtpipe.model.computing import CPU, computing_device, wanted_device
 from trtpipe.model.corners import corner_outputs, require_corners
 from trtpipe.model.data import open_calibration, open_check, with_labels
 from trtpipe.model.labels import labels_of, names_classes
@@ -259,6 +260,18 @@ class PreparedJob:
         return as_the_job_wants(self.job, self.results.in_memory("capture", make))
 
     @cached_property
+    def device(self) -> str:
+        """Where PyTorch computes the model, "cpu" or "cuda:0".
+
+        Raises:
+            InputError, MissingError: a GPU was asked for by name, and cannot be used.
+        """
+        if wanted_device() == CPU:
+            return CPU
+        with self._stages.unnamed():
+            return computing_device(self._model, self.first_check_batch, self._stages.note)
+
+    @cached_property
     def check_samples(self) -> Source:
         """The check samples, labelled as they come."""
         with self._stages.unnamed():
@@ -334,6 +347,7 @@ class PreparedJob:
                     kind=job.model.baseline,
                     torchscript=job.model.torchscript,
                     progress=progress,
+                    device=self.device,
                 )
                 whole = Batching(loaded.inputs, loaded.outputs, size).whole
                 if unjudged := unjudgeable(job.check.limits, baseline.outputs, baseline.labels, whole):
@@ -381,4 +395,4 @@ class PreparedJob:
         from trtpipe.quantization import precision
 
         with self._stages.unnamed():
-            return precision.observe_ranges(self.captured, self.first_batches())
+            return precision.observe_ranges(self.captured, self.first_batches(), self.device)

@@ -196,6 +196,7 @@ class _Bench:
                 self.amax(algorithm),
                 progress,
                 self._narrow,
+                device=self.prepared.device,
             )
 
     def evaluate(self, candidate: Candidate) -> Trial:
