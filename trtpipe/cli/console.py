@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _BAR_EVERY_S = 0.05
-#: A signal that is sent to both processes of a command (see `supervised`) reaches it twice, and counts once.
+#: Signals closer than this count once: one that is sent to both processes of a command (see `supervised`) reaches it
+#: twice, and timeout(1) sends each to the process and to its group. Nothing else tells such a pair from two.
 _ONCE_S = 0.25
 
 

@@ -126,7 +126,7 @@ def gains_nothing(
     chosen = assign(captured.sites, modes, keep)
     eight = {n: c.format for n, c in chosen.choices.items() if c.format in EIGHT_BITS}
     sites = [s for s in captured.sites if s.rule in ("Q1", "Q2") and s.consumer in eight]
-    certain = {n for n, f in eight.items() if modes.names(n) or (f == "fp8" and op_name(n) in MATMULS)}
+    certain = {n for n, f in eight.items() if modes.named(n) == f or (f == "fp8" and op_name(n) in MATMULS)}
     nodes = [n for n in eight if n not in certain]
     by_shape = {n: why for n in nodes if (why := shape_reason(graph, n))}
 

@@ -10,7 +10,7 @@ import click
 from trtpipe.atomic import write_whole
 from trtpipe.bundle.format import read_bundle
 from trtpipe.cli import console
-from trtpipe.cli.commands.options import OutputFile, json_option, set_option
+from trtpipe.cli.commands.options import OutputFile, device_option, json_option, set_option
 from trtpipe.cli.results import results
 from trtpipe.job.load import load_job
 from trtpipe.outputs import require_apart
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 @click.option("--save", type=OutputFile(), help="Write the result as JSON here.")
 @click.option("--csv", "csv_path", type=OutputFile(), help="Write the table as CSV here.")
 @click.option("--plot", "plot_path", type=OutputFile(), help="Draw it to this .png or .svg.")
+@device_option
 @set_option
 @json_option
 @click.option("-q", "--quiet", is_flag=True, help="Show only the table.")
