@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 OUT ?= out
 JOBS ?= 2
-MARKS ?= not acceptance and not slow and not gpu
+MARKS ?= not acceptance and not gpu
 # Where what was measured on a GPU is written.
 RESULTS ?= benchmarks/results
 # It pins TensorRT-RTX below the 1.7.1 that builds INT8 convolutions, and works beside it.
@@ -21,7 +21,7 @@ ZOO ?= data/zoo
 DIGITS := data/digits/resnet.safetensors
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser quickstart test test-slow test-gpu fmt lint type bench bench-calibration bench-accuracy \
+.PHONY: help setup browser quickstart test test-random test-gpu fmt lint type bench bench-calibration bench-accuracy \
 	bench-build bench-sizes bench-gpu schema dist clean
 
 help:  ## Show the targets.
@@ -52,11 +52,11 @@ quickstart: $(SETUP) $(DIGITS)  ## Build configs/quickstart.yaml: digits, INT8, 
 	$(BIN)/python -m trtpipe build configs/quickstart.yaml -o $(OUT)
 
 # Two processes of one thread each are faster than one of two: most of a test is Python.
-test: $(SETUP)  ## Run the tests, but those marked acceptance, slow or gpu; MARKS='not slow and not gpu' adds acceptance.
+test: $(SETUP)  ## Run the tests, but those marked acceptance or gpu; MARKS='not gpu' adds acceptance.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m '$(MARKS)' $(ARGS)
 
-test-slow: $(SETUP)  ## Run the tests that CI does not, and the property tests on other examples each time.
-	HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -m '(slow or hypothesis) and not gpu' $(ARGS)
+test-random: $(SETUP)  ## Run the property tests on other examples each time, which CI does not.
+	HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -m 'hypothesis and not gpu' $(ARGS)
 
 test-gpu: $(SETUP)  ## Run the tests that need an NVIDIA GPU; without one they fail.
 	TRTPIPE_REQUIRE_GPU=1 TRTPIPE_RESULTS="$(RESULTS)" $(BIN)/python -m pytest -m gpu $(ARGS)

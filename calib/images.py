@@ -53,7 +53,11 @@ class Images:
         self.recipe = self._transform.recipe
 
     def load(self, at: int) -> Sample:
-        """The decoded, transformed image, [C, H, W]."""
+        """The decoded, transformed image, [C, H, W].
+
+        Raises:
+            CalibError: it cannot be read, or does not fit the input.
+        """
         path = self._paths[at]
         try:
             with path.open("rb") as stream, Image.open(stream) as image:
@@ -69,7 +73,11 @@ class Images:
         return {self._input.name: self._transform(str(path), pixels)}
 
     def content(self, at: int) -> str:
-        """sha256 hex of the file."""
+        """sha256 hex of the file.
+
+        Raises:
+            CalibError: it cannot be read.
+        """
         try:
             return hashlib.sha256(self._paths[at].read_bytes()).hexdigest()
         except OSError as error:
@@ -142,7 +150,11 @@ def source_digest(function: Callable[..., object] | None) -> str:
 
 
 def to_array(where: str, value: Any) -> Array:
-    """A NumPy array of what a user's callable gave: an array, a torch tensor or nested numbers."""
+    """A NumPy array, of its own dtype and shape, of what a user's callable gave: an array, a tensor or nested numbers.
+
+    Raises:
+        CalibError: it is none of these.
+    """
     with user_code(f"{where}: making a NumPy array of a sample ({type(value).__name__})"):
         if hasattr(value, "detach"):
             value = value.detach().cpu().numpy()

@@ -44,9 +44,10 @@ def test_bases_are_pinned(path: Path) -> None:
 @pytest.mark.parametrize("path", DOCKERFILES, ids=NAMES)
 def test_every_image_runs_as_a_user(path: Path) -> None:
     """After the last USER of each final stage comes no RUN, and that USER is not root."""
-    for stage in re.split(r"^FROM ", path.read_text(), flags=re.MULTILINE)[1:]:
-        if "ENTRYPOINT" not in stage:
-            continue  # a base of others
+    stages = re.split(r"^FROM ", path.read_text(), flags=re.MULTILINE)[1:]
+    final = [stage for stage in stages if "ENTRYPOINT" in stage]  # others are bases
+    assert final
+    for stage in final:
         users = re.findall(r"^USER (\S+)", stage, flags=re.MULTILINE)
         assert users == ["1000"]
         assert "\nRUN " not in stage.split("\nUSER ")[1]

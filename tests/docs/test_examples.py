@@ -16,7 +16,14 @@ from trtpipe.pipeline.validate import validate
 CONFIGS = pages.ROOT / "configs"
 JOBS = sorted(CONFIGS.glob("*.yaml"))
 #: quickstart, detector, two-inputs and torch-free-edge are built by the pages of the docs; these here take longer.
-BUILT = ("custom-dataset", "resnet50-int8-rtx", "efficientnet-b4-fp16", "bit-m-r101x1-fp16", "vit-b16-int8")
+BUILT = (
+    "custom-dataset",
+    "onnx-file",
+    "resnet50-int8-rtx",
+    "efficientnet-b4-fp16",
+    "bit-m-r101x1-fp16",
+    "vit-b16-int8",
+)
 
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda p: p.stem)
@@ -44,11 +51,13 @@ def test_editors_find_the_schema_and_the_docs_the_example(path: Path) -> None:
 @pytest.mark.acceptance
 @pytest.mark.parametrize("name", BUILT)
 def test_examples_build(name: str, tmp_path: Path) -> None:
-    from trtpipe.examples.digits import make
+    from trtpipe.examples.digits import make, write_onnx
 
     shutil.copytree(CONFIGS, tmp_path / "configs")
     if "digits" in (CONFIGS / f"{name}.yaml").read_text():
         make(tmp_path / "data" / "digits")
+    if name == "onnx-file":
+        write_onnx(tmp_path / "data" / "digits")
     command = [sys.executable, "-m", "trtpipe", "build", f"configs/{name}.yaml", "-q"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=pages.environment(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr

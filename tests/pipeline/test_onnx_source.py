@@ -7,9 +7,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from calib.table import CalibrationTable
 from tests.support.onnx_files import export, network, write_job
@@ -90,8 +91,8 @@ def test_external_data_are_read_and_count(tmp_path: Path) -> None:
         ),
         (
             {"outputs": {"scores": {}}},
-            "outputs: must be among those of model.onnx (got scores, and the file has logits float32 [N, 5]). "
-            "Name them as the file does.",
+            "outputs: must be among the tensors of model.onnx (got scores, and the file's outputs are logits float32 "
+            "[N, 5]). Name them as the file does.",
         ),
     ],
 )
@@ -116,13 +117,13 @@ def save(path: Path, node: Any, kind: int = TensorProto.FLOAT, opset: int = 17, 
             helper.make_node("NonZero", ["x"], ["y"]),
             {},
             "model.onnx: its operators must be among those that trtpipe converts (got NonZero). Cut the network before "
-            "them (onnx.utils.extract_model), or build from PyTorch with model.factory.",
+            "them (onnx.utils.extract_model); or build from PyTorch with model.factory.",
         ),
         (
             helper.make_node("Special", ["x"], ["y"], domain="mine"),
             {"domain": "mine"},
             "model.onnx: its operators must be among those that trtpipe converts (got mine::Special). Cut the network "
-            "before them (onnx.utils.extract_model), or build from PyTorch with model.factory.",
+            "before them (onnx.utils.extract_model); or build from PyTorch with model.factory.",
         ),
         (
             helper.make_node("Relu", ["x"], ["y"]),
@@ -199,3 +200,72 @@ def test_a_wrong_conversion_is_noticed(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(converted, "OPERATORS", wrong)
     with pytest.raises(InputError, match="baseline: the converted network answers otherwise than ONNX Runtime"):
         build(load_job(write_job(tmp_path, "file")), tmp_path / "out", Silent())
+
+
+def detector(path: Path) -> Path:
+    """One box and one score a pixel, and behind them non-maximum suppression, as detectors are exported."""
+    random = np.random.default_rng(0)
+    constants = {
+        "conv.weight": random.standard_normal((5, 3, 1, 1)).astype(np.float32),
+        "rows": np.array([1, 5, -1]), "first": np.array([4, 1]), "most": np.array([10]),
+        "overlap": np.array([0.5], np.float32), "least": np.array([0.1], np.float32),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("Conv", ["x", "conv.weight"], ["y"], "/conv/Conv"),
+        helper.make_node("Reshape", ["y", "rows"], ["flat"]),
+        helper.make_node("Split", ["flat", "first"], ["sides", "logits"], axis=1),
+        helper.make_node("Transpose", ["sides"], ["/head/boxes"], perm=[0, 2, 1]),
+        helper.make_node("Sigmoid", ["logits"], ["/head/scores"]),
+        helper.make_node("Shape", ["flat"], ["shape"]),
+        helper.make_node("NonMaxSuppression", ["/head/boxes", "/head/scores", "most", "overlap", "least"], ["found"]),
+        helper.make_node("Gather", ["/head/boxes", "found"], ["chosen"], axis=1),
+        helper.make_node("Mul", ["/head/scores", "overlap"], ["halved"]),
+    ]  # fmt: skip
+    values = [
+        helper.make_tensor_value_info(n, k, s)
+        for n, k, s in (
+            ("x", TensorProto.FLOAT, [1, 3, 8, 8]), ("found", TensorProto.INT64, ["K", 3]),
+            ("chosen", TensorProto.FLOAT, None), ("halved", TensorProto.FLOAT, [1, 1, 64]),
+        )
+    ]  # fmt: skip
+    initializers = [numpy_helper.from_array(a, n) for n, a in constants.items()]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], initializers)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+BARE: dict[str, Any] = {"inputs": {"x": {"shape": [1, 3, 8, 8]}}, "precision": None, "calibration": None}
+
+
+def test_a_detector_is_told_where_to_cut(tmp_path: Path) -> None:
+    detector(tmp_path / "file.onnx")
+    job = load_job(write_job(tmp_path, "file", **BARE, outputs={"found": {"dtype": "int64"}}))
+    (problem,) = deep_problems(job)
+    assert str(problem) == (
+        "model.onnx: its operators must be among those that trtpipe converts (got NonMaxSuppression). Cut it before "
+        "them: name as the job's outputs what is computed without them (/head/boxes, /head/scores), and do the rest "
+        "behind the engine; or build from PyTorch with model.factory."
+    )
+
+
+def test_a_detector_that_was_cut_is_built(tmp_path: Path) -> None:
+    """Tensors from within the file are outputs too, and what they do not need is dropped."""
+    import onnxruntime
+
+    source = detector(tmp_path / "file.onnx")
+    names = ["/head/boxes", "/head/scores"]
+    job = load_job(write_job(tmp_path, "file", **BARE, outputs={n: {} for n in names}))
+    assert deep_problems(job) == ()
+    built = build(job, tmp_path / "out", Silent())
+    assert built.report.passed, built.report.problems
+    assert [(s.name, s.shape) for s in built.bundle.manifest.outputs] == [
+        (names[0], (1, 64, 4)),
+        (names[1], (1, 1, 64)),
+    ]
+    x = np.load(tmp_path / "x.npy")[:1]
+    found = onnxruntime.InferenceSession(built.bundle.path / "model.onnx").run(names, {"x": x})
+    whole = onnx.load(source)
+    whole.graph.output.extend(helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in names)
+    expected = onnxruntime.InferenceSession(whole.SerializeToString()).run(names, {"x": x})
+    for a, b in zip(expected, found, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from calib.table import CalibrationTable
 from trtpipe.job.load import JobErrors, load_job
 from trtpipe.pipeline.build import build
 from trtpipe.pipeline.deep import deep_problems
@@ -35,7 +36,7 @@ def job(folder: Path, batch: Any, **model: Any) -> Path:
         "precision": {"int8_mode": True},
         "calibration": {"arrays": "x.npy"},
         "build": {"target": "onnxruntime"},
-        "check": {"arrays": "x.npy", "limits": {"cosine_min": 0.9}},
+        "check": {"arrays": "x.npy", "limits": {"cosine_min": 0.999}},
     }
     (folder / "job.yaml").write_text(json.dumps(text))
     return folder / "job.yaml"
@@ -48,6 +49,8 @@ def test_a_program_is_built(tmp_path: Path, batch: Any) -> None:
     built = build(made, tmp_path / "out", Silent())
     assert built.report.passed, built.report.problems
     assert built.bundle.manifest.outputs[0].batch_axis == 0
+    table = CalibrationTable.load(built.bundle.path / "calibration.json")
+    assert set(table.amax) == {"0:input", "4:input"}  # the modules that it was exported from
 
 
 def test_a_program_has_no_other_baseline(tmp_path: Path) -> None:

@@ -113,13 +113,18 @@ def test_its_baseline_is_its_own_fp32_form(tmp_path: Path) -> None:
     [
         (
             {},
-            "calibration: must be left out for a file that is quantized already, whose own scales are taken. Remove "
+            "calibration: must be left out for a model that is quantized already, whose own scales are taken. Remove "
             "it, or set calibration.recalibrate: true.",
         ),
         (
             {"calibration": None, "precision": {"fp16_mode": True}},
-            "precision: must be int8_mode, without other number formats, for a file that is quantized to INT8 already. "
-            "Set int8_mode, or calibration.recalibrate to start from its FP32 form.",
+            "precision: must be int8_mode, without other number formats, for a model that is quantized to INT8 "
+            "already (got none). Set int8_mode, or calibration.recalibrate to start from its FP32 form.",
+        ),
+        (
+            {"calibration": None, "precision": {"int8_mode": True, "weights": "int4"}},
+            "precision: must be int8_mode, without other number formats, for a model that is quantized to INT8 "
+            "already (got int8_mode, weights). Set int8_mode, or calibration.recalibrate to start from its FP32 form.",
         ),
     ],
 )
@@ -141,7 +146,7 @@ def test_a_file_without_qdq_has_no_scales(tmp_path: Path) -> None:
     export(network("residual"), tmp_path / "file.onnx")
     (problem,) = deep_problems(load_job(write_job(tmp_path, "file", calibration=None)))
     assert str(problem) == (
-        "calibration: must be given for a file without Q/DQ (got none). Add calibration.images, or calibration.table."
+        "calibration: must be given for a model without Q/DQ (got none). Add calibration.images, or calibration.table."
     )
 
 

@@ -12,6 +12,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "model.args": {"model.args": {"extra": 1}},
     "model.weights": {"model.weights": None},
     "model.torchscript": {"model.torchscript": "net.ts"},
+    "model.quantized": {"model.quantized": True},
     "model.program": {"model.factory": None, "model.weights": None, "model.program": "net.pt2"},
     "model.onnx": {"model.factory": None, "model.weights": None, "model.onnx": "net.onnx"},
     "model.baseline": {"model.baseline": "script"},

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 _BAR_EVERY_S = 0.05
 #: What a terminal would obey instead of showing: names of files and texts of bundles are anybody's.
 _UNSEEN = {c: f"\\x{c:02x}" for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t"}
-#: A signal that is sent to both processes of a command (see `supervised`) reaches it twice, and counts once.
+#: Signals closer than this count once: one that is sent to both processes of a command (see `supervised`) reaches it
+#: twice, and timeout(1) sends each to the process and to its group. Nothing else tells such a pair from two.
 _ONCE_S = 0.25
 
 

@@ -149,6 +149,27 @@ def make(folder: Path) -> None:
     save(*train(folder), REQUIRED_ACCURACY, weights)
 
 
+def write_onnx(folder: Path) -> None:
+    """Write the trained network as `folder/resnet.onnx`, with input image [N, 1, 32, 32] and output logits [N, 10]."""
+    import torch
+    from safetensors.torch import load_file
+
+    model = resnet()
+    model.load_state_dict(load_file(folder / "resnet.safetensors"))
+    batch = torch.export.Dim("N", min=1, max=1024)
+    torch.onnx.export(
+        model.eval(),
+        (torch.zeros(2, 1, SIZE, SIZE),),
+        folder / "resnet.onnx",
+        dynamic_shapes=({0: batch},),
+        input_names=["image"],
+        output_names=["logits"],
+        external_data=False,
+        dynamo=True,
+        verbose=False,
+    )
+
+
 def save(model: torch.nn.Module, accuracy: float, required: float, weights: Path) -> None:
     """Write the weights of a trained network that is good enough; end the program where it is not."""
     from safetensors.torch import save_file
@@ -162,6 +183,7 @@ def save(model: torch.nn.Module, accuracy: float, required: float, weights: Path
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3 or sys.argv[1] != "make":
-        raise SystemExit("usage: python -m trtpipe.examples.digits make FOLDER")
-    make(Path(sys.argv[2]))
+    commands = {"make": make, "onnx": write_onnx}
+    if len(sys.argv) != 3 or sys.argv[1] not in commands:
+        raise SystemExit("usage: python -m trtpipe.examples.digits make|onnx FOLDER")
+    commands[sys.argv[1]](Path(sys.argv[2]))

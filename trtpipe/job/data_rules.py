@@ -24,7 +24,8 @@ from trtpipe.job.sections import BUILT_IN_METRICS, Calibration, Check, Data, Inp
 
 def calibrated(precision: Precision, calibration: Calibration | None, model: Model) -> Iterator[Broken]:
     """What is quantized by ranges has them."""
-    if precision.calibrated and calibration is None and model.onnx is None:  # the file may be quantized already
+    own = model.quantized or model.factory is None  # a file may be quantized already
+    if precision.calibrated and calibration is None and not own:
         hint = "Add calibration.images, or calibration.table."
         yield Broken(("calibration",), f"be given when precision.{precision.quantizing_key} is true", "none", hint)
 

@@ -42,7 +42,8 @@ def _one_source(model: Model) -> Iterator[Broken]:
     yield from named_callable(model.factory, ("model", "factory"))
     if len(sources) == 1 and model.factory is None:
         own = "baseline" in changed(model) and model.torchscript is None
-        for key, value in (("args", model.args), ("weights", model.weights), ("baseline", own)):
+        only = (("args", model.args), ("weights", model.weights), ("baseline", own), ("quantized", model.quantized))
+        for key, value in only:
             if value:
                 yield Broken(("model", key), "be given only with factory", f"{key} with {sources[0]}", f"Remove {key}.")
     if model.torchscript is not None and "baseline" in changed(model):
@@ -81,7 +82,11 @@ def _bindings(inputs: Mapping[str, Input]) -> Iterator[Broken]:
             yield Broken((*at, "shape"), "use the batch dimension once, first", listed(spec.shape))
         if spec.shape[0] != inputs[first].shape[0]:
             must = f"begin with the batch dimension of inputs.{first}, {inputs[first].shape[0]}"
-            yield Broken((*at, "shape"), must, listed(spec.shape))
+            hint = (
+                "Each sample has a row of every input: give it that dimension too. What is one for the whole batch (a "
+                "table, a scale) becomes a constant of the model, or is given to each sample and taken as x[0]."
+            )
+            yield Broken((*at, "shape"), must, listed(spec.shape), hint)
         if spec.normalize is not None:
             channels = spec.shape[1] if len(spec.shape) > 1 else 1
             yield from normalization(spec.normalize, (*at, "normalize"), channels)
@@ -207,15 +212,15 @@ def _engine(build: Build, check: Check) -> Iterator[Broken]:
         yield Broken(path, "be left out with build.allow_torch_fallback", str(limit), hint)
 
 
-def _measured_in_int8(precision: Precision, build: Build, check: Check) -> Iterator[Broken]:
-    """Sensitivity and tuning compare modules with and without Q/DQ, which only explicit INT8 has."""
-    if precision.int8_mode and build.quantization == "explicit":
+def _measured_by_module(precision: Precision, build: Build, check: Check) -> Iterator[Broken]:
+    """Sensitivity and tuning compare modules with and without Q/DQ, which explicit quantization alone places."""
+    if precision.quantized and build.quantization == "explicit":
         return
-    got = "build.quantization: implicit" if precision.int8_mode else "precision.int8_mode: false"
+    got = "build.quantization: implicit" if precision.quantized else "no number format that quantizes"
     for name, value, default in (("sensitivity", check.sensitivity, False), ("on_fail", check.on_fail, "error")):
         if value != default:
             hint = f"It measures what Q/DQ cost module by module: remove check.{name}, or quantize explicitly."
-            yield Broken(("check", name), f"be {str(default).lower()} without explicit INT8", got, hint)
+            yield Broken(("check", name), f"be {str(default).lower()} without explicit quantization", got, hint)
 
 
 RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Broken]]], ...] = (
@@ -227,7 +232,7 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Broken]]], ...] = (
     (("build", "precision", "model"), _route),
     (("build", "check"), _engine),
     (("build", "inputs", "outputs"), _formats_of),
-    (("precision", "build", "check"), _measured_in_int8),
+    (("precision", "build", "check"), _measured_by_module),
     (("precision", "calibration", "model"), calibrated),
     (("calibration",), calibration_section),
     (("calibration", "inputs"), calibration_fits),

@@ -98,6 +98,9 @@ class Model(Section):
     torchscript: str | None = Field(
         default=None, description="a TorchScript file to compare with, instead of recording a baseline"
     )
+    quantized: bool = Field(
+        default=False, description="the factory's network has fake quantizers, whose scales are taken"
+    )
     program: str | None = Field(default=None, description="a .pt2 file written by torch.export.save")
     onnx: str | None = Field(default=None, description="an ONNX file in FP32; ONNX Runtime is its baseline")
     baseline: Literal["trace", "script"] = Field(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.fx import traceback
 
 from trtpipe.errors import InputError
 from trtpipe.values import TensorSpec
@@ -35,6 +36,10 @@ class Bound(torch.nn.Module):
         self.network = network
         self.specs = tuple(inputs)
         self.output_names = output_names
+        # An exported graph, and not one of torch.fx, whose modules are called as any other's.
+        self._keeps_meta = isinstance(network, torch.fx.GraphModule) and not any(
+            n.op == "call_module" for n in network.graph.nodes
+        )
         for k, spec in enumerate(inputs):
             if spec.name in normalize:
                 mean, std = (torch.tensor(v, dtype=torch.float32) for v in normalize[spec.name])
@@ -45,7 +50,11 @@ class Bound(torch.nn.Module):
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The network's outputs for `inputs` in their binding dtypes."""
-        return self.outputs(self.network(*self.prepared(inputs)))
+        arguments = self.prepared(inputs)
+        if not self._keeps_meta:
+            return self.outputs(self.network(*arguments))
+        with traceback.preserve_node_meta():  # each node's module, which its generated code does not know
+            return self.outputs(torch.fx.Interpreter(self.network).run(*arguments))
 
     def prepared(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
         """The arguments of the network: float16 and uint8 as float32, normalised where the job says so.
@@ -64,7 +73,7 @@ class Bound(torch.nn.Module):
         return list(_assembled([(s.name.split("."), x) for s, x in zip(self.specs, arguments, strict=True)]).values())
 
     def outputs(self, returned: object) -> tuple[torch.Tensor, ...]:
-        """What the network returned as a tuple in the job's order.
+        """What the network returned as a tuple in the job's order, tensors in its own dtypes and shapes.
 
         By name, as in `detections.0.boxes`, where every name is the path of a tensor; in order where what was
         returned is a tensor, or a list or tuple of tensors.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtpipe.errors import BuildError
 from trtpipe.model.export import export
+from trtpipe.model.failures import quantizes_in_forward
 from trtpipe.model.torch_versions import graph_module
 from trtpipe.values import EXTENTS, Captured, DimRange, LoadedModel, TensorSpec
 
@@ -37,7 +38,10 @@ def capture(loaded: LoadedModel) -> Captured:
     with warnings.catch_warnings():  # torch 2.11 announces a deprecation of its own
         warnings.simplefilter("ignore")
         graph = graph_module(program.run_decompositions({}))
-    if not any(n.target is torch.ops.trtpipe.mark.default for n in graph.graph.nodes):  # a file's weights stay its own
+    _require_no_quantizers(graph)
+    if any(n.target is torch.ops.trtpipe.mark.default for n in graph.graph.nodes):
+        _spell_out_batch_norms(graph)
+    else:
         fuse_conv_bn(graph)
     constant_fold(graph)
     if not any(n.op == "call_function" for n in graph.graph.nodes):
@@ -53,6 +57,19 @@ def capture(loaded: LoadedModel) -> Captured:
     digest = _digest(graph, loaded.weights_digest)
     notes = take_off(graph)
     return Captured(graph, loaded.inputs, outputs, digest, *find_sites(graph), notes)
+
+
+def _require_no_quantizers(graph: torch.fx.GraphModule) -> None:
+    """Refuse what quantizes between other lines of a forward: no module can be taken out in its place.
+
+    Raises:
+        BuildError: there is some.
+    """
+    from trtpipe.model.nodes import module_path, source_line
+    from trtpipe.model.quantizers import quantizing
+
+    if (node := next(quantizing(graph), None)) is not None:
+        raise BuildError(f"capture: {module_path(node) or 'the model'} {quantizes_in_forward(source_line(node))}")
 
 
 def _output_specs(graph: torch.fx.GraphModule, loaded: LoadedModel) -> tuple[TensorSpec, ...]:
@@ -133,6 +150,36 @@ def _tidy(graph: torch.fx.GraphModule) -> None:
             graph.graph.erase_node(node)
         elif node.target is torch.ops.aten.view.default:
             node.target = torch.ops.aten.reshape.default
+    graph.graph.eliminate_dead_code()
+
+
+def _spell_out_batch_norms(graph: torch.fx.GraphModule) -> None:
+    """Batch norms as x * scale + shift: PT2E would fold one into the convolution before it, whose weight has scales of
+    its own. TensorRT fuses the two."""
+    import torch
+
+    from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, op_name
+
+    # Where the epsilon is among the arguments; the first four behind x are the same.
+    places = {"batch_norm": 7, "_native_batch_norm_legit_no_training": 6}
+    for node in [n for n in calls(graph.graph) if op_name(n) in places]:
+        given: list[Any] = list(node.args)
+        (x, weight, bias, mean, var), eps = given[:5], given[places[op_name(node)]]
+        if not (is_constant(mean) and is_constant(var)):
+            continue
+        scale = (constant_value(graph, var).double() + eps).rsqrt()
+        scale = scale * constant_value(graph, weight) if is_constant(weight) else scale
+        shift = -constant_value(graph, mean) * scale
+        shift = shift + constant_value(graph, bias) if is_constant(bias) else shift
+        shape = [1, -1, *[1] * (x.meta["val"].dim() - 2)]
+        y = x
+        for what, value in (("mul", scale), ("add", shift)):
+            constant = add_constant(graph, f"{node.name}_{what}", value.float().reshape(shape), node)
+            with graph.graph.inserting_before(node):
+                y = graph.graph.call_function(getattr(torch.ops.aten, what).Tensor, (y, constant))
+            y.meta = dict(node.meta) | {"val": x.meta["val"]}
+        for taken in [u for u in node.users if op_name(u) == "getitem" and u.args[1] == 0] or [node]:
+            taken.replace_all_uses_with(y)
     graph.graph.eliminate_dead_code()
 
 

@@ -67,7 +67,7 @@ def described(arrays: Mapping[str, Array]) -> str:
 
 
 def corner_outputs(loaded: LoadedModel, samples: Mapping[str, Array]) -> tuple[dict[str, Array], ...]:
-    """The model's outputs at each of `corners`, by name, as the model gives them.
+    """The model's outputs at each of `corners`, by name, in the model's own dtypes and shapes.
 
     Raises:
         BuildError: the model does not run there.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from calib.user_code import INTERRUPTS
 from trtpipe.errors import BuildError
-from trtpipe.model.failures import branches_on_data, first_line, place_of
+from trtpipe.model.failures import branches_on_data, first_line, place_of, quantizes_in_forward
 from trtpipe.values import TensorSpec
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def example_inputs(inputs: Sequence[TensorSpec], size: int = 2) -> tuple[torch.Tensor, ...]:
-    """Zeros for each input; every dynamic dimension is at `size` where its range allows, so that export keeps it."""
+    """Zeros of each input's dtype and shape; dynamic dimensions: the first is `size` where its range allows, so that
+    export keeps it, others are at their opt."""
     import torch
 
     def extent(spec: TensorSpec, d: int | str) -> int:
@@ -80,6 +81,8 @@ def _reason(error: BaseException) -> str:
     """The message for an error of torch.export: the reason, the line of the model, and the next step."""
     where = place_of(error)
     at = f" at {where}" if where else ""
+    if "fake_quantize_" in str(error):  # PyTorch has no such operation of a dynamic shape
+        return f"capture: the model {quantizes_in_forward(where)}"
     if branches_on_data(error):
         return (
             f"capture: the model decides by the values of a tensor{at}, and a graph holds one way alone. Compute both "

@@ -29,3 +29,12 @@ def first_line(error: BaseException) -> str:
 def branches_on_data(error: BaseException) -> bool:
     """Whether torch.export stopped at a decision that depends on the values of a tensor."""
     return "data-dependent" in str(error) or "DataDependent" in type(error).__name__
+
+
+def quantizes_in_forward(where: str) -> str:
+    """What is said of a network that calls torch.fake_quantize_* itself, at a line of its code."""
+    return (
+        f"quantizes in its forward{f' at {where}' if where else ''}, and a network's own scales are taken from fake "
+        "quantizers that are modules. Make them modules (FakeQuantize of torchao, TensorQuantizer of ModelOpt), or "
+        "quantize by PT2E (convert_pt2e) and give the exported file as model.program."
+    )

@@ -89,7 +89,9 @@ def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
         )
     with user_code(f"model.factory: eval() of the model of {model.factory}", InputError):
         network = network.eval().requires_grad_(False)
-    return network, f"factory {model.factory}"
+    from trtpipe.model.quantizers import take_quantizers_off
+
+    return take_quantizers_off(network, "model.factory"), f"factory {model.factory}"
 
 
 def _plain(network: torch.nn.Module, factory: str) -> torch.nn.Module:
@@ -145,6 +147,10 @@ def _require_order(network: torch.nn.Module, names: tuple[str, ...]) -> None:
 def _program(path: str, inputs: tuple[TensorSpec, ...]) -> torch.nn.Module:
     import torch
 
+    from trtpipe.model import pt2e  # the operators of a quantized program are registered with it
+    from trtpipe.model.quantizers import take_quantizers_off
+
+    del pt2e
     try:
         with warnings.catch_warnings():  # torch 2.11 warns of the buffers it reads into
             warnings.simplefilter("ignore")
@@ -157,14 +163,14 @@ def _program(path: str, inputs: tuple[TensorSpec, ...]) -> torch.nn.Module:
     network: torch.nn.Module = graph_module(program)
     # It refuses train() and eval(): what it does in either was settled when it was exported.
     network.train = network.eval = lambda mode=True: network  # type: ignore[method-assign, misc]
-    return network
+    return take_quantizers_off(network, "model.program")
 
 
 def _onnx(job: Job, path: Path) -> torch.nn.Module:
     from trtpipe.model.onnx.network import load_network, require_bindings
 
-    network = load_network(path)
-    require_bindings(network.file, {s.name: s.shape for s in job.input_specs()}, tuple(job.outputs))
+    network = load_network(path, tuple(job.outputs))
+    require_bindings(network.file, {s.name: s.shape for s in job.input_specs()})
     return network.eval()
 
 

@@ -35,7 +35,7 @@ class Mark:
 
 
 def mark(x: torch.Tensor, it: Mark) -> torch.Tensor:
-    """`x`, marked."""
+    """`x`, of any dtype and shape, marked."""
     found: torch.Tensor = torch.ops.trtpipe.mark(x, list(it.scales), -1 if it.axis is None else it.axis)
     return found
 

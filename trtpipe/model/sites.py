@@ -62,6 +62,7 @@ def find_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...
         role[node] = f"{path}:" + (name if k == 0 else f"{name}_{k}")
         if name in WEIGHTED:
             x, weight = node.args[:2]
+            end = _ending(ordinals, path)
             if not is_float(x) or not isinstance(weight, torch.fx.Node):
                 continue
             if not is_constant(weight):
@@ -71,9 +72,8 @@ def find_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...
             if axis is None:
                 skipped.append(Skipped(node, "the weight of a grouped transposed convolution has no axis of outputs"))
                 continue
-            first = f"{path}:input" if k == 0 else f"{path}:input_{k}"
-            candidates.append((node, x, first, None, "Q1"))
-            candidates.append((node, weight, first.replace(":input", ":weight"), axis, "Q2"))
+            candidates.append((node, x, f"{path}:input{end}", None, "Q1"))
+            candidates.append((node, weight, f"{path}:weight{end}", axis, "Q2"))
             quantized.add(node)
         elif name in MATMULS:
             pair = [x for x in node.args[:2] if is_float(x)]
@@ -112,6 +112,7 @@ def _own_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...
         k = ordinals[path, name]
         ordinals[path, name] += 1
         end = "" if k == 0 else f"_{k}"
+        of_weighted = _ending(ordinals, path) if name in WEIGHTED else ""
         if not marks and name in (*WEIGHTED, *MATMULS) and is_float(node):
             skipped.append(Skipped(node, "the model's own Q/DQ leave it out"))
         for i, x in enumerate(node.all_input_nodes):
@@ -120,11 +121,18 @@ def _own_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...
             axis, rule = None, "Q1" if name in (*WEIGHTED, *MATMULS) else "Q8"
             key = f"{path}:{name}{end}.input_{i}"
             if name in WEIGHTED and x is node.args[0]:
-                key = f"{path}:input{end}"
+                key = f"{path}:input{of_weighted}"
             elif name in WEIGHTED and x is node.args[1] and is_constant(x):
-                key, axis, rule = f"{path}:weight{end}", WEIGHTED[name], "Q2"
+                key, axis, rule = f"{path}:weight{of_weighted}", WEIGHTED[name], "Q2"
             sites.append(Site(node, x, key, key if axis is not None else group.setdefault(x, key), axis, rule))
     return tuple(sites), tuple(skipped)
+
+
+def _ending(ordinals: Counter[tuple[str, str]], path: str) -> str:
+    """The end of the keys of a module's next operation with a weight, whichever: "", "_1", "_2"."""
+    k = ordinals[path, "weighted"]
+    ordinals[path, "weighted"] += 1
+    return "" if k == 0 else f"_{k}"
 
 
 def kept_sites(sites: Collection[Site], keep: Callable[[Node], bool]) -> tuple[Site, ...]:

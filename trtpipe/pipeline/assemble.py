@@ -9,15 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from calib.images import geometry
+from calib.samples import TransformSpec
 from trtpipe.batching import joined
 from trtpipe.bundle import golden
 from trtpipe.bundle.format import write_bundle
 from trtpipe.bundle.golden import KEPT_SAMPLES, Golden
-from trtpipe.bundle.manifest import CALIBRATION, GOLDEN, GRAPH, REPORT, Manifest, describe_engine
+from trtpipe.bundle.manifest import CACHES, CALIBRATION, GOLDEN, GRAPH, REPORT, TIMING_CACHE, Manifest, describe_engine
 from trtpipe.job.sections import Transform
 from trtpipe.pipeline.cache.environment import environment, fingerprint, portable_job, source_fingerprint
 from trtpipe.pipeline.stages import batching
-from trtpipe.report.content import ComparedOutputs, ReportContent
+from trtpipe.report.content import ComparedOutputs, Detections, ReportContent
 from trtpipe.report.page import render
 from trtpipe.routes.compiled_precision import read_back
 from trtpipe.trt.weights import stored_weights
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from trtpipe.pipeline.lowered import Compiled, Lowered
     from trtpipe.pipeline.measure import Evidence
     from trtpipe.pipeline.prepared import PreparedJob, Stages
-    from trtpipe.values import CheckReport, Engine, WeightBytes
+    from trtpipe.values import CheckReport, Engine, Labels, WeightBytes
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ def assemble(
         if engine.graph is not None:
             files[GRAPH] = engine.graph.data
         files[manifest.engine_file] = engine.data
+        if engine.timing_cache:
+            files[TIMING_CACHE] = engine.timing_cache
         files[REPORT] = report_page(job, checked, evidence, manifest, files)
         return write_bundle(out / job.name, manifest, files, sign=sign)
 
@@ -75,7 +79,8 @@ def report_page(
     names = [s.name for s in lowered.outputs if s.batch_axis is not None]
     rows = [{n: a[n] for n in names if n in a} for a in (baseline.outputs, checked.outputs)]
     ids = checked.prepared.check_source.ids
-    compared = ComparedOutputs(rows[0], rows[1], ids, baseline.labels, images) if rows[1] else None
+    boxes = detections_of(job, checked.prepared.judgement.labels)
+    compared = ComparedOutputs(rows[0], rows[1], ids, baseline.labels, images, boxes) if rows[1] else None
     modules = () if evidence.sensitivity is None else evidence.sensitivity.modules
     return render(
         ReportContent(
@@ -90,6 +95,23 @@ def report_page(
             checked.report.runner if evidence.latencies_ms else "",
         )
     ).encode()
+
+
+def detections_of(job: Job, labels: Labels) -> Detections | None:
+    """The outputs that the job's metric coco_map is about, and how their boxes lie in the images; None without one."""
+    metric = next((m for m in job.check.metrics.values() if m.function == "coco_map"), None)
+    if metric is None:
+        return None
+    names = {k: str(metric.args.get(k, k)) for k in ("boxes", "scores")}
+    classes = str(metric.args.get("classes", "labels"))
+    transform = job.check_transform()
+    whole = transform is None or transform.callable is not None
+    steps = (
+        ()
+        if transform is None or whole
+        else geometry(TransformSpec(resize=transform.resize, center_crop=transform.center_crop))
+    )
+    return Detections(**names, classes=classes, steps=steps, truth=labels if isinstance(labels, tuple) else None)
 
 
 def table_files(table: CalibrationTable) -> dict[str, bytes]:
@@ -119,7 +141,7 @@ def describe(job: Job, lowered: Lowered, prepared: PreparedJob, report: CheckRep
         inputs=lowered.inputs,
         outputs=lowered.outputs,
         # A folder of timing caches is this machine's own business.
-        build=job.build.model_copy(update={"timing_cache": None, "calibration_cache": None}),
+        build=job.build.model_copy(update=dict.fromkeys(CACHES)),
         opset=None if graph is None else graph.opset,
         precision=job.precision,
         layers=lowered.layers if graph is None else read_back(lowered.layers, graph),

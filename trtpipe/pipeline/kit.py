@@ -89,7 +89,7 @@ def write_kit(
         return lowered, graph, report
 
     lowered, graph, report = checked(job, table)
-    if table is not None and is_about_numbers(report) and job.check.on_fail == "tune":
+    if job.places_qdq and is_about_numbers(report) and job.check.on_fail == "tune":
         job, table, how = retuned(job, prepared, table, out, stages)
         lowered, graph, report = checked(job, table)
         report = dataclasses.replace(report, notes=(*report.notes, how))
@@ -110,7 +110,7 @@ def write_kit(
     kit = written(report)
     check = job.check.model_copy(update={"sensitivity": False})
     without_sensitivity = job.model_copy(update={"check": check})
-    if diagnosis_wanted(without_sensitivity, table, report, diagnose_seconds):
+    if diagnosis_wanted(without_sensitivity, report, diagnose_seconds):
         stages.note(f"check FAILED: {reason(report)}; kit: {kit.path}")
         report, _ = explained(without_sensitivity, prepared, table, report, stages, diagnose_seconds)
         kit = written(report)
@@ -118,7 +118,13 @@ def write_kit(
 
 
 def finish_kit(
-    path: Path, out: Path, reporter: Reporter, *, key: Path | None = None, sign: Sign | None = None
+    path: Path,
+    out: Path,
+    reporter: Reporter,
+    *,
+    key: Path | None = None,
+    sign: Sign | None = None,
+    timing_cache: str | None = None,
 ) -> Built:
     """Verify the kit at `path`, build its engine here, check it where a GPU can execute it, and write `out/<name>`.
 
@@ -128,6 +134,7 @@ def finish_kit(
         reporter: receives the stages.
         key: file of trusted public keys, or None.
         sign: signs the bundle's manifest, unless the check failed.
+        timing_cache: this machine's folder of timing caches.
 
     Raises:
         TrtpipeError: with the exit code of what went wrong; nothing is then written.
@@ -141,7 +148,8 @@ def finish_kit(
             raise InputError(f"{path}: the bundle would replace its own kit. Give another folder: --out.")
         require_fit(manifest, this_device())
     with stages("compile") as progress:
-        engine = _compile(graph, manifest.build, manifest.precision, progress)
+        build = manifest.build.model_copy(update={"timing_cache": timing_cache})
+        engine = _compile(graph, build, manifest.precision, progress)
     with stages("check") as progress:
         report = _check(kit, engine, progress)
     with stages("bundle"):

@@ -22,6 +22,7 @@ from trtpipe.evaluation.judgement import NO_METRICS, Judgement, judge
 from trtpipe.job.importable import on_path
 from trtpipe.model.baseline import record_baseline, script
 from trtpipe.model.capture import capture
+from trtpipe.model.computing import CPU, computing_device, wanted_device
 from trtpipe.model.corners import corner_outputs, require_corners
 from trtpipe.model.data import open_calibration, open_check, with_labels
 from trtpipe.model.labels import labels_of, names_classes
@@ -182,24 +183,26 @@ def with_own_scales(job: Job, captured: Captured) -> Captured:
     if not is_marked(captured.graph):
         if job.precision.calibrated and data is None:
             raise InputError(
-                "calibration: must be given for a file without Q/DQ (got none). Add calibration.images, or "
+                "calibration: must be given for a model without Q/DQ (got none). Add calibration.images, or "
                 "calibration.table."
             )
         if data is not None and data.recalibrate:
             raise InputError(
-                "calibration.recalibrate: must be left out for a file without Q/DQ (got true). It is calibrated anyhow."
+                "calibration.recalibrate: must be left out for a model without Q/DQ (got true), which is calibrated "
+                "anyhow. Remove it."
             )
         return captured
     if data is not None and data.recalibrate:
         return in_float(captured)
-    if not job.precision.int8_mode or job.precision.fp8_mode or job.precision.nvfp4_mode or job.precision.weights:
+    on = [key for key in ("int8_mode", "fp8_mode", "nvfp4_mode", "weights") if getattr(job.precision, key)]
+    if on != ["int8_mode"]:
         raise InputError(
-            "precision: must be int8_mode, without other number formats, for a file that is quantized to INT8 already. "
-            "Set int8_mode, or calibration.recalibrate to start from its FP32 form."
+            "precision: must be int8_mode, without other number formats, for a model that is quantized to INT8 already "
+            f"(got {', '.join(on) or 'none'}). Set int8_mode, or calibration.recalibrate to start from its FP32 form."
         )
     if data is not None and (data.images or data.arrays or data.factory or data.table):
         raise InputError(
-            "calibration: must be left out for a file that is quantized already, whose own scales are taken. Remove "
+            "calibration: must be left out for a model that is quantized already, whose own scales are taken. Remove "
             "it, or set calibration.recalibrate: true."
         )
     return as_given(captured)
@@ -258,6 +261,18 @@ class PreparedJob:
                 return captured
 
         return as_the_job_wants(self.job, self.results.in_memory("capture", make))
+
+    @cached_property
+    def device(self) -> str:
+        """Where PyTorch computes the model, "cpu" or "cuda:0".
+
+        Raises:
+            InputError, MissingError: a GPU was asked for by name, and cannot be used.
+        """
+        if wanted_device() == CPU:
+            return CPU
+        with self._stages.unnamed():
+            return computing_device(self._model, self.first_check_batch, self._stages.note)
 
     @cached_property
     def check_samples(self) -> Source:
@@ -333,6 +348,7 @@ class PreparedJob:
                     kind=job.model.baseline,
                     torchscript=job.model.torchscript,
                     progress=progress,
+                    device=self.device,
                 )
                 whole = Batching(loaded.inputs, loaded.outputs, size).whole
                 if unjudged := unjudgeable(job.check.limits, baseline.outputs, baseline.labels, whole):
@@ -363,7 +379,7 @@ class PreparedJob:
         return data is not None and bool(data.images or data.arrays or data.factory)
 
     def first_batches(self) -> Iterator[list[torch.Tensor]]:
-        """Inputs in order of the first calibration samples, or check samples where there are none."""
+        """Inputs [B, ...] in order of the first calibration samples, or check samples where there are none."""
         import torch
 
         job = self.job
@@ -380,4 +396,4 @@ class PreparedJob:
         from trtpipe.quantization import precision
 
         with self._stages.unnamed():
-            return precision.observe_ranges(self.captured, self.first_batches())
+            return precision.observe_ranges(self.captured, self.first_batches(), self.device)

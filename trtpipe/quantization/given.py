@@ -10,7 +10,7 @@ from trtpipe.errors import InputError
 from trtpipe.model.marks import is_marked, marks_of, without_marks
 from trtpipe.model.nodes import constant_value, copied, module_path, op_name
 from trtpipe.model.sites import ADDS, MATMULS, SHARED, WEIGHTED, find_sites
-from trtpipe.quantization.formats import INT8
+from trtpipe.quantization.formats import INT8, SMALLEST_SCALE
 from trtpipe.values import Captured, Int8Weight
 
 
@@ -43,7 +43,8 @@ def as_given(captured: Captured) -> Captured:
         if site.axis is not None:
             weight = constant_value(captured.graph, site.producer)
             scales = torch.tensor(marks_of(site.consumer)[site.producer.name].scales, dtype=torch.float32)
-            int8[site.consumer.name] = Int8Weight(weight, scales.expand(weight.shape[site.axis]).contiguous(), None)
+            scales = scales.clamp_min(SMALLEST_SCALE).expand(weight.shape[site.axis]).contiguous()
+            int8[site.consumer.name] = Int8Weight(weight, scales, None)
         elif op_name(site.consumer) not in (*WEIGHTED, *MATMULS, *ADDS, *SHARED):
             odd.setdefault(op_name(site.consumer), []).append(module_path(site.consumer) or "the model")
     notes = tuple(

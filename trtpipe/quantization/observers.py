@@ -8,8 +8,9 @@ from calib.observers import HistogramObserver
 from trtpipe.model.pt2e import UniformQuantizationObserverBase
 from trtpipe.quantization.formats import SMALLEST_SCALE, rounded_up
 
-#: Symmetric INT8. A weight's amax is its exact maximum, so its levels are [-127, 127]; activations saturate at -128.
-ACTIVATION_RANGE, WEIGHT_RANGE = (-128, 127), (-127, 127)
+#: The integers of INT8; and the levels that weights are given here, whose amax is their exact maximum. A model that was
+#: quantized elsewhere may have others.
+INT8_RANGE, WEIGHT_RANGE = (-128, 127), (-127, 127)
 
 
 class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
@@ -19,13 +20,13 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
     """
 
     def __init__(self, dtype: torch.dtype = torch.int8, **_: object) -> None:
-        low, high = ACTIVATION_RANGE
+        low, high = INT8_RANGE
         super().__init__(dtype=dtype, qscheme=torch.per_tensor_symmetric, quant_min=low, quant_max=high)
         self.histogram: HistogramObserver | None = None
         self.scale = 0.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`x`, after it was added to the histogram."""
+        """`x`, floating and of any shape, after it was added to the histogram."""
         if self.histogram is not None:
             self.histogram.observe(x)
         return x
@@ -42,7 +43,7 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
     """
 
     def __init__(self, dtype: torch.dtype = torch.int8, ch_axis: int = 0, half: torch.dtype | None = None, **_: object):
-        low, high = WEIGHT_RANGE
+        low, high = INT8_RANGE
         super().__init__(dtype=dtype, qscheme=torch.per_channel_symmetric, quant_min=low, quant_max=high)
         self.ch_axis = ch_axis
         self.half = half

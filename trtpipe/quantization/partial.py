@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from trtpipe.model.nodes import constant_value, is_constant, op_name
 from trtpipe.quantization.formats import SMALLEST_SCALE, rounded_up
 from trtpipe.quantization.macs import macs
-from trtpipe.quantization.observers import ACTIVATION_RANGE, WEIGHT_RANGE
+from trtpipe.quantization.observers import INT8_RANGE, WEIGHT_RANGE
 from trtpipe.values import Int8Weight, Site
 
 #: Turns an input of an operation into the tensor that the operation reads instead.
@@ -56,15 +56,15 @@ def roundings(
 
 
 def replaced(value: torch.Tensor) -> Rounding:
-    """A rounding that ignores its input and gives `value`."""
-    return lambda _: value
+    """A rounding that ignores its input and gives `value`, of the input's dtype and shape."""
+    return lambda x: value.to(x.device)
 
 
 def per_tensor(amax: float, half: torch.dtype | None = None) -> Rounding:
     """Q and DQ with one scale: what `torch.fake_quantize_per_tensor_affine` gives, in 40 % of its time."""
     exact = (torch.tensor([amax], dtype=torch.float32) / 127).clamp_min(SMALLEST_SCALE)
     scale = rounded_up(exact, half)[0]
-    inverse, low, high = 1 / scale, *ACTIVATION_RANGE
+    inverse, low, high = 1 / scale, *INT8_RANGE
     return lambda x: (x * inverse).round_().clamp_(low, high).mul_(scale)
 
 
@@ -123,7 +123,7 @@ class Partial:
         self.macs_of: dict[Node, int] = {}
 
     def inputs(self, arrays: Sequence[torch.Tensor]) -> dict[Node, Any]:
-        """The values alive before the first operation: the graph's inputs, in order."""
+        """The values alive before the first operation: the graph's inputs, in order, [B, ...] in their dtypes."""
         holders = [n for n in self.nodes if n.op == "placeholder"]
         return dict(zip(holders, arrays, strict=True))
 
@@ -162,7 +162,7 @@ class Partial:
     def finish(
         self, at: int, alive: Mapping[Node, Any], changed: Roundings, watched: Sequence[Node] = ()
     ) -> tuple[tuple[torch.Tensor, ...], dict[Node, Any]]:
-        """Execute from position `at` to the end: the outputs, and the values of the `watched` nodes."""
+        """Execute from position `at` to the end: the outputs [B, ...], and the values of the `watched` nodes."""
         mine, seen = dict(alive), {}
         result: Any = ()
         with torch.inference_mode():

@@ -13,6 +13,7 @@ import torch
 from calib.calibrate import calibrate as run_calibration
 from calib.observers import HistogramObserver
 from trtpipe.errors import InputError
+from trtpipe.model.computing import CPU, placed
 from trtpipe.model.export import export
 from trtpipe.model.nodes import add_constant, constant_value, copied, module_path, set_constant
 from trtpipe.model.pt2e import (
@@ -26,7 +27,7 @@ from trtpipe.model.pt2e import (
 from trtpipe.model.sites import kept_sites
 from trtpipe.quantization.formats import FORMATS, SMALLEST_SCALE, check_complete, rounded_up
 from trtpipe.quantization.narrow import NarrowSite, Statistics, place_narrow
-from trtpipe.quantization.observers import ACTIVATION_RANGE, WEIGHT_RANGE, ActivationObserver, PerChannelWeightObserver
+from trtpipe.quantization.observers import INT8_RANGE, ActivationObserver, PerChannelWeightObserver
 from trtpipe.quantization.policy import Assignment, Modes, assign, cannot, checked_modes, idle_globs
 from trtpipe.quantization.precision import Keep, checked_keep, place_casts
 from trtpipe.values import Captured, Int8Weight, Quantized, Site, Skipped, TensorSpec
@@ -76,7 +77,7 @@ class TensorRTQuantizer(Quantizer):  # type: ignore[misc]
         """Refuse nothing: the sites come from this graph."""
 
     def _weight(self, axis: int) -> QuantizationSpec:
-        low, high = WEIGHT_RANGE
+        low, high = INT8_RANGE
         return QuantizationSpec(
             dtype=torch.int8,
             quant_min=low,
@@ -90,8 +91,8 @@ class TensorRTQuantizer(Quantizer):  # type: ignore[misc]
 
 _ACTIVATION = QuantizationSpec(
     dtype=torch.int8,
-    quant_min=ACTIVATION_RANGE[0],
-    quant_max=ACTIVATION_RANGE[1],
+    quant_min=INT8_RANGE[0],
+    quant_max=INT8_RANGE[1],
     qscheme=torch.per_tensor_symmetric,
     is_dynamic=False,
     observer_or_fake_quant_ctr=ActivationObserver,
@@ -155,6 +156,7 @@ def calibrate(
     percentile: float,
     digests: Mapping[str, str],
     progress: Progress,
+    device: str = CPU,
 ) -> CalibrationTable:
     """amax of every quantizable activation, including those that precision.keep excludes.
 
@@ -166,6 +168,7 @@ def calibrate(
         percentile: for that algorithm, in (0, 100].
         digests: what the table is valid for, by name.
         progress: receives the number of samples done.
+        device: where PyTorch computes, and the observers count: one MiB for each tensor.
 
     Raises:
         calib.CalibError: the data is bad.
@@ -174,16 +177,18 @@ def calibrate(
     for observer in prepared.observers.values():
         observer.histogram = HistogramObserver()
     histograms = {key: o.histogram for key, o in prepared.observers.items() if o.histogram is not None}
-    return run_calibration(
-        lambda inputs: prepared.graph(*(_padded(x, spec) for x, spec in zip(inputs, captured.inputs, strict=True))),
-        histograms,
-        source,
-        batch_size=batch_size,
-        algorithm=algorithm,
-        percentile=percentile,
-        digests=digests,
-        progress=progress,
-    )
+    with placed(prepared.graph, device):
+        return run_calibration(
+            lambda inputs: prepared.graph(*(_padded(x, spec) for x, spec in zip(inputs, captured.inputs, strict=True))),
+            histograms,
+            source,
+            batch_size=batch_size,
+            algorithm=algorithm,
+            percentile=percentile,
+            digests=digests,
+            progress=progress,
+            device=device,
+        )
 
 
 def _padded(x: torch.Tensor, spec: TensorSpec) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from PIL import Image, ImageOps
 
 from calib.types import Array
 from trtpipe.evaluation import metrics
+from trtpipe.report.boxes import Drawn, box_pictures, drawn, overlap
 from trtpipe.report.content import ComparedOutputs
 from trtpipe.report.dense import is_dense, pictures
 
@@ -64,7 +66,9 @@ class Gallery:
 
 
 def class_output(compared: ComparedOutputs) -> str | None:
-    """The first output that is one score a class, or None."""
+    """The first output that is one score a class, or None; of detections none is."""
+    if compared.detections is not None:
+        return None
     for name, reference in compared.reference.items():
         outputs = compared.outputs.get(name)
         if (
@@ -114,6 +118,8 @@ def confusion(compared: ComparedOutputs, names: tuple[str, ...] | None) -> Confu
 
 def gallery(compared: ComparedOutputs, names: tuple[str, ...] | None) -> Gallery | None:
     """The samples on which the two differ most: other classes first, then the closest calls or the least similar."""
+    if (pairs := drawn(compared)) is not None:
+        return _least_overlapping(compared, pairs)
     output = class_output(compared)
     if output is None:
         return _least_similar(compared)
@@ -139,6 +145,20 @@ def gallery(compared: ComparedOutputs, names: tuple[str, ...] | None) -> Gallery
             )
         )
     return Gallery(output, "margin", int(differs.sum()), len(outputs), tuple(shown))
+
+
+def _least_overlapping(compared: ComparedOutputs, pairs: Sequence[tuple[Drawn, Drawn]]) -> Gallery:
+    """The samples whose boxes match the baseline's least, with these drawn."""
+    scores = [overlap(*pair) for pair in pairs]
+    order = sorted(range(len(scores)), key=lambda i: (scores[i], i))[:SHOWN_SAMPLES]
+    shown = tuple(
+        Shown(
+            str(compared.ids[i]), None, None, None, False, False, scores[i], None, box_pictures(compared, i, pairs[i])
+        )
+        for i in order
+    )
+    assert compared.detections is not None
+    return Gallery(compared.detections.boxes, "overlap", 0, len(scores), shown)
 
 
 def _least_similar(compared: ComparedOutputs) -> Gallery | None:

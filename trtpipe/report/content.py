@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from PIL import Image
+
 from calib.types import Array
+from trtpipe.values import Boxes
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
     from trtpipe.bundle.manifest import Manifest
     from trtpipe.evaluation.bench import Bench
+
+
+@dataclass(frozen=True)
+class Detections:
+    """The outputs that are detections, as `evaluation.standard.detections` takes their names.
+
+    `steps` make an image file's picture what the boxes are in pixels of; `truth` are the labels, one a sample.
+    """
+
+    boxes: str
+    scores: str
+    classes: str
+    steps: Sequence[Callable[[Image.Image], Image.Image]] = ()
+    truth: Sequence[Boxes] | None = None
 
 
 @dataclass(frozen=True)
@@ -25,6 +42,7 @@ class ComparedOutputs:
         ids: names the samples; for images, the file relative to `images`.
         labels: int64 [S], -1 where unknown, or None.
         images: the folder that `ids` are files of; None when the samples are no images.
+        detections: which outputs are boxes with scores; None where none are.
     """
 
     reference: Mapping[str, Array]
@@ -32,6 +50,7 @@ class ComparedOutputs:
     ids: Sequence[str]
     labels: Array | None = None
     images: Path | None = None
+    detections: Detections | None = None
 
 
 @dataclass(frozen=True)

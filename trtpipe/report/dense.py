@@ -46,12 +46,13 @@ def pictures(reference: Array, output: Array) -> tuple[tuple[str, str], ...]:
         off = (classes[0] != classes[1]).astype(np.float64)
     difference = (np.clip(off, 0, 1) * 255).astype(np.uint8)[..., None]
     titles = ("baseline", "executed", "difference")
-    return tuple((t, _uri(x)) for t, x in zip(titles, (*shown, difference), strict=True))
+    return tuple((t, uri(x)) for t, x in zip(titles, (*shown, difference), strict=True))
 
 
-def _uri(pixels: Array) -> str:
+def uri(pixels: Array, side: int = SIDE) -> str:
+    """Pixels uint8 [H, W, 1 or 3] as a data: URI, no longer than `side`."""
     image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
-    image.thumbnail((SIDE, SIDE), Image.Resampling.NEAREST)
+    image.thumbnail((side, side), Image.Resampling.NEAREST)
     stream = io.BytesIO()
     image.save(stream, "PNG")
     return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode('ascii')}"

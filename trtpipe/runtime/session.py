@@ -152,7 +152,11 @@ class Model:
         return self.run_arrays({self._only_input().name: self.preprocess(images)})
 
     def preprocess(self, images: Iterable[Image | str | Path]) -> Array:
-        """The images as the array [S, C, H, W] of the only input."""
+        """The images as the array [S, C, H, W] of the only input, in the dtype of its binding.
+
+        Raises:
+            InputError: no image, one that cannot be read, or a bundle that was checked on arrays.
+        """
         spec, transform = self._only_input(), self.manifest.preprocessing
         if transform is None:
             raise InputError(
@@ -167,7 +171,11 @@ class Model:
     def classify(
         self, images: Sequence[Image | str | Path] | Array | Mapping[str, Array], top: int = 1
     ) -> list[Prediction]:
-        """The `top` best classes of each image or sample."""
+        """The `top` best classes of each image, or of each sample of arrays [S, ...].
+
+        Raises:
+            InputError: as calling the model, or no output [N, C] to classify by.
+        """
         return self.predictions(self(images), top)
 
     def predictions(self, outputs: Mapping[str, Array], top: int = 1) -> list[Prediction]:
@@ -195,7 +203,7 @@ class Model:
         return joined(self.run_batches(arrays))
 
     def run_batches(self, arrays: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
-        """As `run_arrays`, one batch at a time.
+        """As `run_arrays`, one batch [B, ...] at a time.
 
         Raises:
             InputError: an output has no batch axis, and the samples do not fill whole batches: what stands in for the

@@ -182,7 +182,8 @@ class EngineRunner:
             yield execution
             if fresh:
                 self._keep_compiled()
-        except BaseException:
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)  # TensorRT's objects must not live on in a traceback
             self._give_up(execution)
             raise
         with self._turn:
@@ -265,7 +266,7 @@ class EngineRunner:
                     f"engine: an execution context does not fit into the GPU's memory ({self._reason()}). "
                     "Stop other programs, or build for a smaller batch."
                 )
-            calls = (Bindings if self._bindings_api else Tensors)(engine, context)
+            calls = (Bindings if self._bindings_api else Tensors)(engine, context, self._reason)
             return Execution(
                 calls,
                 memory,
@@ -284,7 +285,7 @@ class EngineRunner:
             return engine.create_execution_context()
         config = engine.create_runtime_config()
         self._note(*self._cache.attach(config))
-        return engine.create_execution_context(config)
+        return engine.create_execution_context(config) if config is not None else engine.create_execution_context()
 
     def _load_lean(self, runtime: Runtime, version: str) -> Runtime:
         """The runtime of a release's lean runtime, for plans that were built without one."""
@@ -323,13 +324,17 @@ class EngineRunner:
         with self._turn:
             idle, self._idle = self._idle, []
             self._made -= len(idle)
-            self._engine = None
+            engine, self._engine = self._engine, None
             self._turn.notify_all()
         for execution in idle:
             execution.close()
-        self._keep_compiled()
-        for part in ("_runtime", "_logger"):
-            self.__dict__.pop(part, None)
+        del engine
+        try:
+            self._keep_compiled()
+        finally:
+            self._cache = None
+            for part in ("_runtime", "_logger"):
+                self.__dict__.pop(part, None)
 
     def _keep_compiled(self) -> None:
         """Write what was compiled for this GPU: after a load, and after the first call in each context."""

@@ -10,7 +10,7 @@ import click
 from trtpipe.atomic import write_whole
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import key_option, trusted
-from trtpipe.cli.commands.options import OutputFile, json_option, refuse_unused, set_option
+from trtpipe.cli.commands.options import OutputFile, device_option, json_option, refuse_unused, set_option
 from trtpipe.cli.results import results
 from trtpipe.job.importable import on_path
 from trtpipe.job.load import load_job
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 @click.option("--save", type=OutputFile(), help="Write the result as JSON here.")
 @click.option("--csv", "csv_path", type=OutputFile(), help="Write the table as CSV here.")
 @click.option("--plot", "plot_path", type=OutputFile(), help="Draw it to this .png or .svg.")
+@device_option
 @set_option
 @key_option
 @json_option

@@ -14,6 +14,7 @@ from trtpipe.cli.commands.bundles import sign_option
 from trtpipe.cli.commands.options import (
     OutputFile,
     cache_option,
+    device_option,
     diagnose_option,
     job_files,
     json_option,
@@ -36,6 +37,7 @@ from trtpipe.pipeline.cache.store import parse_bytes
 @click.command("nightly", short_help="Rebuild what changed of many jobs; one report.")
 @click.argument("jobs", nargs=-1, type=click.Path(path_type=Path))
 @out_option("out", "Folder of the bundles, the report and the history.")
+@device_option
 @set_option
 @click.option("--workers", type=click.IntRange(min=0), help="Processes for jobs without a GPU; 0: this one alone.")
 @click.option("--memory", metavar="SIZE", help="What all jobs together may take, like 16GB; what is free when absent.")

@@ -57,7 +57,7 @@ class OnnxNetwork(torch.nn.Module):
         self._kept = {b.name for b in file.outputs}
 
     def forward(self, *inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The outputs by name, for `inputs` in the file's order."""
+        """The outputs by name, in the file's dtypes and shapes, for `inputs` in the file's order."""
         values: dict[str, Value] = {
             name: Constant(getattr(holder, attribute), small)
             for name, (holder, attribute, small) in self._holders.items()
@@ -101,22 +101,21 @@ def _marked(node: Node, place: int, value: Value) -> Value:
     return mark(as_tensor(value), node.marks[place]) if place in node.marks else value
 
 
-def load_network(path: Path) -> OnnxNetwork:
-    """The network of a file.
+def load_network(path: Path, outputs: Sequence[str] = ()) -> OnnxNetwork:
+    """The network of a file, as far as `outputs` need it: tensors of the file, or all of its own outputs.
 
     Raises:
         InputError: the file cannot be read, or holds what cannot be converted.
     """
-    return OnnxNetwork(read(path, frozenset(OPERATORS)))
+    return OnnxNetwork(read(path, frozenset(OPERATORS), outputs))
 
 
-def require_bindings(file: OnnxFile, inputs: Mapping[str, Sequence[int | str]], outputs: Sequence[str]) -> None:
+def require_bindings(file: OnnxFile, inputs: Mapping[str, Sequence[int | str]]) -> None:
     """Refuse a job whose bindings are not the file's.
 
     Args:
         file: the file.
         inputs: the job's shapes by name.
-        outputs: the job's outputs, which may be some of the file's.
 
     Raises:
         InputError: a name is not the file's, or a dimension that the file fixes is another one.
@@ -137,11 +136,6 @@ def require_bindings(file: OnnxFile, inputs: Mapping[str, Sequence[int | str]], 
                 f"inputs.{binding.name}.shape: must fit model.onnx (got [{', '.join(map(str, shape))}], and the file "
                 f"has {binding}). Give the file's numbers, or export it with dynamic axes."
             )
-    if unknown := [name for name in outputs if name not in {b.name for b in file.outputs}]:
-        raise InputError(
-            f"outputs: must be among those of model.onnx (got {', '.join(unknown)}, and the file has "
-            f"{', '.join(map(str, file.outputs))}). Name them as the file does."
-        )
 
 
 def _parts(path: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,7 @@ class Binding:
 class OnnxFile:
     """A file that can be converted: its bindings, its nodes in the order of execution and its constants, in FP32.
 
-    `quantized`: the file has Q/DQ; its nodes then have marks.
+    `quantized`: the file has Q/DQ; its nodes then have marks. `cut`: its outputs are tensors from within the file.
     """
 
     path: Path
@@ -49,21 +49,24 @@ class OnnxFile:
     nodes: tuple[Node, ...]
     constants: Mapping[str, NDArray[Any]]
     quantized: bool
+    cut: bool
     notes: tuple[str, ...]
 
 
-def read(path: Path, operators: frozenset[str]) -> OnnxFile:
-    """The file's graph.
+def read(path: Path, operators: frozenset[str], outputs: Sequence[str] = ()) -> OnnxFile:
+    """The file's graph, as far as `outputs` need it.
 
     Args:
         path: the .onnx file; its external data lie in its folder.
         operators: names of the operators that can be converted.
+        outputs: names of tensors of the file; its own outputs where there are none.
 
     Raises:
-        InputError: it is no ONNX file, its external data are missing or elsewhere, its tensors are not in FP32, or it
-            has operators that cannot be converted.
+        InputError: it is no ONNX file, its external data are missing or elsewhere, its tensors are not in FP32, it
+            has no tensor of such a name, or has operators that cannot be converted.
     """
     model = opened(path)
+    cut = take_outputs(model, outputs)
     marks, notes = take_qdq_off(model)
     graph = model.graph
     version = model.opset_imports.get("", 0)
@@ -82,6 +85,7 @@ def read(path: Path, operators: frozenset[str]) -> OnnxFile:
         tuple(_binding(v) for v in graph.outputs),
         *with_linears(nodes, constants, {str(v.name) for v in graph.outputs}),
         bool(marks),
+        cut,
         notes,
     )
 
@@ -110,6 +114,32 @@ def opened(path: Path) -> ir.Model:
     ):
         step(model)
     return model
+
+
+def take_outputs(model: ir.Model, names: Sequence[str]) -> bool:
+    """Make named tensors the outputs of a file, and drop what they do not need; whether any is none of its outputs.
+
+    Args:
+        model: changed in place.
+        names: empty for the file's own.
+
+    Raises:
+        InputError: no tensor has such a name.
+    """
+    from onnx_ir.passes import common
+
+    graph = model.graph
+    own = {str(v.name): v for v in graph.outputs}
+    made = own | {str(v.name): v for node in graph for v in node.outputs}
+    if unknown := [n for n in names if n not in made]:
+        raise InputError(
+            f"outputs: must be among the tensors of model.onnx (got {', '.join(unknown)}, and the file's outputs are "
+            f"{', '.join(str(_binding(v)) for v in graph.outputs)}). Name them as the file does."
+        )
+    if names and set(names) != set(own):
+        graph.outputs[:] = [made[n] for n in names]
+        common.RemoveUnusedNodesPass()(model)
+    return bool(set(names) - set(own))
 
 
 def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
@@ -143,10 +173,47 @@ def _require_known(graph: ir.Graph, operators: frozenset[str]) -> None:
     )
     if unknown:
         listed = ", ".join(f"{op} ({count})" if count > 1 else op for op, count in sorted(unknown.items()))
-        raise InputError(
-            f"model.onnx: its operators must be among those that trtpipe converts (got {listed}). Cut the network "
-            "before them (onnx.utils.extract_model), or build from PyTorch with model.factory."
+        before = _before(graph, operators)
+        cut = (
+            f"Cut it before them: name as the job's outputs what is computed without them ({', '.join(before)}), and "
+            "do the rest behind the engine"
+            if before
+            else "Cut the network before them (onnx.utils.extract_model)"
         )
+        raise InputError(
+            f"model.onnx: its operators must be among those that trtpipe converts (got {listed}). {cut}; or build from "
+            "PyTorch with model.factory."
+        )
+
+
+#: Tensors that a message names.
+_MOST_NAMED = 6
+
+
+def _before(graph: ir.Graph, operators: frozenset[str]) -> list[str]:
+    """Names of the float tensors where a graph can be cut, so that no operator without a conversion is left: those that
+    are computed from inputs by the others alone, and that these operators, or what follows them, read."""
+    import onnx_ir as ir
+
+    computed: set[ir.Value | None] = {v for v in graph.inputs if v.name not in graph.initializers}
+    known = {None, *graph.inputs, *graph.initializers.values()}
+    floats = set(computed)
+    readers: dict[ir.Value, bool] = {}
+    for node in graph:
+        can = node.domain in ("", "ai.onnx") and node.op_type in operators and all(v in known for v in node.inputs)
+        if not can:
+            readers |= {v: True for v in node.inputs if v in computed}
+            continue
+        known |= set(node.outputs)
+        if any(v in computed for v in node.inputs):
+            computed |= set(node.outputs)
+        if node.op_type not in ("Shape", "Size", "ArgMax", "ArgMin") and any(v in floats for v in node.inputs):
+            cast = node.attributes["to"].value if node.op_type == "Cast" else ir.DataType.FLOAT
+            floats |= set(node.outputs) if cast == ir.DataType.FLOAT else set()
+    ends = [v for v in graph.outputs if v in known]
+    names = [str(v.name) for v in (*readers, *ends) if v in floats and v.producer() is not None]
+    found = list(dict.fromkeys(names))
+    return found if len(found) <= _MOST_NAMED else [*found[:_MOST_NAMED], "..."]
 
 
 def _require_fp32(constants: Mapping[str, NDArray[Any]], graph: ir.Graph) -> None:

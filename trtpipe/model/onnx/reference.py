@@ -10,7 +10,7 @@ import torch
 
 from trtpipe.errors import InputError
 from trtpipe.model.onnx.quantized import take_qdq_off
-from trtpipe.model.onnx.reading import opened
+from trtpipe.model.onnx.reading import opened, take_outputs
 
 if TYPE_CHECKING:
     from trtpipe.model.onnx.reading import OnnxFile
@@ -32,9 +32,10 @@ class Reference:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 path = file.path
-                if file.quantized:
+                if file.quantized or file.cut:
                     path = Path(folder, "fp32.onnx")
                     model = opened(file.path)
+                    take_outputs(model, [b.name for b in file.outputs])
                     take_qdq_off(model)
                     ir.save(model, path, external_data="fp32.data")
                 self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -254,10 +254,9 @@ class Sweep:
         levels = rounding.nearest(rows, steps)
         least = self._errors(place, changed, self._guard, quantized).view_as(steps)
         gained = False
-        for damping in REGRESSIONS:
-            target = rows if damping is None else rounding.regressed(rows, moments, lost, damping)
-            own_steps = rounding.weight_scales(target)
-            own = rounding.second_order(target, own_steps, moments)
+        targets = [rows if d is None else rounding.regressed(rows, moments, lost, d) for d in REGRESSIONS]
+        own_scales = [rounding.weight_scales(target) for target in targets]
+        for own, own_steps in zip(rounding.second_order(targets, own_scales, moments), own_scales, strict=True):
             trial = {**changed, site.producer: replaced((own * own_steps[..., None]).view_as(w))}
             errors = self._errors(place, trial, self._guard, quantized).view_as(steps)
             better = errors < least

@@ -1,0 +1,213 @@
+"""A PyTorch model that is quantized already: its Q/DQ and fake quantizers taken off, their scales kept as marks.
+
+What `model.onnx.quantized` is for an ONNX file. These are known, all of them symmetric INT8:
+
+- Q/DQ in a graph: what `convert_pt2e` writes (torchao, or PyTorch's own), and `torch.fake_quantize_*` of an export
+- modules: `FakeQuantize` of PyTorch and torchao (QAT), `TensorQuantizer` of NVIDIA ModelOpt and pytorch-quantization
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from trtpipe.errors import InputError
+from trtpipe.model.marks import Mark
+from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant
+
+_QUANTIZE = ("quantized_decomposed::quantize_per_tensor", "quantized_decomposed::quantize_per_channel")
+_DEQUANTIZE = ("quantized_decomposed::dequantize_per_tensor", "quantized_decomposed::dequantize_per_channel")
+_FAKE = ("aten::fake_quantize_per_tensor_affine", "aten::fake_quantize_per_channel_affine")
+#: Least and largest integers of symmetric INT8; some leave out the least.
+_RANGES = ((-128, 127), (-127, 127))
+_STEP = (
+    "TensorRT takes symmetric INT8, one scale a tensor or one an output channel of a weight: quantize it so, or give "
+    "the model in FP32, which trtpipe then quantizes itself."
+)
+
+
+class Marked(torch.nn.Module):
+    """In the place of a fake quantizer: `x`, or `x` times `factor`, marked with its scales."""
+
+    factor: torch.Tensor
+
+    def __init__(self, mark: Mark, factor: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.scales: list[float] = list(mark.scales)
+        self.axis: int = -1 if mark.axis is None else mark.axis
+        self.register_buffer("factor", torch.ones(()) if factor is None else factor)
+        self.scaled: bool = factor is not None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`x`, of any dtype and shape, marked."""
+        if self.scaled:
+            x = x * self.factor
+        return torch.ops.trtpipe.mark(x, self.scales, self.axis)  # type: ignore[no-any-return]
+
+
+def take_quantizers_off(network: torch.nn.Module, where: str) -> torch.nn.Module:
+    """The network in its FP32 form, with marks where it quantized; it is changed in place.
+
+    Args:
+        network: in eval mode, on the CPU.
+        where: the key of the job that it came from, for messages.
+
+    Raises:
+        InputError: it is quantized in a way that TensorRT has not, or its fake quantizers have no scales.
+    """
+    for name, tensor in (*network.named_parameters(), *network.named_buffers()):
+        if type(tensor).__module__.startswith("torchao.") or tensor.is_quantized:
+            kind = type(tensor).__name__ if not tensor.is_quantized else str(tensor.dtype)
+            raise InputError(f"{where}: {name} must be in floating point (got {kind}). {_STEP}")
+    for path, parent in list(network.named_modules()):
+        for name, child in list(parent.named_children()):
+            place = f"{path}.{name}" if path else name
+            if (other := _without(child, f"{where}: {place}")) is not None:
+                setattr(parent, name, other)
+    for module in [m for m in network.modules() if isinstance(m, GraphModule)]:
+        _take_qdq_off(module, where)
+    return network
+
+
+def _without(module: torch.nn.Module, where: str) -> torch.nn.Module | None:
+    """What stands in the place of a fake quantizer; None for any other module."""
+    kinds = {c.__name__ for c in type(module).__mro__}
+    if "FakeQuantizeBase" in kinds:
+        return _of_fake_quantize(module, where)
+    if "TensorQuantizer" in kinds:
+        return _of_tensor_quantizer(module, where)
+    title = f"{type(module).__module__}.{type(module).__name__}"
+    if kinds & {"FakeQuantizerBase", "SequentialQuantizer"} or ".nn.quantized" in title:
+        raise InputError(f"{where} must be a fake quantizer of symmetric INT8 with fixed scales (got {title}). {_STEP}")
+    return None
+
+
+def _of_fake_quantize(module: Any, where: str) -> torch.nn.Module:
+    """As `convert` of PyTorch and torchao takes its scales: from its observer."""
+    if not int(module.fake_quant_enabled[0]):
+        return torch.nn.Identity()
+    seen = getattr(module.activation_post_process, "min_val", None)
+    if seen is not None and (seen.numel() == 0 or bool(torch.isinf(seen).any())):
+        raise InputError(f"{where} has seen no data, so it has no scale. Run the model on samples, then save it.")
+    scale, zero = module.calculate_qparams()
+    low, high = int(module.activation_post_process.quant_min), int(module.activation_post_process.quant_max)
+    axis = int(module.ch_axis) if module.is_per_channel else None
+    return Marked(_mark(scale, zero, low, high, axis, where))
+
+
+def _of_tensor_quantizer(module: Any, where: str) -> torch.nn.Module:
+    """NVIDIA's: the scale is amax / 127 (ModelOpt, tensor_quant.py)."""
+    factor = getattr(module, "pre_quant_scale", None)
+    off = bool(getattr(module, "_disabled", False)) or not getattr(module, "_if_quant", True)
+    if off and factor is None:
+        return torch.nn.Identity()
+    other = [
+        what
+        for what, there in (
+            (f"num_bits {module.num_bits}", module.num_bits != 8),
+            ("unsigned", bool(getattr(module, "unsigned", False))),
+            ("blocks", getattr(module, "block_sizes", None) is not None),
+            ("dynamic", getattr(module, "_dynamic", False) or getattr(module, "amax", None) is None),
+            ("disabled with pre_quant_scale", off),
+            ("a bias", getattr(module, "bias", None) is not None),
+            ("a rotation", bool(getattr(module, "rotate_is_enabled", False))),
+        )
+        if there
+    ]
+    if other:
+        raise InputError(f"{where} must quantize to symmetric INT8 with a fixed amax (got {', '.join(other)}). {_STEP}")
+    axis = getattr(module, "axis", None)
+    if isinstance(axis, Sequence):
+        axis = axis[0] if len(axis) == 1 else None
+    scale = module.amax.detach().float() / 127
+    axis = None if scale.numel() == 1 and axis is None else 0 if axis is None else int(axis)
+    return Marked(_mark(scale, torch.zeros(1), -128, 127, axis, where), factor)
+
+
+def _mark(scale: Any, zero: Any, low: int, high: int, axis: int | None, where: str) -> Mark:
+    """The mark of checked scales; `scale` and `zero` are tensors or numbers."""
+    scales = torch.as_tensor(scale, dtype=torch.float32).reshape(-1)
+    zeros = torch.zeros(1) if zero is None else torch.as_tensor(zero).reshape(-1)
+    if (low, high) not in _RANGES:
+        raise InputError(f"{where} must quantize to -128 to 127 (got {low} to {high}). {_STEP}")
+    if bool((zeros != 0).any()):
+        raise InputError(f"{where} must have the zero point 0 (got {int(zeros[zeros != 0][0])}). {_STEP}")
+    if not all(math.isfinite(s) and s >= 0 for s in scales.tolist()):
+        raise InputError(f"{where} must have finite scales (got {scales.max().item()}). Calibrate the model again.")
+    return Mark(tuple(scales.tolist()), axis)
+
+
+def _take_qdq_off(graph: GraphModule, where: str) -> None:
+    changed = False
+    for node in [n for n in calls(graph.graph) if _name(n) in (*_DEQUANTIZE, *_FAKE)]:
+        source, marked = _quantized(graph, node, where)
+        with graph.graph.inserting_before(node):
+            if marked is not None:
+                axis = -1 if marked.axis is None else marked.axis
+                mark = torch.ops.trtpipe.mark.default
+                source = graph.graph.call_function(mark, (source, list(marked.scales), axis))
+        source.meta = {**node.meta, **source.meta}
+        node.replace_all_uses_with(source)
+        graph.graph.erase_node(node)
+        changed = True
+    for node in reversed([n for n in calls(graph.graph) if _name(n) in _QUANTIZE]):
+        if node.users:
+            raise InputError(
+                f"{where}: {node.name} has a reader that is no dequantize ({next(iter(node.users))}). {_STEP}"
+            )
+        graph.graph.erase_node(node)
+    if changed:
+        graph.graph.lint()
+        graph.recompile()
+
+
+def _quantized(graph: GraphModule, node: Node, where: str) -> tuple[Node, Mark | None]:
+    """What a dequantize or fake-quantize gives in float, and its mark: None for a bias, which stays in float."""
+    mark, before = _mark_of(graph, node, where), node.args[0]
+    assert isinstance(before, Node)
+    if _name(node) in _FAKE:
+        return before, mark
+    if before.op == "call_function" and _name(before) in _QUANTIZE:
+        if _mark_of(graph, before, where) != mark:
+            raise InputError(
+                f"{where}: {node.name} dequantizes with another scale than {before.name} quantized. {_STEP}"
+            )
+        source = before.args[0]
+        assert isinstance(source, Node)
+        return source, mark
+    if not is_constant(before):
+        raise InputError(f"{where}: {node.name} dequantizes what no quantize has made ({before.name}). {_STEP}")
+    stored, scales = constant_value(graph, before), torch.tensor(mark.scales)
+    if mark.axis is not None:
+        scales = scales.reshape([-1 if a == mark.axis else 1 for a in range(stored.dim())])
+    weight = add_constant(graph, f"{before.target}_float".replace(".", "_"), stored.float() * scales, node)
+    return weight, None if stored.dtype == torch.int32 else mark
+
+
+def _mark_of(graph: GraphModule, node: Node, where: str) -> Mark:
+    assert isinstance(node.target, torch._ops.OpOverload)
+    names = [a.name for a in node.target._schema.arguments]
+    given: dict[str, Any] = dict(zip(names, node.args, strict=False)) | node.kwargs
+    for name in ("scale", "scales", "zero_point", "zero_points"):
+        if isinstance(given.get(name), Node):
+            if not is_constant(given[name]):
+                raise InputError(f"{where}: {node.name} has a scale that is computed from the data. {_STEP}")
+            given[name] = constant_value(graph, given[name])
+    scale, zero = (given.get(n, given.get(f"{n}s")) for n in ("scale", "zero_point"))
+    low, high = int(given["quant_min"]), int(given["quant_max"])
+    if given.get("dtype") == torch.int32:  # a bias: its range is no matter
+        low, high = _RANGES[0]
+    return _mark(scale, zero, low, high, given.get("axis"), f"{where}: {node.name}")
+
+
+def _name(node: Node) -> str:
+    return str(node.target._schema.name) if isinstance(node.target, torch._ops.OpOverload) else ""
+
+
+def quantizing(graph: GraphModule) -> Iterator[Node]:
+    """The nodes of a graph that quantize or dequantize."""
+    return (n for n in calls(graph.graph) if _name(n) in (*_QUANTIZE, *_DEQUANTIZE, *_FAKE))
