@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
 import warnings
@@ -73,7 +74,7 @@ def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
         factory = import_callable(model.factory, "model.factory", InputError)
         _require_fit(factory, model.factory, model.args)
         with user_code(f"model.factory: {model.factory}", InputError):
-            network = factory(**model.args)
+            network = factory(**copy.deepcopy(model.args))  # a factory may take its configuration apart
     if not isinstance(network, torch.nn.Module):
         raise InputError(
             f"model.factory: must return an nn.Module (got {type(network).__name__} from {model.factory}). "
@@ -239,14 +240,15 @@ def _weights_digest(network: torch.nn.Module) -> str:
 
     digest = hashlib.sha256()
     for name, tensor in sorted({**dict(network.named_parameters()), **dict(network.named_buffers())}.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         try:
+            kind = f"{name} {tensor.dtype} {tuple(tensor.shape)}\n"
             values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         except (RuntimeError, ValueError, TypeError) as error:  # sparse, on "meta", of a lazy module, a subclass
             raise InputError(
                 f"model.factory: every weight must be a dense tensor with values (got {name}: {first_line(error)}). "
                 "Make it one before the model is returned."
             ) from error
+        digest.update(kind.encode())
         digest.update(values.tobytes())
     return digest.hexdigest()
 
