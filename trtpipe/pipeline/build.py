@@ -16,7 +16,7 @@ from trtpipe.pipeline.bench import bench_prepared
 from trtpipe.pipeline.collector import seldom_collected
 from trtpipe.pipeline.measure import Evidence, diagnosis_wanted, explained, judged_speed, plan_of, timed
 from trtpipe.pipeline.prepared import PreparedJob, Results, Stages
-from trtpipe.pipeline.stages import Watched, build_engine, calibrate, check, check_graph, prepare
+from trtpipe.pipeline.stages import build_engine, calibrate, check, check_graph, prepare
 from trtpipe.pipeline.tune import tune_from
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS, is_about_numbers
 from trtpipe.report.tune_page import verdict
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from calib.table import CalibrationTable
     from calib.types import Array
     from trtpipe.job.job import Job
+    from trtpipe.pipeline.beside import Watched
     from trtpipe.pipeline.lowered import Lowered
     from trtpipe.progress import Reporter
 

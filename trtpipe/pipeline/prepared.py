@@ -191,10 +191,11 @@ def with_own_scales(job: Job, captured: Captured) -> Captured:
         return captured
     if data is not None and data.recalibrate:
         return in_float(captured)
-    if not job.precision.int8_mode or job.precision.fp8_mode or job.precision.nvfp4_mode or job.precision.weights:
+    on = [key for key in ("int8_mode", "fp8_mode", "nvfp4_mode", "weights") if getattr(job.precision, key)]
+    if on != ["int8_mode"]:
         raise InputError(
-            "precision: must be int8_mode, without other number formats, for a model that is quantized to INT8 "
-            "already. Set int8_mode, or calibration.recalibrate to start from its FP32 form."
+            "precision: must be int8_mode, without other number formats, for a model that is quantized to INT8 already "
+            f"(got {', '.join(on) or 'none'}). Set int8_mode, or calibration.recalibrate to start from its FP32 form."
         )
     if data is not None and (data.images or data.arrays or data.factory or data.table):
         raise InputError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from calib.audit import doubtful_thresholds
@@ -17,11 +18,12 @@ from trtpipe.evaluation.check import CheckData, Damaged, Runner, check_engine
 from trtpipe.evaluation.control import damaged_copy
 from trtpipe.evaluation.corners import with_corners
 from trtpipe.model.data import open_calibration
+from trtpipe.pipeline.beside import Watched, Watching
 from trtpipe.pipeline.codecs import COMPILED, LOWERED, TABLE
 from trtpipe.pipeline.controls import control, graph_control
 from trtpipe.pipeline.lowered import Compiled, Lowered
 from trtpipe.pipeline.prepared import PreparedJob, Results, Stages, Uncached
-from trtpipe.routes.onnx import Compiler, compiler, release, to_onnx
+from trtpipe.routes.onnx import compiler, release, to_onnx
 from trtpipe.routes.registry import route
 from trtpipe.runtime.device import this_device
 from trtpipe.runtime.executor import graph_as_checked, graph_notes, open_engine
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
 
 #: Makes the calibration table, None where nothing is calibrated, when it is needed.
 Table = Callable[[], CalibrationTable | None]
-Watched = Callable[["Progress"], "Progress"]
 
 
 def prepare(job: Job, stages: Stages, results: Results | None = None) -> PreparedJob:
@@ -259,7 +260,7 @@ def build_engine(
             assert lowered.graph is not None
             compiling.start(lowered.graph)
             if meanwhile is not None and compiling.beside and this_device().compute_capability is None:
-                meanwhile(lowered, lambda progress: _Watching(progress, compiling))
+                meanwhile(lowered, partial(Watching, compiling))
             with stages("compile") as progress:
                 return Compiled(lowered, compiling.finish(progress))
 
@@ -283,28 +284,6 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, stages: 
     return engine
 
 
-class _Watching:
-    """The Progress of a stage while another process compiles, whose notes and errors come in between."""
-
-    def __init__(self, progress: Progress, compiling: Compiler) -> None:
-        self._progress, self._compiling = progress, compiling
-        self.note, self.cancelled = progress.note, progress.cancelled
-
-    def step(self, done: int, total: int | None, unit: str) -> None:
-        self._compiling.look(_Unstepped(self._progress))
-        self._progress.step(done, total, unit)
-
-
-class _Unstepped:
-    """A Progress without its steps."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.note, self.cancelled = progress.note, progress.cancelled
-
-    def step(self, done: int, total: int | None, unit: str) -> None:
-        pass
-
-
 def check_graph(
     job: Job,
     prepared: PreparedJob,
@@ -316,7 +295,7 @@ def check_graph(
 ) -> CheckReport:
     """The graph in the place of its engine, which no machine like this one executes; arguments as of `check`.
 
-    `watched` wraps the stage's progress.
+    `keep` is given the outputs, [S, ...] by name; `watched` wraps the stage's progress.
     """
     graph, target = lowered.graph, job.build.target
     assert graph is not None
