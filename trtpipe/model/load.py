@@ -250,7 +250,14 @@ def _weights_digest(network: torch.nn.Module) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted({**dict(network.named_parameters()), **dict(network.named_buffers())}.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        try:
+            values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        except (RuntimeError, ValueError, TypeError) as error:  # sparse, on "meta", of a lazy module, a subclass
+            raise InputError(
+                f"model.factory: every weight must be a dense tensor with values (got {name}: {first_line(error)}). "
+                "Make it one before the model is returned."
+            ) from error
+        digest.update(values.tobytes())
     return digest.hexdigest()
 
 
