@@ -243,8 +243,8 @@ def _weights_digest(network: torch.nn.Module) -> str:
 
     digest = hashlib.sha256()
     for name, tensor in sorted({**dict(network.named_parameters()), **dict(network.named_buffers())}.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         try:
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
             values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         except (RuntimeError, ValueError, TypeError) as error:  # sparse, on "meta", of a lazy module, a subclass
             raise InputError(
