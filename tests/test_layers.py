@@ -352,6 +352,14 @@ def test_every_folder_of_modules_is_a_package() -> None:
     assert [str(f.relative_to(ROOT)) for f in folders if not (f / "__init__.py").exists()] == [], "add __init__.py"
 
 
+def test_the_packages_hold_modules_and_templates_alone() -> None:
+    """All of it is in the wheel; a .pyi would stand for its module in the eyes of mypy."""
+    files = [path for package in ("trtpipe", "calib") for path in (ROOT / package).rglob("*") if path.is_file()]
+    other = {path.relative_to(ROOT) for path in files if path.suffix != ".py" and path.parent.name != "__pycache__"}
+    strange = {path for path in other if path.name != "py.typed" and path.parent.name != "templates"}
+    assert strange == set(), "data belongs into configs/ or docs/, what is generated into no commit"
+
+
 def test_the_house_has_its_rooms_and_nothing_else() -> None:
     there = {p.name.removesuffix(".py") for p in (ROOT / "trtpipe").iterdir() if p.name != "__pycache__"}
     house = {name.removeprefix("trtpipe.") for row in layers() for name in row} - {"calib"}
