@@ -54,7 +54,7 @@ ALL = {"model", "baseline", "calibration", "graph", "engine"}
     ("extra", "on", "stages", "reason"),
     [
         ("precision: {int8_mode: true}\n", machine(**{"tensorrt-rtx": "1.7"}), {"engine"}, "tensorrt-rtx 1.6 -> 1.7"),
-        ("precision: {int8_mode: true}\n", dataclasses.replace(MACHINE, gpu="RTX 5090 12.0"), {"engine"},
+        ("precision: {int8_mode: true}\n", dataclasses.replace(MACHINE, gpu="RTX 5090 12.0"), ALL - {"model"},
          "gpu RTX 4090 8.9 -> RTX 5090 12.0"),
         ("precision: {int8_mode: true}\n", dataclasses.replace(MACHINE, cuda="13.0"), {"engine"},
          "cuda driver 12.6 -> 13.0"),
@@ -190,6 +190,20 @@ assert Survey(digests, this_machine(digests)).ingredients(load_job({str(path)!r}
 assert not {{"torch", "net", "onnx", "tensorrt_rtx"}} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", script], check=True, env=nights.environment())
+
+
+def test_a_gpu_counts_for_what_pytorch_computes_unless_that_is_on_the_cpu(folder, monkeypatch):
+    other = dataclasses.replace(MACHINE, gpu="RTX 5090 12.0")
+    changed = {n for n in ALL if getattr(look(folder)[1], n) != getattr(look(folder, machine=other)[1], n)}
+    assert changed == ALL - {"model"}
+    monkeypatch.setenv("TRTPIPE_DEVICE", "cpu")
+    on_cpu = look(folder)[1]
+    changed = {n for n in ALL if getattr(on_cpu, n) != getattr(look(folder, machine=other)[1], n)}
+    assert changed == {"engine"}
+    none = dataclasses.replace(MACHINE, gpu="none")
+    with_variable = look(folder, machine=none)[1]
+    monkeypatch.delenv("TRTPIPE_DEVICE")
+    assert look(folder, machine=none)[1] == with_variable
 
 
 FORMATS = (

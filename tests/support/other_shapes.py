@@ -220,7 +220,7 @@ TABLE: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...] | None]] 
     "towers of two batches": (
         {"text": {"shape": ["N", 6], **N}, "image": {"shape": ["M", 3, 4, 4], "M": {"min": 1, "opt": 2, "max": 3}}},
         {"text_embedding": {}, "image_embedding": {}},
-        ("inputs.image.shape: must begin with the batch dimension of inputs.text, N",),
+        ("inputs.image.shape: must begin with the batch dimension of inputs.text, N", "is given to each sample and"),
     ),
     "u-net": ({"image": {"shape": ["N", 3, 16, 32], **N}}, {"scores": {}}, None),
     "resizing u-net of several sizes": ({"image": {"shape": ["N", 3, "H", "W"], **N, **HW}}, {"scores": {}}, None),

@@ -59,8 +59,8 @@ def explained(
         began = time.perf_counter()
         captured, narrow = corrected(prepared, table).captured, narrow_of(job, prepared, table)
         within = None if job.check.sensitivity else seconds - (time.perf_counter() - began)
-        amax = {} if table is None else table.amax
-        diagnosis = diagnose(job, captured, prepared.check_source, amax, progress, narrow, within)
+        amax, samples = {} if table is None else table.amax, prepared.check_source
+        diagnosis = diagnose(job, captured, samples, amax, progress, narrow, within, prepared.device)
     if _failed(report):
         half = "fp16" if job.precision.fp16_mode else None
         report = replace(report, problems=(*report.problems, blame(diagnosis, half)))

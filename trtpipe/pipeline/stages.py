@@ -93,7 +93,7 @@ def calibration_table(job: Job, calibration: Calibration, prepared: PreparedJob,
         source = open_calibration(job)
         for note in overlap_notes(source, prepared.check_samples):
             progress.note(note)
-        return observe(job, calibration, captured, source, digests, progress)
+        return observe(job, calibration, captured, source, digests, progress, prepared.device)
 
 
 def read_table(calibration: Calibration, digests: Mapping[str, str]) -> CalibrationTable:
@@ -122,6 +122,7 @@ def observe(
     source: Source,
     digests: Mapping[str, str],
     progress: Progress,
+    device: str,
 ) -> CalibrationTable:
     """The table of one pass over the samples, and with the corrections that the job asks for."""
     from trtpipe.quantization.corrections.correct import correct
@@ -136,6 +137,7 @@ def observe(
         percentile=calibration.percentile,
         digests=digests,
         progress=progress,
+        device=device,
     )
     which = job.corrections
     return correct(captured, table, source, which=which, batch_size=size, progress=progress) if which else table
@@ -293,7 +295,7 @@ def check_graph(
 ) -> CheckReport:
     """The graph in the place of its engine, which no machine like this one executes; arguments as of `check`.
 
-    `watched` wraps the stage's progress.
+    `keep` is given the outputs, [S, ...] by name; `watched` wraps the stage's progress.
     """
     graph, target = lowered.graph, job.build.target
     assert graph is not None

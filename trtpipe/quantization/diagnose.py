@@ -39,6 +39,7 @@ def diagnose(
     progress: Progress,
     narrow: Narrow | None = None,
     seconds: float | None = None,
+    device: str = "cpu",
 ) -> Sensitivity:
     """The sensitivity of every module that the job quantizes, over the first samples of `source`.
 
@@ -65,6 +66,7 @@ def diagnose(
         int8=precision.int8_mode,
         narrow=narrow,
         seconds=seconds,
+        device=device,
     )
 
 

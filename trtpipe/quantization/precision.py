@@ -13,6 +13,7 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from trtpipe.errors import InputError
+from trtpipe.model.computing import CPU, placed, sent
 from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, module_path, op_name, source_line
 from trtpipe.values import Captured, LayerPrecision, TensorSpec
 from trtpipe.values import Precision as PrecisionName
@@ -137,16 +138,18 @@ class _RangeInterpreter(Interpreter):
         return value
 
 
-def observe_ranges(captured: Captured, batches: Iterable[Sequence[torch.Tensor]]) -> dict[str, float]:
+def observe_ranges(
+    captured: Captured, batches: Iterable[Sequence[torch.Tensor]], device: str = CPU
+) -> dict[str, float]:
     """Largest |x| of every float input and result in the graph over the batches, by node name; NaN counts as infinite.
 
     Constants have no range: their values are known.
     """
     amax: dict[str, float] = {}
     interpreter = _RangeInterpreter(captured.graph, amax)
-    with torch.inference_mode():
+    with placed(captured.graph, device), torch.inference_mode():
         for batch in batches:
-            interpreter.run(*batch)
+            interpreter.run(*sent(batch, device))
     return amax
 
 

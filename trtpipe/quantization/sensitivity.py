@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from trtpipe.errors import Cancelled, InputError
+from trtpipe.model.computing import CPU, placed, sent
 from trtpipe.quantization import narrow as narrow_formats
 from trtpipe.quantization.partial import Partial, Roundings, Spent, roundings
 from trtpipe.quantization.policy import Assignment, Choice, Modes, cannot
@@ -141,6 +142,7 @@ def measure_sensitivity(
     int8: bool = True,
     narrow: Narrow | None = None,
     seconds: float | None = None,
+    device: str = CPU,
 ) -> Sensitivity:
     """Each quantizable module alone in its format (INT8, or what `narrow` gives it), the rest in float32.
 
@@ -160,11 +162,29 @@ def measure_sensitivity(
         seconds: after this long, and the measurement that then runs, what was measured is given; None: however long it
             takes. A network that needs longer for one batch is measured in the modules that lose most at their own
             output, as many as there is time for.
+        device: where PyTorch computes; formats below INT8 on the CPU alone.
 
     Raises:
         InputError: nothing is left to quantize, or there is no sample.
         Cancelled: progress asked to stop.
     """
+    on = CPU if narrow is not None else device
+    with placed(captured.graph, on):
+        there = (Sample(sent(s.inputs, on), s.count, None if s.labels is None else s.labels.to(on)) for s in samples)
+        return _measured(captured, amax, there, half, keep, progress, int8, narrow, seconds)
+
+
+def _measured(
+    captured: Captured,
+    amax: Mapping[str, float],
+    samples: Iterable[Sample],
+    half: torch.dtype | None,
+    keep: Keep,
+    progress: Progress,
+    int8: bool,
+    narrow: Narrow | None,
+    seconds: float | None,
+) -> Sensitivity:
     clock = _Clock(seconds)
     graph = captured.graph
     plan = plan_sites(captured, int8=int8, keep=keep, narrow=narrow)

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 #: Opset of the files: the first whose Q/DQ take FP16 is 19; 20 has Gelu.
 OPSET = 20
+#: Bytes of weights of one file: protobuf's 2 GB less what the rest of a graph may take.
+MOST_WEIGHTS = 2**31 - 2**25
 
 
 def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress: Progress) -> Engine:
@@ -193,6 +195,7 @@ def to_onnx(quantized: Quantized, release: str | None = None) -> OnnxModel:
     _rename(program.model, quantized)
     if old:
         lower(program.model)
+    _require_one_file(program.model)
     model = program.model_proto
     _strip(model)
     _name_dimensions(model, quantized)
@@ -207,6 +210,20 @@ def to_onnx(quantized: Quantized, release: str | None = None) -> OnnxModel:
         raise BuildError(f"onnx: the exported file is not valid ({error}). This is a bug of the exporter.") from error
     opset, precisions = model.opset_import[0].version, computed_in(quantized.layers)
     return OnnxModel(data, opset, quantized.inputs, quantized.outputs, precisions=precisions)
+
+
+def _require_one_file(model: Model) -> None:
+    """Refuse weights that one protobuf message cannot hold.
+
+    Raises:
+        BuildError: there are more.
+    """
+    held = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
+    if held > MOST_WEIGHTS:
+        raise BuildError(
+            f"onnx: the graph's weights must be at most 2 GB, as a graph is one file (got {held / 1e9:.2f} GB). Set "
+            "precision.fp16_mode or bf16_mode, which halve them, or a number format of 8 or 4 bits."
+        )
 
 
 @contextlib.contextmanager
