@@ -104,7 +104,7 @@ def _difference(expected: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor
 
 
 def sent(tensors: Sequence[torch.Tensor], device: str) -> tuple[torch.Tensor, ...]:
-    """The tensors on the device."""
+    """The tensors, in their dtypes and shapes, on the device."""
     return tuple(t.to(device) for t in tensors)
 
 

@@ -295,7 +295,7 @@ def check_graph(
 ) -> CheckReport:
     """The graph in the place of its engine, which no machine like this one executes; arguments as of `check`.
 
-    `watched` wraps the stage's progress.
+    `keep` is given the outputs, [S, ...] by name; `watched` wraps the stage's progress.
     """
     graph, target = lowered.graph, job.build.target
     assert graph is not None

@@ -10,7 +10,7 @@ from trtpipe.errors import BuildError, InputError
 from trtpipe.job.sections import Build, Precision
 from trtpipe.progress import Progress
 from trtpipe.trt import config as configuration
-from trtpipe.trt import driver, flavour, formats, implicit, lowering, network, plan, platforms, timing_cache
+from trtpipe.trt import driver, flavour, formats, implicit, lowering, network, plan, platforms, refit, timing_cache
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.implicit import Calibration
 from trtpipe.trt.monitor import PERCENT, Watch, interruptible, make_logger, make_monitor
@@ -119,6 +119,8 @@ def _serialize(
     graph = network.create_network(tensorrt, builder, weakly_typed=weak)
     kept.append(network.parse(tensorrt, graph, logger, model, watch))
     network.check_bindings(tensorrt, graph, model)
+    if build.refit == "individual":
+        notes += refit.mark_weights(graph, model.data)
     config = builder.create_builder_config()
     errors_before = len(watch.errors)  # a parser that falls back may have logged errors and yet succeeded
     configuration.apply(tensorrt, config, graph, build)

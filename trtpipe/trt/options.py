@@ -6,7 +6,7 @@ by name and version alone, so `validate` can judge a job for another machine; `c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,7 +115,7 @@ def needs_driver(build: BuildOptions, name: str) -> tuple[str, ...]:
     if name != "tensorrt_rtx":
         return ("build.target",)
     wanted = asked(build)
-    refit = ("build.refit",) if wanted.get("refit") in ("all", "identical") else ()
+    refit = ("build.refit",) if "refit" in wanted else ()
     return (*refit, *(("build.strip_plan",) if "strip_plan" in wanted else ()))
 
 
@@ -145,16 +145,10 @@ def refusals(
     if name == "tensorrt" and build.platform is not None and not platforms.PLATFORMS[build.platform].ends:
         platform = platforms.PLATFORMS[build.platform]
         judged += platforms.too_old_or_new(platform.title, platform.compute_capability, version)
-    return judged if precision is None else judged + platform_refusals(build, precision, platforms.ALWAYS | able)
-
-
-def platform_refusals(
-    build: Build, precision: Precision, release: Collection[str] = platforms.PRECISIONS
-) -> tuple[tuple[str, str], ...]:
-    """The same for `build.platform` alone, whatever the release; `release` is what it can compute in, where known."""
-    if build.platform is None:
-        return ()
-    return platforms.refusals(platforms.PLATFORMS[build.platform], precision, dla=uses_dla(build), release=release)
+    if precision is None or build.platform is None:
+        return judged
+    platform = platforms.PLATFORMS[build.platform]
+    return judged + platforms.refusals(platform, precision, dla=uses_dla(build), release=platforms.ALWAYS | able)
 
 
 def _unable(wanted: JsonObject, able: frozenset[str], release: str) -> Iterator[tuple[str, str]]:

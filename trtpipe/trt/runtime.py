@@ -28,6 +28,7 @@ from trtpipe.trt.kernel_cache import KernelCache, kernel_file
 from trtpipe.trt.memory import Memory, Provider, open_memory
 from trtpipe.trt.monitor import Watch, make_logger
 from trtpipe.trt.network import enum_name
+from trtpipe.trt.refit import give_weights
 from trtpipe.values import TensorSpec
 
 #: What a runner says that is used before it is opened, or after it was closed.
@@ -232,7 +233,7 @@ class EngineRunner:
                 "Build the engine on this device."
             )
         if self._refit is not None:
-            self._give_weights(tensorrt, engine, self._refit)
+            give_weights(tensorrt, engine, self._logger, self._refit, self._reason, "Give the bundle's own model.onnx.")
         if tensorrt.has("weight_streaming") and engine.streamable_weights_size > 0:
             engine.weight_streaming_budget_v2 = engine.get_weight_streaming_automatic_budget()
         self._flavour, self._runtime, self._engine = tensorrt, runtime, engine
@@ -308,16 +309,6 @@ class EngineRunner:
             )
         if enum_name(validity) == "SUBOPTIMAL":
             self._note(f"{tensorrt.title} says that the engine may be slower on this GPU than one built for it")
-
-    def _give_weights(self, tensorrt: Flavour, engine: ICudaEngine, onnx: bytes) -> None:
-        """Refit every weight of the engine from the ONNX file."""
-        refitter = tensorrt.module.Refitter(engine, self._logger)
-        parser = tensorrt.module.OnnxParserRefitter(refitter, self._logger)
-        if not parser.refit_from_bytes(onnx) or not refitter.refit_cuda_engine():
-            raise InputError(
-                f"engine: the weights are not those of the graph that the engine was built from ({self._reason()}). "
-                "Give the bundle's own model.onnx."
-            )
 
     def _close(self) -> None:
         """Release in the order of TensorRT: contexts, engine, runtime, logger. Running contexts are closed later."""
