@@ -22,6 +22,13 @@ def is_exported(network: torch.nn.Module) -> bool:
     )
 
 
+def evaluating(network: torch.nn.Module) -> torch.nn.Module:
+    """The network in eval mode. An exported one refuses train() and eval(): what it does was settled before."""
+    if is_exported(network):
+        network.train = network.eval = lambda mode=True: network  # type: ignore[method-assign, misc]
+    return network.eval()
+
+
 class Bound(torch.nn.Module):
     """Casts float16 and uint8 inputs to float32, normalises where the job says so, and calls the network.
 
