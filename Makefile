@@ -13,7 +13,8 @@ RESULTS ?= benchmarks/results
 FRONTEND := torch-tensorrt-rtx==2.14.0 dllist==2.0.0
 # Modules of the programs, what needs a GPU or another checkout, and what writes a page of the docs.
 NO_FIGURES := $(addprefix benchmarks/,compare_checkouts.py gpu.py gpu_page.py photos.py random_models.py rtx_loads.py \
-	accuracy.py accuracy_page.py build_time.py fetch_zoo.py peers.py sizes.py support_matrix.py zoo.py)
+	accuracy.py accuracy_page.py build_time.py fetch_zoo.py peers.py scale.py sizes.py support_matrix.py \
+	zoo.py)
 BROWSER := command -v chromium || command -v chromium-browser || command -v google-chrome || command -v google-chrome-stable
 INSTALL_BROWSER := apt-get install chromium
 # Trained networks and photographs.
@@ -22,7 +23,7 @@ DIGITS := data/digits/resnet.safetensors
 
 .DEFAULT_GOAL := help
 .PHONY: help setup browser quickstart test test-random test-gpu fmt lint type bench bench-calibration bench-accuracy \
-	bench-build bench-sizes bench-gpu schema dist clean
+	bench-build bench-scale bench-sizes bench-gpu schema dist clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
@@ -87,6 +88,9 @@ bench-accuracy: $(SETUP) $(ZOO)/manifest.json  ## INT8 on trained networks, besi
 
 bench-build: $(SETUP)  ## Where the time of a build goes, beside the parts that no tool can leave out; on a quiet machine.
 	$(BIN)/python benchmarks/build_time.py $(ARGS)
+
+bench-scale: $(SETUP)  ## How a build's cost grows with nodes, weights and images, a night's with jobs and workers; an hour.
+	$(BIN)/python benchmarks/scale.py $(ARGS)
 
 bench-sizes: $(SETUP)  ## Sizes of FP16 and INT8 engines of ten networks, without a GPU.
 	$(BIN)/python benchmarks/sizes.py $(ARGS)

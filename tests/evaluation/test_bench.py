@@ -13,6 +13,7 @@ from trtpipe.batching import Batching
 from trtpipe.cli.main import main
 from trtpipe.errors import Cancelled, InputError
 from trtpipe.evaluation.bench import Bench, Data, Mode, PeakMemory, Ready, Row, compare, cross_entropy, measure_modes
+from trtpipe.pipeline import bench as pipeline_bench
 from trtpipe.progress import Silent, per_second
 from trtpipe.report import bench_page
 from trtpipe.values import DimRange, TensorSpec
@@ -271,3 +272,11 @@ def test_a_rate_is_never_nothing(rate):
     bench = dataclasses.replace(BENCH, rows=(row,))
     for text in (bench_page.markdown(bench), bench_page.terminal(bench)):
         assert said in text
+
+
+@pytest.mark.parametrize(
+    ("load", "cores", "busy"), [(None, 2, False), (3.0, 2, False), (3.1, 2, True), (0.5, 1, False)]
+)
+def test_a_busy_machine_is_a_note(load, cores, busy):
+    note = f"load average {load} on {cores} cores: latencies are unreliable. Compare sizes and outputs"
+    assert pipeline_bench.busy(load, cores) == ((note,) if busy else ())

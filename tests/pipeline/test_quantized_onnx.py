@@ -157,5 +157,23 @@ def test_what_tensorrt_has_not_is_refused(tmp_path: Path) -> None:
     assert str(problem).startswith("model.onnx: DequantizeLinear (")
     assert str(problem).endswith(
         ") has a zero point other than 0. Quantize it symmetrically in INT8 (ONNX Runtime: ActivationSymmetric), or "
-        "give the file in FP32."
+        "set calibration.recalibrate: true, which starts from its FP32 form."
     )
+
+
+@pytest.mark.parametrize("kind", ["QUInt8", "QInt8"])
+def test_any_quantization_is_recalibrated(kind: str, tmp_path: Path) -> None:
+    """Of a file whose scales are not used, zero points and unsigned types are no matter."""
+    from onnxruntime.quantization import QuantType
+
+    from trtpipe.model.onnx.network import load_network
+    from trtpipe.model.onnx.reference import Reference
+
+    types = {"activation_type": QuantType.QUInt8, "weight_type": getattr(QuantType, kind)}
+    asymmetric = {"ActivationSymmetric": False, "WeightSymmetric": False}
+    quantized(tmp_path, **types, per_channel=False, extra_options=asymmetric)
+    x = images(4, 3, 8, 8, seed=3)
+    network_of = load_network(tmp_path / "file.onnx", recalibrate=True)
+    found, expected = network_of(x)["logits"], load_network(tmp_path / "float.onnx")(x)["logits"]
+    assert 0 < float((found - expected).abs().max()) < 0.03 * float(expected.abs().max())
+    assert float((Reference(network_of.file)(x)["logits"] - found).abs().max()) < 1e-4

@@ -91,6 +91,18 @@ def test_fake_quantizers_are_taken_as_they_are(tmp_path: Path) -> None:
     assert int(min(w.min() for w in weights)) == -128  # their levels, not those that trtpipe would give
 
 
+def graph() -> torch.nn.Module:
+    """What convert_pt2e gives, which refuses eval()."""
+    return converted()
+
+
+def test_a_factory_returns_what_pt2e_gave(tmp_path: Path) -> None:
+    model = {"factory": f"{__name__}:graph", "quantized": True}
+    built = build(load_job(write_job(tmp_path, "net", model=model, calibration=None)), tmp_path / "out", Silent())
+    assert built.report.passed, built.report.problems
+    assert integers(built)[0] == [float(np.float32(s)) for s in of_program(converted())[0]]
+
+
 def test_calibrated_anew_when_asked_for(tmp_path: Path) -> None:
     calibration = {"arrays": "x.npy", "batch_size": 8, "recalibrate": True}
     job = load_job(write_job(tmp_path, "net", model=FACTORY, calibration=calibration))
@@ -142,8 +154,22 @@ def test_an_asymmetric_program_is_refused(tmp_path: Path) -> None:
     assert str(problem).startswith("model.program: dequantize_per_tensor must have the zero point 0 (got ")
     assert str(problem).endswith(
         "TensorRT takes symmetric INT8, one scale a tensor or one an output channel of a weight: quantize it so, or "
-        "give the model in FP32, which trtpipe then quantizes itself."
+        "set calibration.recalibrate: true, which starts from its FP32 form."
     )
+
+
+@pytest.mark.parametrize("model", [{"program": "net.pt2"}, {**FACTORY, "args": {"scheme": "affine"}}])
+def test_any_quantization_is_recalibrated(model: dict[str, Any], tmp_path: Path) -> None:
+    from trtpipe.model.load import load_model
+
+    saved(tmp_path / "net.pt2", scheme=torch.per_tensor_affine)
+    calibration = {"arrays": "x.npy", "batch_size": 8, "recalibrate": True}
+    job = load_job(write_job(tmp_path, "net", model=model, calibration=calibration))
+    assert deep_problems(job) == ()
+    x = images(4, 3, 8, 8, seed=3)
+    with torch.inference_mode():
+        (found,), expected = load_model(job).module(x), small()(x)
+    assert float((found - expected).abs().max()) < 0.01 * float(expected.abs().max())
 
 
 def in_forward() -> torch.nn.Module:
@@ -200,8 +226,9 @@ def test_modelopts_quantizers_that_tensorrt_has_not(name: str) -> None:
     from trtpipe.model.quantizers import take_quantizers_off
 
     attributes, got = REFUSED[name]
-    with pytest.raises(InputError) as caught:
-        take_quantizers_off(torch.nn.Sequential(TensorQuantizer(**attributes)), "model.factory")
+    network = take_quantizers_off(torch.nn.Sequential(TensorQuantizer(**attributes)), "model.factory")
+    with pytest.raises(InputError) as caught:  # one that is not used is of no matter
+        network(torch.ones(2))
     assert str(caught.value).startswith(
         f"model.factory: 0 must quantize to symmetric INT8 with a fixed amax (got {got}). TensorRT takes symmetric "
     )
@@ -233,4 +260,4 @@ def test_weights_that_are_no_floats_are_refused(kind: str) -> None:
     else:
         quantize_(network, Int8WeightOnlyConfig())
     with pytest.raises(InputError, match=r"^model\.factory: 0.* (must be in floating|must be a fake quantizer)"):
-        take_quantizers_off(network, "model.factory")
+        take_quantizers_off(network, "model.factory")(torch.ones(2, 64))

@@ -65,7 +65,7 @@ def test_the_timing_cache_is_in_the_bundle_with_its_digest(tmp_path):
 def test_tensorrt_is_given_the_bundles_timing_cache(tmp_path, monkeypatch):
     before, seen = bundle(tmp_path / "a"), []
 
-    def compiled(graph, build, precision, progress):
+    def compiled(build, precision, graph, progress):
         seen.append(Path(build.timing_cache, GIVEN).read_bytes())
         return engine()
 

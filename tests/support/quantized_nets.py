@@ -109,6 +109,7 @@ def fake(channels: bool = False, scheme: Any = None) -> nn.Module:
 def with_fake_quantizers(seen: bool = True, scheme: Any = None) -> nn.Module:
     """`small` with fake quantizers; `seen`: they have observed 8 images."""
     network: Any = small()
+    scheme = torch.per_tensor_affine if scheme == "affine" else scheme
     network.conv = Quantized(network.conv, fake(scheme=scheme), fake(channels=True))
     network.head = Quantized(network.head, fake(scheme=scheme), fake(channels=True))
     if seen:

@@ -38,6 +38,7 @@ COMMANDS: Mapping[str, str] = {
     "validate": "trtpipe.cli.commands.validate:command",
     "calibrate": "trtpipe.cli.commands.calibrate:command",
     "prepare": "trtpipe.cli.commands.prepare:command",
+    "refit": "trtpipe.cli.commands.refit:command",
     "check": "trtpipe.cli.commands.check:command",
     "tune": "trtpipe.cli.commands.tune:command",
     "bench": "trtpipe.cli.commands.bench:command",

@@ -122,7 +122,7 @@ class Judgement:
     reference: Mapping[str, Array] = field(default_factory=dict)
 
     def first(self, count: int, reference: Mapping[str, Array]) -> Judgement:
-        """The same for the first `count` samples, on which `reference` are the baseline's outputs."""
+        """The same for the first `count` samples, on which `reference` are the baseline's outputs, [S, ...]."""
         labels = None if self.labels is None else self.labels[:count]
         return Judgement(self.judges, labels, self.ids[:count], reference)
 

@@ -15,6 +15,20 @@ from trtpipe.values import TensorSpec
 INNER = "network"
 
 
+def is_exported(network: torch.nn.Module) -> bool:
+    """Whether it is a graph of torch.export, and not one of torch.fx, whose modules are called as any other's."""
+    return isinstance(network, torch.fx.GraphModule) and not any(
+        n.op == "call_module" and n.target != "_guards_fn" for n in network.graph.nodes
+    )
+
+
+def evaluating(network: torch.nn.Module) -> torch.nn.Module:
+    """The network in eval mode. An exported one refuses train() and eval(): what it does was settled before."""
+    if is_exported(network):
+        network.train = network.eval = lambda mode=True: network  # type: ignore[method-assign, misc]
+    return network.eval()
+
+
 class Bound(torch.nn.Module):
     """Casts float16 and uint8 inputs to float32, normalises where the job says so, and calls the network.
 
@@ -36,10 +50,7 @@ class Bound(torch.nn.Module):
         self.network = network
         self.specs = tuple(inputs)
         self.output_names = output_names
-        # An exported graph, and not one of torch.fx, whose modules are called as any other's.
-        self._keeps_meta = isinstance(network, torch.fx.GraphModule) and not any(
-            n.op == "call_module" for n in network.graph.nodes
-        )
+        self._keeps_meta = is_exported(network)
         for k, spec in enumerate(inputs):
             if spec.name in normalize:
                 mean, std = (torch.tensor(v, dtype=torch.float32) for v in normalize[spec.name])

@@ -53,7 +53,7 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
     )
     star = type(module).__name__ == "Bound"
     try:
-        with warnings.catch_warnings(), _without_its_log():
+        with warnings.catch_warnings(), without_its_log():
             warnings.simplefilter("ignore")
             return torch.export.export(
                 module, example_inputs(inputs), dynamic_shapes=(shapes,) if star else shapes, strict=False
@@ -65,8 +65,8 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
 
 
 @contextmanager
-def _without_its_log() -> Iterator[None]:
-    """A failed export logs, and prints on stderr, the graph that it had so far: `_reason` says what a user can do."""
+def without_its_log() -> Iterator[None]:
+    """A failed export or load logs how far it came, an export on stderr too: messages say what a user can do."""
     before, printed = logging.root.manager.disable, io.StringIO()
     logging.disable(logging.CRITICAL)
     try:

@@ -16,6 +16,7 @@ from calib.types import JsonObject
 from calib.user_code import INTERRUPTS, import_callable, user_code
 from trtpipe.errors import BuildError, InputError
 from trtpipe.job.importable import on_path
+from trtpipe.model.export import without_its_log
 from trtpipe.model.failures import first_line, place_of
 from trtpipe.model.torch_versions import graph_module
 from trtpipe.values import DimRange, LoadedModel, ModelKind, TensorSpec
@@ -60,11 +61,15 @@ def load_model(job: Job, base: Path | None = None) -> LoadedModel:
 def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
     import torch
 
+    from trtpipe.model.bindings import evaluating
+    from trtpipe.model.quantizers import take_quantizers_off
+
     model = job.model
+    recalibrate = job.calibration is not None and job.calibration.recalibrate
     if model.program is not None:
-        return _program(model.program, job.input_specs()), f"program {Path(model.program).name}"
+        return _program(model.program, job.input_specs(), recalibrate), f"program {Path(model.program).name}"
     if model.onnx is not None:
-        return _onnx(job, Path(model.onnx)), f"onnx {Path(model.onnx).name}"
+        return _onnx(job, Path(model.onnx), recalibrate), f"onnx {Path(model.onnx).name}"
     if model.factory is None:
         raise InputError(
             "model: torch.export cannot take a TorchScript file (got only model.torchscript). Give model.factory, "
@@ -89,10 +94,9 @@ def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
             "device). Make it on the CPU: .to_empty(device='cpu'), then load its weights."
         )
     with user_code(f"model.factory: eval() of the model of {model.factory}", InputError):
-        network = network.eval().requires_grad_(False)
-    from trtpipe.model.quantizers import take_quantizers_off
+        network = evaluating(network).requires_grad_(False)
 
-    return take_quantizers_off(network, "model.factory"), f"factory {model.factory}"
+    return take_quantizers_off(network, "model.factory", recalibrate=recalibrate), f"factory {model.factory}"
 
 
 def _plain(network: torch.nn.Module, factory: str) -> torch.nn.Module:
@@ -145,32 +149,32 @@ def _require_order(network: torch.nn.Module, names: tuple[str, ...]) -> None:
         )
 
 
-def _program(path: str, inputs: tuple[TensorSpec, ...]) -> torch.nn.Module:
+def _program(path: str, inputs: tuple[TensorSpec, ...], recalibrate: bool) -> torch.nn.Module:
     import torch
 
     from trtpipe.model import pt2e  # the operators of a quantized program are registered with it
+    from trtpipe.model.bindings import evaluating
     from trtpipe.model.quantizers import take_quantizers_off
 
     del pt2e
     try:
-        with warnings.catch_warnings():  # torch 2.11 warns of the buffers it reads into
+        with warnings.catch_warnings(), without_its_log():  # torch 2.11 warns of the buffers it reads into
             warnings.simplefilter("ignore")
             program = torch.export.load(path)
     except Exception as error:
+        reason = "" if "Please check the warnings above" in str(error) else f": {error}"  # they are not shown
         raise InputError(
-            f"model.program: must be a file of torch.export.save (got {Path(path).name}: {error})."
+            f"model.program: must be a file of torch.export.save (got {Path(path).name}{reason})."
         ) from error
     _require_sizes(program, inputs)
-    network: torch.nn.Module = graph_module(program)
-    # It refuses train() and eval(): what it does in either was settled when it was exported.
-    network.train = network.eval = lambda mode=True: network  # type: ignore[method-assign, misc]
-    return take_quantizers_off(network, "model.program")
+    network = evaluating(graph_module(program))
+    return take_quantizers_off(network, "model.program", recalibrate=recalibrate)
 
 
-def _onnx(job: Job, path: Path) -> torch.nn.Module:
+def _onnx(job: Job, path: Path, recalibrate: bool) -> torch.nn.Module:
     from trtpipe.model.onnx.network import load_network, require_bindings
 
-    network = load_network(path, tuple(job.outputs))
+    network = load_network(path, tuple(job.outputs), recalibrate=recalibrate)
     require_bindings(network.file, {s.name: s.shape for s in job.input_specs()})
     return network.eval()
 
@@ -241,14 +245,13 @@ def _weights_digest(network: torch.nn.Module) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted({**dict(network.named_parameters()), **dict(network.named_buffers())}.items()):
         try:
-            kind = f"{name} {tensor.dtype} {tuple(tensor.shape)}\n"
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
             values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         except (RuntimeError, ValueError, TypeError) as error:  # sparse, on "meta", of a lazy module, a subclass
             raise InputError(
                 f"model.factory: every weight must be a dense tensor with values (got {name}: {first_line(error)}). "
                 "Make it one before the model is returned."
             ) from error
-        digest.update(kind.encode())
         digest.update(values.tobytes())
     return digest.hexdigest()
 

@@ -34,6 +34,10 @@ class Mark:
     axis: int | None
 
 
+#: In the place of scales that nobody is to use: the model is recalibrated.
+ANY_SCALE = Mark((1.0,), None)
+
+
 def mark(x: torch.Tensor, it: Mark) -> torch.Tensor:
     """`x`, of any dtype and shape, marked."""
     found: torch.Tensor = torch.ops.trtpipe.mark(x, list(it.scales), -1 if it.axis is None else it.axis)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from trtpipe.errors import InputError
-from trtpipe.model.marks import Mark
+from trtpipe.model.marks import ANY_SCALE, Mark
 from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant
 
 _QUANTIZE = ("quantized_decomposed::quantize_per_tensor", "quantized_decomposed::quantize_per_channel")
@@ -25,9 +26,12 @@ _FAKE = ("aten::fake_quantize_per_tensor_affine", "aten::fake_quantize_per_chann
 #: Least and largest integers of symmetric INT8; some leave out the least.
 _RANGES = ((-128, 127), (-127, 127))
 _STEP = (
-    "TensorRT takes symmetric INT8, one scale a tensor or one an output channel of a weight: quantize it so, or give "
-    "the model in FP32, which trtpipe then quantizes itself."
+    "TensorRT takes symmetric INT8, one scale a tensor or one an output channel of a weight: quantize it so, or set "
+    "calibration.recalibrate: true, which starts from its FP32 form."
 )
+
+
+_FLOAT = "Give the model in FP32, which trtpipe then quantizes itself."
 
 
 class Marked(torch.nn.Module):
@@ -49,40 +53,59 @@ class Marked(torch.nn.Module):
         return torch.ops.trtpipe.mark(x, self.scales, self.axis)  # type: ignore[no-any-return]
 
 
-def take_quantizers_off(network: torch.nn.Module, where: str) -> torch.nn.Module:
+class Unfit(torch.nn.Module):
+    """In the place of a fake quantizer that TensorRT has not, or that has no scale: of no matter unless it is used."""
+
+    def __init__(self, problem: InputError) -> None:
+        super().__init__()
+        self.problem = problem
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Raises the error, whatever x is, of any dtype and shape."""
+        raise self.problem
+
+
+def take_quantizers_off(network: torch.nn.Module, where: str, *, recalibrate: bool = False) -> torch.nn.Module:
     """The network in its FP32 form, with marks where it quantized; it is changed in place.
 
     Args:
         network: in eval mode, on the CPU.
         where: the key of the job that it came from, for messages.
+        recalibrate: its scales are not used, so that any will do; marks have `ANY_SCALE`.
 
     Raises:
-        InputError: it is quantized in a way that TensorRT has not, or its fake quantizers have no scales.
+        InputError: it is quantized in a way that TensorRT has not; for a fake quantizer that is raised when it is used.
     """
     for name, tensor in (*network.named_parameters(), *network.named_buffers()):
         if type(tensor).__module__.startswith("torchao.") or tensor.is_quantized:
             kind = type(tensor).__name__ if not tensor.is_quantized else str(tensor.dtype)
-            raise InputError(f"{where}: {name} must be in floating point (got {kind}). {_STEP}")
+            raise InputError(f"{where}: {name} must be in floating point (got {kind}). {_FLOAT}")
     for path, parent in list(network.named_modules()):
         for name, child in list(parent.named_children()):
             place = f"{path}.{name}" if path else name
-            if (other := _without(child, f"{where}: {place}")) is not None:
+            try:
+                other = _without(child, f"{where}: {place}", recalibrate)
+            except InputError as error:
+                other = Unfit(error)
+            if other is not None:
                 setattr(parent, name, other)
     for module in [m for m in network.modules() if isinstance(m, GraphModule)]:
-        _take_qdq_off(module, where)
+        _take_qdq_off(module, where, recalibrate)
     return network
 
 
-def _without(module: torch.nn.Module, where: str) -> torch.nn.Module | None:
+def _without(module: torch.nn.Module, where: str, recalibrate: bool) -> torch.nn.Module | None:
     """What stands in the place of a fake quantizer; None for any other module."""
     kinds = {c.__name__ for c in type(module).__mro__}
-    if "FakeQuantizeBase" in kinds:
-        return _of_fake_quantize(module, where)
-    if "TensorQuantizer" in kinds:
-        return _of_tensor_quantizer(module, where)
+    if "FakeQuantizeBase" in kinds and hasattr(module, "activation_post_process"):
+        return Marked(ANY_SCALE) if recalibrate else _of_fake_quantize(module, where)
+    if "TensorQuantizer" in kinds and hasattr(module, "num_bits"):
+        return _of_tensor_quantizer(module, where, recalibrate)
     title = f"{type(module).__module__}.{type(module).__name__}"
     if kinds & {"FakeQuantizerBase", "SequentialQuantizer"} or ".nn.quantized" in title:
-        raise InputError(f"{where} must be a fake quantizer of symmetric INT8 with fixed scales (got {title}). {_STEP}")
+        raise InputError(
+            f"{where} must be a fake quantizer of symmetric INT8 with fixed scales (got {title}). {_FLOAT}"
+        )
     return None
 
 
@@ -93,18 +116,20 @@ def _of_fake_quantize(module: Any, where: str) -> torch.nn.Module:
     seen = getattr(module.activation_post_process, "min_val", None)
     if seen is not None and (seen.numel() == 0 or bool(torch.isinf(seen).any())):
         raise InputError(f"{where} has seen no data, so it has no scale. Run the model on samples, then save it.")
-    scale, zero = module.calculate_qparams()
-    low, high = int(module.activation_post_process.quant_min), int(module.activation_post_process.quant_max)
     axis = int(module.ch_axis) if module.is_per_channel else None
-    return Marked(_mark(scale, zero, low, high, axis, where))
+    low, high = module.activation_post_process.quant_min, module.activation_post_process.quant_max
+    scale, zero = module.calculate_qparams()
+    return Marked(_mark(_affine_of(scale, zero, axis, low, high), where))
 
 
-def _of_tensor_quantizer(module: Any, where: str) -> torch.nn.Module:
+def _of_tensor_quantizer(module: Any, where: str, recalibrate: bool) -> torch.nn.Module:
     """NVIDIA's: the scale is amax / 127 (ModelOpt, tensor_quant.py)."""
     factor = getattr(module, "pre_quant_scale", None)
     off = bool(getattr(module, "_disabled", False)) or not getattr(module, "_if_quant", True)
     if off and factor is None:
         return torch.nn.Identity()
+    if recalibrate and not off and not getattr(module, "rotate_is_enabled", False):
+        return Marked(ANY_SCALE, factor)
     other = [
         what
         for what, there in (
@@ -125,26 +150,24 @@ def _of_tensor_quantizer(module: Any, where: str) -> torch.nn.Module:
         axis = axis[0] if len(axis) == 1 else None
     scale = module.amax.detach().float() / 127
     axis = None if scale.numel() == 1 and axis is None else 0 if axis is None else int(axis)
-    return Marked(_mark(scale, torch.zeros(1), -128, 127, axis, where), factor)
+    return Marked(_mark(_affine_of(scale, 0, axis, -128, 127), where), factor)
 
 
-def _mark(scale: Any, zero: Any, low: int, high: int, axis: int | None, where: str) -> Mark:
-    """The mark of checked scales; `scale` and `zero` are tensors or numbers."""
-    scales = torch.as_tensor(scale, dtype=torch.float32).reshape(-1)
-    zeros = torch.zeros(1) if zero is None else torch.as_tensor(zero).reshape(-1)
-    if (low, high) not in _RANGES:
-        raise InputError(f"{where} must quantize to -128 to 127 (got {low} to {high}). {_STEP}")
-    if bool((zeros != 0).any()):
-        raise InputError(f"{where} must have the zero point 0 (got {int(zeros[zeros != 0][0])}). {_STEP}")
-    if not all(math.isfinite(s) and s >= 0 for s in scales.tolist()):
-        raise InputError(f"{where} must have finite scales (got {scales.max().item()}). Calibrate the model again.")
-    return Mark(tuple(scales.tolist()), axis)
+def _mark(affine: _Affine, where: str) -> Mark:
+    """The mark of scales that TensorRT has."""
+    if (affine.low, affine.high) not in _RANGES:
+        raise InputError(f"{where} must quantize to -128 to 127 (got {affine.low} to {affine.high}). {_STEP}")
+    if any(affine.zeros):
+        raise InputError(f"{where} must have the zero point 0 (got {next(z for z in affine.zeros if z):g}). {_STEP}")
+    if wrong := [s for s in affine.scales if not (math.isfinite(s) and s >= 0)]:
+        raise InputError(f"{where} must have finite scales (got {wrong[0]}). Calibrate the model again.")
+    return Mark(affine.scales, affine.axis)
 
 
-def _take_qdq_off(graph: GraphModule, where: str) -> None:
+def _take_qdq_off(graph: GraphModule, where: str, recalibrate: bool) -> None:
     changed = False
     for node in [n for n in calls(graph.graph) if _name(n) in (*_DEQUANTIZE, *_FAKE)]:
-        source, marked = _quantized(graph, node, where)
+        source, marked = _quantized(graph, node, where, recalibrate)
         with graph.graph.inserting_before(node):
             if marked is not None:
                 axis = -1 if marked.axis is None else marked.axis
@@ -165,43 +188,63 @@ def _take_qdq_off(graph: GraphModule, where: str) -> None:
         graph.recompile()
 
 
-def _quantized(graph: GraphModule, node: Node, where: str) -> tuple[Node, Mark | None]:
+@dataclass(frozen=True)
+class _Affine:
+    """real = scale * (stored - zero), by tensor or along `axis`; stored integers are from `low` to `high`."""
+
+    scales: tuple[float, ...]
+    zeros: tuple[float, ...]
+    axis: int | None
+    low: int
+    high: int
+
+
+def _quantized(graph: GraphModule, node: Node, where: str, recalibrate: bool) -> tuple[Node, Mark | None]:
     """What a dequantize or fake-quantize gives in float, and its mark: None for a bias, which stays in float."""
-    mark, before = _mark_of(graph, node, where), node.args[0]
+    affine, before = _affine(graph, node, where), node.args[0]
     assert isinstance(before, Node)
+    source: Any
+    stored = None
     if _name(node) in _FAKE:
-        return before, mark
-    if before.op == "call_function" and _name(before) in _QUANTIZE:
-        if _mark_of(graph, before, where) != mark:
+        source = before
+    elif before.op == "call_function" and _name(before) in _QUANTIZE:
+        if _affine(graph, before, where) != affine:
             raise InputError(
-                f"{where}: {node.name} dequantizes with another scale than {before.name} quantized. {_STEP}"
+                f"{where}: {node.name} dequantizes with another scale than {before.name} quantized. {_FLOAT}"
             )
         source = before.args[0]
-        assert isinstance(source, Node)
-        return source, mark
-    if not is_constant(before):
-        raise InputError(f"{where}: {node.name} dequantizes what no quantize has made ({before.name}). {_STEP}")
-    stored, scales = constant_value(graph, before), torch.tensor(mark.scales)
-    if mark.axis is not None:
-        scales = scales.reshape([-1 if a == mark.axis else 1 for a in range(stored.dim())])
-    weight = add_constant(graph, f"{before.target}_float".replace(".", "_"), stored.float() * scales, node)
-    return weight, None if stored.dtype == torch.int32 else mark
+    elif is_constant(before):
+        stored = constant_value(graph, before)
+        shape = [-1 if a == affine.axis else 1 for a in range(stored.dim())]
+        scale, zero = (torch.tensor(v).reshape(shape) if len(v) > 1 else v[0] for v in (affine.scales, affine.zeros))
+        name = f"{before.target}_float".replace(".", "_")
+        source = add_constant(graph, name, (stored.float() - zero) * scale, node)
+    else:
+        raise InputError(f"{where}: {node.name} dequantizes what no quantize has made ({before.name}). {_FLOAT}")
+    if stored is not None and stored.dtype == torch.int32:
+        return source, None
+    if recalibrate:
+        return source, ANY_SCALE
+    return source, _mark(affine, f"{where}: {node.name}")
 
 
-def _mark_of(graph: GraphModule, node: Node, where: str) -> Mark:
+def _affine(graph: GraphModule, node: Node, where: str) -> _Affine:
     assert isinstance(node.target, torch._ops.OpOverload)
     names = [a.name for a in node.target._schema.arguments]
     given: dict[str, Any] = dict(zip(names, node.args, strict=False)) | node.kwargs
     for name in ("scale", "scales", "zero_point", "zero_points"):
         if isinstance(given.get(name), Node):
             if not is_constant(given[name]):
-                raise InputError(f"{where}: {node.name} has a scale that is computed from the data. {_STEP}")
+                raise InputError(f"{where}: {node.name} has a scale that is computed from the data. {_FLOAT}")
             given[name] = constant_value(graph, given[name])
     scale, zero = (given.get(n, given.get(f"{n}s")) for n in ("scale", "zero_point"))
-    low, high = int(given["quant_min"]), int(given["quant_max"])
-    if given.get("dtype") == torch.int32:  # a bias: its range is no matter
-        low, high = _RANGES[0]
-    return _mark(scale, zero, low, high, given.get("axis"), f"{where}: {node.name}")
+    return _affine_of(scale, 0 if zero is None else zero, given.get("axis"), given["quant_min"], given["quant_max"])
+
+
+def _affine_of(scale: Any, zero: Any, axis: int | None, low: Any, high: Any) -> _Affine:
+    """The same of tensors or numbers."""
+    scales, zeros = (torch.as_tensor(v).detach().float().reshape(-1).tolist() for v in (scale, zero))
+    return _Affine(tuple(scales), tuple(zeros), axis, int(low), int(high))
 
 
 def _name(node: Node) -> str:

@@ -10,11 +10,11 @@ from trtpipe.errors import BuildError, InputError
 from trtpipe.job.sections import Build, Precision
 from trtpipe.progress import Progress
 from trtpipe.trt import config as configuration
-from trtpipe.trt import driver, flavour, formats, implicit, lowering, network, plan, platforms, timing_cache
+from trtpipe.trt import driver, flavour, formats, implicit, lowering, network, plan, platforms, refit, timing_cache
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.implicit import Calibration
 from trtpipe.trt.monitor import PERCENT, Watch, interruptible, make_logger, make_monitor
-from trtpipe.trt.options import asked, needs_driver, refusals
+from trtpipe.trt.options import asked, needs_driver, refusals, uses_dla
 from trtpipe.trt.parser import newest_opset
 from trtpipe.values import Engine, OnnxModel
 
@@ -119,12 +119,16 @@ def _serialize(
     graph = network.create_network(tensorrt, builder, weakly_typed=weak)
     kept.append(network.parse(tensorrt, graph, logger, model, watch))
     network.check_bindings(tensorrt, graph, model)
+    if build.refit == "individual":
+        notes += refit.mark_weights(graph, model.data)
     config = builder.create_builder_config()
     errors_before = len(watch.errors)  # a parser that falls back may have logged errors and yet succeeded
     configuration.apply(tensorrt, config, graph, build)
     kept.append(configuration.add_profiles(tensorrt, builder, config, model.inputs, build))
     if weak:
         notes += lowering.allow_precisions(tensorrt, config, graph, build, precision)
+    if uses_dla(build):
+        notes += configuration.dla_fallback(tensorrt, config, graph, build)
     calibrator = None
     if build.quantization == "implicit":
         calibrator = implicit.make_calibrator(tensorrt, calibration)

@@ -115,7 +115,7 @@ def needs_driver(build: BuildOptions, name: str) -> tuple[str, ...]:
     if name != "tensorrt_rtx":
         return ("build.target",)
     wanted = asked(build)
-    refit = ("build.refit",) if wanted.get("refit") in ("all", "identical") else ()
+    refit = ("build.refit",) if "refit" in wanted else ()
     return (*refit, *(("build.strip_plan",) if "strip_plan" in wanted else ()))
 
 

@@ -101,13 +101,15 @@ def _marked(node: Node, place: int, value: Value) -> Value:
     return mark(as_tensor(value), node.marks[place]) if place in node.marks else value
 
 
-def load_network(path: Path, outputs: Sequence[str] = ()) -> OnnxNetwork:
+def load_network(path: Path, outputs: Sequence[str] = (), *, recalibrate: bool = False) -> OnnxNetwork:
     """The network of a file, as far as `outputs` need it: tensors of the file, or all of its own outputs.
+
+    Of a file with Q/DQ to `recalibrate`, the scales may be any: they are not used.
 
     Raises:
         InputError: the file cannot be read, or holds what cannot be converted.
     """
-    return OnnxNetwork(read(path, frozenset(OPERATORS), outputs))
+    return OnnxNetwork(read(path, frozenset(OPERATORS), outputs, recalibrate=recalibrate))
 
 
 def require_bindings(file: OnnxFile, inputs: Mapping[str, Sequence[int | str]]) -> None:

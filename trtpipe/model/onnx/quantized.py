@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trtpipe.errors import InputError
-from trtpipe.model.marks import Mark
+from trtpipe.model.marks import ANY_SCALE, Mark
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-_RECALIBRATE = "Quantize it symmetrically in INT8 (ONNX Runtime: ActivationSymmetric), or give the file in FP32."
-
+_RECALIBRATE = (
+    "Quantize it symmetrically in INT8 (ONNX Runtime: ActivationSymmetric), or set calibration.recalibrate: true, "
+    "which starts from its FP32 form."
+)
 
 Marks = dict["tuple[ir.Node, int]", Mark]
 
 
-def take_qdq_off(model: ir.Model) -> tuple[Marks, tuple[str, ...]]:
+def take_qdq_off(model: ir.Model, *, any_scales: bool = False) -> tuple[Marks, tuple[str, ...]]:
     """Make a file its own FP32 form; the scales of the inputs that were quantized, by node and place, and notes.
 
     A pair of QuantizeLinear and DequantizeLinear becomes the tensor before it, a DequantizeLinear of a constant the
@@ -27,6 +30,7 @@ def take_qdq_off(model: ir.Model) -> tuple[Marks, tuple[str, ...]]:
 
     Args:
         model: changed in place.
+        any_scales: the scales are not used; every mark is `ANY_SCALE`.
 
     Raises:
         InputError: the file is quantized in a way that TensorRT has not: asymmetric, by blocks, in other types.
@@ -38,21 +42,21 @@ def take_qdq_off(model: ir.Model) -> tuple[Marks, tuple[str, ...]]:
     graph = model.graph
     nodes = [n for n in graph if n.op_type == "DequantizeLinear"]
     for node in nodes:
-        mark = _mark(node)
+        affine = _affine(node)
         stored, quantizer = node.inputs[0], node.inputs[0].producer() if node.inputs[0] is not None else None
         assert stored is not None
         if quantizer is not None and quantizer.op_type == "QuantizeLinear":
-            if _mark(quantizer) != mark:
+            if _affine(quantizer) != affine:
                 raise _refused(node, "dequantizes with another scale than it was quantized with")
             before = quantizer.inputs[0]
             assert before is not None
         elif stored.const_value is not None:
-            before = _in_float(graph, node, stored.const_value.numpy(), mark)
+            before = _in_float(graph, node, stored.const_value.numpy(), affine)
         else:
             raise _refused(node, "dequantizes what no QuantizeLinear has made")
-        for reader, place in list(node.outputs[0].uses()):
-            if stored.dtype != ir.DataType.INT32:
-                marks[reader, place] = mark
+        if stored.dtype != ir.DataType.INT32:
+            mark = ANY_SCALE if any_scales else affine.mark(node)
+            marks |= dict.fromkeys(((use[0], use[1]) for use in node.outputs[0].uses()), mark)
         output = node.outputs[0]
         if output.is_graph_output():
             notes.append(
@@ -69,38 +73,63 @@ def take_qdq_off(model: ir.Model) -> tuple[Marks, tuple[str, ...]]:
     return marks, tuple(notes)
 
 
-def _mark(node: ir.Node) -> Mark:
-    """The scales of a QuantizeLinear or DequantizeLinear."""
+@dataclass(frozen=True)
+class _Affine:
+    """real = scale * (stored - zero), by tensor or along `axis`; one zero stands for all, where all are equal. `dtype`
+    is NumPy's name of the stored integers."""
+
+    scales: tuple[float, ...]
+    zeros: tuple[int, ...]
+    axis: int | None
+    dtype: str
+
+    def mark(self, node: ir.Node) -> Mark:
+        """The scales, where TensorRT has such."""
+        if self.dtype not in ("int8", "int32"):
+            raise _refused(node, f"quantizes to {self.dtype}")
+        if any(self.zeros):
+            raise _refused(node, "has a zero point other than 0")
+        return Mark(self.scales, self.axis)
+
+
+def _affine(node: ir.Node) -> _Affine:
+    """How a QuantizeLinear or DequantizeLinear quantizes."""
     scale, zero = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
     scales = None if scale is None or scale.const_value is None else scale.const_value.numpy()
-    if scales is None:
+    if scales is None or (zero is not None and zero.const_value is None):
         raise _refused(node, "has a scale that is computed from the data")
     if "block_size" in node.attributes and node.attributes["block_size"].value:
         raise _refused(node, "quantizes by blocks")
-    if zero is not None:
-        value = None if zero.const_value is None else zero.const_value.numpy()
-        if value is None or value.dtype.name not in ("int8", "int32"):
-            raise _refused(node, f"quantizes to {'an unknown type' if value is None else value.dtype.name}")
-        if np.any(value != 0):
-            raise _refused(node, "has a zero point other than 0")
-    elif node.op_type == "QuantizeLinear":
-        raise _refused(node, "quantizes to uint8")
+    zeros = np.zeros(1, np.uint8) if zero is None or zero.const_value is None else zero.const_value.numpy()
+    if zero is None and node.op_type == "DequantizeLinear":
+        stored = node.inputs[0]
+        held = None if stored is None or stored.const_value is None else stored.const_value.numpy()
+        before = None if stored is None else stored.producer()
+        zeros = zeros.astype(np.int8 if held is None else held.dtype)
+        if before is not None and before.op_type == "QuantizeLinear":
+            zeros = zeros.astype(_affine(before).dtype)
     axis = node.attributes["axis"].value if "axis" in node.attributes else 1
-    return Mark(tuple(float(s) for s in scales.astype(np.float32).reshape(-1)), int(axis) if scales.ndim else None)
+    return _Affine(
+        tuple(float(s) for s in scales.astype(np.float32).reshape(-1)),
+        tuple(np.unique(zeros).tolist()) if len(np.unique(zeros)) == 1 else tuple(zeros.reshape(-1).tolist()),
+        int(axis) if scales.ndim else None,
+        zeros.dtype.name,
+    )
 
 
-def _in_float(graph: ir.Graph, node: ir.Node, stored: NDArray[Any], mark: Mark) -> ir.Value:
+def _in_float(graph: ir.Graph, node: ir.Node, stored: NDArray[Any], affine: _Affine) -> ir.Value:
     """A new initializer with the numbers that stored integers stand for."""
     import onnx_ir as ir
 
-    if stored.dtype.name not in ("int8", "int32"):
+    if stored.dtype.name not in ("int8", "uint8", "int16", "uint16", "int32"):
         raise _refused(node, f"dequantizes {stored.dtype.name}")
-    scales = np.array(mark.scales, np.float32)
-    if mark.axis is not None:
-        scales = scales.reshape([-1 if a == mark.axis % stored.ndim else 1 for a in range(stored.ndim)])
+    scales, zeros = np.array(affine.scales, np.float32), np.array(affine.zeros, np.float32)
+    if affine.axis is not None:
+        shape = [-1 if a == affine.axis % stored.ndim else 1 for a in range(stored.ndim)]
+        scales, zeros = scales.reshape(shape), zeros.reshape(shape) if zeros.size > 1 else zeros
     name = f"{node.inputs[0].name}.float"
     if name not in graph.initializers:
-        array = stored.astype(np.float32) * scales
+        array = ((stored.astype(np.float32) - zeros) * scales).reshape(stored.shape)
         graph.register_initializer(ir.Value(name=name, const_value=ir.tensor(array, name=name)))
     return graph.initializers[name]
 

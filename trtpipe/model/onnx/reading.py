@@ -53,13 +53,14 @@ class OnnxFile:
     notes: tuple[str, ...]
 
 
-def read(path: Path, operators: frozenset[str], outputs: Sequence[str] = ()) -> OnnxFile:
+def read(path: Path, operators: frozenset[str], outputs: Sequence[str] = (), *, recalibrate: bool = False) -> OnnxFile:
     """The file's graph, as far as `outputs` need it.
 
     Args:
         path: the .onnx file; its external data lie in its folder.
         operators: names of the operators that can be converted.
         outputs: names of tensors of the file; its own outputs where there are none.
+        recalibrate: the scales of its Q/DQ are not used, so that any will do.
 
     Raises:
         InputError: it is no ONNX file, its external data are missing or elsewhere, its tensors are not in FP32, it
@@ -67,7 +68,7 @@ def read(path: Path, operators: frozenset[str], outputs: Sequence[str] = ()) -> 
     """
     model = opened(path)
     cut = take_outputs(model, outputs)
-    marks, notes = take_qdq_off(model)
+    marks, notes = take_qdq_off(model, any_scales=recalibrate)
     graph = model.graph
     version = model.opset_imports.get("", 0)
     if not OPSETS[0] <= version <= OPSETS[1]:

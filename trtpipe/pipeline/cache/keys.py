@@ -254,7 +254,8 @@ def stage_keys(job: Job, ingredients: Ingredients) -> StageKeys:
     #: What the job's code reads counts for all stages: whichever part of it reads.
     code = ("source", *NAMES.values())
     sources = ("weights", "program", "onnx", "trtpipe source")
-    model = chosen("job model", "job inputs", "job outputs", *sources, *code, "system")
+    own = "job calibration.recalibrate"  # whether the model's own scales are kept
+    model = chosen("job model", "job inputs", "job outputs", own, *sources, *code, "system")
     model |= {n: v for n, v in parts.items() if n in {f"version {v}" for v in _CAPTURE_VERSIONS}}
     script = model.pop("job model.baseline", "trace")
     data = {n: parts[n] for n in ("version pillow",) if n in parts}
