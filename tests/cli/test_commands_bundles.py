@@ -143,6 +143,16 @@ def test_an_option_that_nothing_would_use_is_refused(
     assert ran.err.splitlines()[-1] == f"Error: {message}"
 
 
+def test_a_name_of_a_class_does_not_steer_the_terminal(tmp_path: Path, trtpipe: Any, photos: Path) -> None:
+    shipping.bundle(tmp_path / "c", class_names=("\x1b[2J", "\x9bm", "blue\r"))
+    for form in ("csv", "jsonl"):
+        ran = trtpipe("run", tmp_path / "c", photos, "--format", form, "-q")
+        assert ran.code == 0
+        assert not [c for c in ran.out if ord(c) < 32 and c != "\n"]
+    out = trtpipe("run", tmp_path / "c", photos, "--format", "csv", "-q").out
+    assert {line.split(",")[3] for line in out.splitlines()[1:]} == {"\\x1b[2J", "\\x9bm", "blue\\x0d"}
+
+
 def test_a_batch_beyond_the_largest_is_refused(tmp_path: Path, trtpipe: Any, photos: Path) -> None:
     shipping.bundle(tmp_path / "c")
     ran = trtpipe("run", tmp_path / "c", photos, "--batch-size", 9)

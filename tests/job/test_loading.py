@@ -35,6 +35,13 @@ def test_a_limit_is_not_taken_away_by_an_empty_variable_of_the_shell(folder, tex
     assert limits.check.limits.given == {"sqnr_db_min": 1}
 
 
+def test_a_file_that_is_no_job_is_not_shown(folder):
+    (folder / "key").write_text("-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIA==\n-----END PRIVATE KEY-----\n")
+    with pytest.raises(JobErrors) as raised:
+        load_job(folder / "key")
+    assert str(raised.value).startswith(f"{folder}/key:1: must be a mapping (got text). Its keys are name, ")
+
+
 def test_one_override_may_stand_alone(folder):
     assert load_job(write(folder), "name=other").name == "other"
 

@@ -43,7 +43,7 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-@pytest.mark.parametrize("top", [0, -1, 1.5, True, None])
+@pytest.mark.parametrize("top", [0, -1, 1.5, True, None, np.int64(0)])
 def test_top_is_a_count(tmp_path: Path, photos: Path, top: Any) -> None:
     shipping.bundle(tmp_path / "b")
     with trtpipe.load(tmp_path / "b") as model, pytest.raises(InputError) as caught:

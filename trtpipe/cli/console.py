@@ -42,7 +42,7 @@ _ONCE_S = 0.25
 def out(text: str) -> None:
     """Print one result on stdout."""
     with naming("standard output"):
-        print(text.translate(_UNSEEN), file=results(), flush=True)
+        print(visible(text), file=results(), flush=True)
 
 
 def out_json(value: object) -> None:
@@ -53,7 +53,12 @@ def out_json(value: object) -> None:
 def err(text: str) -> None:
     """Print one line on stderr."""
     if (stream := sys.stderr or sys.__stderr__) is not None:
-        print(text.translate(_UNSEEN), file=stream, flush=True)
+        print(visible(text), file=stream, flush=True)
+
+
+def visible(text: str) -> str:
+    """`text` with control characters spelt out, all but the end of a line and a tab."""
+    return text.translate(_UNSEEN)
 
 
 def one_line(value: Any) -> Any:

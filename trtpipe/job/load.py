@@ -168,7 +168,7 @@ class JobFile:
             self._problems.append(Problem(name, None, None, "", text))
             return None
         if not isinstance(self._document.data, dict):
-            got = shown(self._document.data)
+            got = "text" if isinstance(self._document.data, str) else shown(self._document.data)  # it may be a secret
             hint = f"Its keys are {', '.join(Job.model_fields)}; `trtpipe init` writes one to start from."
             self._problems.append(Problem(name, 1, 1, "", violation("be a mapping", got, hint)))
             return None

@@ -185,7 +185,7 @@ class Model:
         Raises:
             InputError: no output is, or `top` is no whole number of 1 or more.
         """
-        if not isinstance(top, int) or isinstance(top, bool) or top < 1:
+        if not isinstance(top, int | np.integer) or isinstance(top, bool) or top < 1:
             raise InputError(f"top: must be a whole number of 1 or more (got {top!r}). It is how many classes to give.")
         spec = next((s for s in self.manifest.outputs if s.batch_axis is not None and len(s.shape) == 2), None)
         if spec is None:

@@ -175,7 +175,8 @@ def _csv_writer(stream: TextIO, top: int) -> Write:
 
     def write(row: Row) -> None:
         ranked = row.get("top") or [row]
-        writer.writerow([row["id"], row.get("truth"), *(entry[k] for entry in ranked for k in keys)])
+        cells = [row["id"], row.get("truth"), *(entry[k] for entry in ranked for k in keys)]
+        writer.writerow([console.visible(cell) if isinstance(cell, str) else cell for cell in cells])
 
     return write
 
