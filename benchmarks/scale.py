@@ -148,7 +148,9 @@ def weights() -> str:
 
 
 def _figures(made: dict[str, Any]) -> dict[str, Any]:
-    return {"whole": made["whole"], **made["stages"], "memory": made["memory"]}
+    from build_time import STAGES
+
+    return {"whole": made["whole"], **{n: made["stages"].get(n, 0.0) for n in STAGES[:-1]}, "memory": made["memory"]}
 
 
 def images() -> str:

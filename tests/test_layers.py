@@ -36,9 +36,9 @@ HEAVY = ("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnx_ir", "on
 #: imports them but the functions that need it.
 ON_A_DEVICE = ("job", "trt", "bundle", "report", "runtime")
 OF_A_GRAPH = {"trtpipe.runtime.four_bits", "trtpipe.runtime.half_rounding"}
-#: What has to do with the standard streams and is not the command line: a worker's are its log, and torch.export prints
-#: why it fails.
-OTHER_STREAMS = {"trtpipe.model.export", "trtpipe.nightly.pool"}
+#: What has to do with the standard streams and is not the command line: a worker's are its log, torch.export prints why
+#: it fails, and a job's own code may replace them.
+OTHER_STREAMS = {"trtpipe.model.export", "trtpipe.nightly.pool", "trtpipe.pipeline.prepared"}
 #: What imports a module whose name is made at run time, and the only modules that may: names of what may not be
 #: installed, of the user's code, and tables of what is loaded on demand.
 BY_NAME = {"import_module", "__import__", "resolve_name", "run_module", "run_path", "exec", "eval"}
@@ -350,6 +350,14 @@ def test_every_folder_of_modules_is_a_package() -> None:
     """import-linter sees packages alone."""
     folders = {path.parent for package in ("trtpipe", "calib") for path in (ROOT / package).rglob("*.py")}
     assert [str(f.relative_to(ROOT)) for f in folders if not (f / "__init__.py").exists()] == [], "add __init__.py"
+
+
+def test_the_packages_hold_modules_and_templates_alone() -> None:
+    """All of it is in the wheel; a .pyi would stand for its module in the eyes of mypy."""
+    files = [path for package in ("trtpipe", "calib") for path in (ROOT / package).rglob("*") if path.is_file()]
+    other = {path.relative_to(ROOT) for path in files if path.suffix != ".py" and path.parent.name != "__pycache__"}
+    strange = {path for path in other if path.name != "py.typed" and path.parent.name != "templates"}
+    assert strange == set(), "data belongs into configs/ or docs/, what is generated into no commit"
 
 
 def test_the_house_has_its_rooms_and_nothing_else() -> None:

@@ -13,6 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted([*(ROOT / "trtpipe").rglob("*.py"), *(ROOT / "calib").rglob("*.py")])
 #: So many words of a message in a row, wherever in it, have to stand in a test.
 RUN = 3
+#: The form of a message: `<where>: must <what> (got <value>).`
+OF_THE_FORM = re.compile(r"\(got |(^|: )must ")
 #: Bugs of our own, which nobody meets: they are raised so that a type checker and a reader know.
 OF_BUGS = ("AssertionError", "TypeError")
 
@@ -47,7 +49,8 @@ def texts(node: ast.AST) -> Iterator[tuple[int, list[str]]]:
 
 
 def messages(module: ast.Module) -> Iterator[tuple[int, list[str]]]:
-    """The texts of the errors that a module raises."""
+    """The texts of the errors that a module raises, and others of their form, which are raised elsewhere."""
+    yield from ((line, found) for line, found in texts(module) if OF_THE_FORM.search("".join(found)))
     for node in ast.walk(module):
         if isinstance(node, ast.Raise) and node.exc is not None:
             if not ast.unparse(node.exc).startswith(OF_BUGS):
@@ -90,6 +93,7 @@ def test_every_error_has_a_test_of_its_text(tested: set[tuple[str, ...]]) -> Non
     [
         ('raise InputError(f"{where}: no zebra may graze here (got {x}).")', [1]),
         ('failed(JobError("no zebra may graze here"))', [1]),
+        ('yield "a.zebra", f"must graze here alone (got {x})."', [1]),
         ('raise InputError(f"{a}: the file is empty.")', []),
         ('raise AssertionError("no zebra may graze here")', []),
         ('raise InputError(f"{a} {b}")', []),

@@ -43,6 +43,16 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
+@pytest.mark.parametrize("top", [0, -1, 1.5, True, None])
+def test_top_is_a_count(tmp_path: Path, photos: Path, top: Any) -> None:
+    shipping.bundle(tmp_path / "b")
+    with trtpipe.load(tmp_path / "b") as model, pytest.raises(InputError) as caught:
+        model.classify(sorted(photos.rglob("*.png"))[:1], top=top)
+    assert (
+        str(caught.value) == f"top: must be a whole number of 1 or more (got {top!r}). It is how many classes to give."
+    )
+
+
 def test_load_and_classify(tmp_path: Path, photos: Path) -> None:
     shipping.bundle(tmp_path / "c")
     with trtpipe.load(tmp_path / "c") as model:

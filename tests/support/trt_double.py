@@ -96,10 +96,14 @@ class Engine(Thing):
         return self._do("create_runtime_config", (), None, lambda: Config(self._cuda, "config", self))
 
     def create_execution_context(self, runtime_config=None):
+        config = runtime_config
+        self._world.strategy = None if config is None else config.dynamic_shapes_kernel_specialization_strategy
         return self._do("create_execution_context", (), None, lambda: Context(self._cuda, self._world, self))
 
 
 class Config(Thing):
+    dynamic_shapes_kernel_specialization_strategy = None
+
     def create_runtime_cache(self):
         return self._do("create_runtime_cache", (), None, lambda: Cache(self._cuda, "cache"))
 
@@ -198,5 +202,8 @@ def flavour(cuda, name="tensorrt", *, decides=False, dropped=0):
         cuda.entered("Runtime")
         return Runtime(cuda, world)
 
-    module = SimpleNamespace(Runtime=runtime, ILogger=base, IOutputAllocator=base, world=world)
+    module = SimpleNamespace(
+        Runtime=runtime, ILogger=base, IOutputAllocator=base, world=world,
+        DynamicShapesKernelSpecializationStrategy=Enum("Strategy", ["LAZY", "EAGER", "NONE"]),
+    )  # fmt: skip
     return Flavour(name, module, VERSIONS[name], expected(name, VERSIONS[name]))

@@ -27,14 +27,16 @@ def make(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     files = (tmp_path / f"kernels-{number}" for number in itertools.count())
 
-    def made(*, name="tensorrt", cuda=None, cuda_graph=False, **world):
+    def made(*, name="tensorrt", cuda=None, cuda_graph=False, specialization=None, **world):
         cuda = cuda or Runtime()
         flavour = trt_double.flavour(cuda, name, **world)
         monkeypatch.setattr(memory, "_cuda_runtime", lambda: cuda)
         monkeypatch.setattr(runtime.flavour, "load", lambda target: flavour)
         kernels = next(files)
         monkeypatch.setattr(runtime, "kernel_file", lambda plan, gpu: kernels)
-        runner = EngineRunner(trt_double.plan(name), memory="cuda-python", cuda_graph=cuda_graph)
+        runner = EngineRunner(
+            trt_double.plan(name), memory="cuda-python", cuda_graph=cuda_graph, specialization=specialization
+        )
         return runner, cuda, flavour.module.world
 
     return made
@@ -116,6 +118,21 @@ def test_tensorrt_rtx_has_its_kernels_kept(make):
         "create_runtime_config", "set_runtime_cache", "serialize", "serialize"
     ]  # fmt: skip
     assert cuda.live == {}
+
+
+@pytest.mark.parametrize(("specialization", "strategy"), [(None, None), ("eager", "EAGER"), ("none", "NONE")])
+def test_tensorrt_rtx_specializes_kernels_for_shapes_as_it_is_told(make, specialization, strategy):
+    runner, cuda, world = make(name="tensorrt_rtx", specialization=specialization)
+    with runner:
+        assert getattr(world.strategy, "name", None) == strategy
+    assert cuda.live == {}
+
+
+def test_tensorrt_proper_has_no_such_kernels(make):
+    runner, _, world = make(specialization="eager")
+    with runner:
+        run(runner, 2)
+        assert world.strategy is None
 
 
 def test_a_smaller_batch_allocates_nothing_and_a_larger_one_frees_what_it_replaces(make):

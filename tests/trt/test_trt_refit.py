@@ -45,6 +45,19 @@ def test_bytes_that_are_no_file_are_refused_or_hold_no_names(data):
         assert all(isinstance(name, str) for name in weight_names(data))
 
 
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\x3a", "a protobuf message ends within a number"),
+        (b"\x3a\x05ab", "a protobuf message ends within a field"),
+        (b"\x3b", "a protobuf message has no fields of wire type 3"),
+    ],
+)
+def test_bytes_that_are_no_message(data, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        weight_names(data)
+
+
 class Network:
     def __init__(self, *refused):
         self.refused, self.marked = refused, []
@@ -177,3 +190,16 @@ def test_the_stand_ins_calls_are_tensorrts_own():
     }.items():  # fmt: skip
         for name in names:
             assert hasattr(getattr(trt, kind), name), f"{kind}.{name}"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\x3a\x05abc", "a protobuf message ends within a field"),
+        (b"\xff", "a protobuf message ends within a number"),
+        (b"\x03", "a protobuf message has no fields of wire type 3"),
+    ],
+)
+def test_what_is_no_protobuf_message_is_said(data, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        weight_names(data)

@@ -106,7 +106,7 @@ class CheckData:
 
         labels = None if self.labels is None else self.labels[:count]
         few = self.batching.first(self.reference, count)
-        return CheckData(batches, few, labels, count, self.batching, self.judgement.first(count))
+        return CheckData(batches, few, labels, count, self.batching, self.judgement.first(count, few))
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ def measure(
         else:
             values += _of_output(name, a, b, labels, ranks=name not in whole and metrics.ranks_classes(a))
     if not problems:
-        own, wrong = judgement.measure(reference, outputs)
+        own, wrong = judgement.measure(outputs)
         values += own
         problems += wrong
     by_metric = {m.name for m in values}

@@ -104,19 +104,7 @@ def _recorded(
     outputs_of_all = joined(parts)
     for spec in loaded.outputs:
         _require_held(spec, outputs_of_all[spec.name])
-    if name == "onnxruntime" and not worst <= ONNX_TOLERANCE * max(1.0, largest):
-        raise InputError(
-            "baseline: the converted network answers otherwise than ONNX Runtime on the check data (a largest "
-            f"difference of {worst:.3g}, outputs up to {largest:.3g}). This is a bug of the conversion: report it, or "
-            "build from PyTorch with model.factory."
-        )
-    if name != "onnxruntime" and not worst <= EAGER_TOLERANCE * max(1.0, largest):
-        _require_repeatable(loaded, args)
-        fix = "Set model.baseline to script." if name == "trace" else "Check that both hold the same weights."
-        raise InputError(
-            f"baseline: TorchScript ({name}) computes something else than the eager model on the check data "
-            f"(a largest difference of {worst:.3g}, outputs up to {largest:.3g}). {fix}"
-        )
+    _require_agreement(loaded, name, worst, largest, args)
     every = np.concatenate(labels)
     notes = _batch_notes(loaded, batching, first, outputs_of_all, device)
     if device != CPU:
@@ -130,6 +118,25 @@ def _recorded(
         worst,
         (*notes, *([_FILLED_UP.format(", ".join(batching.whole), padded, batch_size)] if padded else ())),
     )
+
+
+def _require_agreement(
+    loaded: LoadedModel, name: BaselineKind, worst: float, largest: float, args: tuple[torch.Tensor, ...]
+) -> None:
+    """Refuse a baseline that differs from the network by `worst` where outputs reach `largest`; `args` are a batch."""
+    if name == "onnxruntime" and not worst <= ONNX_TOLERANCE * max(1.0, largest):
+        raise InputError(
+            "baseline: the converted network answers otherwise than ONNX Runtime on the check data (a largest "
+            f"difference of {worst:.3g}, outputs up to {largest:.3g}). This is a bug of the conversion: report it, or "
+            "build from PyTorch with model.factory."
+        )
+    if name != "onnxruntime" and not worst <= EAGER_TOLERANCE * max(1.0, largest):
+        _require_repeatable(loaded, args)
+        fix = "Set model.baseline to script." if name == "trace" else "Check that both hold the same weights."
+        raise InputError(
+            f"baseline: TorchScript ({name}) computes something else than the eager model on the check data "
+            f"(a largest difference of {worst:.3g}, outputs up to {largest:.3g}). {fix}"
+        )
 
 
 def _require_held(spec: TensorSpec, values: NDArray[Any]) -> None:

@@ -126,6 +126,8 @@ def _difference(wanted: Array, output: Array) -> str:
     """What is different, in a few words; empty where nothing is. A few values may: a decision that is nearly a tie."""
     if wanted.shape != output.shape:
         return f"the shape {list(output.shape)} instead of {list(wanted.shape)}"
+    if not wanted.size:
+        return ""
     a, b = np.asarray(wanted, np.float64), np.asarray(output, np.float64)
     largest = np.abs(a[np.isfinite(a)]).max(initial=0.0)
     off = ~np.isclose(a, b, rtol=0.0, atol=TOLERANCE * largest, equal_nan=True)

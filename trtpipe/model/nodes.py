@@ -17,10 +17,11 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def copied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A deep copy; torch 2.11 announces a deprecation of its own while it is copied."""
+    """A copy that reads the same constants: they are replaced (`set_constant`), and never written to."""
+    shared = {id(t): t for t in (*graph.parameters(), *graph.buffers())}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return copy.deepcopy(graph)
+        warnings.simplefilter("ignore")  # torch 2.11 announces a deprecation of its own
+        return copy.deepcopy(graph, shared)
 
 
 def module_path(node: torch.fx.Node) -> str:

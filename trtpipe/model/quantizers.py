@@ -61,7 +61,7 @@ class Unfit(torch.nn.Module):
         self.problem = problem
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Raises the error."""
+        """Raises the error, whatever x is, of any dtype and shape."""
         raise self.problem
 
 

@@ -128,12 +128,15 @@ class Stages:
 def _put_back(note: Callable[[str], None]) -> Iterator[None]:
     """What the job's code changes of the whole process is put back, as later stages and other jobs count on it.
 
-    The current folder, from which relative outputs are written, and torch's default dtype.
+    The current folder, from which relative outputs are written, the standard streams, and torch's default dtype.
     """
-    folder, dtype = os.getcwd(), _default_dtype()
+    folder, dtype, streams = os.getcwd(), _default_dtype(), (sys.stdout, sys.stderr)
     try:
         yield
     finally:
+        if (sys.stdout, sys.stderr) != streams:
+            sys.stdout, sys.stderr = streams
+            note("the job's code replaced sys.stdout or sys.stderr; put back")
         if os.getcwd() != folder:
             note(f"the job's code went to the folder {os.getcwd()}; back to {folder}")
             os.chdir(folder)
@@ -325,10 +328,8 @@ class PreparedJob:
             if job.check.labels is not None and not names_classes(job.check.labels):
                 labels = labels_of(job.check.labels, baseline.ids, job.check_transform())
             judges = tuple(judge(n, m, labelled=labels is not None) for n, m in job.check.metrics.items())
-            judgement = Judgement(judges, labels, baseline.ids)
-            _, problems = judgement.measure(baseline.outputs, baseline.outputs)
-            if problems:
-                raise InputError(f"check.metrics: {'; '.join(problems)} on the baseline. A figure must be a number.")
+            judgement = Judgement(judges, labels, baseline.ids, baseline.outputs)
+            judgement.require_figures()
             if unjudged := judgement.unjudgeable(job.check.limits):
                 raise InputError(f"{'; '.join(unjudged.values())}. Give that, or take the limit out of the job.")
         return judgement

@@ -14,6 +14,7 @@ from trtpipe.batching import joined
 from trtpipe.errors import InputError
 from trtpipe.evaluation.check import check_engine, measure
 from trtpipe.evaluation.control import damaged_copy
+from trtpipe.evaluation.judgement import Judgement
 from trtpipe.evaluation.speedup import HYBRID
 from trtpipe.job.dump import job_text
 from trtpipe.model.data import open_calibration
@@ -144,6 +145,7 @@ class _Bench:
         others = [a for a in ALGORITHMS if a != self.first] if counted and job.precision.int8_mode else []
         self.algorithms = (self.first, *others)
         self._macs: dict[str, int] = {}
+        self._judgement: Judgement | None = None  # of the samples of `preview`
         self._narrow = narrow_of(job, prepared, table)
 
     def amax(self, algorithm: str) -> Mapping[str, float]:
@@ -287,13 +289,16 @@ class _Bench:
             parts.append(how.rows(arrays, sample.count))
             count += sample.count
         labels = prepared.baseline.labels
+        reference = how.first(prepared.baseline.outputs, count)
+        if self._judgement is None:
+            self._judgement = prepared.judgement.first(count, reference)
         metrics, problems = measure(
-            how.first(prepared.baseline.outputs, count),
+            reference,
             joined(parts),
             None if labels is None else labels[:count],
             job.check.limits,
             how.whole,
-            prepared.judgement.first(count),
+            self._judgement,
         )
         ratios = [m.value for m in metrics if m.name == "sqnr_db"]
         return Preview(

@@ -14,7 +14,7 @@ from trtpipe.trt import driver, flavour, formats, implicit, lowering, network, p
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.implicit import Calibration
 from trtpipe.trt.monitor import PERCENT, Watch, interruptible, make_logger, make_monitor
-from trtpipe.trt.options import asked, needs_driver, refusals
+from trtpipe.trt.options import asked, needs_driver, refusals, uses_dla
 from trtpipe.trt.parser import newest_opset
 from trtpipe.values import Engine, OnnxModel
 
@@ -127,6 +127,8 @@ def _serialize(
     kept.append(configuration.add_profiles(tensorrt, builder, config, model.inputs, build))
     if weak:
         notes += lowering.allow_precisions(tensorrt, config, graph, build, precision)
+    if uses_dla(build):
+        notes += configuration.dla_fallback(tensorrt, config, graph, build)
     calibrator = None
     if build.quantization == "implicit":
         calibrator = implicit.make_calibrator(tensorrt, calibration)

@@ -144,6 +144,13 @@ def refitted(engine: bytes, onnx: bytes) -> bytes:
         raise
 
 
+def unloadable(tensorrt: Flavour, device: str, reason: str) -> InputError:
+    """The error that TensorRT does not load a plan on this device."""
+    return InputError(
+        f"engine: {tensorrt.title} cannot load the plan on {device} ({reason}). Build the engine on this device."
+    )
+
+
 def _refitted(tensorrt: Flavour, engine: bytes, onnx: bytes, watch: Watch, device: str) -> bytes:
     def reason() -> str:
         return watch.errors[-1] if watch.errors else "no error message"
@@ -152,9 +159,7 @@ def _refitted(tensorrt: Flavour, engine: bytes, onnx: bytes, watch: Watch, devic
     runtime = tensorrt.module.Runtime(logger)
     loaded = runtime.deserialize_cuda_engine(engine)
     if loaded is None:
-        raise InputError(
-            f"engine: {tensorrt.title} cannot load the plan on {device} ({reason()}). Build the engine on this device."
-        )
+        raise unloadable(tensorrt, device, reason())
     if not loaded.refittable:
         raise InputError("engine: no weight can be changed in it. Build it with build.refit: all, or individual.")
     give_weights(tensorrt, loaded, logger, onnx, reason, "Prepare the kit from the same model with other weights.")

@@ -31,6 +31,7 @@ def open_timed(
         version_compatible=version_compatible,
         without_lean_runtime=without_lean_runtime,
         refit=refit,
+        specialization="eager",  # else the first runs time general kernels, and who knows when they end
     )
     runner.__enter__()
     return runner

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -24,9 +24,11 @@ from trtpipe.cli.commands.options import (
     loudness_options,
     one_loudness,
     out_option,
+    refuse_unused,
     set_option,
 )
 from trtpipe.errors import Cancelled, user_error
+from trtpipe.job.importable import on_path
 from trtpipe.job.load import JobErrors, same_name
 from trtpipe.job.problems import Problem
 from trtpipe.pipeline.build import build
@@ -80,13 +82,20 @@ def command(
     kits = tuple(p for p in jobs if (p / "manifest.json").is_file())
     if kits and overrides:
         raise click.UsageError("--set must not be given with a kit: its job is settled.")
-    loaded = load_jobs(tuple(p for p in jobs if p not in kits), overrides, verbose)
-    if replay is not None and len(loaded) + len(kits) != 1:
-        raise click.UsageError(f"--replay must be given with one job (got {len(loaded) + len(kits)}).")
-    before = None if replay is None else bundle_to_replay(replay, trusted(key))
+    if not kits and replay is None:
+        refuse_unused(("key",), "without a kit or --replay")
+    elif kits and len(kits) == len(jobs):
+        refuse_unused(("diagnose_seconds",), "with kits alone")
+    with ExitStack() as stack:
+        if len(kits) < len(jobs):
+            stack.enter_context(on_path(None))
+        loaded = load_jobs(tuple(p for p in jobs if p not in kits), overrides, verbose)
+        if replay is not None and len(loaded) + len(kits) != 1:
+            raise click.UsageError(f"--replay must be given with one job (got {len(loaded) + len(kits)}).")
+        before = None if replay is None else bundle_to_replay(replay, trusted(key))
 
-    signing = None if sign is None else signer(sign)
-    with nullcontext(None) if before is None else timing_cache_of(before) as cache:
+        signing = None if sign is None else signer(sign)
+        cache = None if before is None else stack.enter_context(timing_cache_of(before))
         tasks: list[Task] = [
             (path, partial(build, _timed_by(job, cache), out, sign=signing, diagnose_seconds=diagnose_seconds))
             for path, job in loaded

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import click
+from click.core import ParameterSource
 
 from trtpipe.model.computing import VARIABLE as DEVICE_VARIABLE
 from trtpipe.outputs import require_writable_file, require_writable_folder
@@ -161,6 +162,22 @@ def _restore(variables: dict[str, str | None]) -> None:
 
 
 cache_option = click.option("--cache", type=OutputFolder(), help="Folder of the build cache.")
+
+
+def refuse_unused(names: Iterable[str], because: str) -> None:
+    """UsageError when an option of these parameters was given on the command line: nothing would use it.
+
+    Args:
+        names: the parameters' names.
+        because: what keeps the command from using them, after "must not be given ".
+    """
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        if (
+            parameter.name in names
+            and context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+        ):
+            raise click.UsageError(f"{parameter.opts[-1]} must not be given {because}: nothing would use it.")
 
 
 def loudness_options(function: F) -> F:
