@@ -6,14 +6,15 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 OUT ?= out
 JOBS ?= 2
-MARKS ?= not acceptance and not slow and not gpu
+MARKS ?= not acceptance and not gpu
 # Where what was measured on a GPU is written.
 RESULTS ?= benchmarks/results
 # It pins TensorRT-RTX below the 1.7.1 that builds INT8 convolutions, and works beside it.
 FRONTEND := torch-tensorrt-rtx==2.14.0 dllist==2.0.0
 # Modules of the programs, what needs a GPU or another checkout, and what writes a page of the docs.
 NO_FIGURES := $(addprefix benchmarks/,compare_checkouts.py gpu.py gpu_page.py photos.py random_models.py rtx_loads.py \
-	accuracy.py accuracy_page.py build_time.py fetch_zoo.py peers.py sizes.py support_matrix.py zoo.py)
+	accuracy.py accuracy_page.py build_time.py fetch_zoo.py peers.py scale.py sizes.py support_matrix.py \
+	zoo.py)
 BROWSER := command -v chromium || command -v chromium-browser || command -v google-chrome || command -v google-chrome-stable
 INSTALL_BROWSER := apt-get install chromium
 # Trained networks and photographs.
@@ -21,8 +22,8 @@ ZOO ?= data/zoo
 DIGITS := data/digits/resnet.safetensors
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser quickstart test test-slow test-gpu fmt lint type bench bench-calibration bench-accuracy \
-	bench-build bench-sizes bench-gpu schema dist clean
+.PHONY: help setup browser quickstart test test-random test-gpu fmt lint type bench bench-calibration bench-accuracy \
+	bench-build bench-scale bench-sizes bench-gpu schema dist clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
@@ -52,11 +53,11 @@ quickstart: $(SETUP) $(DIGITS)  ## Build configs/quickstart.yaml: digits, INT8, 
 	$(BIN)/python -m trtpipe build configs/quickstart.yaml -o $(OUT)
 
 # Two processes of one thread each are faster than one of two: most of a test is Python.
-test: $(SETUP)  ## Run the tests, but those marked acceptance, slow or gpu; MARKS='not slow and not gpu' adds acceptance.
+test: $(SETUP)  ## Run the tests, but those marked acceptance or gpu; MARKS='not gpu' adds acceptance.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m '$(MARKS)' $(ARGS)
 
-test-slow: $(SETUP)  ## Run the tests that CI does not, and the property tests on other examples each time.
-	HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -m '(slow or hypothesis) and not gpu' $(ARGS)
+test-random: $(SETUP)  ## Run the property tests on other examples each time, which CI does not.
+	HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -m 'hypothesis and not gpu' $(ARGS)
 
 test-gpu: $(SETUP)  ## Run the tests that need an NVIDIA GPU; without one they fail.
 	TRTPIPE_REQUIRE_GPU=1 TRTPIPE_RESULTS="$(RESULTS)" $(BIN)/python -m pytest -m gpu $(ARGS)
@@ -87,6 +88,9 @@ bench-accuracy: $(SETUP) $(ZOO)/manifest.json  ## INT8 on trained networks, besi
 
 bench-build: $(SETUP)  ## Where the time of a build goes, beside the parts that no tool can leave out; on a quiet machine.
 	$(BIN)/python benchmarks/build_time.py $(ARGS)
+
+bench-scale: $(SETUP)  ## How a build's cost grows with nodes, weights and images, a night's with jobs and workers; an hour.
+	$(BIN)/python benchmarks/scale.py $(ARGS)
 
 bench-sizes: $(SETUP)  ## Sizes of FP16 and INT8 engines of ten networks, without a GPU.
 	$(BIN)/python benchmarks/sizes.py $(ARGS)

@@ -1,6 +1,7 @@
 """Where the time of a build goes: each stage of `trtpipe build`, beside the parts that no tool can leave out.
 
-    python benchmarks/build_time.py [--only resnet50-int8 ...] [--peer-python PYTHON] [--write docs/build-time.md]
+    python benchmarks/build_time.py [--only resnet50-int8 ...] [--peer-python PYTHON] [--before OTHER.md]
+                                    [--write docs/build-time.md]
 
 Every figure comes from a process of its own, in one run on a machine that does nothing else. The parts: importing torch
 and the network's package, one `torch.export`, one ONNX export, the bare forward passes over the same images, and
@@ -11,6 +12,7 @@ TensorRT-RTX on the ONNX file that trtpipe wrote. Other tools: `torch.onnx.expor
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import resource
@@ -35,6 +37,7 @@ PRECISIONS: dict[str, dict[str, bool]] = {
 IMAGES = 16
 BATCH = 8
 OPSET = 20
+STAGES = ("model", "baseline", "capture", "calibrate", "quantize", "export", "check", "compile", "bundle", "other")
 ROWS = tuple(f"{name}-{precision}" for name in MODELS for precision in PRECISIONS)
 PAGE = """\
 # What a build costs
@@ -44,11 +47,12 @@ Written by `benchmarks/build_time.py` on a machine without a GPU ({machine}), {d
 sum of what no tool can leave out, measured in the same run: importing torch and timm, one `torch.export`, one ONNX
 export, the bare forward passes over the images ({images} for the baseline, {images} for the graph, {images} more for
 INT8), TensorRT-RTX on the ONNX file that trtpipe wrote. `ratio` is whole / parts. Memory is the peak of the building
-process and of the one in which TensorRT-RTX runs, in GB. INT8 rows calibrate and correct by default settings;
-`corrections off` shows the rest.
+process and of the one in which TensorRT-RTX runs, in GB; `calibration` is that of a process that only calibrates: the
+bare network, and hooks that count what its layers give. INT8 rows calibrate and correct by default settings;
+`corrections off` shows the rest. `compile` is what is left of it when the graph is checked: both run at once.
 
-| job | whole | parts | ratio | memory | ModelOpt | ONNX Runtime |
-| --- | ---: | ---: | ---: | ---: | ---: | ---: |
+| job | whole | parts | ratio | memory | calibration | ModelOpt | ONNX Runtime |
+| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
 {rows}
 
 ## Stages
@@ -62,6 +66,14 @@ process and of the one in which TensorRT-RTX runs, in GB. INT8 rows calibrate an
 | job | {parts} |
 | --- | {parts_rule} |
 {by_part}
+{before}"""
+#: The same of another checkout, from the same machine.
+BEFORE = """
+## Before
+
+The same program with an earlier checkout, on the same machine.
+
+{tables}
 """
 
 
@@ -103,6 +115,7 @@ def line(folder: Path, row: str) -> dict[str, Any]:
     built = build(load_job(path), folder / row, Silent())
     seconds = dict(built.seconds)
     whole = time.perf_counter() - began
+    gc.freeze()  # as a command does at its end
     return {
         "whole": whole,
         "stages": {**seconds, "other": whole - sum(seconds.values())},
@@ -150,6 +163,26 @@ def parts(row: str, onnx: str) -> dict[str, Any]:
     with timed("TensorRT-RTX", seconds):
         compiled(onnx)
     return {"seconds": seconds, "memory": memory_gb()}
+
+
+def calibrated(row: str, folder: str) -> dict[str, Any]:
+    """The peak of a process that calibrates and does nothing else: hooks on the eager network."""
+    import numpy as np
+    import timm
+    import torch
+
+    from calib.observers import HistogramObserver
+
+    model, observers = timm.create_model(row.rsplit("-", 1)[0]).eval(), {}
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Conv2d | torch.nn.Linear):
+            observers[name] = HistogramObserver()
+            module.register_forward_pre_hook(lambda _, inputs, o=observers[name]: o.observe(inputs[0]))
+    images = np.load(Path(folder, "calibration.npy"))
+    with torch.inference_mode():
+        for start in range(0, IMAGES, BATCH):
+            model(torch.from_numpy(images[start : start + BATCH]))
+    return {"memory": memory_gb(), "amax": max(o.histogram.max for o in observers.values())}
 
 
 def compiled(onnx: str) -> None:
@@ -216,16 +249,17 @@ def measure(row: str, peer_python: str | None) -> dict[str, Any]:
         whole = child("line", row, str(folder))
         figures = {"row": row, "line": whole, "parts": child("parts", row, whole["onnx"])}
         if precision == "int8":
+            figures["calibrated"] = child("calibrated", row, str(folder))
             figures["off"] = child("line", f"{row}-off", str(folder))
             figures["onnxruntime"] = peer("onnxruntime", row, folder, sys.executable)
             figures["modelopt"] = peer("modelopt", row, folder, peer_python) if peer_python else None
     return figures
 
 
-def page(found: list[dict[str, Any]]) -> str:
-    """The docs page."""
+def page(found: list[dict[str, Any]], before: str = "") -> str:
+    """The docs page; `before` is another such page, whose tables are shown too."""
     rows, stages, parts_of = [], [], []
-    names = list(dict.fromkeys(s for f in found for s in f["line"]["stages"]))
+    names = [n for n in STAGES if any(n in f["line"]["stages"] for f in found)]
     pieces = list(dict.fromkeys(p for f in found for p in f["parts"]["seconds"]))
     for f in found:
         irreducible = sum(f["parts"]["seconds"].values())
@@ -234,8 +268,9 @@ def page(found: list[dict[str, Any]]) -> str:
                 continue
             whole, memory = f[key]["process"], " + ".join(f"{m:.1f}" for m in f[key]["memory"])
             others = [f"{f[t]:.1f}" if f.get(t) else "" for t in ("modelopt", "onnxruntime")]
+            bare = f"{f['calibrated']['memory']:.1f}" if "calibrated" in f else ""
             rows.append(
-                f"| {label} | {whole:.1f} | {irreducible:.1f} | {whole / irreducible:.2f} | {memory} | "
+                f"| {label} | {whole:.1f} | {irreducible:.1f} | {whole / irreducible:.2f} | {memory} | {bare} | "
                 f"{' | '.join(others)} |"
             )
             stages.append(f"| {label} | " + " | ".join(f"{f[key]['stages'].get(s, 0):.1f}" for s in names) + " |")
@@ -244,7 +279,14 @@ def page(found: list[dict[str, Any]]) -> str:
         machine=f"{os.cpu_count()} cores", date=time.strftime("%Y-%m-%d"), images=IMAGES, rows="\n".join(rows),
         stages=" | ".join(names), rule=" | ".join(["---:"] * len(names)), by_stage="\n".join(stages),
         parts=" | ".join(pieces), parts_rule=" | ".join(["---:"] * len(pieces)), by_part="\n".join(parts_of),
+        before=BEFORE.format(tables=tables_of(before)) if before else "",
     )  # fmt: skip
+
+
+def tables_of(page: str) -> str:
+    """The tables of a page, its headings one level down; an earlier one's are left out."""
+    own = page.partition(BEFORE.partition("{")[0])[0]
+    return own[own.index("| job |") :].replace("\n## ", "\n### ").strip()
 
 
 def main() -> None:
@@ -253,6 +295,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=ROWS, default=ROWS)
     parser.add_argument("--peer-python", help="the Python that has ModelOpt")
     parser.add_argument("--write", type=Path)
+    parser.add_argument("--before", type=Path, help="a page that this program wrote of another checkout")
     parser.add_argument("--json", type=Path, help="where the figures are kept")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -264,7 +307,7 @@ def main() -> None:
             compiled(arguments[0])
             result = {}
         else:
-            result = {"parts": parts, "exported": exported}[what](row, *arguments)
+            result = {"parts": parts, "exported": exported, "calibrated": calibrated}[what](row, *arguments)
         print(json.dumps(result))
         return
     found = []
@@ -275,7 +318,7 @@ def main() -> None:
         print(f"{row}: {f['line']['process']:.1f} s, parts {irreducible:.1f} s", file=sys.stderr, flush=True)
         if given.json:
             given.json.write_text(json.dumps(found, indent=1))
-    text = page(found)
+    text = page(found, given.before.read_text() if given.before else "")
     if given.write:
         given.write.write_text(text)
     else:

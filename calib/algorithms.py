@@ -129,10 +129,7 @@ def _entropy_2(histogram: Histogram) -> float:
 
 
 def _least_divergence(histogram: Histogram, counts: Reals) -> float:
-    """The threshold of the least divergence, the widest of equals: (i + 1/2) bins, as TensorRT's caches show, at most
-
-    max.
-    """
+    """The threshold of the least divergence, the widest of equals: (i + 1/2) bins, as TensorRT's caches show."""
     kl = divergences(counts)
     kept = kl.size - 1 - int(np.argmin(kl[::-1])) + LEVELS
     return min(histogram.max, (kept + 0.5) * histogram.max / ENTROPY_BINS)
@@ -149,18 +146,19 @@ def _percentile(histogram: Histogram, percentile: float) -> float:
 
 
 def _mse(histogram: Histogram) -> float:
-    """The amax of the least mean squared error, among 257 in steps of 2^(1/32) under max and 64 finer ones around the
+    """The amax of the least mean squared error.
 
-    best.
+    Among 257 in steps of 2^(1/32) under max, and 64 finer ones around the best of those.
     """
     return _least_error(histogram, 2.0, histogram.max * 2.0 ** (np.arange(-256, 1) / 32), 64)
 
 
 def _auto(histogram: Histogram) -> float:
-    """The amax of the least mean |error|^2.4, among 81 in steps of 2^(1/8) under max and 32 finer ones around the best.
+    """The amax of the least mean |error|^2.4.
 
-    A power over 2 weighs what is clipped more than what is rounded: the few largest values of a tensor decide more of
-    what comes after it than their share of the squares.
+    Among 81 in steps of 2^(1/8) under max, and 32 finer ones around the best of those. A power over 2 weighs what is
+    clipped more than what is rounded: the few largest values of a tensor decide more of what comes after it than their
+    share of the squares.
 
     Source: BRECQ (Li et al., 2021) chooses its activation thresholds so.
     """

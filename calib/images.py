@@ -23,6 +23,16 @@ if TYPE_CHECKING:
     from PIL import Image
 
 
+def beyond_8_bits(mode: str) -> str | None:
+    """Why an image of this mode of Pillow's must not become RGB, which cuts what is over 255; None where it may."""
+    if not mode.startswith(("I", "F")):
+        return None
+    return (
+        f"must have 8 bits a channel (got Pillow's mode {mode}, of which RGB keeps no value over 255). Save it with "
+        "8 bits, or give arrays or a factory of samples."
+    )
+
+
 class Images:
     """The images under `folder`; each becomes one sample of the model's only input."""
 
@@ -43,20 +53,31 @@ class Images:
         self.recipe = self._transform.recipe
 
     def load(self, at: int) -> Sample:
-        """The decoded, transformed image, [C, H, W]."""
+        """The decoded, transformed image, [C, H, W].
+
+        Raises:
+            CalibError: it cannot be read, or does not fit the input.
+        """
         path = self._paths[at]
         try:
             with path.open("rb") as stream, Image.open(stream) as image:
+                fault = beyond_8_bits(image.mode)
                 pixels = image.convert("RGB")
         except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
             raise CalibError(
                 f"{path}: must be a readable image (got {type(error).__name__}: {error}). "
                 "Repair or remove the file, or set on_bad_sample: skip."
             ) from error
+        if fault is not None:
+            raise CalibError(f"{path}: {fault}")
         return {self._input.name: self._transform(str(path), pixels)}
 
     def content(self, at: int) -> str:
-        """sha256 hex of the file."""
+        """sha256 hex of the file.
+
+        Raises:
+            CalibError: it cannot be read.
+        """
         try:
             return hashlib.sha256(self._paths[at].read_bytes()).hexdigest()
         except OSError as error:
@@ -129,11 +150,15 @@ def source_digest(function: Callable[..., object] | None) -> str:
 
 
 def to_array(where: str, value: Any) -> Array:
-    """A NumPy array of what a user's callable gave: an array, a torch tensor or nested numbers."""
+    """A NumPy array, of its own dtype and shape, of what a user's callable gave: an array, a tensor or nested numbers.
+
+    Raises:
+        CalibError: it is none of these.
+    """
     with user_code(f"{where}: making a NumPy array of a sample ({type(value).__name__})"):
         if hasattr(value, "detach"):
             value = value.detach().cpu().numpy()
-        array: Array = np.asarray(value)
+        array: Array = np.array(value)  # a copy: the callable may fill the same buffer with the next sample
     if array.dtype.kind not in "fiub":
         raise CalibError(
             f"{where}: a sample must be an array of numbers (got {type(value).__name__} of {array.dtype})."

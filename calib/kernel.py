@@ -88,14 +88,17 @@ def _openmp_team() -> Team | None:
     return run
 
 
+#: Not inside `_region`: numba finds no function in its cache that refers to variables around it.
+_thread_number = types.ExternalFunction("omp_get_thread_num", types.int32())
+_team_size = types.ExternalFunction("omp_get_num_threads", types.int32())
+
+
 def _region() -> int:
     """Address of the C function that every thread of the team calls."""
-    thread_number = types.ExternalFunction("omp_get_thread_num", types.int32())
-    team_size = types.ExternalFunction("omp_get_num_threads", types.int32())
 
     @numba.cfunc(types.void(types.CPointer(types.int64)), cache=True)
     def region(address):  # type: ignore[no-untyped-def]
-        thread, threads = thread_number(), team_size()  # the runtime may give fewer threads than were asked for
+        thread, threads = _thread_number(), _team_size()  # the runtime may give fewer threads than were asked for
         work = numba.carray(address, (4,))
         size = work[1]
         pairs = numba.carray(_pointer(work[0], np.uint64), (size,))

@@ -72,7 +72,7 @@ class HistogramObserver:
 
 
 def dense(x: torch.Tensor) -> torch.Tensor:
-    """`x`'s values as one contiguous dimension, in memory order: a view where `x` is dense, else a copy."""
+    """`x`'s values as one contiguous dimension [N], in memory order: a view where `x` is dense, else a copy."""
     expected = 1
     for size, stride in sorted(zip(x.shape, x.stride(), strict=True), key=lambda d: d[1]):
         if size != 1:

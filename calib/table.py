@@ -346,10 +346,7 @@ def histograms_path(path: Path) -> Path:
 
 
 def _check(where: Path, table: CalibrationTable) -> None:
-    """What a model of single fields cannot see: the tensors' audits belong to the amax, the data's digest to the
-
-    samples.
-    """
+    """What a model of single fields cannot see: audits belong to the amax, the data's digest to the samples."""
     if table.algorithm != "given" and table.audit.tensors.keys() != table.amax.keys():
         odd = sorted(table.audit.tensors.keys() ^ table.amax.keys())[0]
         raise CalibError(

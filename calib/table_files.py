@@ -62,9 +62,9 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def pack(counted: Mapping[str, Halves]) -> bytes:
-    """safetensors: for tensor k and half h, "k#h" is int64 [2, K]: buckets in use and their counts; "k#h.range"
+    """Histograms as safetensors, which `unpack` reads.
 
-    float32 [2].
+    For tensor k and half h, "k#h" is int64 [2, K]: buckets in use and their counts; "k#h.range" float32 [2].
     """
     from safetensors.numpy import save
 
@@ -78,7 +78,7 @@ def pack(counted: Mapping[str, Halves]) -> bytes:
 
 
 def unpack(arrays: Mapping[str, Array], key: str, half: int) -> Histogram:
-    """The histogram of one half of a tensor's data, from what `pack` wrote.
+    """The histogram of one half of a tensor's data, from what `pack` wrote (int64 [2, K], float32 [2]).
 
     Raises:
         KeyError, ValueError: it is not there, or is none that an observer makes.

@@ -23,7 +23,7 @@ from calib.table_files import write_whole
 from calib.trt_cache import read_cache
 from calib.types import Array
 
-#: Which of TensorRT's classes does which algorithm. TensorRT has none for mse.
+#: Which of TensorRT's classes does which algorithm; it has none for the others of `calib.algorithms`.
 BASES = {
     "entropy_2": "IInt8EntropyCalibrator2",
     "entropy": "IInt8EntropyCalibrator",
@@ -48,7 +48,7 @@ class NativeCalibrator(Protocol):
 
 
 def torch_on_cuda(array: Array) -> tuple[int, object]:
-    """`array` as a contiguous CUDA tensor by torch."""
+    """Address and owner of `array` as a contiguous CUDA tensor by torch, of the same dtype."""
     import torch
 
     tensor = torch.from_numpy(np.ascontiguousarray(array)).to("cuda")

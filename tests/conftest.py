@@ -19,7 +19,7 @@ _SKIPPED: list[str] = []
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A commit has to pass the same examples each time, `make test-slow` tries others. The GPU tests need no hypothesis.
+# A commit has to pass the same examples each time, `make test-random` tries others. The GPU tests need no hypothesis.
 if importlib.util.find_spec("hypothesis") is not None:
     from hypothesis import settings
 

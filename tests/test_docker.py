@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DOCKERFILES = sorted((ROOT / "docker").glob("*/Dockerfile"))
 NAMES = [p.parent.name for p in DOCKERFILES]
+SUPPORT = (ROOT / "docs" / "support.md").read_text()
 
 
 def instructions(path: Path) -> list[tuple[str, str]]:
@@ -44,12 +45,14 @@ def test_bases_are_pinned(path: Path) -> None:
 @pytest.mark.parametrize("path", DOCKERFILES, ids=NAMES)
 def test_every_image_runs_as_a_user(path: Path) -> None:
     """After the last USER of each final stage comes no RUN, and that USER is not root."""
-    for stage in re.split(r"^FROM ", path.read_text(), flags=re.MULTILINE)[1:]:
-        if "ENTRYPOINT" not in stage:
-            continue  # a base of others
+    stages = re.split(r"^FROM ", path.read_text(), flags=re.MULTILINE)[1:]
+    final = [stage for stage in stages if "ENTRYPOINT" in stage]  # others are bases
+    assert final
+    for stage in final:
         users = re.findall(r"^USER (\S+)", stage, flags=re.MULTILINE)
-        assert users == ["1000"]
-        assert "\nRUN " not in stage.split("\nUSER ")[1]
+        inherits = re.match(r"(\S+) AS", stage)
+        assert users in (["1000"], ["0", "1000"] if inherits and f" AS {inherits[1]}\n" in path.read_text() else [])
+        assert "\nRUN " not in stage.rpartition("\nUSER 1000")[2]
         assert "--uid 1000" in path.read_text()
 
 
@@ -66,6 +69,11 @@ def test_pip_lines_are_those_of_make_or_name_extras_that_exist(path: Path) -> No
         asked = re.search(r"-e '\.\[(.*?)\]'", line)
         if asked is not None:
             assert set(asked.group(1).split(",")) <= extras
+        elif "--index-url" in line:
+            # Nothing but releases that docs/support.md has, from an index that whoever builds names.
+            assert re.search(r'--no-deps --index-url "\$\{TORCH_INDEX:\?\}" torch==[\d.]+ torchvision==[\d.]+$', line)
+            releases = re.findall(r"==([\d.]+)", line)
+            assert re.search(rf"^\| {' [|] '.join(map(re.escape, releases))} ", SUPPORT, flags=re.MULTILINE)
         else:
             # Only what is on no index, at one commit.
             assert re.search(r"git\+https://\S+@[0-9a-f]{40}$", line)

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,12 @@ def test_the_changelog_begins_with_what_is_unreleased_or_this_version() -> None:
     first = re.search(r"^## \[?([\w.]+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert first is not None
     assert first[1] in ("Unreleased", trtpipe.__version__)
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    """pytest imports each by its name alone, and refuses the second."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == [], "rename one"
 
 
 SKIPPING = """

@@ -57,6 +57,7 @@ _REFUSED: dict[int, tuple[str, str]] = {
     errno.ELOOP: ("symbolic links lead in a circle", "Repair the links."),
     errno.EMFILE: ("too many open files", "Raise the limit (`ulimit -n 4096`), or use fewer workers."),
     errno.ENFILE: ("too many open files on this machine", "End other programs, or use fewer workers."),
+    errno.EBADF: ("is closed", "Open it, or send what is written there to /dev/null."),
     errno.EIO: ("input/output error of the disk", "Look at the system's log (`dmesg`), or choose another place."),
     errno.EBUSY: ("is in use by another program", "End that program, or choose another place."),
     errno.ETXTBSY: ("is in use by another program", "End that program, or choose another place."),

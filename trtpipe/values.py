@@ -274,7 +274,8 @@ class Engine:
     `compute_capabilities` are like "8.6", empty for a portable engine, whose number formats may need a
     `minimum_compute_capability` above Ampere's 8.0; `graph` is the ONNX that was compiled, which is what a machine
     without a GPU can execute in the engine's place. With a `fallback`, `data` is a hybrid module (see
-    `hybrid`): several plans and what PyTorch has to do between them.
+    `hybrid`): several plans and what PyTorch has to do between them. `timing_cache` is what TensorRT had measured by
+    then, empty where none was kept.
     """
 
     data: bytes
@@ -288,6 +289,7 @@ class Engine:
     notes: tuple[str, ...] = ()
     fallback: tuple[Fallback, ...] = ()
     minimum_compute_capability: str | None = None
+    timing_cache: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -202,6 +202,7 @@ HOSTILE: list[tuple[str, Callable[[Members], bytes], str]] = [
         lambda m: tar(good({**m, "model.onnx": bytes(len(m["model.onnx"]))})),
         "model.onnx: must have SHA-256",
     ),
+    ("cut inside a file", lambda m: tar(good(m))[:1024], " bytes (512 are left)"),
     ("name of bytes", lambda m: inserted(m, info("x\udcff", 0)), "is not a plain file name"),
 ]
 

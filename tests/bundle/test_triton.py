@@ -15,7 +15,7 @@ from trtpipe.bundle.manifest import EngineInfo
 from trtpipe.bundle.triton import export_triton, triton_model
 from trtpipe.errors import InputError
 from trtpipe.job.sections import Build
-from trtpipe.values import DimRange, TensorSpec
+from trtpipe.values import DimRange, LayerPrecision, TensorSpec
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +126,13 @@ def test_what_triton_cannot_serve(tmp_path: Path) -> None:
     ):
         triton_model(rtx)
     assert "1/model.onnx" in triton_model(rtx, graph=True).files
+    nvfp4 = shipping.bundle(tmp_path / "n", layers=(LayerPrecision("head", "linear", "nvfp4", "", ""),))
+    with pytest.raises(InputError) as caught:
+        triton_model(nvfp4, graph=True)
+    assert str(caught.value) == (
+        f"{nvfp4.path}: must be a graph that ONNX Runtime has kernels of (got NVFP4). Build with precision.weights: "
+        "int4, or int8_mode."
+    )
     kit = shipping.bundle(tmp_path / "k", kind="kit", engine=None)
     with pytest.raises(InputError, match=r"k: is a kit, not a bundle. Finish it first: trtpipe build"):
         triton_model(kit)

@@ -1,5 +1,6 @@
 """Which samples are drawn, in which order, and as which arrays."""
 
+import re
 from collections import Counter
 
 import numpy as np
@@ -35,6 +36,23 @@ def test_every_sample_comes_once_and_the_last_batch_holds_the_rest(image_folder)
     assert np.concatenate([b.labels for b in batches]).tolist() == source.labels.tolist()
     assert source.classes == ("cat", "dog", "emu")
     assert all(source.classes[label] == i.split("/")[0] for i, label in zip(source.ids, source.labels, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("mode", "pixels"),
+    [("I;16", np.full((16, 16), 60000, np.uint16)), ("I;16", np.full((16, 16), 300, np.uint16)),
+     ("I", np.full((16, 16), 70000, np.int32)), ("F", np.full((16, 16), 0.5, np.float32))],
+)  # fmt: skip
+def test_pixels_of_more_than_8_bits_do_not_become_white_or_black(tmp_path, mode, pixels):
+    Image.fromarray(pixels).save(tmp_path / "deep.tiff")
+    Image.new("RGB", (16, 16)).save(tmp_path / "plain.png")
+    message = (
+        f"{tmp_path}/deep.tiff: must have 8 bits a channel (got Pillow's mode {mode}, of which RGB keeps no value over "
+        "255). Save it with 8 bits, or give arrays or a factory of samples."
+    )
+    with pytest.raises(CalibError, match=f"^{re.escape(message)}$"):
+        all_of(opened(tmp_path))
+    assert opened(tmp_path, on_bad_sample="skip").skipped == (message,)
 
 
 def test_the_same_request_gives_the_same_batches(image_folder):

@@ -18,6 +18,20 @@ def pair(i): return {"x": torch.full((2,), float(i)), "y": torch.full((1,), i, d
 def labelled(): return [(pair(i), i % 2) for i in range(6)]
 def stream():
     for i in range(4): yield np.full(2, i, np.float32), np.int64(i)
+def reused():
+    buffer = np.zeros(2, np.float32)
+    for i in range(5):
+        buffer[:] = i
+        yield buffer
+def reused_tensor():
+    buffer = torch.zeros(2)
+    for i in range(5): yield buffer.fill_(i)
+class Reused:
+    def __init__(self): self.buffer = np.zeros(2, np.float32)
+    def __len__(self): return 5
+    def __getitem__(self, i):
+        self.buffer[:] = i
+        return {"x": self.buffer}
 class Dataset:
     targets = [0, 1, 1]
     def __len__(self): return 3
@@ -66,6 +80,11 @@ def test_a_list_of_arrays():
     assert values(source) == values(source)
     assert source.labels is None
     assert values(source) == [float(i.partition("[")[2][:-1]) for i in source.ids]
+
+
+@pytest.mark.parametrize("name", ["reused", "reused_tensor", "Reused"])
+def test_samples_that_share_a_buffer_are_as_many_as_they_seem(name):
+    assert sorted(values(opened(name))) == [0, 1, 2, 3, 4]
 
 
 def test_several_inputs_with_labels():

@@ -142,3 +142,9 @@ def test_where_triton_cannot_compile_torch_counts_the_same(monkeypatch, caplog):
     monkeypatch.undo()
     counter.add(x)
     assert counter.read() == Histogram.of(x.numpy()) + Histogram.of(x.numpy())
+
+
+def test_the_openmp_region_refers_to_nothing_around_it() -> None:
+    """Or numba's cache never has it: each process would compile it anew, and leave another copy there."""
+    kernel = pytest.importorskip("calib.kernel")
+    assert kernel._region.__code__.co_cellvars == ()

@@ -1,6 +1,7 @@
 """The table on disk: canonical, whole, and refused when anything is wrong with it."""
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import re
@@ -128,6 +129,14 @@ def test_other_algorithms_come_from_the_histograms(saved):
         assert whole.recomputed(algorithm) == made(algorithm=algorithm)
     with pytest.raises(CalibError, match=r"it was loaded without its histograms\. Load it with histograms=True"):
         CalibrationTable.load(saved).recomputed("mse")
+
+
+def test_histograms_that_were_never_written_are_said(saved, tmp_path):
+    plain = dataclasses.replace(CalibrationTable.load(saved), histograms_sha256=None)
+    plain.save(tmp_path / "plain.json")
+    with pytest.raises(CalibError) as caught:
+        CalibrationTable.load(tmp_path / "plain.json", histograms=True)
+    assert str(caught.value) == f"{tmp_path / 'plain.json'}: was written without histograms. Calibrate again."
 
 
 @settings(deadline=None, max_examples=15)

@@ -206,17 +206,17 @@ def test_calibs_own_errors_are_user_errors(monkeypatch, capsys):
     assert capsys.readouterr().err.splitlines() == ["a: must be b (got c).", "interrupted: stopped"]
 
 
-def test_modules_of_the_current_folder_are_found_while_a_command_runs(monkeypatch, tmp_path):
+def test_modules_of_the_current_folder_are_found_while_a_command_for_jobs_runs(monkeypatch, tmp_path):
     seen = []
 
-    @click.command("schema")
+    @click.command("validate")
     def command():
         seen.append(sys.path[-1])
 
-    monkeypatch.setattr("trtpipe.cli.commands.schema.command", command)
+    monkeypatch.setattr("trtpipe.cli.commands.validate.command", command)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
     monkeypatch.chdir(tmp_path)
-    assert main(["schema"]) == 0
+    assert main(["validate"]) == 0
     assert seen == [str(tmp_path)]
     assert str(tmp_path) not in sys.path
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +16,14 @@ import pytest
 import shipping
 from PIL import Image
 
+from trtpipe.bundle import format as format_
 from trtpipe.bundle import signing
 from trtpipe.bundle.format import read_bundle
+from trtpipe.cli.commands import inspect
 from trtpipe.cli.main import main
+from trtpipe.job import yamlfile
 from trtpipe.job.sections import Build, Limits
+from trtpipe.runtime import compatibility
 
 COLOURS = {"red": (250, 10, 20), "green": (5, 200, 30), "blue": (0, 40, 180)}
 
@@ -83,6 +88,7 @@ def test_a_configured_key_is_used_by_every_command(
         ("verify", tmp_path / "u"),
         ("check", tmp_path / "u"),
         ("run", tmp_path / "u", "--benchmark"),
+        ("bench", tmp_path / "u", "--rounds", 1),
         ("export", tmp_path / "u", "--to", "triton", tmp_path / "r"),
         ("unpack", tmp_path / "u.trtb", tmp_path / "made"),
     ]
@@ -92,6 +98,95 @@ def test_a_configured_key_is_used_by_every_command(
         assert "must be signed by a key in" in ran.err
     assert not (tmp_path / "made").exists()
     assert not (tmp_path / "r").exists()
+
+
+def test_only_inspect_reads_a_bundle_without_asking_who_signed_it() -> None:
+    commands = Path(main.__code__.co_filename).parent / "commands"
+    assert [p.name for p in sorted(commands.glob("*.py")) if "read_bundle" in p.read_text()] == ["inspect.py"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("run c x.png --iterations 5", "--iterations must not be given without --benchmark: nothing would use it."),
+        ("run c x.png --raw --top 2", "--top must not be given with --raw: nothing would use it."),
+        ("run c --benchmark -o x.csv", "--output must not be given with --benchmark: nothing would use it."),
+        ("run c --benchmark --format csv", "--format must not be given with --benchmark: nothing would use it."),
+        ("run c --benchmark --top 2", "--top must not be given with --benchmark: nothing would use it."),
+        ("run c --benchmark --raw", "--raw must not be given with --benchmark: nothing would use it."),
+        ("bench b.json --rounds 5", "--rounds must not be given with a .json of --save: nothing would use it."),
+        ("bench b.json --set name=x", "--set must not be given with a .json of --save: nothing would use it."),
+        ("bench job.yaml --key k", "--key must not be given without a bundle: nothing would use it."),
+        ("build job.yaml --key k", "--key must not be given without a kit or --replay: nothing would use it."),
+        ("nightly job.yaml --explain --sign k", "--sign must not be given with --explain: nothing would use it."),
+        ("nightly job.yaml --explain --accept x", "--accept must not be given with --explain: nothing would use it."),
+        ("nightly job.yaml --repeat 2 --force", "--force must not be given with --repeat: nothing would use it."),
+        (
+            "nightly job.yaml --repeat 2 --limit cosine=1",
+            "--limit must not be given with --repeat: nothing would use it.",
+        ),
+        (
+            "nightly job.yaml --scheduler tcp://127.0.0.1:1 --memory 1GB",
+            "--memory must not be given with --scheduler: nothing would use it.",
+        ),
+    ],
+)
+def test_an_option_that_nothing_would_use_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trtpipe: Any, arguments: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shipping.bundle(tmp_path / "c")
+    (tmp_path / "b.json").write_text("{}")
+    (tmp_path / "job.yaml").write_text("name: x\n")
+    ran = trtpipe(*arguments.split())
+    assert ran.code == 2
+    assert ran.err.splitlines()[-1] == f"Error: {message}"
+
+
+def test_a_batch_beyond_the_largest_is_refused(tmp_path: Path, trtpipe: Any, photos: Path) -> None:
+    shipping.bundle(tmp_path / "c")
+    ran = trtpipe("run", tmp_path / "c", photos, "--batch-size", 9)
+    assert (ran.code, ran.err) == (2, "--batch-size: must be at most 8, the bundle's largest (got 9).\n")
+
+
+@pytest.mark.parametrize("command", ["build '' -o out", "run c x.png -o ''", "validate job.yaml --set ''"])
+def test_an_empty_argument_is_refused(tmp_path: Path, trtpipe: Any, command: str) -> None:
+    ran = trtpipe(*shlex.split(command))
+    assert ran.code == 2
+    assert ran.err.splitlines()[-1] == (
+        "Error: an argument is empty. Give it a value: is a variable of the shell not set?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [("verify c --no-run", False), ("inspect c", False), ("pack c", False), ("build c -o out", False),
+     ("bench c --rounds 1", False), ("validate job.yaml", True), ("build job.yaml", True), ("bench job.yaml", True)],
+)  # fmt: skip
+def test_modules_beside_a_bundle_are_not_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trtpipe: Any, command: str, found: bool
+) -> None:
+    """Whoever brings a bundle may bring a `tensorrt.py` too; the callables of a job are found in the current folder."""
+    shipping.bundle(tmp_path / "c")
+    (tmp_path / "job.yaml").write_text("name: [")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    seen: list[bool] = []
+
+    def watched(real: Any) -> Any:
+        def looking(*given: Any, **more: Any) -> Any:
+            seen.append(str(tmp_path) in sys.path)
+            return real(*given, **more)
+
+        return looking
+
+    for module in (format_, compatibility, inspect):
+        monkeypatch.setattr(module, "read_bundle", watched(module.read_bundle))
+    monkeypatch.setattr(yamlfile, "parse", watched(yamlfile.parse))
+    trtpipe(*command.split())
+    assert set(seen) <= {found}
+    assert seen or command == "pack c"
+    assert str(tmp_path) not in sys.path
 
 
 def test_verify_says_each_mismatch_and_json(tmp_path: Path, trtpipe: Any) -> None:

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +29,7 @@ def terminal(monkeypatch):
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.delenv("NO_COLOR", raising=False)
     return stream
 
@@ -157,18 +157,29 @@ def test_a_stage_that_polls_stops_by_itself(number, capsys):
     assert "interrupted after" in capsys.readouterr().err
 
 
-def test_a_second_interrupt_always_interrupts(capsys):
+def test_a_second_interrupt_always_interrupts(capsys, monkeypatch):
     reached = []
+    monkeypatch.setattr(console, "_ONCE_S", -1.0)
     with pytest.raises(KeyboardInterrupt), Console().watching() as reporter, reporter.stage("build"):
         reporter.cancelled()
         os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)  # so soon it is the same one, sent to both processes of a command
         reached.append("the first")
-        time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGINT)
         reached.append("the second")
     assert reached == ["the first"]
     assert "interrupted after" in capsys.readouterr().err
+
+
+def test_one_that_comes_so_soon_is_the_same(monkeypatch):
+    """It was sent to both processes of a command."""
+    reached = []
+    monkeypatch.setattr(console, "_ONCE_S", 3600.0)
+    with pytest.raises(Cancelled), Console().watching() as reporter, reporter.stage("build"):
+        reporter.cancelled()
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        reached.append(reporter.cancelled())
+    assert reached == [True]
 
 
 def test_the_handlers_are_put_back():

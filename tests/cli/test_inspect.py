@@ -1,5 +1,7 @@
 import json
+import os
 import sys
+from pathlib import Path
 
 import pytest
 import shipping
@@ -36,6 +38,28 @@ def test_a_bundle_for_people(tmp_path, capsys):
     assert any(line.split() == ["logits.cosine", "0.999", "limit", "0.99"] for line in lines)
     assert any(line.split() == ["logits.sqnr_db", "Infinity"] for line in lines)
     assert "note: layer head kept in int8" in lines
+
+
+def test_no_text_of_a_bundle_reaches_the_terminal_as_more_than_text(tmp_path, capsys):
+    """Anybody may have written it: no escape sequence, and no line of its own."""
+    evil = "\x1b[31mred\x1b]0;title\x07\x9b2J\r\nsigned by key 0123"
+    shipping.bundle(tmp_path / "colour", notes=(evil,), class_names=(evil, "b", "c"))
+    assert main(["inspect", str(tmp_path / "colour")]) == 0
+    out = capsys.readouterr().out
+    assert [c for c in out if ord(c) < 32 or 127 <= ord(c) < 160] == ["\n"] * out.count("\n")
+    assert not [line for line in out.splitlines() if line.startswith("signed")]
+    assert "note: \\x1b[31mred\\x1b]0;title\\x07\\x9b2J\\nsigned by key 0123" in out.splitlines()
+    assert main(["inspect", str(tmp_path / evil.replace("/", "").splitlines()[0])]) == 2
+    assert "\x1b" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_has_no_end_is_not_read(tmp_path, capsys, kind):
+    path = Path("/dev/zero") if kind == "device" else tmp_path / "pipe"
+    if kind == "pipe":
+        os.mkfifo(path)
+    assert main(["inspect", str(path)]) == 2
+    assert capsys.readouterr().err == f"{path}: must be a file or a bundle's folder (got a device or a pipe).\n"
 
 
 def test_a_damaged_bundle_is_a_user_error(tmp_path, capsys):

@@ -26,6 +26,7 @@ PRINTS = {
     "import os; os.close(1)": False,
     "import os; os.dup2(os.open(os.devnull, os.O_WRONLY), 1)": False,
     "import sys; sys.stdout = None": False,
+    "import sys; from trtpipe.cli import console; sys.stdout = sys.stderr = None; console.err('NOISE')": True,
 }
 PROGRAM = """
 import sys
@@ -55,7 +56,31 @@ def test_without_stdout_or_stderr_the_code_runs_all_the_same(tmp_path: Path) -> 
         found = subprocess.run(
             ["bash", "-c", shell, sys.executable, PROGRAM], capture_output=True, env=nights.environment(), check=False
         )
-        assert found.returncode == 0
+        closed = b"OSError: [Errno 9] Bad file descriptor: 'standard output'"
+        assert (found.returncode, closed in found.stderr) == ((1, True) if descriptor == 1 else (0, False))
+
+
+def test_a_result_that_cannot_be_given_is_no_success() -> None:
+    found = subprocess.run(
+        ["bash", "-c", '"$0" -m trtpipe schema >&-', sys.executable],
+        capture_output=True,
+        env=nights.environment(),
+        check=False,
+    )
+    said = b"standard output: is closed. Open it, or send what is written there to /dev/null.\n"
+    assert (found.returncode, found.stderr) == (2, said)
+
+
+def test_an_error_about_a_name_that_is_no_utf8_is_json_too(tmp_path: Path) -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "trtpipe", "inspect", b"a\xff", "--json"],
+        capture_output=True,
+        cwd=tmp_path,
+        env=nights.environment(),
+        check=False,
+    )
+    said = "a\udcff: there is no such file or folder. Give a bundle, an engine, an ONNX file or a calibration table."
+    assert (found.returncode, json.loads(found.stdout)) == (2, {"error": said, "exit_code": 2})
 
 
 def test_a_reader_that_has_had_enough_is_no_error(tmp_path: Path) -> None:

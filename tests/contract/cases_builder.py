@@ -285,6 +285,20 @@ def test_a_timing_cache_is_kept_by_gpu_and_driver(world, tmp_path):
     assert [f.name for f in tmp_path.iterdir()] == [file.name]
 
 
+def test_what_dla_cannot_run_is_named_by_module(world):
+    layer = world.network.get_layer(0)
+    stub.answer(lambda: world.config.get_device_type(layer), trt.DeviceType.DLA)
+    stub.answer(lambda: world.config.can_run_on_DLA(layer), 0)
+    on_dla = build(default_device_type="dla", dla_core=0, gpu_fallback=True)
+    engine = build_engine(MODEL, on_dla, progress=Silent(), precision=FP16)
+    names = "layer1.conv, layer1.q, layer1.dq, layer2.conv, head.fc"
+    assert f"DLA: 5 of 5 layers run on the GPU: {names}" in engine.notes
+    with pytest.raises(errors.InputError, match=rf"^build\.gpu_fallback: .* it cannot run {names}\)\. Set"):
+        build_engine(MODEL, build(default_device_type="dla", dla_core=0), progress=Silent(), precision=FP16)
+    stub.answer(lambda: world.config.can_run_on_DLA(layer), 1)
+    build_engine(MODEL, build(default_device_type="dla", dla_core=0), progress=Silent(), precision=FP16)
+
+
 def test_dla_is_typed_weakly_where_it_must_be(world):
     build_engine(MODEL, build(default_device_type="dla", dla_core=0), progress=Silent(), precision=FP16)
     wanted = 0 if WEAK and STRONG else 1 << flag(

@@ -160,5 +160,10 @@ def test_refit(world, refit):
         with pytest.raises(errors.InputError, match=r"Use TensorRT 10\.0 or later or TensorRT-RTX, or leave it out"):
             engine_of(refit=refit)
         return
+    marked = []
+    if refit == "individual":
+        stub.hook(lambda: world.network.mark_weights_refittable("x"), lambda a, b, c, s: marked.append(stub.text(a)))
+        marked.clear()
     engine_of(refit=refit)
+    assert marked == (["w"] if refit == "individual" else [])
     assert {"all": "REFIT", "identical": "REFIT_IDENTICAL", "individual": "REFIT_INDIVIDUAL"}[refit] in world.flags()

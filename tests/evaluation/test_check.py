@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 from trtpipe.batching import Batching
 from trtpipe.errors import InputError
 from trtpipe.evaluation.check import (
+    LIMITS,
     CheckData,
     Damaged,
     Executor,
+    bounds,
     check_engine,
     doubtful,
     measure,
@@ -28,8 +30,10 @@ from trtpipe.evaluation.check import (
     unjudgeable,
 )
 from trtpipe.evaluation.intervals import binomial_interval, paired_interval
+from trtpipe.evaluation.metrics import BEST
 from trtpipe.job.sections import Limits
 from trtpipe.progress import Silent
+from trtpipe.report.metric_rows import METRICS
 from trtpipe.values import CheckReport, Control, Executed, Metric, TensorSpec
 
 
@@ -147,6 +151,14 @@ def wrong_on(count: int, samples: int) -> tuple[Any, Any, Any]:
     other = scores.copy()
     other[:count] = other[:count, ::-1]
     return scores, other, np.ones(samples, np.int64)
+
+
+def test_every_figure_has_a_best_value_and_a_title_and_every_limit_a_figure() -> None:
+    scores, wrong, labels = wrong_on(40, 200)
+    measured, _ = measure({"y": scores}, {"y": wrong}, labels, Limits())
+    assert {m.name for m in measured} == set(BEST) == set(METRICS)
+    assert {*LIMITS, "speedup_over_fp16_min", "confident", "metrics"} == set(Limits.model_fields)
+    assert all(b.larger_is_better == b.key.endswith("_min") for b in bounds(Limits(**dict.fromkeys(LIMITS, 0.5))))
 
 
 def test_accuracy_and_its_drop() -> None:

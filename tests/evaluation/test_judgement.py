@@ -226,7 +226,7 @@ def test_a_function_returns_a_number_one_a_sample_or_rows_with_their_total(monke
 
 @pytest.mark.parametrize(
     ("returned", "got"),
-    [(np.ones(3), "ndarray [3]"), ("much", "str []"),
+    [(np.ones(3), "ndarray [3]"), ("much", "str"), (1 + 2j, "complex"), (None, "NoneType"),
      (np.ones((4, 2)), "ndarray [4, 2]"), ((np.ones(3), sum), "a pair"),
      ((np.ones(4), 1), "a pair")],
 )  # fmt: skip
@@ -282,33 +282,33 @@ def test_the_bootstrap_is_scipys() -> None:
     assert bootstrap_interval(lambda chosen: math.nan, 5) is None
 
 
-def judgement(metric: OwnMetric, labels: Labels, samples: int, name: str = "m") -> Judgement:
+def judgement(metric: OwnMetric, labels: Labels, reference: dict[str, Any], name: str = "m") -> Judgement:
     """One metric over labels."""
-    ids = tuple(map(str, range(samples)))
-    return Judgement((judge(name, metric, labelled=labels is not None),), labels, ids)
+    ids = tuple(map(str, range(len(reference["y"]))))
+    return Judgement((judge(name, metric, labelled=labels is not None),), labels, ids, reference)
 
 
 def test_figures_of_both_and_the_drop_with_a_paired_interval() -> None:
     labels = RNG.normal(size=(50, 4))
     reference, outputs = {"y": labels + 0.1}, {"y": labels + 0.3}
-    made = judgement(OwnMetric(function="mae"), labels, 50)
-    (before, after, drop), problems = made.measure(reference, outputs)
+    made = judgement(OwnMetric(function="mae"), labels, reference)
+    (before, after, drop), problems = made.measure(outputs)
     assert not problems
     assert [m.name for m in (before, after, drop)] == ["m_baseline", "m_engine", "m_drop"]
     assert (before.value, after.value, drop.value) == pytest.approx((0.1, 0.3, 0.2))  # lower is better: 0.2 worse
     assert drop.interval == pytest.approx((0.2, 0.2))
-    (first, *_), _ = made.first(10).measure({"y": reference["y"][:10]}, {"y": outputs["y"][:10]})
+    (first, *_), _ = made.first(10, {"y": reference["y"][:10]}).measure({"y": outputs["y"][:10]})
     assert first.value == pytest.approx(0.1)
-    higher = judgement(OwnMetric(function="psnr"), labels, 50)
-    drop = higher.measure(reference, outputs)[0][2]
+    drop = judgement(OwnMetric(function="psnr"), labels, reference).measure(outputs)[0][2]
     assert drop.value == pytest.approx(20 * math.log10(3))
-    assert higher.measure({"y": labels}, {"y": labels})[0][2].value == 0  # both infinite
+    same = judgement(OwnMetric(function="psnr"), labels, {"y": labels})
+    assert same.measure({"y": labels})[0][2].value == 0  # both infinite
 
 
 def test_without_labels_a_built_in_metric_is_against_the_baseline() -> None:
     scores = RNG.normal(size=(4, 3, 5, 5)).astype(np.float32)
-    made = judgement(OwnMetric(function="miou"), None, 4)
-    metrics, _ = made.measure({"y": scores}, {"y": scores})
+    made = judgement(OwnMetric(function="miou"), None, {"y": scores})
+    metrics, _ = made.measure({"y": scores})
     assert [(m.name, m.value) for m in metrics] == [("m_engine", 1.0)]
     limits = Limits(metrics={"m": MetricLimits(drop_max=0.1, min=0.9)})
     text = "check.limits.metrics.m.drop_max cannot be judged: m is against the baseline, and a drop needs check.labels"
@@ -317,13 +317,13 @@ def test_without_labels_a_built_in_metric_is_against_the_baseline() -> None:
     assert problems == [text]
     assert {m.name: m.passed for m in judged if m.limit is not None} == {"m_engine": True}
     with pytest.raises(InputError, match=r"check\.metrics\.m: needs an output \[S, C, H, W\]"):
-        made.measure({"y": ONES}, {"y": ONES})
+        judgement(OwnMetric(function="miou"), None, {"y": ONES}).measure({"y": ONES})
 
 
 def test_limits_of_metrics_judge() -> None:
     labels = np.zeros((40, 2))
     reference, outputs = {"y": labels + 0.5}, {"y": labels + RNG.uniform(0.5, 0.9, (40, 1))}
-    made = judgement(OwnMetric(function="mae"), labels, 40, "off")
+    made = judgement(OwnMetric(function="mae"), labels, reference, "off")
     off = float(outputs["y"].mean())
 
     def passed(**kinds: float) -> dict[str, bool | None]:
@@ -359,11 +359,66 @@ def test_a_limit_that_was_not_measured_is_a_problem() -> None:
 
 
 def test_nan_is_a_failure() -> None:
-    made = Judgement((Judge("m", lambda outputs, labels, ids: math.nan, {}),), None, ("a",))
+    made = Judgement((Judge("m", lambda outputs, labels, ids: math.nan, {}),), None, ("a",), {"y": ONES[:1]})
     limits = Limits(metrics={"m": MetricLimits(min=0)})
     judged, problems = measure({"y": ONES[:1]}, {"y": ONES[:1]}, None, limits, (), made)
     assert problems == ["m_baseline is NaN", "m_engine is NaN", "m_drop is NaN"]
     assert [m.passed for m in judged if m.limit is not None] == [False]
+
+
+def test_nan_on_the_baseline_ends_the_build() -> None:
+    functions = (lambda outputs, labels, ids: math.nan, lambda outputs, labels, ids: 1)
+    judges = tuple(Judge(name, f, {}) for name, f in zip(("lost", "good"), functions, strict=True))
+    text = (
+        "check.metrics: must be numbers on the baseline (got NaN for lost). Correct the function, or give labels "
+        "that it can judge by."
+    )
+    with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+        Judgement(judges, None, ("a",), {"y": ONES[:1]}).require_figures()
+    Judgement(judges[1:], None, ("a",), {"y": ONES[:1]}).require_figures()
+
+
+def test_the_baseline_is_measured_once() -> None:
+    """However many trials are judged by it; few samples are another baseline."""
+    seen: list[int] = []
+
+    def counting(outputs: dict[str, Any], labels: Labels, ids: tuple[str, ...]) -> float:
+        seen.append(len(ids))
+        return float(outputs["y"].sum())
+
+    made = Judgement((Judge("m", counting, {}),), None, ("a", "b"), {"y": ONES[:2]})
+    made.require_figures()
+    for scale in (1, 2, 3):
+        (before, after, _), _ = made.measure({"y": scale * ONES[:2]})
+        assert after.value == scale * before.value
+    assert seen == [2] * 4
+    made.first(1, {"y": ONES[:1]}).measure({"y": ONES[:1]})
+    assert seen == [2] * 4 + [1, 1]
+
+
+@pytest.mark.parametrize("boxes", [False, True])
+def test_a_callable_may_write_into_what_it_is_given(boxes: bool) -> None:
+    """Outputs, labels and arguments are what they were: for the other figures, the next metric and the bundle."""
+
+    def spoiling(outputs: dict[str, Any], labels: Any, ids: tuple[str, ...], weights: list[int]) -> float:
+        for array in outputs.values():
+            array[...] = 0
+        for array in [labels] if isinstance(labels, np.ndarray) else [a for b in labels for a in vars(b).values()]:
+            array[...] = 0
+        weights.append(1)
+        outputs.clear()
+        return float(len(weights))
+
+    reference, outputs = {"y": np.ones((2, 3))}, {"y": np.full((2, 3), 2.0)}
+    ones = Boxes(np.ones((1, 4)), np.ones(1, np.int64), np.ones(1, bool))
+    labels: Any = (ones, ones) if boxes else np.ones(2, np.int64)
+    args: dict[str, Any] = {"weights": []}
+    made = Judgement((Judge("m", spoiling, args),) * 2, labels, ("a", "b"), reference)
+    assert {m.value for m in made.measure(outputs)[0] if not m.name.endswith("drop")} == {1.0}
+    assert (reference["y"] == 1).all()
+    assert (outputs["y"] == 2).all()
+    assert all(np.all(a) for a in ([labels] if not boxes else [ones.corners, ones.classes, ones.crowd]))
+    assert args == {"weights": []}
 
 
 def test_the_digest_is_of_all_that_a_figure_depends_on() -> None:

@@ -1,7 +1,9 @@
 """PyTorch's modes: each answers as the network does, within what its numbers can hold."""
 
+import dataclasses
 import itertools
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ import torch
 from torch import nn
 
 from trtpipe.batching import Batching
+from trtpipe.errors import MissingError
+from trtpipe.evaluation import torch_modes as modes_module
 from trtpipe.evaluation.bench import Data, measure_modes
 from trtpipe.evaluation.torch_modes import InHalf, ModeSetup, torch_modes
 from trtpipe.model.bindings import bind
@@ -88,6 +92,26 @@ def test_without_a_compiler_the_row_says_so(setup, monkeypatch):
     cannot = {m.name: m.cannot for m in torch_modes(setup, None)}
     assert cannot["torch.compile FP32"] == "Inductor needs a C++ compiler; none of g++ and clang++ is on PATH"
     assert cannot["eager FP32"] == ""
+
+
+@pytest.mark.parametrize(
+    ("device", "release", "reason"),
+    [
+        ("cpu", "2.14.1", ""),
+        ("cuda", "2.14.1", "PyTorch's INT8 kernels are for CPUs"),
+        ("cpu", "2.6.0", "PyTorch's own INT8 is measured with torchao, which PyTorch before 2.7 does without"),
+    ],
+)
+def test_where_pytorch_has_no_int8_the_row_says_so(setup, monkeypatch, device, release, reason):
+    monkeypatch.setattr(torch, "__version__", release)
+    rows = {m.name: m.cannot for m in torch_modes(dataclasses.replace(setup, device=device), None)}
+    assert [cannot for name, cannot in rows.items() if "INT8" in name] == [reason]
+
+
+def test_a_processor_without_quantized_kernels_is_said(setup, monkeypatch):
+    monkeypatch.setattr(modes_module.torch.backends, "quantized", SimpleNamespace(engine="none"))
+    with pytest.raises(MissingError, match=r"^PyTorch has no quantized kernels for this processor$"):
+        modes_module._pt2e(setup)
 
 
 @pytest.mark.acceptance

@@ -13,7 +13,9 @@ from trtpipe.runtime import doctor
 from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.trt.builder import build_engine
 from trtpipe.trt.platforms import rtx_support
+from trtpipe.trt.refit import refitted
 from trtpipe.trt.runtime import EngineRunner
+from trtpipe.trt.timing_cache import GIVEN
 from trtpipe.values import DimRange
 
 
@@ -140,3 +142,36 @@ def test_a_timing_cache_is_read_again(target, gpu, tmp_path):
     first = file.read_bytes()
     assert built(conv_model(), target, gpu, timing_cache=str(tmp_path)).notes == ()
     assert len(file.read_bytes()) >= len(first) > 0
+
+
+def test_kernels_for_the_shapes_of_a_call(runs, target, gpu, provider):
+    if target != "tensorrt_rtx":
+        pytest.skip("TensorRT-RTX alone compiles kernels when it runs")
+    engine = built(conv_model(), target, gpu, tf32=False)
+    with EngineRunner(engine.data, memory=provider) as plain:
+        wanted = plain.run(batch(4))["map"]
+    for specialization in ("lazy", "eager", "none"):
+        with EngineRunner(engine.data, memory=provider, specialization=specialization, keep_kernels=False) as runner:
+            assert relative_l2(runner.run(batch(4))["map"], wanted) < 1e-5
+
+
+def test_an_engine_takes_other_weights(runs, target, gpu, provider):
+    onnx = pytest.importorskip("onnx")
+    model = conv_model()
+    engine = built(model, target, gpu, tf32=False, refit="all")
+    graph = onnx.load_from_string(model.data)
+    (weight,) = graph.graph.initializer
+    weight.CopyFrom(onnx.numpy_helper.from_array(-2 * onnx.numpy_helper.to_array(weight), weight.name))
+    other = graph.SerializeToString()
+    with EngineRunner(refitted(engine.data, other), memory=provider) as runner, OrtRunner(other) as wanted:
+        assert relative_l2(runner.run(batch(4))["map"], wanted.run(batch(4))["map"]) < 1e-5
+
+
+def test_the_same_engine_comes_out_with_its_timing_cache(target, gpu, tmp_path):
+    if target != "tensorrt":
+        pytest.skip("TensorRT-RTX times nothing")
+    first = built(conv_model(), target, gpu, timing_cache=str(tmp_path / "own"))
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given" / GIVEN).write_bytes(first.timing_cache)
+    again = built(conv_model(), target, gpu, timing_cache=str(tmp_path / "given"))
+    assert again.data == first.data

@@ -24,6 +24,28 @@ def test_every_problem_at_once(folder):
     ]
 
 
+@pytest.mark.parametrize("text", ["check.limits.cosine_min=", "check.limits.cosine_min= "])
+def test_a_limit_is_not_taken_away_by_an_empty_variable_of_the_shell(folder, text):
+    with pytest.raises(JobErrors) as raised:
+        load_job(write(folder), [text])
+    assert str(raised.value) == (
+        "--set: check.limits.cosine_min: must have a value (got nothing). Write null to go without it."
+    )
+    limits = load_job(write(folder), ["check.limits={cosine_min: 0.5, sqnr_db_min: 1}", "check.limits.cosine_min=null"])
+    assert limits.check.limits.given == {"sqnr_db_min": 1}
+
+
+def test_one_override_may_stand_alone(folder):
+    assert load_job(write(folder), "name=other").name == "other"
+
+
+def test_a_link_to_nothing_is_called_one(folder):
+    (folder / "gone.yaml").symlink_to(folder / "nowhere.yaml")
+    with pytest.raises(JobErrors) as raised:
+        load_job(folder / "gone.yaml")
+    assert str(raised.value) == f"{folder}/gone.yaml: must be a job file (got a link to nothing)."
+
+
 def test_build_prints_the_same_problems_and_builds_nothing(folder, capsys):
     path = write(folder, ("entropy_2", "entropy3"))
     assert main(["build", str(path), "-o", str(folder / "out")]) == 2

@@ -83,6 +83,10 @@ MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...] | None]] = {
     "return y, y, y": (ONE, ("it returns a tuple of 3", NAME + "\n      output_0: {}\n      output_1: {}\n      output_2: {}")),
     "return y, None": (ONE, ("it returns a tuple of 2 (float32 [2, 4], None)", NAME + "\n      0: {}")),
     "return [{'boxes': y[0]}, {'boxes': y[1]}]": (ONE, (NAME + "\n      0.boxes: {}\n      1.boxes: {}",)),
+    'return {"a": {"b": y}, "a.b": y * 2}': (
+        ("a.b",),
+        ("outputs: each tensor that the model returns must have a path of its own (got two at a.b, and it returns a dict of a: a dict of b: float32 [2, 4], a.b: float32 [2, 4]). Rename the key that holds a dot.",),
+    ),
     "return None": (ONE, ("it returns None", "Return tensors from its forward.")),
     "return float(y.sum())": (ONE, ("it returns float()", "Return tensors from its forward.")),
     "return y.clone()": (("a", "b"), ("got a, b, and it returns float32 [2, 4]",)),

@@ -9,7 +9,7 @@ from torch import nn
 
 from trtpipe.errors import BuildError
 from trtpipe.model.capture import capture
-from trtpipe.model.nodes import calls, module_path, op_name, source_line
+from trtpipe.model.nodes import calls, constant_value, copied, module_path, op_name, set_constant, source_line
 from trtpipe.values import LoadedModel
 
 
@@ -78,3 +78,18 @@ def test_a_model_that_branches_on_its_values_is_a_build_error_with_its_line() ->
         BuildError, match=r"capture: the model decides by the values of a tensor at test_capture\.py:\d+ \(return x if"
     ):
         capture(nets.loaded(Branching(), out_shape=("N", 3, 8, 8)))
+
+
+def test_a_copy_reads_the_same_constants_and_its_own_are_replaced_alone() -> None:
+    graph = nets.captured("residual").graph
+    copy = copied(graph)
+    for a, b in zip(graph.graph.nodes, copy.graph.nodes, strict=True):
+        assert a is not b
+        if a.op == "get_attr":
+            assert constant_value(graph, a) is constant_value(copy, b)
+    x = nets.images(2, 3, 8, 8)
+    before = graph(x)[0].clone()
+    weight = next(n for n in copy.graph.nodes if n.op == "get_attr")
+    set_constant(copy, weight, torch.zeros_like(constant_value(copy, weight)))
+    assert torch.equal(graph(x)[0], before)
+    assert not torch.equal(copy(x)[0], before)

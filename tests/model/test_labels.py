@@ -56,6 +56,22 @@ def model(count: int = 5, own: tuple[str, ...] | None = None) -> LoadedModel:
     return LoadedModel(None, (), (TensorSpec("y", "float32", (1, count)),), "", "", classes=own)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["masks", "b.json", "two.csv"])
+def test_labels_that_nothing_would_read_are_refused(tmp_path: Path, name: str) -> None:
+    made = job(tmp_path, ("cat", "dog"), labels="cat\ndog")
+    if name == "masks":
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).write_text("cat/cat.png,0.5,1\ndog/dog.png,1,2\n")
+    check = made.check.model_copy(update={"labels": str(tmp_path / name)})
+    with pytest.raises(InputError) as caught:
+        open_check(made.model_copy(update={"check": check}))
+    assert str(caught.value) == (
+        "check.labels: must name classes, or one class an image, where the job has no check.metrics (got "
+        f"{name}: masks, boxes or numbers, which metrics alone read). Add check.metrics, or take check.labels out."
+    )
+
+
 def numbered(made: Job, loaded: LoadedModel) -> dict[str, int]:
     """Label by folder."""
     source, _ = with_labels(made, loaded, open_check(made))

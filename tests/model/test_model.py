@@ -18,7 +18,7 @@ from trtpipe.job.load import load_job
 from trtpipe.model import load
 from trtpipe.model.bindings import bind
 from trtpipe.model.capture import capture
-from trtpipe.model.load import load_model
+from trtpipe.model.load import _weights_digest, load_model
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import quantize
 from trtpipe.routes.onnx import to_onnx
@@ -144,6 +144,21 @@ def test_a_pickle_that_is_more_than_tensors_is_refused(job: Any, tmp_path: Path)
     torch.save(torch.nn.Linear(4, 3), path)
     with pytest.raises(InputError, match=r"model\.weights: must be a \.safetensors file or a \.pt file of tensors"):
         load_model(job(weights=str(path)), tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "meta", "lazy"])
+def test_weights_without_dense_values_are_named(kind: str) -> None:
+    network = torch.nn.LazyLinear(2) if kind == "lazy" else torch.nn.Linear(3, 2)
+    if kind == "sparse":
+        network.weight = torch.nn.Parameter(torch.eye(2).to_sparse(), requires_grad=False)
+    if kind == "meta":
+        network = network.to("meta")
+    with pytest.raises(InputError) as caught:
+        _weights_digest(network)
+    said = str(caught.value)
+    named = "bias" if kind != "sparse" else "weight"
+    assert said.startswith(f"model.factory: every weight must be a dense tensor with values (got {named}: ")
+    assert said.endswith("). Make it one before the model is returned.")
 
 
 def test_weights_of_another_shape(job: Any, tmp_path: Path) -> None:

@@ -112,8 +112,9 @@ def test_keys_do_not_depend_on_what_is_kept() -> None:
     sites, _ = find_sites(nets.captured("residual").graph)
     whole = {s.key: s.group for s in sites}
     for path in ("stem", "conv1", "conv2", "down", "head"):
-        for site in kept_sites(sites, lambda n, path=path: module_path(n) == path):
-            assert whole[site.key] == site.group
+        kept = kept_sites(sites, lambda n, path=path: module_path(n) == path)
+        assert 0 < len(kept) < len(sites)
+        assert {s.key: s.group for s in kept}.items() <= whole.items()
 
 
 def test_transposed_convolutions_keep_their_output_axis() -> None:

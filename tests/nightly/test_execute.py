@@ -4,9 +4,13 @@ import types
 
 import pytest
 
+from trtpipe.errors import InputError
 from trtpipe.job.load import load_job
+from trtpipe.nightly import execute
 from trtpipe.nightly.execute import _fresh_modules
+from trtpipe.nightly.options import Options
 from trtpipe.nightly.outcome import Drift, JobOutcome
+from trtpipe.nightly.run import nightly
 from trtpipe.nightly.task import (
     BuildTask,
     FinishTask,
@@ -18,6 +22,7 @@ from trtpipe.nightly.task import (
     task_to_plain,
 )
 from trtpipe.pipeline.cache.reads import Reads
+from trtpipe.pipeline.cache.store import Cache
 from trtpipe.pipeline.cached import Memory
 from trtpipe.values import Metric
 
@@ -96,3 +101,21 @@ def test_an_outcome_survives_being_plain_data():
         {"compile": 1.5}, ("graph",), "cpu0", ("died",), ("note",), drift=Drift(("x", "y"), 0.5, ("n",)),
     )  # fmt: skip
     assert from_plain(plain(outcome)) == outcome
+
+
+def test_a_job_whose_inputs_changed_since_planning_is_not_built(tmp_path, monkeypatch):
+    now = types.SimpleNamespace(moved_since=lambda before, written: ["weights changed"], key="now")
+    monkeypatch.setattr(execute, "this_machine", lambda digests: None)
+    monkeypatch.setattr(execute, "with_reads", lambda *_: (now, Reads()))
+    monkeypatch.setattr(execute, "code_key", lambda ingredients: "code")
+    task = types.SimpleNamespace(name="a", cache=str(tmp_path), job=None, parts={}, store="", force=False)
+    monkeypatch.setattr(execute, "_cache", lambda task, reporter: Cache(tmp_path / "cache"))
+    with pytest.raises(InputError, match=r"^a: inputs changed since planning \(weights changed\)\. Run again\.$"):
+        execute._build(task, None, Memory())
+
+
+def test_a_night_without_a_job_is_refused(tmp_path):
+    options = Options((), tmp_path / "out", tmp_path / "cache", tmp_path / "history.sqlite")
+    watcher = types.SimpleNamespace(note=lambda message: None, cancelled=lambda: False)
+    with pytest.raises(InputError, match=r"^JOB: no job was given\.$"):
+        nightly(options, watcher)

@@ -8,15 +8,20 @@ import socket
 import subprocess
 import sys
 import time
+import types
+from pathlib import Path
 
 import nights
 import pytest
 from nights import fingerprints, night, outcomes
 
 from trtpipe.cli.main import main
+from trtpipe.errors import MissingError
 from trtpipe.job.load import load_job
+from trtpipe.nightly import fleet as fleet_module
 from trtpipe.nightly.fleet import distinct_resources, needs
 from trtpipe.nightly.fleet_worker import announced
+from trtpipe.pipeline.cache.store import Cache
 from trtpipe.runtime.device import Device
 
 
@@ -51,6 +56,20 @@ def test_a_scheduler_that_is_not_there_is_said(tmp_path, capsys, monkeypatch):
         arguments = ["-o", str(tmp_path / "out"), "--cache", str(tmp_path / "cache"), "--scheduler", address]
         assert main(["nightly", str(tmp_path / "a.yaml"), *arguments]) == 3
     assert f"--scheduler: no Dask scheduler answers ({address}: " in capsys.readouterr().err
+
+
+def test_a_scheduler_without_workers_is_said(monkeypatch):
+    """Workers of Dask that know nothing of trtpipe do not answer."""
+    closed = []
+    client = types.SimpleNamespace(run=lambda *_, **__: {"tcp://a:1": None}, close=lambda: closed.append(True))
+    monkeypatch.setattr("distributed.Client", lambda *_, **__: client)
+    with pytest.raises(MissingError) as caught:
+        fleet_module.Fleet("tcp://127.0.0.1:8786", Cache(Path("cache")))
+    assert str(caught.value) == (
+        "--scheduler: tcp://127.0.0.1:8786 has no worker of trtpipe. Run on each machine: trtpipe worker "
+        "tcp://127.0.0.1:8786"
+    )
+    assert closed == [True]
 
 
 class Fleet:

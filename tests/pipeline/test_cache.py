@@ -120,7 +120,8 @@ def test_one_process_at_a_time_and_a_killed_one_lets_go(cache):
         pass
     told = []
     stopper = Cache(cache.root, cancelled=lambda: bool(told))
-    with pytest.raises(Cancelled), stopper.lock("graph", KEY, lambda: told.append(1)):
+    waits = pytest.raises(Cancelled, match="interrupted while another process builds the same")
+    with waits, stopper.lock("graph", KEY, lambda: told.append(1)):
         pass
     holder.kill()
     holder.join()

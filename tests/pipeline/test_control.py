@@ -17,13 +17,16 @@ from trtpipe.errors import BuildError
 from trtpipe.evaluation.check import CheckData, check_engine
 from trtpipe.evaluation.control import damaged_copy, damaged_program
 from trtpipe.job.job import Job
-from trtpipe.job.sections import Limits
+from trtpipe.job.sections import Limits, Precision
 from trtpipe.model.capture import capture
 from trtpipe.pipeline import controls
 from trtpipe.progress import Silent
+from trtpipe.quantization.narrow import Statistics
+from trtpipe.quantization.policy import modes_of
 from trtpipe.quantization.precision import Keep
-from trtpipe.quantization.quantize import quantize
+from trtpipe.quantization.quantize import Narrow, quantize
 from trtpipe.routes.onnx import to_onnx
+from trtpipe.runtime.executor import graph_as_checked
 from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.values import Engine, LoadedModel, OnnxModel, Quantized
 
@@ -105,6 +108,45 @@ def test_a_program_is_damaged_as_its_file_is(int8: bool) -> None:
         eager = loaded.module(torch.from_numpy(X))[0].numpy()
     assert np.allclose(eager, wrong, atol=1e-5) is not int8  # a route that converts the module sees the damage too
     assert nets.residual().module.network.head.weight.abs().sum() > 0
+
+
+class Branches(torch.nn.Module):
+    """Two linears whose outputs are summed, behind a third one: two quantizers are nearest the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.left, self.right = torch.nn.Linear(192, 64), torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.first(x.flatten(1)))
+        return self.left(x) + self.right(torch.tanh(x))
+
+
+@pytest.mark.parametrize(
+    ("precision", "how"),
+    [
+        (Precision(int8_mode=True), "scale x 127"),
+        (Precision(fp8_mode=True), "scale / 127"),
+        (Precision(int8_mode=True, fp8_mode=True, formats={"*": "fp8", "left": "int8"}), "scale / 127"),
+        (Precision(weights="int4"), "weight set to zero"),
+        (Precision(weights="nvfp4"), "weight set to zero"),
+        (Precision(fp8_mode=True, weights="int4", formats={"*": "int4", "first": "fp8"}), "scale / 127"),
+    ],
+)
+def test_a_program_is_damaged_as_its_file_is_in_every_number_format(precision: Precision, how: str) -> None:
+    loaded = nets.loaded(Branches(), out_shape=("N", 64))
+    captured = capture(loaded)
+    amax = {s.group: 4.0 for s in captured.sites if s.axis is None}
+    narrow = Narrow(modes_of(precision), Statistics(amax, {}))
+    program = quantize(captured, int8=precision.int8_mode, half=None, keep=Keep(), amax=amax, ranges={}, narrow=narrow)
+    changed, _, tensor, same = damaged_program(loaded, program)
+    file, node, of_file = damaged_copy(to_onnx(program))
+    assert same == of_file == how
+    assert tensor.partition("/")[2].partition(" ")[2] == node.partition("/")[2].partition(" ")[2]  # "and 1 more"
+    with graph_as_checked(file.data, "tensorrt_rtx") as runner:
+        assert np.allclose(outputs(changed), runner.run({"x": X})["logits"], atol=1e-3)
+    assert np.abs(outputs(changed) - outputs(program)).max() > 0.05
 
 
 @pytest.mark.parametrize(("route", "with_graph"), [("onnx", True), ("torch_tensorrt", True), ("torch_tensorrt", False)])

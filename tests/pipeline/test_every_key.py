@@ -168,8 +168,24 @@ def run(command: str, job: Job, folder: Path, out: Path, trace: Trace, monkeypat
             raise TrtpipeError("compiled")
         return Engine(PLAN, section.target, "10.3.0", ("8.9",), graph.inputs, graph.outputs, graph)
 
-    for name in ("build_engine", "build_isolated"):
-        monkeypatch.setattr(f"trtpipe.routes.onnx.{name}", compiled)
+    class Isolated:
+        def __enter__(self) -> Isolated:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            """Nothing runs."""
+
+        def start(self, *given: Any, **options: Any) -> None:
+            self.engine = compiled(*given, **options)
+
+        def look(self, progress: Any) -> None:
+            """Nothing is reported."""
+
+        def finish(self, progress: Any) -> Engine:
+            return self.engine
+
+    monkeypatch.setattr("trtpipe.routes.onnx.build_engine", compiled)
+    monkeypatch.setattr("trtpipe.routes.onnx.Isolated", Isolated)
     if command in ("build", "nightly"):
         monkeypatch.setattr(
             "trtpipe.pipeline.build.bench_prepared", lambda *a, **k: Bench("m", 4, 4, 1, 1, "eager FP32", 1, ())

@@ -12,6 +12,7 @@ from trtpipe.errors import InputError
 from trtpipe.job.load import load_job
 from trtpipe.pipeline.bench import _ort_modes
 from trtpipe.pipeline.prepared import PreparedJob, Stages
+from trtpipe.pipeline.tune import tune
 from trtpipe.progress import Silent
 from trtpipe.runtime.compatibility import problems
 from trtpipe.runtime.device import Device
@@ -185,3 +186,38 @@ def test_calibration_is_needed_by_what_quantizes_activations(folder):
     path = write(folder, "alone", "{weights: int4}")
     path.write_text("\n".join(x for x in path.read_text().splitlines() if not x.startswith("calibration")))
     assert load_job(path).calibration is None
+
+
+QUANTIZED = ("{fp8_mode: true}", "{weights: int4}", "{fp16_mode: true, fp8_mode: true, int8_mode: true}")
+
+
+@pytest.mark.parametrize("precision", QUANTIZED)
+def test_what_a_format_costs_is_measured_by_module_whatever_the_format(folder, tmp_path, precision):
+    """Sensitivities that the job asks for, and the modules to blame where its check fails, without an INT8 mode."""
+    path = write(folder, "felt", precision, calibration=SAMPLES, cosine_min=0.9999999)
+    built = build(load_job(path, ["check.sensitivity=true", "build.target=tensorrt_rtx"]), tmp_path)
+    assert not built.report.passed
+    assert any(re.match(r"worst quantized modules: [\w ]+ \(formatnet.py:\d+\) \d", p) for p in built.report.problems)
+    report = built.bundle.read("report.html").decode()
+    assert len(re.findall(r'\d+\.\d dB<span class="bar">', report)) >= 2
+
+
+@pytest.mark.parametrize("precision", ["{fp8_mode: true}", "{fp16_mode: true, weights: int4}"])
+def test_tune_takes_modules_out_of_any_format(folder, tmp_path, precision):
+    """A budget that nothing but leaving some modules wide can meet; INT8's thresholds are no part of the search."""
+    path = write(folder, "tuned", precision, calibration=SAMPLES, cosine_min=0.99999)
+    found = tune(load_job(path), tmp_path, Silent()).tuned
+    assert found.met
+    assert not found.trials[0].passed
+    assert found.best.candidate.kept
+    assert {t.candidate.algorithm for t in found.trials} == {"percentile"}
+    assert 0 < found.best.int8_share < found.trials[0].int8_share
+
+
+@pytest.mark.parametrize(("precision", "warned"), [("{fp8_mode: true}", False), ("{int8_mode: true}", True)])
+def test_int8_thresholds_are_doubted_where_int8_has_them(folder, tmp_path, precision, warned):
+    """A percentile of 50 clips half of all values in INT8, and nothing in FP8, which ends at the largest."""
+    halves = SAMPLES.replace("percentile}", "percentile, percentile: 50.0, corrections: false}")
+    built = build(write(folder, "halved", precision, calibration=halves, cosine_min=0.99), tmp_path)
+    assert any("clips 50 % of the values" in w for w in built.report.warnings) is warned
+    assert built.report.passed is not warned

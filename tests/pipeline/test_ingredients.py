@@ -1,11 +1,13 @@
 import dataclasses
 import subprocess
 import sys
+from typing import get_args
 
 import nights
 import pytest
 
 from trtpipe.job.load import load_job
+from trtpipe.job.sections import Correction
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import Machine
 from trtpipe.pipeline.cache.keys import Ingredients, Survey, stage_keys
@@ -52,7 +54,7 @@ ALL = {"model", "baseline", "calibration", "graph", "engine"}
     ("extra", "on", "stages", "reason"),
     [
         ("precision: {int8_mode: true}\n", machine(**{"tensorrt-rtx": "1.7"}), {"engine"}, "tensorrt-rtx 1.6 -> 1.7"),
-        ("precision: {int8_mode: true}\n", dataclasses.replace(MACHINE, gpu="RTX 5090 12.0"), {"engine"},
+        ("precision: {int8_mode: true}\n", dataclasses.replace(MACHINE, gpu="RTX 5090 12.0"), ALL - {"model"},
          "gpu RTX 4090 8.9 -> RTX 5090 12.0"),
         ("precision: {int8_mode: true}\n", dataclasses.replace(MACHINE, cuda="13.0"), {"engine"},
          "cuda driver 12.6 -> 13.0"),
@@ -177,12 +179,47 @@ def test_looking_imports_no_torch(folder):
     path = nights.write_job(folder, "a")
     script = f"""
 import sys
+from typing import get_args
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import this_machine
 from trtpipe.pipeline.cache.keys import Survey
 from trtpipe.job.load import load_job
+from trtpipe.job.sections import Correction
 digests = Digests()
 assert Survey(digests, this_machine(digests)).ingredients(load_job({str(path)!r})).parts["source net"]
 assert not {{"torch", "net", "onnx", "tensorrt_rtx"}} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", script], check=True, env=nights.environment())
+
+
+def test_a_gpu_counts_for_what_pytorch_computes_unless_that_is_on_the_cpu(folder, monkeypatch):
+    other = dataclasses.replace(MACHINE, gpu="RTX 5090 12.0")
+    changed = {n for n in ALL if getattr(look(folder)[1], n) != getattr(look(folder, machine=other)[1], n)}
+    assert changed == ALL - {"model"}
+    monkeypatch.setenv("TRTPIPE_DEVICE", "cpu")
+    on_cpu = look(folder)[1]
+    changed = {n for n in ALL if getattr(on_cpu, n) != getattr(look(folder, machine=other)[1], n)}
+    assert changed == {"engine"}
+    none = dataclasses.replace(MACHINE, gpu="none")
+    with_variable = look(folder, machine=none)[1]
+    monkeypatch.delenv("TRTPIPE_DEVICE")
+    assert look(folder, machine=none)[1] == with_variable
+
+
+FORMATS = (
+    "int8_mode: true", "fp8_mode: true", "nvfp4_mode: true", "int8_mode: true, fp8_mode: true",
+    "fp16_mode: true, int8_mode: true", "fp16_mode: true, fp8_mode: true, weights: int4",
+)  # fmt: skip
+CORRECTIONS = ("", "corrections: true", "corrections: false", "corrections: [bias]", "corrections: [rounding, bias]")
+
+
+def test_two_jobs_share_a_table_where_they_make_the_same_corrections_and_nowhere_else(folder):
+    jobs = []
+    for precision in FORMATS:
+        for given in CORRECTIONS:
+            path = nights.write_job(folder, "a", f"precision: {{{precision}}}\n")
+            path.write_text(path.read_text().replace("algorithm: minmax", f"algorithm: minmax, {given}"))
+            job = load_job(path)
+            jobs.append((job.corrections, stage_keys(job, Survey(Digests(), MACHINE).ingredients(job)).calibration))
+    assert {c for c, _ in jobs} == {(), ("bias",), ("rounding", "bias"), get_args(Correction)}
+    assert len({k for _, k in jobs}) == len(set(jobs)) == 4

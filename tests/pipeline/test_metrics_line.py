@@ -39,6 +39,9 @@ def half_right(outputs, labels, ids, part=2):
 
 def broken(outputs, labels, ids):
     return "much"
+
+def nothing(outputs, labels, ids):
+    return float("nan")
 """
 
 
@@ -102,6 +105,9 @@ def test_a_limit_that_is_missed_fails_the_build(tmp_path: Path, capsys: pytest.C
     [
         ({"m": "dense_net:broken"}, {"cosine_min": 0.5}, {},
          "check.metrics.m: must return a number, one number for each"),
+        ({"m": "dense_net:nothing"}, {"cosine_min": 0.5}, {},
+         "check.metrics: m_baseline is NaN; m_engine is NaN; m_drop is NaN on the baseline. A figure must be a "
+         "number."),
         ({"m": "miou"}, {"metrics": {"m": {"drop_max": 0.1}}}, {"labels": None},
          "check.limits.metrics.m.drop_max cannot be judged: m is against the baseline, and a drop needs check.labels. "
          "Give that, or take the limit out of the job."),

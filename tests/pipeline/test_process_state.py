@@ -16,6 +16,7 @@ from trtpipe.progress import Silent
 
 CHANGES = {
     "import os; os.chdir('/')": "the job's code went to the folder /; back to ",
+    "import sys; sys.stdout = sys.stderr = None": "the job's code replaced sys.stdout or sys.stderr; put back",
     "torch.set_default_dtype(torch.float64)": "the job's code set torch's default dtype to float64; back to float32",
 }
 
@@ -46,6 +47,8 @@ def test_a_stage_leaves_the_process_as_it_found_it(
     except ValueError:
         assert fails
     assert os.getcwd() == str(tmp_path)
+    assert sys.stdout is not None
+    assert sys.stderr is not None
     assert torch.get_default_dtype() == torch.float32
     assert [n.startswith(CHANGES[change]) for n in told.notes] == [True]
 

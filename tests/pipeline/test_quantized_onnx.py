@@ -119,7 +119,12 @@ def test_its_baseline_is_its_own_fp32_form(tmp_path: Path) -> None:
         (
             {"calibration": None, "precision": {"fp16_mode": True}},
             "precision: must be int8_mode, without other number formats, for a model that is quantized to INT8 "
-            "already. Set int8_mode, or calibration.recalibrate to start from its FP32 form.",
+            "already (got none). Set int8_mode, or calibration.recalibrate to start from its FP32 form.",
+        ),
+        (
+            {"calibration": None, "precision": {"int8_mode": True, "weights": "int4"}},
+            "precision: must be int8_mode, without other number formats, for a model that is quantized to INT8 "
+            "already (got int8_mode, weights). Set int8_mode, or calibration.recalibrate to start from its FP32 form.",
         ),
     ],
 )

@@ -152,10 +152,17 @@ def test_a_budget_out_of_reach_exits_with_1_and_still_writes_the_closest(folder,
     assert hard.WORST in load_job(target, paths_exist=True).precision.keep.fp16
 
 
-def test_tune_needs_int8_and_a_limit(path):
+def test_tune_needs_qdq_and_a_limit(path):
     job = load_job(path)
-    with pytest.raises(InputError, match=r"^tune: the job turns on no mode that quantizes\. Set precision"):
-        tune_from(job, None, None, path.parent, None)
+    refused = {
+        "precision={}": "tune: the job turns on no mode that quantizes. Set precision.int8_mode or fp8_mode.",
+        "build={target: tensorrt, quantization: implicit}": "tune: build.quantization must be explicit (got implicit), "
+        "where trtpipe places the Q/DQ.",
+    }
+    for setting, message in refused.items():
+        with pytest.raises(InputError) as caught:
+            tune_from(load_job(path, [setting]), None, None, path.parent, None)
+        assert str(caught.value) == message
     none = job.model_copy(
         update={
             "check": job.check.model_copy(update={"limits": job.check.limits.model_copy(update={"sqnr_db_min": None})})

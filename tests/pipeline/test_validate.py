@@ -134,6 +134,27 @@ def test_a_release_that_nothing_is_built_for_is_refused(target, version, expecte
     assert [p.message for _, problems in found for p in problems] == said
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (("precision={int8_mode: true, fp8_mode: true}", "build={target: tensorrt, quantization: implicit}"),
+         "precision.fp8_mode: FP8 must be explicit (got build.quantization implicit). Use explicit."),
+        (("precision={weights: int4, fp16_mode: true}",
+          "build={target: tensorrt, platform: jetson_agx_orin, default_device_type: dla, gpu_fallback: true}"),
+         "precision.weights: INT4 weights must be on the GPU, as no DLA has it (got layers on a DLA). Use FP16 or "
+         "INT8."),
+        (("precision={fp8_mode: true}", "build={target: tensorrt}"), None),  # 8.6 cannot, 10 and 11 can
+    ],
+)  # fmt: skip
+def test_what_no_release_can_honour_is_said_where_none_is_installed(settings, said, folder, monkeypatch):
+    from trtpipe.trt import flavour
+
+    monkeypatch.setattr(flavour, "installed", dict)
+    monkeypatch.setattr("trtpipe.pipeline.validate.installed", dict)
+    found = messages(write(folder), overrides=settings, here=False)
+    assert said in found if said else found == []
+
+
 def test_int8_on_a_jetson_nano_is_refused_whatever_is_installed(folder, monkeypatch):
     from trtpipe.trt import flavour
 

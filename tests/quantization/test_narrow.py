@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 
@@ -13,13 +14,14 @@ from models import Attention, line, tiny
 from calib.audit import Audit, TensorAudit
 from calib.table import CalibrationTable
 from trtpipe.errors import InputError
+from trtpipe.model.nodes import module_path
 from trtpipe.progress import Silent
 from trtpipe.quantization import formats
 from trtpipe.quantization import narrow as ops
 from trtpipe.quantization.importance import input_importance
 from trtpipe.quantization.narrow import Statistics
-from trtpipe.quantization.policy import Modes
-from trtpipe.quantization.precision import Keep
+from trtpipe.quantization.policy import Choice, Modes, assign, cannot
+from trtpipe.quantization.precision import Keep, matching
 from trtpipe.quantization.quantize import Narrow, quantize
 from trtpipe.quantization.sensitivity import Sample, measure_sensitivity
 from trtpipe.routes.onnx import to_onnx
@@ -98,6 +100,21 @@ def test_globs_choose_and_the_last_that_fits_decides(net):
     found = kinds(quantized(net, modes))
     assert found[("q", "linear")] == found[("conv", "conv2d")] == "fp8"
     assert found[("k", "linear")] == found[("", "matmul")] == found[("head", "linear")] == "int8"
+
+
+@pytest.mark.parametrize("glob", ["*", "q", "[qk]", "conv", "stem"])
+@pytest.mark.parametrize("first", ["int8", "fp8", "int4"])
+def test_what_the_chosen_format_cannot_hold_gets_what_it_would_have_without_the_glob(net, glob, first):
+    """The property behind the globs: they put a format first, and take none away."""
+    plain = Modes(frozenset({"int8", "fp8"}), "int4")
+    nodes = {s.consumer for s in net.captured.sites if s.rule in ("Q1", "Q2")}
+    without = assign(net.captured.sites, plain, Keep()).choices
+    found = assign(net.captured.sites, dataclasses.replace(plain, formats=((glob, first),)), Keep()).choices
+    for node in nodes:
+        if matching((glob,), module_path(node)) and not cannot(node, first):
+            assert found[node] == Choice(first)
+        else:
+            assert found[node].format == without[node].format
 
 
 def test_what_the_job_keeps_is_in_no_format(net):
@@ -218,6 +235,7 @@ def test_importance_is_the_mean_square_of_each_input(net, images):
         for n in net.captured.graph.graph.nodes
         if n.name in found
     }
+    assert list(seen) == ["q", "mlp"]
     for name, x in seen.items():
         reference = x.reshape(-1, 128).square().mean(0)
         torch.testing.assert_close(found[by_module[name]], reference, rtol=1e-4, atol=1e-6)
@@ -275,11 +293,27 @@ def test_each_module_is_measured_in_its_own_format(net, images, modes):
     assert all(5 < m.own_sqnr_db < 80 for m in found.modules)
 
 
+@pytest.mark.parametrize("weights", ["int4", "nvfp4", None])
+@pytest.mark.parametrize("eights", [("fp8",), ("int8",), ("fp8", "int8"), ()], ids="-".join)
+def test_a_module_in_4_bits_is_measured_in_the_8_bits_that_are_on(net, images, weights, eights):
+    """What a search could give it instead, FP8 before INT8; both are better than 4 bits."""
+    modes = Modes(frozenset((*eights, *(() if weights else ("nvfp4",)))), weights)
+    found = measure_sensitivity(
+        net.captured, net.amax, [Sample((images,), len(images))], half=None, keep=Keep(), progress=Silent(),
+        int8="int8" in eights, narrow=Narrow(modes, Statistics(net.amax, {})),
+    )  # fmt: skip
+    mlp = next(m for m in found.modules if m.module == "mlp")
+    other = {"fp8": mlp.fp8_sqnr_db, "int8": mlp.int8_sqnr_db}
+    assert {name for name, db in other.items() if db is not None} == set(eights[:1])
+    assert all(db > mlp.own_sqnr_db + 2 for db in other.values() if db is not None)
+
+
 def test_every_pair_of_modes_leaves_each_operation_one_format(net):
     """The property behind the table above: whatever is on, an operation reads Q/DQ of one format alone."""
     on = [frozenset(c) for n in range(4) for c in itertools.combinations(("int8", "fp8", "nvfp4"), n)]
     for modes in (Modes(o, w) for o in on for w in (None, "int4") if (o or w) and not (w and "nvfp4" in o)):
         found = quantized(net, modes)
+        by_format = set()
         for node in found.program.graph.nodes:
             formats_read = {
                 "int8" if "per_" in str(a.target) else re.split(r"[._]", str(a.target))[1]
@@ -287,3 +321,5 @@ def test_every_pair_of_modes_leaves_each_operation_one_format(net):
                 if "dequantize" in str(a.target) or "fp4_dynamic" in str(a.target)
             }
             assert len(formats_read) <= 1, (modes, node, formats_read)
+            by_format |= formats_read
+        assert by_format, modes

@@ -18,6 +18,7 @@ from trtpipe.model.nodes import calls, module_path, op_name
 from trtpipe.model.sites import MATMULS, WEIGHTED
 from trtpipe.progress import Silent
 from trtpipe.quantization.payoff import (
+    ATTENTION,
     DEPTHWISE,
     KERNEL_BYTES,
     LARGER,
@@ -116,14 +117,14 @@ def test_rows_of_a_sample_are_counted_in_every_layout(layout: str, expected: str
 
 
 class Scores(nn.Module):
-    """softmax(x x^T) x over tokens of `width` numbers, and its first row against all."""
+    """(x x^T) x over tokens of `width` numbers, or of its first rows alone."""
 
     def __init__(self, rows: slice) -> None:
         super().__init__()
         self.rows = rows
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(x[:, self.rows] @ x.transpose(1, 2), -1) @ x
+        return torch.sigmoid(x[:, self.rows] @ x.transpose(1, 2)) @ x
 
 
 @pytest.mark.parametrize(
@@ -139,6 +140,37 @@ def test_a_matmul_is_judged_by_rows_columns_and_what_is_summed(
     tokens: int, width: int, rows: slice, expected: list[str]
 ) -> None:
     assert list(reasons(captured(Scores(rows), tokens, width)).values()) == expected
+
+
+class Attends(nn.Module):
+    """Attention of 4 heads over 20 tokens of 16 numbers each, written out or not, with what may be between."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form, self.qkv = form, nn.Linear(64, 192)
+        self.drop, self.bias = nn.Dropout(0.1), nn.Parameter(torch.zeros(4, 20, 20))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4).unbind(0)
+        if self.form == "fused":
+            y = nn.functional.scaled_dot_product_attention(q, k, v, self.bias)
+        elif self.form == "classes":  # scores become probabilities, which no matmul reads
+            return torch.softmax(q @ k.transpose(-1, -2), -1)
+        else:
+            y = self.drop(torch.softmax(0.25 * (q @ k.transpose(-1, -2)) + self.bias, -1)) @ v
+        return self.qkv(y.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [("fused", [ATTENTION, ATTENTION]), ("written out", [ATTENTION, ATTENTION]), ("classes", [""])],
+)
+def test_attention_stays_out_of_int8_in_every_form(form: str, expected: list[str]) -> None:
+    graph = captured(Attends(form), 20, 64)
+    found = [shape_reason(graph.graph, n) for n in calls(graph.graph.graph) if op_name(n) in MATMULS]
+    assert found == expected
+    linears = [shape_reason(graph.graph, n) for n in calls(graph.graph.graph) if op_name(n) == "linear"]
+    assert set(linears) == {""}
 
 
 def chain(widths: list[int], between: type[nn.Module] = nn.ReLU) -> nn.Sequential:

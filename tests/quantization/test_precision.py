@@ -102,9 +102,9 @@ def test_dequantized_values_are_fp16_where_fp16_reads_them() -> None:
 
 def test_no_cast_follows_a_cast() -> None:
     for net in ("residual", "attention"):
-        for node in made(net).program.graph.nodes:
-            if node.op == "call_function" and op_name(node) == "_to_copy":
-                assert op_name(node.args[0]) != "_to_copy"
+        casts = [n for n in made(net).program.graph.nodes if n.op == "call_function" and op_name(n) == "_to_copy"]
+        assert casts
+        assert all(op_name(n.args[0]) != "_to_copy" for n in casts)
 
 
 def test_without_half_nothing_is_cast() -> None:
@@ -138,6 +138,23 @@ def test_ranges_are_the_largest_magnitudes_seen() -> None:
     ranges = observe_ranges(captured, [(x,), (y,)])
     placeholder = next(n for n in captured.graph.graph.nodes if n.op == "placeholder")
     assert ranges[placeholder.name] == np.float32(max(x.abs().max(), y.abs().max()))
+
+
+def test_ranges_of_every_operation_are_those_of_its_result_and_constants_have_none() -> None:
+    captured = nets.captured("residual")
+    x = nets.images(2, 3, 8, 8)
+    ranges = observe_ranges(captured, [(x,)])
+    results: dict[str, float] = {}
+
+    class Kept(torch.fx.Interpreter):
+        def run_node(self, n: torch.fx.Node) -> object:
+            value = super().run_node(n)
+            if n.op in ("placeholder", "call_function"):
+                results[n.name] = float(np.abs(value.detach().numpy()).max())
+            return value
+
+    Kept(captured.graph).run(x)
+    assert ranges == results
 
 
 def test_nan_counts_as_beyond_every_range() -> None:

@@ -239,6 +239,8 @@ def test_blame_names_the_worst_with_source_and_a_next_step():
         "Keep the first in precision.keep.fp16, or run `trtpipe tune`."
     )
     assert "precision.keep.fp32" in blame(some, None)
+    nameless = Sensitivity((one("", 9.0), one("c", 30.0)), 32, 4, 1.0, 1.0, 0.1)
+    assert blame(nameless, "fp16").endswith(" Keep c in precision.keep.fp16, or run `trtpipe tune`.")
 
 
 def test_blame_is_for_numbers_only():

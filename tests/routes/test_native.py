@@ -42,7 +42,7 @@ def test_what_tensorrt_cannot_calibrate_with(samples):
     with pytest.raises(InputError) as caught:
         native_calibration(implicit(arrays=samples, algorithm="mse"), {})
     assert str(caught.value) == (
-        "calibration.algorithm: must be entropy_2, entropy, minmax or percentile for build.quantization implicit "
+        "calibration.algorithm: must be one of entropy_2, entropy, minmax, percentile for build.quantization implicit "
         "(got mse). Use explicit, where trtpipe calibrates."
     )
     with pytest.raises(InputError) as caught:

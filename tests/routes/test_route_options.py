@@ -181,7 +181,7 @@ IMPLICIT = {"build": {"quantization": "implicit"}, "precision": {"int8_mode": Tr
          "must be 8, the opt batch of the inputs, for implicit INT8 on route torch2trt, which calibrates with the "
          "engine's own profile (got 32). Set it to 8."),
         ({**IMPLICIT, "calibration": {**CALIBRATED, "algorithm": "mse"}}, "10.3", "calibration.algorithm",
-         "must be entropy_2, entropy, minmax or percentile, which TensorRT has (got mse). Use build.quantization "
+         "must be one of entropy_2, entropy, minmax, percentile, which TensorRT has (got mse). Use build.quantization "
          "explicit."),
         ({**IMPLICIT, "calibration": {"table": "c.json"}}, "10.3", "calibration.table",
          "must be samples with build.quantization implicit, where TensorRT calibrates by itself (got "),
@@ -302,3 +302,11 @@ def test_a_missing_frontend_is_said_with_how_to_get_it(tmp_path, monkeypatch, ro
 def test_every_route_of_the_schema_can_be_taken():
     assert set(ROUTES) == set(Build.model_json_schema()["properties"]["route"]["enum"])
     assert Job.model_fields["build"].annotation is Build
+
+
+def test_pools_that_torch_tensorrt_does_not_know_are_named():
+    found = dict(options.refusals(build("torch_tensorrt", memory_pools={"tactic_dram": 1}), None, "torch_tensorrt"))
+    assert found["build.memory_pools"] == (
+        "build.memory_pools: must name pools among dla_managed_sram, dla_local_dram, dla_global_dram on route "
+        "torch_tensorrt (got tactic_dram: 1). Leave tactic_dram out, or use build.route onnx."
+    )

@@ -143,6 +143,7 @@ def test_with_fp16_the_scales_are_fp16_numbers_and_the_casts_are_left_to_tensorr
     (network,) = double.networks
     assert layers(network, "CAST") == []
     scales = [before(x, 1).given["value"] for x in layers(network, "QUANTIZE")]
+    assert len(scales) == len(layers(network, "QUANTIZE")) > 0
     assert all(np.array_equal(s, s.astype(np.float16).astype(np.float32)) for s in scales)
     assert route.FP16_NOTE in engine.notes
 

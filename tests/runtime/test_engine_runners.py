@@ -31,21 +31,23 @@ class Recorder:
         return None
 
 
-def _opened(monkeypatch, tmp_path, **fields):
+def _opened(monkeypatch, tmp_path, specialization=None, **fields):
     monkeypatch.setattr("trtpipe.runtime.executor.EngineRunner", Recorder)
     monkeypatch.setattr(verify, "require_fit", lambda manifest, device: None)
     monkeypatch.setattr(Recorder, "made", [])
     bundle = shipping.bundle(tmp_path / "b")
     engine = EngineInfo(file="model.onnx", target="tensorrt", version="10.3.0.26", os=None, machine=None, **fields)
     manifest = bundle.manifest.model_copy(update={"engine": engine})
-    open_model(type(bundle)(bundle.path, manifest, bundle.manifest_bytes, None), as_written=True)
+    open_model(
+        type(bundle)(bundle.path, manifest, bundle.manifest_bytes, None), as_written=True, specialization=specialization
+    )
     ((_, options),) = Recorder.made
     return options
 
 
 def test_a_plain_engine_gets_nothing_more(monkeypatch, tmp_path):
     assert _opened(monkeypatch, tmp_path) == {
-        "version_compatible": False, "without_lean_runtime": False, "refit": None
+        "version_compatible": False, "without_lean_runtime": False, "refit": None, "specialization": None
     }  # fmt: skip
 
 
@@ -56,6 +58,10 @@ def test_a_version_compatible_engine_may_run_its_own_code(monkeypatch, tmp_path)
 def test_an_engine_without_its_lean_runtime_is_run_by_one_of_its_release(monkeypatch, tmp_path):
     options = _opened(monkeypatch, tmp_path, version_compatible=True, options={"exclude_lean_runtime": True})
     assert options["without_lean_runtime"] is True
+
+
+def test_kernels_are_specialized_for_shapes_as_the_caller_wants(monkeypatch, tmp_path):
+    assert _opened(monkeypatch, tmp_path, "eager")["specialization"] == "eager"
 
 
 def test_a_stripped_plan_gets_the_bundles_graph(monkeypatch, tmp_path):
@@ -73,7 +79,7 @@ def test_a_build_is_checked_with_its_weights(monkeypatch):
     options = {"strip_plan": True, "version_compatible": True}
     _, executed = executor.open_engine(Engine(b"plan", "tensorrt", "10.3.0", ("8.9",), (), (), graph, options))
     assert executed == "engine"
-    settings = {"version_compatible": True, "without_lean_runtime": False, "refit": b"onnx"}
+    settings = {"version_compatible": True, "without_lean_runtime": False, "refit": b"onnx", "specialization": None}
     assert Recorder.made == [(b"plan", settings)]
 
 

@@ -200,7 +200,9 @@ def test_an_engine_reads_and_writes_tensors_where_they_are(monkeypatch):
     (y,) = runner.run_tensors({"x": x}, ("y",))
     torch.testing.assert_close(y, 2 * x, rtol=0, atol=0)
     assert calls.log == [(1, {"x": (4, 3)}, 7)]
-    with pytest.raises(InputError, match=r"^inputs\.x: must be torch\.float32 \(got torch\.float16\)\."):
+    with pytest.raises(
+        InputError, match=r"^inputs\.x: must be torch\.float32 \(got torch\.float16\)\. Build it again\.$"
+    ):
         runner.run_tensors({"x": x.half()}, ("y",))
     with pytest.raises(InputError, match="shapes must be within a profile"):
         runner.run_tensors({"x": torch.zeros(9, 3)}, ("y",))

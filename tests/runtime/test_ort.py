@@ -137,3 +137,19 @@ def test_what_is_no_onnx_file_is_refused_by_onnxruntime() -> None:
         rounded(b"garbage")
     with pytest.raises(BuildError, match="onnxruntime does not accept the graph"):
         OrtRunner(b"garbage", as_written=True)
+
+
+def test_nodes_are_executed_in_the_order_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime's own order begins with nodes that read constants alone: all weights are dequantized at once."""
+    import onnxruntime
+
+    given: list[onnxruntime.SessionOptions] = []
+    real = onnxruntime.InferenceSession
+
+    def session(model: bytes, options: onnxruntime.SessionOptions, **more: object) -> onnxruntime.InferenceSession:
+        given.append(options)
+        return real(model, options, **more)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    OrtRunner(product_of_three())
+    assert given[0].execution_order == onnxruntime.ExecutionOrder.PRIORITY_BASED

@@ -21,6 +21,24 @@ def spec(*sample: int, dtype: str = "float32") -> TensorSpec:
     return TensorSpec("image", dtype, ("N", *sample), {"N": DimRange(1, 4, 8)})
 
 
+@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
+def test_an_image_of_more_than_8_bits_is_refused(tmp_path: Path, mode: str) -> None:
+    from PIL import Image
+
+    says = (
+        f"must have 8 bits a channel (got Pillow's mode {mode}, of which RGB keeps no value over 255). Save it with 8 "
+        "bits, or give arrays or a factory of samples."
+    )
+    path = tmp_path / "deep.tiff"
+    Image.new(mode, (8, 8), 300).save(path)
+    with pytest.raises(InputError) as caught:
+        load_image(path)
+    assert str(caught.value) == f"{path}: {says}"
+    with pytest.raises(InputError) as caught:
+        preprocess(Image.new(mode, (8, 8), 300), None, spec(3, 8, 8))
+    assert str(caught.value) == f"image: {says}"
+
+
 @pytest.fixture(scope="module")
 def photos() -> list[Any]:
     """200 crops of many sizes of scikit-learn's two sample photos, a fifth of them gray or with an alpha channel."""

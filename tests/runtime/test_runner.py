@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from PIL import Image
 import trtpipe
 from trtpipe.bundle import signing
 from trtpipe.bundle.manifest import EngineInfo
+from trtpipe.cli.commands import run
 from trtpipe.errors import InputError, MissingError
 from trtpipe.job.sections import Build, Limits
 from trtpipe.runtime import session as runner_module
@@ -39,6 +41,16 @@ def photos(tmp_path: Path) -> Path:
             tmp_path / "photos" / name / "b.jpg", quality=95
         )
     return tmp_path / "photos"
+
+
+@pytest.mark.parametrize("top", [0, -1, 1.5, True, None])
+def test_top_is_a_count(tmp_path: Path, photos: Path, top: Any) -> None:
+    shipping.bundle(tmp_path / "b")
+    with trtpipe.load(tmp_path / "b") as model, pytest.raises(InputError) as caught:
+        model.classify(sorted(photos.rglob("*.png"))[:1], top=top)
+    assert (
+        str(caught.value) == f"top: must be a whole number of 1 or more (got {top!r}). It is how many classes to give."
+    )
 
 
 def test_load_and_classify(tmp_path: Path, photos: Path) -> None:
@@ -310,3 +322,15 @@ with trtpipe.load({str(tmp_path / "c")!r}) as model:
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_outputs_without_classes_are_not_classified() -> None:
+    dense = SimpleNamespace(
+        manifest=SimpleNamespace(outputs=(shipping.replaced(shipping.OUTPUT, shape=("N", 3, 1)),)),
+        bundle=SimpleNamespace(path="out/dense"),
+    )
+    with pytest.raises(InputError, match=r"^out/dense: has no output \[N, C\] to classify by\. Use the raw outputs\.$"):
+        Model.predictions(dense, {})  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"^out/dense: has no output \[N, C\] to classify by\. Add --raw\.$"):
+        run._refuse_raw_only(dense, raw=False)  # type: ignore[arg-type]
+    run._refuse_raw_only(dense, raw=True)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import shipping
 
 from trtpipe.bundle.manifest import EngineInfo, FileEntry, Manifest
 from trtpipe.errors import MissingError
-from trtpipe.job.sections import Build
+from trtpipe.job.sections import Build, Precision
 from trtpipe.runtime import device as device_module
 from trtpipe.runtime.compatibility import problems, remarks, require_fit
 from trtpipe.runtime.device import Device, is_jetson, this_device
@@ -241,6 +241,32 @@ def test_a_kit_is_held_against_its_compiler() -> None:
     assert problems(kit, replace(ORIN, compute_capability=None, gpu="no driver")) == (
         "gpu: TensorRT builds on the GPU it is for (got: no driver). Check its driver.",
     )
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "refused"),
+    [
+        (Precision(fp8_mode=True), ORIN,
+         "precision.fp8_mode: Orin (compute capability 8.7) must compute in FP8 (got a platform with FP32, FP16, BF16, "
+         "INT8, INT4). Use precision.int8_mode."),
+        (Precision(nvfp4_mode=True), ADA,
+         "precision.nvfp4_mode: TensorRT 10.3.0.26 does not support FP4. Use TensorRT 10.8 or later or TensorRT-RTX, "
+         "or precision.fp8_mode."),
+        (Precision(fp8_mode=True), replace(ADA, versions={"tensorrt": "8.6.1"}),
+         "precision.fp8_mode: TensorRT 8.6.1 does not support FP8 Q/DQ. Use TensorRT 10.0 or later or TensorRT-RTX, or "
+         "precision.int8_mode."),
+        (Precision(int8_mode=True), ORIN, None),
+        (Precision(fp8_mode=True), ADA, None),
+        (Precision(weights="int4"), ORIN, None),
+    ],
+)  # fmt: skip
+def test_a_kit_does_not_fit_a_device_that_would_refuse_to_build_it(
+    precision: Precision, device: Device, refused: str | None
+) -> None:
+    kit = shipping.manifest(kind="kit", engine=None, build=Build(target="tensorrt"), precision=precision)
+    found = problems(kit, device)
+    assert (refused is None) == (found == ())
+    assert refused is None or found[0] == refused
 
 
 def test_this_device_is_read_from_metadata(monkeypatch: pytest.MonkeyPatch) -> None:

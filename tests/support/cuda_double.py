@@ -55,17 +55,27 @@ class Runtime:
         """Let call `number` (from 0) end with this error code or exception, and be without effect."""
         self._fails_at = number, failure
 
+    def entered(self, name, arguments=()):
+        """Record a call and raise what it is to fail with; the error code, None where it is to work."""
+        failure = self.failing.get(name)
+        if self._fails_at is not None and self._fails_at[0] == len(self.calls):
+            failure = self._fails_at[1]
+        self.calls.append((name, arguments))
+        if name == "cudaStreamEndCapture":
+            self.capturing = False  # also where the capture is not valid
+        if isinstance(failure, Exception):
+            try:
+                raise failure
+            finally:
+                failure = None  # else a cycle holds this frame and its callers
+        return failure
+
     def __getattr__(self, name):
         if name not in self.FUNCTIONS:
             raise AttributeError(name)
 
         def call(*arguments):
-            failure = self.failing.get(name)
-            if self._fails_at is not None and self._fails_at[0] == len(self.calls):
-                failure = self._fails_at[1]
-            self.calls.append((name, arguments))
-            if isinstance(failure, Exception):
-                raise failure
+            failure = self.entered(name, arguments)
             if failure is not None:
                 return Status(failure), None
             result = getattr(self, f"do_{name}")(*arguments)
@@ -121,7 +131,6 @@ class Runtime:
         self.capturing = True
 
     def do_cudaStreamEndCapture(self, stream):
-        self.capturing = False
         return self._make("graph")
 
     def do_cudaGraphInstantiate(self, graph, flags):

@@ -334,7 +334,7 @@ def test_an_option_is_honoured_or_refused(model, option):
 
 @pytest.mark.parametrize(
     "options",
-    [{"workspace": 1 << 28, "profiling_verbosity": "none"}, {"tf32": False, "refit": "individual"},
+    [{"workspace": 1 << 28, "profiling_verbosity": "none"}, {"tf32": False},
      {"version_compatible": True, "exclude_lean_runtime": True}, {"tensor_formats": {"image": ("hwc",)}}],
     ids=lambda o: "-".join(o),
 )  # fmt: skip

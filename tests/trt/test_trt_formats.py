@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+
 import pytest
 
 from trtpipe.job.sections import Build, Precision
@@ -32,13 +35,13 @@ REFUSED = [
       "TensorRT-RTX, or precision.int8_mode."]),
     (NVFP4, job("tensorrt"), ("tensorrt", "8.6.1"),
      ["precision.nvfp4_mode: TensorRT 8.6.1 does not support FP4. Use TensorRT 10.8 or later or TensorRT-RTX, or "
-      "precision.fp8_mode."]),
+      "precision.int8_mode."]),
     (NVFP4, job("tensorrt"), ("tensorrt", "10.3.0"),
      ["precision.nvfp4_mode: TensorRT 10.3.0 does not support FP4. Use TensorRT 10.8 or later or TensorRT-RTX, or "
       "precision.fp8_mode."]),
     (NVFP4_WEIGHTS, job("tensorrt"), ("tensorrt", "10.3.0"),
      ["precision.weights: TensorRT 10.3.0 does not support FP4. Use TensorRT 10.8 or later or TensorRT-RTX, or "
-      "precision.fp8_mode."]),
+      "precision.weights: int4."]),
     (FP8, job(compute_capability=("8.6",)), RTX,
      ["precision.fp8_mode: each of build.compute_capability must have FP8, as 8.9, 12.0, 12.1 do (got 8.6). Leave them "
       "out, or use precision.int8_mode."]),
@@ -53,7 +56,7 @@ REFUSED = [
       "out, or use precision.fp8_mode."]),
     (NVFP4_WEIGHTS, job(compute_capability=("8.6",)), RTX,
      ["precision.weights: each of build.compute_capability must have NVFP4, as 12.0, 12.1 do (got 8.6). Leave them "
-      "out, or use precision.fp8_mode."]),
+      "out, or use precision.weights: int4."]),
     (FP8, job("tensorrt", platform="jetson_agx_orin"), ("tensorrt", "10.3.0"),
      [f"precision.fp8_mode: Jetson AGX Orin (compute capability 8.7) must compute in FP8 (got a platform with {AMPERE}"
       "). Use precision.int8_mode."]),
@@ -81,7 +84,7 @@ REFUSED = [
       "engines are for Ampere too). Use none or same_compute_capability, or precision.int8_mode."]),
     (NVFP4, job("tensorrt", hardware_compatibility="ampere_plus"), ("tensorrt", "11.4.0"),
      ["precision.nvfp4_mode: NVFP4 must be for GPUs that have it (got build.hardware_compatibility ampere_plus, whose "
-      "engines are for Ampere too). Use none or same_compute_capability, or precision.fp8_mode."]),
+      "engines are for Ampere too). Use none or same_compute_capability, or precision.int8_mode."]),
 ]  # fmt: skip
 
 
@@ -109,6 +112,33 @@ def test_the_words_of_a_refusal(precision, build, release, messages):
 )
 def test_what_is_there_is_taken(precision, build, release):
     assert refusals(build, precision, *release) == ()
+
+
+BUILDS = (
+    *(job("tensorrt", platform=p) for p in PLATFORMS),
+    *(job(compute_capability=c) for n in (1, 2) for c in itertools.combinations(RTX_COMPUTE_CAPABILITIES, n)),
+    job("tensorrt"), job("tensorrt", hardware_compatibility="ampere_plus"), job(platform="rtx_30"), job(),
+)  # fmt: skip
+RELEASES = ("8.6.1", "10.0.1", "10.3.0", "10.8.0", "11.4.0")
+
+
+def test_what_a_refusal_advises_is_not_refused_itself():
+    """Every format on every platform, set of compute capabilities and release: the option named last is one to take."""
+    advised = []
+    for build, precision in itertools.product(BUILDS, (FP8, INT4, NVFP4, NVFP4_WEIGHTS)):
+        for release in [RTX] if build.target == "tensorrt_rtx" else [("tensorrt", v) for v in RELEASES]:
+            options = {key for key in Precision.model_fields if getattr(precision, key)}
+            for path, message in refusals(build, precision, *release):
+                if path.removeprefix("precision.") not in options:
+                    continue
+                step = re.search(r"precision\.(?:(weights: int4)|(\w+_mode))\.$", message)
+                assert step is not None or message.endswith("Use FP32."), message
+                if step is not None:
+                    taken = Precision(weights="int4") if step[1] else Precision(**{step[2]: True})
+                    again = [m for p, m in refusals(build, taken, *release) if p.startswith("precision.")]
+                    assert again == [], message
+                    advised.append(step[0])
+    assert set(advised) == {f"precision.{o}." for o in ("fp16_mode", "int8_mode", "fp8_mode", "weights: int4")}
 
 
 @pytest.mark.parametrize("compute_capability", BY_CAPABILITY)

@@ -15,7 +15,7 @@ from trtpipe.errors import BuildError, Cancelled
 from trtpipe.job.sections import Build
 from trtpipe.progress import Silent
 from trtpipe.trt import isolated
-from trtpipe.trt.isolated import build_isolated
+from trtpipe.trt.isolated import Isolated, build_isolated
 from trtpipe.values import DimRange, OnnxModel, TensorSpec
 
 ROOT = Path(__file__).parents[2]
@@ -99,3 +99,41 @@ def test_a_sandbox_that_forbids_fixed_addresses_is_in_the_notes(monkeypatch: pyt
     ).replace("now = libc.personality(0xFFFFFFFF)", "now = -1")
     monkeypatch.setattr(isolated, "_BOOTSTRAP", forbidden)
     assert isolated.RANDOMIZED in build_isolated(network(), BUILD, progress=Silent()).notes
+
+
+def test_it_builds_while_this_process_does_something_else() -> None:
+    steps: list[int] = []
+
+    class Steps(Silent):
+        def step(self, done: int, total: int | None, unit: str) -> None:
+            steps.append(done)
+
+    with Isolated() as builder:
+        builder.start(network(), BUILD)
+        while not steps:
+            builder.look(Steps())
+        engine = builder.finish(Silent())
+    assert engine.data == build_isolated(network(), BUILD, progress=Silent()).data
+
+
+def test_looking_raises_what_finishing_would() -> None:
+    broken = OnnxModel(b"nothing", 20, network().inputs, network().outputs)
+
+    def looking() -> None:
+        with Isolated() as builder:
+            builder.start(broken, BUILD)
+            while True:
+                builder.look(Silent())
+
+    with pytest.raises(BuildError):
+        looking()
+
+
+def test_the_context_ends_a_process_that_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolated, "_BOOTSTRAP", "import time; time.sleep(1000)")
+    large = OnnxModel(bytes(10_000_000), 20, (), ())
+    with Isolated() as builder:
+        builder.start(large, BUILD)
+        assert builder._sender is not None
+    assert not builder._sender.is_alive()
+    assert builder._child.returncode == -9

@@ -143,7 +143,7 @@ def test_what_needs_a_gpu():
     assert needs_driver(Build(), "tensorrt") == ("build.target",)
     assert needs_driver(Build(), "tensorrt_rtx") == ()
     assert needs_driver(Build(refit="all", strip_plan=True), "tensorrt_rtx") == ("build.refit", "build.strip_plan")
-    assert needs_driver(Build(refit="individual"), "tensorrt_rtx") == ()
+    assert needs_driver(Build(refit="individual"), "tensorrt_rtx") == ("build.refit",)
 
 
 @pytest.mark.parametrize(

@@ -99,3 +99,19 @@ def test_a_folder_in_its_place(tmp_path):
     (tmp_path / "a.timing").mkdir()
     with pytest.raises(InputError, match=r"build\.timing_cache: .*a\.timing must be readable \(got Is a directory\)"):
         timing_cache.attach(Config(), tmp_path / "a.timing")
+
+
+def test_a_cache_that_was_given_is_used_in_the_place_of_the_machines_own(tmp_path):
+    found = Flavour("tensorrt", types.SimpleNamespace(), "10.3.0", frozenset())
+    driver = Driver("12.6", (Gpu(0, "Orin", "8.7", 1),))
+    own = timing_cache.file_of(tmp_path, found, driver, driver.devices[0])
+    assert own == tmp_path / timing_cache.file_name(found, driver, driver.devices[0])
+    (tmp_path / timing_cache.GIVEN).write_bytes(b"ab")
+    assert timing_cache.file_of(tmp_path, found, driver, driver.devices[0]) == tmp_path / timing_cache.GIVEN
+
+
+def test_what_was_written_is_returned(tmp_path):
+    config = Config()
+    timing_cache.attach(config, tmp_path / "a")
+    config.cache.letters |= set("ba")
+    assert timing_cache.save(config, tmp_path / "a") == b"ab"

@@ -64,7 +64,11 @@ def to_bytes(golden: Golden) -> bytes:
 
 
 def tensors_of(data: bytes, where: str, again: str) -> dict[str, Array]:
-    """The tensors of a safetensors file; InputError, with `again` as the next step, where `data` is none."""
+    """The tensors of a safetensors file by name, in its dtypes and shapes.
+
+    Raises:
+        InputError: `data` is none; `again` is the next step.
+    """
     from safetensors import SafetensorError
     from safetensors.numpy import load
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from trtpipe.bundle import golden as golden_data
 from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.golden import Golden
-from trtpipe.bundle.manifest import CALIBRATION, ENGINE, GOLDEN, GRAPH, Manifest, describe_engine
+from trtpipe.bundle.manifest import CALIBRATION, ENGINE, GOLDEN, GRAPH, TIMING_CACHE, Manifest, describe_engine
 from trtpipe.errors import InputError
 from trtpipe.values import CheckReport, Engine, OnnxModel, computed_in
 
@@ -94,6 +94,8 @@ def bundle_contents(
     files[GOLDEN] = golden_data.to_bytes(golden_data.first(kit.golden(), manifest.outputs))
     if engine.target != "onnxruntime":
         files[ENGINE] = engine.data
+    if engine.timing_cache:
+        files[TIMING_CACHE] = engine.timing_cache
     unexecuted = check is None and engine.target != "onnxruntime"
     notes = [*manifest.notes, *engine.notes, *([NOT_EXECUTED] if unexecuted else [])]
     changes: dict[str, object] = {

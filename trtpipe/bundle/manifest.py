@@ -53,6 +53,10 @@ EngineFile = Literal["model.engine", "model.hybrid", "model.onnx"]
 GOLDEN = "golden.safetensors"
 CALIBRATION = "calibration.json"
 REPORT = "report.html"
+TIMING_CACHE = "timing.cache"
+
+#: Builder options that are paths of the machine that built, and nobody else's business.
+CACHES = ("timing_cache", "calibration_cache")
 
 #: The next step where a bundle is damaged.
 AGAIN = "Fetch or build the bundle again."
@@ -247,7 +251,7 @@ def describe_engine(
         machine=None if portable else machine,
         device_memory_bytes=device_memory_bytes,
         int8_weights=int8_weights,
-        options=plain(dict(engine.options)),
+        options=plain({n: v for n, v in engine.options.items() if n not in CACHES}),
         fallback=engine.fallback,
     )
 

@@ -49,6 +49,11 @@ def serves_graph(bundle: Bundle, graph: bool) -> bool:
     return graph or (engine is not None and engine.target == "onnxruntime")
 
 
+def foreign_format(manifest: Manifest) -> str:
+    """The number format of the graph that ONNX Runtime by itself, without trtpipe, cannot execute; empty for none."""
+    return "NVFP4" if any(layer.precision == "nvfp4" for layer in manifest.layers) else ""
+
+
 def triton_model(bundle: Bundle, *, graph: bool = False, optimization: str = "all") -> TritonModel:
     """The bundle for Triton: by its tensorrt backend, or its onnxruntime backend where the engine is an ONNX graph.
 
@@ -58,7 +63,8 @@ def triton_model(bundle: Bundle, *, graph: bool = False, optimization: str = "al
         optimization: how much Triton's ONNX Runtime may optimize the graph: all, extended, basic or none.
 
     Raises:
-        InputError: a kit, a TensorRT-RTX engine (Triton has no backend for it), or no graph in the bundle.
+        InputError: a kit, a TensorRT-RTX engine (Triton has no backend for it), or no graph in the bundle, or one that
+            ONNX Runtime cannot execute.
     """
     manifest = bundle.manifest
     engine = manifest.engine
@@ -77,6 +83,11 @@ def triton_model(bundle: Bundle, *, graph: bool = False, optimization: str = "al
         )
     if graph and GRAPH not in manifest.files:
         raise InputError(f"{bundle.path}: must hold {GRAPH} to serve it (it does not). Export the engine instead.")
+    if graph and (foreign := foreign_format(manifest)):
+        raise InputError(
+            f"{bundle.path}: must be a graph that ONNX Runtime has kernels of (got {foreign}). Build with "
+            "precision.weights: int4, or int8_mode."
+        )
     source, target = (GRAPH, "model.onnx") if graph else (engine.file, "model.plan")
     files = {f"1/{target}": bundle.read(source)}
     labelled = _labelled(manifest)

@@ -32,14 +32,17 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _BAR_EVERY_S = 0.05
-#: A signal that is sent to both processes of a command (see `supervised`) reaches it twice, and counts once.
+#: What a terminal would obey instead of showing: names of files and texts of bundles are anybody's.
+_UNSEEN = {c: f"\\x{c:02x}" for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t"}
+#: Signals closer than this count once: one that is sent to both processes of a command (see `supervised`) reaches it
+#: twice, and timeout(1) sends each to the process and to its group. Nothing else tells such a pair from two.
 _ONCE_S = 0.25
 
 
 def out(text: str) -> None:
     """Print one result on stdout."""
     with naming("standard output"):
-        print(text, file=results(), flush=True)
+        print(text.translate(_UNSEEN), file=results(), flush=True)
 
 
 def out_json(value: object) -> None:
@@ -49,7 +52,17 @@ def out_json(value: object) -> None:
 
 def err(text: str) -> None:
     """Print one line on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    if (stream := sys.stderr or sys.__stderr__) is not None:
+        print(text.translate(_UNSEEN), file=stream, flush=True)
+
+
+def one_line(value: Any) -> Any:
+    """`value`, as `jsonable` gives it, with every text in it on one line: no text of a file passes for another line."""
+    if isinstance(value, str):
+        return "\\n".join(value.splitlines())
+    if isinstance(value, dict):
+        return {one_line(k): one_line(v) for k, v in value.items()}
+    return [one_line(v) for v in value] if isinstance(value, list) else value
 
 
 def jsonable(value: object) -> Any:

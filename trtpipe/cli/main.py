@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+import io
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from trtpipe.cli.commands.options import Settings
 from trtpipe.cli.results import results_apart
 from trtpipe.cli.supervised import supervised
 from trtpipe.errors import Cancelled, did_you_mean, either, user_error
+from trtpipe.job.importable import on_path
 from trtpipe.packages import not_installed
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ COMMANDS: Mapping[str, str] = {
     "validate": "trtpipe.cli.commands.validate:command",
     "calibrate": "trtpipe.cli.commands.calibrate:command",
     "prepare": "trtpipe.cli.commands.prepare:command",
+    "refit": "trtpipe.cli.commands.refit:command",
     "check": "trtpipe.cli.commands.check:command",
     "tune": "trtpipe.cli.commands.tune:command",
     "bench": "trtpipe.cli.commands.bench:command",
@@ -55,8 +58,19 @@ COMMANDS: Mapping[str, str] = {
 }
 
 
+#: Commands that find the callables of a job in the current folder too, as `python -m` does; installed ones come first.
+#: `build` and `bench` do so where they are given a job: nobody's files beside a bundle are imported.
+_OF_JOBS = frozenset({"validate", "calibrate", "prepare", "tune", "init", "nightly", "worker"})
+
+
 class _Commands(click.Group):
     """A group whose commands are imported when they are asked for."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does; no argument may be empty, which as a path would be the current folder."""
+        if "" in args:
+            ctx.fail("an argument is empty. Give it a value: is a variable of the shell not set?")
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The commands in the order they are usually needed."""
@@ -72,7 +86,7 @@ class _Commands(click.Group):
 
             @functools.wraps(work)
             def apart(*args: Any, **options: Any) -> Any:
-                with results_apart():
+                with results_apart(), on_path(None) if cmd_name in _OF_JOBS else nullcontext():
                     return work(*args, **options)
 
             command.callback = apart
@@ -107,13 +121,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    return supervised(lambda: _run(None)) if argv is None else _run(argv)
+    if argv is not None:
+        return _run(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what its encoding lacks is spelt out, as `results_apart` has it
+        sys.stdout.reconfigure(errors="backslashreplace")
+    return supervised(lambda: _run(None))
 
 
 def _run(argv: Sequence[str] | None) -> int:
     settings = Settings()
     try:
-        with _signals(), _modules_here():
+        with _signals():
             result = group.main(
                 args=None if argv is None else list(argv), prog_name="trtpipe", obj=settings, standalone_mode=False
             )
@@ -155,20 +173,6 @@ def _failed(settings: Settings, message: str, code: int, problems: Sequence[Prob
         with suppress(OSError):  # standard output itself may be what could not be written
             console.out_json({"error": message, "exit_code": code, **listed})
     return code
-
-
-@contextmanager
-def _modules_here() -> Iterator[None]:
-    """Find the callables of a job in the current folder too, as `python -m` does; installed ones come first."""
-    here = os.getcwd()
-    if here in sys.path or "" in sys.path:
-        yield
-        return
-    sys.path.append(here)
-    try:
-        yield
-    finally:
-        sys.path.remove(here)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -14,8 +15,15 @@ _RESULTS: ContextVar[TextIO | None] = ContextVar("results", default=None)
 
 
 def results() -> TextIO:
-    """The stream of results: what the caller of the command has as stdout."""
-    return _RESULTS.get() or sys.stdout
+    """The stream of results: what the caller of the command has as stdout.
+
+    Raises:
+        OSError: the caller has closed it.
+    """
+    stream: TextIO | None = _RESULTS.get() or sys.stdout
+    if stream is None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF), "standard output")
+    return stream
 
 
 @contextmanager

@@ -1,3 +1,14 @@
 """Metrics, the check of an engine against its baseline, and timed modes."""
 
-__all__ = ["bench", "check", "control", "corners", "gpu_modes", "judgement", "metrics", "speedup", "torch_modes"]
+__all__ = [
+    "bench",
+    "check",
+    "control",
+    "corners",
+    "gpu_modes",
+    "judgement",
+    "metrics",
+    "speedup",
+    "standard",
+    "torch_modes",
+]

@@ -179,7 +179,7 @@ def _made(mode: Mode, data: Data) -> tuple[Row, Ready | None]:
 
 
 def outputs_of(infer: Callable[[Mapping[str, Array]], Mapping[str, Array]], data: Data) -> dict[str, Array]:
-    """The rows of every output over all batches."""
+    """The rows of every output over all batches, [S, ...] in the dtype that `infer` gives."""
     return joined(data.batching.rows(infer(b), len(next(iter(b.values())))) for b in data.batches())
 
 
@@ -204,7 +204,16 @@ def compare(
     """The figures of a Row that compare a mode's outputs with the reference's.
 
     Half-precision outputs are widened first, so that no softmax is computed in half. NaN or infinity in an output is
-    an SQNR of minus infinity and never an agreement. `whole` names the outputs that have one row a batch.
+    an SQNR of minus infinity and never an agreement.
+
+    Args:
+        reference: float [S, ...] by output.
+        outputs: the mode's, of the same shapes.
+        labels: int64 [S], -1 where unknown, or None.
+        whole: names the outputs that have one row a batch.
+
+    Raises:
+        InputError: an output of the reference is missing.
     """
     missing = [n for n in reference if n not in outputs]
     if missing:

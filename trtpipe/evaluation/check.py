@@ -26,16 +26,12 @@ CONTROL_SAMPLES = 64
 #: Why a check fails that requires the engine itself.
 NOT_EXECUTED = "check.require is engine, and no GPU executed it here"
 
-#: limit of the job -> (metric, whether larger is better)
-LIMITS: Mapping[str, tuple[str, bool]] = {
-    "cosine_min": ("cosine", True),
-    "max_abs_max": ("max_abs", False),
-    "relative_l2_max": ("relative_l2", False),
-    "sqnr_db_min": ("sqnr_db", True),
-    "top1_agreement_min": ("top1_agreement", True),
-    "accuracy_drop_max": ("accuracy_drop", False),
+#: limit of the job -> metric
+LIMITS: Mapping[str, str] = {
+    f"{metric}_{'min' if metrics.BEST[metric] > 0 else 'max'}": metric
+    for metric in ("cosine", "max_abs", "relative_l2", "sqnr_db", "top1_agreement", "accuracy_drop")
 }
-#: The same of a limit of `check.limits.metrics`; the metric is that of the job with this at its end.
+#: limit of `check.limits.metrics` -> (what the metric's name ends in, whether larger is better)
 OWN_LIMITS: Mapping[str, tuple[str, bool]] = {
     "min": ("_engine", True),
     "max": ("_engine", False),
@@ -55,7 +51,11 @@ class Bound:
 
 def bounds(limits: Limits) -> tuple[Bound, ...]:
     """The limits that are set and that figures of outputs are held against."""
-    usual = [Bound(key, m, larger, v) for key, (m, larger) in LIMITS.items() if (v := getattr(limits, key)) is not None]
+    usual = [
+        Bound(key, metric, metrics.BEST[metric] > 0, v)
+        for key, metric in LIMITS.items()
+        if (v := getattr(limits, key)) is not None
+    ]
     own = [
         Bound(f"metrics.{name}.{key}", name + end, larger, v)
         for name, of in limits.metrics.items()
@@ -106,7 +106,7 @@ class CheckData:
 
         labels = None if self.labels is None else self.labels[:count]
         few = self.batching.first(self.reference, count)
-        return CheckData(batches, few, labels, count, self.batching, self.judgement.first(count))
+        return CheckData(batches, few, labels, count, self.batching, self.judgement.first(count, few))
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def _control(damaged: Damaged, few: CheckData, limits: Limits) -> tuple[Control,
 
 
 def run_all(runner: Runner, data: CheckData, progress: Progress | None) -> tuple[dict[str, Array], list[str]]:
-    """The rows of every output over all batches, and what is wrong with them."""
+    """The rows of every output over all batches, [S, ...] in the runner's dtype, and what is wrong with them."""
     parts: list[dict[str, Array]] = []
     done = 0
     for batch in data.batches():
@@ -239,8 +239,13 @@ def measure(
 ) -> tuple[tuple[Metric, ...], list[str]]:
     """Every metric of every output, paired by exact name, judged where there is a limit; and the problems.
 
-    `whole` names the outputs that have one row a batch: they are compared, and are no class scores of samples. The
-    metrics of `judgement` are measured where all outputs can be compared.
+    Args:
+        reference: the baseline's outputs, float [S, ...] by name.
+        outputs: what was executed gave, in the same shapes.
+        labels: int64 [S], -1 where unknown, or None.
+        limits: the job's.
+        whole: names the outputs that have one row a batch: they are compared, and are no class scores of samples.
+        judgement: the job's own metrics, measured where all outputs can be compared.
     """
     problems = [f"output {n} is missing from what was executed" for n in reference if n not in outputs]
     problems += [f"output {n} was executed and has no baseline" for n in outputs if n not in reference]
@@ -261,7 +266,7 @@ def measure(
         else:
             values += _of_output(name, a, b, labels, ranks=name not in whole and metrics.ranks_classes(a))
     if not problems:
-        own, wrong = judgement.measure(reference, outputs)
+        own, wrong = judgement.measure(outputs)
         values += own
         problems += wrong
     by_metric = {m.name for m in values}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -21,15 +21,19 @@ from trtpipe.model.torch_versions import graph_module
 from trtpipe.values import LoadedModel, OnnxModel, Quantized
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from onnx import ModelProto, NodeProto, TensorProto
     from torch.fx import GraphModule, Node
 
+#: A tensor of a file, by name, or a node of a program.
+Value = TypeVar("Value")
 #: A calibration gone wrong by this factor leaves only -1, 0 and 1 of the 255 levels.
 SCALE_FACTOR = 127.0
 HOW_SCALE, HOW_WEIGHT = f"scale x {SCALE_FACTOR:g}", "weight set to zero"
 HOW_FP8 = f"scale / {SCALE_FACTOR:g}"
+#: Operation of a program that quantizes an activation -> the factor of its scale, which its readers have too.
+_QUANTIZERS = {"quantize_per_tensor": (SCALE_FACTOR, HOW_SCALE), "fp8_quantize": (1 / SCALE_FACTOR, HOW_FP8)}
 _NOTHING = (
     "check: cannot build the negative control: the graph has no quantization scale, no weight and no other constant to "
     "damage. A model without any computes nothing that precision could change: run it outside the engine"
@@ -97,18 +101,29 @@ def _is_damaged_by_zero(constant: TensorProto) -> bool:
 def _nearest_the_outputs(proto: ModelProto, quantizers: Sequence[NodeProto]) -> list[NodeProto]:
     """The quantizers that a way back from an output meets first, in the order of the graph."""
     producer = {name: node for node in proto.graph.node for name in node.output}
-    wanted = {q.output[0] for q in quantizers}
-    todo, seen, met = [o.name for o in proto.graph.output], set[str](), set[str]()
-    while todo:
-        name = todo.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        if name in wanted:
-            met.add(name)
-        elif name in producer:
-            todo += producer[name].input
+    met = _met_first(
+        (o.name for o in proto.graph.output),
+        lambda name: producer[name].input if name in producer else (),
+        {q.output[0] for q in quantizers},
+    )
     return [q for q in quantizers if q.output[0] in met] or [quantizers[-1]]
+
+
+def _met_first(
+    outputs: Iterable[Value], inputs_of: Callable[[Value], Iterable[Value]], wanted: set[Value]
+) -> set[Value]:
+    """Of the `wanted` values, those that a way back from an output meets before any other of them."""
+    todo, seen, met = list(outputs), set[Value](), set[Value]()
+    while todo:
+        value = todo.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if value in wanted:
+            met.add(value)
+        else:
+            todo += inputs_of(value)
+    return met
 
 
 def damaged_program(loaded: LoadedModel, quantized: Quantized) -> tuple[Quantized, LoadedModel, str, str]:
@@ -123,17 +138,24 @@ def damaged_program(loaded: LoadedModel, quantized: Quantized) -> tuple[Quantize
 
     graph = graph_module(quantized.program)
     nodes = list(calls(graph.graph))
-    quantizers = [n for n in nodes if op_name(n) == "quantize_per_tensor"]
+    quantizers = [n for n in nodes if op_name(n) in _QUANTIZERS]
     if quantizers:
-        last, how = quantizers[-1], HOW_SCALE
-        for node in (last, *(u for u in last.users if op_name(u) == "dequantize_per_tensor")):
-            node.args = (node.args[0], float(node.args[1]) * SCALE_FACTOR, *node.args[2:])  # type: ignore[arg-type]
+        met = _met_first(graph.graph.output_node().all_input_nodes, lambda n: n.all_input_nodes, set(quantizers))
+        damaged = [q for q in quantizers if q in met] or [quantizers[-1]]
+        for quantizer in damaged:
+            factor, _ = _QUANTIZERS[op_name(quantizer)]
+            for node in (quantizer, *quantizer.users):
+                node.args = (node.args[0], float(node.args[1]) * factor, *node.args[2:])  # type: ignore[arg-type]
+        last = damaged[-1]
+        how = _QUANTIZERS[op_name(last)][1]
         reader = next((u for d in last.users for u in d.users), last)
+        more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
     else:
+        more = ""
         reader, how = _without_weight(graph, nodes), HOW_WEIGHT
         loaded = _without_weights_of(loaded, module_path(reader))
     graph.recompile()
-    tensor = f"{module_path(reader) or 'the model'}/{op_name(reader)}"
+    tensor = f"{module_path(reader) or 'the model'}/{op_name(reader)}{more}"
     return replace(quantized, program=export(graph, quantized.inputs)), loaded, tensor, how
 
 
@@ -155,10 +177,15 @@ def _without_weight(graph: GraphModule, nodes: list[Node]) -> Node:
 
     read = [(n, c, constant_value(graph, c)) for n in nodes for c in n.all_input_nodes if is_constant(c)]
     products = ("conv", "linear", "matmul", "addmm", "mm", "bmm")
-    weights = [r for r in read if op_name(r[0]).startswith(products) and r[2].dim() > 1]
+    weights = [
+        (n, c, value)
+        for n, c, value in read
+        if (op_name(n).startswith(products) and value.dim() > 1)
+        or (op_name(n).endswith("_dequantize") and c is n.args[1])  # 4 bits: the scales of a weight's blocks
+    ]
     weights = weights or [r for r in read if r[2].is_floating_point() and bool(r[2].any())]
     if not weights:
         raise BuildError(_NOTHING)
     node, constant, value = weights[-1]
     node.replace_input_with(constant, add_constant(graph, "damaged_weight", torch.zeros_like(value), node))
-    return node
+    return next(iter(node.users)) if op_name(node).endswith("_dequantize") else node

@@ -37,8 +37,13 @@ RESAMPLES = 1000
 
 
 def binomial_interval(successes: int, samples: int) -> Interval:
-    """Clopper-Pearson: the probabilities in [0, 1] under which neither `successes` or more, nor as many or fewer, of
-    `samples` have a chance below 2.5 %."""
+    """Clopper and Pearson's interval of a probability, in [0, 1].
+
+    It holds those under which neither `successes` or more nor as many or fewer of `samples` have a chance below 2.5 %.
+
+    Raises:
+        ValueError: no sample, or more successes than samples.
+    """
     if samples < 1 or not 0 <= successes <= samples:
         raise ValueError(f"successes must be in 0..samples, samples at least 1 (got {successes} of {samples})")
     counts = np.arange(samples + 1)
@@ -61,6 +66,9 @@ def paired_interval(only_first: int, only_second: int, samples: int) -> Interval
         only_first: samples that succeed the first way and fail the second.
         only_second: the other way round.
         samples: all of them.
+
+    Raises:
+        ValueError: no sample, or more that differ than samples.
     """
     b, c, n = only_first, only_second, samples
     if n < 1 or min(b, c) < 0 or b + c > n:

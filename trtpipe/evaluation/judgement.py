@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -62,7 +64,7 @@ class Judge:
     truth: Callable[[Array], Array] | None = None
 
     def labels_of(self, output: Array) -> Labels:
-        """What the baseline's output says of the samples.
+        """What the baseline's output, float [S, ...], says of the samples.
 
         Raises:
             InputError: it cannot say that.
@@ -74,7 +76,7 @@ class Judge:
             raise InputError(f"check.metrics.{self.name}: {error}.") from error
 
     def figure(self, outputs: Mapping[str, Array], labels: Labels, ids: Sequence[str]) -> Figure:
-        """The metric of these outputs.
+        """The metric of these outputs, float [S, ...] by name; `ids` names the S samples.
 
         Raises:
             InputError: the function raises, cannot take these, or returns what is no figure.
@@ -82,7 +84,9 @@ class Judge:
         where = f"check.metrics.{self.name}"
         with nullcontext() if self.built_in else user_code(where, InputError):
             try:
-                made = self.function(outputs, labels, ids, **self.args)
+                given = (dict(outputs), labels, ids, dict(self.args))
+                own = given if self.built_in else copy.deepcopy(given)  # a callable may write into what it is given
+                made = self.function(*own[:3], **own[3])
             except Unfit as error:
                 raise InputError(f"{where}: {error}.") from error
             rows, total = made if isinstance(made, tuple) and len(made) == 2 else (made, np.nanmean)
@@ -90,7 +94,7 @@ class Judge:
         if array.shape == () and not isinstance(made, tuple) and array.dtype.kind in "fiub":
             return Figure(float(array))
         if array.shape[:1] != (len(ids),) or not callable(total) or (total is np.nanmean and array.ndim != 1):
-            got = "a pair" if isinstance(made, tuple) else f"{type(rows).__name__} {list(array.shape)}"
+            got = "a pair" if isinstance(made, tuple) else f"{type(rows).__name__} {list(array.shape) or ''}".rstrip()
             raise InputError(
                 f"{where}: must return a number, one number for each of {len(ids)} samples, or a pair of rows [S, ...] "
                 f"and a function of rows that gives a number (got {got})."
@@ -107,40 +111,57 @@ class Judge:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The job's metrics with the labels of the check's samples; labels and ids are in the samples' order."""
+    """The job's metrics with the labels of the check's samples; labels and ids are in the samples' order.
+
+    reference: the baseline's outputs on those samples, [S, ...] by name.
+    """
 
     judges: tuple[Judge, ...] = ()
     labels: Labels = None
     ids: tuple[str, ...] = ()
+    reference: Mapping[str, Array] = field(default_factory=dict)
 
-    def first(self, count: int) -> Judgement:
-        """The same for the first `count` samples."""
-        return replace(self, labels=None if self.labels is None else self.labels[:count], ids=self.ids[:count])
+    def first(self, count: int, reference: Mapping[str, Array]) -> Judgement:
+        """The same for the first `count` samples, on which `reference` are the baseline's outputs, [S, ...]."""
+        labels = None if self.labels is None else self.labels[:count]
+        return Judgement(self.judges, labels, self.ids[:count], reference)
 
-    def measure(self, reference: Mapping[str, Array], outputs: Mapping[str, Array]) -> tuple[list[Metric], list[str]]:
+    @cached_property
+    def _baseline(self) -> tuple[tuple[Judge, str, Labels, Figure], ...]:
+        """Of each metric the output it is about, what is right, and the baseline's figure: measured once."""
+        made = []
+        for judge in self.judges:
+            named = str(judge.args.get("output"))
+            output = named if named in self.reference else next(iter(self.reference))
+            labels = self.labels if judge.truth is None else judge.labels_of(self.reference[output])
+            made.append((judge, output, labels, judge.figure(self.reference, labels, self.ids)))
+        return tuple(made)
+
+    def require_figures(self) -> None:
+        """Raise InputError where a metric of the baseline cannot be made, or is NaN."""
+        if names := [judge.name for judge, _, _, before in self._baseline if math.isnan(before.value)]:
+            raise InputError(
+                f"check.metrics: must be numbers on the baseline (got NaN for {', '.join(names)}). Correct the "
+                "function, or give labels that it can judge by."
+            )
+
+    def measure(self, outputs: Mapping[str, Array]) -> tuple[list[Metric], list[str]]:
         """`<name>_engine` of each metric, against labels `<name>_baseline` and `<name>_drop` too; and what is NaN.
 
         Args:
-            reference: the baseline's outputs, [S, ...] by name.
-            outputs: those of what was executed.
+            outputs: those of what was executed, [S, ...] by name.
         """
         metrics: list[Metric] = []
-        problems: list[str] = []
-        for judge in self.judges:
-            named = str(judge.args.get("output"))
-            output = named if named in reference else next(iter(reference))
-            labels = self.labels if judge.truth is None else judge.labels_of(reference[output])
+        for judge, output, labels, before in self._baseline:
             after = judge.figure(outputs, labels, self.ids)
             made = [Metric(f"{judge.name}_engine", output, after.value, interval=after.interval())]
             if judge.truth is None:
-                before = judge.figure(reference, labels, self.ids)
                 sign = 1 if judge.larger_is_better else -1
                 made.insert(0, Metric(f"{judge.name}_baseline", output, before.value))
                 drop = sign * _less(before.value, after.value)
                 made.append(Metric(f"{judge.name}_drop", output, drop, interval=before.interval_below(after, sign)))
             metrics += made
-            problems += [f"{m.name} is NaN" for m in made if math.isnan(m.value)]
-        return metrics, problems
+        return metrics, [f"{m.name} is NaN" for m in metrics if math.isnan(m.value)]
 
     @property
     def digest(self) -> str:

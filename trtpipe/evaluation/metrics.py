@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from calib.types import Array
+
+#: The best value of every figure of the check: larger is better where it is over 0. A metric of the job's own says for
+#: itself which way is better.
+BEST: Mapping[str, float] = {
+    "cosine": 1.0,
+    "cosine_worst": 1.0,
+    "max_abs": 0.0,
+    "relative_l2": 0.0,
+    "sqnr_db": math.inf,
+    "top1_agreement": 1.0,
+    "accuracy_baseline": 1.0,
+    "accuracy_engine": 1.0,
+    "accuracy_drop": 0.0,
+}
 
 
 def _rows(x: Array) -> Array:
@@ -30,12 +46,12 @@ def cosine(reference: Array, output: Array) -> Array:
 
 
 def max_abs(reference: Array, output: Array) -> float:
-    """Largest |output - reference|."""
+    """Largest |output - reference| of two arrays [S, ...]."""
     return float(np.abs(_rows(output) - _rows(reference)).max())
 
 
 def relative_l2(reference: Array, output: Array) -> float:
-    """|output - reference| / |reference|, Euclidean norms over all samples; inf where the reference is all zero."""
+    """|output - reference| / |reference|, Euclidean norms over all of [S, ...]; inf where the reference is all zero."""
     noise, signal = np.linalg.norm(_rows(output) - _rows(reference)), np.linalg.norm(_rows(reference))
     if signal == 0:
         return 0.0 if noise == 0 else float("inf")
@@ -43,7 +59,10 @@ def relative_l2(reference: Array, output: Array) -> float:
 
 
 def sqnr_db(reference: Array, output: Array) -> float:
-    """Signal to quantization noise ratio, 10 log10(|reference|^2 / |output - reference|^2) dB; inf where equal."""
+    """Signal to quantization noise ratio of two arrays [S, ...] in dB; inf where they are equal.
+
+    It is 10 log10(|reference|^2 / |output - reference|^2), Euclidean norms over everything.
+    """
     ratio = relative_l2(reference, output)
     with np.errstate(divide="ignore"):
         return float(-20 * np.log10(ratio)) if ratio < float("inf") else float("-inf")

@@ -23,13 +23,13 @@ class Timed(Protocol):
     """What `trt.timing.TimedEngine` is."""
 
     def run(self, inputs: Mapping[str, Array], /) -> Mapping[str, Array]:
-        """One execution, whole."""
+        """One execution, whole: the outputs for inputs [B, ...], both in the bindings' dtypes."""
 
     def milliseconds(self, inputs: Mapping[str, Array], *, transfers: bool) -> float:
-        """One execution by the GPU's own clock."""
+        """One execution by the GPU's own clock, for inputs [B, ...]; with `transfers`, copies are in it."""
 
     def layer_ms(self, inputs: Mapping[str, Array]) -> Sequence[tuple[str, float]]:
-        """Milliseconds of each layer of one execution, by the engine's own profile."""
+        """Milliseconds of each layer of one execution, by the engine's own profile, for inputs [B, ...]."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,14 @@ class Speedup:
 
 
 def measure_speedup(int8: Timed, fp16: Timed, inputs: Mapping[str, Array], rounds: int = ROUNDS) -> Speedup:
-    """Both engines in turns on one batch, data on the GPU; then the INT8 engine's layers once by its profile."""
+    """Both engines in turns on one batch, data on the GPU; then the INT8 engine's layers once by its profile.
+
+    Args:
+        int8: open.
+        fp16: open.
+        inputs: one batch, [B, ...] in the bindings' dtypes.
+        rounds: how often each is timed.
+    """
     for engine in (int8, fp16):
         for _ in range(WARM_UP):
             engine.run(inputs)

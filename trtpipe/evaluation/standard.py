@@ -50,25 +50,25 @@ def miou(
     class 1 over 0, or classes [S, H, W]. Labels are classes [S, H, W]; pixels labelled `ignore` do not count.
     """
     scores, truth = _one(outputs, output), _array(labels)
-    found = class_map(scores)
-    if truth.shape != found.shape or truth.dtype.kind not in "iu":
+    predicted = class_map(scores)
+    if truth.shape != predicted.shape or truth.dtype.kind not in "iu":
         raise Unfit(
-            f"needs masks of the output's size, integers {_shape(found)} (got {truth.dtype} {_shape(truth)}). Resize "
-            "the output in the model, or transform the images to its size"
+            f"needs masks of the output's size, integers {_shape(predicted)} (got {truth.dtype} {_shape(truth)}). "
+            "Resize the output in the model, or transform the images to its size"
         )
     counted = truth != ignore
     channels = scores.shape[1] if scores.ndim == 4 and scores.shape[1] > 1 else 2
     many = classes or (
-        channels if scores.dtype.kind == "f" else int(max(found.max(), truth[counted].max(initial=0))) + 1
+        channels if scores.dtype.kind == "f" else int(max(predicted.max(), truth[counted].max(initial=0))) + 1
     )
-    for what, values in (("labels", truth[counted]), ("classes of the output", found)):
+    for what, values in (("labels", truth[counted]), ("classes of the output", predicted)):
         if values.size and not 0 <= int(values.min()) <= int(values.max()) < many:
             raise Unfit(
                 f"needs {what} from 0 to {many - 1} (got {int(values.min())} to {int(values.max())}). Number them so, "
                 f"or give `ignore` for pixels of no class"
             )
     rows = np.zeros((len(truth), many, 2), np.int64)
-    for row, right, guess, pixels in zip(rows, truth, found, counted, strict=True):
+    for row, right, guess, pixels in zip(rows, truth, predicted, counted, strict=True):
         pairs = np.bincount(right[pixels] * many + guess[pixels], minlength=many * many).reshape(many, many)
         row[:, 0] = np.diagonal(pairs)
         row[:, 1] = pairs.sum(0) + pairs.sum(1) - np.diagonal(pairs)
@@ -112,9 +112,13 @@ def psnr(
 def ssim(
     outputs: Outputs, labels: Labels, ids: Sequence[str], output: str | None = None, data_range: float = 1.0
 ) -> Array:
-    """Structural similarity of each image [S, C, H, W], float64 [S]: Wang et al., "Image quality assessment: from error
-    visibility to structural similarity", IEEE Trans. Image Processing 13 (2004) 600-612; Gaussian windows of 11 x 11
-    with sigma 1.5 inside the image, K1 0.01, K2 0.03, the mean over windows and channels."""
+    """Structural similarity of each image [S, C, H, W], float64 [S].
+
+    Gaussian windows of 11 x 11 with sigma 1.5 inside the image, K1 0.01, K2 0.03, the mean over windows and channels.
+
+    Source: Wang et al., "Image quality assessment: from error visibility to structural similarity", IEEE Trans. Image
+    Processing 13 (2004) 600-612.
+    """
     a, b = _pair(outputs, labels, output)
     if a.ndim < 3 or min(a.shape[-2:]) < 11:
         raise Unfit(f"needs images of 11 x 11 pixels or more (got {_shape(a)})")
@@ -161,6 +165,10 @@ def coco_map(
 
     The outputs are boxes [S, K, 4] (x0, y0, x1, y1 in pixels of the input), and scores [S, K] with classes [S, K], or
     scores [S, K, C] alone. Rows of score 0 or less are none.
+
+    Raises:
+        MissingError: pycocotools is not installed.
+        Unfit: other shapes, or labels that are no boxes.
     """
     try:
         from pycocotools.coco import COCO
@@ -176,14 +184,14 @@ def coco_map(
         for i, known in enumerate(labels)
         for box, kind, crowd in zip(known.corners, known.classes, known.crowd, strict=True)
     ]  # fmt: skip
-    found = [
+    answers = [
         {"image_id": i, "category_id": int(kinds[i, j]), "bbox": _width_height(corners[i, j]),
          "score": float(certain[i, j])}
         for i, j in zip(*np.nonzero(certain > 0), strict=True)
     ]  # fmt: skip
     if not truth:
         return math.nan
-    if not found:
+    if not answers:
         return 0.0
     with contextlib.redirect_stdout(io.StringIO()):  # it prints its progress
         right = COCO()
@@ -194,7 +202,8 @@ def coco_map(
         }
         right.createIndex()
         known = {t["category_id"] for t in truth}
-        judged = COCOeval(right, right.loadRes([f for f in found if f["category_id"] in known] or found[:1]), "bbox")
+        of_known = [d for d in answers if d["category_id"] in known] or answers[:1]
+        judged = COCOeval(right, right.loadRes(of_known), "bbox")
         judged.evaluate()
         judged.accumulate()
     precision = judged.eval["precision"][:, :, :, 0, -1]

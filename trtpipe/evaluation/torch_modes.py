@@ -19,6 +19,7 @@ import torch
 from calib.types import Array
 from trtpipe.errors import MissingError
 from trtpipe.evaluation.bench import Mode, Ready
+from trtpipe.model.computing import tf32_allowed
 from trtpipe.model.torch_versions import graph_module, needs_torchao
 from trtpipe.values import LoadedModel
 
@@ -96,7 +97,7 @@ _NO_COMPILER = "Inductor needs a C++ compiler; none of g++ and clang++ is on PAT
 
 
 def tensors(setup: ModeSetup, arrays: Mapping[str, Array]) -> Tensors:
-    """The inputs in order, on the device."""
+    """The inputs in order, on the device, in the arrays' own dtypes and shapes [B, ...]."""
     return tuple(torch.from_numpy(np.ascontiguousarray(arrays[s.name])).to(setup.device) for s in setup.loaded.inputs)
 
 
@@ -162,25 +163,6 @@ def _allocated(device: str) -> int:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     return int(torch.cuda.memory_allocated())
-
-
-@contextmanager
-def tf32_allowed(device: str, allowed: bool) -> Iterator[None]:
-    """Whether matmuls and convolutions of float32 may be computed in TF32; as it was afterwards."""
-    if device == "cpu":
-        yield
-        return
-    places: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    with warnings.catch_warnings():  # torch announces newer switches, which do not set the older ones
-        warnings.simplefilter("ignore")
-        before = [p.allow_tf32 for p in places]
-        for place in places:
-            place.allow_tf32 = allowed
-        try:
-            yield
-        finally:
-            for place, was in zip(places, before, strict=True):
-                place.allow_tf32 = was
 
 
 def _bytes(module: Any) -> int:

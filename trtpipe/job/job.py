@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 from pydantic import Field, PrivateAttr, model_validator
 
 from trtpipe.errors import InputError
 from trtpipe.job.broken import BrokenRules
 from trtpipe.job.rules import broken
-from trtpipe.job.sections import Build, Calibration, Check, Data, Input, Model, Output, Precision, Section, Transform
+from trtpipe.job.sections import (
+    Build,
+    Calibration,
+    Check,
+    Correction,
+    Data,
+    Input,
+    Model,
+    Output,
+    Precision,
+    Section,
+    Transform,
+)
 from trtpipe.values import JOB_NAME, MOST_NAME, DimRange, TensorSpec
 
 
@@ -87,6 +100,21 @@ class Job(Section):
             return self.calibration.transform
         return self.check.transform
 
+    @property
+    def places_qdq(self) -> bool:
+        """Whether Q/DQ are placed, in any number format: with implicit quantization TensorRT quantizes by itself."""
+        return self.precision.quantized and self.build.quantization == "explicit"
+
+    @property
+    def corrections(self) -> tuple[Correction, ...]:
+        """The corrections that calibrating this job tries: INT8's, for no other format gains from them."""
+        data = self.calibration
+        if data is None or data.table is not None or self.build.quantization == "implicit":
+            return ()
+        if not self.precision.int8_mode or data.corrections is False:
+            return ()
+        return get_args(Correction) if data.corrections is True else data.corrections
+
     def unused(self) -> tuple[str, ...]:
         """What the calibration section gives and this job does not use, as notes."""
         data, precision = self.calibration, self.precision
@@ -94,7 +122,7 @@ class Job(Section):
             return ()
         if precision.calibrated:
             return self._no_corrections(data)
-        if not precision.fp16_mode:
+        if not precision.fp16_mode and precision.weights is None:
             shared = self.check.images is not None and self.check.transform is None and data.transform is not None
             what = "only its transform is used, by the check" if shared else "not used"
             return (f"calibration: {what}, since precision.int8_mode and precision.fp16_mode are false",)

@@ -120,7 +120,7 @@ class JobFile:
         data = self._load()
         if data is None:
             return None
-        for override in overrides:
+        for override in (overrides,) if isinstance(overrides, str) else overrides:
             self._override(data, override)
         _capabilities_as_written(data, self._document.texts, self._set)
         self._absolute(data)
@@ -148,7 +148,8 @@ class JobFile:
             self._problems.append(Problem(name, p.place.line, p.place.column, dotted(p.path), text))
             return None
         except FileNotFoundError:
-            text = violation("be a job file", "no such file", _beside(self._path))
+            got = "a link to nothing" if self._path.is_symlink() else "no such file"
+            text = violation("be a job file", got, _beside(self._path))
             self._problems.append(Problem(name, None, None, "", text))
             return None
         except IsADirectoryError:
@@ -186,6 +187,10 @@ class JobFile:
         path = tuple(key.strip().split("."))
         if not equals or not all(path):
             self._problems.append(Problem(None, None, None, "", violation("be SECTION.KEY=VALUE", shown(override))))
+            return
+        if not text.strip():
+            what = violation("have a value", "nothing", "Write null to go without it.")
+            self._problems.append(Problem(None, None, None, key, what))
             return
         try:
             value = yamlfile.parse(text).data
@@ -247,7 +252,7 @@ def _beside(path: Path) -> str:
     """The YAML file in the same folder whose name is nearest."""
     if not path.parent.is_dir():
         return ""
-    names = sorted(p.name for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml"))
+    names = sorted(p.name for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml") and p.is_file())
     return did_you_mean(path.name, names)
 
 

@@ -212,15 +212,15 @@ def _engine(build: Build, check: Check) -> Iterator[Broken]:
         yield Broken(path, "be left out with build.allow_torch_fallback", str(limit), hint)
 
 
-def _measured_in_int8(precision: Precision, build: Build, check: Check) -> Iterator[Broken]:
-    """Sensitivity and tuning compare modules with and without Q/DQ, which only explicit INT8 has."""
-    if precision.int8_mode and build.quantization == "explicit":
+def _measured_by_module(precision: Precision, build: Build, check: Check) -> Iterator[Broken]:
+    """Sensitivity and tuning compare modules with and without Q/DQ, which explicit quantization alone places."""
+    if precision.quantized and build.quantization == "explicit":
         return
-    got = "build.quantization: implicit" if precision.int8_mode else "precision.int8_mode: false"
+    got = "build.quantization: implicit" if precision.quantized else "no number format that quantizes"
     for name, value, default in (("sensitivity", check.sensitivity, False), ("on_fail", check.on_fail, "error")):
         if value != default:
             hint = f"It measures what Q/DQ cost module by module: remove check.{name}, or quantize explicitly."
-            yield Broken(("check", name), f"be {str(default).lower()} without explicit INT8", got, hint)
+            yield Broken(("check", name), f"be {str(default).lower()} without explicit quantization", got, hint)
 
 
 RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Broken]]], ...] = (
@@ -232,7 +232,7 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Broken]]], ...] = (
     (("build", "precision", "model"), _route),
     (("build", "check"), _engine),
     (("build", "inputs", "outputs"), _formats_of),
-    (("precision", "build", "check"), _measured_in_int8),
+    (("precision", "build", "check"), _measured_by_module),
     (("precision", "calibration", "model"), calibrated),
     (("calibration",), calibration_section),
     (("calibration", "inputs"), calibration_fits),

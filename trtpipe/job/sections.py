@@ -247,10 +247,13 @@ class Check(Data):
         "text file of the model's class names, one a line, that class folders are found in",
     )
     sensitivity: bool = Field(
-        default=False, description="measure what INT8 costs by module even where the check passes, for the report"
+        default=False,
+        description="measure what quantization costs by module even where the check passes, for the report",
     )
     bench: bool = Field(default=False, description="time every mode, as `trtpipe bench` does, for the report")
-    on_fail: Literal["error", "tune"] = Field(default="error", description="tune: keep layers in FP16 or FP32 instead")
+    on_fail: Literal["error", "tune"] = Field(
+        default="error", description="tune: keep as few modules as it takes out of their number format"
+    )
 
 
 class Keep(Section):

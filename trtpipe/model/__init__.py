@@ -4,6 +4,7 @@ __all__ = [
     "baseline",
     "bindings",
     "capture",
+    "computing",
     "corners",
     "data",
     "export",

@@ -14,6 +14,7 @@ from calib.types import Array
 from calib.user_code import INTERRUPTS, user_code
 from trtpipe.batching import Batching, joined
 from trtpipe.errors import InputError
+from trtpipe.model.computing import CPU, placed, sent
 from trtpipe.model.export import example_inputs
 from trtpipe.progress import Progress
 from trtpipe.values import Baseline, BaselineKind, LoadedModel
@@ -39,6 +40,7 @@ def record_baseline(
     kind: Literal["trace", "script"],
     torchscript: str | None = None,
     progress: Progress,
+    device: str = CPU,
 ) -> Baseline:
     """The model's outputs on every check sample: as TorchScript, of a .pt2 program itself, of an ONNX file by ONNX
     Runtime.
@@ -51,15 +53,30 @@ def record_baseline(
         kind: how TorchScript is made of the model; not used for a program or an ONNX file.
         torchscript: path of a TorchScript file to take instead; it sees the inputs as the network does.
         progress: receives the number of samples done.
+        device: where PyTorch computes (`computing_device`).
 
     Raises:
         InputError: the model cannot be traced or scripted, TorchScript (or ONNX Runtime) and the network that is built
             from differ on the check data, the model does not repeat its outputs, or they cannot be compared: a shape
             that depends on the data, NaN or infinity, values that their binding's dtype cannot hold.
     """
+    with placed(loaded.module, device):
+        return _recorded(loaded, batches, samples, batch_size, kind, torchscript, progress, device)
+
+
+def _recorded(
+    loaded: LoadedModel,
+    batches: Iterable[Batch],
+    samples: int,
+    batch_size: int,
+    kind: Literal["trace", "script"],
+    torchscript: str | None,
+    progress: Progress,
+    device: str,
+) -> Baseline:
     import torch
 
-    module, name = script(loaded, kind, torchscript)
+    module, name = script(loaded, kind, torchscript, device)
     batching = Batching(loaded.inputs, loaded.outputs, batch_size)
     parts: list[dict[str, Array]] = []
     labels: list[NDArray[np.int64]] = []
@@ -69,14 +86,14 @@ def record_baseline(
     for batch in batches:
         for piece, count in batching.pieces(batch.arrays):
             first = first or piece
-            args = tuple(torch.from_numpy(piece[s.name]) for s in loaded.inputs)
+            args = sent([torch.from_numpy(piece[s.name]) for s in loaded.inputs], device)
             with torch.inference_mode(), user_code(f"the model, on {_named(batch.ids)}", InputError):
                 outputs = _run(loaded, module, name, _fresh(args))
                 # A program is its own baseline: run again once, to see that it repeats itself.
                 eager = outputs if name == "program" and parts else loaded.module(*_fresh(args))
             arrays = {}
             for spec, output, plain in zip(loaded.outputs, outputs, eager, strict=True):
-                arrays[spec.name] = output.numpy().copy()
+                arrays[spec.name] = output.cpu().numpy().copy()
                 largest, worst = _largest(largest, plain), _largest(worst, output.double() - plain.double())
             parts.append(batching.rows(arrays, count))
         labels.append(batch.labels if batch.labels is not None else np.full(len(batch.ids), -1, np.int64))
@@ -87,6 +104,26 @@ def record_baseline(
     outputs_of_all = joined(parts)
     for spec in loaded.outputs:
         _require_held(spec, outputs_of_all[spec.name])
+    _require_agreement(loaded, name, worst, largest, args)
+    every = np.concatenate(labels)
+    notes = _batch_notes(loaded, batching, first, outputs_of_all, device)
+    if device != CPU:
+        notes = (f"baseline: computed by PyTorch on {device}", *notes)
+    padded = len(ids) % batch_size if batching.whole else 0
+    return Baseline(
+        name,
+        outputs_of_all,
+        every if (every >= 0).any() else None,
+        tuple(ids),
+        worst,
+        (*notes, *([_FILLED_UP.format(", ".join(batching.whole), padded, batch_size)] if padded else ())),
+    )
+
+
+def _require_agreement(
+    loaded: LoadedModel, name: BaselineKind, worst: float, largest: float, args: tuple[torch.Tensor, ...]
+) -> None:
+    """Refuse a baseline that differs from the network by `worst` where outputs reach `largest`; `args` are a batch."""
     if name == "onnxruntime" and not worst <= ONNX_TOLERANCE * max(1.0, largest):
         raise InputError(
             "baseline: the converted network answers otherwise than ONNX Runtime on the check data (a largest "
@@ -100,17 +137,6 @@ def record_baseline(
             f"baseline: TorchScript ({name}) computes something else than the eager model on the check data "
             f"(a largest difference of {worst:.3g}, outputs up to {largest:.3g}). {fix}"
         )
-    every = np.concatenate(labels)
-    notes = _batch_notes(loaded, batching, first, outputs_of_all)
-    padded = len(ids) % batch_size if batching.whole else 0
-    return Baseline(
-        name,
-        outputs_of_all,
-        every if (every >= 0).any() else None,
-        tuple(ids),
-        worst,
-        (*notes, *([_FILLED_UP.format(", ".join(batching.whole), padded, batch_size)] if padded else ())),
-    )
 
 
 def _require_held(spec: TensorSpec, values: NDArray[Any]) -> None:
@@ -158,7 +184,11 @@ def _require_repeatable(loaded: LoadedModel, args: tuple[torch.Tensor, ...]) -> 
 
 
 def _batch_notes(
-    loaded: LoadedModel, batching: Batching, first: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]
+    loaded: LoadedModel,
+    batching: Batching,
+    first: Mapping[str, NDArray[Any]],
+    outputs: Mapping[str, NDArray[Any]],
+    device: str,
 ) -> tuple[str, ...]:
     """A line for each output with a batch axis that is another one for a sample in the least batch than in `first`."""
     import torch
@@ -166,9 +196,9 @@ def _batch_notes(
     low, there = batching.inputs[0].at("min")[0], len(next(iter(first.values())))
     if low >= there:
         return ()
-    args = tuple(torch.from_numpy(first[s.name][:low]) for s in loaded.inputs)
+    args = sent([torch.from_numpy(first[s.name][:low]) for s in loaded.inputs], device)
     with torch.inference_mode(), user_code("the model, on the first check samples", InputError):
-        alone = {s.name: o.numpy() for s, o in zip(loaded.outputs, loaded.module(*_fresh(args)), strict=True)}
+        alone = {s.name: o.cpu().numpy() for s, o in zip(loaded.outputs, loaded.module(*_fresh(args)), strict=True)}
     notes = []
     for name, rows in batching.rows(alone, low).items():
         wanted = outputs[name][:low]
@@ -202,8 +232,16 @@ def _largest(so_far: float, values: torch.Tensor) -> float:
     return seen if math.isnan(seen) or seen > so_far else so_far
 
 
-def script(loaded: LoadedModel, kind: Literal["trace", "script"], torchscript: str | None) -> tuple[Any, BaselineKind]:
-    """The module that the baseline's outputs come from, and what it is; arguments and errors as `record_baseline`."""
+def script(
+    loaded: LoadedModel, kind: Literal["trace", "script"], torchscript: str | None, device: str = CPU
+) -> tuple[Any, BaselineKind]:
+    """The module that the baseline's outputs come from, and what it is; arguments as `record_baseline` has them.
+
+    The model is `placed` on the device.
+
+    Raises:
+        InputError: TorchScript cannot be made of the model, or read from its file.
+    """
     import torch
 
     from trtpipe.model.onnx.reference import Reference
@@ -212,7 +250,7 @@ def script(loaded: LoadedModel, kind: Literal["trace", "script"], torchscript: s
         warnings.simplefilter("ignore")
         try:
             if torchscript is not None:
-                loaded_file: torch.nn.Module = torch.jit.load(torchscript, map_location="cpu")  # type: ignore[no-untyped-call]
+                loaded_file: torch.nn.Module = torch.jit.load(torchscript, map_location=device)  # type: ignore[no-untyped-call]
                 return loaded_file.eval(), "torchscript"
             if loaded.kind == "program":
                 return loaded.module, "program"
@@ -222,7 +260,7 @@ def script(loaded: LoadedModel, kind: Literal["trace", "script"], torchscript: s
                 return torch.jit.script(loaded.module.network).eval(), "script"
             with torch.inference_mode():
                 traced: torch.nn.Module = torch.jit.trace(  # type: ignore[no-untyped-call]
-                    loaded.module, example_inputs(loaded.inputs), check_trace=False
+                    loaded.module, sent(example_inputs(loaded.inputs), device), check_trace=False
                 )
                 return traced, "trace"
         except (InputError, *INTERRUPTS):

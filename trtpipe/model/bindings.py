@@ -22,6 +22,13 @@ def is_exported(network: torch.nn.Module) -> bool:
     )
 
 
+def evaluating(network: torch.nn.Module) -> torch.nn.Module:
+    """The network in eval mode. An exported one refuses train() and eval(): what it does was settled before."""
+    if is_exported(network):
+        network.train = network.eval = lambda mode=True: network  # type: ignore[method-assign, misc]
+    return network.eval()
+
+
 class Bound(torch.nn.Module):
     """Casts float16 and uint8 inputs to float32, normalises where the job says so, and calls the network.
 
@@ -77,7 +84,7 @@ class Bound(torch.nn.Module):
         return list(_assembled([(s.name.split("."), x) for s, x in zip(self.specs, arguments, strict=True)]).values())
 
     def outputs(self, returned: object) -> tuple[torch.Tensor, ...]:
-        """What the network returned as a tuple in the job's order.
+        """What the network returned as a tuple in the job's order, tensors in its own dtypes and shapes.
 
         By name, as in `detections.0.boxes`, where every name is the path of a tensor; in order where what was
         returned is a tensor, or a list or tuple of tensors.
@@ -85,7 +92,7 @@ class Bound(torch.nn.Module):
         Raises:
             InputError: the number or the names of the outputs are not the job's.
         """
-        names, found = self.output_names, dict(_tensors(returned))
+        names, found = self.output_names, _by_path(returned)
         if all(n in found for n in names):
             values = [found[n] for n in names]
         else:
@@ -148,6 +155,23 @@ def _tensors(value: object, path: str = "") -> Iterator[tuple[str, torch.Tensor]
         return
     for key, part in _parts(value).items():
         yield from _tensors(part, f"{path}.{key}" if path else key)
+
+
+def _by_path(value: object) -> dict[str, torch.Tensor]:
+    """Each tensor by its path.
+
+    Raises:
+        InputError: two have one path, as a key may hold a dot.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for path, tensor in _tensors(value):
+        if path in found:
+            raise InputError(
+                f"outputs: each tensor that the model returns must have a path of its own (got two at {path}, and it "
+                f"returns {described(value)}). Rename the key that holds a dot."
+            )
+        found[path] = tensor
+    return found
 
 
 def described(value: object) -> str:

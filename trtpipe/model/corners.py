@@ -67,7 +67,7 @@ def described(arrays: Mapping[str, Array]) -> str:
 
 
 def corner_outputs(loaded: LoadedModel, samples: Mapping[str, Array]) -> tuple[dict[str, Array], ...]:
-    """The model's outputs at each of `corners`, by name, as the model gives them.
+    """The model's outputs at each of `corners`, by name, in the model's own dtypes and shapes.
 
     Raises:
         BuildError: the model does not run there.
@@ -126,6 +126,8 @@ def _difference(wanted: Array, output: Array) -> str:
     """What is different, in a few words; empty where nothing is. A few values may: a decision that is nearly a tie."""
     if wanted.shape != output.shape:
         return f"the shape {list(output.shape)} instead of {list(wanted.shape)}"
+    if not wanted.size:
+        return ""
     a, b = np.asarray(wanted, np.float64), np.asarray(output, np.float64)
     largest = np.abs(a[np.isfinite(a)]).max(initial=0.0)
     off = ~np.isclose(a, b, rtol=0.0, atol=TOLERANCE * largest, equal_nan=True)

@@ -44,7 +44,15 @@ def open_check(job: Job) -> Source:
     """
     source = _open(job, "check", job.check, job.check_transform())
     classes = None if job.check.labels is None else classes_of(job.check.labels, source.ids)
-    return source if classes is None else source.labelled(classes)
+    if classes is not None:
+        return source.labelled(classes)
+    if job.check.labels is not None and not job.check.metrics and not names_classes(job.check.labels):
+        raise InputError(
+            "check.labels: must name classes, or one class an image, where the job has no check.metrics (got "
+            f"{Path(job.check.labels).name}: masks, boxes or numbers, which metrics alone read). Add check.metrics, or "
+            "take check.labels out."
+        )
+    return source
 
 
 def with_labels(job: Job, loaded: LoadedModel, source: Source) -> tuple[Source, tuple[str, ...]]:

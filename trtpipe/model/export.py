@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def example_inputs(inputs: Sequence[TensorSpec], size: int = 2) -> tuple[torch.Tensor, ...]:
-    """Zeros for each input; every dynamic dimension is at `size` where its range allows, so that export keeps it."""
+    """Zeros of each input's dtype and shape; dynamic dimensions: the first is `size` where its range allows, so that
+    export keeps it, others are at their opt."""
     import torch
 
     def extent(spec: TensorSpec, d: int | str) -> int:

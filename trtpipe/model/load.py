@@ -60,6 +60,9 @@ def load_model(job: Job, base: Path | None = None) -> LoadedModel:
 def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
     import torch
 
+    from trtpipe.model.bindings import evaluating
+    from trtpipe.model.quantizers import take_quantizers_off
+
     model = job.model
     recalibrate = job.calibration is not None and job.calibration.recalibrate
     if model.program is not None:
@@ -90,8 +93,7 @@ def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
             "device). Make it on the CPU: .to_empty(device='cpu'), then load its weights."
         )
     with user_code(f"model.factory: eval() of the model of {model.factory}", InputError):
-        network = _evaluating(network).requires_grad_(False)
-    from trtpipe.model.quantizers import take_quantizers_off
+        network = evaluating(network).requires_grad_(False)
 
     return take_quantizers_off(network, "model.factory", recalibrate=recalibrate), f"factory {model.factory}"
 
@@ -150,6 +152,7 @@ def _program(path: str, inputs: tuple[TensorSpec, ...], recalibrate: bool) -> to
     import torch
 
     from trtpipe.model import pt2e  # the operators of a quantized program are registered with it
+    from trtpipe.model.bindings import evaluating
     from trtpipe.model.quantizers import take_quantizers_off
 
     del pt2e
@@ -163,17 +166,8 @@ def _program(path: str, inputs: tuple[TensorSpec, ...], recalibrate: bool) -> to
             f"model.program: must be a file of torch.export.save (got {Path(path).name}{reason})."
         ) from error
     _require_sizes(program, inputs)
-    network = _evaluating(graph_module(program))
+    network = evaluating(graph_module(program))
     return take_quantizers_off(network, "model.program", recalibrate=recalibrate)
-
-
-def _evaluating(network: torch.nn.Module) -> torch.nn.Module:
-    """The network in eval mode. An exported one refuses train() and eval(): what it does was settled before."""
-    from trtpipe.model.bindings import is_exported
-
-    if is_exported(network):
-        network.train = network.eval = lambda mode=True: network  # type: ignore[method-assign, misc]
-    return network.eval()
 
 
 def _onnx(job: Job, path: Path, recalibrate: bool) -> torch.nn.Module:
@@ -249,8 +243,15 @@ def _weights_digest(network: torch.nn.Module) -> str:
 
     digest = hashlib.sha256()
     for name, tensor in sorted({**dict(network.named_parameters()), **dict(network.named_buffers())}.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        try:
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        except (RuntimeError, ValueError, TypeError) as error:  # sparse, on "meta", of a lazy module, a subclass
+            raise InputError(
+                f"model.factory: every weight must be a dense tensor with values (got {name}: {first_line(error)}). "
+                "Make it one before the model is returned."
+            ) from error
+        digest.update(values.tobytes())
     return digest.hexdigest()
 
 

@@ -39,7 +39,7 @@ ANY_SCALE = Mark((1.0,), None)
 
 
 def mark(x: torch.Tensor, it: Mark) -> torch.Tensor:
-    """`x`, marked."""
+    """`x`, of any dtype and shape, marked."""
     found: torch.Tensor = torch.ops.trtpipe.mark(x, list(it.scales), -1 if it.axis is None else it.axis)
     return found
 

@@ -17,10 +17,11 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def copied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A deep copy; torch 2.11 announces a deprecation of its own while it is copied."""
+    """A copy that reads the same constants: they are replaced (`set_constant`), and never written to."""
+    shared = {id(t): t for t in (*graph.parameters(), *graph.buffers())}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return copy.deepcopy(graph)
+        warnings.simplefilter("ignore")  # torch 2.11 announces a deprecation of its own
+        return copy.deepcopy(graph, shared)
 
 
 def module_path(node: torch.fx.Node) -> str:
@@ -72,7 +73,11 @@ def is_constant(node: object) -> TypeGuard[torch.fx.Node]:
 
 
 def constant_value(graph: torch.fx.GraphModule, node: torch.fx.Node) -> torch.Tensor:
-    """The tensor of a get_attr node."""
+    """The tensor of a get_attr node, in its own dtype and shape.
+
+    Raises:
+        TypeError: the node is of something else.
+    """
     owner: object = graph
     for part in str(node.target).split("."):
         owner = getattr(owner, part)
@@ -82,7 +87,10 @@ def constant_value(graph: torch.fx.GraphModule, node: torch.fx.Node) -> torch.Te
 
 
 def set_constant(graph: torch.fx.GraphModule, node: torch.fx.Node, value: torch.Tensor) -> None:
-    """Replace the tensor of a get_attr node, for every node that reads it; `graph` must be a copy of its own."""
+    """Replace the tensor of a get_attr node by one of any dtype and shape, for every node that reads it.
+
+    `graph` must be a copy of its own.
+    """
     path, _, name = str(node.target).rpartition(".")
     owner = graph.get_submodule(path)
     if name in owner._parameters:
@@ -92,7 +100,7 @@ def set_constant(graph: torch.fx.GraphModule, node: torch.fx.Node, value: torch.
 
 
 def add_constant(graph: torch.fx.GraphModule, name: str, value: torch.Tensor, like: torch.fx.Node) -> torch.fx.Node:
-    """A new get_attr node, before `like`, for a buffer holding `value`; `name` is made unique."""
+    """A new get_attr node, before `like`, for a buffer holding `value` (any dtype and shape); `name` is made unique."""
     unique, k = name, 0
     while hasattr(graph, unique):
         k += 1

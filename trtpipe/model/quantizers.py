@@ -47,7 +47,7 @@ class Marked(torch.nn.Module):
         self.scaled: bool = factor is not None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`x`, marked."""
+        """`x`, of any dtype and shape, marked."""
         if self.scaled:
             x = x * self.factor
         return torch.ops.trtpipe.mark(x, self.scales, self.axis)  # type: ignore[no-any-return]
@@ -61,7 +61,7 @@ class Unfit(torch.nn.Module):
         self.problem = problem
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Raises the error."""
+        """Raises the error, whatever x is, of any dtype and shape."""
         raise self.problem
 
 

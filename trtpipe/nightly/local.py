@@ -166,6 +166,9 @@ class _Queue:
         self.waiting = list(tasks)
         self.running: dict[str, int] = {}
         self._memory_bytes, self._gpus = memory_bytes, gpus
+        #: By the name of a task: looked at once, not each time that a worker is free.
+        self._model_of = {task.name: _model(task) for task in tasks}
+        self._bytes_of = {task.name: expected_bytes(task) for task in tasks}
         self._models: dict[str, str] = {}
 
     def take(self, slot: Slot) -> Task | None:
@@ -177,17 +180,18 @@ class _Queue:
         if not fit:
             return None
         elsewhere = {model for name, model in self._models.items() if name != slot.name}
-        task = min(fit, key=lambda t: (t.wait, _model(t) != self._models.get(slot.name), _model(t) in elsewhere))
-        self._models[slot.name] = _model(task)
-        self.waiting.remove(task)
-        self.running[task.name] = expected_bytes(task)
+        own, model_of = self._models.get(slot.name), self._model_of
+        task = min(fit, key=lambda t: (t.wait, model_of[t.name] != own, model_of[t.name] in elsewhere))
+        self._models[slot.name] = model_of[task.name]
+        self.waiting = [t for t in self.waiting if t is not task]
+        self.running[task.name] = self._bytes_of[task.name]
         return task
 
     def _fits(self, task: Task, slot: Slot) -> bool:
         if self._gpus and uses_gpu(task) != (slot.gpu is not None):
             return False
         used = sum(self.running.values())
-        return not (self.running and self._memory_bytes and used + expected_bytes(task) > self._memory_bytes)
+        return not (self.running and self._memory_bytes and used + self._bytes_of[task.name] > self._memory_bytes)
 
     def ended(self, task: Task) -> None:
         """It runs no longer."""

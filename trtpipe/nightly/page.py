@@ -11,7 +11,7 @@ from trtpipe.nightly.outcome import OUTCOMES, Comparison, JobOutcome, NightlyRep
 from trtpipe.progress import duration, size
 from trtpipe.report import charts
 from trtpipe.report.figures import beside_limit, compact, percent
-from trtpipe.report.metric_rows import METRICS, MetricRow, meaning, metric_row
+from trtpipe.report.metric_rows import MetricRow, meaning, metric_row
 from trtpipe.report.page import packages, page
 
 #: The figure of a job's row, and what it is called there: the first of these that it has.
@@ -164,7 +164,7 @@ def comparison_row(c: Comparison) -> ComparisonRow:
     name = f"{title(c.metric)} ({c.output})" if c.output else title(c.metric)
     worse = "better" if c.worse_by < 0 else "same" if c.worse_by == 0 else distance(c.worse_by)
     if c.limit is not None and worse == allowed:
-        share = c.relative or (c.metric in METRICS and METRICS[c.metric][3])
+        share = c.relative or meaning(c.metric)[3]
         worse, allowed = beside_limit(c.worse_by, c.limit, share=share)
     return ComparisonRow(name, shown(c.before), shown(c.trend), shown(c.now), worse, allowed, c.regressed)
 
@@ -184,4 +184,4 @@ def figure(name: str, value: float) -> str:
     """A figure's value for people."""
     if name == "size_bytes" and math.isfinite(value):
         return size(int(value))
-    return percent(value) if name in METRICS and METRICS[name][3] else compact(value)
+    return percent(value) if meaning(name)[3] else compact(value)

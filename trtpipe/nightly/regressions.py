@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trtpipe.errors import InputError, did_you_mean
+from trtpipe.evaluation.metrics import BEST
 from trtpipe.figures import beside, exact
 from trtpipe.nightly.outcome import Comparison, JobOutcome
 
@@ -29,11 +30,16 @@ class Limit:
 
 #: By the name of a metric of the check, or `size_bytes`, `latency_ms` and `build_s`.
 LIMITS: Mapping[str, Limit] = {
-    "accuracy_engine": Limit(True, 0.01),
-    "accuracy_baseline": Limit(True, 0.01),
-    "top1_agreement": Limit(True, 0.01),
-    "cosine": Limit(True, 0.005),
-    "sqnr_db": Limit(True, 3.0),
+    **{
+        metric: Limit(BEST[metric] > 0, worse_by)
+        for metric, worse_by in (
+            ("accuracy_engine", 0.01),
+            ("accuracy_baseline", 0.01),
+            ("top1_agreement", 0.01),
+            ("cosine", 0.005),
+            ("sqnr_db", 3.0),
+        )
+    },
     "size_bytes": Limit(False, 0.05, relative=True, least=4096),
     "latency_ms": Limit(False, 0.10, relative=True, least=0.05),
     "build_s": Limit(False, 1.0, relative=True, least=60.0),

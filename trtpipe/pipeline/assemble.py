@@ -15,7 +15,7 @@ from trtpipe.batching import joined
 from trtpipe.bundle import golden
 from trtpipe.bundle.format import write_bundle
 from trtpipe.bundle.golden import KEPT_SAMPLES, Golden
-from trtpipe.bundle.manifest import CALIBRATION, GOLDEN, GRAPH, REPORT, Manifest, describe_engine
+from trtpipe.bundle.manifest import CACHES, CALIBRATION, GOLDEN, GRAPH, REPORT, TIMING_CACHE, Manifest, describe_engine
 from trtpipe.job.sections import Transform
 from trtpipe.pipeline.cache.environment import environment, fingerprint, portable_job, source_fingerprint
 from trtpipe.pipeline.stages import batching
@@ -63,6 +63,8 @@ def assemble(
         if engine.graph is not None:
             files[GRAPH] = engine.graph.data
         files[manifest.engine_file] = engine.data
+        if engine.timing_cache:
+            files[TIMING_CACHE] = engine.timing_cache
         files[REPORT] = report_page(job, checked, evidence, manifest, files)
         return write_bundle(out / job.name, manifest, files, sign=sign)
 
@@ -139,7 +141,7 @@ def describe(job: Job, lowered: Lowered, prepared: PreparedJob, report: CheckRep
         inputs=lowered.inputs,
         outputs=lowered.outputs,
         # A folder of timing caches is this machine's own business.
-        build=job.build.model_copy(update={"timing_cache": None, "calibration_cache": None}),
+        build=job.build.model_copy(update=dict.fromkeys(CACHES)),
         opset=None if graph is None else graph.opset,
         precision=job.precision,
         layers=lowered.layers if graph is None else read_back(lowered.layers, graph),

@@ -14,6 +14,7 @@ from trtpipe.bundle.manifest import GRAPH
 from trtpipe.errors import InputError, MissingError
 from trtpipe.evaluation.bench import WARM_UP, Bench, Data, Mode, Ready, measure_modes, outputs_of
 from trtpipe.evaluation.speedup import HYBRID
+from trtpipe.model.computing import CPU, wanted_device
 from trtpipe.model.data import open_calibration, open_check
 from trtpipe.pipeline.cache.environment import environment
 from trtpipe.pipeline.measure import Plan, batched, check_samples, plan_of
@@ -167,9 +168,7 @@ def _cores() -> int:
 
 
 def _device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return "cpu" if wanted_device() == CPU else "cuda"
 
 
 def _reference(loaded: LoadedModel, data: Data) -> dict[str, Array]:

@@ -13,9 +13,10 @@ from trtpipe.bundle.manifest import REPORT
 from trtpipe.notebook import page_html
 from trtpipe.pipeline.assemble import Checked, assemble
 from trtpipe.pipeline.bench import bench_prepared
+from trtpipe.pipeline.collector import seldom_collected
 from trtpipe.pipeline.measure import Evidence, diagnosis_wanted, explained, judged_speed, plan_of, timed
 from trtpipe.pipeline.prepared import PreparedJob, Results, Stages
-from trtpipe.pipeline.stages import build_engine, calibrate, check, prepare
+from trtpipe.pipeline.stages import build_engine, calibrate, check, check_graph, prepare
 from trtpipe.pipeline.tune import tune_from
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS, is_about_numbers
 from trtpipe.report.tune_page import verdict
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from calib.table import CalibrationTable
     from calib.types import Array
     from trtpipe.job.job import Job
+    from trtpipe.pipeline.beside import Watched
+    from trtpipe.pipeline.lowered import Lowered
     from trtpipe.progress import Reporter
 
 
@@ -43,6 +46,7 @@ class Built:
         return self.report._repr_html_()
 
 
+@seldom_collected()
 def build(
     job: Job,
     out: Path,
@@ -71,10 +75,15 @@ def build(
     """
     stages = Stages(reporter, nullcontext if results is None else results.recording)
     prepared = prepare(job, stages, results)
-    compiled = build_engine(job, prepared, lambda: calibrate(job, prepared, stages), stages, results)
     outputs: dict[str, Array] = {}
-    report = check(job, prepared, compiled, stages, keep=outputs.update)
-    if compiled.lowered.table is not None and is_about_numbers(report) and job.check.on_fail == "tune":
+    of_graph: list[CheckReport] = []
+
+    def meanwhile(lowered: Lowered, watched: Watched) -> None:
+        of_graph.append(check_graph(job, prepared, lowered, stages, keep=outputs.update, watched=watched))
+
+    compiled = build_engine(job, prepared, lambda: calibrate(job, prepared, stages), stages, results, meanwhile)
+    report = of_graph[0] if of_graph else check(job, prepared, compiled, stages, keep=outputs.update)
+    if job.places_qdq and is_about_numbers(report) and job.check.on_fail == "tune":
         job, tuned, how = retuned(job, prepared, compiled.lowered.table, out, stages)
         compiled = build_engine(job, prepared, lambda: tuned, stages)
         report = check(job, prepared, compiled, stages, keep=outputs.update)
@@ -84,7 +93,7 @@ def build(
     checked = Checked(compiled, prepared, report, outputs)
     evidence = Evidence(latencies_ms=latencies_ms)
     bundle = assemble(job, out, checked, evidence, stages, sign=sign)
-    wanted = diagnosis_wanted(job, compiled.lowered.table, report, diagnose_seconds)
+    wanted = diagnosis_wanted(job, report, diagnose_seconds)
     if wanted or job.check.bench:
         if not report.passed:
             stages.note(f"check FAILED: {reason(report)}; bundle: {bundle.path}")
@@ -99,12 +108,12 @@ def build(
 
 
 def retuned(
-    job: Job, prepared: PreparedJob, table: CalibrationTable, out: Path, stages: Stages
-) -> tuple[Job, CalibrationTable, str]:
+    job: Job, prepared: PreparedJob, table: CalibrationTable | None, out: Path, stages: Stages
+) -> tuple[Job, CalibrationTable | None, str]:
     """The job that `tune` finds (the closest when none meets the limits), its table, and a line that says so."""
     result = tune_from(job, prepared, table, out, stages)
     algorithm = result.tuned.best.candidate.algorithm
-    if algorithm != table.algorithm:
+    if table is not None and algorithm != table.algorithm:
         table = table.recomputed(algorithm)
     return result.job, table, f"check.on_fail: tune: {verdict(result.tuned, job.check.limits)}"
 

@@ -28,6 +28,7 @@ Stored = tuple[JsonObject, Mapping[str, bytes]]
 CornerOutputs = tuple[Mapping[str, Array], ...]
 
 _GRAPH, _ENGINE, _TABLE, _OUTPUTS = "model.onnx", "model.engine", "calibration.json", "outputs.safetensors"
+_TIMING_CACHE = "timing.cache"
 _HISTOGRAMS = "calibration.histograms.safetensors"
 _SPECS = TypeAdapter(tuple[TensorSpec, ...])
 _LAYERS = TypeAdapter(tuple[LayerPrecision, ...])
@@ -174,7 +175,7 @@ def _dump_compiled(compiled: Compiled) -> Stored:
         "notes": list(engine.notes),
         "fallback": [dataclasses.asdict(f) for f in engine.fallback],
     }
-    return {**facts, "engine": about}, {**files, _ENGINE: engine.data}
+    return {**facts, "engine": about}, {**files, _ENGINE: engine.data, _TIMING_CACHE: engine.timing_cache}
 
 
 def _load_compiled(entry: Entry) -> Compiled:
@@ -191,6 +192,7 @@ def _load_compiled(entry: Entry) -> Compiled:
         options=about["options"],
         notes=tuple(about["notes"]),
         fallback=tuple(Fallback(**f) for f in about["fallback"]),
+        timing_cache=entry.read(_TIMING_CACHE),
     )
     return Compiled(lowered, engine)
 

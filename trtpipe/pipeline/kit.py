@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
     from trtpipe.job.sections import Build, Precision
     from trtpipe.progress import Progress, Reporter
 
+    #: Makes the engine of a graph.
+    Compiler = Callable[[OnnxModel, Progress], Engine]
+
 
 def write_kit(
     job: Job,
@@ -89,7 +93,7 @@ def write_kit(
         return lowered, graph, report
 
     lowered, graph, report = checked(job, table)
-    if table is not None and is_about_numbers(report) and job.check.on_fail == "tune":
+    if job.places_qdq and is_about_numbers(report) and job.check.on_fail == "tune":
         job, table, how = retuned(job, prepared, table, out, stages)
         lowered, graph, report = checked(job, table)
         report = dataclasses.replace(report, notes=(*report.notes, how))
@@ -110,7 +114,7 @@ def write_kit(
     kit = written(report)
     check = job.check.model_copy(update={"sensitivity": False})
     without_sensitivity = job.model_copy(update={"check": check})
-    if diagnosis_wanted(without_sensitivity, table, report, diagnose_seconds):
+    if diagnosis_wanted(without_sensitivity, report, diagnose_seconds):
         stages.note(f"check FAILED: {reason(report)}; kit: {kit.path}")
         report, _ = explained(without_sensitivity, prepared, table, report, stages, diagnose_seconds)
         kit = written(report)
@@ -118,7 +122,14 @@ def write_kit(
 
 
 def finish_kit(
-    path: Path, out: Path, reporter: Reporter, *, key: Path | None = None, sign: Sign | None = None
+    path: Path,
+    out: Path,
+    reporter: Reporter,
+    *,
+    key: Path | None = None,
+    sign: Sign | None = None,
+    timing_cache: str | None = None,
+    compiler: Compiler | None = None,
 ) -> Built:
     """Verify the kit at `path`, build its engine here, check it where a GPU can execute it, and write `out/<name>`.
 
@@ -128,6 +139,8 @@ def finish_kit(
         reporter: receives the stages.
         key: file of trusted public keys, or None.
         sign: signs the bundle's manifest, unless the check failed.
+        timing_cache: this machine's folder of timing caches.
+        compiler: makes the engine of a graph; builds it as the kit says, when None.
 
     Raises:
         TrtpipeError: with the exit code of what went wrong; nothing is then written.
@@ -141,9 +154,11 @@ def finish_kit(
             raise InputError(f"{path}: the bundle would replace its own kit. Give another folder: --out.")
         require_fit(manifest, this_device())
     with stages("compile") as progress:
-        engine = _compile(graph, manifest.build, manifest.precision, progress)
+        build = manifest.build.model_copy(update={"timing_cache": timing_cache})
+        make = compiler or partial(_compile, build, manifest.precision)
+        engine = make(graph, progress)
     with stages("check") as progress:
-        report = _check(kit, engine, progress)
+        report = _check(kit, engine, make, progress)
     with stages("bundle"):
         target = manifest.build.target
         finished, files = bundle_contents(
@@ -158,7 +173,7 @@ def finish_kit(
     return Built(bundle, bundle.manifest.check, stages.seconds)
 
 
-def _compile(graph: OnnxModel, build: Build, precision: Precision, progress: Progress) -> Engine:
+def _compile(build: Build, precision: Precision, graph: OnnxModel, progress: Progress) -> Engine:
     """The engine of a kit's graph; for onnxruntime that graph itself."""
     if build.target == "onnxruntime":
         version = versions(("onnxruntime",)).get("onnxruntime", "0")
@@ -168,7 +183,7 @@ def _compile(graph: OnnxModel, build: Build, precision: Precision, progress: Pro
     return build_engine(graph, build, progress=progress, precision=precision)
 
 
-def _check(kit: Bundle, engine: Engine, progress: Progress) -> CheckReport | None:
+def _check(kit: Bundle, engine: Engine, make: Compiler, progress: Progress) -> CheckReport | None:
     """The engine on every sample of the kit, with a control built here; None where nothing can execute it here.
 
     Raises:
@@ -201,7 +216,7 @@ def _check(kit: Bundle, engine: Engine, progress: Progress) -> CheckReport | Non
             executed,
             data,
             limits,
-            damaged=_control(kit_graph(kit), manifest.build, manifest.precision, progress),
+            damaged=_control(kit_graph(kit), make, progress),
             require=manifest.require,
             control=recorded.control,
             warnings=recorded.warnings,
@@ -210,10 +225,10 @@ def _check(kit: Bundle, engine: Engine, progress: Progress) -> CheckReport | Non
     return dataclasses.replace(report, notes=(*report.notes, *notes))
 
 
-def _control(graph: OnnxModel, build: Build, precision: Precision, progress: Progress) -> Damaged | None:
+def _control(graph: OnnxModel, make: Compiler, progress: Progress) -> Damaged | None:
     """An engine of the damaged graph; None on a device without the package onnx, which damages it: the kit's own
     control then stands, and the report says how that was executed."""
     if importlib.util.find_spec("onnx") is None:
         return None
     copy, tensor, how = damaged_copy(graph)
-    return engine_control(partial(_compile, copy, build, precision, progress), copy, tensor, how)
+    return engine_control(partial(make, copy, progress), copy, tensor, how)

@@ -43,9 +43,9 @@ class Evidence:
     bench: Bench | None = None
 
 
-def diagnosis_wanted(job: Job, table: CalibrationTable | None, report: CheckReport, seconds: float) -> bool:
-    """Whether sensitivities are to be measured: the job asks for them, or an INT8 job failed over numbers."""
-    return table is not None and (job.check.sensitivity or (_failed(report) and seconds > 0))
+def diagnosis_wanted(job: Job, report: CheckReport, seconds: float) -> bool:
+    """Whether sensitivities are to be measured: the job asks for them, or a quantized job failed over numbers."""
+    return job.places_qdq and (job.check.sensitivity or (_failed(report) and seconds > 0))
 
 
 def explained(
@@ -53,13 +53,14 @@ def explained(
 ) -> tuple[CheckReport, Sensitivity | None]:
     """The sensitivities, where they are wanted; a failed report has one problem more, the worst modules with their
     lines. `seconds` bounds what a failed check takes; sensitivities that the job asks for are measured in full."""
-    if table is None or not diagnosis_wanted(job, table, report, seconds):
+    if not diagnosis_wanted(job, report, seconds):
         return report, None
     with stages("diagnose") as progress:
         began = time.perf_counter()
         captured, narrow = corrected(prepared, table).captured, narrow_of(job, prepared, table)
         within = None if job.check.sensitivity else seconds - (time.perf_counter() - began)
-        diagnosis = diagnose(job, captured, prepared.check_source, table.amax, progress, narrow, within)
+        amax, samples = {} if table is None else table.amax, prepared.check_source
+        diagnosis = diagnose(job, captured, samples, amax, progress, narrow, within, prepared.device)
     if _failed(report):
         half = "fp16" if job.precision.fp16_mode else None
         report = replace(report, problems=(*report.problems, blame(diagnosis, half)))
@@ -112,14 +113,14 @@ def plan_of(engine: Engine) -> Plan:
 
 
 def first_batch(prepared: PreparedJob) -> Mapping[str, Array]:
-    """The first check samples, as one batch of the `opt` size."""
+    """The first check samples, as one batch [B, ...] of the `opt` size, by input."""
     arrays, labels = check_samples(prepared, prepared.inputs[0].at("opt")[0])
     data = batched(arrays, labels, prepared.inputs, prepared.outputs)
     return next(iter(data.batches()))
 
 
 def check_samples(prepared: PreparedJob, most: int) -> tuple[dict[str, Array], Array | None]:
-    """The first check samples, whole, and their labels."""
+    """The first check samples, at most `most`, [S, ...] by input, and their labels, int64 [S]."""
     parts: dict[str, list[Array]] = {}
     for batch in itertools.islice(prepared.check_source.batches(32), -(-most // 32)):
         for name, array in batch.arrays.items():
@@ -139,8 +140,14 @@ def batched(
 ) -> Data:
     """Batches of one size alone, so that nothing is compiled twice; what does not fill a batch is left out.
 
-    The size is `size`, or the largest up to `opt` that the samples fill; the last of fewer samples is repeated.
-    `reference` holds the rows of all samples, where they are known.
+    Args:
+        arrays: all samples, [S, ...] by input.
+        labels: int64 [S], -1 where unknown, or None.
+        inputs: of the model.
+        outputs: likewise.
+        reference: the baseline's rows of all samples, float [S, ...] by output, where they are known.
+        size: of a batch; when absent the largest up to `opt` that the samples fill. The last of fewer samples is
+            repeated.
     """
     total = len(next(iter(arrays.values())))
     low, opt = inputs[0].at("min")[0], inputs[0].at("opt")[0]

@@ -22,6 +22,7 @@ from trtpipe.evaluation.judgement import NO_METRICS, Judgement, judge
 from trtpipe.job.importable import on_path
 from trtpipe.model.baseline import record_baseline, script
 from trtpipe.model.capture import capture
+from trtpipe.model.computing import CPU, computing_device, wanted_device
 from trtpipe.model.corners import corner_outputs, require_corners
 from trtpipe.model.data import open_calibration, open_check, with_labels
 from trtpipe.model.labels import labels_of, names_classes
@@ -127,12 +128,15 @@ class Stages:
 def _put_back(note: Callable[[str], None]) -> Iterator[None]:
     """What the job's code changes of the whole process is put back, as later stages and other jobs count on it.
 
-    The current folder, from which relative outputs are written, and torch's default dtype.
+    The current folder, from which relative outputs are written, the standard streams, and torch's default dtype.
     """
-    folder, dtype = os.getcwd(), _default_dtype()
+    folder, dtype, streams = os.getcwd(), _default_dtype(), (sys.stdout, sys.stderr)
     try:
         yield
     finally:
+        if (sys.stdout, sys.stderr) != streams:
+            sys.stdout, sys.stderr = streams
+            note("the job's code replaced sys.stdout or sys.stderr; put back")
         if os.getcwd() != folder:
             note(f"the job's code went to the folder {os.getcwd()}; back to {folder}")
             os.chdir(folder)
@@ -190,10 +194,11 @@ def with_own_scales(job: Job, captured: Captured) -> Captured:
         return captured
     if data is not None and data.recalibrate:
         return in_float(captured)
-    if not job.precision.int8_mode or job.precision.fp8_mode or job.precision.nvfp4_mode or job.precision.weights:
+    on = [key for key in ("int8_mode", "fp8_mode", "nvfp4_mode", "weights") if getattr(job.precision, key)]
+    if on != ["int8_mode"]:
         raise InputError(
-            "precision: must be int8_mode, without other number formats, for a model that is quantized to INT8 "
-            "already. Set int8_mode, or calibration.recalibrate to start from its FP32 form."
+            "precision: must be int8_mode, without other number formats, for a model that is quantized to INT8 already "
+            f"(got {', '.join(on) or 'none'}). Set int8_mode, or calibration.recalibrate to start from its FP32 form."
         )
     if data is not None and (data.images or data.arrays or data.factory or data.table):
         raise InputError(
@@ -258,6 +263,18 @@ class PreparedJob:
         return as_the_job_wants(self.job, self.results.in_memory("capture", make))
 
     @cached_property
+    def device(self) -> str:
+        """Where PyTorch computes the model, "cpu" or "cuda:0".
+
+        Raises:
+            InputError, MissingError: a GPU was asked for by name, and cannot be used.
+        """
+        if wanted_device() == CPU:
+            return CPU
+        with self._stages.unnamed():
+            return computing_device(self._model, self.first_check_batch, self._stages.note)
+
+    @cached_property
     def check_samples(self) -> Source:
         """The check samples, labelled as they come."""
         with self._stages.unnamed():
@@ -307,10 +324,8 @@ class PreparedJob:
             if job.check.labels is not None and not names_classes(job.check.labels):
                 labels = labels_of(job.check.labels, baseline.ids, job.check_transform())
             judges = tuple(judge(n, m, labelled=labels is not None) for n, m in job.check.metrics.items())
-            judgement = Judgement(judges, labels, baseline.ids)
-            _, problems = judgement.measure(baseline.outputs, baseline.outputs)
-            if problems:
-                raise InputError(f"check.metrics: {'; '.join(problems)} on the baseline. A figure must be a number.")
+            judgement = Judgement(judges, labels, baseline.ids, baseline.outputs)
+            judgement.require_figures()
             if unjudged := judgement.unjudgeable(job.check.limits):
                 raise InputError(f"{'; '.join(unjudged.values())}. Give that, or take the limit out of the job.")
         return judgement
@@ -333,6 +348,7 @@ class PreparedJob:
                     kind=job.model.baseline,
                     torchscript=job.model.torchscript,
                     progress=progress,
+                    device=self.device,
                 )
                 whole = Batching(loaded.inputs, loaded.outputs, size).whole
                 if unjudged := unjudgeable(job.check.limits, baseline.outputs, baseline.labels, whole):
@@ -363,7 +379,7 @@ class PreparedJob:
         return data is not None and bool(data.images or data.arrays or data.factory)
 
     def first_batches(self) -> Iterator[list[torch.Tensor]]:
-        """Inputs in order of the first calibration samples, or check samples where there are none."""
+        """Inputs [B, ...] in order of the first calibration samples, or check samples where there are none."""
         import torch
 
         job = self.job
@@ -380,4 +396,4 @@ class PreparedJob:
         from trtpipe.quantization import precision
 
         with self._stages.unnamed():
-            return precision.observe_ranges(self.captured, self.first_batches())
+            return precision.observe_ranges(self.captured, self.first_batches(), self.device)

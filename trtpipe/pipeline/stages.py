@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from calib.audit import doubtful_thresholds
@@ -14,15 +15,18 @@ from calib.types import Array
 from trtpipe.batching import Batching
 from trtpipe.errors import InputError
 from trtpipe.evaluation.check import CheckData, Damaged, Runner, check_engine
+from trtpipe.evaluation.control import damaged_copy
 from trtpipe.evaluation.corners import with_corners
 from trtpipe.model.data import open_calibration
+from trtpipe.pipeline.beside import Watched, Watching
 from trtpipe.pipeline.codecs import COMPILED, LOWERED, TABLE
-from trtpipe.pipeline.controls import control
+from trtpipe.pipeline.controls import control, graph_control
 from trtpipe.pipeline.lowered import Compiled, Lowered
 from trtpipe.pipeline.prepared import PreparedJob, Results, Stages, Uncached
-from trtpipe.routes.onnx import compile_graph, release, to_onnx
+from trtpipe.routes.onnx import compiler, release, to_onnx
 from trtpipe.routes.registry import route
-from trtpipe.runtime.executor import graph_notes, open_engine
+from trtpipe.runtime.device import this_device
+from trtpipe.runtime.executor import graph_as_checked, graph_notes, open_engine
 from trtpipe.values import CheckReport, Engine, Executed, LoadedModel, OnnxModel, Quantized
 
 if TYPE_CHECKING:
@@ -57,6 +61,9 @@ def calibrate(job: Job, prepared: PreparedJob, stages: Stages) -> CalibrationTab
 
     Without a calibration section it is that of the file's own scales. None when nothing is quantized, or TensorRT is to
     calibrate by itself (build.quantization: implicit).
+
+    Raises:
+        InputError: a table is named where TensorRT is to calibrate.
     """
     data = job.calibration
     if not job.precision.calibrated:
@@ -86,7 +93,7 @@ def calibration_table(job: Job, calibration: Calibration, prepared: PreparedJob,
         source = open_calibration(job)
         for note in overlap_notes(source, prepared.check_samples):
             progress.note(note)
-        return observe(job, calibration, captured, source, digests, progress)
+        return observe(job, calibration, captured, source, digests, progress, prepared.device)
 
 
 def read_table(calibration: Calibration, digests: Mapping[str, str]) -> CalibrationTable:
@@ -115,9 +122,10 @@ def observe(
     source: Source,
     digests: Mapping[str, str],
     progress: Progress,
+    device: str,
 ) -> CalibrationTable:
     """The table of one pass over the samples, and with the corrections that the job asks for."""
-    from trtpipe.quantization.corrections.correct import STEPS, correct
+    from trtpipe.quantization.corrections.correct import correct
     from trtpipe.quantization.quantize import calibrate as one_pass
 
     size = job.batch_size(calibration)
@@ -129,9 +137,9 @@ def observe(
         percentile=calibration.percentile,
         digests=digests,
         progress=progress,
+        device=device,
     )
-    requested = calibration.corrections if job.precision.int8_mode else ()
-    which = STEPS if requested is True else requested or ()
+    which = job.corrections
     return correct(captured, table, source, which=which, batch_size=size, progress=progress) if which else table
 
 
@@ -232,16 +240,29 @@ def _shared_scales(prepared: PreparedJob) -> dict[str, str]:
 
 
 def build_engine(
-    job: Job, prepared: PreparedJob, table: Table, stages: Stages, results: Results | None = None
+    job: Job,
+    prepared: PreparedJob,
+    table: Table,
+    stages: Stages,
+    results: Results | None = None,
+    meanwhile: Callable[[Lowered, Watched], None] | None = None,
 ) -> Compiled:
-    """The engine by the job's route with what it was compiled from, taken from `results` or made of `table()`."""
+    """The engine by the job's route with what it was compiled from, taken from `results` or made of `table()`.
+
+    `meanwhile` is called where the engine is compiled by another process and nothing here will execute it: with what it
+    is compiled from, and with what makes a Progress that ends when compiling fails.
+    """
     kept = results or Uncached()
 
     def through_onnx() -> Compiled:
-        lowered = lower(job, prepared, table, stages, kept)
-        assert lowered.graph is not None
-        with stages("compile") as progress:
-            return Compiled(lowered, compile_graph(job, lowered.graph, progress))
+        with compiler(job) as compiling:
+            lowered = lower(job, prepared, table, stages, kept)
+            assert lowered.graph is not None
+            compiling.start(lowered.graph)
+            if meanwhile is not None and compiling.beside and this_device().compute_capability is None:
+                meanwhile(lowered, partial(Watching, compiling))
+            with stages("compile") as progress:
+                return Compiled(lowered, compiling.finish(progress))
 
     def directly() -> Compiled:
         made = table()
@@ -263,6 +284,27 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, stages: 
     return engine
 
 
+def check_graph(
+    job: Job,
+    prepared: PreparedJob,
+    lowered: Lowered,
+    stages: Stages,
+    *,
+    keep: Callable[[Mapping[str, Array]], None] | None = None,
+    watched: Watched = lambda progress: progress,
+) -> CheckReport:
+    """The graph in the place of its engine, which no machine like this one executes; arguments as of `check`.
+
+    `keep` is given the outputs, [S, ...] by name; `watched` wraps the stage's progress.
+    """
+    graph, target = lowered.graph, job.build.target
+    assert graph is not None
+    with stages("check") as progress, graph_as_checked(graph.data, target) as runner:
+        damaged = graph_control(*damaged_copy(graph), target)
+        require, shown = job.check.require, watched(progress)
+        return judged(job, prepared, lowered.table, runner, "graph", damaged, shown, require=require, keep=keep)
+
+
 def check(
     job: Job,
     prepared: PreparedJob,
@@ -278,7 +320,7 @@ def check(
         prepared: the check samples and the baseline's outputs on them.
         compiled: the engine and what it was compiled from; its table's doubtful thresholds become warnings.
         stages: receives the stage.
-        keep: is given the outputs, as `check_engine` has it.
+        keep: is given the outputs, [S, ...] by name, as `check_engine` has it.
     """
     engine, table = compiled.engine, compiled.lowered.table
 
@@ -311,13 +353,13 @@ def judged(
     Args:
         job: its limits.
         prepared: the samples, the baseline and the model's outputs at the declared sizes.
-        table: its doubtful thresholds become warnings.
+        table: its doubtful thresholds, which INT8 alone has, become warnings.
         runner: is open.
         executed: whether that is the engine or its graph.
         damaged: the control, which has to fail.
         progress: receives the samples.
         require: "engine": a graph is not enough.
-        keep: is given the outputs, as `check_engine` has it.
+        keep: is given the outputs, [S, ...] by name, as `check_engine` has it.
     """
     report = check_engine(
         runner,
@@ -327,7 +369,7 @@ def judged(
         damaged=damaged,
         require=require,
         keep=keep,
-        warnings=() if table is None else doubtful_thresholds(table.audit),
+        warnings=() if table is None or not job.precision.int8_mode else doubtful_thresholds(table.audit),
         progress=progress,
     )
     samples, expected = prepared.first_check_batch, prepared.corner_outputs

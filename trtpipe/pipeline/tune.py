@@ -14,8 +14,10 @@ from trtpipe.batching import joined
 from trtpipe.errors import InputError
 from trtpipe.evaluation.check import check_engine, measure
 from trtpipe.evaluation.control import damaged_copy
+from trtpipe.evaluation.judgement import Judgement
 from trtpipe.evaluation.speedup import HYBRID
 from trtpipe.job.dump import job_text
+from trtpipe.model.data import open_calibration
 from trtpipe.pipeline.controls import graph_control
 from trtpipe.pipeline.measure import latencies
 from trtpipe.pipeline.prepared import PreparedJob, Stages
@@ -82,9 +84,15 @@ def tune_from(
     *,
     evaluations: int = EVALUATIONS,
 ) -> TunedJob:
-    """`tune` of a job that a build has prepared and calibrated."""
-    if table is None:
+    """`tune` of a job that a build has prepared and calibrated.
+
+    Raises:
+        InputError: the job quantizes nothing, or not by Q/DQ, or sets no limit.
+    """
+    if not job.precision.quantized:
         raise InputError("tune: the job turns on no mode that quantizes. Set precision.int8_mode or fp8_mode.")
+    if not job.places_qdq:
+        raise InputError("tune: build.quantization must be explicit (got implicit), where trtpipe places the Q/DQ.")
     if not job.check.limits.given:
         raise InputError("tune: check.limits sets no accuracy budget. Add one, like accuracy_drop_max: 0.01.")
     bench = _Bench(job, corrected(prepared, table), table, stages)
@@ -128,31 +136,37 @@ def renamed(job: Job) -> Job:
 class _Bench:
     """The functions that the search calls, from the stages of a build; their results are kept."""
 
-    def __init__(self, job: Job, prepared: PreparedJob, table: CalibrationTable, stages: Stages) -> None:
-        self.job, self.prepared, self.stages = job, prepared, stages
-        self.first = table.algorithm
-        self.tables: dict[str, CalibrationTable] = {table.algorithm: table}
-        counted = table.histograms is not None and (job.calibration is None or job.calibration.table is None)
-        others = [a for a in ALGORITHMS if a != self.first] if counted else []
+    def __init__(self, job: Job, prepared: PreparedJob, table: CalibrationTable | None, stages: Stages) -> None:
+        self.job, self.prepared, self.stages, self.table = job, prepared, stages, table
+        self.first = _algorithm(job, table)
+        self._recomputed: dict[str, Mapping[str, float]] = {}
+        counted = table is not None and table.histograms is not None
+        counted = counted and (job.calibration is None or job.calibration.table is None)
+        others = [a for a in ALGORITHMS if a != self.first] if counted and job.precision.int8_mode else []
         self.algorithms = (self.first, *others)
         self._macs: dict[str, int] = {}
+        self._judgement: Judgement | None = None  # of the samples of `preview`
         self._narrow = narrow_of(job, prepared, table)
 
-    def table(self, algorithm: str) -> CalibrationTable:
-        """The table under one algorithm, recomputed from the histograms of the first."""
-        if algorithm not in self.tables:
-            self.tables[algorithm] = self.tables[self.first].recomputed(algorithm)
-        return self.tables[algorithm]
+    def amax(self, algorithm: str) -> Mapping[str, float]:
+        """INT8's thresholds under one algorithm, recomputed from the histograms of the first."""
+        if self.table is None:
+            return {}
+        if algorithm == self.first:
+            return self.table.amax
+        if algorithm not in self._recomputed:
+            self._recomputed[algorithm] = self.table.recomputed(algorithm).amax
+        return self._recomputed[algorithm]
 
     def key(self) -> dict[str, str]:
         """Digests of all that a trial depends on."""
-        job, table = self.job, self.tables[self.first]
+        job = self.job
         outputs = hashlib.sha256()
         for name, array in sorted(self.prepared.baseline.outputs.items()):
             outputs.update(f"{name} {array.shape}".encode() + array.tobytes())
         return {
             "graph": self.prepared.captured.digest,
-            "calibration": table.digest,
+            "calibration": self.calibration(),
             "check data": self.prepared.check_source.digest,
             "baseline": outputs.hexdigest(),
             "precision": job.precision.model_dump_json(),
@@ -161,6 +175,12 @@ class _Bench:
             "target": job.build.target,
             "devices": ", ".join(d.name for d in driver.probe().devices),  # latencies are of these
         }
+
+    def calibration(self) -> str:
+        """The digest of the table; without one, that of the samples that 4-bit weights are fitted to."""
+        if self.table is not None:
+            return self.table.digest
+        return open_calibration(self.job).digest if self.prepared.calibrates else ""
 
     def narrow(self, job: Job) -> Narrow | None:
         """What a trial's FP8 and 4 bits are quantized by; None without them."""
@@ -175,9 +195,10 @@ class _Bench:
                 self.job,
                 self.prepared.captured,
                 self.prepared.check_source,
-                self.table(algorithm).amax,
+                self.amax(algorithm),
                 progress,
                 self._narrow,
+                device=self.prepared.device,
             )
 
     def evaluate(self, candidate: Candidate) -> Trial:
@@ -194,7 +215,7 @@ class _Bench:
                 int8=precision.int8_mode,
                 half=half_dtype(precision.fp16_mode, precision.bf16_mode),
                 keep=keep,
-                amax=self.table(candidate.algorithm).amax,
+                amax=self.amax(candidate.algorithm),
                 ranges=prepared.ranges if precision.fp16_mode else {},
                 narrow=self.narrow(job),
             )
@@ -257,7 +278,7 @@ class _Bench:
             prepared.captured, int8=precision.int8_mode, keep=keep_of(job, prepared.captured), narrow=narrow
         )
         half = half_dtype(precision.fp16_mode, precision.bf16_mode)
-        changed = roundings(graph, plan.int8, self.table(candidate.algorithm).amax, half, prepared.captured.int8)
+        changed = roundings(graph, plan.int8, self.amax(candidate.algorithm), half, prepared.captured.int8)
         if narrow is not None:
             changed |= narrow_roundings(plan.narrow, half, narrow.statistics)
         machine, parts, how = Partial(graph), [], batching(job, prepared)
@@ -268,18 +289,28 @@ class _Bench:
             parts.append(how.rows(arrays, sample.count))
             count += sample.count
         labels = prepared.baseline.labels
+        reference = how.first(prepared.baseline.outputs, count)
+        if self._judgement is None:
+            self._judgement = prepared.judgement.first(count, reference)
         metrics, problems = measure(
-            how.first(prepared.baseline.outputs, count),
+            reference,
             joined(parts),
             None if labels is None else labels[:count],
             job.check.limits,
             how.whole,
-            prepared.judgement.first(count),
+            self._judgement,
         )
         ratios = [m.value for m in metrics if m.name == "sqnr_db"]
         return Preview(
             float("inf") if problems else shortfall(metrics, job.check.limits), min(ratios, default=-float("inf"))
         )
+
+
+def _algorithm(job: Job, table: CalibrationTable | None) -> str:
+    """By what thresholds are chosen; with weights alone in 4 bits there are none."""
+    if table is not None:
+        return table.algorithm
+    return "no thresholds" if job.calibration is None else job.calibration.algorithm
 
 
 def described(candidate: Candidate) -> str:

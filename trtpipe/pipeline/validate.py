@@ -22,7 +22,7 @@ from trtpipe.packages import version as package_version
 from trtpipe.routes.options import FRONTENDS, job_refusals, without_gpu
 from trtpipe.trt import driver
 from trtpipe.trt.flavour import installed, require_version, unrecorded, unsupported
-from trtpipe.trt.options import needs_driver, platform_refusals, refusals
+from trtpipe.trt.options import needs_driver, refusals
 from trtpipe.trt.platforms import too_old_or_new, unable
 from trtpipe.trt.versions import RELEASES as KNOWN_RELEASES
 
@@ -214,11 +214,10 @@ def _refusals(job: Job, version: str | None) -> _Problems:
     for option, message in job_refusals(job, release):
         yield option, message.removeprefix(f"{option}: ")
     if release is not None:
-        problems = refusals(job.build, job.precision, target, release)
+        for option, message in refusals(job.build, job.precision, target, release):
+            yield option, message.removeprefix(f"{option}: ")
     else:
-        problems = platform_refusals(job.build, job.precision)
-    for option, message in problems:
-        yield option, message.removeprefix(f"{option}: ")
+        yield from _whatever_the_release(job)
 
 
 def kit_refusals(job: Job, version: str | None = None) -> _Problems:
@@ -246,13 +245,23 @@ def kit_refusals(job: Job, version: str | None = None) -> _Problems:
         )
     if target == "onnxruntime":
         return
+    for option, message in _whatever_the_release(job, version):
+        if option != "build.quantization":
+            yield option, message
+
+
+def _whatever_the_release(job: Job, version: str | None = None) -> _Problems:
+    """What no release that is known can honour: what one cannot do another may, what none can no device does.
+
+    With a `version` what that release cannot.
+    """
+    target = job.build.target
     releases = [
-        dict(refusals(build, job.precision, target, release))
+        dict(refusals(job.build, job.precision, target, release))
         for release in ([version] if version else [r for name, r in KNOWN_RELEASES if name == target])
     ]
-    # What one release cannot do another may; what none can, no device has.
     for option in dict.fromkeys(o for refused in releases for o in refused):
-        if all(option in refused for refused in releases) and option != "build.quantization":
+        if all(option in refused for refused in releases):
             yield option, releases[-1][option].removeprefix(f"{option}: ")
 
 

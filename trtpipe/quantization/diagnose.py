@@ -39,6 +39,7 @@ def diagnose(
     progress: Progress,
     narrow: Narrow | None = None,
     seconds: float | None = None,
+    device: str = "cpu",
 ) -> Sensitivity:
     """The sensitivity of every module that the job quantizes, over the first samples of `source`.
 
@@ -65,6 +66,7 @@ def diagnose(
         int8=precision.int8_mode,
         narrow=narrow,
         seconds=seconds,
+        device=device,
     )
 
 
@@ -107,7 +109,8 @@ def blame(sensitivity: Sensitivity, half: str | None) -> str:
     named = [f"{m.module or 'the model itself'} ({m.source or m.op}) {_db(m.sqnr_db)}" for m in modules[:NAMED]]
     median = statistics.median(m.sqnr_db for m in modules)
     first = next((m.module for m in modules if m.module), None)
-    step = "" if first is None else f" Keep the first in precision.keep.{half or 'fp32'}, or run `trtpipe tune`."
+    which = "the first" if modules[0].module else first
+    step = "" if first is None else f" Keep {which} in precision.keep.{half or 'fp32'}, or run `trtpipe tune`."
     measured = f"{len(modules)}"
     if sensitivity.left_out:
         measured += f" of {len(modules) + sensitivity.left_out} that there was time for"

@@ -184,7 +184,7 @@ def global_scale(amax: float) -> float:
 
 
 def block_scales(amax: torch.Tensor, scale: float) -> torch.Tensor:
-    """E4M3 scales of NVFP4 blocks, of amax's shape, in units of `scale`."""
+    """E4M3 scales of NVFP4 blocks, float8_e4m3fn of amax's shape, in units of `scale`."""
     return to_fp8(amax / NVFP4.largest / scale)
 
 

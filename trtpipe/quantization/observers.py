@@ -26,7 +26,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         self.scale = 0.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`x`, after it was added to the histogram."""
+        """`x`, floating and of any shape, after it was added to the histogram."""
         if self.histogram is not None:
             self.histogram.observe(x)
         return x

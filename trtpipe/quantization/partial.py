@@ -56,8 +56,8 @@ def roundings(
 
 
 def replaced(value: torch.Tensor) -> Rounding:
-    """A rounding that ignores its input and gives `value`."""
-    return lambda _: value
+    """A rounding that ignores its input and gives `value`, of the input's dtype and shape."""
+    return lambda x: value.to(x.device)
 
 
 def per_tensor(amax: float, half: torch.dtype | None = None) -> Rounding:
@@ -123,7 +123,7 @@ class Partial:
         self.macs_of: dict[Node, int] = {}
 
     def inputs(self, arrays: Sequence[torch.Tensor]) -> dict[Node, Any]:
-        """The values alive before the first operation: the graph's inputs, in order."""
+        """The values alive before the first operation: the graph's inputs, in order, [B, ...] in their dtypes."""
         holders = [n for n in self.nodes if n.op == "placeholder"]
         return dict(zip(holders, arrays, strict=True))
 
@@ -162,7 +162,7 @@ class Partial:
     def finish(
         self, at: int, alive: Mapping[Node, Any], changed: Roundings, watched: Sequence[Node] = ()
     ) -> tuple[tuple[torch.Tensor, ...], dict[Node, Any]]:
-        """Execute from position `at` to the end: the outputs, and the values of the `watched` nodes."""
+        """Execute from position `at` to the end: the outputs [B, ...], and the values of the `watched` nodes."""
         mine, seen = dict(alive), {}
         result: Any = ()
         with torch.inference_mode():

@@ -12,6 +12,12 @@ Rules for every TensorRT, in this order:
     P3  small matrices: matmuls with K or N below 16, and convolutions with fewer than 16 channels, but for the shapes
         that Model Optimizer quantizes (`find_nodes_from_convs_to_exclude`); FP8's own limits, which are stricter, are
         those of `policy.cannot`
+    P5  attention in INT8: both matmuls around a softmax. One scale for all of its probabilities rounds most of them to
+        zero. Of a trained ViT-S with 257 tokens they make nearly all of INT8's noise (12 calibration photographs, no
+        corrections): 21.4 dB at the output with everything in INT8, 31.2 without attention, 22.7 with the
+        probabilities in INT8 and nothing else. TensorRT fuses attention in FP16 and BF16 as well, and in INT8 not over
+        512 tokens, "due to accuracy reason" (NVIDIA/TensorRT issue 3724; Model Optimizer's
+        `find_nodes_from_mha_to_exclude`), and there are no weights to save. It stays in FP8, which rounds relatively
 
 and one for TensorRT-RTX alone, measured by building without a GPU (1.7.1; benchmarks/models.py writes the sizes):
 
@@ -37,14 +43,14 @@ Nothing here changes where Q/DQ could stand: calibration tables do not depend on
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import networkx
 
 from trtpipe.model.marks import is_marked
-from trtpipe.model.nodes import calls, constant_value, op_name
+from trtpipe.model.nodes import calls, constant_value, is_float, op_name
 from trtpipe.model.sites import MATMULS, WEIGHTED
 from trtpipe.quantization.formats import FORMATS
 from trtpipe.quantization.partial import extent_of
@@ -68,9 +74,11 @@ OWN_KERNEL = (
     "cat", "batch_norm", "_native_batch_norm_legit_no_training", "_native_batch_norm_legit", "native_batch_norm",
     "layer_norm", "native_layer_norm",
 )  # fmt: skip
+SOFTMAX = ("softmax", "_softmax", "_safe_softmax")
 
 ONE_ROW = "one row a sample: 8 bits gain nothing where each weight is used once"
 DEPTHWISE = "depthwise: one channel a group is no work for tensor cores"
+ATTENTION = "attention: INT8 rounds most of a softmax' probabilities to zero, and TensorRT fuses attention in FP16 too"
 SMALL = f"fewer than {TILE} channels, rows or columns do not fill INT8 tensor cores"
 LARGER = "in 8 bits it adds more kernels to a TensorRT-RTX engine than its weights save"
 ONLY_SIZE = (
@@ -84,9 +92,9 @@ NOTHING_GAINS = (
 
 
 def keep_of(job: Job, captured: Captured) -> Keep:
-    """The job's `precision.keep` and, where FP16 or BF16 is allowed and `precision.placement` is `auto`, P1 to P4.
+    """The job's `precision.keep` and, where FP16 or BF16 is allowed and `precision.placement` is `auto`, P1 to P5.
 
-    A model that is quantized already is taken as it is: P1 to P4 are not for it. Nor are they for what
+    A model that is quantized already is taken as it is: P1 to P5 are not for it. Nor are they for what
     `precision.formats` names.
 
     If they leave nothing in 8 bits, P4 alone decides. If that leaves nothing either, everything is quantized, because
@@ -118,7 +126,7 @@ def gains_nothing(
     chosen = assign(captured.sites, modes, keep)
     eight = {n: c.format for n, c in chosen.choices.items() if c.format in EIGHT_BITS}
     sites = [s for s in captured.sites if s.rule in ("Q1", "Q2") and s.consumer in eight]
-    certain = {n for n, f in eight.items() if modes.names(n) or (f == "fp8" and op_name(n) in MATMULS)}
+    certain = {n for n, f in eight.items() if modes.named(n) == f or (f == "fp8" and op_name(n) in MATMULS)}
     nodes = [n for n in eight if n not in certain]
     by_shape = {n: why for n in nodes if (why := shape_reason(graph, n))}
 
@@ -139,7 +147,7 @@ def gains_nothing(
 
 
 def shape_reason(graph: GraphModule, node: Node) -> str:
-    """Why a convolution, linear or matmul gains nothing by its shape (P1 to P3); "" when it may gain.
+    """Why a convolution, linear or matmul gains nothing by its shape or place (P1 to P3, P5); "" when it may gain.
 
     Dynamic extents count as large.
     """
@@ -148,7 +156,9 @@ def shape_reason(graph: GraphModule, node: Node) -> str:
         (rows, inner), columns = node.args[0].meta["val"].shape[-2:], out[-1]  # type: ignore[union-attr]
         if _is_one(rows) or _is_one(columns):
             return ONE_ROW
-        return SMALL if _below_tile(inner) or _below_tile(columns) else ""
+        if _below_tile(inner) or _below_tile(columns):
+            return SMALL
+        return ATTENTION if _around_softmax(node) else ""
     weight = constant_value(graph, node.args[1])  # type: ignore[arg-type]
     if _rows(out) <= _samples(graph) if name == "linear" else all(_is_one(extent) for extent in out[2:]):
         return ONE_ROW
@@ -168,6 +178,25 @@ def shape_reason(graph: GraphModule, node: Node) -> str:
         eights = outputs % 8 == 0 or inputs % 8 == 0
         good = eights and (first or max(outputs, inputs) >= TILE) and len(set(kernel)) == 1
     return "" if good else SMALL
+
+
+def _around_softmax(node: Node) -> bool:
+    """Whether a matmul reads a softmax' probabilities, or makes its scores and another one reads them."""
+    if any(op_name(n) in SOFTMAX for x in node.args[:2] for n in _nearby(x, lambda n: n.all_input_nodes)):  # type: ignore[arg-type]
+        return True
+    behind = [s for s in _nearby(node, lambda n: n.users) if op_name(s) in SOFTMAX]
+    return any(op_name(r) in MATMULS for s in behind for n in _nearby(s, lambda n: n.users) for r in n.users)
+
+
+def _nearby(start: Node, neighbours: Callable[[Node], Iterable[Node]]) -> list[Node]:
+    """`start`, and what a scale, a mask or a dropout of the same shape leads to from there, up to the next softmax,
+    matmul or operation with a weight."""
+    reached, shape = [start], start.meta["val"].shape
+    for node in reached:
+        if node is not start and op_name(node) in (*SOFTMAX, *MATMULS, *WEIGHTED):
+            continue
+        reached += [n for n in neighbours(node) if is_float(n) and n.meta["val"].shape == shape and n not in reached]
+    return reached
 
 
 def _rows(shape: Sequence[int | torch.SymInt]) -> int:

@@ -6,8 +6,8 @@ The order of preference with several modes on:
     matmuls of activations   FP8, then INT8
     convolutions             INT8, then FP8
 
-`precision.formats` chooses by module instead; the last glob that matches decides. What a format cannot do, or gains
-nothing from, gets the next one. Where none is left it stays in FP32, FP16 or BF16, and the report says why.
+`precision.formats` puts another one first, by module; the last glob that matches decides. What a format cannot do, or
+gains nothing from, gets the next one. Where none is left it stays in FP32, FP16 or BF16, and the report says why.
 
 FP8's limits are those of ModelOpt (modelopt/onnx/quantization/graph_utils.py): matmuls with one row or column or under
 16 inputs or outputs, depthwise convolutions, convolutions of at most 16 channels or a kernel of over 32 elements. The
@@ -59,9 +59,10 @@ class Modes:
         formats = self.on | ({self.weights} if self.weights else set())
         return " and ".join(f.title for f in FORMATS.values() if f.name in formats)
 
-    def names(self, node: Node) -> bool:
-        """Whether `precision.formats` chooses the operation's format."""
-        return matching((glob for glob, _ in self.formats), module_path(node)) is not None
+    def named(self, node: Node) -> NumberFormatName | None:
+        """The format that `precision.formats` chooses for the operation: the last glob that matches decides."""
+        path = module_path(node)
+        return next((name for glob, name in reversed(self.formats) if matching((glob,), path)), None)
 
     def weights_alone(self, number_format: NumberFormatName) -> bool:
         """Whether only weights get this format, and activations stay in FP32, FP16 or BF16."""
@@ -163,10 +164,7 @@ def _because(reasons: Mapping[str, Sequence[str]]) -> str:
 
 def _preference(node: Node, modes: Modes) -> tuple[NumberFormatName, ...]:
     """The formats to try, best first."""
-    chosen = [name for glob, name in modes.formats if matching((glob,), module_path(node))]
-    if chosen:
-        return (chosen[-1],)
-    name = op_name(node)
+    name, chosen = op_name(node), modes.named(node)
     order: tuple[NumberFormatName, ...]
     if name.startswith("conv"):
         order = ("int8", "fp8")
@@ -175,7 +173,7 @@ def _preference(node: Node, modes: Modes) -> tuple[NumberFormatName, ...]:
     else:
         order = (*((modes.weights,) if modes.weights else ()), "nvfp4", "fp8", "int8")
     formats = modes.on | ({modes.weights} if modes.weights else set())
-    return tuple(dict.fromkeys(f for f in order if f in formats))
+    return tuple(dict.fromkeys((*((chosen,) if chosen else ()), *(f for f in order if f in formats))))
 
 
 def cannot(node: Node, name: NumberFormatName) -> str:

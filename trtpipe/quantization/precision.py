@@ -13,6 +13,7 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from trtpipe.errors import InputError
+from trtpipe.model.computing import CPU, placed, sent
 from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, module_path, op_name, source_line
 from trtpipe.values import Captured, LayerPrecision, TensorSpec
 from trtpipe.values import Precision as PrecisionName
@@ -120,7 +121,7 @@ def checked_keep(keep: Keep, graph: GraphModule) -> Keep:
 
 
 class _RangeInterpreter(Interpreter):
-    """Runs the graph and keeps the largest |x| of every float tensor, in float32."""
+    """Runs the graph and keeps the largest |x| of every float input and result, in float32."""
 
     def __init__(self, graph: GraphModule, amax: dict[str, float]) -> None:
         super().__init__(graph)
@@ -129,19 +130,26 @@ class _RangeInterpreter(Interpreter):
     def run_node(self, n: Node) -> Any:
         """The node's value, after its maximum was taken."""
         value = super().run_node(n)
-        if isinstance(value, torch.Tensor) and value.is_floating_point() and n.op != "output" and value.numel():
-            seen = float(torch.linalg.vector_norm(value, math.inf))
+        computed = n.op in ("placeholder", "call_function") and isinstance(value, torch.Tensor)
+        if computed and value.is_floating_point() and value.numel():
+            low, high = torch.aminmax(value)  # a tenth of the time of the infinity norm, and NaN where one is
+            seen = max(-float(low), float(high))
             self.amax[n.name] = max(self.amax.get(n.name, 0.0), seen) if not math.isnan(seen) else math.inf
         return value
 
 
-def observe_ranges(captured: Captured, batches: Iterable[Sequence[torch.Tensor]]) -> dict[str, float]:
-    """Largest |x| of every float tensor of the graph over the batches, by node name; NaN counts as infinite."""
+def observe_ranges(
+    captured: Captured, batches: Iterable[Sequence[torch.Tensor]], device: str = CPU
+) -> dict[str, float]:
+    """Largest |x| of every float input and result in the graph over the batches, by node name; NaN counts as infinite.
+
+    Constants have no range: their values are known.
+    """
     amax: dict[str, float] = {}
     interpreter = _RangeInterpreter(captured.graph, amax)
-    with torch.inference_mode():
+    with placed(captured.graph, device), torch.inference_mode():
         for batch in batches:
-            interpreter.run(*batch)
+            interpreter.run(*sent(batch, device))
     return amax
 
 

@@ -13,6 +13,7 @@ import torch
 from calib.calibrate import calibrate as run_calibration
 from calib.observers import HistogramObserver
 from trtpipe.errors import InputError
+from trtpipe.model.computing import CPU, placed
 from trtpipe.model.export import export
 from trtpipe.model.nodes import add_constant, constant_value, copied, module_path, set_constant
 from trtpipe.model.pt2e import (
@@ -155,6 +156,7 @@ def calibrate(
     percentile: float,
     digests: Mapping[str, str],
     progress: Progress,
+    device: str = CPU,
 ) -> CalibrationTable:
     """amax of every quantizable activation, including those that precision.keep excludes.
 
@@ -166,6 +168,7 @@ def calibrate(
         percentile: for that algorithm, in (0, 100].
         digests: what the table is valid for, by name.
         progress: receives the number of samples done.
+        device: where PyTorch computes, and the observers count: one MiB for each tensor.
 
     Raises:
         calib.CalibError: the data is bad.
@@ -174,16 +177,18 @@ def calibrate(
     for observer in prepared.observers.values():
         observer.histogram = HistogramObserver()
     histograms = {key: o.histogram for key, o in prepared.observers.items() if o.histogram is not None}
-    return run_calibration(
-        lambda inputs: prepared.graph(*(_padded(x, spec) for x, spec in zip(inputs, captured.inputs, strict=True))),
-        histograms,
-        source,
-        batch_size=batch_size,
-        algorithm=algorithm,
-        percentile=percentile,
-        digests=digests,
-        progress=progress,
-    )
+    with placed(prepared.graph, device):
+        return run_calibration(
+            lambda inputs: prepared.graph(*(_padded(x, spec) for x, spec in zip(inputs, captured.inputs, strict=True))),
+            histograms,
+            source,
+            batch_size=batch_size,
+            algorithm=algorithm,
+            percentile=percentile,
+            digests=digests,
+            progress=progress,
+            device=device,
+        )
 
 
 def _padded(x: torch.Tensor, spec: TensorSpec) -> torch.Tensor:

@@ -19,8 +19,9 @@ class ModuleSensitivity:
         agreement: share of samples with the float network's argmax, in [0, 1]; None without one score a class.
         loss_rise: mean cross-entropy less the float network's, nats, on labelled samples; None without labels.
         accuracy_drop: top-1 accuracy less, on labelled samples; None without labels.
-        fp8_sqnr_db: of an INT8 module, at its own output in FP8 instead; None where the job or the module has no FP8.
-        int8_sqnr_db: the other way round.
+        fp8_sqnr_db: of a module in INT8 or 4 bits, at its own output in FP8 instead; None where the job has no FP8, or
+            FP8 cannot hold the module.
+        int8_sqnr_db: of a module in FP8, or in 4 bits where there is no FP8, the same in INT8.
     """
 
     module: str

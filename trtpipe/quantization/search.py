@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from trtpipe.evaluation.check import LIMITS, bounds
+from trtpipe.evaluation.check import bounds
+from trtpipe.evaluation.metrics import BEST
 from trtpipe.job.sections import Limits
 from trtpipe.quantization.ranking import ModuleSensitivity, Sensitivity
 from trtpipe.values import Metric
@@ -20,8 +22,8 @@ HALF_MARGIN_DB = 6.0
 class Candidate:
     """What a trial keeps out of its format beyond what the job itself keeps, and how scales are chosen.
 
-    `fp8` are modules in FP8 that would be INT8, `int8` the other way round, `half` and `fp32` those in no number
-    format at all.
+    `fp8` are modules in FP8 that would be in INT8 or 4 bits, `int8` in INT8 that would be in FP8 or 4 bits, `half` and
+    `fp32` those in no number format at all.
     """
 
     algorithm: str
@@ -184,7 +186,7 @@ class _Search:
         self.sensitivity = self.laboratory.rank(base.algorithm)
         ranked = [m for m in self.sensitivity.modules if m.module]
         if len(ranked) < len(self.sensitivity.modules):
-            self.notes.append("operations outside any module cannot be named in precision.keep; they stay in INT8")
+            self.notes.append("operations outside any module cannot be named in precision.keep; they stay quantized")
             return base, ranked
         while ranked and not left(self.sensitivity.modules, [m.module for m in ranked]):
             ranked.pop()
@@ -291,12 +293,8 @@ def shortfall(metrics: Sequence[Metric], limits: Limits) -> float:
         values = [m.value for m in metrics if m.name == bound.metric]
         if not values or any(v != v for v in values):
             return float("inf")
-        if bound.metric == "sqnr_db":
-            unit = 10.0
-        elif larger_is_better and bound.key in LIMITS:
-            unit = max(1 - limit, 1e-3)
-        else:
-            unit = max(abs(limit), 1e-3)
+        best = BEST.get(bound.metric, 0.0)
+        unit = 10.0 if math.isinf(best) else max(abs(best - limit), 1e-3)
         off = [limit - v if larger_is_better else v - limit for v in values]
         worst = max(worst, max(off) / unit)
     return worst if worst > -float("inf") else 0.0

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from trtpipe.errors import Cancelled, InputError
+from trtpipe.model.computing import CPU, placed, sent
 from trtpipe.quantization import narrow as narrow_formats
 from trtpipe.quantization.partial import Partial, Roundings, Spent, roundings
-from trtpipe.quantization.policy import Assignment, Choice, cannot
+from trtpipe.quantization.policy import Assignment, Choice, Modes, cannot
 from trtpipe.quantization.quantize import Narrow, SitePlan, narrow_sites, plan_sites
 from trtpipe.quantization.ranking import ModuleSensitivity, Sensitivity
 from trtpipe.quantization.units import Unit, find_units
@@ -141,6 +142,7 @@ def measure_sensitivity(
     int8: bool = True,
     narrow: Narrow | None = None,
     seconds: float | None = None,
+    device: str = CPU,
 ) -> Sensitivity:
     """Each quantizable module alone in its format (INT8, or what `narrow` gives it), the rest in float32.
 
@@ -160,11 +162,29 @@ def measure_sensitivity(
         seconds: after this long, and the measurement that then runs, what was measured is given; None: however long it
             takes. A network that needs longer for one batch is measured in the modules that lose most at their own
             output, as many as there is time for.
+        device: where PyTorch computes; formats below INT8 on the CPU alone.
 
     Raises:
         InputError: nothing is left to quantize, or there is no sample.
         Cancelled: progress asked to stop.
     """
+    on = CPU if narrow is not None else device
+    with placed(captured.graph, on):
+        there = (Sample(sent(s.inputs, on), s.count, None if s.labels is None else s.labels.to(on)) for s in samples)
+        return _measured(captured, amax, there, half, keep, progress, int8, narrow, seconds)
+
+
+def _measured(
+    captured: Captured,
+    amax: Mapping[str, float],
+    samples: Iterable[Sample],
+    half: torch.dtype | None,
+    keep: Keep,
+    progress: Progress,
+    int8: bool,
+    narrow: Narrow | None,
+    seconds: float | None,
+) -> Sensitivity:
     clock = _Clock(seconds)
     graph = captured.graph
     plan = plan_sites(captured, int8=int8, keep=keep, narrow=narrow)
@@ -309,14 +329,19 @@ def _others(
     half: torch.dtype | None,
     narrow: Narrow | None,
 ) -> dict[Literal["int8", "fp8"], Roundings]:
-    """What INT8 operations would read in FP8, and FP8 operations in INT8, where both are on and can hold them."""
-    if narrow is None or not {"int8", "fp8"} <= narrow.modes.on:
+    """What an operation would read in the other 8-bit format: in FP8 those in INT8 or 4 bits, in INT8 those in FP8, and
+    those in 4 bits where FP8 is off or cannot hold them."""
+    if narrow is None:
         return {}
-    able = {n: Choice("fp8") for n in plan.chosen.of("int8") if not cannot(n, "fp8")}
-    sites = [s for s in plan.int8 if s.consumer in able]
-    to_fp8 = narrow_formats.roundings(narrow_sites(sites, Assignment(able), narrow.modes), half, narrow.statistics)
-    back = [n.site for n in plan.narrow if n.format == "fp8"]
-    return {"fp8": to_fp8, "int8": roundings(captured.graph, back, amax, half, captured.int8)}
+    narrower = plan.chosen.of("int4") | plan.chosen.of("nvfp4")
+    on, fp8, int8 = narrow.modes.on, plan.chosen.of("int8") | narrower, plan.chosen.of("fp8") | narrower
+    able = {n: Choice("fp8") for n in fp8 if not cannot(n, "fp8")} if "fp8" in on else {}
+    back = int8 - able.keys() if "int8" in on else frozenset()
+    sites = [s for s in captured.sites if s.rule in ("Q1", "Q2")]
+    eights = Modes(frozenset({"fp8"}))  # weights and activations, where the job has 4-bit weights alone
+    to_fp8 = narrow_formats.roundings(narrow_sites(sites, Assignment(able), eights), half, narrow.statistics)
+    to_int8 = roundings(captured.graph, [s for s in sites if s.consumer in back], amax, half, captured.int8)
+    return {"fp8": to_fp8, "int8": to_int8}
 
 
 def _rows(spec: TensorSpec, output: torch.Tensor, count: int) -> torch.Tensor:

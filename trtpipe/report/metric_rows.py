@@ -7,24 +7,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trtpipe.evaluation.metrics import BEST
 from trtpipe.report.figures import beside_limit, compact, percent
 
 if TYPE_CHECKING:
     from trtpipe.values import Metric
 
-#: metric -> (title, what it says, its best value, whether it is a share)
-METRICS: Mapping[str, tuple[str, str, float, bool]] = {
-    "cosine": ("Cosine similarity", "mean over the samples; 1 is the same direction", 1.0, False),
-    "cosine_worst": ("Cosine similarity, worst sample", "the least of all samples", 1.0, False),
-    "max_abs": ("Largest difference", "max |executed − baseline|", 0.0, False),
-    "relative_l2": ("Relative error", "|executed − baseline| / |baseline|", 0.0, False),
-    "sqnr_db": ("SQNR, dB", "signal to quantization noise ratio; more is better", math.inf, False),
-    "top1_agreement": ("Top-1 agreement", "samples given the class that the baseline gives", 1.0, True),
-    "accuracy_baseline": ("Accuracy of the baseline", "top-1, against the labels", 1.0, True),
-    "accuracy_engine": ("Accuracy of what was executed", "top-1, against the labels", 1.0, True),
-    "accuracy_drop": ("Accuracy lost", "baseline − executed", 0.0, True),
+#: metric -> (title, what it says, whether it is a share)
+METRICS: Mapping[str, tuple[str, str, bool]] = {
+    "cosine": ("Cosine similarity", "mean over the samples; 1 is the same direction", False),
+    "cosine_worst": ("Cosine similarity, worst sample", "the least of all samples", False),
+    "max_abs": ("Largest difference", "max |executed − baseline|", False),
+    "relative_l2": ("Relative error", "|executed − baseline| / |baseline|", False),
+    "sqnr_db": ("SQNR, dB", "signal to quantization noise ratio; more is better", False),
+    "top1_agreement": ("Top-1 agreement", "samples given the class that the baseline gives", True),
+    "accuracy_baseline": ("Accuracy of the baseline", "top-1, against the labels", True),
+    "accuracy_engine": ("Accuracy of what was executed", "top-1, against the labels", True),
+    "accuracy_drop": ("Accuracy lost", "baseline − executed", True),
 }
-#: The same of a metric of the job's own, by what its name ends in.
+#: What the name of a metric of the job's own ends in -> (title, what it says, its best value).
 OWN_METRICS: Mapping[str, tuple[str, str, float]] = {
     "_baseline": ("{} of the baseline", "", math.nan),
     "_engine": ("{} of what was executed", "", math.nan),
@@ -75,11 +76,12 @@ class MetricRow:
 
 
 def meaning(name: str) -> tuple[str, str, float, bool]:
-    """A metric as `METRICS` has it; its name with blanks for one that is nowhere known."""
+    """Title, what it says, best value, whether it is a share; its name with blanks for one that is nowhere known."""
     for end, (title, says, best) in OWN_METRICS.items():
         if name not in METRICS and name.endswith(end):
             return title.format(name.removesuffix(end).replace("_", " ")), says, best, False
-    return METRICS.get(name, (name.replace("_", " "), "", math.nan, False))
+    title, says, share = METRICS.get(name, (name.replace("_", " "), "", False))
+    return title, says, BEST.get(name, math.nan), share
 
 
 def metric_row(metric: Metric) -> MetricRow:

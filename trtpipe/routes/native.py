@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from calib.trt_calibrator import BASES
 from trtpipe.errors import InputError
 from trtpipe.job.job import Job
 from trtpipe.model.data import open_calibration
@@ -30,10 +31,10 @@ def native_calibration(job: Job, made_from: Mapping[str, str]) -> Calibration:
             "calibration: must give samples for build.quantization implicit (got "
             f"{'none' if data is None else 'a table'}). Add calibration.images, or use explicit."
         )
-    if data.algorithm == "mse":
+    if data.algorithm not in ("auto", *BASES):
         raise InputError(
-            "calibration.algorithm: must be entropy_2, entropy, minmax or percentile for build.quantization implicit "
-            "(got mse). Use explicit, where trtpipe calibrates."
+            f"calibration.algorithm: must be one of {', '.join(BASES)} for build.quantization implicit (got "
+            f"{data.algorithm}). Use explicit, where trtpipe calibrates."
         )
     return Calibration(
         source=open_calibration(job),

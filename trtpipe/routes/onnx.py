@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from trtpipe.routes.native import native_calibration
 from trtpipe.routes.release import EXPORTED_OPSET, lower, needs_lowering, require_parsable
 from trtpipe.trt.builder import build_engine
 from trtpipe.trt.flavour import installed
-from trtpipe.trt.isolated import build_isolated
+from trtpipe.trt.isolated import Isolated
 from trtpipe.values import Engine, LoadedModel, OnnxModel, Quantized, Target, computed_in
 
 if TYPE_CHECKING:
@@ -53,17 +53,78 @@ def release(job: Job) -> str | None:
 
 def compile_graph(job: Job, model: OnnxModel, progress: Progress) -> Engine:
     """The engine of the job's target, compiled from an ONNX file; for onnxruntime that file itself."""
-    model = lowered_for(model, job.build.target)
-    if job.build.target == "onnxruntime":
-        import onnxruntime
+    with compiler(job) as compiling:
+        compiling.start(model)
+        return compiling.finish(progress)
 
-        return Engine(model.data, "onnxruntime", onnxruntime.__version__, (), model.inputs, model.outputs, model)
-    if job.build.target == "tensorrt_rtx":
-        return build_isolated(model, job.build, progress=progress, precision=job.precision)
-    samples = None
-    if job.build.quantization == "implicit":
-        samples = native_calibration(job, {"graph": hashlib.sha256(model.data).hexdigest()})
-    return build_engine(model, job.build, progress=progress, precision=job.precision, calibration=samples)
+
+class Compiler(Protocol):
+    """Compiles one ONNX file for the target of a job; where `beside`, from `start` on, in a process of its own."""
+
+    beside: bool
+
+    def start(self, model: OnnxModel) -> None:
+        """Compile this file, which is as its target understands it."""
+
+    def look(self, progress: Progress) -> None:
+        """Pass on what was reported since `start`, without waiting, and raise what `finish` would."""
+
+    def finish(self, progress: Progress) -> Engine:
+        """The engine; for onnxruntime the file itself."""
+
+
+@contextlib.contextmanager
+def compiler(job: Job) -> Iterator[Compiler]:
+    """What compiles for the job's target. What it loads, it loads now; what it began ends with the context."""
+    if job.build.target != "tensorrt_rtx":
+        yield _Here(job)
+        return
+    with Isolated() as builder:
+        yield _Beside(job, builder)
+
+
+class _Here:
+    """The compiler of a target that is compiled for in this process."""
+
+    beside = False
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def start(self, model: OnnxModel) -> None:
+        self._model = lowered_for(model, self._job.build.target)
+
+    def look(self, progress: Progress) -> None:
+        """Nothing runs."""
+
+    def finish(self, progress: Progress) -> Engine:
+        job, model = self._job, self._model
+        if job.build.target == "onnxruntime":
+            import onnxruntime
+
+            return Engine(model.data, "onnxruntime", onnxruntime.__version__, (), model.inputs, model.outputs, model)
+        samples = None
+        if job.build.quantization == "implicit":
+            samples = native_calibration(job, {"graph": hashlib.sha256(model.data).hexdigest()})
+        return build_engine(model, job.build, progress=progress, precision=job.precision, calibration=samples)
+
+
+class _Beside:
+    """TensorRT-RTX, in its own process."""
+
+    beside = True
+
+    def __init__(self, job: Job, builder: Isolated) -> None:
+        self._job, self._builder = job, builder
+
+    def start(self, model: OnnxModel) -> None:
+        self._builder.start(model, self._job.build, precision=self._job.precision)
+
+    def look(self, progress: Progress) -> None:
+        self._builder.look(progress)
+
+    def finish(self, progress: Progress) -> Engine:
+        return self._builder.finish(progress)
 
 
 def lowered_for(model: OnnxModel, target: Target) -> OnnxModel:

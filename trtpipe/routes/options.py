@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from calib.trt_calibrator import BASES
 from calib.types import JsonObject
 from trtpipe.job.job import Job
 from trtpipe.job.sections import Build, Precision
@@ -23,7 +24,6 @@ from trtpipe.values import Route
 __all__ = ["asked", "installed_frontend", "job_refusals", "refusals"]
 
 
-#: Distribution of Torch-TensorRT by the target it is made for.
 def without_gpu(route: str, problem: str) -> str:
     """What a machine without an NVIDIA GPU is told of a route that compiles on one."""
     return (
@@ -32,6 +32,7 @@ def without_gpu(route: str, problem: str) -> str:
     )
 
 
+#: Distribution of Torch-TensorRT by the target it is made for.
 FRONTENDS: Mapping[str, str] = {"tensorrt": "torch-tensorrt", "tensorrt_rtx": "torch-tensorrt-rtx"}
 #: The Torch-TensorRT whose arguments the tables below were read from.
 TESTED = "2.14"
@@ -332,10 +333,10 @@ def _calibrated(job: Job) -> Iterator[tuple[str, str]]:
             f"must be samples with build.quantization implicit, where TensorRT calibrates by itself (got "
             f"{data.table}). Use explicit, or give calibration.images.",
         )
-    if data.algorithm == "mse":
+    if data.algorithm not in ("auto", *BASES):
         yield (
             "calibration.algorithm",
-            "must be entropy_2, entropy, minmax or percentile, which TensorRT has (got mse). Use build.quantization "
+            f"must be one of {', '.join(BASES)}, which TensorRT has (got {data.algorithm}). Use build.quantization "
             "explicit.",
         )
     first = next(iter(job.inputs.values()))

@@ -23,7 +23,8 @@ from trtpipe.errors import MissingError
 from trtpipe.packages import install_command
 from trtpipe.runtime.device import Device
 from trtpipe.trt.flavour import parse_version
-from trtpipe.trt.platforms import RTX_COMPUTE_CAPABILITIES, rtx_support
+from trtpipe.trt.options import refusals
+from trtpipe.trt.platforms import RTX_COMPUTE_CAPABILITIES, rtx_support, too_old_or_new, unable
 
 _TITLES = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX", "onnxruntime": "ONNX Runtime"}
 _INSTALL = {
@@ -270,4 +271,11 @@ def _kit_problems(manifest: Manifest, device: Device) -> tuple[str, ...]:
         return (f"runtime: {_TITLES[target]} is not installed, and this kit is built with it. {_INSTALL[target]}.",)
     if target == "tensorrt" and device.compute_capability is None:
         return (f"gpu: TensorRT builds on the GPU it is for (got: {device.gpu}). Check its driver.",)
-    return ()
+    if target == "onnxruntime":
+        return ()
+    version = device.versions[target]
+    refused = refusals(manifest.build, manifest.precision, target, version)
+    if target == "tensorrt" and device.compute_capability is not None:
+        gpu = device.gpu, device.compute_capability
+        refused += (*too_old_or_new(*gpu, version), *unable(*gpu, manifest.precision))
+    return tuple(message for _, message in refused)

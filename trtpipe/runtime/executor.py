@@ -22,7 +22,7 @@ from trtpipe.runtime.compatibility import placement_problems
 from trtpipe.runtime.device import Device, this_device
 from trtpipe.runtime.hybrid_runner import HybridRunner
 from trtpipe.runtime.onnxruntime import Optimization, OrtRunner
-from trtpipe.trt.runtime import EngineRunner
+from trtpipe.trt.runtime import EngineRunner, Specialization
 from trtpipe.values import CheckReport, Engine, Executed, Target, TensorSpec
 
 #: The relative L2 error of a few golden samples may be this much larger than that of all samples of the check.
@@ -88,10 +88,12 @@ def open_engine(engine: Engine) -> tuple[Runner, Executed]:
     return graph_as_checked(engine.graph.data, engine.target), "graph"
 
 
-def engine_runner(data: bytes, *, hybrid: bool, settings: RunnerSettings) -> Runner:
+def engine_runner(
+    data: bytes, *, hybrid: bool, settings: RunnerSettings, specialization: Specialization | None = None
+) -> Runner:
     """What executes an engine, or a hybrid module: engines with PyTorch between them."""
     if not hybrid:
-        return EngineRunner(data, **settings)
+        return EngineRunner(data, **settings, specialization=specialization)
     compatible, without_lean = settings["version_compatible"], settings["without_lean_runtime"]
     return HybridRunner(data, version_compatible=compatible, without_lean_runtime=without_lean)
 

@@ -38,7 +38,7 @@ class Part(contextlib.AbstractContextManager[Any], Protocol):
         """What users of the outputs should know."""
 
     def run_tensors(self, inputs: Mapping[str, torch.Tensor], outputs: Sequence[str], /) -> list[torch.Tensor]:
-        """The outputs as tensors on the device, for inputs there."""
+        """The outputs as tensors on the device, for inputs there, both [B, ...] in the bindings' dtypes."""
 
 
 class DeviceRunner(EngineRunner):
@@ -47,7 +47,7 @@ class DeviceRunner(EngineRunner):
     device = "cuda"
 
     def run_tensors(self, inputs: Mapping[str, torch.Tensor], outputs: Sequence[str], /) -> list[torch.Tensor]:
-        """The outputs, in order, in newly allocated tensors.
+        """The outputs [B, ...], in order, in newly allocated tensors.
 
         Raises:
             InputError: dtypes or shapes are not those of the engine; or the execution failed.

@@ -28,7 +28,7 @@ class Feed:
     arrays: dict[str, Array] | None = None
 
     def batches(self, model: Model, size: int) -> Iterator[dict[str, Array]]:
-        """The inputs of `size` samples at a time; images are read when their batch is due."""
+        """The inputs [B, ...] of `size` samples at a time by name; images are read when their batch is due."""
         for start in range(0, len(self.ids), size):
             if self.paths is not None:
                 yield {model.manifest.inputs[0].name: model.preprocess(self.paths[start : start + size])}

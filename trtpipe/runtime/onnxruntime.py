@@ -65,6 +65,8 @@ class OrtRunner:
         options.intra_op_num_threads = threads
         # Its threads would spin on after a run, on the cores that torch, or the next model, needs.
         options.add_session_config_entry("session.force_spinning_stop", "1")
+        # In the file's order: by itself it dequantizes every weight before it begins, and holds them all.
+        options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
         options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, _LEVELS[optimization])
         try:
             self._session = onnxruntime.InferenceSession(

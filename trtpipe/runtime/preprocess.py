@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
+from calib.images import beyond_8_bits
 from calib.types import Array
 from trtpipe.errors import InputError
 from trtpipe.job.sections import Transform
@@ -36,6 +37,8 @@ def load_image(path: Path) -> Image.Image:
                 raise InputError(
                     f"{path}: must have at most {MAX_PIXELS} pixels (got {image.width}x{image.height}). Shrink it."
                 )
+            if fault := beyond_8_bits(image.mode):
+                raise InputError(f"{path}: {fault}")
             return image.convert("RGB")
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         raise InputError(f"{path}: must be an image that Pillow reads (got: {error}). Remove or replace it.") from None
@@ -58,6 +61,8 @@ def preprocess(image: Image.Image, transform: Transform | None, spec: TensorSpec
             "Give arrays (.npy) that are preprocessed already."
         )
     t = transform or Transform()
+    if fault := beyond_8_bits(image.mode):
+        raise InputError(f"image: {fault}")
     image = image if image.mode == "RGB" else image.convert("RGB")
     image = _center_crop(_resize(image, t), t)
     if t.grayscale:

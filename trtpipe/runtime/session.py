@@ -35,6 +35,7 @@ from trtpipe.runtime.executor import (
     unrecorded,
 )
 from trtpipe.runtime.preprocess import load_image, preprocess
+from trtpipe.trt.runtime import Specialization
 from trtpipe.values import Executed, TensorSpec
 
 if TYPE_CHECKING:
@@ -152,7 +153,11 @@ class Model:
         return self.run_arrays({self._only_input().name: self.preprocess(images)})
 
     def preprocess(self, images: Iterable[Image | str | Path]) -> Array:
-        """The images as the array [S, C, H, W] of the only input."""
+        """The images as the array [S, C, H, W] of the only input, in the dtype of its binding.
+
+        Raises:
+            InputError: no image, one that cannot be read, or a bundle that was checked on arrays.
+        """
         spec, transform = self._only_input(), self.manifest.preprocessing
         if transform is None:
             raise InputError(
@@ -167,15 +172,21 @@ class Model:
     def classify(
         self, images: Sequence[Image | str | Path] | Array | Mapping[str, Array], top: int = 1
     ) -> list[Prediction]:
-        """The `top` best classes of each image or sample."""
+        """The `top` best classes of each image, or of each sample of arrays [S, ...].
+
+        Raises:
+            InputError: as calling the model, or no output [N, C] to classify by.
+        """
         return self.predictions(self(images), top)
 
     def predictions(self, outputs: Mapping[str, Array], top: int = 1) -> list[Prediction]:
         """The `top` best classes in `outputs`, by the first output that is [S, C].
 
         Raises:
-            InputError: no output is.
+            InputError: no output is, or `top` is no whole number of 1 or more.
         """
+        if not isinstance(top, int) or isinstance(top, bool) or top < 1:
+            raise InputError(f"top: must be a whole number of 1 or more (got {top!r}). It is how many classes to give.")
         spec = next((s for s in self.manifest.outputs if s.batch_axis is not None and len(s.shape) == 2), None)
         if spec is None:
             raise InputError(f"{self.bundle.path}: has no output [N, C] to classify by. Use the raw outputs.")
@@ -193,7 +204,7 @@ class Model:
         return joined(self.run_batches(arrays))
 
     def run_batches(self, arrays: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
-        """As `run_arrays`, one batch at a time.
+        """As `run_arrays`, one batch [B, ...] at a time.
 
         Raises:
             InputError: an output has no batch axis, and the samples do not fill whole batches: what stands in for the
@@ -266,7 +277,14 @@ def _kind(value: object) -> str:
     return name if wrong is None else f"{name} of {type(wrong).__name__}"
 
 
-def load(path: str | Path, *, key: str | Path | None = None, graph: bool = False, as_written: bool = False) -> Model:
+def load(
+    path: str | Path,
+    *,
+    key: str | Path | None = None,
+    graph: bool = False,
+    as_written: bool = False,
+    specialization: Specialization | None = None,
+) -> Model:
     """The bundle at `path`, ready to be run here.
 
     Nothing of the engine is deserialized before the bundle is verified to be whole, signed as the device demands, and
@@ -277,6 +295,7 @@ def load(path: str | Path, *, key: str | Path | None = None, graph: bool = False
         key: file of trusted public keys; the device's own configured one when None.
         graph: run the ONNX graph on the CPU instead of the engine.
         as_written: see `open_model`.
+        specialization: of a TensorRT-RTX engine; see `EngineRunner`.
 
     Raises:
         InputError: the bundle is damaged, unsigned or badly signed, a kit, or has no graph.
@@ -286,10 +305,16 @@ def load(path: str | Path, *, key: str | Path | None = None, graph: bool = False
     bundle, _ = compatibility.admit(Path(path), trusted)
     if failed := compatibility.failure(bundle.manifest):
         logging.getLogger("trtpipe").warning("%s: %s", path, failed)
-    return open_model(bundle, graph=graph, as_written=as_written)
+    return open_model(bundle, graph=graph, as_written=as_written, specialization=specialization)
 
 
-def open_model(bundle: Bundle, *, graph: bool = False, as_written: bool = False) -> Model:
+def open_model(
+    bundle: Bundle,
+    *,
+    graph: bool = False,
+    as_written: bool = False,
+    specialization: Specialization | None = None,
+) -> Model:
     """`bundle`, which `compatibility.admit` has let in, ready to be run here.
 
     Args:
@@ -297,6 +322,7 @@ def open_model(bundle: Bundle, *, graph: bool = False, as_written: bool = False)
         graph: run the ONNX graph on the CPU instead of the engine; a kit has nothing else.
         as_written: the graph exactly as a check executes it (`executor.graph_as_checked`), whatever it gives; otherwise
             the fastest way that gives the golden outputs as closely as the check did (`executor.open_graph`).
+        specialization: of a TensorRT-RTX engine; see `EngineRunner`.
 
     Raises:
         InputError, MissingError: as `load`.
@@ -312,10 +338,9 @@ def open_model(bundle: Bundle, *, graph: bool = False, as_written: bool = False)
             return Model(bundle, runner, "graph", notes)
         return Model(bundle, graph_as_checked(read_graph(bundle), bundle.manifest.build.target), "graph")
     compatibility.require_fit(bundle.manifest, this_device())
-    settings = bundle_settings(bundle)
-    model = Model(
-        bundle, engine_runner(bundle.read(engine.file), hybrid=bool(engine.fallback), settings=settings), "engine"
-    )
+    settings, plan = bundle_settings(bundle), bundle.read(engine.file)
+    executes = engine_runner(plan, hybrid=bool(engine.fallback), settings=settings, specialization=specialization)
+    model = Model(bundle, executes, "engine")
     try:
         why = "" if as_written or unrecorded(bundle) else deviation(model.runner, bundle)
     except BaseException:

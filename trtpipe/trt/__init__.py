@@ -15,6 +15,7 @@ __all__ = [
     "parser",
     "plan",
     "platforms",
+    "refit",
     "regions",
     "runtime",
     "timing",

@@ -10,11 +10,11 @@ from trtpipe.errors import BuildError, InputError
 from trtpipe.job.sections import Build, Precision
 from trtpipe.progress import Progress
 from trtpipe.trt import config as configuration
-from trtpipe.trt import driver, flavour, formats, implicit, lowering, network, plan, platforms, timing_cache
+from trtpipe.trt import driver, flavour, formats, implicit, lowering, network, plan, platforms, refit, timing_cache
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.implicit import Calibration
 from trtpipe.trt.monitor import PERCENT, Watch, interruptible, make_logger, make_monitor
-from trtpipe.trt.options import asked, needs_driver, refusals
+from trtpipe.trt.options import asked, needs_driver, refusals, uses_dla
 from trtpipe.trt.parser import newest_opset
 from trtpipe.values import Engine, OnnxModel
 
@@ -71,7 +71,7 @@ def build_engine(
         )
     watch = Watch(progress, build.log_level)
     try:
-        data, notes = _serialize(tensorrt, gpu, model, build, precision, calibration, watch)
+        data, notes, cache = _serialize(tensorrt, gpu, model, build, precision, calibration, watch)
     except BaseException as error:
         # TensorRT has one logger for the process while any of its objects lives, and a traceback keeps them alive.
         traceback.clear_frames(error.__traceback__)
@@ -93,6 +93,7 @@ def build_engine(
         graph=model,
         options=build.model_dump(mode="json", include=set(asked(build))),
         notes=notes + tuple(f"TensorRT: {text}" for text in watch.warnings if not _NOISE.search(text)),
+        timing_cache=cache,
     )
 
 
@@ -104,8 +105,11 @@ def _serialize(
     precision: Precision | None,
     calibration: Calibration | None,
     watch: Watch,
-) -> tuple[bytes, tuple[str, ...]]:
-    """The plan's bytes, and notes. Every object made here is kept until TensorRT has returned: it holds none."""
+) -> tuple[bytes, tuple[str, ...], bytes]:
+    """The plan's bytes, notes, and the timing cache where one is used.
+
+    Every object made here is kept until TensorRT has returned: it holds none.
+    """
     watch.check()
     trt, logger = tensorrt.module, make_logger(tensorrt, watch)
     notes: tuple[str, ...] = ()
@@ -115,12 +119,16 @@ def _serialize(
     graph = network.create_network(tensorrt, builder, weakly_typed=weak)
     kept.append(network.parse(tensorrt, graph, logger, model, watch))
     network.check_bindings(tensorrt, graph, model)
+    if build.refit == "individual":
+        notes += refit.mark_weights(graph, model.data)
     config = builder.create_builder_config()
     errors_before = len(watch.errors)  # a parser that falls back may have logged errors and yet succeeded
     configuration.apply(tensorrt, config, graph, build)
     kept.append(configuration.add_profiles(tensorrt, builder, config, model.inputs, build))
     if weak:
         notes += lowering.allow_precisions(tensorrt, config, graph, build, precision)
+    if uses_dla(build):
+        notes += configuration.dla_fallback(tensorrt, config, graph, build)
     calibrator = None
     if build.quantization == "implicit":
         calibrator = implicit.make_calibrator(tensorrt, calibration)
@@ -128,7 +136,7 @@ def _serialize(
         kept.append(implicit.attach(tensorrt, builder, config, calibrator, model.inputs, batch))
     cache_file = None
     if build.timing_cache is not None and gpu is not None:
-        cache_file = Path(build.timing_cache) / timing_cache.file_name(tensorrt, gpu, gpu.devices[0])
+        cache_file = timing_cache.file_of(Path(build.timing_cache), tensorrt, gpu, gpu.devices[0])
         cache, cache_notes = timing_cache.attach(config, cache_file)
         kept.append(cache)
         notes += cache_notes
@@ -151,11 +159,10 @@ def _serialize(
             f"build: {tensorrt.title} cannot compile the graph ({_last(watch)}). "
             "Set build.log_level to verbose to see what it was doing."
         )
-    if cache_file is not None:
-        timing_cache.save(config, cache_file)
+    used = b"" if cache_file is None else timing_cache.save(config, cache_file)
     data = bytes(plan_memory)
     del plan_memory, kept  # only now: config, network and parser point into what it holds
-    return data, notes
+    return data, notes, used
 
 
 def _unfit(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,11 +27,39 @@ class Binding:
     ranges: tuple[tuple[Shape, Shape, Shape], ...]
 
 
-class Tensors:
+class _Context:
+    """A context that is given back by `close`: frames of a traceback may hold this object, and not TensorRT's then.
+
+    Args:
+        reason: TensorRT's last error message.
+    """
+
+    def __init__(self, engine: ICudaEngine, context: IExecutionContext, reason: Callable[[], str]) -> None:
+        self._engine, self._context, self._reason = engine, context, reason
+
+    def close(self) -> None:
+        """Destroy the context, which must not be executing; nothing else may be called then."""
+        self.__dict__.pop("_context", None)
+        self.__dict__.pop("_engine", None)
+
+    def set_profiler(self, profiler: IProfiler | None) -> None:
+        """Have each layer's time reported to an IProfiler, or to nobody."""
+        self._context.profiler = profiler
+
+    def _accepted(self, answer: object, where: str, what: str) -> None:
+        """Refuse to go on where TensorRT has refused something: most of its functions say so by False alone."""
+        if not answer:
+            raise InputError(f"{where}: TensorRT refuses {what} ({self._reason()}).")
+
+    def _shaped(self, accepted: object, name: str, shape: Shape) -> None:
+        self._accepted(accepted, f"inputs.{name}", f"the shape {shape}")
+
+
+class Tensors(_Context):
     """The tensor API: everything by name."""
 
-    def __init__(self, engine: ICudaEngine, context: IExecutionContext) -> None:
-        self._engine, self._context = engine, context
+    def __init__(self, engine: ICudaEngine, context: IExecutionContext, reason: Callable[[], str]) -> None:
+        super().__init__(engine, context, reason)
         self._profile, self._shapes = 0, dict[str, Shape]()
 
     def list(self) -> tuple[Binding, ...]:
@@ -54,14 +82,18 @@ class Tensors:
         )
 
     def choose(self, profile: int, shapes: Mapping[str, Shape], stream: int) -> bool:
-        """Take this profile and these input shapes; whether anything changed."""
+        """Take this profile and these input shapes; whether anything changed.
+
+        Raises:
+            InputError: the engine does not take a shape.
+        """
         if profile == self._profile and shapes == self._shapes:
             return False
         if profile != self._profile:
-            self._context.set_optimization_profile_async(profile, stream)
+            accepted = self._context.set_optimization_profile_async(profile, stream)
+            self._accepted(accepted, "engine", f"optimization profile {profile}")
         for name, shape in shapes.items():
-            if not self._context.set_input_shape(name, shape):
-                raise InputError(f"inputs.{name}: must have a shape that the engine takes (got {shape}). Reshape it.")
+            self._shaped(self._context.set_input_shape(name, shape), name, shape)
         self._profile, self._shapes = profile, dict(shapes)
         return True
 
@@ -70,28 +102,28 @@ class Tensors:
         return tuple(self._context.get_tensor_shape(name))
 
     def set_output_allocator(self, name: str, allocator: IOutputAllocator, shape: Shape) -> None:
-        """Let an IOutputAllocator have the memory of an output of a shape that only the execution decides."""
-        if not self._context.set_output_allocator(name, allocator):
-            raise InputError(f"outputs.{name}: TensorRT refuses an output allocator for its shape {shape}.")
+        """Let an IOutputAllocator have the memory of an output of a shape that only the execution decides.
+
+        Raises:
+            InputError: TensorRT does not take it.
+        """
+        accepted = self._context.set_output_allocator(name, allocator)
+        self._accepted(accepted, f"outputs.{name}", f"an output allocator for its shape {shape}")
 
     def set_address(self, name: str, address: int) -> None:
         """Where a binding is in device memory."""
-        self._context.set_tensor_address(name, address)
+        self._accepted(self._context.set_tensor_address(name, address), "engine", f"the address of binding {name}")
 
     def execute(self, stream: int) -> bool:
         """Enqueue one execution."""
         return bool(self._context.execute_async_v3(stream))
 
-    def set_profiler(self, profiler: IProfiler | None) -> None:
-        """Have each layer's time reported to an IProfiler, or to nobody."""
-        self._context.profiler = profiler
 
-
-class Bindings:
+class Bindings(_Context):
     """8.6's binding API: everything by number, and the bindings of every profile after those of the first."""
 
-    def __init__(self, engine: ICudaEngine, context: IExecutionContext) -> None:
-        self._engine, self._context = engine, context
+    def __init__(self, engine: ICudaEngine, context: IExecutionContext, reason: Callable[[], str]) -> None:
+        super().__init__(engine, context, reason)
         self._count = engine.num_bindings // engine.num_optimization_profiles
         self._numbers = {engine.get_binding_name(i): i for i in range(self._count)}
         self._profile, self._shapes = 0, dict[str, Shape]()
@@ -115,15 +147,19 @@ class Bindings:
         )
 
     def choose(self, profile: int, shapes: Mapping[str, Shape], stream: int) -> bool:
-        """Take this profile and these input shapes; whether anything changed."""
+        """Take this profile and these input shapes; whether anything changed.
+
+        Raises:
+            InputError: the engine does not take a shape.
+        """
         if profile == self._profile and shapes == self._shapes:
             return False
         if profile != self._profile:
-            self._context.set_optimization_profile_async(profile, stream)
+            accepted = self._context.set_optimization_profile_async(profile, stream)
+            self._accepted(accepted, "engine", f"optimization profile {profile}")
         self._profile, self._shapes = profile, dict(shapes)
         for name, shape in shapes.items():
-            if not self._context.set_binding_shape(self._number(name), shape):
-                raise InputError(f"inputs.{name}: must have a shape that the engine takes (got {shape}). Reshape it.")
+            self._shaped(self._context.set_binding_shape(self._number(name), shape), name, shape)
         return True
 
     def shape_of(self, name: str) -> Shape:
@@ -146,10 +182,6 @@ class Bindings:
         before = [0] * (self._profile * self._count)
         after = [0] * (self._engine.num_bindings - len(before) - len(here))
         return bool(self._context.execute_async_v2([*before, *here, *after], stream))
-
-    def set_profiler(self, profiler: IProfiler | None) -> None:
-        """Have each layer's time reported to an IProfiler, or to nobody."""
-        self._context.profiler = profiler
 
     def _number(self, name: str) -> int:
         number: int = self._numbers[name] + self._profile * self._count

@@ -176,6 +176,28 @@ def _place_layers(trt: ModuleType, config: IBuilderConfig, network: INetworkDefi
             )
 
 
+def dla_fallback(
+    flavour: Flavour, config: IBuilderConfig, network: INetworkDefinition, build: Build
+) -> tuple[str, ...]:
+    """A note that names the modules that a DLA was to run and cannot, in order; () without any.
+
+    Raises:
+        InputError: there are some, and build.gpu_fallback does not let the GPU run them.
+    """
+    dla = flavour.module.DeviceType.DLA
+    placed = [x for x in _all(network.get_layer, network.num_layers) if config.get_device_type(x) == dla]
+    left = [x for x in placed if not config.can_run_on_DLA(x)]
+    if not left:
+        return ()
+    modules = ", ".join(dict.fromkeys(module_path(layer.name) for layer in left))
+    if not build.gpu_fallback:
+        raise InputError(
+            f"build.gpu_fallback: must be true where DLA cannot run a layer (got false; it cannot run {modules}). "
+            "Set it, or give them to the GPU with build.device_types."
+        )
+    return (f"DLA: {len(left)} of {len(placed)} layers run on the GPU: {modules}",)
+
+
 def module_path(layer_name: str) -> str:
     """The source module path at the start of a layer's name; what an exporter added follows a slash or a space."""
     return layer_name.split("/", 1)[0].split(" ", 1)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,10 @@ class OutputMemory:
         self.shapes: dict[str, Shape] = {}
 
     def reallocate(self, name: str, size: int, alignment: int) -> int:
-        """The address of at least `size` bytes for an output; 0, as TensorRT wants it, when there are none."""
+        """The address of at least `size` bytes for an output; 0, as TensorRT wants it, when there are none.
+
+        TensorRT calls it, and nothing can be raised through TensorRT: `check` raises the InputError of what went wrong.
+        """
         try:
             buffer = self.buffers.get(name)
             if buffer is None or buffer.size < size:
@@ -118,9 +122,16 @@ class Execution:
         return sum(b.size for b in (*self._device.values(), *self._decided.buffers.values()))
 
     def close(self) -> None:
-        """Give back the context, the graph, the buffers and the stream."""
-        self.__dict__.pop("calls", None)  # the context first: it knows the addresses
-        self._graph, self._allocator = None, None
+        """Give back the graph, the context, the buffers and the stream, once nothing runs on it any more."""
+        calls = self.__dict__.pop("calls", None)
+        if calls is not None:
+            try:
+                self.memory.synchronize()  # after an error the GPU may still be at work in all of it
+            except Exception as error:  # noqa: BLE001 - all has to be given back all the same
+                logging.getLogger("trtpipe").warning("%s", str(error))
+            self._graph = None
+            calls.close()  # before the buffers, whose addresses it knows
+        self._allocator = None
         self._device, self._host = {}, {}
         self.memory.close()
 
@@ -142,6 +153,10 @@ class Execution:
 
     def prepare(self, profile: int, arrays: Mapping[str, Array]) -> bool:
         """Choose the shapes, have memory for them, and copy the inputs to page-locked memory.
+
+        Args:
+            profile: number of the optimization profile.
+            arrays: every input [B, ...] in the dtype of its binding.
 
         Returns:
             Whether a shape or an address is not what it was, so that a captured graph no longer holds.
@@ -191,7 +206,14 @@ class Execution:
                 self.memory.download(self._device[name], self._array(name, shape))
 
     def results(self) -> dict[str, Array]:
-        """Copy the outputs back, wait, and take them out of page-locked memory."""
+        """Copy the outputs back, wait, and take them out of page-locked memory.
+
+        Returns:
+            Every output [B, ...] in the dtype of its binding.
+
+        Raises:
+            InputError: TensorRT gave no shape, or no memory, to an output whose shape the execution decides.
+        """
         self.download()
         self.memory.synchronize()
         decided = [name for name, shape in self._outputs.items() if shape is None]

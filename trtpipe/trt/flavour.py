@@ -111,6 +111,8 @@ CAPABILITIES: tuple[Capability, ...] = (
                _NONE, _ALL),
     Capability("runtime_cache", "cache of kernels compiled for the GPU",
                ("ICudaEngine.create_runtime_config", "IRuntimeConfig.create_runtime_cache"), _NONE, _ALL),
+    Capability("shape_specialization", "kernels compiled for a call's shapes",
+               ("IRuntimeConfig.dynamic_shapes_kernel_specialization_strategy",), _NONE, _ALL),
     Capability("engine_validity", "engine validity query", ("Runtime.get_engine_validity",), _NONE, _ALL),
 )  # fmt: skip
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtpipe.trt.flavour import CAPABILITIES, parse_version, where
-from trtpipe.trt.platforms import BY_CAPABILITY, RTX_COMPUTE_CAPABILITIES
+from trtpipe.trt.platforms import ALWAYS, BY_CAPABILITY, PLATFORMS, PRECISIONS, RTX_COMPUTE_CAPABILITIES, instead
 
 if TYPE_CHECKING:
     from trtpipe.job.sections import Build, Precision
@@ -26,14 +26,13 @@ DYNAMIC_QUANTIZE = "TRT_FP4DynamicQuantize"
 class FormatSupport:
     """What one number format needs.
 
-    `capability` is its name in `flavour.CAPABILITIES` and among a platform's precisions; `instead` the next step where
-    it is missing; `opset` the first of ONNX with its types.
+    `capability` is its name in `flavour.CAPABILITIES` and among a platform's precisions; `opset` the first of ONNX with
+    its types.
     """
 
     name: NumberFormatName
     title: str
     capability: str
-    instead: str
     opset: int
 
 
@@ -43,9 +42,9 @@ class FormatSupport:
 # refuse no newer opset (ModelImporter.cpp), read INT4 constants (WeightsContext.cpp) and find a block's size from the
 # shape of its scales (QuantDequantLinearHelper in onnxOpImporters.cpp). FLOAT4E2M1 came to the parser with 10.8
 # (onnx-tensorrt's pull request 1012), where NVFP4 begins here. No TensorRT but RTX 1.7.1 was there to parse such files.
-FP8 = FormatSupport("fp8", "FP8", "fp8", "precision.int8_mode", 19)
-INT4 = FormatSupport("int4", "INT4 weights", "int4", "precision.int8_mode", 21)
-NVFP4 = FormatSupport("nvfp4", "NVFP4", "fp4", "precision.fp8_mode", 23)
+FP8 = FormatSupport("fp8", "FP8", "fp8", 19)
+INT4 = FormatSupport("int4", "INT4 weights", "int4", 21)
+NVFP4 = FormatSupport("nvfp4", "NVFP4", "fp4", 23)
 SUPPORT = (FP8, INT4, NVFP4)
 
 
@@ -91,12 +90,14 @@ def refusals(
 ) -> Iterator[tuple[str, str]]:
     """(option path, message) of every number format that this release, or a GPU the job names, does not have."""
     by_name = {c.name: c for c in CAPABILITIES}
+    can = _common(build, name, able)
     for path, needed in asked(precision):
+        other = instead(path.removeprefix("precision."), can)
         capability = by_name[needed.capability]
         if needed.capability not in able:
             yield (
                 path,
-                f"{release} does not support {capability.title}. Use {where(capability)}, or {needed.instead}.",
+                f"{release} does not support {capability.title}. Use {where(capability)}, or {other}.",
             )
         if build.quantization == "implicit":
             yield path, f"{needed.title} must be explicit (got build.quantization implicit). Use explicit."
@@ -106,14 +107,22 @@ def refusals(
             yield (
                 path,
                 f"{needed.title} must be for GPUs that have it (got build.hardware_compatibility ampere_plus, whose "
-                f"engines are for Ampere too). Use none or same_compute_capability, or {needed.instead}.",
+                f"engines are for Ampere too). Use none or same_compute_capability, or {other}.",
             )
         if name == "tensorrt_rtx":
-            yield from _named(build, path, needed)
+            yield from _named(build, path, needed, other)
 
 
-def _named(build: Build, path: str, needed: FormatSupport) -> Iterator[tuple[str, str]]:
-    """What is wrong with the compute capabilities that a TensorRT-RTX job names."""
+def _common(build: Build, name: str, able: frozenset[str]) -> frozenset[str]:
+    """What the release and every GPU that the job is for can compute in."""
+    gpus = [c for c in build.compute_capability if name == "tensorrt_rtx" and c in BY_CAPABILITY]
+    gpus += [] if build.platform is None else [PLATFORMS[build.platform].compute_capability]
+    gpus += ["8.0"] if build.hardware_compatibility == "ampere_plus" else []
+    return (ALWAYS | able).intersection(PRECISIONS, *(BY_CAPABILITY[c].precisions for c in gpus))
+
+
+def _named(build: Build, path: str, needed: FormatSupport, other: str) -> Iterator[tuple[str, str]]:
+    """What is wrong with the compute capabilities that a TensorRT-RTX job names; `other` is what all of them have."""
     unable = [
         c
         for c in build.compute_capability
@@ -124,5 +133,5 @@ def _named(build: Build, path: str, needed: FormatSupport) -> Iterator[tuple[str
         yield (
             path,
             f"each of build.compute_capability must have {needed.title}, as {', '.join(legal)} do (got "
-            f"{', '.join(unable)}). Leave them out, or use {needed.instead}.",
+            f"{', '.join(unable)}). Leave them out, or use {other}.",
         )

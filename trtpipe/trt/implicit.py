@@ -110,6 +110,9 @@ def attach(
 
     The batch that TensorRT reads is the opt shape of the calibration profile, so each dynamic dimension stands at its
     opt but the first one of a shape, the batch, which stands at `batch`.
+
+    Raises:
+        BuildError: TensorRT does not accept the profile.
     """
     with warnings.catch_warnings():
         # Deprecated in 10.1 in favour of explicit quantization, which is the default: the job asked for this.

@@ -16,6 +16,7 @@ Linux only, as TensorRT-RTX's wheels for it are. Where a sandbox forbids persona
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import json
@@ -87,19 +88,22 @@ def build_isolated(
         BuildError: also when the builder's process dies.
         Cancelled: when the user stops it.
     """
-    request = {
-        "build": build.model_dump(mode="json"),
-        "precision": None if precision is None else precision.model_dump(mode="json"),
-        "judged": judged,
-        "opset": model.opset,
-        "precisions": model.precisions,
-        "inputs": [_plain(s) for s in model.inputs],
-        "outputs": [_plain(s) for s in model.outputs],
-    }
-    reader, writer = os.pipe()
-    kept = {n: v for n, v in os.environ.items() if n == "LD_LIBRARY_PATH"}
-    with os.fdopen(reader, "rb") as results:
-        child = subprocess.Popen(
+    with Isolated() as builder:
+        builder.start(model, build, precision=precision, judged=judged)
+        return builder.finish(progress)
+
+
+class Isolated:
+    """The builder's process. It loads TensorRT-RTX from when the context is entered, builds from `start` on while this
+    process does something else, and ends with the context, whatever it is doing then."""
+
+    def __enter__(self) -> Isolated:
+        reader, writer = os.pipe()
+        self._results = os.fdopen(reader, "rb")
+        self._done: JsonObject = {}
+        self._sender: threading.Thread | None = None
+        kept = {n: v for n, v in os.environ.items() if n == "LD_LIBRARY_PATH"}
+        self._child = subprocess.Popen(
             [sys.executable, "-s", "-S", "-c", _BOOTSTRAP],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -109,25 +113,92 @@ def build_isolated(
             start_new_session=True,  # an interrupt of the terminal is for us to pass on
         )
         os.close(writer)
-        try:
-            _send(child, writer, request, model.data)
-            header, data = _listen(child, results, progress)
-        finally:
-            child.kill()
-            child.wait()
-    progress.step(100, 100, "%")
-    return Engine(
-        data=data,
-        target=header["target"],
-        version=header["version"],
-        compute_capabilities=tuple(header["compute_capabilities"]),
-        minimum_compute_capability=header["minimum_compute_capability"],
-        inputs=model.inputs,
-        outputs=model.outputs,
-        graph=model,
-        options=header["options"],
-        notes=tuple(header["notes"]),
-    )
+        paths = [p or os.getcwd() for p in sys.path]
+        self._send("\0".join([str(writer), "\1".join(_libraries()), "\1".join(paths)]).encode() + b"\n")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._child.kill()
+        self._child.wait()
+        if self._sender is not None:
+            self._sender.join()
+        self._results.close()
+        assert self._child.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._child.stdin.close()
+
+    def start(self, model: OnnxModel, build: Build, *, precision: Precision | None = None, judged: bool = True) -> None:
+        """Begin to build; arguments as of `build_isolated`."""
+        request = {
+            "build": build.model_dump(mode="json"),
+            "precision": None if precision is None else precision.model_dump(mode="json"),
+            "judged": judged,
+            "opset": model.opset,
+            "precisions": model.precisions,
+            "inputs": [_plain(s) for s in model.inputs],
+            "outputs": [_plain(s) for s in model.outputs],
+            "bytes": len(model.data),
+        }
+        self._model = model
+        # A pipe holds little, and the process may still be loading.
+        self._sender = threading.Thread(target=self._send, args=(json.dumps(request).encode() + b"\n", model.data))
+        self._sender.start()
+
+    def _send(self, *parts: bytes) -> None:
+        """To the process. One that has died is noticed where its results are read."""
+        assert self._child.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            for part in parts:
+                self._child.stdin.write(part)
+            self._child.stdin.flush()
+
+    def look(self, progress: Progress) -> None:
+        """Pass on what it has reported so far, without waiting; errors as of `build_isolated`."""
+        while not self._done and self._reported(0, progress):
+            pass
+
+    def finish(self, progress: Progress) -> Engine:
+        """The engine, as soon as it is built; arguments and errors as of `build_isolated`."""
+        while not self._done:
+            self._reported(_POLL_S, progress)
+        about, model = self._done, self._model
+        data = self._results.read(about["size"])
+        if len(data) != about["size"]:
+            raise _died(self._child)
+        progress.step(100, 100, "%")
+        return Engine(
+            data=data,
+            target=about["target"],
+            version=about["version"],
+            compute_capabilities=tuple(about["compute_capabilities"]),
+            minimum_compute_capability=about["minimum_compute_capability"],
+            inputs=model.inputs,
+            outputs=model.outputs,
+            graph=model,
+            options=about["options"],
+            notes=tuple(about["notes"]),
+        )
+
+    def _reported(self, timeout_s: float, progress: Progress) -> bool:
+        """Wait for one message of the process and pass it on; whether there was one."""
+        ready, _, _ = select.select([self._results], [], [], timeout_s)
+        if progress.cancelled():
+            raise Cancelled("build: cancelled by the user; nothing was written.")
+        if not ready:
+            return False
+        line = self._results.readline()
+        if not line:
+            raise _died(self._child)
+        kind, content = json.loads(line)
+        if kind == "step":
+            progress.step(content, 100, "%")
+        elif kind == "note":
+            progress.note(content)
+        elif kind == "error":
+            raise getattr(errors, content[0])(content[1])
+        else:
+            self._done = content
+        return True
 
 
 def _plain(spec: TensorSpec) -> JsonObject:
@@ -140,43 +211,6 @@ def _libraries() -> list[str]:
     spec = importlib.util.find_spec("tensorrt_rtx_libs")
     folders = [] if spec is None else list(spec.submodule_search_locations or ())
     return [str(path) for folder in folders for path in sorted(Path(folder).glob("*.so*"))]
-
-
-def _send(child: subprocess.Popen[bytes], writer: int, request: JsonObject, data: bytes) -> None:
-    """What the bootstrap needs, the request as JSON, the graph. A child that has died is `_listen`'s matter."""
-    assert child.stdin is not None
-    try:
-        paths = [p or os.getcwd() for p in sys.path]
-        head = "\0".join([str(writer), "\1".join(_libraries()), "\1".join(paths)])
-        child.stdin.write(head.encode() + b"\n" + json.dumps(request).encode() + b"\n" + data)
-        child.stdin.close()
-    except BrokenPipeError:
-        pass
-
-
-def _listen(child: subprocess.Popen[bytes], results: BinaryIO, progress: Progress) -> tuple[JsonObject, bytes]:
-    """What the child made; its progress is passed on, and its errors are raised here."""
-    while True:
-        ready, _, _ = select.select([results], [], [], _POLL_S)
-        if progress.cancelled():
-            raise Cancelled("build: cancelled by the user; nothing was written.")
-        if not ready:
-            continue
-        line = results.readline()
-        if not line:
-            raise _died(child)
-        kind, content = json.loads(line)
-        if kind == "step":
-            progress.step(content, 100, "%")
-        elif kind == "note":
-            progress.note(content)
-        elif kind == "error":
-            raise getattr(errors, content[0])(content[1])
-        else:
-            data = results.read(content["size"])
-            if len(data) != content["size"]:
-                raise _died(child)
-            return content, data
 
 
 def _died(child: subprocess.Popen[bytes]) -> BuildError:
@@ -219,7 +253,7 @@ def serve(descriptor: int, fixed: bool) -> None:
         return TensorSpec(raw["name"], raw["dtype"], tuple(raw["shape"]), dims)
 
     model = OnnxModel(
-        sys.stdin.buffer.read(),
+        sys.stdin.buffer.read(request["bytes"]),
         request["opset"],
         tuple(spec(s) for s in request["inputs"]),
         tuple(spec(s) for s in request["outputs"]),

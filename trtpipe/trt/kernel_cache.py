@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from trtpipe.trt.types import IRuntimeCache, IRuntimeConfig
 
 
+_REFUSED = "TensorRT-RTX gives no runtime cache: the next load compiles the engine again"
+
+
 def kernel_file(engine: bytes, gpu: Gpu) -> Path:
     """Where the kernels of this engine on this kind of GPU are kept: in the user's cache folder."""
     return cache_folder() / "rtx-kernels" / f"{hashlib.sha256(engine).hexdigest()[:32]}-{gpu.file_name}"
@@ -45,14 +48,21 @@ class KernelCache:
         """Nothing came from the file and nothing was written to it."""
         return not self._before
 
-    def attach(self, config: IRuntimeConfig) -> tuple[str, ...]:
-        """Give an `IRuntimeConfig` the cache, read from the file the first time; notes on why it was not read."""
+    def attach(self, config: IRuntimeConfig | None) -> tuple[str, ...]:
+        """Give an `IRuntimeConfig` the cache, read from the file the first time; notes on why it is not used.
+
+        TensorRT-RTX answers None and False where it fails, also for the config.
+        """
         notes: tuple[str, ...] = ()
+        if config is None:
+            return (_REFUSED,)
         with self._turn:
             if self._cache is None:
                 self._cache = config.create_runtime_cache()
-                notes = self._read(self._cache)
-            config.set_runtime_cache(self._cache)
+                if self._cache is not None:
+                    notes = self._read(self._cache)
+            if self._cache is None or not config.set_runtime_cache(self._cache):
+                notes += (_REFUSED,)
         return notes
 
     def save(self) -> tuple[str, ...]:
@@ -60,7 +70,10 @@ class KernelCache:
         with self._turn:
             if self._cache is None:
                 return ()
-            data = bytes(self._cache.serialize())
+            held = self._cache.serialize()
+            if held is None:
+                return (_REFUSED,)
+            data = bytes(held)
             if not data or data == self._before:
                 return ()
             try:

@@ -54,7 +54,7 @@ class Owned:
             try:
                 self._release(value)
             except Exception as error:  # noqa: BLE001 - the others have to be given back too
-                logging.getLogger("trtpipe").warning("%s", error)
+                logging.getLogger("trtpipe").warning("%s", str(error))
 
     __del__ = free
 
@@ -128,19 +128,19 @@ class Memory(Protocol):
         """`size` bytes of page-locked host memory, at least one."""
 
     def upload(self, buffer: Buffer, array: Array) -> None:
-        """Copy a contiguous array into the buffer, ordered on the stream; it must not change before `synchronize`."""
+        """Copy an array, contiguous and of any dtype, in, ordered on the stream; leave it alone until `synchronize`."""
 
     def download(self, buffer: Buffer, array: Array) -> None:
-        """Copy the buffer into a contiguous array, ordered on the stream; read it after `synchronize`."""
+        """Copy it to an array, contiguous and of any dtype, ordered on the stream; read that after `synchronize`."""
 
     def synchronize(self) -> None:
         """Wait for everything on the stream."""
 
     def capture(self, enqueue: Callable[[], None]) -> Graph:
-        """Record what `enqueue` puts on the stream as a CUDA graph."""
+        """Record what `enqueue` puts on the stream as a CUDA graph; MissingError where the provider has none."""
 
     def place(self, array: Array) -> tuple[int, object]:
-        """The address of a copy of the array on the device, and what keeps it there; synchronous."""
+        """The address of a copy of the array, of any dtype, on the device, and what keeps it there; synchronous."""
 
     def close(self) -> None:
         """Give back everything: graphs, buffers, the stream."""
@@ -381,7 +381,7 @@ class PycudaMemory:
         self._stream.synchronize()
 
     def capture(self, enqueue: Callable[[], None]) -> Graph:
-        """Refused: pycuda has no stable CUDA graphs."""
+        """See `Memory`; refused, as pycuda has no stable CUDA graphs."""
         raise MissingError("CUDA graphs need torch or cuda-python, and pycuda is in use. Install cuda-python.")
 
     def place(self, array: Array) -> tuple[int, object]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 LEVELS = ("internal_error", "error", "warning", "info", "verbose")
 PERCENT = "%"
 _KEPT = frozenset(LEVELS[:3])
+#: The latest are kept: an engine may warn at each of a server's millions of executions.
+_MOST_MESSAGES = 10_000
 
 
 class Watch:
@@ -32,7 +35,7 @@ class Watch:
     def __init__(self, progress: Progress, level: str) -> None:
         self._progress = progress
         self._shown = frozenset(LEVELS[: LEVELS.index(level) + 1])
-        self._messages: list[tuple[str, str]] = []
+        self._messages: deque[tuple[str, str]] = deque(maxlen=_MOST_MESSAGES)
         self._raised: BaseException | None = None
         self._stop = False
         self._phases: dict[str, tuple[str | None, int, int]] = {}

@@ -115,7 +115,7 @@ def needs_driver(build: BuildOptions, name: str) -> tuple[str, ...]:
     if name != "tensorrt_rtx":
         return ("build.target",)
     wanted = asked(build)
-    refit = ("build.refit",) if wanted.get("refit") in ("all", "identical") else ()
+    refit = ("build.refit",) if "refit" in wanted else ()
     return (*refit, *(("build.strip_plan",) if "strip_plan" in wanted else ()))
 
 
@@ -145,14 +145,10 @@ def refusals(
     if name == "tensorrt" and build.platform is not None and not platforms.PLATFORMS[build.platform].ends:
         platform = platforms.PLATFORMS[build.platform]
         judged += platforms.too_old_or_new(platform.title, platform.compute_capability, version)
-    return judged if precision is None else judged + platform_refusals(build, precision)
-
-
-def platform_refusals(build: Build, precision: Precision) -> tuple[tuple[str, str], ...]:
-    """The same for `build.platform` alone, whatever the release."""
-    if build.platform is None:
-        return ()
-    return platforms.refusals(platforms.PLATFORMS[build.platform], precision, dla=uses_dla(build))
+    if precision is None or build.platform is None:
+        return judged
+    platform = platforms.PLATFORMS[build.platform]
+    return judged + platforms.refusals(platform, precision, dla=uses_dla(build), release=platforms.ALWAYS | able)
 
 
 def _unable(wanted: JsonObject, able: frozenset[str], release: str) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ a job and the page in the docs use it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -86,6 +86,19 @@ _BLACKWELL = f"{_ADA} fp4"
 
 #: All that a GPU may have, in the order that pages and messages list it.
 PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int4", "fp8", "fp4")
+
+#: What every release has; of the others `flavour.CAPABILITIES` says which has them, by the same names.
+ALWAYS = frozenset({"fp32", "fp16", "int8"})
+#: Key of `precision` -> what comes nearest to it, best first; and how a job asks for each.
+_NEAREST = {
+    "int8_mode": ("fp16",),
+    "fp16_mode": ("int8",),
+    "bf16_mode": ("fp16",),
+    "fp8_mode": ("int8", "fp16"),
+    "nvfp4_mode": ("fp8", "int8", "fp16"),
+    "weights": ("int4", "int8", "fp16"),
+}
+_ASKED_BY = {name: f"precision.{name}_mode" for name in ("fp16", "int8", "fp8")} | {"int4": "precision.weights: int4"}
 
 #: Compute capability to what it accelerates, and the releases for it: TensorRT 10 needs 7.0 or later, and 7.5 from
 #: 10.5 on; Blackwell needs 10.8.
@@ -180,15 +193,23 @@ def same_capability(one: str, other: str) -> bool:
     return one == other or {one, other} == thor
 
 
-def refusals(platform: Platform, precision: Precision, *, dla: bool) -> tuple[tuple[str, str], ...]:
+def instead(key: str, can: Collection[str]) -> str:
+    """What a job turns on where `precision.<key>` cannot be had, and `can` (of `PRECISIONS`) can."""
+    return next((_ASKED_BY[name] for name in _NEAREST[key] if name in can), "FP32")
+
+
+def refusals(
+    platform: Platform, precision: Precision, *, dla: bool, release: Collection[str] = PRECISIONS
+) -> tuple[tuple[str, str], ...]:
     """(dotted option path, message) of what the job asks for and this platform cannot do.
 
     Args:
         platform: a row of `PLATFORMS`.
         precision: the job's precision section.
         dla: whether the job puts anything on a DLA.
+        release: of `PRECISIONS`, those of the TensorRT that is to build.
     """
-    problems = list(unable(platform.title, platform.compute_capability, precision))
+    problems = list(unable(platform.title, platform.compute_capability, precision, release))
     if platform.ends:
         message = f"{platform.title} must have TensorRT 8.6 or later (got {platform.ends}). Use a Jetson Orin or Thor."
         problems.append(("build.platform", f"build.platform: {message}"))
@@ -221,27 +242,28 @@ def too_old_or_new(title: str, compute_capability: str, version: str) -> tuple[t
     return (("build.target", f"build.target: {message}"),)
 
 
-def unable(title: str, compute_capability: str, precision: Precision) -> tuple[tuple[str, str], ...]:
+def unable(
+    title: str, compute_capability: str, precision: Precision, release: Collection[str] = PRECISIONS
+) -> tuple[tuple[str, str], ...]:
     """The same for a GPU of this compute capability; nothing is refused on one that the table does not know."""
     abilities = BY_CAPABILITY.get(compute_capability)
     if abilities is None:
         return ()
     problems = []
     weights = {"int4": "int4", "nvfp4": "fp4", None: ""}[precision.weights]
-    for key, name, others in (
-        ("int8_mode", "int8" if precision.int8_mode else "", ("fp16",)),
-        ("fp16_mode", "fp16" if precision.fp16_mode else "", ("int8",)),
-        ("bf16_mode", "bf16" if precision.bf16_mode else "", ("fp16",)),
-        ("fp8_mode", "fp8" if precision.fp8_mode else "", ("int8", "fp16")),
-        ("nvfp4_mode", "fp4" if precision.nvfp4_mode else "", ("fp8", "int8", "fp16")),
-        ("weights", weights, ("int8", "fp16")),
+    for key, name in (
+        ("int8_mode", "int8" if precision.int8_mode else ""),
+        ("fp16_mode", "fp16" if precision.fp16_mode else ""),
+        ("bf16_mode", "bf16" if precision.bf16_mode else ""),
+        ("fp8_mode", "fp8" if precision.fp8_mode else ""),
+        ("nvfp4_mode", "fp4" if precision.nvfp4_mode else ""),
+        ("weights", weights),
     ):
         if name and name not in abilities.precisions:
             can = ", ".join(p.upper() for p in PRECISIONS if p in abilities.precisions)
-            instead = next((f"precision.{o}_mode" for o in others if o in abilities.precisions), "FP32")
             message = (
                 f"{title} (compute capability {compute_capability}) must compute in {name.upper()} "
-                f"(got a platform with {can}). Use {instead}."
+                f"(got a platform with {can}). Use {instead(key, abilities.precisions.intersection(release))}."
             )
             problems.append((f"precision.{key}", f"precision.{key}: {message}"))
     return tuple(problems)

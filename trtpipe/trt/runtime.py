@@ -28,6 +28,7 @@ from trtpipe.trt.kernel_cache import KernelCache, kernel_file
 from trtpipe.trt.memory import Memory, Provider, open_memory
 from trtpipe.trt.monitor import Watch, make_logger
 from trtpipe.trt.network import enum_name
+from trtpipe.trt.refit import give_weights, unloadable
 from trtpipe.values import TensorSpec
 
 #: What a runner says that is used before it is opened, or after it was closed.
@@ -36,6 +37,8 @@ NOT_OPEN = "engine: the runner is not open. Use it as a context manager."
 if TYPE_CHECKING:
     from trtpipe.trt.types import ICudaEngine, IExecutionContext, Runtime
 
+#: TensorRT-RTX's DynamicShapesKernelSpecializationStrategy.
+Specialization = Literal["lazy", "eager", "none"]
 #: Execution contexts of one engine.
 _UNLIMITED = sys.maxsize
 
@@ -58,6 +61,8 @@ class EngineRunner:
         api: "tensors" or 8.6's "bindings"; tensors wherever the release has them, when None.
         without_lean_runtime: the plan was built with build.exclude_lean_runtime: a release other than its own runs it
             with that release's libnvinfer_lean.so, which the loader of libraries has to find.
+        specialization: when TensorRT-RTX compiles kernels for the very shapes of a call: "lazy", beside the calls,
+            which run general kernels until then; "eager", in the first call; "none". When None, its own choice: lazy.
         keep_kernels: keep what TensorRT-RTX compiles for this GPU in the user's cache folder: the next load takes less
             time.
 
@@ -76,12 +81,14 @@ class EngineRunner:
         refit: bytes | None = None,
         api: Literal["tensors", "bindings"] | None = None,
         without_lean_runtime: bool = False,
+        specialization: Specialization | None = None,
         keep_kernels: bool = True,
     ) -> None:
         self._plan = engine if isinstance(engine, bytes) else Path(engine).read_bytes()
         self._open_memory = memory if callable(memory) else lambda: open_memory(memory)
         self._without_lean_runtime, self._keep_kernels = without_lean_runtime, keep_kernels
         self._cache: KernelCache | None = None
+        self._specialization = specialization
         self._version_compatible = version_compatible
         self._cuda_graph = cuda_graph
         self._refit = refit
@@ -182,7 +189,8 @@ class EngineRunner:
             yield execution
             if fresh:
                 self._keep_compiled()
-        except BaseException:
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)  # TensorRT's objects must not live on in a traceback
             self._give_up(execution)
             raise
         with self._turn:
@@ -226,12 +234,9 @@ class EngineRunner:
             self._ask_validity(tensorrt, runtime)
         engine = runtime.deserialize_cuda_engine(self._plan)
         if engine is None:
-            raise InputError(
-                f"engine: {tensorrt.title} cannot load the plan on {device.name} ({self._reason()}). "
-                "Build the engine on this device."
-            )
+            raise unloadable(tensorrt, device.name, self._reason())
         if self._refit is not None:
-            self._give_weights(tensorrt, engine, self._refit)
+            give_weights(tensorrt, engine, self._logger, self._refit, self._reason, "Give the bundle's own model.onnx.")
         if tensorrt.has("weight_streaming") and engine.streamable_weights_size > 0:
             engine.weight_streaming_budget_v2 = engine.get_weight_streaming_automatic_budget()
         self._flavour, self._runtime, self._engine = tensorrt, runtime, engine
@@ -265,7 +270,7 @@ class EngineRunner:
                     f"engine: an execution context does not fit into the GPU's memory ({self._reason()}). "
                     "Stop other programs, or build for a smaller batch."
                 )
-            calls = (Bindings if self._bindings_api else Tensors)(engine, context)
+            calls = (Bindings if self._bindings_api else Tensors)(engine, context, self._reason)
             return Execution(
                 calls,
                 memory,
@@ -280,11 +285,16 @@ class EngineRunner:
     def _new_context(self) -> IExecutionContext | None:
         """An execution context, None where there is no memory for it."""
         engine = self._opened()
-        if self._cache is None:
+        specialization = self._specialization if self._flavour.has("shape_specialization") else None
+        if self._cache is None and specialization is None:
             return engine.create_execution_context()
         config = engine.create_runtime_config()
-        self._note(*self._cache.attach(config))
-        return engine.create_execution_context(config)
+        if self._cache is not None:
+            self._note(*self._cache.attach(config))
+        if specialization is not None and config is not None:
+            strategies = self._flavour.module.DynamicShapesKernelSpecializationStrategy
+            config.dynamic_shapes_kernel_specialization_strategy = getattr(strategies, specialization.upper())
+        return engine.create_execution_context(config) if config is not None else engine.create_execution_context()
 
     def _load_lean(self, runtime: Runtime, version: str) -> Runtime:
         """The runtime of a release's lean runtime, for plans that were built without one."""
@@ -308,28 +318,22 @@ class EngineRunner:
         if enum_name(validity) == "SUBOPTIMAL":
             self._note(f"{tensorrt.title} says that the engine may be slower on this GPU than one built for it")
 
-    def _give_weights(self, tensorrt: Flavour, engine: ICudaEngine, onnx: bytes) -> None:
-        """Refit every weight of the engine from the ONNX file."""
-        refitter = tensorrt.module.Refitter(engine, self._logger)
-        parser = tensorrt.module.OnnxParserRefitter(refitter, self._logger)
-        if not parser.refit_from_bytes(onnx) or not refitter.refit_cuda_engine():
-            raise InputError(
-                f"engine: the weights are not those of the graph that the engine was built from ({self._reason()}). "
-                "Give the bundle's own model.onnx."
-            )
-
     def _close(self) -> None:
         """Release in the order of TensorRT: contexts, engine, runtime, logger. Running contexts are closed later."""
         with self._turn:
             idle, self._idle = self._idle, []
             self._made -= len(idle)
-            self._engine = None
+            engine, self._engine = self._engine, None
             self._turn.notify_all()
         for execution in idle:
             execution.close()
-        self._keep_compiled()
-        for part in ("_runtime", "_logger"):
-            self.__dict__.pop(part, None)
+        del engine
+        try:
+            self._keep_compiled()
+        finally:
+            self._cache = None
+            for part in ("_runtime", "_logger"):
+                self.__dict__.pop(part, None)
 
     def _keep_compiled(self) -> None:
         """Write what was compiled for this GPU: after a load, and after the first call in each context."""

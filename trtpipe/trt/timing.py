@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from calib.types import Array
 from trtpipe.errors import MissingError
+from trtpipe.trt.memory import Owned, Owner
 from trtpipe.trt.runtime import EngineRunner
 
 
@@ -30,6 +31,7 @@ def open_timed(
         version_compatible=version_compatible,
         without_lean_runtime=without_lean_runtime,
         refit=refit,
+        specialization="eager",  # else the first runs time general kernels, and who knows when they end
     )
     runner.__enter__()
     return runner
@@ -45,7 +47,7 @@ class TimedEngine(EngineRunner):
         """Time between two CUDA events around one execution.
 
         Args:
-            inputs: as for `run`, which must have been called with these shapes before.
+            inputs: [B, ...] as for `run`, which must have been called with these shapes before.
             transfers: whether the copies of inputs to the GPU and of outputs from it lie between the events.
 
         Raises:
@@ -68,7 +70,11 @@ class TimedEngine(EngineRunner):
             return events.milliseconds()
 
     def layer_ms(self, inputs: Mapping[str, Array]) -> tuple[tuple[str, float], ...]:
-        """Milliseconds of each layer of one execution, in order, as TensorRT's profiler reports them (IProfiler)."""
+        """Milliseconds of each layer of one execution, in order, as TensorRT's profiler (IProfiler) reports them.
+
+        Args:
+            inputs: [B, ...] as for `run`.
+        """
         times: list[tuple[str, float]] = []
         trt = self._flavour.module
 
@@ -95,26 +101,32 @@ class _Events:
 
     def __init__(self) -> None:
         self._cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-        self._events = (ctypes.c_void_p(), ctypes.c_void_p())
+        self._owner = Owner()
+        self._events: list[Owned] = []
 
     def __enter__(self) -> _Events:
-        for event in self._events:
-            self._call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(0))
+        try:
+            for _ in range(2):
+                event = ctypes.c_void_p()
+                self._call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(0))
+                self._events.append(self._owner.own(event, lambda made: self._call("cuEventDestroy_v2", made)))
+        except BaseException:
+            self._owner.free_all()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        for event in self._events:
-            self._cuda.cuEventDestroy_v2(event)
+        self._owner.free_all()
 
     def record(self, which: int, stream: int) -> None:
         """Put event 0 or 1 on the stream."""
-        self._call("cuEventRecord", self._events[which], ctypes.c_void_p(stream))
+        self._call("cuEventRecord", self._events[which].value, ctypes.c_void_p(stream))
 
     def milliseconds(self) -> float:
         """Wait for the second event; the time since the first."""
-        self._call("cuEventSynchronize", self._events[1])
+        self._call("cuEventSynchronize", self._events[1].value)
         elapsed = ctypes.c_float()
-        self._call("cuEventElapsedTime", ctypes.byref(elapsed), self._events[0], self._events[1])
+        self._call("cuEventElapsedTime", ctypes.byref(elapsed), *(event.value for event in self._events))
         return float(elapsed.value)
 
     def _call(self, name: str, *arguments: object) -> None:

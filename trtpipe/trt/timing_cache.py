@@ -14,6 +14,16 @@ if TYPE_CHECKING:
     from trtpipe.trt.types import IBuilderConfig, ITimingCache
 
 
+#: A folder with this file has no other: it is the cache to use, whatever machine it comes from. TensorRT decides.
+GIVEN = "given.timing"
+
+
+def file_of(folder: Path, flavour: Flavour, driver: Driver, gpu: Gpu) -> Path:
+    """The timing cache of this TensorRT, GPU and driver in a folder of them."""
+    given = folder / GIVEN
+    return given if given.is_file() else folder / file_name(flavour, driver, gpu)
+
+
 def file_name(flavour: Flavour, driver: Driver, gpu: Gpu) -> str:
     """Like "tensorrt-10.16.1.11_NVIDIA-L4_sm89_cuda13.0.timing"."""
     sm = gpu.compute_capability.replace(".", "")
@@ -35,8 +45,12 @@ def attach(config: IBuilderConfig, path: Path) -> tuple[ITimingCache, tuple[str,
     return cache, notes
 
 
-def save(config: IBuilderConfig, path: Path) -> None:
-    """Write the config's timing cache, with what another build has written to `path` since, whole or not at all."""
+def save(config: IBuilderConfig, path: Path) -> bytes:
+    """Write the config's timing cache, with what another build has written to `path` since, whole or not at all.
+
+    Returns:
+        What was written.
+    """
     cache = config.get_timing_cache()
     if present := _read(path):
         other = config.create_timing_cache(present)
@@ -44,6 +58,7 @@ def save(config: IBuilderConfig, path: Path) -> None:
             cache.combine(other, False)
     data = bytes(cache.serialize())
     write_whole(path, data)
+    return data
 
 
 def _read(path: Path) -> bytes:

@@ -123,7 +123,7 @@ def test_a_step_that_harms_is_taken_back(step: str, tmp_path: Path, monkeypatch:
         right = stage.equalize
         monkeypatch.setattr(stage, "equalize", lambda g, d, v: {k: 1 / a for k, a in right(g, d, v).items()})
     elif step == "rounding":
-        monkeypatch.setattr(rounding, "second_order", lambda w, s, m: torch.zeros_like(w))
+        monkeypatch.setattr(rounding, "second_order", lambda ws, s, m: [torch.zeros_like(w) for w in ws])
         errors = iter(np.linspace(1.0, 0.0, 1000))  # the operation's own error says that all is well
         monkeypatch.setattr(
             sweep.Sweep, "_errors", lambda self, place, *a: torch.full(place.wanted[0].shape[1:2], next(errors))

@@ -15,6 +15,11 @@ def moments(columns: int, seed: int) -> torch.Tensor:
     return (x @ x.T / 500)[None]
 
 
+def second_order(w: torch.Tensor, scales: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Of one target alone."""
+    return rounding.second_order([w], [scales], second)[0]
+
+
 def loss(w: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, second: torch.Tensor) -> float:
     delta = (levels * scales[..., None] - w)[0]
     return float((delta @ second[0] * delta).sum())
@@ -24,7 +29,7 @@ def test_uncorrelated_inputs_give_the_nearest_levels() -> None:
     w = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(1))
     scales = rounding.weight_scales(w)
     second = torch.diag_embed(torch.rand(2, 7, generator=torch.Generator().manual_seed(2)) + 0.1)
-    assert torch.equal(rounding.second_order(w, scales, second), rounding.nearest(w, scales))
+    assert torch.equal(second_order(w, scales, second), rounding.nearest(w, scales))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -37,7 +42,7 @@ def test_it_comes_closer_to_the_best_of_all_roundings_than_the_nearest(seed: int
         for bits in itertools.product((0, 1), repeat=8)
     )
     plain = loss(w, rounding.nearest(w, scales), scales, second)
-    ours = loss(w, rounding.second_order(w, scales, second), scales, second)
+    ours = loss(w, second_order(w, scales, second), scales, second)
     assert ours - best <= 0.5 * (plain - best) + 1e-6
 
 
@@ -45,18 +50,25 @@ def test_groups_are_rounded_each_by_its_own_inputs() -> None:
     w = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(3))
     scales = rounding.weight_scales(w)
     second = torch.cat([moments(6, s) for s in range(3)])
-    whole = rounding.second_order(w, scales, second)
+    whole = second_order(w, scales, second)
     for g in range(3):
-        alone = rounding.second_order(w[g : g + 1], scales[g : g + 1], second[g : g + 1])
+        alone = second_order(w[g : g + 1], scales[g : g + 1], second[g : g + 1])
         assert torch.equal(whole[g : g + 1], alone)
+
+
+def test_targets_are_rounded_together_as_alone() -> None:
+    targets = [torch.randn(2, 4, 300, generator=torch.Generator().manual_seed(s)) for s in (7, 8)]
+    scales, second = [rounding.weight_scales(t) for t in targets], torch.cat([moments(300, s) for s in range(2)])
+    for one, w, steps in zip(rounding.second_order(targets, scales, second), targets, scales, strict=True):
+        assert torch.equal(one, second_order(w, steps, second))
 
 
 def test_long_rows_are_rounded_in_blocks_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     w = torch.randn(1, 3, 40, generator=torch.Generator().manual_seed(4))
     scales, second = rounding.weight_scales(w), moments(40, 4)
-    whole = rounding.second_order(w, scales, second)
+    whole = second_order(w, scales, second)
     monkeypatch.setattr(rounding, "BLOCK", 7)
-    assert (rounding.second_order(w, scales, second) != whole).float().mean() < 0.05  # but for ties in the last bit
+    assert (second_order(w, scales, second) != whole).float().mean() < 0.05  # but for ties in the last bit
 
 
 def test_inputs_that_are_always_zero_do_no_harm() -> None:
@@ -64,7 +76,7 @@ def test_inputs_that_are_always_zero_do_no_harm() -> None:
     second = moments(6, 5)
     second[0, 2], second[0, :, 2] = 0, 0
     for one in (second, torch.zeros_like(second)):
-        assert rounding.second_order(w, rounding.weight_scales(w), one).isfinite().all()
+        assert second_order(w, rounding.weight_scales(w), one).isfinite().all()
 
 
 def test_scales_are_numbers_of_every_half_precision() -> None:

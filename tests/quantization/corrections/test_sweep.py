@@ -15,6 +15,7 @@ from torch import nn
 
 from trtpipe.model.capture import capture
 from trtpipe.progress import Silent
+from trtpipe.quantization.corrections.correct import STEPS
 from trtpipe.quantization.corrections.edits import corrected
 from trtpipe.quantization.corrections.sweep import Fitted, Sweep, _patches
 from trtpipe.quantization.partial import per_tensor
@@ -77,6 +78,23 @@ def test_thresholds_of_probabilities_are_where_the_output_errs_least(tmp_path: P
     (step,) = [s for s in table.corrections.steps if s.name == "thresholds"]
     assert step.kept
     assert step.after_db > step.before_db + 1
+
+
+@pytest.mark.parametrize("before", [0.5, 4.0, 60.0, 400.0])
+def test_a_threshold_is_chosen_as_if_what_comes_before_were_float(before: float) -> None:
+    """The second convolution does not read the channel with the largest values, so it wants a lower threshold, however
+    coarse the first one's input is (at 400, all zero)."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 1)).eval()
+    with torch.no_grad():
+        net[0].weight[0] *= 30
+        net[2].weight[:, 0] = 0
+    captured = capture(nets.loaded(net, out_shape=("N", 8, 8, 8)))
+    first, second = dict.fromkeys(s.group for s in captured.sites if s.axis is None)
+    batches = [[x] for x in nets.images(32, 3, 8, 8).split(8)]
+    amax = {first: before, second: 40.0}
+    sweep = Sweep(captured, amax, {first: before, second: 40.0}, (first,), batches[:3], batches[3:], STEPS, Silent())
+    assert sweep.run().amax == {second: pytest.approx(40 * 0.7**7 * 0.84)}
 
 
 @settings(max_examples=10, deadline=None)

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 import click
 
 from trtpipe.atomic import write_whole
-from trtpipe.bundle.format import read_bundle
 from trtpipe.cli import console
-from trtpipe.cli.commands.options import OutputFile, json_option, set_option
+from trtpipe.cli.commands.bundles import key_option, trusted
+from trtpipe.cli.commands.options import OutputFile, device_option, json_option, refuse_unused, set_option
 from trtpipe.cli.results import results
+from trtpipe.job.importable import on_path
 from trtpipe.job.load import load_job
 from trtpipe.outputs import require_apart
 from trtpipe.pipeline import bench as bench_line
 from trtpipe.report import bench_page
+from trtpipe.runtime.compatibility import admit
 
 if TYPE_CHECKING:
     from trtpipe.evaluation.bench import Bench
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
 @click.option("--save", type=OutputFile(), help="Write the result as JSON here.")
 @click.option("--csv", "csv_path", type=OutputFile(), help="Write the table as CSV here.")
 @click.option("--plot", "plot_path", type=OutputFile(), help="Draw it to this .png or .svg.")
+@device_option
 @set_option
+@key_option
 @json_option
 @click.option("-q", "--quiet", is_flag=True, help="Show only the table.")
 def command(
@@ -45,6 +49,7 @@ def command(
     csv_path: Path | None,
     plot_path: Path | None,
     overrides: tuple[str, ...],
+    key: Path | None,
     as_json: bool,
     quiet: bool,
 ) -> int:
@@ -58,9 +63,10 @@ def command(
         if written is not None:
             require_apart(written, target)
     if target.suffix == ".json" and target.is_file():
+        refuse_unused(("rounds", "seconds", "samples", "overrides", "key"), "with a .json of --save")
         result = bench_page.read_bench(target)
     else:
-        result = _measure(target, rounds, seconds, samples, overrides, quiet or as_json)
+        result = _measure(target, rounds, seconds, samples, overrides, key, quiet or as_json)
     if save is not None:
         write_whole(save, bench_page.bench_text(result))
     if csv_path is not None:
@@ -75,14 +81,24 @@ def command(
     return 0
 
 
-def _measure(target: Path, rounds: int, seconds: float, samples: int, overrides: tuple[str, ...], quiet: bool) -> Bench:
+def _measure(
+    target: Path,
+    rounds: int,
+    seconds: float,
+    samples: int,
+    overrides: tuple[str, ...],
+    key: Path | None,
+    quiet: bool,
+) -> Bench:
     kind = bench_line.require_target(target)
     if kind == "bundle" and overrides:
         raise click.UsageError("--set must not be given with a bundle: its job is settled.")
+    if kind != "bundle":
+        refuse_unused(("key",), "without a bundle")
     with console.Console(quiet=quiet).watching() as reporter:
         if kind == "bundle":
-            return bench_line.bench_bundle(
-                read_bundle(target), reporter, rounds=rounds, seconds=seconds, samples=samples
-            )
-        job = load_job(target, overrides)
-        return bench_line.bench_job(job, reporter, rounds=rounds, seconds=seconds, samples=samples)
+            bundle, _ = admit(target, trusted(key))
+            return bench_line.bench_bundle(bundle, reporter, rounds=rounds, seconds=seconds, samples=samples)
+        with on_path(None):
+            job = load_job(target, overrides)
+            return bench_line.bench_job(job, reporter, rounds=rounds, seconds=seconds, samples=samples)

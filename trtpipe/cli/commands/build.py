@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -15,6 +16,7 @@ from trtpipe.bundle.signing import signer
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import key_option, sign_option, trusted
 from trtpipe.cli.commands.options import (
+    device_option,
     diagnose_option,
     job_files,
     jobs_argument,
@@ -22,17 +24,21 @@ from trtpipe.cli.commands.options import (
     loudness_options,
     one_loudness,
     out_option,
+    refuse_unused,
     set_option,
 )
 from trtpipe.errors import Cancelled, user_error
+from trtpipe.job.importable import on_path
 from trtpipe.job.load import JobErrors, same_name
 from trtpipe.job.problems import Problem
 from trtpipe.pipeline.build import build
 from trtpipe.pipeline.kit import finish_kit
+from trtpipe.pipeline.replay import bundle_to_replay, compared, timing_cache_of
 from trtpipe.pipeline.validate import Purpose, plan
 from trtpipe.progress import size
 
 if TYPE_CHECKING:
+    from trtpipe.bundle.format import Bundle
     from trtpipe.job.job import Job
     from trtpipe.pipeline.build import Built
     from trtpipe.progress import Reporter
@@ -44,6 +50,13 @@ if TYPE_CHECKING:
 @click.command("build", short_help="Build jobs, check each engine, write bundles.")
 @jobs_argument
 @out_option("out", "Folder the bundles go to, each under the name of its job.")
+@device_option
+@click.option(
+    "--replay",
+    metavar="BUNDLE",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Build one JOB with this bundle's timing cache, and say whether its engine comes out the same.",
+)
 @set_option
 @json_option
 @sign_option
@@ -53,6 +66,7 @@ if TYPE_CHECKING:
 def command(
     jobs: tuple[Path, ...],
     out: Path,
+    replay: Path | None,
     overrides: tuple[str, ...],
     as_json: bool,
     sign: Path | None,
@@ -68,15 +82,36 @@ def command(
     kits = tuple(p for p in jobs if (p / "manifest.json").is_file())
     if kits and overrides:
         raise click.UsageError("--set must not be given with a kit: its job is settled.")
-    loaded = load_jobs(tuple(p for p in jobs if p not in kits), overrides, verbose)
+    if not kits and replay is None:
+        refuse_unused(("key",), "without a kit or --replay")
+    elif kits and len(kits) == len(jobs):
+        refuse_unused(("diagnose_seconds",), "with kits alone")
+    with ExitStack() as stack:
+        if len(kits) < len(jobs):
+            stack.enter_context(on_path(None))
+        loaded = load_jobs(tuple(p for p in jobs if p not in kits), overrides, verbose)
+        if replay is not None and len(loaded) + len(kits) != 1:
+            raise click.UsageError(f"--replay must be given with one job (got {len(loaded) + len(kits)}).")
+        before = None if replay is None else bundle_to_replay(replay, trusted(key))
 
-    signing = None if sign is None else signer(sign)
-    tasks: list[Task] = [
-        (path, partial(build, job, out, sign=signing, diagnose_seconds=diagnose_seconds)) for path, job in loaded
-    ]
-    if kits:
-        tasks += [(path, partial(finish_kit, path, out, key=trusted(key), sign=signing)) for path in kits]
-    return run_tasks(tasks, as_json=as_json, verbose=verbose, quiet=quiet, signs=sign is not None)
+        signing = None if sign is None else signer(sign)
+        cache = None if before is None else stack.enter_context(timing_cache_of(before))
+        tasks: list[Task] = [
+            (path, partial(build, _timed_by(job, cache), out, sign=signing, diagnose_seconds=diagnose_seconds))
+            for path, job in loaded
+        ]
+        if kits:
+            finish = partial(finish_kit, key=trusted(key), sign=signing, timing_cache=cache)
+            tasks += [(path, partial(finish, path, out)) for path in kits]
+        signs = sign is not None
+        return run_tasks(tasks, as_json=as_json, verbose=verbose, quiet=quiet, signs=signs, replay=before)
+
+
+def _timed_by(job: Job, cache: str | None) -> Job:
+    """The job with a folder of timing caches in the place of its own."""
+    if cache is None or job.build.target != "tensorrt":
+        return job
+    return job.model_copy(update={"build": job.build.model_copy(update={"timing_cache": cache})})
 
 
 def load_jobs(
@@ -111,10 +146,18 @@ def load_jobs(
     return loaded
 
 
-def run_tasks(tasks: Sequence[Task], *, as_json: bool, verbose: int, quiet: bool, signs: bool = False) -> int:
+def run_tasks(
+    tasks: Sequence[Task],
+    *,
+    as_json: bool,
+    verbose: int,
+    quiet: bool,
+    signs: bool = False,
+    replay: Bundle | None = None,
+) -> int:
     """Do one task after the other, print each verdict, and return the worst exit code.
 
-    With several, one that fails is said and the others still run.
+    With several, one that fails is said and the others still run. The engine is held against that of `replay`.
     """
     one_loudness(verbose, quiet)
     codes: list[int] = []
@@ -134,17 +177,19 @@ def run_tasks(tasks: Sequence[Task], *, as_json: bool, verbose: int, quiet: bool
                 results.append({"job": str(path), "error": str(shown), "exit_code": shown.exit_code})
                 continue
             codes.append(0 if built.report.passed else 1)
-            results.append(
-                {
-                    "job": str(path),
-                    "bundle": str(built.bundle.path),
-                    "exit_code": codes[-1],
-                    "check": built.report,
-                    "signed": built.bundle.signature is not None,
-                }
-            )
+            result: JsonObject = {
+                "job": str(path),
+                "bundle": str(built.bundle.path),
+                "exit_code": codes[-1],
+                "check": built.report,
+                "signed": built.bundle.signature is not None,
+            }
+            replayed = None if replay is None else compared(replay, built.bundle)
+            results.append(result if replayed is None else {**result, "replay": replayed})
             if not as_json:
                 console.out("\n".join(verdict(built.bundle.path.name, built.bundle.path, built.report)))
+                if replayed is not None:
+                    console.out(f"  replay: {replayed}")
                 if signs and built.bundle.signature is None:
                     console.out("  not signed, as the check failed")
     if as_json:

@@ -9,7 +9,14 @@ import click
 
 from trtpipe.cli import console
 from trtpipe.cli.commands.build import load_jobs
-from trtpipe.cli.commands.options import OutputTables, jobs_argument, json_option, one_loudness, set_option
+from trtpipe.cli.commands.options import (
+    OutputTables,
+    device_option,
+    jobs_argument,
+    json_option,
+    one_loudness,
+    set_option,
+)
 from trtpipe.outputs import naming
 from trtpipe.pipeline.calibrate import make_table
 
@@ -27,6 +34,7 @@ if TYPE_CHECKING:
     type=OutputTables(),
     help="Folder the tables go to, each as <name of its job>.calibration.json; or, of one job, a file ending in .json.",
 )
+@device_option
 @set_option
 @json_option
 @click.option("-v", "--verbose", count=True, help="Show what the stages log; -vv all of it.")

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from trtpipe.bundle.manifest import GRAPH
-from trtpipe.bundle.triton import export_triton, serves_graph
+from trtpipe.bundle.triton import export_triton, foreign_format, serves_graph
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import bundle_argument, graph_option, key_option, trusted
 from trtpipe.cli.commands.options import OutputFolder
@@ -31,7 +31,8 @@ def command(bundle: Path, server: str, directory: Path, key: Path | None, graph:
         console.err(f"warning: {bundle}: {failed}")
     level: Optimization = "all"
     notes: tuple[str, ...] = ()
-    if serves_graph(opened, graph) and GRAPH in opened.manifest.files:
+    served = serves_graph(opened, graph) and GRAPH in opened.manifest.files
+    if served and not foreign_format(opened.manifest):
         level, notes = serving_optimization(opened)
     folder, model = export_triton(opened, directory, graph=graph, optimization=level)
     for note in (*model.notes, *notes):

@@ -41,7 +41,7 @@ def command(file: Path, as_json: bool) -> None:
     if as_json:
         console.out_json(description)
     else:
-        console.out("\n".join(_LINES.get(description["kind"], _lines)(description)))
+        console.out("\n".join(_LINES.get(description["kind"], _lines)(console.one_line(description))))
 
 
 def described(path: Path) -> JsonObject:
@@ -54,6 +54,8 @@ def described(path: Path) -> JsonObject:
         if not (path / "manifest.json").is_file():
             raise InputError(f"{path}: must be a bundle (got a folder without manifest.json).")
         return _bundle(path)
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path}: must be a file or a bundle's folder (got a device or a pipe).")
     try:
         with path.open("rb") as file:
             head = file.read(64)

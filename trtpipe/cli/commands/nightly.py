@@ -14,10 +14,12 @@ from trtpipe.cli.commands.bundles import sign_option
 from trtpipe.cli.commands.options import (
     OutputFile,
     cache_option,
+    device_option,
     diagnose_option,
     job_files,
     json_option,
     out_option,
+    refuse_unused,
     set_option,
     tls_options,
 )
@@ -35,6 +37,7 @@ from trtpipe.pipeline.cache.store import parse_bytes
 @click.command("nightly", short_help="Rebuild what changed of many jobs; one report.")
 @click.argument("jobs", nargs=-1, type=click.Path(path_type=Path))
 @out_option("out", "Folder of the bundles, the report and the history.")
+@device_option
 @set_option
 @click.option("--workers", type=click.IntRange(min=0), help="Processes for jobs without a GPU; 0: this one alone.")
 @click.option("--memory", metavar="SIZE", help="What all jobs together may take, like 16GB; what is free when absent.")
@@ -63,7 +66,7 @@ def command(jobs: tuple[Path, ...], as_json: bool, quiet: bool, explains: bool, 
 
     Exit code 1 for a regression, a failed check or drift; else the highest code of a job that could not be built.
     """
-    options = _options(jobs, **given)
+    options = _options(jobs, explains, **given)
     if explains:
         reasons = explain(options)
         if as_json:
@@ -84,9 +87,15 @@ def command(jobs: tuple[Path, ...], as_json: bool, quiet: bool, explains: bool, 
     return report.exit_code
 
 
-def _options(jobs: tuple[Path, ...], **given: Any) -> Options:
+def _options(jobs: tuple[Path, ...], explains: bool, **given: Any) -> Options:
     if not jobs and not given["resume"]:
         raise click.UsageError("JOB... must be given, or --resume.")
+    if explains:
+        refuse_unused(("sign", "diagnose_seconds", "resume", "limits", "accept", "workers", "memory"), "with --explain")
+    if given["repeat"]:
+        refuse_unused(("limits", "accept", "store", "force"), "with --repeat")
+    if given["scheduler"]:
+        refuse_unused(("workers", "memory"), "with --scheduler")
     if given["force"] and given["resume"]:
         raise click.UsageError("--force must not be given with --resume: it would build again what is done.")
     if given["repeat"] and given["scheduler"]:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import click
+from click.core import ParameterSource
 
+from trtpipe.model.computing import VARIABLE as DEVICE_VARIABLE
 from trtpipe.outputs import require_writable_file, require_writable_folder
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
 
 F = TypeVar("F", bound=Callable[..., object])
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class OutputFile(click.Path):
@@ -117,7 +122,62 @@ def out_option(default: str, what: str) -> Callable[[F], F]:
     )
 
 
+def device_option(function: F) -> F:
+    """`--device`: where PyTorch computes, and which GPU this process and those that it starts see."""
+    return click.option(
+        "--device",
+        expose_value=False,
+        callback=_choose_device,
+        metavar="DEVICE",
+        help="Where PyTorch computes: cpu, cuda, or cuda:N, which is then the only GPU, also for TensorRT. "
+        "[default: the first GPU that CUDA_VISIBLE_DEVICES leaves, where there is one]",
+    )(function)
+
+
+def _choose_device(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    """Say it in the environment, before CUDA is first asked: only so every library has the same GPU."""
+    if value is None or ctx.resilient_parsing:
+        return
+    named = re.fullmatch(r"cpu|cuda(?::(\d{1,3}))?", value)
+    if named is None:
+        raise click.UsageError(f"--device must be cpu, cuda or cuda:N (got {value}).")
+    changes = {DEVICE_VARIABLE: value.partition(":")[0]}
+    if named.group(1) is not None:
+        number, visible = int(named.group(1)), os.environ.get(_VISIBLE)
+        names = None if visible is None else [n.strip() for n in visible.split(",") if n.strip()]
+        if names is not None and number >= len(names):
+            raise click.UsageError(f"--device must be one of the {len(names)} GPUs of {_VISIBLE} (got {value}).")
+        changes[_VISIBLE] = str(number) if names is None else names[number]
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    ctx.call_on_close(lambda: _restore(before))
+
+
+def _restore(variables: dict[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
 cache_option = click.option("--cache", type=OutputFolder(), help="Folder of the build cache.")
+
+
+def refuse_unused(names: Iterable[str], because: str) -> None:
+    """UsageError when an option of these parameters was given on the command line: nothing would use it.
+
+    Args:
+        names: the parameters' names.
+        because: what keeps the command from using them, after "must not be given ".
+    """
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        if (
+            parameter.name in names
+            and context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+        ):
+            raise click.UsageError(f"{parameter.opts[-1]} must not be given {because}: nothing would use it.")
 
 
 def loudness_options(function: F) -> F:

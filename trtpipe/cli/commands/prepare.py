@@ -12,6 +12,7 @@ from trtpipe.bundle.signing import signer
 from trtpipe.cli.commands.build import load_jobs, run_tasks
 from trtpipe.cli.commands.bundles import sign_option
 from trtpipe.cli.commands.options import (
+    device_option,
     diagnose_option,
     jobs_argument,
     json_option,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 @click.command("prepare", short_help="All but the engine: a kit to build on a device.")
 @jobs_argument
 @out_option("kits", "Folder the kits go to, each under the name of its job.")
+@device_option
 @set_option
 @json_option
 @sign_option

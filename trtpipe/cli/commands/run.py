@@ -17,7 +17,7 @@ import numpy as np
 from calib.types import JsonObject
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import bundle_argument, graph_option, key_option, trusted
-from trtpipe.cli.commands.options import OutputFile
+from trtpipe.cli.commands.options import OutputFile, refuse_unused
 from trtpipe.cli.console import jsonable
 from trtpipe.cli.results import results
 from trtpipe.errors import InputError, either
@@ -68,6 +68,12 @@ def command(
     """Run BUNDLE on INPUT (an image, a folder of them, .npy, .npz, .safetensors): JSON or CSV, a line a sample."""
     if source is None and not benchmark:
         raise click.UsageError("INPUT must be given, unless --benchmark is.")
+    if benchmark:
+        refuse_unused(("chosen", "output", "top", "raw"), "with --benchmark")
+    else:
+        refuse_unused(("iterations",), "without --benchmark")
+    if raw:
+        refuse_unused(("top",), "with --raw")
     if output is not None:
         require_apart(output, bundle, source, key)
     form = chosen or _format_of(output)
@@ -76,6 +82,10 @@ def command(
     with load(bundle, key=trusted(key), graph=graph) as model:
         for note in model.notes if not quiet else ():
             console.err(f"note: {note}")
+        if batch_size is not None and batch_size > model.batch[2]:
+            raise InputError(
+                f"--batch-size: must be at most {model.batch[2]}, the bundle's largest (got {batch_size})."
+            )
         feed = None if source is None else open_feed(source, model)
         if benchmark:
             console.out_json(_measured(model, feed, batch_size, iterations))

@@ -8,7 +8,7 @@ import click
 
 from trtpipe.atomic import write_whole
 from trtpipe.cli import console
-from trtpipe.cli.commands.options import OutputFile, json_option, out_option, set_option
+from trtpipe.cli.commands.options import OutputFile, device_option, json_option, out_option, set_option
 from trtpipe.job.dump import write_job
 from trtpipe.job.load import load_job
 from trtpipe.outputs import require_apart, require_writable_file
@@ -27,6 +27,7 @@ from trtpipe.report import tune_page
 @click.option(
     "--evaluations", default=10, show_default=True, type=click.IntRange(1), help="At most this many full trials."
 )
+@device_option
 @set_option
 @json_option
 @click.option("-v", "--verbose", count=True, help="Show what the stages log.")

@@ -57,7 +57,7 @@ class OnnxNetwork(torch.nn.Module):
         self._kept = {b.name for b in file.outputs}
 
     def forward(self, *inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The outputs by name, for `inputs` in the file's order."""
+        """The outputs by name, in the file's dtypes and shapes, for `inputs` in the file's order."""
         values: dict[str, Value] = {
             name: Constant(getattr(holder, attribute), small)
             for name, (holder, attribute, small) in self._holders.items()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtpipe.errors import InputError
 from trtpipe.job.importable import find_module, is_installed
+from trtpipe.model.computing import VARIABLE as COMPUTING
 from trtpipe.model.onnx.external import data_files
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import BUILDERS, DECIDING, ROUTE_PACKAGES, WITHOUT_EFFECT, Machine
@@ -164,6 +165,8 @@ class Survey:
         if job.build.target != "onnxruntime":
             parts["cuda driver"] = machine.cuda
             parts["gpu"] = machine.gpu
+        if machine.gpu != "none" and os.environ.get(COMPUTING) != "cpu":
+            parts["computed on"], parts["gpu"] = "GPU", machine.gpu
         parts["timing cache"] = "used" if job.build.timing_cache else "none"
         return Ingredients(parts, tuple(notes))
 
@@ -247,6 +250,7 @@ def stage_keys(job: Job, ingredients: Ingredients) -> StageKeys:
             if any(n == p or n.startswith(p + " ") or n.startswith(p + ".") for p in prefixes)
         }
 
+    computed = chosen("computed on", "gpu") if "computed on" in parts else {}
     #: What the job's code reads counts for all stages: whichever part of it reads.
     code = ("source", *NAMES.values())
     sources = ("weights", "program", "onnx", "trtpipe source")
@@ -263,13 +267,16 @@ def stage_keys(job: Job, ingredients: Ingredients) -> StageKeys:
     }
     # Class folders are numbered by check.labels, or by calibration's folders.
     numbering = ("calibration data",) if job.calibration is not None and job.calibration.images is not None else ()
-    checked |= chosen("check data", "check source", "check labels", *numbering) | transform | data
+    checked |= computed | chosen("check data", "check source", "check labels", *numbering) | transform | data
     baseline = {**model, **checked, "baseline": script, **chosen("torchscript")}
     calibrated = {
         **model,
         **data,
+        **computed,
         **chosen("job calibration", "calibration data", "calibration table", "calibration source"),
     }
+    if job.calibration is not None and job.calibration.table is None:  # the job's formats decide what is corrected
+        calibrated["job calibration.corrections"] = ", ".join(job.corrections)
     graph = {**model, **chosen("job precision")}
     if needs_lowering(release := onnx_release(job)):
         graph["onnx form"] = f"TensorRT {release}"

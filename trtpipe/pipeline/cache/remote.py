@@ -68,7 +68,11 @@ class Store:
         self.url = url
 
     def get(self, name: str) -> dict[str, bytes] | None:
-        """Every file of an entry, checked; None when it is not there whole."""
+        """Every file of an entry, checked; None when it is not there whole.
+
+        Raises:
+            MissingError: the store cannot be reached.
+        """
         folder = f"{self._root}/{name}"
         try:
             data = self._fs.cat_file(f"{folder}/entry.json", start=0, end=_MOST_HEAD_BYTES)
@@ -85,7 +89,11 @@ class Store:
         return {**content, "entry.json": data}
 
     def put(self, name: str, content: Mapping[str, bytes], last: str) -> None:
-        """Write an entry, its file `last` after all others."""
+        """Write an entry, its file `last` after all others.
+
+        Raises:
+            MissingError: the store cannot be written to.
+        """
         folder = f"{self._root}/{name}"
         try:
             self._fs.makedirs(folder, exist_ok=True)

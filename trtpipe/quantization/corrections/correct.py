@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, get_args
@@ -215,6 +216,7 @@ class _Corrector:
         self._steps.append(Step(name=name, kept=kept, before_db=before, after_db=after, detail=detail))
         if kept:
             self._score = score
+        gc.collect()  # graphs are cycles: those of trials hold weights of their own
         return kept
 
 

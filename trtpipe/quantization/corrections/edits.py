@@ -31,6 +31,11 @@ Arrays = Mapping[str, np.ndarray]
 def corrected(captured: Captured, arrays: Arrays) -> Captured:
     """The captured graph with a table's corrections; `captured` itself where there are none.
 
+    Args:
+        captured: as calibration saw it.
+        arrays: of the table's `Corrections`: factors of a constant's channels and biases of operations, float32 [C];
+            INT8 levels in the shape of their constant, with their steps.
+
     Raises:
         CalibError: an array is of no constant or operation of this graph, or has another shape.
     """

@@ -84,7 +84,13 @@ class ChannelValues:
 def channel_values(
     graph: GraphModule, domains: Sequence[Domain], batches: Iterable[Sequence[torch.Tensor]]
 ) -> dict[Node, ChannelValues]:
-    """What the channels of every tensor that a domain's reader or clip concerns hold on `batches`."""
+    """What the channels of every tensor that a domain's reader or clip concerns hold on `batches`.
+
+    Args:
+        graph: the captured graph.
+        domains: found in it.
+        batches: the graph's inputs in order, [B, ...] in their dtypes.
+    """
     wanted = {node: d.axis for d in domains for node in (*_inputs(d), *(c for c, _ in d.clips))}
     machine = Partial(graph)
     by_node: dict[Node, ChannelValues] = {}
@@ -189,5 +195,5 @@ class _Reader:
 
 
 def merged(first: Arrays, second: Arrays) -> dict[str, np.ndarray]:
-    """Scales applied one after another."""
+    """Scales, float32 [C] by key, applied one after another."""
     return {**first, **{k: v * first[k] if k in first else v for k, v in second.items()}}

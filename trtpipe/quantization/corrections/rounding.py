@@ -7,6 +7,8 @@ what quantizing them lost, as far as that is linear (Li et al., "GPTAQ", 2025).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from trtpipe.quantization.formats import SMALLEST_SCALE, rounded_up
@@ -32,40 +34,48 @@ def nearest(w: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return torch.round(w / scales[..., None]).clamp_(*WEIGHT_RANGE)
 
 
-def second_order(w: torch.Tensor, scales: torch.Tensor, moments: torch.Tensor) -> torch.Tensor:
-    """Levels of a weight for inputs of known second moments.
+def second_order(
+    targets: Sequence[torch.Tensor], scales: Sequence[torch.Tensor], moments: torch.Tensor
+) -> list[torch.Tensor]:
+    """Levels of weights that read the same inputs, of known second moments: the factors of these are most of the work.
 
     Args:
-        w: float32 [G, C_out / G, K]: groups, their output channels, their inputs.
-        scales: float32 [G, C_out / G].
+        targets: float32 [G, C_out / G, K] each: groups, their output channels, their inputs.
+        scales: float32 [G, C_out / G] of each target.
         moments: float32 [G, K, K], E[x x^T] of the inputs of each group.
 
     Returns:
-        float32 integers of w's shape, in [-127, 127]; the nearest ones where the moments are singular.
+        float32 integers of each target's shape, in [-127, 127]; the nearest ones where the moments are singular.
     """
     diagonal = moments.diagonal(dim1=1, dim2=2)
     h = moments + torch.diag_embed(DAMPING * diagonal.mean(1, keepdim=True).expand_as(diagonal))
     h = h + torch.diag_embed((diagonal <= 0).float() * diagonal.amax(1, keepdim=True).clamp_min(1e-30))
     order = torch.argsort(diagonal, dim=1, descending=True)
     h = h.gather(1, order[:, :, None].expand_as(h)).gather(2, order[:, None, :].expand_as(h))
-    columns = order[:, None, :].expand_as(w)
-    w = w.gather(2, columns)
     factor, bad = torch.linalg.cholesky_ex(h)
     upper, worse = torch.linalg.cholesky_ex(torch.cholesky_inverse(factor), upper=True)
-    levels = torch.empty_like(w)
     if bool(bad.any()) or bool(worse.any()):
-        return nearest(levels.scatter(2, columns, w), scales)
-    for start in range(0, w.shape[2], BLOCK):
-        stop = min(start + BLOCK, w.shape[2])
-        part, own = w[..., start:stop], upper[:, start:stop, start:stop]
-        errors = torch.empty_like(part)
-        for i in range(stop - start):
-            column = part[..., i]
-            levels[..., start + i] = torch.round(column / scales).clamp_(*WEIGHT_RANGE)
-            errors[..., i] = (column - levels[..., start + i] * scales) / own[:, i, i, None]
-            part[..., i:] -= errors[..., i : i + 1] * own[:, i : i + 1, i:]
-        w[..., stop:] -= errors @ upper[:, start:stop, stop:]
-    return torch.empty_like(levels).scatter(2, columns, levels)
+        return [nearest(w, steps) for w, steps in zip(targets, scales, strict=True)]
+    columns = order[:, None, :].expand_as(targets[0])
+    w, steps = torch.stack([t.gather(2, columns) for t in targets]), torch.stack(list(scales))
+    levels = torch.empty_like(w)
+    for start in range(0, w.shape[-1], BLOCK):
+        stop = min(start + BLOCK, w.shape[-1])
+        part, own = _columns_first(w[..., start:stop]), upper[:, start:stop, start:stop]
+        rounded, errors = torch.empty_like(part), torch.empty_like(part)
+        for i, column in enumerate(part):
+            rounded[i] = torch.round(column / steps).clamp_(*WEIGHT_RANGE)
+            errors[i] = (column - rounded[i] * steps) / own[:, i, i, None]
+            part[i + 1 :] -= errors[i] * own[:, i, i + 1 :].T[:, None, :, None]
+        levels[..., start:stop] = rounded.movedim(0, -1)
+        for one, error in zip(w, errors.movedim(0, -1).contiguous(), strict=True):
+            one[..., stop:] -= error @ upper[:, start:stop, stop:]
+    return [torch.empty_like(one).scatter(2, columns, one) for one in levels]
+
+
+def _columns_first(x: torch.Tensor) -> torch.Tensor:
+    """[..., K] as [K, ...], so that a column lies in one piece."""
+    return x.movedim(-1, 0).contiguous()
 
 
 def regressed(w: torch.Tensor, moments: torch.Tensor, lost: torch.Tensor, damping: float) -> torch.Tensor:

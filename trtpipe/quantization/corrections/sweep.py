@@ -1,14 +1,15 @@
 """One sweep along the graph, twice at once: what each operation gives in float, and with everything before it in INT8.
 
-At each quantized operation, in execution order, thresholds of its inputs, levels of its weight and its bias are chosen
-so that its output in INT8 comes closest to its output in float, given what quantization has already done to its
-inputs. Each choice is made on the samples to fit and kept only if it is also better on samples it did not see.
+At each quantized operation, in execution order, thresholds of its inputs are chosen by what each costs at its output
+alone, then levels of its weight and its bias so that its output in INT8 comes closest to its output in float, given
+what quantization has already done to its inputs. Each choice is made on the samples to fit and kept only if it is also
+better on samples it did not see.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -189,13 +190,12 @@ class Sweep:
         place: _Place,
         changed: Mapping[Node, Rounding],
         which: Sequence[int],
-        quantized: Sequence[Mapping[Node, torch.Tensor]] | None = None,
+        quantized: Sequence[Mapping[Node, torch.Tensor]],
     ) -> torch.Tensor:
         """Squared distance of the operation's output from that in float over some batches, by channel: float64 [C]."""
         distances = []
         for k in which:
-            got = self._value(place, k, changed, quantized[k] if quantized is not None else {})
-            distances.append(self._distance(place, k, got))
+            distances.append(self._distance(place, k, self._value(place, k, changed, quantized[k])))
         return torch.stack(distances).sum(0)
 
     def _distance(self, place: _Place, k: int, got: torch.Tensor) -> torch.Tensor:
@@ -209,7 +209,11 @@ class Sweep:
         return distance
 
     def _thresholds(self, place: _Place, changed: dict[Node, Rounding]) -> None:
-        """The threshold of each input of least error at the output, where it is not another operation's already."""
+        """The threshold of each input that costs least at the output with all else in float, where it is not another
+        operation's already.
+
+        Behind quantized operations, one that makes every output smaller would look better the noisier they are.
+        """
         few = list(self._fit)[: max(1, THRESHOLD_SAMPLES // max(1, len(self._batches[0][0])))]
         for site in self._sites[place.node]:
             if site.axis is not None or site.group in self._settled:
@@ -218,9 +222,14 @@ class Sweep:
             amax, most = self._amax[site.group], self._most[site.group]
             errors: dict[float, float] = {}
 
-            def tried(c: float, errors: dict[float, float] = errors, site: Site = site) -> float:
+            def cost(c: float, which: Iterable[int], site: Site = site) -> float:
+                alone = {place.node: {site.producer: per_tensor(c)}}
+                outputs = ((k, self._machine.value(place.node, place.plain[k], alone)) for k in which)
+                return sum(float(self._distance(place, k, got).sum()) for k, got in outputs)
+
+            def tried(c: float, errors: dict[float, float] = errors, cost: Callable[..., float] = cost) -> float:
                 if c not in errors:
-                    errors[c] = float(self._errors(place, {**changed, site.producer: per_tensor(c)}, few).sum())
+                    errors[c] = cost(c, few)
                 return errors[c]
 
             best, least = amax, amax if site.group in self._rare else LEAST_AMAX
@@ -229,9 +238,8 @@ class Sweep:
                     best = c
             if best == amax or errors[best] >= LEAST_IMPROVEMENT * errors[amax]:
                 continue
-            trial = {**changed, site.producer: per_tensor(best)}
-            if self._errors(place, trial, self._guard).sum() < self._errors(place, changed, self._guard).sum():
-                changed[site.producer] = trial[site.producer]
+            if cost(best, self._guard) < cost(amax, self._guard):
+                changed[site.producer] = per_tensor(best)
                 self._amax[site.group] = self.fitted.amax[site.group] = best
 
     def _rounding(
@@ -254,10 +262,9 @@ class Sweep:
         levels = rounding.nearest(rows, steps)
         least = self._errors(place, changed, self._guard, quantized).view_as(steps)
         gained = False
-        for damping in REGRESSIONS:
-            target = rows if damping is None else rounding.regressed(rows, moments, lost, damping)
-            own_steps = rounding.weight_scales(target)
-            own = rounding.second_order(target, own_steps, moments)
+        targets = [rows if d is None else rounding.regressed(rows, moments, lost, d) for d in REGRESSIONS]
+        own_scales = [rounding.weight_scales(target) for target in targets]
+        for own, own_steps in zip(rounding.second_order(targets, own_scales, moments), own_scales, strict=True):
             trial = {**changed, site.producer: replaced((own * own_steps[..., None]).view_as(w))}
             errors = self._errors(place, trial, self._guard, quantized).view_as(steps)
             better = errors < least

@@ -114,7 +114,7 @@ def _inner(
             return _argument(part.args[0], mine, draft, inner)
         else:
             mine[part] = _node(part, inner, mine, draft, f"{prefix}{node.name}.")
-    raise BuildError(f"build: {node.name} has no outputs. {_NEXT}")
+    raise AssertionError(f"{node.name} has no outputs")
 
 
 def _engine(

@@ -1,0 +1,63 @@
+"""`--device` of the commands: what it says in the environment, for as long as the command runs."""
+
+from __future__ import annotations
+
+import os
+
+import click
+import pytest
+
+from trtpipe.cli.commands import bench, build, calibrate, nightly, prepare, tune
+from trtpipe.cli.commands.options import device_option
+
+VARIABLES = ("TRTPIPE_DEVICE", "CUDA_VISIBLE_DEVICES")
+
+
+@click.command()
+@device_option
+def seen():
+    """What a command sees."""
+    return tuple(os.environ.get(name) for name in VARIABLES)
+
+
+@pytest.mark.parametrize(
+    ("value", "visible", "wanted"),
+    [
+        (None, None, (None, None)),
+        (None, "2,3", (None, "2,3")),
+        ("cpu", "2,3", ("cpu", "2,3")),
+        ("cuda", None, ("cuda", None)),
+        ("cuda:1", None, ("cuda", "1")),
+        ("cuda:1", "2, GPU-5f3a", ("cuda", "GPU-5f3a")),
+        ("cuda:0", "3", ("cuda", "3")),
+    ],
+)
+def test_one_gpu_is_left_to_every_library(monkeypatch, value, visible, wanted):
+    before = {"TRTPIPE_DEVICE": None, "CUDA_VISIBLE_DEVICES": visible}
+    for name, text in before.items():
+        monkeypatch.delenv(name, raising=False)
+        if text is not None:
+            monkeypatch.setenv(name, text)
+    assert seen.main([] if value is None else ["--device", value], standalone_mode=False) == wanted
+    assert {name: os.environ.get(name) for name in VARIABLES} == before
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("gpu", "--device must be cpu, cuda or cuda:N (got gpu)."),
+        ("cuda:", "--device must be cpu, cuda or cuda:N (got cuda:)."),
+        ("cuda:2", "--device must be one of the 2 GPUs of CUDA_VISIBLE_DEVICES (got cuda:2)."),
+    ],
+)
+def test_what_is_no_device(monkeypatch, value, message):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with pytest.raises(click.UsageError) as raised:
+        seen.main(["--device", value], standalone_mode=False)
+    assert raised.value.message == message
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+@pytest.mark.parametrize("module", [bench, build, calibrate, nightly, prepare, tune])
+def test_each_command_that_computes_has_it(module):
+    assert "--device" in {o for p in module.command.params for o in p.opts}

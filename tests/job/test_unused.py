@@ -1,0 +1,46 @@
+"""What a job gives and does not use is noted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trtpipe.job.load import load_job
+
+JOB = """
+name: a
+model: {{factory: "net:net"}}
+inputs: {{x: {{shape: [1, 3, 8, 8]}}}}
+outputs: {{y: {{}}}}
+precision: {{{precision}}}
+calibration: {{images: photos, transform: {{resize: 8}}{calibration}}}
+build: {{target: {target}}}
+check: {check}
+"""
+
+
+@pytest.mark.parametrize(
+    ("precision", "calibration", "target", "check", "notes"),
+    [
+        ("", "", "onnxruntime", "{arrays: x.npy}",
+         ("calibration: not used, since precision.int8_mode and precision.fp16_mode are false",)),
+        ("", "", "onnxruntime", "{images: photos}",
+         ("calibration: only its transform is used, by the check, since precision.int8_mode and precision.fp16_mode "
+          "are false",)),
+        ("fp16_mode: true", ", algorithm: mse, corrections: false", "onnxruntime", "{images: photos}",
+         ("calibration.algorithm, calibration.corrections: not used, since precision.int8_mode is false",)),
+        ("fp16_mode: true", "", "onnxruntime", "{images: photos}", ()),
+        ("int8_mode: true", "", "onnxruntime", "{images: photos}", ()),
+        ("int8_mode: true", ", algorithm: minmax, corrections: true", "tensorrt, quantization: implicit",
+         "{images: photos}", ("calibration.corrections: not used, since build.quantization is implicit",)),
+        ("fp8_mode: true", ", corrections: true", 'tensorrt_rtx, compute_capability: ["8.9"]', "{images: photos}",
+         ("calibration.corrections: not used, since precision.int8_mode is false",)),
+    ],
+)  # fmt: skip
+def test_what_the_calibration_section_gives_in_vain(
+    precision: str, calibration: str, target: str, check: str, notes: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB.format(precision=precision, calibration=calibration, target=target, check=check))
+    assert load_job(path, paths_exist=False).unused() == notes

@@ -1,0 +1,112 @@
+"""What no PyTorch operation computes, or no TensorRT fuses, is refused by the node's name, with the next step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import helper, numpy_helper
+
+from trtpipe.errors import InputError
+from trtpipe.model.onnx import layers
+from trtpipe.model.onnx.network import load_network
+
+PLANE = np.ones((1, 1, 4, 4), np.float32)
+HALF, WHOLE = np.array(0.5, np.float32), np.array(1.0, np.float32)
+#: Operator, attributes, inputs after the first, which is PLANE, and what is said of it.
+OPERATIONS: list[tuple[str, dict[str, Any], list[Any], str]] = [
+    ("ConvTranspose", {"pads": [0, 0, 1, 1]}, [np.ones((1, 1, 3, 3), np.float32)],
+     "has an output_shape or uneven pads. Export it with even pads and output_padding."),
+    ("LRN", {"size": 4}, [], "has an even size (4). Export it with an odd one."),
+    ("Resize", {"mode": "linear", "coordinate_transformation_mode": "asymmetric"},
+     [np.array([], np.float32), np.array([1, 1, 2, 2], np.float32)],
+     "resizes in a way that PyTorch has not (mode linear, asymmetric). Export it with mode nearest (asymmetric, "
+     "floor), or linear or cubic (half_pixel, no antialias)."),
+    ("GatherND", {"batch_dims": 1}, [np.zeros((1, 1), np.int64)], "has batch_dims. Export it without them."),
+    ("ScatterND", {"reduction": "add"}, [np.zeros((1, 1), np.int64), PLANE],
+     "reduces by add. Export it without a reduction."),
+    ("Dropout", {}, [HALF, np.array(True)], "is in training mode. Export the network in eval mode."),
+]  # fmt: skip
+IN_FLOAT = "Quantize it symmetrically in INT8 (ONNX Runtime: ActivationSymmetric), or give the file in FP32."
+ZERO = np.array(0, np.int8)
+#: Nodes between x and y, constants by name, and what is said.
+QUANTIZED: list[tuple[list[tuple[str, list[str], list[str]]], dict[str, Any], str]] = [
+    ([("QuantizeLinear", ["x", "s", "z"], ["q"]), ("DequantizeLinear", ["q", "t", "z"], ["y"])],
+     {"s": HALF, "t": WHOLE, "z": ZERO},
+     "DequantizeLinear (n1) dequantizes with another scale than it was quantized with."),
+    ([("QuantizeLinear", ["x", "s", "z"], ["q"]), ("Identity", ["q"], ["p"]),
+      ("DequantizeLinear", ["p", "s", "z"], ["y"])],
+     {"s": HALF, "z": ZERO}, "DequantizeLinear (n2) dequantizes what no QuantizeLinear has made."),
+    ([("ReduceMax", ["x"], ["m"]), ("QuantizeLinear", ["x", "m", "z"], ["q"]),
+      ("DequantizeLinear", ["q", "m", "z"], ["y"])],
+     {"z": ZERO}, "DequantizeLinear (n2) has a scale that is computed from the data."),
+    ([("QuantizeLinear", ["x", "s"], ["q"]), ("DequantizeLinear", ["q", "s"], ["y"])],
+     {"s": HALF}, "QuantizeLinear (n0) quantizes to uint8."),
+]  # fmt: skip
+
+
+def saved(path: Path, nodes: list[onnx.NodeProto], constants: dict[str, Any], opset: int = 17) -> Path:
+    """A file of these nodes, from x (PLANE's shape) to y."""
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, PLANE.shape)],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize(("operator", "attributes", "others", "what"), OPERATIONS, ids=[row[0] for row in OPERATIONS])
+def test_an_operation_that_pytorch_has_not(
+    operator: str, attributes: dict[str, Any], others: list[Any], what: str, tmp_path: Path
+) -> None:
+    constants = {f"c{i}": value for i, value in enumerate(others)}
+    node = helper.make_node(operator, ["x", *constants], ["y"], "n0", **attributes)
+    with pytest.raises(InputError) as caught:
+        load_network(saved(tmp_path / "m.onnx", [node], constants))(torch.from_numpy(PLANE))
+    assert str(caught.value) == f"model.onnx: {operator} (n0) {what}"
+
+
+@pytest.mark.parametrize(("nodes", "constants", "what"), QUANTIZED)
+def test_a_quantization_that_tensorrt_has_not(
+    nodes: list[tuple[str, list[str], list[str]]], constants: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    made = [helper.make_node(op, given, gives, f"n{i}") for i, (op, given, gives) in enumerate(nodes)]
+    with pytest.raises(InputError) as caught:
+        load_network(saved(tmp_path / "m.onnx", made, constants))
+    assert str(caught.value) == f"model.onnx: {what} {IN_FLOAT}"
+
+
+def test_a_quantization_by_blocks(tmp_path: Path) -> None:
+    scales, zeros = np.full((1, 1, 4, 2), 0.5, np.float32), np.zeros((1, 1, 4, 2), np.int8)
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], "n0", axis=3, block_size=2),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], "n1", axis=3, block_size=2),
+    ]
+    with pytest.raises(InputError) as caught:
+        load_network(saved(tmp_path / "m.onnx", nodes, {"s": scales, "z": zeros}, opset=21))
+    assert str(caught.value) == f"model.onnx: DequantizeLinear (n1) quantizes by blocks. {IN_FLOAT}"
+
+
+def test_padding_to_a_size_that_is_dynamic() -> None:
+    """A stride over a size that a graph does not know: what is padded would depend on it."""
+
+    def refused(what: str, step: str) -> InputError:
+        return InputError(f"Conv {what}. {step}")
+
+    attributes = {"auto_pad": "SAME_UPPER", "strides": [2, 2]}
+    node = SimpleNamespace(get=lambda name, default=None: attributes.get(name, default), refused=refused)
+    x = SimpleNamespace(shape=("N", 3, "H", 8))
+    with pytest.raises(InputError) as caught:
+        layers._windows(node, x, [3, 3])  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        "Conv pads by a size that is dynamic (auto_pad). Export it with pads, or a fixed size."
+    )

@@ -1,0 +1,36 @@
+"""A night's report as lines of text."""
+
+from __future__ import annotations
+
+import pytest
+
+from trtpipe.nightly.outcome import Drift, NightlyReport, drift_line, lines
+from trtpipe.nightly.transport import unreachable
+
+
+@pytest.mark.parametrize(
+    ("drift", "line"),
+    [
+        (Drift(("a", "a"), None), "drift: 2 builds, one engine; outputs were not compared"),
+        (Drift(("a", "b", "c"), 0.25), "drift: 3 builds, 3 different engines; outputs differ by at most 0.25"),
+    ],
+)
+def test_whether_builds_differ(drift: Drift, line: str) -> None:
+    assert drift_line(drift) == line
+
+
+def test_what_the_cache_gave_up_is_said() -> None:
+    report = NightlyReport(1, "2026-11-21T02:00:00Z", 0.0, (), evicted=("a", "b"))
+    assert list(lines(report))[-1] == "cache: 2 entries evicted, least recently used first"
+
+
+@pytest.mark.parametrize(
+    ("address", "error", "step"),
+    [
+        ("tls://a:1", "timed out", "Run: dask scheduler"),
+        ("tcp://a:1", "timed out", "Run: dask scheduler"),
+        ("tcp://a:1", "connection reset by peer", "Where the scheduler uses TLS, give its tls:// address and --tls."),
+    ],
+)
+def test_a_scheduler_that_does_not_answer_has_a_next_step(address: str, error: str, step: str) -> None:
+    assert str(unreachable(address, OSError(error), "--scheduler")).endswith(step)

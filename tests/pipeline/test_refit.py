@@ -1,0 +1,106 @@
+"""A bundle's engine with the weights of a kit; TensorRT's refit and what executes the engine are stand-ins."""
+
+from __future__ import annotations
+
+import pytest
+import shipping
+
+from trtpipe.bundle.format import read_bundle, write_bundle
+from trtpipe.bundle.kit import bundle_contents, kit_contents
+from trtpipe.cli.main import main
+from trtpipe.job.sections import Build
+from trtpipe.pipeline import kit as kits
+from trtpipe.pipeline import refit as line
+from trtpipe.values import Engine, OnnxModel, TensorSpec
+
+GRAPH = OnnxModel(shipping.graph(), 18, (shipping.INPUT,), (shipping.OUTPUT,))
+PLAN = b"ftrt" + bytes(20) + bytes((10, 3, 0)) + bytes(10)
+
+
+def kit(path, **changes):
+    made = {"build": Build(target="tensorrt", refit="all"), "kind": "kit", "engine": None} | changes
+    contents = kit_contents(shipping.manifest(**made), GRAPH, shipping.golden_data(), b"{}\n", {})
+    return write_bundle(path, *contents)
+
+
+def bundle(path, **changes):
+    before = kit(path / "kit", **changes)
+    engine = Engine(PLAN, "tensorrt", "10.3.0", ("8.7",), GRAPH.inputs, GRAPH.outputs, GRAPH)
+    made = bundle_contents(before, engine, check=None, fingerprint="", environment={})
+    return write_bundle(path / "old", *made)
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """A machine on which the engine's GPU is, but where nothing is executed: what was refitted."""
+    seen = []
+    monkeypatch.setattr(line, "refitted", lambda engine, onnx: seen.append((engine, onnx)) or PLAN + b"new")
+    monkeypatch.setattr(kits, "_check", lambda *_: None)
+    monkeypatch.setattr(kits, "require_fit", lambda *_: None)
+    return seen
+
+
+def run(tmp_path, *more):
+    return main(
+        ["refit", str(tmp_path / "a" / "old"), "--weights", str(tmp_path / "k"), "-o", str(tmp_path / "out"), *more]
+    )
+
+
+def test_the_bundle_has_the_refitted_engine_and_the_kits_graph_and_data(tmp_path, here):
+    before, weights = bundle(tmp_path / "a"), kit(tmp_path / "k", weights_digest="f" * 64)
+    assert run(tmp_path, "-q") == 0
+    made = read_bundle(tmp_path / "out" / before.manifest.name)
+    assert here == [(PLAN, GRAPH.data)]
+    assert made.read("model.engine") == PLAN + b"new"
+    assert made.manifest.weights_digest == "f" * 64
+    assert made.manifest.files["model.onnx"] == weights.manifest.files["model.onnx"]
+    digest = before.manifest.weights_digest
+    assert f"refitted: the engine was built with the weights {digest[:16] if digest else 'of no known digest'}" in (
+        made.manifest.notes
+    )
+
+
+def test_a_stripped_engine_takes_the_weights_when_it_is_loaded(tmp_path, here):
+    build = Build(target="tensorrt", refit="all", strip_plan=True)
+    before = bundle(tmp_path / "a", build=build)
+    kit(tmp_path / "k", build=build)
+    assert run(tmp_path, "-q") == 0
+    assert here == []
+    assert read_bundle(tmp_path / "out" / before.manifest.name).read("model.engine") == PLAN
+
+
+OTHER = TensorSpec("image", "float32", ("N", 3, 8, 8), {"N": shipping.DimRange(1, 2, 8)})
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "message"),
+    [
+        ({"build": Build(target="tensorrt")}, {"build": Build(target="tensorrt")},
+         "k: the engine must have been built with build.refit: all or individual (got none). Build it so."),
+        ({"build": Build(target="tensorrt", refit="identical")}, {"build": Build(target="tensorrt", refit="identical")},
+         "k: the engine must have been built with build.refit: all or individual (got identical). Build it so."),
+        ({}, {"inputs": (OTHER,)}, "k: inputs must be the bundle's (got others). Prepare it from the bundle's job."),
+        ({}, {"layers": ()}, "k: the precision of every operation must be the bundle's (got others)."),
+        ({}, {"build": Build(target="tensorrt", refit="all", optimization_level=5)}, "k: the build section must be"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(tmp_path, here, capsys, ours, theirs, message):
+    bundle(tmp_path / "a", **ours)
+    kit(tmp_path / "k", **theirs)
+    assert run(tmp_path) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
+    assert here == []
+
+
+def test_weights_are_a_kit_and_the_engine_one_of_a_bundle(tmp_path, here, capsys):
+    bundle(tmp_path / "a")
+    old = tmp_path / "a" / "old"
+    assert main(["refit", str(old), "--weights", str(old), "-o", str(tmp_path / "out")]) == 2
+    assert (
+        "old: must be a kit, which holds a graph and what it is checked against (got a bundle)."
+        in capsys.readouterr().err
+    )
+    kit(tmp_path / "k")
+    assert main(["refit", str(tmp_path / "k"), "--weights", str(tmp_path / "k")]) == 2
+    assert "k: is a kit, which has no engine to build again." in capsys.readouterr().err

@@ -1,0 +1,147 @@
+"""What is written for people is held by tests: the text of every error, and what a docstring has to say."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = sorted([*(ROOT / "trtpipe").rglob("*.py"), *(ROOT / "calib").rglob("*.py")])
+#: So many words of a message in a row, wherever in it, have to stand in a test.
+RUN = 3
+#: The form of a message: `<where>: must <what> (got <value>).`
+OF_THE_FORM = re.compile(r"\(got |(^|: )must ")
+#: Bugs of our own, which nobody meets: they are raised so that a type checker and a reader know.
+OF_BUGS = ("AssertionError", "TypeError")
+
+
+def words(text: str) -> list[str]:
+    """The words of a text or of a pattern for one."""
+    return re.findall(r"[a-z0-9_]+", text.lower().replace("\\", ""))
+
+
+def runs(text: str) -> set[tuple[str, ...]]:
+    """Every `RUN` words in a row."""
+    said = words(text)
+    return {tuple(said[i : i + RUN]) for i in range(len(said) - RUN + 1)}
+
+
+def parts(node: ast.AST) -> list[str]:
+    """The constant parts of a text; empty for what is no text."""
+    if isinstance(node, ast.Constant):
+        return [node.value] if isinstance(node.value, str) else []
+    if isinstance(node, ast.JoinedStr):
+        return [str(v.value) for v in node.values if isinstance(v, ast.Constant)]
+    return []
+
+
+def texts(node: ast.AST) -> Iterator[tuple[int, list[str]]]:
+    """Every text below a node, by line; the parts of one with values in it together."""
+    for child in ast.iter_child_nodes(node):
+        if found := parts(child):
+            yield child.lineno, found  # type: ignore[attr-defined]
+        else:
+            yield from texts(child)
+
+
+def messages(module: ast.Module) -> Iterator[tuple[int, list[str]]]:
+    """The texts of the errors that a module raises, and others of their form, which are raised elsewhere."""
+    yield from ((line, found) for line, found in texts(module) if OF_THE_FORM.search("".join(found)))
+    for node in ast.walk(module):
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            if not ast.unparse(node.exc).startswith(OF_BUGS):
+                yield from texts(node)
+        elif isinstance(node, ast.Call) and re.search(r"Error$", name := ast.unparse(node.func)):
+            yield from () if name.endswith(OF_BUGS) else texts(node)
+
+
+@pytest.fixture(scope="module")
+def tested() -> set[tuple[str, ...]]:
+    """Every run of words in the tests."""
+    found: set[tuple[str, ...]] = set()
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            for part in parts(node):
+                found |= runs(part)
+    return found
+
+
+def untested(module: ast.Module, tested: set[tuple[str, ...]]) -> list[tuple[int, str]]:
+    """The messages of a module that no test quotes, by line; those too short for a run say nothing by themselves."""
+    return [
+        (line, " {} ".join(part.strip() for part in found))
+        for line, found in dict(messages(module)).items()
+        if (said := set().union(*map(runs, found))) and not said & tested
+    ]
+
+
+def test_every_error_has_a_test_of_its_text(tested: set[tuple[str, ...]]) -> None:
+    without = [
+        f"{path.relative_to(ROOT)}:{line}: {text}"
+        for path in SOURCES
+        for line, text in untested(ast.parse(path.read_bytes()), tested)
+    ]
+    assert without == [], "write a test that quotes it"
+
+
+@pytest.mark.parametrize(
+    ("line", "lines"),
+    [
+        ('raise InputError(f"{where}: no zebra may graze here (got {x}).")', [1]),
+        ('failed(JobError("no zebra may graze here"))', [1]),
+        ('yield "a.zebra", f"must graze here alone (got {x})."', [1]),
+        ('raise InputError(f"{a}: the file is empty.")', []),
+        ('raise AssertionError("no zebra may graze here")', []),
+        ('raise InputError(f"{a} {b}")', []),
+    ],
+)
+def test_a_message_that_no_test_quotes_is_found(line: str, lines: list[int]) -> None:
+    assert [at for at, _ in untested(ast.parse(line), runs("the file is empty"))] == lines
+
+
+def public(module: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """The functions and methods that others call, by name."""
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef):
+            yield node.name, node
+        elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from ((f"{node.name}.{f.name}", f) for f in node.body if isinstance(f, ast.FunctionDef))
+
+
+def unsaid(function: ast.FunctionDef) -> list[str]:
+    """What a docstring leaves out: the dtype or shape of arrays, the errors that are raised."""
+    text = ast.get_docstring(function) or ""
+    signature = f"{ast.unparse(function.args)} -> {ast.unparse(function.returns or ast.Constant(None))}"
+    raised = {ast.unparse(n.exc) for n in ast.walk(function) if isinstance(n, ast.Raise) and n.exc is not None}
+    missing = []
+    if re.search(r"\b(Array|Tensor|NDArray)\b", signature) and not re.search(r"\[|float|int|dtype|bool", text):
+        missing.append("shape or dtype")
+    if any(re.match(r"\w*Error\(", error) for error in raised) and not re.search(r"\w+Error\b|[Rr]efuse", text):
+        missing.append("Raises")
+    return [] if text.startswith("See `") else missing
+
+
+def test_public_functions_say_what_arrays_they_take_and_what_they_raise() -> None:
+    rooms = {path.parent for path in SOURCES if path.parent.parent == ROOT / "trtpipe" and path.name == "__init__.py"}
+    files = [path for path in SOURCES if path.parent in rooms or path.parent == ROOT / "calib"]
+    left_out = [
+        f"{path.relative_to(ROOT)}:{function.lineno}: {name}: {', '.join(missing)}"
+        for path in files
+        for name, function in public(ast.parse(path.read_bytes()))
+        if not name.rpartition(".")[2].startswith("_") and (missing := unsaid(function))
+    ]
+    assert left_out == [], "a docstring gives dtype, shape [N, C, H, W] and errors"
+
+
+def test_a_docstring_that_leaves_them_out_is_found() -> None:
+    def of(docstring: str) -> list[str]:
+        code = f'def f(x: Array) -> float:\n    """{docstring}"""\n    raise InputError("no")'
+        return unsaid(ast.parse(code).body[0])  # type: ignore[arg-type]
+
+    assert of("The mean.") == ["shape or dtype", "Raises"]
+    assert of("The mean of float32 [N].") == ["Raises"]
+    assert of("The mean of float32 [N].\n\n    Raises:\n        InputError: it is empty.\n    ") == []

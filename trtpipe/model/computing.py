@@ -1,0 +1,225 @@
+"""Where PyTorch computes: on a GPU that gives what the CPU gives, where there is one; else on the CPU.
+
+The tensors of a module are moved for as long as something runs, and put back: a graph's nodes stay what they are, and
+its constants are the very same afterwards. Which GPU `cuda:0` is, CUDA_VISIBLE_DEVICES says.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from calib.types import Array
+from calib.user_code import INTERRUPTS
+from trtpipe.errors import InputError, MissingError
+from trtpipe.values import LoadedModel
+
+if TYPE_CHECKING:
+    import torch
+    from torch.fx import GraphModule
+
+CPU, CUDA = "cpu", "cuda:0"
+#: Names the device, "cpu" or "cuda", for this process and those that it starts.
+VARIABLE = "TRTPIPE_DEVICE"
+#: Largest difference between outputs on a GPU and on the CPU, relative to the largest output and to 1: float32 sums in
+#: another order.
+TOLERANCE = 1e-4
+
+
+def wanted_device() -> str:
+    """ "cuda:0" where PyTorch sees a GPU, unless TRTPIPE_DEVICE is cpu; else "cpu".
+
+    Raises:
+        InputError: TRTPIPE_DEVICE is neither cpu nor cuda.
+        MissingError: it is cuda, and PyTorch sees no GPU.
+    """
+    import torch
+
+    name = os.environ.get(VARIABLE, "")
+    if name not in ("", "cpu", "cuda"):
+        raise InputError(f"{VARIABLE}: must be cpu or cuda (got {name!r}). Unset it for the GPU where there is one.")
+    if name == "cpu":
+        return CPU
+    if torch.cuda.is_available():
+        return CUDA
+    if name == "cuda":
+        raise MissingError(
+            "--device: must be cpu where PyTorch sees no GPU (got cuda). Install PyTorch's CUDA build and NVIDIA's "
+            "driver, or leave it out."
+        )
+    return CPU
+
+
+def computing_device(loaded: LoadedModel, arrays: Mapping[str, Array], note: Callable[[str], None]) -> str:
+    """The device that computes this model: the wanted one if it gives what the CPU gives on one batch, else the CPU.
+
+    Args:
+        loaded: the model; one read from an ONNX file is compared with ONNX Runtime on the CPU, and stays there.
+        arrays: the batch, [B, ...] by input name.
+        note: is told why a GPU is not used.
+
+    Raises:
+        InputError: a GPU was asked for by name, and the model does not compute there, or otherwise than on the CPU.
+    """
+    import torch
+
+    device = wanted_device()
+    if device == CPU or loaded.kind == "onnx":
+        return CPU
+    args = [torch.from_numpy(arrays[s.name]) for s in loaded.inputs]
+    with torch.inference_mode():
+        expected = loaded.module(*(a.clone() for a in args))
+        try:
+            with placed(loaded.module, device):
+                outputs = [o.cpu() for o in loaded.module(*(a.clone() for a in sent(args, device)))]
+            why = _difference(expected, outputs)
+        except INTERRUPTS:
+            raise
+        except Exception as error:  # noqa: BLE001 - the model's own code, which nobody has tried on a GPU
+            why = f"it fails there ({(str(error).strip() or type(error).__name__).splitlines()[0]})"
+    if not why:
+        return device
+    if os.environ.get(VARIABLE):
+        raise InputError(
+            f"--device: the model must compute on {device} what it computes on the CPU ({why}). Give --device cpu."
+        )
+    note(f"the model is computed on the CPU and not on {device}: {why}")
+    return CPU
+
+
+def _difference(expected: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> str:
+    """How far outputs are from the CPU's where that is beyond TOLERANCE; empty otherwise."""
+    for wanted, got in zip(expected, outputs, strict=True):
+        if wanted.shape != got.shape:
+            return f"an output has the shape {list(got.shape)} there and {list(wanted.shape)} on the CPU"
+        off = (wanted.double() - got.double()).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+        largest = max(1.0, float(wanted.double().abs().max()) if wanted.numel() else 0.0)
+        if wanted.numel() and not float(off.max()) <= TOLERANCE * largest:
+            return f"its outputs differ by up to {float(off.max()):.3g}, outputs up to {largest:.3g}"
+    return ""
+
+
+def sent(tensors: Sequence[torch.Tensor], device: str) -> tuple[torch.Tensor, ...]:
+    """The tensors, in their dtypes and shapes, on the device."""
+    return tuple(t.to(device) for t in tensors)
+
+
+@contextmanager
+def placed(module: torch.nn.Module, device: str) -> Iterator[None]:
+    """The tensors of a module are on the device for the block, and new ones are made there; then all is as it was.
+
+    On a GPU float32 is float32 (no TF32) and the same call gives the same again. Its memory goes back to the driver
+    afterwards: TensorRT will want it.
+
+    Raises:
+        MissingError: the GPU has no memory left.
+    """
+    if device == CPU:
+        yield
+        return
+    import torch
+
+    with ExitStack() as stack:
+        if on_gpu := device.startswith("cuda"):
+            stack.callback(torch.cuda.empty_cache)
+        stack.callback(_move(module, device))
+        stack.enter_context(torch.device(device))
+        if on_gpu:
+            stack.enter_context(torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True))
+        stack.enter_context(tf32_allowed(device, False))
+        try:
+            yield
+        except (torch.OutOfMemoryError, InputError) as error:
+            full = error if isinstance(error, torch.OutOfMemoryError) else error.__cause__
+            if not isinstance(full, torch.OutOfMemoryError):
+                raise
+            first = str(full).strip().splitlines()[0]
+            raise MissingError(
+                f"{device}: out of memory ({first}). Set a smaller batch_size, or give --device cpu."
+            ) from error
+
+
+def _move(module: torch.nn.Module, device: str) -> Callable[[], None]:
+    """Put a module's tensors and the devices in its graphs' arguments on the device; what puts them back."""
+    import torch
+    from torch.fx import GraphModule
+
+    undo: list[Callable[[], None]] = []
+    moved: dict[int, torch.Tensor] = {}
+
+    def put_back() -> None:
+        for one in reversed(undo):
+            one()
+
+    def there(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in moved:
+            new = tensor.detach().to(device)
+            parameter = isinstance(tensor, torch.nn.Parameter)
+            moved[id(tensor)] = torch.nn.Parameter(new, tensor.requires_grad) if parameter else new
+        return moved[id(tensor)]
+
+    try:
+        for part in module.modules():
+            held: tuple[dict[str, Any], ...] = (part._parameters, part._buffers, part.__dict__)
+            for tensors in held:
+                before = {n: v for n, v in tensors.items() if isinstance(v, torch.Tensor)}
+                undo.append(lambda tensors=tensors, before=before: tensors.update(before))  # type: ignore[misc]
+                tensors.update({n: there(v) for n, v in before.items()})
+            if isinstance(part, GraphModule):
+                undo.append(_retarget(part, device))
+    except BaseException:
+        put_back()
+        raise
+    return put_back
+
+
+def _retarget(graph: GraphModule, device: str) -> Callable[[], None]:
+    """Name the device wherever an argument of the graph names the CPU; what names the CPU again."""
+    import torch
+    from torch.fx.node import map_aggregate
+
+    def there(value: Any) -> Any:
+        return torch.device(device) if isinstance(value, torch.device) and value.type == "cpu" else value
+
+    before = [(n, n.args, n.kwargs) for n in graph.graph.nodes]
+    changed = []
+    for node, args, kwargs in before:
+        new = map_aggregate(args, there), map_aggregate(kwargs, there)
+        if repr(new) != repr((args, kwargs)):
+            node.args, node.kwargs = new
+            changed.append((node, args, kwargs))
+    if changed:
+        graph.recompile()
+
+    def put_back() -> None:
+        for node, args, kwargs in changed:
+            node.args, node.kwargs = args, kwargs
+        if changed:
+            graph.recompile()
+
+    return put_back
+
+
+@contextmanager
+def tf32_allowed(device: str, allowed: bool) -> Iterator[None]:
+    """Whether matmuls and convolutions of float32 may be computed in TF32; as it was afterwards."""
+    if not device.startswith("cuda"):
+        yield
+        return
+    import torch
+
+    places: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    with warnings.catch_warnings():  # torch announces newer switches, which do not set the older ones
+        warnings.simplefilter("ignore")
+        before = [p.allow_tf32 for p in places]
+        for place in places:
+            place.allow_tf32 = allowed
+        try:
+            yield
+        finally:
+            for place, was in zip(places, before, strict=True):
+                place.allow_tf32 = was

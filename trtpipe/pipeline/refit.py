@@ -1,0 +1,101 @@
+"""A bundle's engine with the weights of a kit: TensorRT's refit in the place of a build, then the whole check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtpipe.errors import InputError
+from trtpipe.pipeline.kit import finish_kit
+from trtpipe.pipeline.replay import bundle_to_replay
+from trtpipe.runtime.compatibility import admit
+from trtpipe.trt.refit import refitted
+from trtpipe.values import Engine
+
+if TYPE_CHECKING:
+    from trtpipe.bundle.format import Bundle, Sign
+    from trtpipe.bundle.manifest import Manifest
+    from trtpipe.pipeline.build import Built
+    from trtpipe.progress import Progress, Reporter
+    from trtpipe.values import OnnxModel
+
+#: Values of build.refit with which other weights can be given.
+CHANGEABLE = ("all", "individual")
+
+
+def refit(
+    bundle: Path, weights: Path, out: Path, reporter: Reporter, *, key: Path | None = None, sign: Sign | None = None
+) -> Built:
+    """The bundle's engine with the weights of a kit, checked on the kit's samples, as the bundle `out/<its name>`.
+
+    Args:
+        bundle: a bundle whose engine was built with build.refit: all or individual.
+        weights: a kit of the same job, prepared from the other weights.
+        out: the folder that the bundle goes to.
+        reporter: receives the stages.
+        key: file of trusted public keys, or None; both have to be signed by one of them.
+        sign: signs the manifest, unless the check failed.
+
+    Raises:
+        TrtpipeError: with the exit code of what went wrong; nothing is then written.
+    """
+    before = bundle_to_replay(bundle, key)
+    kit, _ = admit(weights, key)
+    if problems := mismatches(before.manifest, kit.manifest):
+        raise InputError("\n".join(f"{weights}: {p}" for p in problems))
+
+    def engine_of(graph: OnnxModel, progress: Progress) -> Engine:
+        return _engine(before, graph)
+
+    return finish_kit(weights, out, reporter, key=key, sign=sign, compiler=engine_of)
+
+
+def mismatches(bundle: Manifest, kit: Manifest) -> tuple[str, ...]:
+    """Why the weights of a kit cannot be given to a bundle's engine, as far as their manifests say."""
+    engine = bundle.engine
+    assert engine is not None
+    if kit.kind != "kit":
+        return (
+            "must be a kit, which holds a graph and what it is checked against (got a bundle). Run trtpipe prepare.",
+        )
+    problems = []
+    if engine.target == "onnxruntime" or engine.fallback:
+        problems.append(f"the engine must be one TensorRT plan (got {engine.file}). Build it anew.")
+    elif bundle.build.refit not in CHANGEABLE:
+        problems.append(
+            "the engine must have been built with build.refit: all or individual "
+            f"(got {bundle.build.refit}). Build it so."
+        )
+    for what, old, new in (
+        ("inputs", bundle.inputs, kit.inputs),
+        ("outputs", bundle.outputs, kit.outputs),
+        ("the precision of every operation", bundle.layers, kit.layers),
+        ("the build section", bundle.build, kit.build),
+    ):
+        if old != new:
+            problems.append(f"{what} must be the bundle's (got others). Prepare it from the bundle's job.")
+    return tuple(problems)
+
+
+def _engine(before: Bundle, graph: OnnxModel) -> Engine:
+    """The engine of the bundle with the weights of this graph; a stripped one takes them when it is loaded."""
+    manifest = before.manifest
+    about = manifest.engine
+    assert about is not None
+    data = before.read(about.file)
+    return Engine(
+        data=data if manifest.build.strip_plan else refitted(data, graph.data),
+        target=about.target,
+        version=about.version,
+        compute_capabilities=about.compute_capabilities,
+        minimum_compute_capability=about.minimum_compute_capability,
+        inputs=graph.inputs,
+        outputs=graph.outputs,
+        graph=graph,
+        options=dict(about.options),
+        notes=(f"refitted: the engine was built with the weights {_short(manifest.weights_digest)}",),
+    )
+
+
+def _short(digest: str | None) -> str:
+    return "of no known digest" if digest is None else digest[:16]

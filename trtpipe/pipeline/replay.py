@@ -1,0 +1,94 @@
+"""An engine built again as a bundle's was: with its timing cache, and held against it byte by byte."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtpipe.bundle.format import Bundle
+from trtpipe.bundle.manifest import GRAPH, TIMING_CACHE
+from trtpipe.errors import InputError
+from trtpipe.runtime.compatibility import admit
+from trtpipe.trt.timing_cache import GIVEN
+
+_CACHE_NOTE = "timing cache "
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Whether an engine came out the same, byte for byte, and where not, what was different."""
+
+    same: bool
+    why: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """One line."""
+        return "the engine is the same, byte for byte" if self.same else f"the engine is another: {'; '.join(self.why)}"
+
+
+def bundle_to_replay(path: Path, key: Path | None) -> Bundle:
+    """The bundle, verified: TensorRT is going to read its timing cache.
+
+    Args:
+        path: its directory.
+        key: file of trusted public keys, or None.
+
+    Raises:
+        InputError: it is a kit, damaged, or not signed as it has to be.
+    """
+    bundle, _ = admit(path, key)
+    if bundle.manifest.engine is None:
+        raise InputError(f"{path}: is a kit, which has no engine to build again. Give a finished bundle to --replay.")
+    return bundle
+
+
+@contextmanager
+def timing_cache_of(bundle: Bundle) -> Iterator[str | None]:
+    """A folder for `build.timing_cache` that holds the bundle's own, for the block; None where it has none."""
+    if TIMING_CACHE not in bundle.manifest.files:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="trtpipe-replay-") as folder:
+        Path(folder, GIVEN).write_bytes(bundle.read(TIMING_CACHE))
+        yield folder
+
+
+def compared(before: Bundle, now: Bundle) -> Replayed:
+    """The engine of one bundle against that of another."""
+    then, here = before.manifest, now.manifest
+    assert then.engine is not None
+    assert here.engine is not None
+    files = [m.files[m.engine_file].sha256 for m in (then, here)]
+    if files[0] == files[1]:
+        return Replayed(True)
+    why = [
+        f"{what} {old} then, {new} now"
+        for what, old, new in (
+            ("target", then.engine.target, here.engine.target),
+            ("version", then.engine.version, here.engine.version),
+            ("compute capability", *(_listed(m.engine.compute_capabilities) for m in (then, here) if m.engine)),
+        )
+        if old != new
+    ]
+    changed = sorted(
+        name
+        for name in {*then.engine.options, *here.engine.options}
+        if then.engine.options.get(name) != here.engine.options.get(name)
+    )
+    why += [f"other options ({', '.join(changed)})"] if changed else []
+    graphs = [m.files[GRAPH].sha256 if GRAPH in m.files else "" for m in (then, here)]
+    if graphs[0] != graphs[1]:
+        why.append(f"{GRAPH} is another: the model, its weights, the calibration or trtpipe's own code changed")
+    if then.engine.target == "tensorrt" and TIMING_CACHE not in then.files:
+        why.append(
+            f"the bundle holds no {TIMING_CACHE}: it was built without build.timing_cache, so tactics were timed anew"
+        )
+    why += [note for note in here.notes if note.startswith(_CACHE_NOTE)]
+    return Replayed(False, tuple(why) or ("of the same graph and options by the same TensorRT",))
+
+
+def _listed(capabilities: tuple[str, ...]) -> str:
+    return ", ".join(capabilities) or "portable"
