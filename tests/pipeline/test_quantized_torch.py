@@ -168,7 +168,7 @@ def test_any_quantization_is_recalibrated(model: dict[str, Any], tmp_path: Path)
     x = images(4, 3, 8, 8, seed=3)
     with torch.inference_mode():
         (found,), expected = load_model(job).module(x), small()(x)
-    assert float((found - expected).abs().max()) < 0.01 * float(expected.abs().max())
+    assert float((found - expected).abs().max()) < 0.03 * float(expected.abs().max())
 
 
 def in_forward() -> torch.nn.Module:
