@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from trtpipe.errors import InputError
 from trtpipe.progress import Silent
 from trtpipe.trt import driver, flavour, plan
+from trtpipe.trt.calls import load_engine
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.monitor import Watch, make_logger
 
@@ -150,11 +151,7 @@ def _refitted(tensorrt: Flavour, engine: bytes, onnx: bytes, watch: Watch, devic
 
     logger = make_logger(tensorrt, watch)
     runtime = tensorrt.module.Runtime(logger)
-    loaded = runtime.deserialize_cuda_engine(engine)
-    if loaded is None:
-        raise InputError(
-            f"engine: {tensorrt.title} cannot load the plan on {device} ({reason()}). Build the engine on this device."
-        )
+    loaded = load_engine(tensorrt, runtime, engine, device, reason)
     if not loaded.refittable:
         raise InputError("engine: no weight can be changed in it. Build it with build.refit: all, or individual.")
     give_weights(tensorrt, loaded, logger, onnx, reason, "Prepare the kit from the same model with other weights.")
