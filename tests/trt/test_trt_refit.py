@@ -190,3 +190,16 @@ def test_the_stand_ins_calls_are_tensorrts_own():
     }.items():  # fmt: skip
         for name in names:
             assert hasattr(getattr(trt, kind), name), f"{kind}.{name}"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\x3a\x05abc", "a protobuf message ends within a field"),
+        (b"\xff", "a protobuf message ends within a number"),
+        (b"\x03", "a protobuf message has no fields of wire type 3"),
+    ],
+)
+def test_what_is_no_protobuf_message_is_said(data, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        weight_names(data)

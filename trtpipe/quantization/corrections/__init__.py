@@ -4,7 +4,7 @@
 
     equalization   channels of a tensor scaled to one range, through ReLU, ReLU6, residual adds and depthwise
     smoothing      the same from a LayerNorm into the linears that read it
-    thresholds     amax of each activation by the error at the output of the operation that reads it
+    thresholds     amax of each activation by its own error at the output of the operation that reads it
     rounding       levels of each weight by second-order rounding
     bias           the mean error of each channel taken out of the bias
 

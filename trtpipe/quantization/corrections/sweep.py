@@ -190,13 +190,12 @@ class Sweep:
         place: _Place,
         changed: Mapping[Node, Rounding],
         which: Sequence[int],
-        quantized: Sequence[Mapping[Node, torch.Tensor]] | None = None,
+        quantized: Sequence[Mapping[Node, torch.Tensor]],
     ) -> torch.Tensor:
         """Squared distance of the operation's output from that in float over some batches, by channel: float64 [C]."""
         distances = []
         for k in which:
-            got = self._value(place, k, changed, quantized[k] if quantized is not None else {})
-            distances.append(self._distance(place, k, got))
+            distances.append(self._distance(place, k, self._value(place, k, changed, quantized[k])))
         return torch.stack(distances).sum(0)
 
     def _distance(self, place: _Place, k: int, got: torch.Tensor) -> torch.Tensor:
