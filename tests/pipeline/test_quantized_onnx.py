@@ -163,7 +163,8 @@ def test_what_tensorrt_has_not_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["QUInt8", "QInt8"])
 def test_any_quantization_is_recalibrated(kind: str, tmp_path: Path) -> None:
-    """Of a file whose scales are not used, zero points and unsigned types are no matter."""
+    """Of a file whose scales are not used, zero points and unsigned types are no matter; ONNX Runtime leaves out the
+    ReLUs before them, whose work the range does."""
     from onnxruntime.quantization import QuantType
 
     from trtpipe.model.onnx.network import load_network

@@ -136,8 +136,7 @@ def test_the_job_says_so(sections: dict[str, Any], message: str, tmp_path: Path)
     ("model", "message"),
     [
         ({"factory": "tests.support.quantized_nets:small", "quantized": True},
-         "calibration: must be given for a model without Q/DQ (got none). Add calibration.images, or "
-         "calibration.table."),
+         "model.quantized: must be left out for a network without fake quantizers (got true). Remove it."),
         ({**FACTORY, "args": {"seen": False}},
          "model.factory: conv.x has seen no data, so it has no scale. Run the model on samples, then save it."),
     ],
@@ -169,7 +168,7 @@ def test_any_quantization_is_recalibrated(model: dict[str, Any], tmp_path: Path)
     x = images(4, 3, 8, 8, seed=3)
     with torch.inference_mode():
         (found,), expected = load_model(job).module(x), small()(x)
-    assert float((found - expected).abs().max()) < 0.01 * float(expected.abs().max())
+    assert float((found - expected).abs().max()) < 0.03 * float(expected.abs().max())
 
 
 def in_forward() -> torch.nn.Module:

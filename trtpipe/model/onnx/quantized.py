@@ -26,7 +26,8 @@ def take_qdq_off(model: ir.Model, *, any_scales: bool = False) -> tuple[Marks, t
     """Make a file its own FP32 form; the scales of the inputs that were quantized, by node and place, and notes.
 
     A pair of QuantizeLinear and DequantizeLinear becomes the tensor before it, a DequantizeLinear of a constant the
-    constant in FP32. An INT32 bias is no quantized input: TensorRT adds biases in float.
+    constant in FP32. An INT32 bias is no quantized input: TensorRT adds biases in float. Where a pair's range may do
+    the work of an activation, a Clip to it stays.
 
     Args:
         model: changed in place.
@@ -39,6 +40,7 @@ def take_qdq_off(model: ir.Model, *, any_scales: bool = False) -> tuple[Marks, t
 
     marks: Marks = {}
     notes: list[str] = []
+    clips: dict[ir.Node, ir.Value] = {}
     graph = model.graph
     nodes = [n for n in graph if n.op_type == "DequantizeLinear"]
     for node in nodes:
@@ -50,6 +52,10 @@ def take_qdq_off(model: ir.Model, *, any_scales: bool = False) -> tuple[Marks, t
                 raise _refused(node, "dequantizes with another scale than it was quantized with")
             before = quantizer.inputs[0]
             assert before is not None
+            if affine.saturates:
+                if quantizer not in clips:
+                    clips[quantizer] = _clipped(graph, quantizer, before, affine, model.opset_imports.get("", 0))
+                before = clips[quantizer]
         elif stored.const_value is not None:
             before = _in_float(graph, node, stored.const_value.numpy(), affine)
         else:
@@ -67,7 +73,7 @@ def take_qdq_off(model: ir.Model, *, any_scales: bool = False) -> tuple[Marks, t
         output.replace_all_uses_with(before, replace_graph_outputs=True)
         graph.remove(node, safe=True)
     for node in [n for n in graph if n.op_type == "QuantizeLinear"]:
-        if list(node.outputs[0].uses()):
+        if list(node.outputs[0].uses()) or node.outputs[0].is_graph_output():
             raise _refused(node, "has a reader that is no DequantizeLinear")
         graph.remove(node, safe=True)
     return marks, tuple(notes)
@@ -82,6 +88,11 @@ class _Affine:
     zeros: tuple[int, ...]
     axis: int | None
     dtype: str
+
+    @property
+    def saturates(self) -> bool:
+        """Whether its range may do the work of an activation: exporters leave out a ReLU before asymmetric Q/DQ."""
+        return self.dtype.startswith("uint") or any(self.zeros)
 
     def mark(self, node: ir.Node) -> Mark:
         """The scales, where TensorRT has such."""
@@ -115,6 +126,31 @@ def _affine(node: ir.Node) -> _Affine:
         int(axis) if scales.ndim else None,
         zeros.dtype.name,
     )
+
+
+def _clipped(graph: ir.Graph, quantizer: ir.Node, x: ir.Value, affine: _Affine, opset: int) -> ir.Value:
+    """`x` clipped to what its integers can hold, and not rounded."""
+    import onnx_ir as ir
+
+    if len(affine.scales) != 1:
+        raise _refused(quantizer, "quantizes an activation with several scales and zero points")
+    whole = np.iinfo(affine.dtype)
+    ends = [(float(n) - affine.zeros[0]) * affine.scales[0] for n in (whole.min, whole.max)]
+    name = str(quantizer.outputs[0].name)
+    if opset < 11:
+        clip = ir.node("Clip", [x], {"min": ends[0], "max": ends[1]}, name=f"{name}/Clip")
+    else:
+        bounds = [
+            ir.Value(name=f"{name}.{end}", const_value=ir.tensor(np.float32(value), name=f"{name}.{end}"))
+            for end, value in zip(("least", "largest"), ends, strict=True)
+        ]
+        for bound in bounds:
+            graph.register_initializer(bound)
+        clip = ir.node("Clip", [x, *bounds], name=f"{name}/Clip")
+    made = clip.outputs[0]
+    made.name, made.type, made.shape = f"{name}.clipped", x.type, x.shape
+    graph.insert_before(quantizer, clip)
+    return made
 
 
 def _in_float(graph: ir.Graph, node: ir.Node, stored: NDArray[Any], affine: _Affine) -> ir.Value:

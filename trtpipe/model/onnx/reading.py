@@ -68,6 +68,7 @@ def read(path: Path, operators: frozenset[str], outputs: Sequence[str] = (), *, 
     """
     model = opened(path)
     cut = take_outputs(model, outputs)
+    _require_known(model.graph, operators | {"QuantizeLinear", "DequantizeLinear"})
     marks, notes = take_qdq_off(model, any_scales=recalibrate)
     graph = model.graph
     version = model.opset_imports.get("", 0)
@@ -76,7 +77,6 @@ def read(path: Path, operators: frozenset[str], outputs: Sequence[str] = (), *, 
             f"model.onnx: must be of opset {OPSETS[0]} to {OPSETS[1]} (got {version}). Export it again, or run "
             "onnx.version_converter."
         )
-    _require_known(graph, operators)
     constants = {n: v.const_value.numpy() for n, v in graph.initializers.items() if v.const_value is not None}
     _require_fp32(constants, graph)
     nodes = tuple(_node(n, version, constants, marks) for n in graph)
