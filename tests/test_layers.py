@@ -157,6 +157,14 @@ class Tree:
             if any(used(node) & BY_NAME for node in ast.walk(module)):
                 yield name
 
+    def prints(self) -> Iterator[str]:
+        """Modules that have to do with the standard streams, but for those of the command line and the examples."""
+        streams = {"print", "sys.stdout", "sys.stderr", "sys.__stdout__", "sys.__stderr__"}
+        for name, module in self.modules.items():
+            named = {ast.unparse(n) for n in ast.walk(module) if isinstance(n, ast.Attribute | ast.Name)}
+            if named & streams and not name.startswith(("trtpipe.cli.", "trtpipe.examples.")):
+                yield name
+
     def undeclared(self) -> Iterator[str]:
         """Imports of packages that are neither Python's, nor ours, nor in a table above."""
         for name in self.modules:
@@ -246,15 +254,7 @@ def test_only_some_import_by_a_name(tree: Tree) -> None:
 
 def test_only_the_command_line_prints(tree: Tree) -> None:
     """Beside ruff's T201: `print` is one way of several."""
-    streams = {f"sys.{name}" for name in ("stdout", "stderr", "__stdout__", "__stderr__")}
-    prints = {
-        name
-        for name, module in tree.modules.items()
-        if not name.startswith(("trtpipe.cli.", "trtpipe.examples."))
-        for node in ast.walk(module)
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in streams
-    }
-    assert prints == OTHER_STREAMS, "return it, or give it to `progress`: trtpipe.cli prints"
+    assert set(tree.prints()) == OTHER_STREAMS, "return it, or give it to `progress`: trtpipe.cli prints"
 
 
 def test_every_package_is_one_that_is_declared(tree: Tree) -> None:
@@ -339,6 +339,11 @@ def test_a_planted_light_import_is_found_wherever_it_hides(head: str, line: str,
     target = line.removeprefix("import ").replace("from trtpipe.job import ", "trtpipe.job.")
     planted = tree.planted("trtpipe.job.dump", f"{head}\n    {line}")
     assert list(planted.needless()) == [f"trtpipe.job.dump -> {target}"]
+
+
+@pytest.mark.parametrize("line", ["sys.stdout.write('x')", "def f(say=print): say(1)", "sys.__stderr__.flush()"])
+def test_a_planted_print_is_found(line: str, tree: Tree) -> None:
+    assert set(tree.planted("trtpipe.job.dump", line).prints()) - OTHER_STREAMS == {"trtpipe.job.dump"}
 
 
 def test_a_planted_package_that_is_not_declared_is_found(tree: Tree) -> None:

@@ -9,8 +9,22 @@ import pytest
 
 from trtpipe.cli.commands import bench, build, calibrate, nightly, prepare, tune
 from trtpipe.cli.commands.options import device_option
+from trtpipe.errors import MissingError
+from trtpipe.trt import driver
+from trtpipe.trt.driver import Driver
 
 VARIABLES = ("TRTPIPE_DEVICE", "CUDA_VISIBLE_DEVICES")
+
+
+@pytest.fixture(autouse=True)
+def gpus(monkeypatch):
+    """A function that gives this machine a GPU, as it has at first, or none."""
+
+    def use(problem=""):
+        monkeypatch.setattr(driver, "probe", lambda: Driver("12.6", (), problem))
+
+    use()
+    return use
 
 
 @click.command()
@@ -56,6 +70,21 @@ def test_what_is_no_device(monkeypatch, value, message):
         seen.main(["--device", value], standalone_mode=False)
     assert raised.value.message == message
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+@pytest.mark.parametrize("value", ["cuda", "cuda:1"])
+def test_a_gpu_that_is_not_there_is_said_before_any_work(gpus, monkeypatch, value):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    gpus("the NVIDIA driver sees no GPU")
+    with pytest.raises(MissingError) as raised:
+        seen.main(["--device", value], standalone_mode=False)
+    assert str(raised.value) == (
+        f"--device: must be cpu where no NVIDIA GPU can be used (got {value}; the NVIDIA driver sees no GPU). Check "
+        "its driver, or leave it out."
+    )
+    assert not {*VARIABLES} & {*os.environ}
+    assert seen.main(["--device", "cpu"], standalone_mode=False) == ("cpu", None)
 
 
 @pytest.mark.parametrize("module", [bench, build, calibrate, nightly, prepare, tune])

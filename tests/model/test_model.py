@@ -184,6 +184,17 @@ def test_messages(job: Any, tmp_path: Path, model: dict[str, Any], error: type, 
     assert str(raised.value).startswith(message)
 
 
+def test_a_factory_may_take_its_arguments_apart(job: Any, tmp_path: Path) -> None:
+    (tmp_path / "popping.py").write_text(
+        "import torch\n\n\ndef make(cfg):\n    cfg.pop('deep').clear()\n    return torch.nn.Linear(4, cfg.pop('width'))\n"
+    )
+    args = {"cfg": {"width": 3, "deep": {"er": 1}}}
+    made = job(factory="popping:make", args=args)
+    for _ in range(2):
+        assert load_model(made, tmp_path).module.network.out_features == 3
+    assert made.model.args == args
+
+
 def test_a_package_that_the_users_module_needs(job: Any, tmp_path: Path) -> None:
     (tmp_path / "needy.py").write_text("import surely_not_installed\n")
     with pytest.raises(InputError) as raised:

@@ -136,8 +136,7 @@ def test_the_job_says_so(sections: dict[str, Any], message: str, tmp_path: Path)
     ("model", "message"),
     [
         ({"factory": "tests.support.quantized_nets:small", "quantized": True},
-         "calibration: must be given for a model without Q/DQ (got none). Add calibration.images, or "
-         "calibration.table."),
+         "model.quantized: must be left out for a network without fake quantizers (got true). Remove it."),
         ({**FACTORY, "args": {"seen": False}},
          "model.factory: conv.x has seen no data, so it has no scale. Run the model on samples, then save it."),
     ],

@@ -76,9 +76,9 @@ OTHER = TensorSpec("image", "float32", ("N", 3, 8, 8), {"N": shipping.DimRange(1
     ("ours", "theirs", "message"),
     [
         ({"build": Build(target="tensorrt")}, {"build": Build(target="tensorrt")},
-         "k: the engine must have been built with build.refit: all or individual (got none). Build it so."),
+         "old: the engine must have been built with build.refit: all or individual (got none). Build it so."),
         ({"build": Build(target="tensorrt", refit="identical")}, {"build": Build(target="tensorrt", refit="identical")},
-         "k: the engine must have been built with build.refit: all or individual (got identical). Build it so."),
+         "old: the engine must have been built with build.refit: all or individual (got identical). Build it so."),
         ({}, {"inputs": (OTHER,)}, "k: inputs must be the bundle's (got others). Prepare it from the bundle's job."),
         ({}, {"layers": ()}, "k: the precision of every operation must be the bundle's (got others)."),
         ({}, {"build": Build(target="tensorrt", refit="all", optimization_level=5)}, "k: the build section must be"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
 import warnings
@@ -78,7 +79,7 @@ def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
         factory = import_callable(model.factory, "model.factory", InputError)
         _require_fit(factory, model.factory, model.args)
         with user_code(f"model.factory: {model.factory}", InputError):
-            network = factory(**model.args)
+            network = factory(**copy.deepcopy(model.args))  # a factory may take its configuration apart
     if not isinstance(network, torch.nn.Module):
         raise InputError(
             f"model.factory: must return an nn.Module (got {type(network).__name__} from {model.factory}). "

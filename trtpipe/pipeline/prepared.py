@@ -181,6 +181,10 @@ def with_own_scales(job: Job, captured: Captured) -> Captured:
 
     data = job.calibration
     if not is_marked(captured.graph):
+        if job.model.quantized:
+            raise InputError(
+                "model.quantized: must be left out for a network without fake quantizers (got true). Remove it."
+            )
         if job.precision.calibrated and data is None:
             raise InputError(
                 "calibration: must be given for a model without Q/DQ (got none). Add calibration.images, or "

@@ -41,6 +41,8 @@ def refit(
     """
     before = bundle_to_replay(bundle, key)
     kit, _ = admit(weights, key)
+    if why := fixed(before.manifest):
+        raise InputError(f"{bundle}: {why}")
     if problems := mismatches(before.manifest, kit.manifest):
         raise InputError("\n".join(f"{weights}: {p}" for p in problems))
 
@@ -50,22 +52,25 @@ def refit(
     return finish_kit(weights, out, reporter, key=key, sign=sign, compiler=engine_of)
 
 
-def mismatches(bundle: Manifest, kit: Manifest) -> tuple[str, ...]:
-    """Why the weights of a kit cannot be given to a bundle's engine, as far as their manifests say."""
+def fixed(bundle: Manifest) -> str:
+    """Why no other weights can be given to a bundle's engine; empty where they can."""
     engine = bundle.engine
     assert engine is not None
+    if engine.target == "onnxruntime" or engine.fallback:
+        return f"the engine must be one TensorRT plan (got {engine.file}). Build it anew."
+    if bundle.build.refit not in CHANGEABLE:
+        got = bundle.build.refit
+        return f"the engine must have been built with build.refit: all or individual (got {got}). Build it so."
+    return ""
+
+
+def mismatches(bundle: Manifest, kit: Manifest) -> tuple[str, ...]:
+    """Why a kit's weights are not for a bundle's engine, as far as their manifests say."""
     if kit.kind != "kit":
         return (
             "must be a kit, which holds a graph and what it is checked against (got a bundle). Run trtpipe prepare.",
         )
     problems = []
-    if engine.target == "onnxruntime" or engine.fallback:
-        problems.append(f"the engine must be one TensorRT plan (got {engine.file}). Build it anew.")
-    elif bundle.build.refit not in CHANGEABLE:
-        problems.append(
-            "the engine must have been built with build.refit: all or individual "
-            f"(got {bundle.build.refit}). Build it so."
-        )
     for what, old, new in (
         ("inputs", bundle.inputs, kit.inputs),
         ("outputs", bundle.outputs, kit.outputs),

@@ -11,7 +11,8 @@ from trtpipe.trt.network import DTYPES, enum_name
 from trtpipe.values import DimRange, TensorSpec
 
 if TYPE_CHECKING:
-    from trtpipe.trt.types import ICudaEngine, IExecutionContext, IOutputAllocator, IProfiler
+    from trtpipe.trt.flavour import Flavour
+    from trtpipe.trt.types import ICudaEngine, IExecutionContext, IOutputAllocator, IProfiler, Runtime
 
 Shape = tuple[int, ...]
 
@@ -25,6 +26,29 @@ class Binding:
     shape: Shape
     is_input: bool
     ranges: tuple[tuple[Shape, Shape, Shape], ...]
+
+
+def load_engine(
+    tensorrt: Flavour, runtime: Runtime, plan: bytes, device: str, reason: Callable[[], str]
+) -> ICudaEngine:
+    """The engine of a plan.
+
+    Args:
+        tensorrt: whose runtime it is.
+        runtime: loads it.
+        plan: its bytes.
+        device: the GPU's name.
+        reason: TensorRT's last error message.
+
+    Raises:
+        InputError: TensorRT cannot load it.
+    """
+    engine = runtime.deserialize_cuda_engine(plan)
+    if engine is None:
+        raise InputError(
+            f"engine: {tensorrt.title} cannot load the plan on {device} ({reason()}). Build the engine on this device."
+        )
+    return engine
 
 
 class _Context:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from trtpipe.errors import InputError
 from trtpipe.progress import Silent
 from trtpipe.trt import driver, flavour, plan
+from trtpipe.trt.calls import load_engine
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.monitor import Watch, make_logger
 
@@ -144,22 +145,13 @@ def refitted(engine: bytes, onnx: bytes) -> bytes:
         raise
 
 
-def unloadable(tensorrt: Flavour, device: str, reason: str) -> InputError:
-    """The error that TensorRT does not load a plan on this device."""
-    return InputError(
-        f"engine: {tensorrt.title} cannot load the plan on {device} ({reason}). Build the engine on this device."
-    )
-
-
 def _refitted(tensorrt: Flavour, engine: bytes, onnx: bytes, watch: Watch, device: str) -> bytes:
     def reason() -> str:
         return watch.errors[-1] if watch.errors else "no error message"
 
     logger = make_logger(tensorrt, watch)
     runtime = tensorrt.module.Runtime(logger)
-    loaded = runtime.deserialize_cuda_engine(engine)
-    if loaded is None:
-        raise unloadable(tensorrt, device, reason())
+    loaded = load_engine(tensorrt, runtime, engine, device, reason)
     if not loaded.refittable:
         raise InputError("engine: no weight can be changed in it. Build it with build.refit: all, or individual.")
     give_weights(tensorrt, loaded, logger, onnx, reason, "Prepare the kit from the same model with other weights.")

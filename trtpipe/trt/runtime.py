@@ -21,14 +21,14 @@ from trtpipe.errors import InputError, MissingError
 from trtpipe.packages import install_command
 from trtpipe.progress import Silent
 from trtpipe.trt import driver, flavour, plan
-from trtpipe.trt.calls import Binding, Bindings, Shape, Tensors, spec_of
+from trtpipe.trt.calls import Binding, Bindings, Shape, Tensors, load_engine, spec_of
 from trtpipe.trt.execution import Execution, make_output_allocator
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.kernel_cache import KernelCache, kernel_file
 from trtpipe.trt.memory import Memory, Provider, open_memory
 from trtpipe.trt.monitor import Watch, make_logger
 from trtpipe.trt.network import enum_name
-from trtpipe.trt.refit import give_weights, unloadable
+from trtpipe.trt.refit import give_weights
 from trtpipe.values import TensorSpec
 
 #: What a runner says that is used before it is opened, or after it was closed.
@@ -232,9 +232,7 @@ class EngineRunner:
             runtime = self._load_lean(runtime, built_by)
         if tensorrt.has("engine_validity"):
             self._ask_validity(tensorrt, runtime)
-        engine = runtime.deserialize_cuda_engine(self._plan)
-        if engine is None:
-            raise unloadable(tensorrt, device.name, self._reason())
+        engine = load_engine(tensorrt, runtime, self._plan, device.name, self._reason)
         if self._refit is not None:
             give_weights(tensorrt, engine, self._logger, self._refit, self._reason, "Give the bundle's own model.onnx.")
         if tensorrt.has("weight_streaming") and engine.streamable_weights_size > 0:

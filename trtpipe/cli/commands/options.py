@@ -12,9 +12,11 @@ from typing import TypeVar
 import click
 from click.core import ParameterSource
 
+from trtpipe.errors import MissingError
 from trtpipe.model.computing import VARIABLE as DEVICE_VARIABLE
 from trtpipe.outputs import require_writable_file, require_writable_folder
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
+from trtpipe.trt import driver
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -150,6 +152,12 @@ def _choose_device(ctx: click.Context, param: click.Parameter, value: str | None
         changes[_VISIBLE] = str(number) if names is None else names[number]
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
+    if named.group(0) != "cpu" and (problem := driver.probe().problem):
+        _restore(before)
+        raise MissingError(
+            f"--device: must be cpu where no NVIDIA GPU can be used (got {value}; {problem}). Check its driver, or "
+            "leave it out."
+        )
     ctx.call_on_close(lambda: _restore(before))
 
 
