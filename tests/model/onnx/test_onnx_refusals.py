@@ -45,8 +45,6 @@ QUANTIZED: list[tuple[list[tuple[str, list[str], list[str]]], dict[str, Any], st
     ([("ReduceMax", ["x"], ["m"]), ("QuantizeLinear", ["x", "m", "z"], ["q"]),
       ("DequantizeLinear", ["q", "m", "z"], ["y"])],
      {"z": ZERO}, "DequantizeLinear (n2) has a scale that is computed from the data."),
-    ([("QuantizeLinear", ["x", "s"], ["q"]), ("DequantizeLinear", ["q", "s"], ["y"])],
-     {"s": HALF}, "QuantizeLinear (n0) quantizes to uint8."),
 ]  # fmt: skip
 
 
@@ -83,6 +81,24 @@ def test_a_quantization_that_tensorrt_has_not(
     with pytest.raises(InputError) as caught:
         load_network(saved(tmp_path / "m.onnx", made, constants))
     assert str(caught.value) == f"model.onnx: {what} {IN_FLOAT}"
+
+
+def test_an_unsigned_quantization_can_be_recalibrated(tmp_path: Path) -> None:
+    """Its range then does the work of a ReLU: a scale of 0.5 is 0 to 127.5."""
+    made = [
+        helper.make_node("QuantizeLinear", ["x", "s"], ["q"], "n0"),
+        helper.make_node("DequantizeLinear", ["q", "s"], ["p"], "n1"),
+        helper.make_node("Neg", ["p"], ["y"], "n2"),
+    ]
+    path = saved(tmp_path / "m.onnx", made, {"s": HALF})
+    with pytest.raises(InputError) as caught:
+        load_network(path)
+    assert str(caught.value) == (
+        "model.onnx: DequantizeLinear (n1) quantizes to uint8. Quantize it symmetrically in INT8 (ONNX Runtime: "
+        "ActivationSymmetric), or set calibration.recalibrate: true, which starts from its FP32 form."
+    )
+    x = torch.tensor([-3.0, 0.3, 127.4, 200.0])
+    assert load_network(path, recalibrate=True)(x)["y"].tolist() == pytest.approx([0.0, -0.3, -127.4, -127.5])
 
 
 def test_a_quantization_by_blocks(tmp_path: Path) -> None:

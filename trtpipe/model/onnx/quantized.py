@@ -14,6 +14,7 @@ from trtpipe.model.marks import ANY_SCALE, Mark
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+_IN_FLOAT = "Quantize it symmetrically in INT8 (ONNX Runtime: ActivationSymmetric), or give the file in FP32."
 _RECALIBRATE = (
     "Quantize it symmetrically in INT8 (ONNX Runtime: ActivationSymmetric), or set calibration.recalibrate: true, "
     "which starts from its FP32 form."
@@ -97,9 +98,9 @@ class _Affine:
     def mark(self, node: ir.Node) -> Mark:
         """The scales, where TensorRT has such."""
         if self.dtype not in ("int8", "int32"):
-            raise _refused(node, f"quantizes to {self.dtype}")
+            raise _refused(node, f"quantizes to {self.dtype}", _RECALIBRATE)
         if any(self.zeros):
-            raise _refused(node, "has a zero point other than 0")
+            raise _refused(node, "has a zero point other than 0", _RECALIBRATE)
         return Mark(self.scales, self.axis)
 
 
@@ -170,5 +171,5 @@ def _in_float(graph: ir.Graph, node: ir.Node, stored: NDArray[Any], affine: _Aff
     return graph.initializers[name]
 
 
-def _refused(node: ir.Node, what: str) -> InputError:
-    return InputError(f"model.onnx: {node.op_type} ({node.name or node.outputs[0].name}) {what}. {_RECALIBRATE}")
+def _refused(node: ir.Node, what: str, step: str = _IN_FLOAT) -> InputError:
+    return InputError(f"model.onnx: {node.op_type} ({node.name or node.outputs[0].name}) {what}. {step}")
