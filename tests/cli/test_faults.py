@@ -34,11 +34,13 @@ from trtpipe.report import bench_page
 
 #: Arguments that name what is read; every other path of every command is an output, and is probed.
 READ = {
-    ("bench", "target"), ("build", "jobs"), ("build", "sign"), ("build", "key"), ("calibrate", "jobs"),
+    ("bench", "target"), ("bench", "key"), ("build", "jobs"), ("build", "sign"), ("build", "key"), ("build", "replay"),
+    ("calibrate", "jobs"),
     ("check", "bundle"), ("check", "key"), ("export", "bundle"), ("export", "key"), ("history", "file"),
     ("init", "images"), ("inspect", "file"), ("nightly", "credentials"), ("nightly", "jobs"), ("nightly", "sign"),
     ("pack", "bundle"),
-    ("prepare", "jobs"), ("prepare", "sign"), ("run", "bundle"), ("run", "key"), ("run", "source"), ("tune", "job"),
+    ("prepare", "jobs"), ("prepare", "sign"), ("refit", "bundle"), ("refit", "key"), ("refit", "sign"),
+    ("refit", "weights"), ("run", "bundle"), ("run", "key"), ("run", "source"), ("tune", "job"),
     ("unpack", "archive"), ("unpack", "key"), ("validate", "jobs"), ("verify", "bundle"), ("verify", "key"),
     ("worker", "credentials"),
 }  # fmt: skip
