@@ -38,7 +38,7 @@ ON_A_DEVICE = ("job", "trt", "bundle", "report", "runtime")
 OF_A_GRAPH = {"trtpipe.runtime.four_bits", "trtpipe.runtime.half_rounding"}
 #: What has to do with the standard streams and is not the command line: a worker's are its log, torch.export prints why
 #: it fails, and a job's own code may replace them.
-OTHER_STREAMS = {"trtpipe.model.export", "trtpipe.nightly.pool", "trtpipe.pipeline.prepared"}
+OTHER_STREAMS = {"trtpipe.model.export", "trtpipe.nightly.pool", "trtpipe.pipeline.process_state"}
 #: What imports a module whose name is made at run time, and the only modules that may: names of what may not be
 #: installed, of the user's code, and tables of what is loaded on demand.
 BY_NAME = {"import_module", "__import__", "resolve_name", "run_module", "run_path", "exec", "eval"}

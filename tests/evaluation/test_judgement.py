@@ -422,17 +422,17 @@ def test_a_callable_may_write_into_what_it_is_given(boxes: bool) -> None:
 
 
 def test_the_digest_is_of_all_that_a_figure_depends_on() -> None:
-    labels = np.zeros((2, 2))
+    labels, reference = np.zeros((2, 2)), {"y": np.zeros((2, 2))}
     box = Boxes(np.zeros((1, 4)), np.zeros(1, np.int64), np.zeros(1, np.bool_))
     moved = Boxes(np.ones((1, 4)), np.zeros(1, np.int64), np.zeros(1, np.bool_))
     made = [
-        judgement(OwnMetric(function="mae"), labels, 2),
-        judgement(OwnMetric(function="psnr"), labels, 2),
-        judgement(OwnMetric(function="psnr", args={"data_range": 2.0}), labels, 2),
-        judgement(OwnMetric(function="mae"), labels + 1, 2),
-        judgement(OwnMetric(function="mae", args={"against": "baseline"}), labels, 2),
-        judgement(OwnMetric(function="coco_map"), (box, box), 2),
-        judgement(OwnMetric(function="coco_map"), (box, moved), 2),
+        judgement(OwnMetric(function="mae"), labels, reference),
+        judgement(OwnMetric(function="psnr"), labels, reference),
+        judgement(OwnMetric(function="psnr", args={"data_range": 2.0}), labels, reference),
+        judgement(OwnMetric(function="mae"), labels + 1, reference),
+        judgement(OwnMetric(function="mae", args={"against": "baseline"}), labels, reference),
+        judgement(OwnMetric(function="coco_map"), (box, box), reference),
+        judgement(OwnMetric(function="coco_map"), (box, moved), reference),
     ]
     assert len({m.digest for m in made}) == len(made)
-    assert made[0].digest == judgement(OwnMetric(function="mae"), labels, 2).digest
+    assert made[0].digest == judgement(OwnMetric(function="mae"), labels, reference).digest

@@ -27,7 +27,7 @@ BROKEN = [
      ["job.yaml:4: must be valid YAML (got while scanning a plain scalar found a tab character that violates indentation)."]),
     # keys
     ([("  factory:", "  factroy:")],
-     ["job.yaml:3: model.factroy: must be one of the keys factory, args, weights, torchscript, program, onnx or baseline "
+     ["job.yaml:3: model.factroy: must be one of the keys factory, args, weights, torchscript, quantized, program, onnx or baseline "
       "(got factroy). Did you mean factory?"]),
     ([("  int8_mode: true", "  int8: true")],
      ["job.yaml:12: precision.int8: must be one of the keys fp16_mode, bf16_mode, int8_mode, fp8_mode, nvfp4_mode, "
@@ -37,7 +37,7 @@ BROKEN = [
       "job.yaml:19: chekc: must be one of the keys name, model, inputs, outputs, precision, calibration, build, check or worker "
       "(got chekc). Did you mean check?"]),
     ([("  args: {}", "  args: {}\n  zzz: 1")],
-     ["job.yaml:5: model.zzz: must be one of the keys factory, args, weights, torchscript, program, onnx or baseline (got zzz)."]),
+     ["job.yaml:5: model.zzz: must be one of the keys factory, args, weights, torchscript, quantized, program, onnx or baseline (got zzz)."]),
     ([("cosine_min", "cosin_min")],
      ["job.yaml:21: check.limits.cosin_min: must be one of the keys cosine_min, max_abs_max, relative_l2_max, sqnr_db_min, "
       "top1_agreement_min, accuracy_drop_max, speedup_over_fp16_min, confident or metrics (got cosin_min). Did you mean cosine_min?"]),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -28,6 +26,7 @@ from trtpipe.model.data import open_calibration, open_check, with_labels
 from trtpipe.model.labels import labels_of, names_classes
 from trtpipe.model.load import load_model
 from trtpipe.pipeline.codecs import CORNERS, RECORDED, SPECS, Codec, CornerOutputs, Recorded
+from trtpipe.pipeline.process_state import put_back
 
 if TYPE_CHECKING:
     import torch
@@ -116,42 +115,12 @@ class Stages:
     @contextmanager
     def unnamed(self) -> Iterator[None]:
         """Code of the job runs, too shortly for a stage of its own."""
-        with self._recording(), _put_back(self.note):
+        with self._recording(), put_back(self.note):
             yield
 
     def note(self, message: str) -> None:
         """Tell the reader of the log."""
         self._reporter.note(message)
-
-
-@contextmanager
-def _put_back(note: Callable[[str], None]) -> Iterator[None]:
-    """What the job's code changes of the whole process is put back, as later stages and other jobs count on it.
-
-    The current folder, from which relative outputs are written, the standard streams, and torch's default dtype.
-    """
-    folder, dtype, streams = os.getcwd(), _default_dtype(), (sys.stdout, sys.stderr)
-    try:
-        yield
-    finally:
-        if (sys.stdout, sys.stderr) != streams:
-            sys.stdout, sys.stderr = streams
-            note("the job's code replaced sys.stdout or sys.stderr; put back")
-        if os.getcwd() != folder:
-            note(f"the job's code went to the folder {os.getcwd()}; back to {folder}")
-            os.chdir(folder)
-        found = _default_dtype()
-        if found is not None and found != (dtype or "float32"):
-            import torch
-
-            note(f"the job's code set torch's default dtype to {found}; back to {dtype or 'float32'}")
-            torch.set_default_dtype(getattr(torch, dtype or "float32"))
-
-
-def _default_dtype() -> str | None:
-    """The name of torch's default dtype; None while torch is not imported."""
-    torch = sys.modules.get("torch")
-    return None if torch is None else str(torch.get_default_dtype()).removeprefix("torch.")
 
 
 def as_the_job_wants(job: Job, captured: Captured) -> Captured:
