@@ -106,8 +106,8 @@ def test_a_limit_that_is_missed_fails_the_build(tmp_path: Path, capsys: pytest.C
         ({"m": "dense_net:broken"}, {"cosine_min": 0.5}, {},
          "check.metrics.m: must return a number, one number for each"),
         ({"m": "dense_net:nothing"}, {"cosine_min": 0.5}, {},
-         "check.metrics: must be numbers on the baseline (got NaN for m). Correct the function, or give labels that it can "
-         "judge by."),
+         "check.metrics: must be numbers on the baseline (got NaN for m). Correct the function, or give labels that it "
+         "can judge by."),
         ({"m": "miou"}, {"metrics": {"m": {"drop_max": 0.1}}}, {"labels": None},
          "check.limits.metrics.m.drop_max cannot be judged: m is against the baseline, and a drop needs check.labels. "
          "Give that, or take the limit out of the job."),
