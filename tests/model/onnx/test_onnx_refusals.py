@@ -101,6 +101,17 @@ def test_an_unsigned_quantization_can_be_recalibrated(tmp_path: Path) -> None:
     assert load_network(path, recalibrate=True)(x)["y"].tolist() == pytest.approx([0.0, -0.3, -127.4, -127.5])
 
 
+def test_an_activation_by_channel_with_zero_points_cannot_be_recalibrated(tmp_path: Path) -> None:
+    constants = {"s": np.array([0.5, 0.25], np.float32), "z": np.array([3, 7], np.int8)}
+    made = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], "n0", axis=0),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], "n1", axis=0),
+    ]
+    path = saved(tmp_path / "m.onnx", made, constants)
+    with pytest.raises(InputError, match="n0. quantizes an activation with several scales and zero points"):
+        load_network(path, recalibrate=True)
+
+
 def test_a_quantization_by_blocks(tmp_path: Path) -> None:
     scales, zeros = np.full((1, 1, 4, 2), 0.5, np.float32), np.zeros((1, 1, 4, 2), np.int8)
     nodes = [
