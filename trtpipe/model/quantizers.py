@@ -29,8 +29,6 @@ _STEP = (
     "TensorRT takes symmetric INT8, one scale a tensor or one an output channel of a weight: quantize it so, or set "
     "calibration.recalibrate: true, which starts from its FP32 form."
 )
-
-
 _FLOAT = "Give the model in FP32, which trtpipe then quantizes itself."
 
 

@@ -63,7 +63,7 @@ def command(
         if written is not None:
             require_apart(written, target)
     if target.suffix == ".json" and target.is_file():
-        refuse_unused(("rounds", "seconds", "samples", "overrides", "key"), "with a .json of --save")
+        refuse_unused(("rounds", "seconds", "samples", "device", "overrides", "key"), "with a .json of --save")
         result = bench_page.read_bench(target)
     else:
         result = _measure(target, rounds, seconds, samples, overrides, key, quiet or as_json)

@@ -1,0 +1,197 @@
+"""The built-in metrics against reference implementations, and by hand."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from trtpipe.errors import InputError, MissingError
+from trtpipe.evaluation.judgement import Figure, judge
+from trtpipe.evaluation.standard import STANDARD
+from trtpipe.job.sections import BUILT_IN_METRICS, OwnMetric
+from trtpipe.values import Boxes, Labels
+
+RNG = np.random.default_rng(3)
+
+
+def figure(name: str, outputs: dict[str, Any], labels: Labels, **args: object) -> Figure:
+    """A built-in metric of these outputs against labels."""
+    samples = len(next(iter(outputs.values())))
+    made = judge(name, OwnMetric(function=name, args=args), labelled=True)
+    return made.figure(outputs, labels, tuple(map(str, range(samples))))
+
+
+def test_the_names_of_the_job_are_those_that_there_are() -> None:
+    assert tuple(BUILT_IN_METRICS) == tuple(STANDARD)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_top5_is_torchmetrics(seed: int) -> None:
+    from torchmetrics.functional.classification import multiclass_accuracy
+
+    rng = np.random.default_rng(seed)
+    scores, labels = rng.normal(size=(40, 9)).astype(np.float32), rng.integers(0, 9, 40)
+    expected = multiclass_accuracy(torch.tensor(scores), torch.tensor(labels), 9, average="micro", top_k=5)
+    assert figure("top5", {"y": scores}, labels).value == pytest.approx(float(expected), abs=1e-6)
+    labels[::4] = -1  # unknown: not counted
+    known = labels >= 0
+    expected = multiclass_accuracy(
+        torch.tensor(scores[known]), torch.tensor(labels[known]), 9, average="micro", top_k=5
+    )
+    assert figure("top5", {"y": scores}, labels).value == pytest.approx(float(expected), abs=1e-6)
+
+
+@pytest.mark.parametrize("form", ["scores", "classes", "logit", "flat logit"])
+def test_miou_is_torchmetrics(form: str) -> None:
+    from torchmetrics.functional.classification import multiclass_jaccard_index
+
+    many = 5 if form in ("scores", "classes") else 2
+    labels = RNG.integers(0, many, (6, 9, 7))
+    scores = RNG.normal(size=(6, many, 9, 7)).astype(np.float32)
+    found, output = scores.argmax(1), scores
+    if form == "classes":
+        output = found
+    elif form != "scores":
+        output = scores[:, :1] if form == "logit" else scores[:, 0]
+        found = (scores[:, 0] > 0).astype(np.int64)
+    labels[:, 0] = 255
+    expected = multiclass_jaccard_index(torch.tensor(found), torch.tensor(labels), many, ignore_index=255)
+    args = {"classes": many} if form == "classes" else {}
+    assert figure("miou", {"y": output}, labels, **args).value == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_miou_by_hand() -> None:
+    """Class 0: 2 of 3 pixels, class 1: 0 of 1; class 2 is nowhere and does not count."""
+    scores = np.zeros((1, 3, 1, 3), np.float32)
+    scores[:, 0] = 1
+    made = figure("miou", {"y": scores}, np.array([[[0, 0, 1]]]))
+    assert made.value == pytest.approx((2 / 3 + 0) / 2)
+    assert made.rows is not None
+    assert made.rows.tolist() == [[[2, 3], [0, 1], [0, 0]]]
+
+
+@pytest.mark.parametrize("reach", [1.0, 255.0])
+def test_psnr_ssim_mae_and_cosine_are_torchmetrics(reach: float) -> None:
+    from torchmetrics.functional import mean_absolute_error
+    from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
+
+    a = RNG.uniform(0, reach, (4, 3, 17, 21))
+    b = np.clip(a + RNG.normal(0, reach / 20, a.shape), 0, reach)
+    left, right = torch.tensor(b), torch.tensor(a)
+    outputs, args = {"other": a * 0, "y": b}, {"output": "y"}
+    expected = peak_signal_noise_ratio(left, right, data_range=reach)
+    # It takes its logarithms in float32.
+    assert figure("psnr", outputs, a, data_range=reach, **args).value == pytest.approx(float(expected), rel=1e-6)
+    _, windows = structural_similarity_index_measure(left, right, data_range=reach, return_full_image=True)
+    expected = windows[..., 5:-5, 5:-5].mean()  # those inside the image, as in the paper; it takes a margin too
+    assert figure("ssim", outputs, a, data_range=reach, **args).value == pytest.approx(float(expected), abs=1e-6)
+    expected = mean_absolute_error(left, right)
+    assert figure("mae", outputs, a, **args).value == pytest.approx(float(expected), abs=1e-6)
+    expected = torch.nn.functional.cosine_similarity(left.flatten(1), right.flatten(1)).mean()
+    assert figure("cosine", outputs, a, **args).value == pytest.approx(float(expected), abs=1e-6)
+    assert figure("psnr", {"y": a}, a).value == math.inf
+    assert figure("cosine", {"y": a * 0}, a).value == 0
+
+
+def scene(seed: int, crowds: bool) -> tuple[dict[str, np.ndarray], tuple[Boxes, ...]]:
+    """Images with up to 5 boxes of 3 classes, and detections near them."""
+    rng = np.random.default_rng(seed)
+    truth, boxes, scores, classes = [], np.zeros((6, 8, 4)), np.zeros((6, 8)), np.zeros((6, 8))
+    for i in range(6):
+        n = int(rng.integers(0, 5)) if i else 3
+        corners = rng.uniform(0, 60, (n, 4))
+        corners[:, 2:] = corners[:, :2] + rng.uniform(5, 40, (n, 2))
+        kinds = rng.integers(1, 4, n)
+        truth.append(Boxes(corners, kinds, crowds & (rng.uniform(size=n) < 0.2)))
+        found = np.concatenate([corners + rng.normal(0, 2, corners.shape), rng.uniform(0, 90, (8 - n, 4))])
+        found[:, 2:] = np.maximum(found[:, 2:], found[:, :2] + 1)
+        boxes[i], scores[i] = found, rng.uniform(0.05, 1, 8)
+        classes[i] = np.concatenate([kinds, rng.integers(1, 5, 8 - n)])
+    scores[2, 3:] = 0  # filled up
+    return {"boxes": boxes, "scores": scores, "labels": classes}, tuple(truth)
+
+
+@pytest.mark.parametrize("crowds", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_coco_map_is_torchmetrics(seed: int, crowds: bool) -> None:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torchmetrics.detection import MeanAveragePrecision
+
+        # Its own thresholds are in float32, which makes 0.5 of recall miss the threshold 0.5.
+        recalls, overlaps = np.linspace(0, 1, 101).tolist(), np.linspace(0.5, 0.95, 10).tolist()
+        reference = MeanAveragePrecision("xyxy", "bbox", overlaps, recalls, backend="pycocotools")
+        outputs, truth = scene(seed, crowds)
+        for i, known in enumerate(truth):
+            real = outputs["scores"][i] > 0
+            found = {name: torch.tensor(values[i][real]) for name, values in outputs.items()}
+            found["labels"] = found["labels"].long()
+            right = {"boxes": torch.tensor(known.corners), "labels": torch.tensor(known.classes)}
+            right["iscrowd"] = torch.tensor(known.crowd).long()
+            reference.update([found], [right])
+        expected = float(reference.compute()["map"])
+    assert 0 < expected < 1
+    assert figure("coco_map", outputs, truth).value == pytest.approx(expected, abs=1e-6)
+
+
+def test_coco_map_by_hand() -> None:
+    """Of two boxes one is found exactly, after a false one of more certainty: precision 1/2 up to recall 1/2."""
+    boxes = np.array([[[50, 50, 60, 60], [0, 0, 10, 10]]], np.float32)
+    truth = (Boxes(np.array([[0, 0, 10, 10], [20, 20, 30, 30.0]]), np.array([1, 1]), np.zeros(2, np.bool_)),)
+    outputs = {"boxes": boxes, "scores": np.array([[0.9, 0.8]]), "labels": np.array([[1, 1]])}
+    assert figure("coco_map", outputs, truth).value == pytest.approx(0.5 * 51 / 101, abs=1e-6)
+    by_class = {"boxes": boxes, "scores": np.array([[[0, 0.9], [0, 0.8]]])}
+    assert figure("coco_map", by_class, truth).value == pytest.approx(0.5 * 51 / 101, abs=1e-6)
+    assert figure("coco_map", outputs | {"scores": np.zeros((1, 2))}, truth).value == 0
+    nothing = (Boxes(np.zeros((0, 4)), np.zeros(0, np.int64), np.zeros(0, np.bool_)),)
+    assert math.isnan(figure("coco_map", outputs, nothing).value)
+
+
+def test_coco_map_without_pycocotools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pycocotools.coco", None)
+    with pytest.raises(
+        MissingError, match=r"^check\.metrics: coco_map: pycocotools is not installed\. Run: pip install"
+    ):
+        figure("coco_map", *scene(0, False))
+
+
+ONES = np.ones((4, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs", "labels", "args", "message"),
+    [
+        ("top5", {"y": ONES}, np.zeros((4, 2)), {},
+         "needs scores [S, C] and a class for each sample (got [4, 3] and [4, 2])."),
+        ("top5", {"y": ONES}, None, {}, "needs labels of one array (got none). See check.labels."),
+        ("top5", {"y": ONES}, np.zeros(4), {"output": "z"}, "needs an output z (got y). Name another in args."),
+        ("miou", {"y": ONES}, np.zeros((4, 3, 3), np.int64), {},
+         "needs an output [S, C, H, W] or [S, H, W] (got [4, 3]). Name it in args: output."),
+        ("miou", {"y": np.ones((4, 2, 6, 6))}, np.zeros((4, 3, 3), np.int64), {},
+         "needs masks of the output's size, integers [4, 6, 6] (got int64 [4, 3, 3]). Resize the output in the model, "
+         "or transform the images to its size."),
+        ("miou", {"y": np.ones((1, 2, 2, 2))}, np.array([[[0, 1], [2, 255]]]), {},
+         "needs labels from 0 to 1 (got 0 to 2). Number them so, or give `ignore` for pixels of no class."),
+        ("psnr", {"y": ONES}, np.zeros(4, np.int64), {},
+         "needs labels of the output's shape [4, 3] (got [4]). To compare with the baseline, set args: "
+         "{against: baseline}."),
+        ("ssim", {"y": np.ones((2, 1, 9, 9))}, np.ones((2, 1, 9, 9)), {},
+         "needs images of 11 x 11 pixels or more (got [2, 1, 9, 9])."),
+        ("coco_map", {"boxes": ONES}, np.zeros(4), {}, "needs boxes as labels. Give check.labels a .json of COCO."),
+        ("coco_map", {"boxes": ONES, "scores": ONES}, (), {},
+         "needs boxes [S, K, 4] and scores of the same K (got [4, 3] and [4, 3])."),
+    ],
+)  # fmt: skip
+def test_what_a_metric_cannot_be_made_of(
+    name: str, outputs: dict[str, Any], labels: Labels, args: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        figure(name, outputs, labels, **args)
+    assert str(caught.value) == f"check.metrics.{name}: {message}"
