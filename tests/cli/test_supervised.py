@@ -39,6 +39,10 @@ ENDS = {
     "os.kill(os.getpid(), signal.SIGKILL)": (137, KILLED),
     "ctypes.string_at(0)": (139, CRASHED),
     "os.kill(os.getpid(), signal.SIGINT); return 3": (130, ""),
+    # Sent to both processes, the second comes at any moment: also where nothing treats it any more.
+    "os.kill(os.getpid(), signal.SIGTERM)": (130, ""),
+    "signal.signal(signal.SIGINT, signal.SIG_DFL); os.kill(os.getpid(), signal.SIGINT)": (130, ""),
+    "os.kill(os.getpid(), signal.SIGHUP)": (129, ""),
     # A process that the command leaves behind keeps nothing waiting.
     "subprocess.Popen(['sleep', '20'], close_fds=False, stdout=-3, stderr=-3); os._exit(0)": (2, CALLED.format(0)),
 }  # fmt: skip
@@ -89,26 +93,25 @@ def test_a_machine_reads_the_same() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("whom", ["parent", "group"])
 def test_an_interrupt_reaches_the_command(number: signal.Signals, whom: str) -> None:
-    statement = "with _signals():\n            print('ready', flush=True); time.sleep(60)"
+    # A signal that strikes right before a long sleep would be seen at its end only.
+    statement = "with _signals():\n            print('ready', flush=True); [time.sleep(0.05) for _ in range(1200)]"
     command = [sys.executable, "-c", f"from trtpipe.cli.main import _signals\n{PROGRAM.format(statement)}"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
-    (os.killpg if whom == "group" else os.kill)(process.pid, number)
-    assert process.wait(timeout=30) == 130
-    process.stdout.close()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        (os.killpg if whom == "group" else os.kill)(process.pid, number)
+        assert process.wait(timeout=30) == 130
 
 
 def test_a_killed_program_leaves_no_command_behind() -> None:
     statement = "print(os.getpid(), flush=True); time.sleep(60)"
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM.format(statement)], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    child = int(process.stdout.readline())
-    assert child != process.pid
-    process.kill()
-    process.wait(timeout=30)
-    assert process.stdout.read() == b""  # the child's end of the pipe is closed: it has ended
-    process.stdout.close()
+    with subprocess.Popen([sys.executable, "-c", PROGRAM.format(statement)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        assert child != process.pid
+        process.kill()
+        process.wait(timeout=30)
+        assert process.stdout.read() == b""  # the child's end of the pipe is closed: it has ended
 
 
 @pytest.mark.parametrize("place", ["at import", "in the factory"])

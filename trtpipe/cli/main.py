@@ -24,7 +24,7 @@ from trtpipe import __version__
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import Settings
 from trtpipe.cli.results import results_apart
-from trtpipe.cli.supervised import supervised
+from trtpipe.cli.supervised import INTERRUPTED, supervised
 from trtpipe.errors import Cancelled, did_you_mean, either, user_error
 from trtpipe.job.importable import on_path
 from trtpipe.packages import not_installed
@@ -142,7 +142,7 @@ def _run(argv: Sequence[str] | None) -> int:
         error.show(file=sys.stderr)
         return 2
     except (KeyboardInterrupt, click.Abort):
-        return _failed(settings, "interrupted", 130)
+        return _failed(settings, "interrupted", INTERRUPTED)
     except SystemExit:  # click ends a completion so, and a command whose reader has had enough
         return 0
     except BrokenPipeError:  # the same, seen outside of click

@@ -19,6 +19,8 @@ from trtpipe.cli import console
 
 #: Passed on to the command. A terminal sends them to both processes; then they are not passed on again.
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM)
+#: The exit code of a command that one of these ended, at whatever moment it came.
+INTERRUPTED = 130
 #: Whoever ends the command by one of these knows it.
 _ASKED_FOR = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE})
 _FROM_THE_KERNEL = 0x80  # SI_KERNEL of <signal.h>
@@ -103,6 +105,8 @@ def _judged(ended: int, reached: bytes) -> int:
         number = signal.Signals(-ended)
         if reached and number in _ASKED_FOR:  # once more, while the interpreter was closing
             return reached[0]
+        if number in _PASSED_ON:  # before the command could answer it, or once more after it had
+            return INTERRUPTED
         if number not in _ASKED_FOR:
             _say(f"trtpipe: the process was ended by {number.name}. {_CAUSES.get(number, _CRASHED)}", 128 - ended)
         return 128 - ended
