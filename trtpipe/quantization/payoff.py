@@ -18,6 +18,13 @@ Rules for every TensorRT, in this order:
         probabilities in INT8 and nothing else. TensorRT fuses attention in FP16 and BF16 as well, and in INT8 not over
         512 tokens, "due to accuracy reason" (NVIDIA/TensorRT issue 3724; Model Optimizer's
         `find_nodes_from_mha_to_exclude`), and there are no weights to save. It stays in FP8, which rounds relatively
+    P6  what would move more bytes. A convolution or linear waits for memory where it does fewer than about 100
+        multiply-accumulates for each byte that it reads or writes in FP16 (T4 102, A100 100, Jetson AGX Orin 104, H100
+        148, L4 200: dense FP16 of the data sheets / memory bandwidth). In 8 bits it reads half the bytes, and what is
+        written for it is half as large; but behind an operation that stays in FP16, a kernel of its own reads FP16 and
+        writes 8 bits (seen in TensorRT-RTX's engines, see P4). The pointwise convolutions between MobileNetV2's
+        depthwise ones do 5 to 30 % of the work that would hide that; in its last blocks the weights outweigh it. One
+        sample is counted, where weights weigh most: a larger batch leaves less
 
 and one for TensorRT-RTX alone, measured by building without a GPU (1.7.1; benchmarks/models.py writes the sizes):
 
@@ -33,9 +40,11 @@ and one for TensorRT-RTX alone, measured by building without a GPU (1.7.1; bench
         residual add behind each, 1 to 2 in FP16, and engines within 4 % of INT8's. Matmuls of activations have no
         weights; in FP8 they stay all the same, for TensorRT fuses attention in FP8 (its release notes, 10.4 to 10.7)
 
-Which operations P4 leaves in 8 bits is a choice of projects that share tools (Rhys, "A selection problem of shared
-fixed costs and network flows", Management Science 17 (1970) 200-207): an operation gains the bytes that its weights
-save, and needs the kernel behind itself and those behind what it reads. The best choice is a minimum cut.
+Which operations P4 and P6 leave in 8 bits is a choice of projects that share tools (Rhys, "A selection problem of
+shared fixed costs and network flows", Management Science 17 (1970) 200-207). For P4 an operation gains the bytes that
+its weights save, and needs the kernel behind itself and those behind what it reads; for P6 it gains the bytes of
+traffic, and needs what it reads in 8 bits, which costs nothing where its producer is in 8 bits too. The best choice is
+a minimum cut.
 
 Nothing here changes where Q/DQ could stand: calibration tables do not depend on it.
 """
@@ -48,20 +57,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import networkx
+import torch
+from torch.fx import GraphModule, Node
 
 from trtpipe.model.marks import is_marked
-from trtpipe.model.nodes import calls, constant_value, is_float, op_name
+from trtpipe.model.nodes import calls, constant_value, is_constant, is_float, op_name
 from trtpipe.model.sites import MATMULS, WEIGHTED
 from trtpipe.quantization.formats import FORMATS
+from trtpipe.quantization.macs import macs
 from trtpipe.quantization.partial import extent_of
 from trtpipe.quantization.policy import EIGHT_BITS, Modes, assign, modes_of
 from trtpipe.quantization.precision import Keep
 from trtpipe.values import Site
 
 if TYPE_CHECKING:
-    import torch
-    from torch.fx import GraphModule, Node
-
     from trtpipe.job.job import Job
     from trtpipe.values import Captured, Target
 
@@ -69,6 +78,8 @@ if TYPE_CHECKING:
 TILE = 16
 #: CUDA source that TensorRT-RTX 1.7.1 puts into an engine for each generated kernel: 141 to 165 kB were seen.
 KERNEL_BYTES = 145_000
+#: Multiply-accumulates in FP16 that a GPU does while it moves a byte: the least of P6's list.
+RIDGE = 100
 #: Operations that are generated kernels of their own in FP16 already: rounding joins them for nothing.
 OWN_KERNEL = (
     "cat", "batch_norm", "_native_batch_norm_legit_no_training", "_native_batch_norm_legit", "native_batch_norm",
@@ -80,6 +91,7 @@ ONE_ROW = "one row a sample: 8 bits gain nothing where each weight is used once"
 DEPTHWISE = "depthwise: one channel a group is no work for tensor cores"
 ATTENTION = "attention: INT8 rounds most of a softmax' probabilities to zero, and TensorRT fuses attention in FP16 too"
 SMALL = f"fewer than {TILE} channels, rows or columns do not fill INT8 tensor cores"
+TRAFFIC = "memory-bound: quantizing what it reads moves more bytes than 8 bits save"
 LARGER = "in 8 bits it adds more kernels to a TensorRT-RTX engine than its weights save"
 ONLY_SIZE = (
     "precision.placement: no operation of this network gains from {modes} ({reasons}); those whose weights make the "
@@ -92,13 +104,13 @@ NOTHING_GAINS = (
 
 
 def keep_of(job: Job, captured: Captured) -> Keep:
-    """The job's `precision.keep` and, where FP16 or BF16 is allowed and `precision.placement` is `auto`, P1 to P5.
+    """The job's `precision.keep` and, where FP16 or BF16 is allowed and `precision.placement` is `auto`, P1 to P6.
 
-    A model that is quantized already is taken as it is: P1 to P5 are not for it. Nor are they for what
+    A model that is quantized already is taken as it is: P1 to P6 are not for it. Nor are they for what
     `precision.formats` names.
 
-    If they leave nothing in 8 bits, P4 alone decides. If that leaves nothing either, everything is quantized, because
-    the job asks for it, and a note says so.
+    P6 is for networks in which it leaves something in 8 bits. If the others leave nothing, P4 alone decides. If that
+    leaves nothing either, everything is quantized, because the job asks for it, and a note says so.
     """
     precision = job.precision
     keep = Keep(precision.keep.fp32, precision.keep.fp16, precision.keep.bf16)
@@ -135,6 +147,9 @@ def gains_nothing(
             return {}
         return dict.fromkeys(makes_larger(graph, sites, left, certain), LARGER)
 
+    by_traffic = dict.fromkeys(moves_more(graph, sites, [n for n in nodes if n not in by_shape], certain), TRAFFIC)
+    if len(by_shape) + len(by_traffic) < len(eight):
+        by_shape |= by_traffic
     wide = by_shape | by_size([n for n in nodes if n not in by_shape])
     notes: tuple[str, ...] = ()
     if wide and len(wide) == len(eight):
@@ -243,6 +258,55 @@ def makes_larger(
             network.add_edge(("kernel", kernel), "kernels", capacity=KERNEL_BYTES)
     _, (stays, _) = networkx.minimum_cut(network, "weights", "kernels")
     return [n for n in nodes if n not in stays]
+
+
+def moves_more(
+    graph: GraphModule, sites: Collection[Site], nodes: Collection[Node], certain: Collection[Node] = ()
+) -> list[Node]:
+    """Of `nodes`, the operations that in 8 bits move more bytes through memory than in FP16 (P6).
+
+    Args: as for `makes_larger`.
+    """
+    behind, free = _kernels(graph)
+    network = networkx.DiGraph()
+    network.add_nodes_from(("operations", "passes"))
+    for node in nodes:
+        read = [s.producer for s in sites if s.consumer is node and s.rule == "Q1"]
+        weights = sum(constant_value(graph, s.producer).numel() for s in sites if s.consumer is node and s.rule == "Q2")
+        inputs, outputs = sum(_elements(graph, x) for x in read), _elements(graph, node)
+        work = _work(graph, node) / RIDGE
+        in_half = max(2 * (inputs + weights + outputs), work)
+        in_eight = max(inputs + weights + 2 * outputs, work / 2)
+        # Whoever writes the inputs writes half the bytes too.
+        network.add_edge("operations", node, capacity=in_half - in_eight + inputs)
+        for x in read:
+            producer = behind.get(x)
+            if producer is None or producer.op == "placeholder" or producer in free or producer in certain:
+                continue  # a kernel that stands anyway writes 8 bits; inputs of the network are converted in any case
+            # Otherwise it is written as FP16, read again and written in 8 bits.
+            network.add_edge(node, ("pass", x))
+            there = producer if producer in nodes else "passes"
+            network.add_edge(("pass", x), there, capacity=4 * _elements(graph, x))
+    _, (stays, _) = networkx.minimum_cut(network, "operations", "passes")
+    return [n for n in nodes if n not in stays]
+
+
+def _elements(graph: GraphModule, value: Node) -> float:
+    """Elements of a value for one sample."""
+    return math.prod(extent_of(d) for d in value.meta["val"].shape) / _samples(graph)
+
+
+def _work(graph: GraphModule, node: Node) -> float:
+    """Multiply-accumulates of an operation for one sample."""
+
+    def sized(value: object) -> object:
+        if is_constant(value):
+            return constant_value(graph, value)
+        if not isinstance(value, Node):
+            return value
+        return torch.empty([extent_of(d) for d in value.meta["val"].shape], device="meta")
+
+    return macs(op_name(node), [sized(a) for a in node.args], sized(node)) / _samples(graph)
 
 
 def _kernels(graph: GraphModule) -> tuple[dict[Node, Node], set[Node]]:
