@@ -103,7 +103,7 @@ NOTHING_GAINS = (
 )
 
 
-def keep_of(job: Job, captured: Captured) -> Keep:
+def keep_of(job: Job, captured: Captured, target: Target | None = None) -> Keep:
     """The job's `precision.keep` and, where FP16 or BF16 is allowed and `precision.placement` is `auto`, P1 to P6.
 
     A model that is quantized already is taken as it is: P1 to P6 are not for it. Nor are they for what
@@ -111,6 +111,11 @@ def keep_of(job: Job, captured: Captured) -> Keep:
 
     P6 is for networks in which it leaves something in 8 bits. If the others leave nothing, P4 alone decides. If that
     leaves nothing either, everything is quantized, because the job asks for it, and a note says so.
+
+    Args:
+        job: the job.
+        captured: the hub graph.
+        target: the compiler whose rules hold; the job's own when absent.
     """
     precision = job.precision
     keep = Keep(precision.keep.fp32, precision.keep.fp16, precision.keep.bf16)
@@ -119,8 +124,17 @@ def keep_of(job: Job, captured: Captured) -> Keep:
     modes = modes_of(precision)
     if is_marked(captured.graph) or not (modes.on & EIGHT_BITS and half and explicit and precision.placement == "auto"):
         return keep
-    wide, notes = gains_nothing(captured, job.build.target, modes, keep)
+    wide, notes = gains_nothing(captured, target or job.build.target, modes, keep)
     return replace(keep, wide=wide, notes=notes)
+
+
+def never_int8(job: Job, captured: Captured) -> frozenset[str]:
+    """Names of the operations that the job has in another format than INT8, whichever TensorRT it is for.
+
+    A model is calibrated and corrected once for all targets, so that P4, which is TensorRT-RTX's alone, has no part.
+    """
+    chosen = assign(captured.sites, modes_of(job.precision), keep_of(job, captured, "tensorrt"))
+    return frozenset(n.name for n, c in chosen.choices.items() if c.format != "int8")
 
 
 def gains_nothing(
