@@ -14,7 +14,7 @@ from torch import nn
 from trtpipe.model.capture import capture
 from trtpipe.model.nodes import calls, module_path, op_name
 from trtpipe.model.sites import WEIGHTED
-from trtpipe.quantization.payoff import DEPTHWISE, RIDGE, TRAFFIC, gains_nothing, moves_more, shape_reason
+from trtpipe.quantization.payoff import DEPTHWISE, LEAST_GAIN, RIDGE, TRAFFIC, gains_nothing, moves_more, shape_reason
 from trtpipe.quantization.policy import Modes
 from trtpipe.quantization.precision import Keep
 from trtpipe.values import Captured
@@ -59,13 +59,18 @@ def test_no_other_choice_moves_fewer_bytes(widths: list[int], side: int, group: 
         for k, (i, o) in enumerate(pairs):
             eight, after_wide = k in inside, k % 2 == group or k - 1 not in inside
             from_network = k == 0 and group == 1
-            read, weights, written = pixels * i, i * o, pixels * o
-            work = pixels * i * o / RIDGE
-            total += max(read + weights + 2 * written, work / 2) if eight else max(2 * (read + weights + written), work)
-            if eight and (from_network or not after_wide):
-                total -= read  # its producer writes half
-            elif eight:
-                total += 3 * read  # a pass: FP16 read, 8 bits written
+            half, byte = -(-i // 8) * 16, -(-i // 16) * 16  # bytes of a pixel read, and of a filter
+            written = pixels * -(-o // 8) * 16
+            in_half = max((pixels + o) * half + written, pixels * half / 2 * o / RIDGE)
+            if not eight:
+                total += in_half
+                continue
+            total += LEAST_GAIN * in_half
+            total += max((pixels + o) * byte + written, pixels * byte * o / RIDGE / 2)
+            if from_network or not after_wide:
+                total -= pixels * (half - byte)  # its producer writes less
+            else:
+                total += pixels * (half + byte)  # a pass: FP16 read, 8 bits written
         return total
 
     every = [set(c) for n in range(len(pairs) + 1) for c in itertools.combinations(range(len(pairs)), n)]
@@ -109,9 +114,16 @@ def test_a_kernel_that_stands_anyway_writes_8_bits() -> None:
         assert wide_of(captured(network, 64, 64)) == expected
 
 
+@pytest.mark.parametrize(("channels", "stays_wide"), [(3, {"0"}), (8, {"0"}), (20, set()), (64, set())])
+def test_channels_are_padded_to_16_bytes(channels: int, stays_wide: set[str]) -> None:
+    """8 in FP16 are 16 in INT8: nothing is saved. 20 are 24 of two bytes, or 32 of one."""
+    network = nn.Sequential(nn.Conv2d(channels, 32, 3), nn.Conv2d(32, 32, 3, groups=32))
+    assert wide_of(captured(network, channels, 20, 20)) == stays_wide
+
+
 def test_it_is_a_reason_only_where_something_is_left() -> None:
-    first = [nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1, groups=32), nn.Conv2d(32, 32, 1)]
-    graph = captured(nn.Sequential(*first), 3, 20, 20)
+    first = [nn.Conv2d(32, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1, groups=32), nn.Conv2d(32, 32, 1)]
+    graph = captured(nn.Sequential(*first), 32, 20, 20)
     wide, notes = gains_nothing(graph, "tensorrt", INT8, Keep())
     assert (list(wide.values()), notes) == ([DEPTHWISE, TRAFFIC], ())
     # Without the first nothing would be left: what P6 judges alone is quantized.

@@ -23,8 +23,9 @@ Rules for every TensorRT, in this order:
         148, L4 200: dense FP16 of the data sheets / memory bandwidth). In 8 bits it reads half the bytes, and what is
         written for it is half as large; but behind an operation that stays in FP16, a kernel of its own reads FP16 and
         writes 8 bits (seen in TensorRT-RTX's engines, see P4). The pointwise convolutions between MobileNetV2's
-        depthwise ones do 5 to 30 % of the work that would hide that; in its last blocks the weights outweigh it. One
-        sample is counted, where weights weigh most: a larger batch leaves less
+        depthwise ones do 5 to 30 % of the work that would hide that; in its last blocks the weights outweigh it. Three
+        channels of an image take 16 bytes a pixel in either. One sample is counted, where weights weigh most: a larger
+        batch leaves less
 
 and one for TensorRT-RTX alone, measured by building without a GPU (1.7.1; benchmarks/models.py writes the sizes):
 
@@ -80,6 +81,11 @@ TILE = 16
 KERNEL_BYTES = 145_000
 #: Multiply-accumulates in FP16 that a GPU does while it moves a byte: the least of P6's list.
 RIDGE = 100
+#: Channels of a pixel, and numbers that a linear sums, are padded to this in the layouts of tensor cores: NHWC8 in FP16
+#: (TensorRT's "Data Format Descriptions"), and 16 in 8 bits.
+ROW_BYTES = 16
+#: What P6 takes for a gain: a share of what an operation moves in FP16.
+LEAST_GAIN = 0.01
 #: Operations that are generated kernels of their own in FP16 already: rounding joins them for nothing.
 OWN_KERNEL = (
     "cat", "batch_norm", "_native_batch_norm_legit_no_training", "_native_batch_norm_legit", "native_batch_norm",
@@ -286,32 +292,51 @@ def moves_more(
     network.add_nodes_from(("operations", "passes"))
     for node in nodes:
         read = [s.producer for s in sites if s.consumer is node and s.rule == "Q1"]
-        weights = sum(constant_value(graph, s.producer).numel() for s in sites if s.consumer is node and s.rule == "Q2")
-        inputs, outputs = sum(_elements(graph, x) for x in read), _elements(graph, node)
-        work = _work(graph, node) / RIDGE
-        in_half = max(2 * (inputs + weights + outputs), work)
-        in_eight = max(inputs + weights + 2 * outputs, work / 2)
-        # Whoever writes the inputs writes half the bytes too.
-        network.add_edge("operations", node, capacity=in_half - in_eight + inputs)
+        inputs = {size: sum(_bytes(graph, x, node, size) for x in read) for size in (1, 2)}
+        weights = [s.producer for s in sites if s.consumer is node and s.rule == "Q2"]
+        constants = {size: sum(_weight_bytes(graph, x, node, size) for x in weights) for size in (1, 2)}
+        outputs = _bytes(graph, node, node, 2)
+        in_half, in_eight = (
+            max(inputs[size] + constants[size] + outputs, size * _work(graph, node, size) / (2 * RIDGE))
+            for size in (2, 1)
+        )
+        # Whoever writes the inputs writes fewer bytes too.
+        network.add_edge("operations", node, capacity=in_half - in_eight + inputs[2] - inputs[1])
+        network.add_edge(node, "passes", capacity=LEAST_GAIN * in_half)
         for x in read:
             producer = behind.get(x)
             if producer is None or producer.op == "placeholder" or producer in free or producer in certain:
                 continue  # a kernel that stands anyway writes 8 bits; inputs of the network are converted in any case
-            # Otherwise it is written as FP16, read again and written in 8 bits.
+            # Otherwise it is written in FP16, read again and written in 8 bits.
             network.add_edge(node, ("pass", x))
             there = producer if producer in nodes else "passes"
-            network.add_edge(("pass", x), there, capacity=4 * _elements(graph, x))
+            network.add_edge(("pass", x), there, capacity=2 * _bytes(graph, x, node, 2))
     _, (stays, _) = networkx.minimum_cut(network, "operations", "passes")
     return [n for n in nodes if n not in stays]
 
 
-def _elements(graph: GraphModule, value: Node) -> float:
-    """Elements of a value for one sample."""
-    return math.prod(extent_of(d) for d in value.meta["val"].shape) / _samples(graph)
+def _padded(channels: int, size: int) -> int:
+    """Channels in the layouts of tensor cores, whose rows have a multiple of 16 bytes."""
+    return -(-channels * size // ROW_BYTES) * ROW_BYTES // size
 
 
-def _work(graph: GraphModule, node: Node) -> float:
-    """Multiply-accumulates of an operation for one sample."""
+def _bytes(graph: GraphModule, value: Node, operation: Node, size: int) -> float:
+    """Bytes of an operation's input or output for one sample, in elements of `size` bytes."""
+    extents = [extent_of(d) for d in value.meta["val"].shape]
+    axis = 1 if op_name(operation).startswith("conv") else -1
+    extents[axis] = _padded(extents[axis], size)
+    return size * math.prod(extents) / _samples(graph)
+
+
+def _weight_bytes(graph: GraphModule, weight: Node, operation: Node, size: int) -> float:
+    """Bytes of a weight [outputs, inputs, ...], or of a transposed convolution's [inputs, outputs, ...]."""
+    shape = constant_value(graph, weight).shape
+    inputs = 0 if op_name(operation).startswith("conv_transpose") else 1
+    return size * math.prod(shape) // shape[inputs] * _padded(shape[inputs], size)
+
+
+def _work(graph: GraphModule, node: Node, size: int) -> float:
+    """Multiply-accumulates of an operation for one sample, with inputs padded to rows of elements of `size` bytes."""
 
     def sized(value: object) -> object:
         if is_constant(value):
@@ -320,7 +345,12 @@ def _work(graph: GraphModule, node: Node) -> float:
             return value
         return torch.empty([extent_of(d) for d in value.meta["val"].shape], device="meta")
 
-    return macs(op_name(node), [sized(a) for a in node.args], sized(node)) / _samples(graph)
+    summed = node.args[0].meta["val"].shape[-1]  # type: ignore[union-attr]
+    if op_name(node).startswith("conv"):
+        weight = constant_value(graph, node.args[1])  # type: ignore[arg-type]
+        summed = weight.shape[0 if op_name(node).startswith("conv_transpose") else 1]
+    padding = _padded(extent_of(summed), size) / extent_of(summed)
+    return padding * macs(op_name(node), [sized(a) for a in node.args], sized(node)) / _samples(graph)
 
 
 def _kernels(graph: GraphModule) -> tuple[dict[Node, Node], set[Node]]:
