@@ -170,6 +170,11 @@ class Site:
     axis: int | None
     rule: str
 
+    @property
+    def shared(self) -> object:
+        """What inputs with one scale have in common: an activation's group, a weight's constant and axis."""
+        return self.group if self.axis is None else (self.producer, self.axis)
+
 
 @dataclass(frozen=True)
 class Skipped:

@@ -143,6 +143,8 @@ class Data(Section):
 
 
 Correction = Literal["equalization", "smoothing", "thresholds", "rounding", "bias"]
+#: Those that change the graph, and so every number format; the others are INT8's.
+GRAPH_CORRECTIONS: frozenset[Correction] = frozenset({"equalization", "smoothing"})
 
 
 class Calibration(Data):

@@ -172,10 +172,9 @@ def test_a_step_that_harms_is_taken_back(step: str, tmp_path: Path, monkeypatch:
     else:
         biases = stage._biases
         monkeypatch.setattr(stage, "_biases", lambda fitted: {k: b + 1 for k, b in biases(fitted).items()})
-    _, plain, table, log = made(uneven(), tmp_path, (step,))
+    _, plain, table, _ = made(uneven(), tmp_path, (step,))
     steps = {s.name: s.kept for s in table.corrections.steps}
     assert steps[step] is False
-    assert any(f"corrections: {step}: rejected" in n for n in log.notes)
     assert not table.corrections.arrays
     assert table.amax == plain.amax or "ranges" in steps
 

@@ -138,14 +138,12 @@ class _Corrector:
                 algorithm=table.algorithm,  # type: ignore[arg-type]
                 percentile=table.percentile,
                 digests={k: v for k, v in table.digests.items() if k != "data"},
-                progress=_Quiet(self._progress),
+                progress=self._progress,
             )
             self._amax = table.amax
             self._score = self._measured(self._now, self._amax)
         if {"thresholds", "rounding", "bias"} & set(self._which):
             self._fit(table)
-        for step in self._steps:
-            self._progress.note(f"corrections: {step}")
         return table.corrected(self._amax, Corrections(tuple(self._steps), self._arrays))
 
     def _measured(self, captured: Captured, amax: Mapping[str, float]) -> Score:
@@ -237,22 +235,6 @@ class _Corrector:
             self._score = score
         gc.collect()  # graphs are cycles: those of trials hold weights of their own
         return kept
-
-
-class _Quiet:
-    """A Progress that keeps the notes of a second pass to itself: the first one said them."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-
-    def step(self, done: int, total: int | None, unit: str) -> None:
-        self._progress.step(done, total, unit)
-
-    def note(self, message: str) -> None:
-        pass
-
-    def cancelled(self) -> bool:
-        return self._progress.cancelled()
 
 
 def _samples(captured: Captured, source: Source) -> _Samples | None:
