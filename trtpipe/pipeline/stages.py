@@ -210,7 +210,7 @@ def lower(job: Job, prepared: PreparedJob, table: Table, stages: Stages, results
         made = table()
         quantized = quantize(job, prepared, made, stages)
         with stages("export"):
-            graph = to_onnx(quantized, release(job))
+            graph = to_onnx(quantized, release(job), plugins=bool(job.build.plugins))
         return lowered_of(prepared, quantized, made, graph)
 
     return (results or Uncached()).on_disk("graph", LOWERED, make)

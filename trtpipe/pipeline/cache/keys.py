@@ -139,7 +139,9 @@ class Survey:
         flat = dict(_flat(job.model_dump(mode="json", exclude_defaults=True)))
         folder = job.folder or Path.cwd()
         for key, value in flat.items():
-            if key in CONTENTS:
+            if key == "build.plugins":
+                parts |= {f"plugin {os.path.basename(path)}": self._content(key, path) for path in value}
+            elif key in CONTENTS:
                 parts[CONTENTS[key]] = self._content(key, value)
                 parts[f"path {key}"] = os.path.relpath(value, folder)
                 for path in data_files(Path(value)) if key == "model.onnx" else ():
@@ -205,7 +207,7 @@ class Survey:
     def files(self, job: Job) -> tuple[Path, ...]:
         """Files and folders whose content is among the job's ingredients, whatever its code reads."""
         flat = dict(_flat(job.model_dump(mode="json", exclude_defaults=True)))
-        paths = [Path(value) for key, value in flat.items() if key in CONTENTS]
+        paths = [*map(Path, job.build.plugins), *(Path(value) for key, value in flat.items() if key in CONTENTS)]
         paths += data_files(Path(job.model.onnx)) if job.model.onnx else ()
         folder = job.folder or Path.cwd()
         for target in job.callables.values():
@@ -277,7 +279,7 @@ def stage_keys(job: Job, ingredients: Ingredients) -> StageKeys:
     }
     if job.calibration is not None and job.calibration.table is None:  # the job's formats decide what is corrected
         calibrated["job calibration.corrections"] = ", ".join(job.corrections)
-    graph = {**model, **chosen("job precision")}
+    graph = {**model, **chosen("job precision", "plugin")}
     if needs_lowering(release := onnx_release(job)):
         graph["onnx form"] = f"TensorRT {release}"
     if job.precision.quantized:  # what gains from INT8 depends on the target
