@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from calib.table import CalibrationTable
 from tests.support.nets import images
 from tests.support.onnx_files import write_job
-from tests.support.quantized_nets import X, converted, fake, saved, small, with_fake_quantizers
+from tests.support.quantized_nets import converted, fake, saved, small, with_fake_quantizers
 from trtpipe.errors import InputError
 from trtpipe.job.load import JobErrors, load_job
 from trtpipe.pipeline.build import build
@@ -185,40 +185,10 @@ def test_quantizing_in_forward_is_refused(tmp_path: Path) -> None:
     assert str(problem) == (
         "capture: the model quantizes in its forward at test_quantized_torch.py:"
         f"{in_forward.__code__.co_firstlineno + 4} (network.forward = lambda x: plain(torch.fake_quantize_per_tensor_"
-        "affine(x, 0.05, 0, -128, 127))), and a network's own scales are taken from fake quantizers that are modules, "
-        "or from a graph. Export the network under torch.no_grad() (torch.export.save) and give the file as "
-        "model.program, or make them modules (FakeQuantize of torchao, TensorQuantizer of ModelOpt)."
+        "affine(x, 0.05, 0, -128, 127))), and a network's own scales are taken from fake quantizers that are modules. "
+        "Make them modules (FakeQuantize of torchao, TensorQuantizer of ModelOpt), or quantize by PT2E (convert_pt2e) "
+        "and give the exported file as model.program."
     )
-
-
-class InForward(torch.nn.Module):
-    """`small` whose forward calls both of PyTorch's functions about its linear."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner: Any = small()
-        self.register_buffer("scales", torch.linspace(0.01, 0.02, 5))
-        self.register_buffer("zeros", torch.zeros(5, dtype=torch.int32))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        inner = self.inner
-        x = torch.fake_quantize_per_tensor_affine(inner.bn(inner.conv(x)).relu().flatten(1), 0.05, 0, -128, 127)
-        weight = torch.fake_quantize_per_channel_affine(inner.head.weight, self.scales, self.zeros, 0, -128, 127)
-        return torch.nn.functional.linear(x, weight, inner.head.bias)
-
-
-def test_an_exported_network_that_quantizes_in_forward_is_taken(tmp_path: Path) -> None:
-    with torch.no_grad():
-        program = torch.export.export(InForward().eval(), (images(4, 3, 8, 8),), dynamic_shapes=(X,))
-    torch.export.save(program, tmp_path / "net.pt2")
-    job = load_job(write_job(tmp_path, "net", model={"program": "net.pt2"}, calibration=None))
-    built = build(job, tmp_path / "out", Silent(), diagnose_seconds=0)
-    activations, _, (scales,) = integers(built)
-    assert activations == [float(np.float32(0.05))]
-    np.testing.assert_array_equal(scales, np.linspace(0.01, 0.02, 5, dtype=np.float32))
-    assert list(CalibrationTable.load(built.bundle.path / "calibration.json").amax.values()) == [
-        pytest.approx(0.05 * 127)
-    ]
 
 
 def test_disabled_fake_quantizers_are_none() -> None:

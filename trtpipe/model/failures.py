@@ -35,6 +35,6 @@ def quantizes_in_forward(where: str) -> str:
     """What is said of a network that calls torch.fake_quantize_* itself, at a line of its code."""
     return (
         f"quantizes in its forward{f' at {where}' if where else ''}, and a network's own scales are taken from fake "
-        "quantizers that are modules, or from a graph. Export the network under torch.no_grad() (torch.export.save) and give the "
-        "file as model.program, or make them modules (FakeQuantize of torchao, TensorQuantizer of ModelOpt)."
+        "quantizers that are modules. Make them modules (FakeQuantize of torchao, TensorQuantizer of ModelOpt), or "
+        "quantize by PT2E (convert_pt2e) and give the exported file as model.program."
     )
