@@ -377,9 +377,8 @@ def _strip(model: ModelProto) -> None:
     todo = [model, model.graph, *model.functions]
     while todo:
         item = todo.pop()
-        for field in ("metadata_props",):
-            if hasattr(item, field):
-                item.ClearField(field)
+        if hasattr(item, "metadata_props"):
+            item.ClearField("metadata_props")
         if hasattr(item, "doc_string"):
             item.ClearField("doc_string")
         for name in ("node", "input", "output", "value_info", "initializer"):
