@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from trtpipe.errors import BuildError, InputError
+from trtpipe.errors import InputError
 from trtpipe.job.job import Job
 from trtpipe.job.load import load_job
 from trtpipe.model import load
@@ -239,7 +239,7 @@ def test_more_outputs_than_named(job: Any, tmp_path: Path) -> None:
 
 def test_an_input_that_the_model_cannot_take(job: Any, tmp_path: Path) -> None:
     with pytest.raises(
-        BuildError, match=r"model: it fails on zeros of the declared inputs \(.*\) at mynet.*: RuntimeError: "
+        InputError, match=r"model: it fails on zeros of the declared inputs \(.*\) at mynet.*: RuntimeError: "
     ):
         load_model(job(width=5), tmp_path)
 

@@ -217,10 +217,10 @@ def _named(ids: tuple[str, ...]) -> str:
     return f"sample {ids[0]}" if len(ids) == 1 else f"samples {ids[0]} to {ids[-1]}"
 
 
-#: An output over a whole batch sees the copies that fill up the last one.
+#: An output without a batch axis, unless it is a constant, sees the copies that fill up the last one.
 _FILLED_UP = (
-    "check: {} is computed over the whole batch; the last batch, of {} samples, was filled up to {} with copies of its "
-    "last sample, for the baseline and for what was executed alike"
+    "check: {} has no batch axis; the last batch, of {} samples, was filled up to {} with copies of its last "
+    "sample, for the baseline and for what was executed alike"
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import inspect
+import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,10 +15,11 @@ import numpy as np
 
 from calib.types import JsonObject
 from calib.user_code import INTERRUPTS, import_callable, user_code
-from trtpipe.errors import BuildError, InputError
+from trtpipe.errors import InputError
 from trtpipe.job.importable import on_path
 from trtpipe.model.export import without_its_log
 from trtpipe.model.failures import first_line, place_of
+from trtpipe.model.process_state import put_back
 from trtpipe.model.torch_versions import graph_module
 from trtpipe.values import DimRange, LoadedModel, ModelKind, TensorSpec
 
@@ -27,21 +29,25 @@ if TYPE_CHECKING:
     from trtpipe.job.job import Job
     from trtpipe.model.bindings import Bound
 
+_LOG = logging.getLogger(__name__)
 
-def load_model(job: Job, base: Path | None = None) -> LoadedModel:
+
+def load_model(job: Job, base: Path | None = None, note: Callable[[str], None] = _LOG.warning) -> LoadedModel:
     """The job's network in eval mode behind its bindings, with the shapes of its outputs found by running it once.
 
     Args:
         job: the validated job; its paths are absolute.
         base: folder of the job file; a factory's module is looked up there too.
+        note: receives what the factory changed of the process (torch's default device, say), which is put back.
 
     Raises:
-        InputError: the factory, the weights or the outputs are not what the job says, or the user's code raises.
-        BuildError: the model cannot be run on zeros of the declared input shapes.
+        InputError: the factory, the weights or the outputs are not what the job says, the user's code raises, or the
+            model cannot be run on zeros of the declared input shapes.
     """
     from trtpipe.model.bindings import bind
 
-    network, source = _network(job, base)
+    with put_back(note):
+        network, source = _network(job, base)
     inputs = job.input_specs()
     normalize = {
         name: (tuple(i.normalize.mean), tuple(i.normalize.std)) for name, i in job.inputs.items() if i.normalize
@@ -292,7 +298,7 @@ def _output_specs(module: Bound, inputs: tuple[TensorSpec, ...], dtypes: Mapping
     if batch not in dims:
         try:
             with_batch = _changes(shapes, _shapes(module, inputs, first, batch=fixed + 1))
-        except (BuildError, InputError):  # the model takes this one batch alone
+        except InputError:  # the model takes this one batch alone
             with_batch = None
     if dims:  # a rank of its own at the least sizes, of squeeze() for one sample
         _changes(shapes, _shapes(module, inputs, {n: r.min for n, r in dims.items()}))
@@ -337,7 +343,7 @@ def _on_zeros(
     """The outputs for zeros, dynamic dimensions at `sizes` and the first axis at `batch`, if that is given.
 
     Raises:
-        BuildError: the model does not run on them.
+        InputError: the model does not run on them.
     """
     import torch
 
@@ -353,7 +359,7 @@ def _on_zeros(
     except BaseException as error:
         where = place_of(error)
         tried = ", ".join(f"{s.name} {s.dtype} {list(a.shape)}" for s, a in zip(inputs, args, strict=True))
-        raise BuildError(
+        raise InputError(
             f"model: it fails on zeros of the declared inputs ({tried}){f' at {where}' if where else ''}: "
             f"{first_line(error)}. {_help(module, inputs, error)}"
         ) from error

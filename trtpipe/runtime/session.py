@@ -215,7 +215,7 @@ class Model:
         how = Batching(self.manifest.inputs, self.manifest.outputs, min(samples, high))
         if how.whole and (samples < low or (samples > high and samples % high)):
             raise InputError(
-                f"{self.bundle.path}: output {how.whole[0]} is of a whole batch: samples must fill whole batches, "
+                f"{self.bundle.path}: output {how.whole[0]} has no batch axis: samples must fill whole batches, "
                 f"{low} to {high} at once or a multiple of {high} (got {samples}). Give as many."
             )
         for start in range(0, samples, high):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from trtpipe.cli.commands.options import OutputFile, refuse_unused
 from trtpipe.cli.console import jsonable
 from trtpipe.cli.results import results
 from trtpipe.errors import InputError, either
+from trtpipe.jsontext import json_line
 from trtpipe.outputs import naming, require_apart
 from trtpipe.runtime.inputs import open_feed
 from trtpipe.runtime.session import load
@@ -159,7 +159,7 @@ def _writer(form: str, stream: TextIO, top: int) -> Iterator[Write]:
     def write(row: Row) -> None:
         nonlocal written
         stream.write(between if written else first)
-        stream.write(json.dumps(jsonable(row), ensure_ascii=False, allow_nan=False))
+        stream.write(json_line(jsonable(row)))
         written += 1
 
     yield write
