@@ -103,7 +103,7 @@ def _recorded(
         raise InputError("check: the data holds no sample.")
     outputs_of_all = joined(parts)
     for spec in loaded.outputs:
-        _require_held(spec, outputs_of_all[spec.name])
+        _require_held(spec, outputs_of_all[spec.name], loaded.module)
     _require_agreement(loaded, name, worst, largest, args)
     every = np.concatenate(labels)
     notes = _batch_notes(loaded, batching, first, outputs_of_all, device)
@@ -139,7 +139,7 @@ def _require_agreement(
         )
 
 
-def _require_held(spec: TensorSpec, values: NDArray[Any]) -> None:
+def _require_held(spec: TensorSpec, values: NDArray[Any], module: torch.nn.Module) -> None:
     """Refuse outputs that could not be compared: not finite, or beyond the dtype of their binding.
 
     Raises:
@@ -148,10 +148,13 @@ def _require_held(spec: TensorSpec, values: NDArray[Any]) -> None:
     if not values.size:
         return
     if not np.isfinite(values).all():
+        broken = next((name for name, weight in module.named_parameters() if bool(weight.isnan().any())), None)
+        step = "Leave out masking with -inf and log(0), or return the tensor before it."
+        if broken is not None:
+            step = f"The weight {broken.removeprefix('network.')} holds NaN: take weights of another epoch."
         raise InputError(
             f"baseline: the model's outputs must be finite to be compared (got {int((~np.isfinite(values)).sum())} of "
-            f"{values.size} values of output {spec.name} NaN or infinite). Leave out masking with -inf and log(0), or "
-            "return the tensor before it."
+            f"{values.size} values of output {spec.name} NaN or infinite). {step}"
         )
     dtype, reach = np.dtype(spec.dtype), max(-float(values.min()), float(values.max()))
     most = float(np.finfo(dtype).max) if dtype.kind == "f" else float(np.iinfo(dtype).max) if dtype.kind == "i" else 1.0

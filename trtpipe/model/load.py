@@ -228,20 +228,39 @@ def _load_weights(network: torch.nn.Module, path: Path) -> None:
     except OSError:
         raise InputError(f"model.weights: must be a file that can be read (got {path}).") from None
     except Exception as error:
+        # torch goes on about options of torch.load that trtpipe does not have.
+        reason = (str(error).partition("WeightsUnpickler error: ")[2] or str(error)).partition(" was not an allowed")[0]
+        reason = (reason.strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"model.weights: must be a .safetensors file or a .pt file of tensors (got {path.name}: {error}). "
+            f"model.weights: must be a .safetensors file or a .pt file of tensors (got {path.name}: {reason}). "
             "Save the state_dict, not the module."
         ) from error
     for wrapper in ("state_dict", "model"):
-        if isinstance(state.get(wrapper), dict):
+        if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
             state = state[wrapper]
+    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
+        kind = "a dict of other keys" if isinstance(state, dict) else f"a {type(state).__name__}"
+        raise InputError(
+            f"model.weights: must hold tensors by their names in the model (got {kind} in {path.name}). Save the "
+            "model's state_dict()."
+        )
     with user_code("model.weights: load_state_dict() of the model", InputError):
         try:
             network.load_state_dict(state, strict=True)
             return
         except RuntimeError as error:
             unfit = str(error)
-    raise InputError(f"model.weights: must fit the model (got {path.name}: {unfit}). Check model.args.")
+    step = _prefix_advice(set(network.state_dict()), set(state)) or "Check model.args."
+    raise InputError(f"model.weights: must fit the model (got {path.name}: {unfit}). {step}")
+
+
+def _prefix_advice(names: set[str], saved: set[str]) -> str:
+    """What to do where every saved name is one of the model's behind one prefix, as DataParallel has it."""
+    some = min(saved, default="")
+    for prefix in (some[: at + 1] for at, letter in enumerate(some) if letter == "."):
+        if names == {name.removeprefix(prefix) for name in saved if name.startswith(prefix)}:
+            return f"Take {prefix!r} off the names: {{k.removeprefix({prefix!r}): v for k, v in state.items()}}."
+    return ""
 
 
 def _weights_digest(network: torch.nn.Module) -> str:
