@@ -28,7 +28,7 @@ class _State:
 
 @contextmanager
 def put_back(note: Callable[[str], None]) -> Iterator[None]:
-    """What the job's code changes of the whole process is put back, as later stages and other jobs count on it.
+    """Put back what the job's code changes of the whole process within the block, with a note of each.
 
     `_STATES` are the current folder, from which relative outputs are written, the standard streams, signals that
     interrupt, the permissions of new files, NumPy's error handling, and torch's default dtype and device.

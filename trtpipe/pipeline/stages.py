@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from calib.audit import doubtful_thresholds
+from calib.audit import data_warnings, doubtful_thresholds
 from calib.data import overlap
 from calib.errors import CalibError
 from calib.table import CalibrationTable, given_table
@@ -17,6 +17,7 @@ from trtpipe.errors import InputError
 from trtpipe.evaluation.check import CheckData, Damaged, Runner, check_engine
 from trtpipe.evaluation.control import damaged_copy
 from trtpipe.evaluation.corners import with_corners
+from trtpipe.job.sections import GRAPH_CORRECTIONS
 from trtpipe.model.data import open_calibration
 from trtpipe.pipeline.beside import Watched, Watching
 from trtpipe.pipeline.codecs import COMPILED, LOWERED, TABLE
@@ -93,7 +94,10 @@ def calibration_table(job: Job, calibration: Calibration, prepared: PreparedJob,
         source = open_calibration(job)
         for note in overlap_notes(source, prepared.check_samples):
             progress.note(note)
-        return observe(job, calibration, captured, source, digests, progress, prepared.device)
+        table = observe(job, calibration, captured, source, digests, progress, prepared.device)
+        for note in table_notes(job, table):
+            progress.note(note)
+        return table
 
 
 def read_table(calibration: Calibration, digests: Mapping[str, str]) -> CalibrationTable:
@@ -126,6 +130,7 @@ def observe(
 ) -> CalibrationTable:
     """The table of one pass over the samples, and with the corrections that the job asks for."""
     from trtpipe.quantization.corrections.correct import correct
+    from trtpipe.quantization.payoff import never_int8
     from trtpipe.quantization.quantize import calibrate as one_pass
 
     size = job.batch_size(calibration)
@@ -139,8 +144,10 @@ def observe(
         progress=progress,
         device=device,
     )
-    which = job.corrections
-    return correct(captured, table, source, which=which, batch_size=size, progress=progress) if which else table
+    if not job.corrections:
+        return table
+    wide = never_int8(job, captured)
+    return correct(captured, table, source, which=job.corrections, batch_size=size, progress=progress, wide=wide)
 
 
 def corrected(prepared: PreparedJob, table: CalibrationTable | None) -> PreparedJob:
@@ -150,6 +157,18 @@ def corrected(prepared: PreparedJob, table: CalibrationTable | None) -> Prepared
     from trtpipe.quantization.corrections import edits
 
     return prepared.with_graph(edits.corrected(prepared.captured, table.corrections.arrays))
+
+
+def table_notes(job: Job, table: CalibrationTable) -> tuple[str, ...]:
+    """What a reader of the job should know of its table: its warnings, and the corrections in it.
+
+    Thresholds, and corrections but those of the graph, are INT8's alone: a job without INT8 has no notes about them.
+    """
+    steps = () if table.corrections is None else table.corrections.steps
+    if job.precision.int8_mode:
+        return (*table.audit.warnings, *(f"calibration: {s}" for s in steps))
+    used = [s for s in steps if s.kept and s.name in GRAPH_CORRECTIONS]
+    return (*data_warnings(table.audit), *(f"calibration: {s}" for s in used))
 
 
 def overlap_notes(calibration: Source, check: Source) -> tuple[str, ...]:
