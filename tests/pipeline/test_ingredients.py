@@ -225,3 +225,18 @@ def test_two_jobs_share_a_table_where_they_correct_the_same_operations_and_nowhe
             jobs.append((corrected, stage_keys(job, Survey(Digests(), MACHINE).ingredients(job)).calibration))
     assert {c[0] for c, _ in jobs if c} == {("bias",), ("rounding", "bias"), get_args(Correction)}
     assert len({k for _, k in jobs}) == len(set(jobs)) == len({c for c, _ in jobs})
+
+
+def test_a_plugins_content_counts_from_the_graph_on(folder):
+    (folder / "libtwice.so").write_bytes(b"one")
+    extra = "build: {target: tensorrt, plugins: [libtwice.so]}\n"
+    before, keys = look(folder, extra)
+    (folder / "libtwice.so").write_bytes(b"another")
+    after, other = look(folder, extra)
+    assert changed(keys, other) == {"graph", "engine"}
+    assert after.changes(before.parts) == ("plugin libtwice.so changed",)
+    (folder / "lib").mkdir()
+    (folder / "libtwice.so").rename(folder / "lib" / "libtwice.so")
+    moved, same = look(folder, "build: {target: tensorrt, plugins: [lib/libtwice.so]}\n")
+    assert moved.key == after.key
+    assert changed(other, same) == set()
