@@ -27,6 +27,7 @@ def capture(loaded: LoadedModel) -> Captured:
 
     Raises:
         BuildError: torch.export cannot capture the model, or the declared dynamic dimensions do not hold.
+        InputError: the model's own code raised.
     """
     import torch
 
