@@ -130,6 +130,7 @@ def observe(
 ) -> CalibrationTable:
     """The table of one pass over the samples, and with the corrections that the job asks for."""
     from trtpipe.quantization.corrections.correct import correct
+    from trtpipe.quantization.payoff import never_int8
     from trtpipe.quantization.quantize import calibrate as one_pass
 
     size = job.batch_size(calibration)
@@ -143,8 +144,10 @@ def observe(
         progress=progress,
         device=device,
     )
-    which = job.corrections
-    return correct(captured, table, source, which=which, batch_size=size, progress=progress) if which else table
+    if not job.corrections:
+        return table
+    wide = never_int8(job, captured)
+    return correct(captured, table, source, which=job.corrections, batch_size=size, progress=progress, wide=wide)
 
 
 def corrected(prepared: PreparedJob, table: CalibrationTable | None) -> PreparedJob:

@@ -277,6 +277,8 @@ def stage_keys(job: Job, ingredients: Ingredients) -> StageKeys:
     }
     if job.calibration is not None and job.calibration.table is None:  # the job's formats decide what is corrected
         calibrated["job calibration.corrections"] = ", ".join(job.corrections)
+        if job.corrections:  # which are of the operations that are in INT8
+            calibrated |= chosen("job precision")
     graph = {**model, **chosen("job precision")}
     if needs_lowering(release := onnx_release(job)):
         graph["onnx form"] = f"TensorRT {release}"
