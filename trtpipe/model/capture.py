@@ -220,7 +220,8 @@ def _spell_out_products(graph: torch.fx.GraphModule) -> None:
     for node in [n for n in calls(graph.graph) if op_name(n) in ("mm", "addmm", "baddbmm")]:
         given: list[Any] = list(node.args)
         added, a, b = given if len(given) == 3 else (None, *given)
-        beta, alpha = node.kwargs.get("beta", 1), node.kwargs.get("alpha", 1)
+        beta: Any = node.kwargs.get("beta", 1)
+        alpha: Any = node.kwargs.get("alpha", 1)
         weight = op_name(node) != "baddbmm" and is_constant(b)
         if weight:
             value = constant_value(graph, b).t().contiguous() * alpha
