@@ -116,3 +116,25 @@ def test_operations_that_write_into_their_arguments_are_refused() -> None:
     assert text.endswith(
         ") writes into its arguments, and no engine does. Return a new tensor from it: mutates_args=()."
     )
+
+
+@torch.library.custom_op("test_capture::shapeless", mutates_args=())
+def shapeless(x: torch.Tensor) -> torch.Tensor:
+    """Has no function that says its shape."""
+    return x * 2
+
+
+def test_operations_that_say_no_shape_are_refused() -> None:
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.ops.test_capture.shapeless(x)  # type: ignore[no-any-return]
+
+    spec = TensorSpec("x", "float32", (2, 3))
+    with pytest.raises(BuildError) as caught:
+        capture(LoadedModel(Net(), (spec,), (TensorSpec("y", "float32", (2, 3), batch_axis=0),), "", ()))
+    text = str(caught.value)
+    assert text.startswith("capture: the operation test_capture::shapeless at test_capture.py:")
+    assert text.endswith(
+        " does not say what shape it gives, which torch.export needs. Register a function that does: "
+        '@torch.library.register_fake("test_capture::shapeless").'
+    )
