@@ -155,16 +155,24 @@ class Line:
             ),
         )
 
-    @cached_property
-    def corrected(self) -> tuple[Any, Any]:
-        """The corrected graph and its table."""
+    def corrected(self, way: Way) -> tuple[Any, Any]:
+        """The graph corrected for the operations that a row has in INT8, and its table."""
         from trtpipe.progress import Silent
         from trtpipe.quantization.corrections import edits
         from trtpipe.quantization.corrections.correct import STEPS, correct
+        from trtpipe.quantization.payoff import never_int8
 
         table = self.timed(
             "correct",
-            lambda: correct(self.captured, self.table, self.source(), which=STEPS, batch_size=BATCH, progress=Silent()),
+            lambda: correct(
+                self.captured,
+                self.table,
+                self.source(),
+                which=STEPS,
+                batch_size=BATCH,
+                progress=Silent(),
+                wide=never_int8(self.job(way), self.captured),
+            ),
         )
         changed = table.corrections is not None and table.corrections.arrays
         return edits.corrected(self.captured, table.corrections.arrays) if changed else self.captured, table
@@ -191,7 +199,7 @@ class Line:
 
         job, captured, table = self.job(way), self.captured, None
         if way.corrections:
-            captured, table = self.corrected
+            captured, table = self.corrected(way)
         elif way.algorithm:
             table = self.table if way.algorithm == "auto" else self.table.recomputed(way.algorithm)
         quantized = quantize(

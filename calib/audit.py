@@ -126,6 +126,11 @@ def doubtful_thresholds(audit: Audit) -> tuple[str, ...]:
     return (*named, *_clipped(audit.tensors))
 
 
+def data_warnings(audit: Audit) -> tuple[str, ...]:
+    """The warnings of an audit that hold for any threshold: of samples, classes, and tensors that saw no two values."""
+    return _of_data(audit.tensors, audit.coverage, audit.skipped)
+
+
 def with_threshold(halves: Halves, seen: TensorAudit, amax: float) -> TensorAudit:
     """The audit of a tensor whose threshold was changed to `amax`; stability is of the choice before."""
     return seen if seen.state == "dead" else _audit(halves[0] + halves[1], amax, seen.stability, seen.state)
@@ -134,7 +139,13 @@ def with_threshold(halves: Halves, seen: TensorAudit, amax: float) -> TensorAudi
 def warnings_of(
     tensors: Mapping[str, TensorAudit], coverage: Mapping[str, int] | None, skipped: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """The warnings of an audit, as text."""
+    """The warnings of an audit, as text: of the data, then of all thresholds together."""
+    return (*_of_data(tensors, coverage, skipped), *_unstable(tensors), *_clipped(tensors))
+
+
+def _of_data(
+    tensors: Mapping[str, TensorAudit], coverage: Mapping[str, int] | None, skipped: tuple[str, ...]
+) -> tuple[str, ...]:
     lines = [f"{len(skipped)} bad samples were skipped; first: {skipped[0]}"] if skipped else []
     missing = sorted(name for name, count in (coverage or {}).items() if not count)
     if missing:
@@ -150,16 +161,21 @@ def warnings_of(
             f"{len(by_state['constant'])} tensors had one value everywhere: {_some(by_state['constant'])}. Is "
             f"the data real?"
         )
+    return tuple(lines)
+
+
+def _unstable(tensors: Mapping[str, TensorAudit]) -> tuple[str, ...]:
+    """A warning that names the thresholds that differ between two halves of the data, if there are any."""
     unstable = sorted(
         ((t.stability or 0.0, k) for k, t in tensors.items() if (t.stability or 0.0) > UNSTABLE), reverse=True
     )
-    if unstable:
-        named = _some([f"{k} ({100 * s:.0f} %)" for s, k in unstable])
-        lines.append(
-            f"{len(unstable)} thresholds differ by over {100 * UNSTABLE:.0f} % between two halves of the data "
-            f"and need more samples: {named}."
-        )
-    return (*lines, *_clipped(tensors))
+    if not unstable:
+        return ()
+    named = _some([f"{k} ({100 * s:.0f} %)" for s, k in unstable])
+    return (
+        f"{len(unstable)} thresholds differ by over {100 * UNSTABLE:.0f} % between two halves of the data "
+        f"and need more samples: {named}.",
+    )
 
 
 def _clipped(tensors: Mapping[str, TensorAudit]) -> tuple[str, ...]:

@@ -25,9 +25,6 @@ class Progress(Protocol):
     def step(self, done: int, total: int | None, unit: str) -> None:
         """`done` of `total` samples are through."""
 
-    def note(self, message: str) -> None:
-        """A warning of the audit; it is also in the table."""
-
     def cancelled(self) -> bool:
         """Whether to stop."""
 
@@ -54,7 +51,7 @@ def calibrate(
         batch_size: how many at a time; thresholds do not depend on it beyond the model's own rounding.
         algorithm, percentile: see `calib.algorithms.threshold`.
         digests: what the table will belong to, by name; "data" is added.
-        progress: receives the samples done and the warnings, and may cancel.
+        progress: receives the samples done, and may cancel.
         device: where inputs are put.
 
     Raises:
@@ -82,7 +79,7 @@ def calibrate(
             labels.update(batch.labels.tolist())
         if progress is not None:
             progress.step(done, source.sample_count, "images")
-    table = make_table(
+    return make_table(
         {key: observer.halves for key, observer in observers.items()},
         algorithm,
         percentile,
@@ -94,10 +91,6 @@ def calibrate(
         _coverage(source, labels),
         source.skipped,
     )
-    if progress is not None:
-        for warning in table.audit.warnings:
-            progress.note(warning)
-    return table
 
 
 def _coverage(source: Source, seen: Counter[int]) -> dict[str, int] | None:

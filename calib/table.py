@@ -32,7 +32,9 @@ FORMAT = "calib-table"
 PLAIN, CORRECTED = 1, 2
 NOTHING_TO_OBSERVE = "calibration: there is no tensor to observe. Is any layer left to quantize?"
 
-Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+#: A digest as hexadecimal digits.
+SHA256 = r"^[0-9a-f]{64}$"
+Hex = Annotated[str, Field(pattern=SHA256)]
 Key = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*:[A-Za-z0-9_.\[\]-]+$", max_length=1024)]
 Amax = Annotated[float, Field(ge=LEAST_AMAX, le=float(np.finfo(np.float32).max), allow_inf_nan=False)]
 

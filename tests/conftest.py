@@ -47,6 +47,14 @@ def imported() -> None:
                 importlib.import_module(module.name)
 
 
+@pytest.fixture(scope="session")
+def tree():
+    """The modules of both packages as syntax trees: see `source_tree`."""
+    from source_tree import Tree
+
+    return Tree()
+
+
 @pytest.fixture
 def monkeypatch(imported: None, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """pytest's own, once everything is imported."""

@@ -1,8 +1,9 @@
-"""A fact has one home: no set of words, no sentence, no pattern and no function body stands in two modules."""
+"""A fact has one home: no set of words, sentence, pattern, constant, table or function body stands in two modules."""
 
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -11,9 +12,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-#: What makes a fact of them: members of a set, words of a sentence, characters of a pattern, statements and calls of a
-#: function.
-MEMBERS, WORDS, CHARACTERS, STEPS = 3, 5, 12, 6
+#: What makes a fact of them: members of a set, words of a sentence, characters of a pattern or of a text with a name,
+#: statements and calls of a function.
+MEMBERS, WORDS, CHARACTERS, NAMED_CHARACTERS, STEPS = 3, 5, 12, 8, 6
+#: What is called as a file of ours is, and is something else: a key of the job, a file of Triton's, a template.
+OTHERS = {
+    ("model.onnx", "trtpipe/pipeline/cache/keys.py"),
+    ("model.onnx", "trtpipe/bundle/triton.py"),
+    ("report.html", "trtpipe/report/page.py"),
+}
 
 
 def skeleton(node: ast.expr) -> str:
@@ -28,7 +35,7 @@ def skeleton(node: ast.expr) -> str:
 def members(node: ast.AST) -> tuple[str, ...]:
     """The members of a tuple, list, set or `Literal` that holds nothing but text; empty for anything else.
 
-    A mapping from the same keys says something new of each.
+    A mapping from the same keys says something new of each, unless its values are the same too: see `rows`.
     """
     if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("Literal"):
         node = node.slice
@@ -63,9 +70,37 @@ def body(function: ast.FunctionDef) -> str:
     return ast.unparse(tree)
 
 
+def constants(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """What a module names at its top: a number with its name, a text of some length whatever it is called."""
+    arithmetic = ast.BinOp | ast.UnaryOp | ast.operator | ast.unaryop | ast.Constant
+    for node in tree.body:
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            several = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
+            for name, value in zip(target.elts, node.value.elts, strict=True) if several else [(target, node.value)]:
+                if len(skeleton(value)) >= NAMED_CHARACTERS:
+                    yield f"constant: {skeleton(value)}", node.lineno
+                elif not skeleton(value) and all(isinstance(n, arithmetic) for n in ast.walk(value)):
+                    yield f"constant: {ast.unparse(name).strip('_').upper()} = {ast.unparse(value)}", node.lineno
+
+
+def rows(table: ast.Dict) -> Iterator[str]:
+    """Each two rows of a table that follow each other, by name, and whose values are texts or numbers."""
+    found = sorted(
+        (skeleton(key), ast.unparse(value))
+        for key, value in zip(table.keys, table.values, strict=True)
+        if key is not None and skeleton(key) and isinstance(value, ast.Constant | ast.UnaryOp)
+    )
+    for one, other in itertools.pairwise(found):
+        if any(key != value.strip("'") for key, value in (one, other)):  # what is called the same is no fact
+            yield ", ".join(map(": ".join, (one, other)))
+
+
 def facts(tree: ast.Module) -> Iterator[tuple[str, int]]:
     """Every fact that a module states, as text, and its line."""
     passed = {id(n.value) for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"}
+    yield from constants(tree)
     for node in ast.walk(tree):  # from the outside in: what belongs to a fact is none of its own
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             passed.add(id(node.value))  # a docstring
@@ -75,6 +110,8 @@ def facts(tree: ast.Module) -> Iterator[tuple[str, int]]:
         if found := members(node):
             passed.update(map(id, ast.iter_child_nodes(node)))
             yield f"set: {', '.join(found)}", node.lineno  # type: ignore[attr-defined]
+        if isinstance(node, ast.Dict):
+            yield from ((f"table: {two}", node.lineno) for two in rows(node))
         if isinstance(node, ast.Call) and (expression := pattern(node)):
             yield f"pattern: {expression}", node.lineno
         if isinstance(node, ast.expr) and len(re.findall(r"[A-Za-z]{2,}", text := skeleton(node))) >= WORDS:
@@ -85,18 +122,52 @@ def facts(tree: ast.Module) -> Iterator[tuple[str, int]]:
             yield f"function: {does}", node.lineno
 
 
+def sources(root: Path) -> list[Path]:
+    """The modules of both packages."""
+    return sorted([*(root / "trtpipe").rglob("*.py"), *(root / "calib").rglob("*.py")])
+
+
 def homes(root: Path) -> dict[str, list[str]]:
     """Facts that stand in more than one module, and where."""
     found: dict[str, list[str]] = defaultdict(list)
-    for path in sorted([*(root / "trtpipe").rglob("*.py"), *(root / "calib").rglob("*.py")]):
+    for path in sources(root):
         for fact, line in facts(ast.parse(path.read_bytes())):
             found[fact].append(f"{path.relative_to(root)}:{line}")
     return {fact: where for fact, where in found.items() if len({w.partition(":")[0] for w in where}) > 1}
 
 
+def written_out(root: Path) -> Iterator[str]:
+    """Texts with a name in one module (a file's, the beginning of a note) that another module writes out."""
+    trees = {p.relative_to(root).as_posix(): ast.parse(p.read_bytes()) for p in sources(root)}
+    names = {
+        (fact.removeprefix("constant: "), path)
+        for path, tree in trees.items()
+        for fact, _ in constants(tree)
+        if re.search(r"[^\w]", fact.removeprefix("constant: ")) and " = " not in fact
+    }
+    for path, tree in trees.items():
+        documented = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
+                for home in {h for text, h in names if text == node.value} - {path}:
+                    if (node.value, path) not in OTHERS:
+                        yield f"{path}:{node.lineno}: {node.value!r} is named in {home}"
+
+
 def test_every_fact_has_one_home() -> None:
     twice = [f"{fact}\n    in {', '.join(where)}" for fact, where in homes(ROOT).items()]
     assert not twice, "keep one and import it:\n" + "\n".join(twice)
+
+
+def test_what_has_a_name_is_not_written_out_again() -> None:
+    assert list(written_out(ROOT)) == [], "import the name"
+
+
+def test_a_text_that_is_written_out_again_is_found(tmp_path: Path) -> None:
+    (tmp_path / "calib").mkdir()
+    (tmp_path / "calib" / "one.py").write_text('"""table.json"""\nTABLE = "table.json"\nKIND = "one_word"\n')
+    (tmp_path / "calib" / "other.py").write_text('def f(p):\n    return p / "table.json", f"one_word {p}"\n')
+    assert list(written_out(tmp_path)) == ["calib/other.py:2: 'table.json' is named in calib/one.py"]
 
 
 @pytest.mark.parametrize(
@@ -108,9 +179,13 @@ def test_every_fact_has_one_home() -> None:
             'T = f"{p}: must be a file that is there (got {y})."',
         ),
         ('P = re.compile(r"^[a-z][a-z0-9]*$")', 'F = Field(pattern=r"^[a-z][a-z0-9]*$")'),
+        ("LEAST_SHARE = 0.25", "_LEAST_SHARE: Final = 0.25"),
+        ("MOST, LEAST_BYTES = 3, 1 << 20", "LEAST_BYTES = 1 << 20"),
+        ('GRAPH = "graph.onnx"', '_MODEL = "graph.onnx"'),
+        ('BEST = {"a": 1.0, "b": 0.0, "c": 2}', 'LARGEST = {"c": 3, "b": 0.0, "a": 1.0}'),
         ("def f(x):\n    y = g(x)\n    h(y)\n    return k(y)", "def f2(a):\n    b = g(a)\n    h(b)\n    return k(b)"),
     ],
-    ids=["words", "sentence", "pattern", "function"],
+    ids=["words", "sentence", "pattern", "number", "one of several", "text", "table", "function"],
 )
 def test_a_second_home_is_found(one: str, other: str, tmp_path: Path) -> None:
     (tmp_path / "trtpipe").mkdir()
@@ -124,13 +199,20 @@ def test_a_second_home_is_found(one: str, other: str, tmp_path: Path) -> None:
     ("one", "other"),
     [
         ('MODES = ("a", "b", "c")', 'NUMBERS = {"a": 1, "b": 2, "c": 3}'),  # something new of each
+        ("SIDE = 224", "SIDE = 112"),  # a name says what it is of by its module
+        ("MOST = 8", "LEAST = 8"),
+        ("A = f(8)", "A = f(8)"),
+        ('KIND = "bundle"', 'KIND = "bundle"'),  # a word
+        ('OURS = {"a": "a", "b": "b"}', 'THEIRS = {"a": "a", "b": "b"}'),  # names of another library that are ours
+        ('ROW = {"a": x, "b": y}', 'ROW = {"a": x, "b": y}'),
         ('"""One sentence that is the same in both."""', '"""One sentence that is the same in both."""'),
         ('E("Leave it out.")', 'E("Leave it out.")'),
         ('__all__ = ["a", "b", "c"]', '__all__ = ["a", "b", "c"]'),
         ("def f(x):\n    y = g(x)\n    h(y)\n    return k(y)", "def f(x):\n    y = g(x)\n    k(y)\n    return h(y)"),
     ],
-    ids=["mapping", "docstring", "few words", "public names", "other function"],
-)
+    ids=["mapping", "other number", "other name", "call", "word", "same names", "values", "docstring", "few words",
+         "public names", "other function"],
+)  # fmt: skip
 def test_what_is_no_second_home(one: str, other: str, tmp_path: Path) -> None:
     (tmp_path / "calib").mkdir()
     (tmp_path / "calib" / "one.py").write_text(one + "\n")

@@ -6,38 +6,44 @@ import difflib
 import errno
 import os
 from collections.abc import Sequence
+from typing import NewType
 
 from calib.errors import CalibCancelled, CalibError
+
+#: What a command ends with. Its numbers stand here and nowhere else: mypy refuses an int in its place.
+ExitCode = NewType("ExitCode", int)
+#: All is well; a check failed, or a figure is worse than it may be; a bug in trtpipe.
+SUCCESS, FAILED, BUG = ExitCode(0), ExitCode(1), ExitCode(70)
 
 
 class TrtpipeError(Exception):
     """A user error: the message alone is shown. Form: ``<where>: <what must hold> (got <value>). <next step>``."""
 
-    exit_code = 1
+    exit_code = FAILED
 
 
 class InputError(TrtpipeError):
     """A job, a file or data given by the user is bad."""
 
-    exit_code = 2
+    exit_code = ExitCode(2)
 
 
 class MissingError(TrtpipeError):
     """A dependency, a driver or a device that this step needs is not here."""
 
-    exit_code = 3
+    exit_code = ExitCode(3)
 
 
 class BuildError(TrtpipeError):
     """The compiler (TensorRT, a frontend, the exporter) could not make the engine."""
 
-    exit_code = 4
+    exit_code = ExitCode(4)
 
 
 class Cancelled(TrtpipeError):
     """The user interrupted; nothing half written is left behind."""
 
-    exit_code = 130
+    exit_code = ExitCode(130)
 
 
 #: By errno: the reason in words, and the next step. Others get the system's own text.

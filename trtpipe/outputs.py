@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trtpipe.errors import InputError
+from trtpipe.values import MANIFEST
 
 #: Bytes that a hidden sibling's name has beside the name of what it is moved to.
 _SIBLING_BYTES = 32
@@ -96,7 +97,7 @@ def require_apart(output: Path, *read: Path | None) -> None:
         if one is None:
             continue
         inside = one.resolve() in place.parents
-        if place == one.resolve() or (inside and (output.exists() or (one / "manifest.json").is_file())):
+        if place == one.resolve() or (inside and (output.exists() or (one / MANIFEST).is_file())):
             raise InputError(
                 f"{output}: must not be {'in ' if inside else ''}what is read ({one}), which would be destroyed. "
                 "Choose another place."

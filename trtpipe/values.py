@@ -36,6 +36,8 @@ Route = Literal["onnx", "torch_tensorrt", "torch2trt"]
 MOST_EXTENT = 2**31 - 1
 #: Letters of a job's name: it is a folder's, and begins those of hidden ones beside it, which file systems hold to 255.
 MOST_NAME = 128
+#: The file that makes a folder a bundle.
+MANIFEST = "manifest.json"
 JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 Extent = Literal["min", "opt", "max"]
@@ -167,6 +169,11 @@ class Site:
     group: str
     axis: int | None
     rule: str
+
+    @property
+    def shared(self) -> object:
+        """What inputs with one scale have in common: an activation's group, a weight's constant and axis."""
+        return self.group if self.axis is None else (self.producer, self.axis)
 
 
 @dataclass(frozen=True)

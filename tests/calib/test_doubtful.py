@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from calib.algorithms import ALGORITHMS
-from calib.audit import CLIPPED, GAIN_DB, POOR_DB, Audit, choose, doubtful_thresholds, warnings_of
+from calib.audit import CLIPPED, GAIN_DB, POOR_DB, Audit, choose, data_warnings, doubtful_thresholds, warnings_of
 from calib.observers import HistogramObserver
 
 
@@ -69,3 +69,22 @@ def test_the_warning_names_the_tensor_the_loss_and_what_to_set() -> None:
     assert warning.startswith("net:input: percentile leaves 0.")
     assert "dB of signal to noise and clips 3 % of the values; " in warning
     assert warning.endswith(". Set calibration.algorithm: mse.") or warning.endswith("algorithm: minmax.")
+
+
+def test_warnings_are_of_the_data_or_of_thresholds() -> None:
+    dead, spread = np.zeros(4000), np.concatenate([np.zeros(2000), np.full(1000, 0.01), RANDOM.uniform(5, 9, 1000)])
+    chosen = {k: choose(k, counted(v).halves, "percentile", 60.0) for k, v in (("a", dead), ("b", spread))}
+    tensors, coverage, skipped = {k: seen for k, (_, seen, _) in chosen.items()}, {"cat": 3, "emu": 0}, ("x.png: bad",)
+    said = tuple(w for _, _, w in chosen.values() if w) + warnings_of(tensors, coverage, skipped)
+    audit = Audit(batches=4, batch_size=1, coverage=coverage, skipped=skipped, tensors=tensors, warnings=said)
+    of_data = data_warnings(audit)
+    assert [line.split(":")[0] for line in of_data] == [
+        "1 bad samples were skipped; first",
+        "no sample of 1 classes was drawn",
+        "1 tensors were zero everywhere, so their range is unknown",
+    ]
+    others = [w for w in said if w not in of_data]
+    assert len(others) == 3
+    assert others[0].startswith("b: percentile leaves ")
+    assert others[1].startswith("1 thresholds differ by over 10 % ")
+    assert others[2].startswith("1 tensors have over 1 % of their values clipped: ")

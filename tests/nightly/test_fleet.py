@@ -48,7 +48,7 @@ def test_what_a_job_needs(tmp_path):
 
 
 def test_a_scheduler_that_is_not_there_is_said(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("trtpipe.nightly.fleet._CONNECT_S", 1.0)
+    monkeypatch.setattr("trtpipe.nightly.fleet.CONNECT_S", 1.0)
     nights.write_job(nights.make_world(tmp_path), "a")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -282,7 +282,7 @@ def test_a_plain_connection_to_a_worker_on_the_loopback_comes_from_this_machine_
         raise Caught
 
     monkeypatch.setattr("distributed.Worker", worker)
-    monkeypatch.setattr(fleet_worker, "_CONNECT_S", 0.1)  # somebody is there, and says nothing
+    monkeypatch.setattr(fleet_worker, "CONNECT_S", 0.1)  # somebody is there, and says nothing
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
         with pytest.raises(Caught):

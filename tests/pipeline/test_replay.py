@@ -90,15 +90,15 @@ def test_without_one_nothing_is_given(tmp_path):
     ("then", "now", "line"),
     [
         ({}, {}, "the engine is the same, byte for byte"),
-        ({}, {"data": plan(b"b")}, "the engine is another: of the same graph and options by the same TensorRT"),
-        ({"timing_cache": b""}, {"data": plan(b"b")}, "the engine is another: the bundle holds no timing.cache: it was "
+        ({}, {"data": plan(b"b")}, "the engine differs: of the same graph and options by the same TensorRT"),
+        ({"timing_cache": b""}, {"data": plan(b"b")}, "the engine differs: the bundle holds no timing.cache: it was "
          "built without build.timing_cache, so tactics were timed anew"),
-        ({}, {"data": plan(b"b", (10, 9, 0)), "version": "10.9.0"}, "the engine is another: version 10.3.0 then, "
+        ({}, {"data": plan(b"b", (10, 9, 0)), "version": "10.9.0"}, "the engine differs: version 10.3.0 then, "
          "10.9.0 now"),
         ({}, {"data": plan(b"b"), "compute_capabilities": ("8.9",), "notes": ("timing cache given.timing: TensorRT did "
-         "not accept it, so it was begun anew", "another")}, "the engine is another: compute capability 8.7 then, 8.9 "
+         "not accept it, so it was begun anew", "another")}, "the engine differs: compute capability 8.7 then, 8.9 "
          "now; timing cache given.timing: TensorRT did not accept it, so it was begun anew"),
-        ({}, {"data": plan(b"b"), "options": {"optimization_level": 5}}, "the engine is another: other options "
+        ({}, {"data": plan(b"b"), "options": {"optimization_level": 5}}, "the engine differs: other options "
          "(optimization_level)"),
     ],
 )  # fmt: skip
@@ -112,8 +112,7 @@ def test_another_graph_is_said(tmp_path):
     files["model.onnx"] = files["model.engine"]
     now = dataclasses.replace(now, manifest=now.manifest.model_copy(update={"files": files}))
     assert str(compared(before, now)) == (
-        "the engine is another: model.onnx is another: the model, its weights, the calibration or trtpipe's own code "
-        "changed"
+        "the engine differs: model.onnx differs: the model, its weights, the calibration or trtpipe's own code changed"
     )
 
 

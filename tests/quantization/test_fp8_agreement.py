@@ -76,6 +76,7 @@ def test_every_part_of_the_graph_agrees_and_end_to_end_as_far_as_one_bit_allows(
     assert found.differ == 0
     assert found.parts < 1e-5
     assert found.program < 1e-3
+    assert found.exact < 1e-12
     assert found.noise > 1e-2  # it is quantized at all
     # Another order of summation is worth no more than a changed last bit of the input, or the quantization itself.
     assert found.wide_last_bit < 1e-5
@@ -89,3 +90,4 @@ def test_the_measure_sees_one_weight_of_one_percent_more():
     found = measured(Dense(), 64, damage)
     assert found.parts > 1e-3
     assert found.program > 1e-3
+    assert found.exact > 1e-3

@@ -17,7 +17,7 @@ from trtpipe.progress import Silent
 from trtpipe.quantization.diagnose import blame, is_about_numbers
 from trtpipe.quantization.macs import macs
 from trtpipe.quantization.partial import Partial, roundings
-from trtpipe.quantization.precision import Keep
+from trtpipe.quantization.precision import Keep, ScaleTypes
 from trtpipe.quantization.quantize import place_qdq, prepare
 from trtpipe.quantization.ranking import ModuleSensitivity, Sensitivity
 from trtpipe.quantization.sensitivity import Sample, measure_sensitivity
@@ -104,9 +104,9 @@ def test_a_module_alone_costs_what_the_converted_graph_says(captured, amax, x, f
 
 @pytest.mark.parametrize("half", [None, torch.float16])
 def test_everything_rounded_is_the_quantized_graph(captured, amax, x, half):
-    prepared = prepare(captured, half=half)
+    prepared = prepare(captured, types=ScaleTypes(half))
     everything = roundings(captured.graph, prepared.sites, amax, half)
-    graph, _ = place_qdq(prepared, amax, half)
+    graph, _ = place_qdq(prepared, amax)
     machine = Partial(captured.graph)
     outputs, _ = machine.finish(0, machine.inputs((x,)), everything)
     with torch.inference_mode():

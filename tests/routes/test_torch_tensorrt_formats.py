@@ -17,7 +17,7 @@ from trtpipe.quantization.policy import modes_of
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import Narrow, quantize
 from trtpipe.routes.torch_tensorrt import route
-from trtpipe.routes.torch_tensorrt.qdq import packed
+from trtpipe.routes.torch_tensorrt.converters import packed
 
 #: Precision, how many layers of the network give each narrow type, and from where on a portable engine runs.
 CASES = [

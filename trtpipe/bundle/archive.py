@@ -18,9 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trtpipe.bundle.format import SIGNATURE_BYTES, Bundle, Trust, incomplete, place, read_bundle
-from trtpipe.bundle.manifest import FILE_NAME, MANIFEST, MAX_MANIFEST_BYTES, SIGNATURE, from_json
+from trtpipe.bundle.manifest import FILE_NAME, MAX_MANIFEST_BYTES, SIGNATURE, from_json
 from trtpipe.errors import InputError
 from trtpipe.outputs import naming
+from trtpipe.values import MANIFEST
 
 _BLOCK = 512
 #: The largest size USTAR's eleven octal digits can say.

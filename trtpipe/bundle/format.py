@@ -24,7 +24,6 @@ from trtpipe.bundle.manifest import (
     FILE_NAME,
     GOLDEN,
     HYBRID,
-    MANIFEST,
     MAX_MANIFEST_BYTES,
     SIGNATURE,
     FileEntry,
@@ -35,6 +34,7 @@ from trtpipe.bundle.manifest import (
 from trtpipe.errors import InputError
 from trtpipe.outputs import naming
 from trtpipe.trt.plan import read_header
+from trtpipe.values import MANIFEST
 
 #: Bytes of an Ed25519 signature.
 SIGNATURE_BYTES = 64

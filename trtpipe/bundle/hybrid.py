@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from calib.strictjson import first_problem
 from trtpipe.bundle.golden import tensors_of
-from trtpipe.bundle.manifest import AGAIN
+from trtpipe.bundle.manifest import AGAIN, HYBRID
 from trtpipe.errors import InputError
 
 #: Operators that a plan may name: ATen's, trtpipe's own Q/DQ, and Python's on numbers and tuples.
@@ -101,7 +101,7 @@ def to_bytes(hybrid: Hybrid) -> bytes:
     """
     from safetensors.numpy import save
 
-    _check(hybrid, "model.hybrid")
+    _check(hybrid, HYBRID)
     text = _canonical(hybrid.plan.model_dump(mode="json"))
     parts = {"plan": text} | {f"engine:{i}": e for i, e in enumerate(hybrid.engines)}
     parts |= {f"tensor:{n}": c for n, c in hybrid.constants.items()}

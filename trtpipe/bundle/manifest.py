@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from calib.strictjson import first_problem, loads
+from calib.table import SHA256
 from trtpipe.errors import InputError
 from trtpipe.job.build_options import HardwareCompatibility
 from trtpipe.job.sections import Build, Limits, Precision, Transform
@@ -24,6 +25,7 @@ from trtpipe.values import (
     BINDING_DTYPES,
     EXTENTS,
     JOB_NAME,
+    MANIFEST,
     MOST_EXTENT,
     CheckReport,
     DimRange,
@@ -43,7 +45,6 @@ SCHEMA_VERSION: Literal[1] = 1
 #: A manifest larger than this is refused before it is parsed.
 MAX_MANIFEST_BYTES = 64 << 20
 
-MANIFEST = "manifest.json"
 SIGNATURE = "manifest.sig"
 ENGINE: Literal["model.engine"] = "model.engine"
 GRAPH: Literal["model.onnx"] = "model.onnx"
@@ -63,7 +64,6 @@ AGAIN = "Fetch or build the bundle again."
 
 #: Names of files in a bundle: flat, portable, never hidden, so that none can lead out of it.
 FILE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
-_HEX = r"^[0-9a-f]{64}$"
 _VERSION = r"^[0-9]+(\.[0-9]+){0,3}([a-z+.-][A-Za-z0-9.+-]*)?$"
 
 
@@ -88,7 +88,7 @@ class FileEntry(Part):
     """One file beside the manifest."""
 
     size: int = Field(ge=0, description="bytes")
-    sha256: str = Field(pattern=_HEX)
+    sha256: str = Field(pattern=SHA256)
 
 
 class EngineInfo(Part):
@@ -137,8 +137,8 @@ class Manifest(Part):
     layers: tuple[LayerPrecision, ...] = Field(default=(), description="precision by operation, and why")
     preprocessing: Transform | None = Field(default=None, description="image to input; None: inputs are arrays")
     class_names: tuple[str, ...] | None = None
-    calibration_digest: str | None = Field(default=None, pattern=_HEX)
-    weights_digest: str | None = Field(default=None, pattern=_HEX)
+    calibration_digest: str | None = Field(default=None, pattern=SHA256)
+    weights_digest: str | None = Field(default=None, pattern=SHA256)
     baseline: str = Field(default="TorchScript", description="what computed the outputs that the check compares with")
     check: CheckReport | None = Field(default=None, description="what was compared with the baseline, how far off")
     limits: Limits = Limits()

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "TRTPIPE_PUBLIC_KEY"
 DEVICE_KEYS = Path("/etc/trtpipe/trusted.pub")
 
-#: Several keys may stand in one file; a longer one is no key file.
-_MOST_BYTES = 1 << 20
+#: Several keys may stand in one file; a longer one is no file of keys or certificates.
+MOST_KEY_BYTES = 1 << 20
 
 _PEM_BLOCK = re.compile(rb"-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----\s*", re.DOTALL)
 
@@ -166,7 +166,7 @@ def checking(where: Path, key: Path | None) -> Callable[[bytes, bytes | None], b
 
 def _read(path: Path) -> bytes:
     try:
-        return read_at_most(path, _MOST_BYTES)
+        return read_at_most(path, MOST_KEY_BYTES)
     except (OSError, ValueError) as error:
         got = getattr(error, "strerror", None) or str(error)
         raise InputError(f"{path}: must be a readable key file (got: {got}). Give its path.") from None

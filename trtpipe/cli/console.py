@@ -218,7 +218,7 @@ class Console:
 
 @dataclasses.dataclass
 class _Stage:
-    """A stage while it runs."""
+    """A stage while it runs. Mutable: each step counts."""
 
     name: str
     began: float

@@ -24,8 +24,18 @@ from trtpipe import __version__
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import Settings
 from trtpipe.cli.results import results_apart
-from trtpipe.cli.supervised import INTERRUPTED, supervised
-from trtpipe.errors import Cancelled, did_you_mean, either, user_error
+from trtpipe.cli.supervised import supervised
+from trtpipe.errors import (
+    BUG,
+    SUCCESS,
+    Cancelled,
+    ExitCode,
+    InputError,
+    MissingError,
+    did_you_mean,
+    either,
+    user_error,
+)
 from trtpipe.job.importable import on_path
 from trtpipe.packages import not_installed
 
@@ -111,7 +121,7 @@ def group() -> None:
     """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> ExitCode:
     """Run one command.
 
     Args:
@@ -128,45 +138,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     return supervised(lambda: _run(None))
 
 
-def _run(argv: Sequence[str] | None) -> int:
+def _run(argv: Sequence[str] | None) -> ExitCode:
     settings = Settings()
     try:
         with _signals():
             result = group.main(
                 args=None if argv is None else list(argv), prog_name="trtpipe", obj=settings, standalone_mode=False
             )
-        return result if isinstance(result, int) else 0
+        return ExitCode(result) if isinstance(result, int) else SUCCESS
     except click.exceptions.Exit as end:
-        return int(end.exit_code)
+        return ExitCode(end.exit_code)
     except click.ClickException as error:
         error.show(file=sys.stderr)
-        return 2
+        return InputError.exit_code
     except (KeyboardInterrupt, click.Abort):
-        return _failed(settings, "interrupted", INTERRUPTED)
+        return _failed(settings, "interrupted", Cancelled.exit_code)
     except SystemExit:  # click ends a completion so, and a command whose reader has had enough
-        return 0
+        return SUCCESS
     except BrokenPipeError:  # the same, seen outside of click
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # or Python complains again when it flushes at the end
-        return 0
+        return SUCCESS
     except BaseException as error:  # noqa: BLE001  # the one place where a bug becomes output
         return _unexpected(settings, error)
 
 
-def _unexpected(settings: Settings, error: BaseException) -> int:
+def _unexpected(settings: Settings, error: BaseException) -> ExitCode:
     """The exit code of an error: the user's or machine's has a message (`errors.user_error`), any other is a bug."""
     if isinstance(error, ModuleNotFoundError) and "." not in (error.name or "."):
         with suppress(KeyError):  # a module that trtpipe does not name is the user's own, or a bug
-            return _failed(settings, not_installed(error.name or ""), 3)
+            return _failed(settings, not_installed(error.name or ""), MissingError.exit_code)
     if (shown := user_error(error)) is not None:
         if isinstance(shown, Cancelled):  # whichever stage noticed it
             said = str(shown) if str(shown).startswith("interrupted") else f"interrupted: {shown}"
             return _failed(settings, said, shown.exit_code)
         return _failed(settings, str(shown), shown.exit_code, getattr(shown, "problems", ()))
     traceback.print_exception(error)
-    return _failed(settings, f"this is a bug in trtpipe {__version__}; please report it with the lines above", 70)
+    return _failed(settings, f"this is a bug in trtpipe {__version__}; please report it with the lines above", BUG)
 
 
-def _failed(settings: Settings, message: str, code: int, problems: Sequence[Problem] = ()) -> int:
+def _failed(settings: Settings, message: str, code: ExitCode, problems: Sequence[Problem] = ()) -> ExitCode:
     console.err(message)
     if settings.json:
         listed = {"problems": [p.as_dict() for p in problems]} if problems else {}

@@ -16,18 +16,17 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from trtpipe.cli import console
+from trtpipe.errors import Cancelled, ExitCode, InputError
 
 #: Passed on to the command. A terminal sends them to both processes; then they are not passed on again.
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM)
-#: The exit code of a command that one of these ended, at whatever moment it came.
-INTERRUPTED = 130
 #: Whoever ends the command by one of these knows it.
 _ASKED_FOR = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE})
 _FROM_THE_KERNEL = 0x80  # SI_KERNEL of <signal.h>
 _PR_SET_PDEATHSIG = 1
 
 
-def supervised(command: Callable[[], int]) -> int:
+def supervised(command: Callable[[], ExitCode]) -> ExitCode:
     """The exit code of `command`, run in a child process; in the child, what `command` returns.
 
     Args:
@@ -99,32 +98,33 @@ def _wait(child: int) -> int:
             return os.waitstatus_to_exitcode(status)
 
 
-def _judged(ended: int, reached: bytes) -> int:
+def _judged(ended: int, reached: bytes) -> ExitCode:
     """The exit code of a command whose process ended with `ended`; `reached` is its own, if it came to one."""
     if ended < 0:
         number = signal.Signals(-ended)
         if reached and number in _ASKED_FOR:  # once more, while the interpreter was closing
-            return reached[0]
+            return ExitCode(reached[0])
         if number in _PASSED_ON:  # before the command could answer it, or once more after it had
-            return INTERRUPTED
+            return Cancelled.exit_code
+        code = ExitCode(128 - ended)  # as a shell has it
         if number not in _ASKED_FOR:
-            _say(f"trtpipe: the process was ended by {number.name}. {_CAUSES.get(number, _CRASHED)}", 128 - ended)
-        return 128 - ended
+            _say(f"trtpipe: the process was ended by {number.name}. {_CAUSES.get(number, _CRASHED)}", code)
+        return code
     if not reached:
         _say(
             f"trtpipe: the process ended before the command did (exit code {ended}): code of the job, or a library, "
             "called os._exit, exec or exit(). Take that call out.",
-            2,
+            InputError.exit_code,
         )
-        return 2
-    return reached[0] or ended
+        return InputError.exit_code
+    return ExitCode(reached[0] or ended)
 
 
 _CRASHED = "A library has crashed: run it again with PYTHONFAULTHANDLER=1 to see where."
 _CAUSES = {signal.SIGKILL: "The system does so when memory runs out: reduce the batch sizes, or --workers."}
 
 
-def _say(message: str, code: int) -> None:
+def _say(message: str, code: ExitCode) -> None:
     console.err(message)
     if "--json" in sys.argv[1:]:
         with suppress(OSError):

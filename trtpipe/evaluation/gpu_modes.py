@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from trtpipe.evaluation.bench import Mode
-from trtpipe.evaluation.torch_modes import InHalf, ModeSetup, Tensors, compiled, ready, tensors
+from trtpipe.evaluation.torch_modes import Call, InHalf, ModeSetup, Tensors, compiled, ready, tensors
 
 #: Runs before a CUDA graph is recorded: libraries load their kernels and take their workspaces in the first ones.
 BEFORE_RECORDING = 3
@@ -22,7 +22,7 @@ def gpu_modes(setup: ModeSetup) -> tuple[Mode, ...]:
     half = torch.float16
     cannot = "" if device == "cuda" else _NO_GPU
 
-    def mode(name: str, make: Callable[[], Callable[..., Any]], *notes: str, tf32: bool = False) -> Mode:
+    def mode(name: str, make: Callable[[], Call], *notes: str, tf32: bool = False) -> Mode:
         return Mode(name, "cuda", lambda: ready(setup, make, tf32=tf32, notes=notes), cannot)
 
     def moved(one: torch.nn.Module) -> torch.nn.Module:
@@ -40,7 +40,7 @@ def gpu_modes(setup: ModeSetup) -> tuple[Mode, ...]:
 _COPY = "each run copies its inputs into the graph's own"
 
 
-def _channels_last(module: torch.nn.Module) -> Callable[..., Any]:
+def _channels_last(module: torch.nn.Module) -> Call:
     """Weights [N, C, H, W] stored with C innermost, as tensor cores read them; so are the outputs of convolutions."""
     whole: Any = module
     whole.network.to(memory_format=torch.channels_last)

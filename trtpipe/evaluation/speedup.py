@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from calib.types import Array
+from trtpipe.evaluation.bench import WARM_UP
 from trtpipe.figures import beside, exact
 from trtpipe.values import CheckReport, Metric
 
-#: Timed executions of each engine, after as many warm-up runs as `WARM_UP`; and how many layers a report names.
-ROUNDS, WARM_UP, NAMED = 50, 5, 5
+#: Timed executions of each engine, after the warm-up runs of a bench; and how many layers a report names.
+ROUNDS, NAMED = 50, 5
 #: Why a hybrid engine has no latency.
 HYBRID = "PyTorch runs between the engines of a hybrid module, which cannot be timed as one"
 _QDQ = re.compile(r"(de)?quantizelinear", re.IGNORECASE)

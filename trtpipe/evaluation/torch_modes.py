@@ -25,6 +25,10 @@ from trtpipe.values import LoadedModel
 
 Tensors = tuple[torch.Tensor, ...]
 
+#: A network as it is called in one mode: a module, a compiled or scripted function.
+Call = Callable[..., Any]
+#: The context that a mode runs in.
+Within = Callable[[], AbstractContextManager[object]]
 #: Batches of calibration data that PyTorch's own INT8 observes.
 CALIBRATION_BATCHES = 8
 
@@ -64,13 +68,13 @@ def torch_modes(setup: ModeSetup, script: Any) -> tuple[Mode, ...]:
     module, device = setup.loaded.module, setup.device
     half, bfloat = torch.float16, torch.bfloat16
 
-    def mode(name: str, make: Callable[[], Callable[..., Any]], cannot: str = "", within: Any = nullcontext) -> Mode:
+    def mode(name: str, make: Callable[[], Call], cannot: str = "", within: Within = nullcontext) -> Mode:
         return Mode(name, device, lambda: ready(setup, make, within), cannot)
 
     def moved(one: torch.nn.Module) -> torch.nn.Module:
         return copy.deepcopy(one).to(device).eval()
 
-    def autocast(dtype: torch.dtype) -> Callable[[], AbstractContextManager[Any]]:
+    def autocast(dtype: torch.dtype) -> Within:
         return lambda: torch.autocast(device, dtype=dtype)
 
     compiler = "" if device == "cuda" or shutil.which("g++") or shutil.which("clang++") else _NO_COMPILER
@@ -103,8 +107,8 @@ def tensors(setup: ModeSetup, arrays: Mapping[str, Array]) -> Tensors:
 
 def ready(
     setup: ModeSetup,
-    make: Callable[[], Callable[..., Any]],
-    within: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    make: Callable[[], Call],
+    within: Within = nullcontext,
     *,
     tf32: bool = False,
     notes: tuple[str, ...] = (),
@@ -183,7 +187,7 @@ def _sizes(module: torch.nn.Module) -> dict[int, int]:
     return {id(t) if t.is_mkldnn else t.data_ptr(): t.numel() * t.element_size() for t in held}
 
 
-def _as_script(script: Any, setup: ModeSetup) -> Callable[..., Any]:
+def _as_script(script: Any, setup: ModeSetup) -> Call:
     """The baseline's module; a scripted one or a file is the network alone and gets its bindings back."""
     buffer, jit = io.BytesIO(), _jit()
     with warnings.catch_warnings():
@@ -210,7 +214,7 @@ def _jit() -> Any:
     return torch.jit
 
 
-def _traced(module: torch.nn.Module, setup: ModeSetup) -> Callable[..., Any]:
+def _traced(module: torch.nn.Module, setup: ModeSetup) -> Call:
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")
         traced: Any = _jit().trace(module, tensors(setup, setup.batch), check_trace=False)
@@ -222,7 +226,7 @@ def _traced(module: torch.nn.Module, setup: ModeSetup) -> Callable[..., Any]:
     return call
 
 
-def compiled(module: torch.nn.Module, *, freezing: bool = False, cuda_graphs: bool = False) -> Callable[..., Any]:
+def compiled(module: torch.nn.Module, *, freezing: bool = False, cuda_graphs: bool = False) -> Call:
     """Compiled for the one batch size that is used; `freezing` folds weights, which Inductor's INT8 kernels need."""
     options: dict[str, Any] = {"freezing": freezing, "triton.cudagraphs": cuda_graphs}
     with warnings.catch_warnings():
@@ -242,7 +246,7 @@ def _int8_backend() -> str:
     return "Arm, PT2E" if platform.machine() in ("aarch64", "arm64") else "x86, PT2E"
 
 
-def _pt2e(setup: ModeSetup) -> Callable[..., Any]:
+def _pt2e(setup: ModeSetup) -> Call:
     """PyTorch's own INT8: its quantizer for this processor, its observers, and oneDNN's kernels."""
     from torchao.quantization.pt2e.lowering import lower_pt2e_quantized_to_x86
     from torchao.quantization.pt2e.quantizer import arm_inductor_quantizer as arm

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from trtpipe.errors import InputError, MissingError, did_you_mean, either
+from trtpipe.errors import ExitCode, InputError, MissingError, did_you_mean, either
 
 Path = tuple[str | int, ...]
 
@@ -57,7 +57,7 @@ class Problem:
         }
 
     @property
-    def exit_code(self) -> int:
+    def exit_code(self) -> ExitCode:
         """That of the errors for bad input and for what is missing."""
         return MissingError.exit_code if self.missing else InputError.exit_code
 

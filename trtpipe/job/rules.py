@@ -139,16 +139,14 @@ def _precision(precision: Precision) -> Iterator[Broken]:
 
 def _formats(precision: Precision) -> Iterator[Broken]:
     """What `precision.formats` names must be on, and there must be a choice."""
-    on = {"int8": precision.int8_mode, "fp8": precision.fp8_mode, "nvfp4": precision.nvfp4_mode, "int4": False}
-    if precision.weights is not None:
-        on[precision.weights] = True
+    on = {*precision.modes, *filter(None, [precision.weights])}
     for glob, name in precision.formats.items():
-        if not on[name]:
+        if name not in on:
             key = f"{name}_mode: true" if f"{name}_mode" in type(precision).model_fields else f"weights: {name}"
             path = ("precision", "formats", glob)
             yield Broken(path, "be a number format that is on", name, f"Add precision.{key}.")
-    if precision.formats and sum(on.values()) == 1 and all(on[n] for n in precision.formats.values()):
-        only = next(n for n, chosen in on.items() if chosen)
+    if precision.formats and len(on) == 1 and on.issuperset(precision.formats.values()):
+        (only,) = on
         hint = "Add another format, or use precision.keep."
         yield Broken(("precision", "formats"), "choose among several formats that are on", only, hint)
 

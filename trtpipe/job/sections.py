@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
@@ -143,6 +143,8 @@ class Data(Section):
 
 
 Correction = Literal["equalization", "smoothing", "thresholds", "rounding", "bias"]
+#: Those that change the graph, and so every number format; the others are INT8's.
+GRAPH_CORRECTIONS: frozenset[Correction] = frozenset({"equalization", "smoothing"})
 
 
 class Calibration(Data):
@@ -288,14 +290,19 @@ class Precision(Section):
     keep: Keep = Field(default=Keep(), description="what stays out")
 
     @property
+    def modes(self) -> tuple[NumberFormatName, ...]:
+        """The number formats of activations and weights that are on: those whose key is their name and `_mode`."""
+        return tuple(name for name in get_args(NumberFormatName) if getattr(self, f"{name}_mode", False))
+
+    @property
     def calibrated(self) -> bool:
         """Whether activations are quantized, so that a calibration table is needed."""
-        return self.int8_mode or self.fp8_mode or self.nvfp4_mode
+        return bool(self.modes)
 
     @property
     def quantizing_key(self) -> str:
         """The key of the first mode that quantizes; `weights` where no activation is."""
-        return next((key for key in ("int8_mode", "fp8_mode", "nvfp4_mode") if getattr(self, key)), "weights")
+        return next((f"{name}_mode" for name in self.modes), "weights")
 
     @property
     def quantized(self) -> bool:

@@ -82,7 +82,7 @@ def _recorded(
     labels: list[NDArray[np.int64]] = []
     ids: list[str] = []
     worst = largest = 0.0
-    first: dict[str, NDArray[Any]] = {}
+    first: dict[str, Array] = {}
     for batch in batches:
         for piece, count in batching.pieces(batch.arrays):
             first = first or piece
@@ -139,7 +139,7 @@ def _require_agreement(
         )
 
 
-def _require_held(spec: TensorSpec, values: NDArray[Any]) -> None:
+def _require_held(spec: TensorSpec, values: Array) -> None:
     """Refuse outputs that could not be compared: not finite, or beyond the dtype of their binding.
 
     Raises:
@@ -186,8 +186,8 @@ def _require_repeatable(loaded: LoadedModel, args: tuple[torch.Tensor, ...]) -> 
 def _batch_notes(
     loaded: LoadedModel,
     batching: Batching,
-    first: Mapping[str, NDArray[Any]],
-    outputs: Mapping[str, NDArray[Any]],
+    first: Mapping[str, Array],
+    outputs: Mapping[str, Array],
     device: str,
 ) -> tuple[str, ...]:
     """A line for each output with a batch axis that is another one for a sample in the least batch than in `first`."""

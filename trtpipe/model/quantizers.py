@@ -33,7 +33,7 @@ _FLOAT = "Give the model in FP32, which trtpipe then quantizes itself."
 
 
 class Marked(torch.nn.Module):
-    """In the place of a fake quantizer: `x`, or `x` times `factor`, marked with its scales."""
+    """Stands in for a fake quantizer: `x`, or `x` times `factor`, marked with its scales."""
 
     factor: torch.Tensor
 
@@ -52,7 +52,7 @@ class Marked(torch.nn.Module):
 
 
 class Unfit(torch.nn.Module):
-    """In the place of a fake quantizer that TensorRT has not, or that has no scale: of no matter unless it is used."""
+    """Stands in for a fake quantizer that TensorRT cannot express, or that has no scale; executing it is an error."""
 
     def __init__(self, problem: InputError) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def take_quantizers_off(network: torch.nn.Module, where: str, *, recalibrate: bo
         recalibrate: its scales are not used, so that any will do; marks have `ANY_SCALE`.
 
     Raises:
-        InputError: it is quantized in a way that TensorRT has not; for a fake quantizer that is raised when it is used.
+        InputError: it is quantized in a way that TensorRT cannot express; of a fake quantizer only when it is executed.
     """
     for name, tensor in (*network.named_parameters(), *network.named_buffers()):
         if type(tensor).__module__.startswith("torchao.") or tensor.is_quantized:
@@ -152,7 +152,11 @@ def _of_tensor_quantizer(module: Any, where: str, recalibrate: bool) -> torch.nn
 
 
 def _mark(affine: _Affine, where: str) -> Mark:
-    """The mark of scales that TensorRT has."""
+    """The mark of these scales.
+
+    Raises:
+        InputError: TensorRT cannot express them.
+    """
     if (affine.low, affine.high) not in _RANGES:
         raise InputError(f"{where} must quantize to -128 to 127 (got {affine.low} to {affine.high}). {_STEP}")
     if any(affine.zeros):

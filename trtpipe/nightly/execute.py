@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from calib.types import JsonObject
 from trtpipe.bundle.format import place
-from trtpipe.errors import Cancelled, InputError, user_error
+from trtpipe.errors import BUG, Cancelled, InputError, MissingError, user_error
 from trtpipe.job.importable import is_installed
 from trtpipe.nightly.drift import repeat
 from trtpipe.nightly.outcome import JobOutcome
@@ -40,6 +40,7 @@ from trtpipe.pipeline.cache.remote import Store
 from trtpipe.pipeline.cache.store import Busy, Cache, DamagedEntry, Entry
 from trtpipe.pipeline.cached import CachedResults
 from trtpipe.pipeline.kit import finish_kit, write_kit
+from trtpipe.values import MANIFEST
 
 if TYPE_CHECKING:
     from trtpipe.job.job import Job
@@ -70,12 +71,12 @@ def execute(task: Task, reporter: Reporter, memory: Memory) -> JsonObject:
     except Cancelled:
         raise
     except ModuleNotFoundError as error:
-        return failure(task, f"{error.name}: not installed. Install it in this environment.", 3)
+        return failure(task, f"{error.name}: not installed. Install it in this environment.", MissingError.exit_code)
     except Exception as error:  # noqa: BLE001  # a bug costs one job of the night; its place is reported
         if (shown := user_error(error)) is not None:
             return failure(task, str(shown), shown.exit_code)
         where = "".join(traceback.format_exception(error)[-3:]).strip()
-        return failure(task, f"this is a bug in trtpipe, please report it:\n{where}", 70)
+        return failure(task, f"this is a bug in trtpipe, please report it:\n{where}", BUG)
 
 
 def record_reads(cache: Cache, raw: JsonObject) -> None:
@@ -198,7 +199,7 @@ def _known(job: Job, survey: Survey, *folders: Path) -> list[Path]:
 def keep(cache: Cache, key: str, outcome: JobOutcome, files: Mapping[str, bytes]) -> None:
     """Put a bundle, and what is known of it, into the cache."""
     cache.put("bundle", key, {}, files)
-    facts = plain(outcome) | {"manifest_sha256": hashlib.sha256(files["manifest.json"]).hexdigest()}
+    facts = plain(outcome) | {"manifest_sha256": hashlib.sha256(files[MANIFEST]).hexdigest()}
     cache.put("built", key, {k: v for k, v in facts.items() if k not in ("reasons", "attempts", "bundle")}, {})
 
 

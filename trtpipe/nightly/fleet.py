@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 
 from calib.types import JsonObject
 from trtpipe.bundle.format import place, read_bundle
-from trtpipe.errors import Cancelled, MissingError, TrtpipeError
+from trtpipe.errors import BuildError, Cancelled, MissingError, TrtpipeError
 from trtpipe.nightly.execute import keep, record_reads
 from trtpipe.nightly.fleet_worker import TOPIC, introduce, run_task, stop
 from trtpipe.nightly.local import Local
 from trtpipe.nightly.task import BuildTask, FinishTask, KitTask, Task, failure, from_plain, task_to_plain
-from trtpipe.nightly.transport import transport, unreachable
+from trtpipe.nightly.transport import CONNECT_S, transport, unreachable
 from trtpipe.packages import not_installed
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import BUILDERS, Machine, this_machine
@@ -44,7 +44,6 @@ MOST_STARTS = 4
 #: A job that no worker matches any more waits so long for one to come back.
 GRACE_S = 30.0
 _LOOK_S = 1.0
-_CONNECT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Member:
 
 @dataclass
 class _Sent:
-    """A job that is with the fleet. `starts` are the workers that began it."""
+    """A job that is with the fleet. `starts` are the workers that began it. Mutable: workers come and go."""
 
     task: Task
     future: Future
@@ -113,7 +112,7 @@ class Fleet:
         #: For the report.
         self.notes: tuple[str, ...] = (way.note,) if way.note else ()
         try:
-            self._client = Client(way.address, timeout=_CONNECT_S, name="trtpipe-nightly", security=way.security)
+            self._client = Client(way.address, timeout=CONNECT_S, name="trtpipe-nightly", security=way.security)
         except (OSError, ValueError, TypeError) as error:
             raise unreachable(way.address, error, "--scheduler") from error
         self.members = self._members()
@@ -270,7 +269,7 @@ class Fleet:
                 lost = ", ".join(done.starts) or "its workers"
                 what = f"every worker that started this job died ({lost})"
                 task = dataclasses.replace(task, attempts=tuple(f"worker {n} died" for n in done.starts))
-            finished(task, failure(task, f"{task.name}: {what}.", 4))
+            finished(task, failure(task, f"{task.name}: {what}.", BuildError.exit_code))
             return
         received = done.future.result()
         done.future.release()
@@ -312,7 +311,7 @@ class Fleet:
                 del sent[name]
                 tried = tuple(f"worker {n} was lost while it built this" for n in job.starts)
                 task = dataclasses.replace(job.task, attempts=tried)
-                finished(task, failure(task, message, 3))
+                finished(task, failure(task, message, MissingError.exit_code))
 
     def _alive(self) -> JsonObject:
         """The scheduler's own list of workers."""

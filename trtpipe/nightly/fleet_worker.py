@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from calib.types import JsonObject
 from trtpipe.bundle.format import place, read_bundle
-from trtpipe.errors import InputError, MissingError
-from trtpipe.nightly.pool import Pool, Slot, visible
+from trtpipe.errors import BuildError, Cancelled, InputError, MissingError
+from trtpipe.nightly.pool import RETRIES, Pool, Slot, visible
 from trtpipe.nightly.task import FinishTask, Task, failure, task_from_plain
-from trtpipe.nightly.transport import Transport, is_refusal, transport, unreachable
+from trtpipe.nightly.transport import CONNECT_S, Transport, is_refusal, transport, unreachable
 from trtpipe.packages import not_installed, versions
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import Machine, this_machine
@@ -36,10 +36,6 @@ Say = Callable[[str, object], None]
 
 #: The Dask topic on which workers report the progress of their jobs.
 TOPIC = "trtpipe"
-#: Times a job whose process died is tried again by the same worker.
-_RETRIES = 1
-#: How long a scheduler has to answer the first time.
-_CONNECT_S = 10.0
 
 
 def announced(device: Device, tags: Sequence[str], torch: bool) -> tuple[str, ...]:
@@ -95,12 +91,12 @@ class Jobs:
                 if event.kind == "done":
                     return dict(event.value)
                 if event.kind == "cancelled":
-                    return failure(task, f"{task.name}: was stopped by the user", 130)
+                    return failure(task, f"{task.name}: was stopped by the user", Cancelled.exit_code)
                 if event.kind == "died":
                     tried = (*tried, f"the process of worker {self.name} died with {event.value}")
                     task = dataclasses.replace(task, attempts=tried)
-                    if len(tried) > _RETRIES:
-                        return failure(task, f"{task.name}: {tried[-1]}, {len(tried)} times", 4)
+                    if len(tried) > RETRIES:
+                        return failure(task, f"{task.name}: {tried[-1]}, {len(tried)} times", BuildError.exit_code)
                     self._pool.start(self._slot, task)
                 else:
                     say(event.kind, event.value)
@@ -108,7 +104,7 @@ class Jobs:
                 self._stopped.discard(task.key)
                 self._pool.kill()
                 self._pool = Pool([self._slot])
-                return failure(task, f"{task.name}: was stopped by the user", 130)
+                return failure(task, f"{task.name}: was stopped by the user", Cancelled.exit_code)
 
     def stop(self, keys: Sequence[str]) -> None:
         """End the running job if it is one of these."""
@@ -195,7 +191,7 @@ async def _greet(way: Transport) -> None:
     arguments = {} if way.security is None else way.security.get_connection_args("worker")
     try:
         # Dask's own timeout ends with the connection, and not with the first words.
-        comm = await asyncio.wait_for(connect(way.address, timeout=_CONNECT_S, **arguments), 2 * _CONNECT_S)
+        comm = await asyncio.wait_for(connect(way.address, timeout=CONNECT_S, **arguments), 2 * CONNECT_S)
     except (OSError, asyncio.TimeoutError) as error:
         if is_refusal(way.address, error):
             raise

@@ -21,7 +21,7 @@ from trtpipe.nightly.task import from_plain, plain
 from trtpipe.outputs import naming_database
 
 #: Raised when the tables change; an older trtpipe then refuses the file instead of damaging it.
-SCHEMA_VERSION = 1
+TABLES_VERSION = 1
 _TABLES = """
 CREATE TABLE IF NOT EXISTS runs (
     id INTEGER PRIMARY KEY, began TEXT NOT NULL, ended TEXT, state TEXT NOT NULL, arguments TEXT NOT NULL);
@@ -66,15 +66,15 @@ class History:
 
     def _prepare(self) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version > SCHEMA_VERSION:
+        if version > TABLES_VERSION:
             raise InputError(
-                f"{self.path}: must be a history of version {SCHEMA_VERSION} (got {version}). Update trtpipe."
+                f"{self.path}: must be a history of version {TABLES_VERSION} (got {version}). Update trtpipe."
             )
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
-        if version < SCHEMA_VERSION:
+        if version < TABLES_VERSION:
             self._db.executescript(_TABLES)
-            self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            self._db.execute(f"PRAGMA user_version={TABLES_VERSION}")
 
     def _execute(self, query: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
         with naming_database(self.path):

@@ -6,15 +6,14 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from trtpipe.report.metric_rows import HEADLINES
+
 if TYPE_CHECKING:
     from trtpipe.nightly.history import Past
 
 #: What is shown, in this order, where a job has it: name, title, factor.
 FIGURES = (
-    ("accuracy_engine", "accuracy", 1.0),
-    ("top1_agreement", "top-1 agreement", 1.0),
-    ("cosine", "cosine", 1.0),
-    ("sqnr_db", "SQNR, dB", 1.0),
+    *((name, title, 1.0) for name, title in HEADLINES.items()),
     ("size_bytes", "engine, MB", 1e-6),
     ("build_s", "build, s", 1.0),
 )

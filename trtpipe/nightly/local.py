@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calib.types import JsonObject
-from trtpipe.errors import Cancelled
+from trtpipe.errors import BuildError, Cancelled
 from trtpipe.model.onnx.external import data_files
 from trtpipe.nightly.execute import BUSY, execute
-from trtpipe.nightly.pool import Event, Pool, Slot
+from trtpipe.nightly.pool import RETRIES, Event, Pool, Slot
 from trtpipe.nightly.task import JobTask, Task, failure
 from trtpipe.pipeline.cached import Memory
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from trtpipe.nightly.options import Watcher
     from trtpipe.trt.driver import Driver
 
-#: Times that a job whose worker died is tried again.
-RETRIES = 1
 #: What a process with torch and TensorRT takes before it has a model, bytes; and a model by each byte of its weights.
 PROCESS_BYTES, PER_WEIGHT_BYTE = 1_500_000_000, 8
 _WAIT_S = 0.2
@@ -119,7 +117,7 @@ class Local:
             if len(tried) > RETRIES:
                 queue.ended(task)
                 message = f"{task.name}: {death}, {len(tried)} times. Its log is in .nightly/ of the output folder."
-                finished(task, failure(dataclasses.replace(task, attempts=tried), message, 4))
+                finished(task, failure(dataclasses.replace(task, attempts=tried), message, BuildError.exit_code))
             else:
                 watcher.note(f"{task.name}: {death}; it is tried again")
                 queue.again(task, dataclasses.replace(task, attempts=tried))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from trtpipe.errors import FAILED, SUCCESS, Cancelled, ExitCode
 from trtpipe.jsontext import plain
 from trtpipe.values import Metric
 
@@ -81,7 +82,7 @@ class JobOutcome:
     name: str
     file: str
     outcome: Outcome
-    exit_code: int = 0
+    exit_code: ExitCode = SUCCESS
     error: str = ""
     reasons: tuple[str, ...] = ()
     key: str = ""
@@ -107,7 +108,7 @@ class JobOutcome:
     @property
     def green(self) -> bool:
         """Whether it has a bundle that passed its check, and nothing became worse than it may."""
-        return self.outcome in ("built", "reused") and self.exit_code == 0 and not self.regressions
+        return self.outcome in ("built", "reused") and self.exit_code == SUCCESS and not self.regressions
 
     @property
     def total_seconds(self) -> float:
@@ -133,13 +134,13 @@ class NightlyReport:
     notes: tuple[str, ...] = ()
 
     @property
-    def exit_code(self) -> int:
+    def exit_code(self) -> ExitCode:
         """130 interrupted; 1 a regression, a failed check or outputs that drift; else the errors' highest; 0 green."""
         if self.interrupted:
-            return 130
-        if any(o.regressions or o.exit_code == 1 or (o.drift and o.drift.outputs_differ) for o in self.outcomes):
-            return 1
-        return max((o.exit_code for o in self.outcomes), default=0)
+            return Cancelled.exit_code
+        if any(o.regressions or o.exit_code == FAILED or (o.drift and o.drift.outputs_differ) for o in self.outcomes):
+            return FAILED
+        return max((o.exit_code for o in self.outcomes), default=SUCCESS)
 
     def count(self, outcome: Outcome) -> int:
         """How many jobs ended so."""
@@ -152,7 +153,7 @@ class NightlyReport:
         if worst:
             more = f" (and {len(worst) - 1} more)" if len(worst) > 1 else ""
             return f"REGRESSION {worst[0]}{more}"
-        failed = [o.name for o in self.outcomes if o.exit_code == 1]
+        failed = [o.name for o in self.outcomes if o.exit_code == FAILED]
         if failed:
             return f"FAILED CHECK {_some(failed)}"
         errors = [o.name for o in self.outcomes if o.outcome == "error"]
@@ -189,7 +190,7 @@ def _of(o: JobOutcome) -> Iterator[str]:
     yield from (f"REGRESSION {r}" for r in o.regressions)
     if o.error:
         yield from o.error.splitlines()
-    if o.exit_code == 1 and not o.error:
+    if o.exit_code == FAILED and not o.error:
         failed = [str(m) for m in o.metrics if m.passed is False]
         yield "check failed: " + "; ".join([*failed, *o.problems])
     if o.reasons:

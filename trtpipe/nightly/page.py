@@ -7,20 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from trtpipe.errors import FAILED, SUCCESS
 from trtpipe.nightly.outcome import OUTCOMES, Comparison, JobOutcome, NightlyReport, drift_line
 from trtpipe.progress import duration, size
 from trtpipe.report import charts
 from trtpipe.report.figures import beside_limit, compact, percent
-from trtpipe.report.metric_rows import MetricRow, meaning, metric_row
+from trtpipe.report.metric_rows import HEADLINES, MetricRow, meaning, metric_row
 from trtpipe.report.page import packages, page
 
-#: The figure of a job's row, and what it is called there: the first of these that it has.
-FIRST: Mapping[str, str] = {
-    "accuracy_engine": "accuracy",
-    "top1_agreement": "agreement",
-    "cosine": "cosine",
-    "sqnr_db": "SQNR, dB",
-}
 #: Rows are in this order, and of those that are bad the first few are open.
 ORDER = ("regression", "failed check", "error", "drift", "built", "reused", "cancelled")
 OPEN_ROWS = 5
@@ -97,7 +91,7 @@ def render(report: NightlyReport, history: History | None = None, links: Mapping
         "nightly.html",
         report=report,
         rows=rows,
-        failed=report.exit_code != 0,
+        failed=report.exit_code != SUCCESS,
         troubles=[(word, n) for word in TROUBLES if (n := sum(r.word == word for r in rows))],
         packages=packages(report.environment),
         open_rows=OPEN_ROWS,
@@ -111,7 +105,7 @@ def job_row(o: JobOutcome, past: Mapping[str, Sequence[float | None]], link: str
     """One job's row and detail."""
     state, word, remark = standing(o)
     by_name = {m.name: m for m in reversed(o.metrics)}
-    first = next((n for n in FIRST if n in by_name), None)
+    first = next((n for n in HEADLINES if n in by_name), None)
     total = o.total_seconds
     return JobRow(
         job=o,
@@ -119,7 +113,7 @@ def job_row(o: JobOutcome, past: Mapping[str, Sequence[float | None]], link: str
         word=word,
         remark=remark,
         figure="" if first is None else figure(first, by_name[first].value),
-        figure_title="" if first is None else FIRST[first],
+        figure_title="" if first is None else HEADLINES[first],
         spark=charts.sparkline(past.get(first, ()), f"{title(first)} of past runs") if first else "",
         size="" if o.size_bytes is None else size(o.size_bytes),
         seconds=duration(total) if o.seconds else "",
@@ -136,7 +130,7 @@ def standing(o: JobOutcome) -> tuple[str, str, str]:
     """(state, word, remark) of one job: what its row says at a glance."""
     if o.regressions:
         return "bad", "regression", o.regressions[0]
-    if o.exit_code == 1:
+    if o.exit_code == FAILED:
         missed = [f"{title(m.name)} missed its limit" for m in o.metrics if m.passed is False]
         return "bad", "failed check", "; ".join([*missed, *o.problems]) or o.error.partition("\n")[0]
     if o.outcome == "error":

@@ -20,7 +20,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtpipe.errors import Cancelled
+from trtpipe.errors import BuildError, Cancelled
 from trtpipe.nightly.execute import execute
 from trtpipe.nightly.task import Task, failure, task_from_plain, task_to_plain
 from trtpipe.pipeline.cached import Memory
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from multiprocessing.context import SpawnContext, SpawnProcess
     from multiprocessing.synchronize import Event as CancelFlag
 
+#: Times that a job whose worker died is tried again.
+RETRIES = 1
 #: A worker that is asked to stop and does not is killed after this many seconds.
 GRACE_S = 10.0
 
@@ -208,7 +210,7 @@ def _serve(pipe: connection.Connection, cancel: CancelFlag, threads: int, gpu: i
             pipe.send(("cancelled", None))
             continue
         except MemoryError:
-            done = failure(task, f"{task.name}: out of memory. Reduce --workers.", 4)
+            done = failure(task, f"{task.name}: out of memory. Reduce --workers.", BuildError.exit_code)
         pipe.send(("done", done))
 
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trtpipe.errors import InputError, did_you_mean
+from trtpipe.errors import FAILED, InputError, did_you_mean
 from trtpipe.evaluation.metrics import BEST
 from trtpipe.figures import beside, exact
 from trtpipe.nightly.outcome import Comparison, JobOutcome
@@ -101,7 +101,7 @@ def compare(
     if outcome.outcome == "error":
         return (), (f"was green and now fails: {outcome.error.splitlines()[0]}",)
     lines = []
-    if outcome.exit_code == 1:
+    if outcome.exit_code == FAILED:
         lines.append("passed its check and now fails it")
     past = [_figures(g) for g in greens]
     regressions = []

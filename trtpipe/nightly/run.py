@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtpipe.bundle.format import place
-from trtpipe.errors import Cancelled, InputError, TrtpipeError
+from trtpipe.bundle.manifest import SIGNATURE
+from trtpipe.errors import FAILED, Cancelled, InputError, TrtpipeError
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, load_jobs, same_name
 from trtpipe.nightly.fleet import Fleet
@@ -34,6 +35,7 @@ from trtpipe.pipeline.cache.remote import Store
 from trtpipe.pipeline.cache.store import Cache, DamagedEntry
 from trtpipe.pipeline.validate import judge
 from trtpipe.trt import driver
+from trtpipe.values import MANIFEST
 
 if TYPE_CHECKING:
     from trtpipe.pipeline.cache.remote import Store
@@ -264,10 +266,11 @@ class _Night:
         try:
             executor.run(tasks, self.watcher, lambda task, raw: self._record(from_plain(raw)))
             return False
-        except Cancelled:
-            for task in tasks:
-                if task.name not in self.outcomes:
-                    self._record(JobOutcome(task.name, task.file, "cancelled", 130, key=task.key, reasons=task.reasons))
+        except Cancelled as stop:
+            code = stop.exit_code
+            for t in tasks:
+                if t.name not in self.outcomes:
+                    self._record(JobOutcome(t.name, t.file, "cancelled", code, key=t.key, reasons=t.reasons))
             return True
 
     def _buildable(self, todo: Sequence[Planned]) -> list[Planned]:
@@ -306,7 +309,7 @@ class _Night:
         if outcome.outcome != "cancelled":
             parts = self._parts_of(outcome)
             self.history.record(self.run, outcome, parts, green=outcome.green and not self.options.repeat)
-        word = "failed" if outcome.exit_code == 1 and outcome.outcome != "error" else outcome.outcome
+        word = "failed" if outcome.exit_code == FAILED and outcome.outcome != "error" else outcome.outcome
         detail = [*outcome.regressions, *outcome.error.splitlines()[:1]] or list(outcome.reasons)
         self.watcher.state(outcome.name, "REGRESSION" if outcome.regressions else word, "; ".join(detail))
 
@@ -334,10 +337,10 @@ def _begin(history: History, options: Options, say: Callable[[str], None]) -> tu
 def _whole(bundle: Path, manifest_sha256: str, digests: Digests) -> bool:
     """Whether a bundle is, to the byte, the one recorded; files that `stat` says are unchanged are not read."""
     try:
-        if digests.file(bundle / "manifest.json") != manifest_sha256:
+        if digests.file(bundle / MANIFEST) != manifest_sha256:
             return False
-        listed = json.loads((bundle / "manifest.json").read_bytes())["files"]
-        present = set(os.listdir(bundle)) - {"manifest.json", "manifest.sig"}
+        listed = json.loads((bundle / MANIFEST).read_bytes())["files"]
+        present = set(os.listdir(bundle)) - {MANIFEST, SIGNATURE}
         return present == set(listed) and all(digests.file(bundle / n) == f["sha256"] for n, f in listed.items())
     except (OSError, ValueError, KeyError, TypeError):
         return False
@@ -356,7 +359,7 @@ def _store(options: Options) -> Store | None:
 def _worst_first(outcome: JobOutcome) -> tuple[int, str]:
     order = (
         bool(outcome.regressions),
-        outcome.exit_code == 1,
+        outcome.exit_code == FAILED,
         outcome.outcome == "error",
         outcome.outcome == "cancelled",
     )

@@ -7,9 +7,10 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 from trtpipe.bundle.format import Sign, set_signature
-from trtpipe.bundle.manifest import MANIFEST, SIGNATURE
+from trtpipe.bundle.manifest import SIGNATURE
 from trtpipe.errors import InputError
 from trtpipe.nightly.outcome import JobOutcome
+from trtpipe.values import MANIFEST
 
 
 def sign_green(outcomes: MutableMapping[str, JobOutcome], sign: Sign) -> tuple[str, ...]:
@@ -31,7 +32,8 @@ def sign_green(outcomes: MutableMapping[str, JobOutcome], sign: Sign) -> tuple[s
             if not _stands(Path(outcome.bundle), wanted):
                 set_signature(Path(outcome.bundle), wanted)
         except (InputError, OSError) as error:
-            outcomes[name] = dataclasses.replace(outcome, outcome="error", exit_code=2, error=f"not signed: {error}")
+            code, why = InputError.exit_code, f"not signed: {error}"
+            outcomes[name] = dataclasses.replace(outcome, outcome="error", exit_code=code, error=why)
     others = [name for name in judged if not outcomes[name].green]
     notes = [f"signed {len(judged) - len(others)} bundles"]
     if others:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calib.types import JsonObject
+from trtpipe.errors import FAILED, SUCCESS, ExitCode
 from trtpipe.job.job import Job
 from trtpipe.jsontext import plain_object
 from trtpipe.nightly.outcome import Drift, JobOutcome
@@ -116,7 +117,7 @@ def task_from_plain(raw: JsonObject) -> Task:
     return _KINDS[raw["kind"]](**fields)
 
 
-def failure(task: Task, message: str, exit_code: int) -> JsonObject:
+def failure(task: Task, message: str, exit_code: ExitCode) -> JsonObject:
     """A job that ended without a bundle."""
     return plain(JobOutcome(task.name, task.file, "error", exit_code, message, reasons=task.reasons, key=task.key)) | {
         "attempts": list(task.attempts)
@@ -141,7 +142,7 @@ def of_bundle(task: Task, bundle: Bundle) -> JobOutcome:
         name=task.name,
         file=task.file,
         outcome="built",
-        exit_code=0 if report.passed else 1,
+        exit_code=SUCCESS if report.passed else FAILED,
         reasons=task.reasons,
         key=task.key,
         fingerprint=manifest.fingerprint,

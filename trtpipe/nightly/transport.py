@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from calib.files import read_at_most
+from trtpipe.bundle.signing import MOST_KEY_BYTES
 from trtpipe.errors import InputError, MissingError
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ ROLES = ("scheduler", "worker", "planner")
 AUTHORITY, CERTIFICATE, KEY = "ca.pem", "cert.pem", "key.pem"
 #: How long certificates hold.
 VALID_DAYS = 825
-#: A file of credentials is never as long.
-_MOST_BYTES = 1 << 20
+#: How long a scheduler has to answer the first time.
+CONNECT_S = 10.0
 #: In what Dask and OpenSSL say when a certificate is refused, or when the other side is no TLS.
 _TLS_WORDS = ("certificate", "CERTIFICATE", "SSL", "TLS", "security settings", "UNKNOWN_CA")
 INSECURE = "the fleet's connections are neither encrypted nor authenticated (--insecure)"
@@ -157,10 +158,10 @@ def _require_usable(folder: Path) -> None:
     again = "Make new ones for the whole fleet with `trtpipe keygen --fleet DIR`."
     try:
         authority, own = (
-            x509.load_pem_x509_certificate(read_at_most(folder / name, _MOST_BYTES))
+            x509.load_pem_x509_certificate(read_at_most(folder / name, MOST_KEY_BYTES))
             for name in (AUTHORITY, CERTIFICATE)
         )
-        private = serialization.load_pem_private_key(read_at_most(folder / KEY, _MOST_BYTES), password=None)
+        private = serialization.load_pem_private_key(read_at_most(folder / KEY, MOST_KEY_BYTES), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise InputError(f"--tls: {folder} must hold certificates and a key in PEM (got: {error}). {again}") from None
     now = datetime.datetime.now(datetime.timezone.utc)

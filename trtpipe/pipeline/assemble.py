@@ -20,6 +20,7 @@ from trtpipe.bundle.manifest import CACHES, CALIBRATION, GOLDEN, GRAPH, REPORT, 
 from trtpipe.job.sections import Transform
 from trtpipe.pipeline.cache.environment import environment, fingerprint, portable_job, source_fingerprint
 from trtpipe.pipeline.stages import batching
+from trtpipe.pipeline.tables import table_notes
 from trtpipe.report.content import ComparedOutputs, Detections, ReportContent
 from trtpipe.report.page import render
 from trtpipe.routes.compiled_precision import read_back
@@ -136,8 +137,7 @@ def describe(job: Job, lowered: Lowered, prepared: PreparedJob, report: CheckRep
     notes += engine.notes if engine is not None else ()
     notes += [f"check: skipped {s}" for s in source.skipped]
     if table is not None:
-        notes += table.audit.warnings
-        notes += [f"calibration: {s}" for s in (table.corrections.steps if table.corrections else ())]
+        notes += table_notes(job, table)
     return Manifest(
         name=job.name,
         kind="kit" if engine is None else "bundle",

@@ -27,7 +27,7 @@ from trtpipe.runtime.executor import NO_ENGINE, bundle_settings, open_graph
 from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.trt import driver
 from trtpipe.trt.timing import open_timed
-from trtpipe.values import BASELINES
+from trtpipe.values import BASELINES, MANIFEST
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
@@ -304,7 +304,7 @@ def require_target(path: Path) -> str:
     Raises:
         InputError: it is neither.
     """
-    if (path / "manifest.json").is_file():
+    if (path / MANIFEST).is_file():
         return "bundle"
     if path.is_dir() or not path.exists():
         raise InputError(f"{path}: must be a job file or a bundle (got {'a folder' if path.is_dir() else 'nothing'}).")

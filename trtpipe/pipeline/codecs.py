@@ -16,6 +16,7 @@ from safetensors.numpy import save as save_tensors
 
 from calib.table import CalibrationTable
 from calib.types import Array, JsonObject
+from trtpipe.bundle.manifest import CALIBRATION, ENGINE, GRAPH, TIMING_CACHE
 from trtpipe.pipeline.lowered import Compiled, Lowered
 from trtpipe.values import Baseline, Engine, Fallback, LayerPrecision, OnnxModel, TensorSpec, computed_in
 
@@ -27,8 +28,7 @@ Stored = tuple[JsonObject, Mapping[str, bytes]]
 #: The model's outputs by name at each of `model.corners`.
 CornerOutputs = tuple[Mapping[str, Array], ...]
 
-_GRAPH, _ENGINE, _TABLE, _OUTPUTS = "model.onnx", "model.engine", "calibration.json", "outputs.safetensors"
-_TIMING_CACHE = "timing.cache"
+_OUTPUTS = "outputs.safetensors"
 _HISTOGRAMS = "calibration.histograms.safetensors"
 _SPECS = TypeAdapter(tuple[TensorSpec, ...])
 _LAYERS = TypeAdapter(tuple[LayerPrecision, ...])
@@ -112,17 +112,17 @@ def _table_files(table: CalibrationTable | None) -> dict[str, bytes]:
     if table is None:
         return {}
     with tempfile.TemporaryDirectory() as folder:
-        table.save(Path(folder, _TABLE))
+        table.save(Path(folder, CALIBRATION))
         return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
 def _load_table(entry: Entry) -> CalibrationTable | None:
-    if _TABLE not in entry.files:
+    if CALIBRATION not in entry.files:
         return None
     for name in entry.files:
         if name.startswith("calibration."):
             entry.read(name)  # checks its digest
-    return CalibrationTable.load(entry.path / _TABLE, histograms=_HISTOGRAMS in entry.files)
+    return CalibrationTable.load(entry.path / CALIBRATION, histograms=_HISTOGRAMS in entry.files)
 
 
 def _dump_lowered(lowered: Lowered) -> Stored:
@@ -138,7 +138,7 @@ def _dump_lowered(lowered: Lowered) -> Stored:
         "shared_scales": dict(lowered.shared_scales),
         "onnx": None if graph is None else {"opset": graph.opset, "notes": list(graph.notes)},
     }
-    return facts, _table_files(lowered.table) | ({} if graph is None else {_GRAPH: graph.data})
+    return facts, _table_files(lowered.table) | ({} if graph is None else {GRAPH: graph.data})
 
 
 def _load_lowered(entry: Entry) -> Lowered:
@@ -148,7 +148,7 @@ def _load_lowered(entry: Entry) -> Lowered:
     graph = None
     if facts["onnx"] is not None:
         opset, notes = facts["onnx"]["opset"], tuple(facts["onnx"]["notes"])
-        graph = OnnxModel(entry.read(_GRAPH), opset, inputs, outputs, notes, computed_in(layers))
+        graph = OnnxModel(entry.read(GRAPH), opset, inputs, outputs, notes, computed_in(layers))
     return Lowered(
         inputs=inputs,
         outputs=outputs,
@@ -176,14 +176,14 @@ def _dump_compiled(compiled: Compiled) -> Stored:
         "fallback": [dataclasses.asdict(f) for f in engine.fallback],
         "plugins": list(engine.plugins),
     }
-    held = {_ENGINE: engine.data, _TIMING_CACHE: engine.timing_cache, **engine.plugins}
+    held = {ENGINE: engine.data, TIMING_CACHE: engine.timing_cache, **engine.plugins}
     return {**facts, "engine": about}, {**files, **held}
 
 
 def _load_compiled(entry: Entry) -> Compiled:
     lowered, about = _load_lowered(entry), entry.facts["engine"]
     engine = Engine(
-        data=entry.read(_ENGINE),
+        data=entry.read(ENGINE),
         target=about["target"],
         version=about["version"],
         compute_capabilities=tuple(about["compute_capabilities"]),
@@ -194,7 +194,7 @@ def _load_compiled(entry: Entry) -> Compiled:
         options=about["options"],
         notes=tuple(about["notes"]),
         fallback=tuple(Fallback(**f) for f in about["fallback"]),
-        timing_cache=entry.read(_TIMING_CACHE),
+        timing_cache=entry.read(TIMING_CACHE),
         plugins={name: entry.read(name) for name in about["plugins"]},
     )
     return Compiled(lowered, engine)

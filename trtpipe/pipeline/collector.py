@@ -6,16 +6,17 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: New objects after which the youngest are looked at, and how many such looks before older ones are, and all.
+#: Thresholds of `gc.set_threshold`: new objects before a collection of the youngest generation, and collections of a
+#: generation before one of the next.
 SELDOM = (50_000, 20, 100)
 
 
 @contextmanager
 def seldom_collected() -> Iterator[None]:
-    """Collect garbage less often, as before when the block ends.
+    """Collect garbage less often within the block.
 
-    Importing torch and exporting a graph make a million objects that stay. By default the collector looks at the
-    youngest after each 700 new ones, and soon at all of them again: a sixth of what a build computes in Python.
+    Importing torch and exporting a graph make a million objects that stay. By default the youngest are searched after
+    each 700 new ones, and soon all of them again, which takes a sixth of the time that a build spends in Python.
     """
     before = gc.get_threshold()
     gc.set_threshold(*SELDOM)

@@ -29,7 +29,8 @@ def control(
     progress: Progress,
 ) -> Damaged:
     """The control, executed as the check is: where an engine is, an engine is built of the damaged copy by the same
-    route, and where that cannot be built its graph stands in, with a note."""
+    route, and where that cannot be built its graph stands in, with a note. `made_of` gives the model and its quantized
+    program, which may have to be computed again."""
     if engine.graph is not None and (job.build.route == "onnx" or executed == "graph"):
         copy, tensor, how = damaged_copy(engine.graph)
         if executed == "graph":

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def put_back(note: Callable[[str], None]) -> Iterator[None]:
-    """What the job's code changes of the whole process is put back, as later stages and other jobs count on it.
+    """Put back what the job's code changes of the whole process within the block, with a note of each.
 
-    The current folder, from which relative outputs are written, the standard streams, and torch's default dtype.
+    These are the current folder, from which relative outputs are written, the standard streams, and torch's default
+    dtype.
     """
     folder, dtype, streams = os.getcwd(), _default_dtype(), (sys.stdout, sys.stderr)
     try:

@@ -12,9 +12,7 @@ from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.manifest import GRAPH, TIMING_CACHE
 from trtpipe.errors import InputError
 from trtpipe.runtime.compatibility import admit
-from trtpipe.trt.timing_cache import GIVEN
-
-_CACHE_NOTE = "timing cache "
+from trtpipe.trt.timing_cache import GIVEN, NOTE
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ class Replayed:
 
     def __str__(self) -> str:
         """One line."""
-        return "the engine is the same, byte for byte" if self.same else f"the engine is another: {'; '.join(self.why)}"
+        return "the engine is the same, byte for byte" if self.same else f"the engine differs: {'; '.join(self.why)}"
 
 
 def bundle_to_replay(path: Path, key: Path | None) -> Bundle:
@@ -81,12 +79,12 @@ def compared(before: Bundle, now: Bundle) -> Replayed:
     why += [f"other options ({', '.join(changed)})"] if changed else []
     graphs = [m.files[GRAPH].sha256 if GRAPH in m.files else "" for m in (then, here)]
     if graphs[0] != graphs[1]:
-        why.append(f"{GRAPH} is another: the model, its weights, the calibration or trtpipe's own code changed")
+        why.append(f"{GRAPH} differs: the model, its weights, the calibration or trtpipe's own code changed")
     if then.engine.target == "tensorrt" and TIMING_CACHE not in then.files:
         why.append(
             f"the bundle holds no {TIMING_CACHE}: it was built without build.timing_cache, so tactics were timed anew"
         )
-    why += [note for note in here.notes if note.startswith(_CACHE_NOTE)]
+    why += [note for note in here.notes if note.startswith(NOTE)]
     return Replayed(False, tuple(why) or ("of the same graph and options by the same TensorRT",))
 
 

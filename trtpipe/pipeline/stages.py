@@ -8,8 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from calib.audit import doubtful_thresholds
-from calib.data import overlap
-from calib.errors import CalibError
 from calib.table import CalibrationTable, given_table
 from calib.types import Array
 from trtpipe.batching import Batching
@@ -23,6 +21,7 @@ from trtpipe.pipeline.codecs import COMPILED, LOWERED, TABLE
 from trtpipe.pipeline.controls import control, graph_control
 from trtpipe.pipeline.lowered import Compiled, Lowered
 from trtpipe.pipeline.prepared import PreparedJob, Results, Stages, Uncached
+from trtpipe.pipeline.tables import observe, overlap_notes, read_table, table_notes
 from trtpipe.routes.onnx import compiler, release, to_onnx
 from trtpipe.routes.registry import route
 from trtpipe.runtime.device import this_device
@@ -30,12 +29,10 @@ from trtpipe.runtime.executor import graph_as_checked, graph_notes, open_engine
 from trtpipe.values import CheckReport, Engine, Executed, LoadedModel, OnnxModel, Quantized
 
 if TYPE_CHECKING:
-    from calib.data import Source
     from trtpipe.job.job import Job
     from trtpipe.job.sections import Calibration
     from trtpipe.progress import Progress
     from trtpipe.quantization.quantize import Narrow
-    from trtpipe.values import Captured
 
 
 #: Makes the calibration table, None where nothing is calibrated, when it is needed.
@@ -93,54 +90,10 @@ def calibration_table(job: Job, calibration: Calibration, prepared: PreparedJob,
         source = open_calibration(job)
         for note in overlap_notes(source, prepared.check_samples):
             progress.note(note)
-        return observe(job, calibration, captured, source, digests, progress, prepared.device)
-
-
-def read_table(calibration: Calibration, digests: Mapping[str, str]) -> CalibrationTable:
-    """The table that `calibration.table` names; algorithm auto and corrections true take what it holds.
-
-    Raises:
-        calib.CalibError: it belongs to another model, or was made otherwise than the job says.
-    """
-    assert calibration.table is not None
-    table = CalibrationTable.load(calibration.table)
-    algorithm = table.algorithm if calibration.algorithm == "auto" else calibration.algorithm
-    percentile = table.percentile if calibration.algorithm == "auto" else calibration.percentile
-    table.require(calibration.table, digests, algorithm, percentile)
-    if table.corrections is not None and calibration.corrections is False:
-        raise CalibError(
-            f"{calibration.table}: must be without corrections for calibration.corrections: false (got "
-            f"{len(table.corrections.steps)} steps). Leave the key out, or calibrate again."
-        )
-    return table
-
-
-def observe(
-    job: Job,
-    calibration: Calibration,
-    captured: Captured,
-    source: Source,
-    digests: Mapping[str, str],
-    progress: Progress,
-    device: str,
-) -> CalibrationTable:
-    """The table of one pass over the samples, and with the corrections that the job asks for."""
-    from trtpipe.quantization.corrections.correct import correct
-    from trtpipe.quantization.quantize import calibrate as one_pass
-
-    size = job.batch_size(calibration)
-    table = one_pass(
-        captured,
-        source,
-        batch_size=size,
-        algorithm=calibration.algorithm,
-        percentile=calibration.percentile,
-        digests=digests,
-        progress=progress,
-        device=device,
-    )
-    which = job.corrections
-    return correct(captured, table, source, which=which, batch_size=size, progress=progress) if which else table
+        table = observe(job, calibration, captured, source, digests, progress, prepared.device)
+        for note in table_notes(job, table):
+            progress.note(note)
+        return table
 
 
 def corrected(prepared: PreparedJob, table: CalibrationTable | None) -> PreparedJob:
@@ -150,17 +103,6 @@ def corrected(prepared: PreparedJob, table: CalibrationTable | None) -> Prepared
     from trtpipe.quantization.corrections import edits
 
     return prepared.with_graph(edits.corrected(prepared.captured, table.corrections.arrays))
-
-
-def overlap_notes(calibration: Source, check: Source) -> tuple[str, ...]:
-    """A warning when samples are in both sets: the check then flatters the engine."""
-    both = overlap(calibration, check)
-    if not both:
-        return ()
-    return (
-        f"{len(both)} of {check.sample_count} check samples were calibrated on too (first: {both[0]}); "
-        "the check is the weaker for it",
-    )
 
 
 def quantize(job: Job, prepared: PreparedJob, table: CalibrationTable | None, stages: Stages) -> Quantized:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trtpipe.values import Captured, CheckReport
 
 #: Samples that sensitivities are measured on, and how many are run at a time.
-SAMPLES, BATCH = 32, 8
+SAMPLES, MOST_BATCH = 32, 8
 #: Bytes that all values of such a batch may take together; larger networks take fewer samples at a time.
 BATCH_BYTES = 2 << 30
 #: Seconds that the search for the modules that make a check fail may take, unless the user says otherwise.
@@ -74,10 +74,10 @@ def batch_size(captured: Captured) -> int:
     """How many samples at a time keep within `BATCH_BYTES`."""
     from trtpipe.quantization.partial import value_bytes
 
-    return max(1, min(BATCH, BATCH_BYTES // max(1, value_bytes(captured.graph))))
+    return max(1, min(MOST_BATCH, BATCH_BYTES // max(1, value_bytes(captured.graph))))
 
 
-def first_samples(source: Source, how: Batching, count: int = SAMPLES, batch: int = BATCH) -> Iterator[Sample]:
+def first_samples(source: Source, how: Batching, count: int = SAMPLES, batch: int = MOST_BATCH) -> Iterator[Sample]:
     """The first `count` samples as tensors, about `batch` at a time; in batches of `how` where an output has no batch
     axis."""
     import torch

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trtpipe.model.nodes import add_constant, constant_value, is_constant
+from trtpipe.model.sites import shared_scales
 from trtpipe.quantization.formats import (
     FP8,
     INT4,
@@ -29,7 +30,7 @@ from trtpipe.quantization.formats import (
     to_fp4,
     to_fp8,
 )
-from trtpipe.quantization.precision import drop_unread
+from trtpipe.quantization.precision import ScaleTypes, drop_unread
 from trtpipe.values import NumberFormatName
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class Statistics:
 
 
 def place_narrow(
-    graph: GraphModule, sites: Sequence[NarrowSite], half: torch.dtype | None, statistics: Statistics
+    graph: GraphModule, sites: Sequence[NarrowSite], types: ScaleTypes, statistics: Statistics
 ) -> dict[str, float]:
     """Insert the sites' Q/DQ into `graph`, in place, weights stored narrow; the float32 scales of activations by key.
 
@@ -139,12 +140,14 @@ def place_narrow(
     needed = dict.fromkeys(s.site.group for s in sites if s.site.axis is None)
     check_complete(statistics.maxima, needed)
     by_name = {n.name: n for n in graph.graph.nodes}
+    sharing = shared_scales(s.site for s in sites)
     scales: dict[str, float] = {}
     made: dict[tuple[Node, NumberFormatName, str], Node] = {}  # what several operations read is quantized once
     for one in sites:
         consumer = by_name[one.site.consumer.name]
         source = consumer.args[one.argument]
         assert isinstance(source, torch.fx.Node)
+        half = types.of(sharing[one.site.shared])
         if one.site.axis is None:
             scale = _scale(one, half, statistics.maxima[one.site.group])
             scales[one.site.group] = scale

@@ -23,7 +23,7 @@ Roundings = Mapping[Node, Mapping[Node, Rounding]]
 
 @dataclass
 class Spent:
-    """Work done so far: multiply-accumulates, and operations executed."""
+    """Work done so far: multiply-accumulates, and operations executed. Mutable: it counts."""
 
     macs: int = 0
     nodes: int = 0
@@ -105,6 +105,7 @@ class Partial:
     """Executes a graph from any of its operations on, given the values alive there; counts what it does.
 
     `alive` maps node to value; constants are read when needed and never kept. `macs_of` is of the last execution.
+    Mutable: it counts what it has executed.
     """
 
     graph: GraphModule

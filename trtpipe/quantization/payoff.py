@@ -18,6 +18,14 @@ Rules for every TensorRT, in this order:
         probabilities in INT8 and nothing else. TensorRT fuses attention in FP16 and BF16 as well, and in INT8 not over
         512 tokens, "due to accuracy reason" (NVIDIA/TensorRT issue 3724; Model Optimizer's
         `find_nodes_from_mha_to_exclude`), and there are no weights to save. It stays in FP8, which rounds relatively
+    P6  what would move more bytes. A convolution or linear waits for memory where it does fewer than about 100
+        multiply-accumulates for each byte that it reads or writes in FP16 (T4 102, A100 100, Jetson AGX Orin 104, H100
+        148, L4 200: dense FP16 of the data sheets / memory bandwidth). In 8 bits it reads half the bytes, and what is
+        written for it is half as large; but behind an operation that stays in FP16, a kernel of its own reads FP16 and
+        writes 8 bits (seen in TensorRT-RTX's engines, see P4). The pointwise convolutions between MobileNetV2's
+        depthwise ones do 5 to 30 % of the work that would hide that; in its last blocks the weights outweigh it. Three
+        channels of an image take 16 bytes a pixel in either. One sample is counted, where weights weigh most: a larger
+        batch leaves less
 
 and one for TensorRT-RTX alone, measured by building without a GPU (1.7.1; benchmarks/models.py writes the sizes):
 
@@ -33,9 +41,11 @@ and one for TensorRT-RTX alone, measured by building without a GPU (1.7.1; bench
         residual add behind each, 1 to 2 in FP16, and engines within 4 % of INT8's. Matmuls of activations have no
         weights; in FP8 they stay all the same, for TensorRT fuses attention in FP8 (its release notes, 10.4 to 10.7)
 
-Which operations P4 leaves in 8 bits is a choice of projects that share tools (Rhys, "A selection problem of shared
-fixed costs and network flows", Management Science 17 (1970) 200-207): an operation gains the bytes that its weights
-save, and needs the kernel behind itself and those behind what it reads. The best choice is a minimum cut.
+Which operations P4 and P6 leave in 8 bits is a choice of projects that share tools (Rhys, "A selection problem of
+shared fixed costs and network flows", Management Science 17 (1970) 200-207). For P4 an operation gains the bytes that
+its weights save, and needs the kernel behind itself and those behind what it reads; for P6 it gains the bytes of
+traffic, and needs what it reads in 8 bits, which costs nothing where its producer is in 8 bits too. The best choice is
+a minimum cut.
 
 Nothing here changes where Q/DQ could stand: calibration tables do not depend on it.
 """
@@ -48,20 +58,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import networkx
+import torch
+from torch.fx import GraphModule, Node
 
 from trtpipe.model.marks import is_marked
-from trtpipe.model.nodes import calls, constant_value, is_float, op_name
+from trtpipe.model.nodes import calls, constant_value, is_constant, is_float, op_name
 from trtpipe.model.sites import MATMULS, WEIGHTED
 from trtpipe.quantization.formats import FORMATS
+from trtpipe.quantization.macs import macs
 from trtpipe.quantization.partial import extent_of
 from trtpipe.quantization.policy import EIGHT_BITS, Modes, assign, modes_of
 from trtpipe.quantization.precision import Keep
 from trtpipe.values import Site
 
 if TYPE_CHECKING:
-    import torch
-    from torch.fx import GraphModule, Node
-
     from trtpipe.job.job import Job
     from trtpipe.values import Captured, Target
 
@@ -69,6 +79,13 @@ if TYPE_CHECKING:
 TILE = 16
 #: CUDA source that TensorRT-RTX 1.7.1 puts into an engine for each generated kernel: 141 to 165 kB were seen.
 KERNEL_BYTES = 145_000
+#: Multiply-accumulates in FP16 that a GPU does while it moves a byte: the least of P6's list.
+RIDGE = 100
+#: Channels of a pixel, and numbers that a linear sums, are padded to this in the layouts of tensor cores: NHWC8 in FP16
+#: (TensorRT's "Data Format Descriptions"), and 16 in 8 bits.
+ROW_BYTES = 16
+#: What P6 takes for a gain: a share of what an operation moves in FP16.
+LEAST_GAIN = 0.01
 #: Operations that are generated kernels of their own in FP16 already: rounding joins them for nothing.
 OWN_KERNEL = (
     "cat", "batch_norm", "_native_batch_norm_legit_no_training", "_native_batch_norm_legit", "native_batch_norm",
@@ -80,6 +97,7 @@ ONE_ROW = "one row a sample: 8 bits gain nothing where each weight is used once"
 DEPTHWISE = "depthwise: one channel a group is no work for tensor cores"
 ATTENTION = "attention: INT8 rounds most of a softmax' probabilities to zero, and TensorRT fuses attention in FP16 too"
 SMALL = f"fewer than {TILE} channels, rows or columns do not fill INT8 tensor cores"
+TRAFFIC = "memory-bound: quantizing what it reads moves more bytes than 8 bits save"
 LARGER = "in 8 bits it adds more kernels to a TensorRT-RTX engine than its weights save"
 ONLY_SIZE = (
     "precision.placement: no operation of this network gains from {modes} ({reasons}); those whose weights make the "
@@ -91,14 +109,19 @@ NOTHING_GAINS = (
 )
 
 
-def keep_of(job: Job, captured: Captured) -> Keep:
-    """The job's `precision.keep` and, where FP16 or BF16 is allowed and `precision.placement` is `auto`, P1 to P5.
+def keep_of(job: Job, captured: Captured, target: Target | None = None) -> Keep:
+    """The job's `precision.keep` and, where FP16 or BF16 is allowed and `precision.placement` is `auto`, P1 to P6.
 
-    A model that is quantized already is taken as it is: P1 to P5 are not for it. Nor are they for what
+    A model that is quantized already is taken as it is: P1 to P6 are not for it. Nor are they for what
     `precision.formats` names.
 
-    If they leave nothing in 8 bits, P4 alone decides. If that leaves nothing either, everything is quantized, because
-    the job asks for it, and a note says so.
+    P6 is for networks in which it leaves something in 8 bits. If the others leave nothing, P4 alone decides. If that
+    leaves nothing either, everything is quantized, because the job asks for it, and a note says so.
+
+    Args:
+        job: the job.
+        captured: the hub graph.
+        target: the compiler whose rules hold; the job's own when absent.
     """
     precision = job.precision
     keep = Keep(precision.keep.fp32, precision.keep.fp16, precision.keep.bf16)
@@ -107,8 +130,17 @@ def keep_of(job: Job, captured: Captured) -> Keep:
     modes = modes_of(precision)
     if is_marked(captured.graph) or not (modes.on & EIGHT_BITS and half and explicit and precision.placement == "auto"):
         return keep
-    wide, notes = gains_nothing(captured, job.build.target, modes, keep)
+    wide, notes = gains_nothing(captured, target or job.build.target, modes, keep)
     return replace(keep, wide=wide, notes=notes)
+
+
+def never_int8(job: Job, captured: Captured) -> frozenset[str]:
+    """Names of the operations that the job has in another format than INT8, whichever TensorRT it is for.
+
+    A model is calibrated and corrected once for all targets, so that P4, which is TensorRT-RTX's alone, has no part.
+    """
+    chosen = assign(captured.sites, modes_of(job.precision), keep_of(job, captured, "tensorrt"))
+    return frozenset(n.name for n, c in chosen.choices.items() if c.format != "int8")
 
 
 def gains_nothing(
@@ -135,6 +167,9 @@ def gains_nothing(
             return {}
         return dict.fromkeys(makes_larger(graph, sites, left, certain), LARGER)
 
+    by_traffic = dict.fromkeys(moves_more(graph, sites, [n for n in nodes if n not in by_shape], certain), TRAFFIC)
+    if len(by_shape) + len(by_traffic) < len(eight):
+        by_shape |= by_traffic
     wide = by_shape | by_size([n for n in nodes if n not in by_shape])
     notes: tuple[str, ...] = ()
     if wide and len(wide) == len(eight):
@@ -243,6 +278,79 @@ def makes_larger(
             network.add_edge(("kernel", kernel), "kernels", capacity=KERNEL_BYTES)
     _, (stays, _) = networkx.minimum_cut(network, "weights", "kernels")
     return [n for n in nodes if n not in stays]
+
+
+def moves_more(
+    graph: GraphModule, sites: Collection[Site], nodes: Collection[Node], certain: Collection[Node] = ()
+) -> list[Node]:
+    """Of `nodes`, the operations that in 8 bits move more bytes through memory than in FP16 (P6).
+
+    Args: as for `makes_larger`.
+    """
+    behind, free = _kernels(graph)
+    network = networkx.DiGraph()
+    network.add_nodes_from(("operations", "passes"))
+    for node in nodes:
+        read = [s.producer for s in sites if s.consumer is node and s.rule == "Q1"]
+        inputs = {size: sum(_bytes(graph, x, node, size) for x in read) for size in (1, 2)}
+        weights = [s.producer for s in sites if s.consumer is node and s.rule == "Q2"]
+        constants = {size: sum(_weight_bytes(graph, x, node, size) for x in weights) for size in (1, 2)}
+        outputs = _bytes(graph, node, node, 2)
+        in_half, in_eight = (
+            max(inputs[size] + constants[size] + outputs, size * _work(graph, node, size) / (2 * RIDGE))
+            for size in (2, 1)
+        )
+        # Whoever writes the inputs writes fewer bytes too.
+        network.add_edge("operations", node, capacity=in_half - in_eight + inputs[2] - inputs[1])
+        network.add_edge(node, "passes", capacity=LEAST_GAIN * in_half)
+        for x in read:
+            producer = behind.get(x)
+            if producer is None or producer.op == "placeholder" or producer in free or producer in certain:
+                continue  # a kernel that stands anyway writes 8 bits; inputs of the network are converted in any case
+            # Otherwise it is written in FP16, read again and written in 8 bits.
+            network.add_edge(node, ("pass", x))
+            there = producer if producer in nodes else "passes"
+            network.add_edge(("pass", x), there, capacity=2 * _bytes(graph, x, node, 2))
+    _, (stays, _) = networkx.minimum_cut(network, "operations", "passes")
+    return [n for n in nodes if n not in stays]
+
+
+def _padded(channels: int, size: int) -> int:
+    """Channels in the layouts of tensor cores, whose rows have a multiple of 16 bytes."""
+    return -(-channels * size // ROW_BYTES) * ROW_BYTES // size
+
+
+def _bytes(graph: GraphModule, value: Node, operation: Node, size: int) -> float:
+    """Bytes of an operation's input or output for one sample, in elements of `size` bytes."""
+    extents = [extent_of(d) for d in value.meta["val"].shape]
+    axis = 1 if op_name(operation).startswith("conv") else -1
+    extents[axis] = _padded(extents[axis], size)
+    return size * math.prod(extents) / _samples(graph)
+
+
+def _weight_bytes(graph: GraphModule, weight: Node, operation: Node, size: int) -> float:
+    """Bytes of a weight [outputs, inputs, ...], or of a transposed convolution's [inputs, outputs, ...]."""
+    shape = constant_value(graph, weight).shape
+    inputs = 0 if op_name(operation).startswith("conv_transpose") else 1
+    return size * math.prod(shape) // shape[inputs] * _padded(shape[inputs], size)
+
+
+def _work(graph: GraphModule, node: Node, size: int) -> float:
+    """Multiply-accumulates of an operation for one sample, with inputs padded to rows of elements of `size` bytes."""
+
+    def sized(value: object) -> object:
+        if is_constant(value):
+            return constant_value(graph, value)
+        if not isinstance(value, Node):
+            return value
+        return torch.empty([extent_of(d) for d in value.meta["val"].shape], device="meta")
+
+    summed = node.args[0].meta["val"].shape[-1]  # type: ignore[union-attr]
+    if op_name(node).startswith("conv"):
+        weight = constant_value(graph, node.args[1])  # type: ignore[arg-type]
+        summed = weight.shape[0 if op_name(node).startswith("conv_transpose") else 1]
+    padding = _padded(extent_of(summed), size) / extent_of(summed)
+    return padding * macs(op_name(node), [sized(a) for a in node.args], sized(node)) / _samples(graph)
 
 
 def _kernels(graph: GraphModule) -> tuple[dict[Node, Node], set[Node]]:

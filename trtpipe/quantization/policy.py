@@ -71,9 +71,7 @@ class Modes:
 
 def modes_of(precision: Precision) -> Modes:
     """The job's `precision` as number formats."""
-    modes = {"int8": precision.int8_mode, "fp8": precision.fp8_mode, "nvfp4": precision.nvfp4_mode}
-    on: frozenset[NumberFormatName] = frozenset(name for name, chosen in modes.items() if chosen)  # type: ignore[misc]
-    return Modes(on, precision.weights, tuple(precision.formats.items()))
+    return Modes(frozenset(precision.modes), precision.weights, tuple(precision.formats.items()))
 
 
 @dataclass(frozen=True)

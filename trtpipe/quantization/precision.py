@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from trtpipe.model.nodes import (
     op_name,
     source_line,
 )
-from trtpipe.values import Captured, LayerPrecision, TensorSpec
+from trtpipe.values import Captured, LayerPrecision, Site, TensorSpec
 from trtpipe.values import Precision as PrecisionName
 
 #: Largest finite FP16 (IEEE 754 binary16). An activation observed above half of it stays in FP32: other data go higher.
@@ -167,21 +167,21 @@ def place_casts(
     *,
     half: torch.dtype | None,
     keep: Keep,
-    ranges: Mapping[str, float],
+    fp32: Mapping[str, str],
     outputs: Sequence[TensorSpec],
     unquantized: Mapping[str, str],
 ) -> tuple[LayerPrecision, ...]:
     """Insert casts into `graph`, in place, and return the precision of each computing operation, in execution order.
 
     An operation runs in `half` (float16, bfloat16 or None: everything stays float32) unless it is a softmax, a norm or
-    a reduction, is kept by the job, or touches a tensor that FP16 cannot hold. Operations that only move values follow
-    their input.
+    a reduction, is kept by the job, or touches a tensor that FP16 cannot hold (see `fp32_reasons`). Operations that
+    only move values follow their input.
 
     Args:
         graph: ATen graph, with Q/DQ or without.
         half: the low precision, None for none.
         keep: the job's globs.
-        ranges: largest |x| by node name; used for float16 alone.
+        fp32: node name -> why an operation stays in FP32, from the graph before Q/DQ.
         outputs: the output bindings, whose dtypes get a last cast.
         unquantized: node name -> why an operation stays in float, or is not in the format that it would have had.
     """
@@ -197,13 +197,55 @@ def place_casts(
             kept = half is not None and keep.fp32_glob(node) is not None
             placer.follow(node, force_fp32=kept)
         elif placer.float_inputs(node) and name not in _SHAPES:
-            why = "" if half is None else _why_fp32(node, name, half, keep, ranges)
+            why = fp32.get(node.name, "")
             dtype = torch.float32 if half is None or why else half
             placer.compute(node, dtype)
             if placer.now(node) is not None:
                 layers.append(_layer(node, name, dtype, why, keep, unquantized))
     drop_unread(graph)
     return tuple(layers)
+
+
+def fp32_reasons(
+    graph: GraphModule, half: torch.dtype | None, keep: Keep, ranges: Mapping[str, float]
+) -> dict[str, str]:
+    """Why operations compute in FP32 although `half` is allowed, by name; what only moves values does not compute.
+
+    Args:
+        graph: without Q/DQ: an operation reads through them what they cannot make smaller.
+        half: the low precision, None for none.
+        keep: the job's globs.
+        ranges: largest |x| by node name; used for float16 alone.
+    """
+    if half is None:
+        return {}
+    reasons = {n.name: _why_fp32(n, op_name(n), half, keep, ranges) for n in calls(graph.graph)}
+    return {name: why for name, why in reasons.items() if why}
+
+
+@dataclass(frozen=True)
+class ScaleTypes:
+    """What scales are rounded up to: `half`, as Q and DQ hold them in the type of their float side, or nothing.
+
+    `fp32` are the operations in FP32 and `ranges` the largest |x|, both by node name.
+    """
+
+    half: torch.dtype | None = None
+    fp32: Collection[str] = ()
+    ranges: Mapping[str, float] = field(default_factory=dict)
+
+    def of(self, sites: Iterable[Site]) -> torch.dtype | None:
+        """The type for the scale that these inputs share, all activations or all one weight.
+
+        Of an activation that FP16 cannot hold, both sides are FP32; of a weight, the operations that read it.
+        """
+        inputs = tuple(sites)
+        if not all(s.consumer.name in self.fp32 for s in inputs):
+            return self.half
+        held = inputs[0].axis is None and not _beyond(
+            self.half, [self.ranges.get(s.producer.name, 0.0) for s in inputs]
+        )
+        return self.half if held else None
 
 
 def drop_unread(graph: GraphModule) -> None:
@@ -238,13 +280,19 @@ def _why_fp32(node: Node, name: str, half: torch.dtype, keep: Keep, ranges: Mapp
     for names, what in ((SOFTMAX, "softmax stays"), (NORMS, "norms stay"), (REDUCTIONS, "reductions stay")):
         if name in names:
             return f"{what} in FP32"
-    if half is torch.float16:
-        touched = [node, *(n for n in node.all_input_nodes if not is_constant(n))]
-        seen = [amax for n in touched if (amax := ranges.get(n.name, 0.0))]  # zero is a number FP16 has
-        if seen and max(seen) > FP16_MAX * FP16_MARGIN:
-            return f"observed amax {max(seen):.4g} nears FP16's largest number {FP16_MAX:.0f}"
-        if seen and min(seen) < FP16_TINY:
-            return f"observed amax {min(seen):.4g} is below FP16's smallest normal number {FP16_TINY:.4g}"
+    touched = [node, *(n for n in node.all_input_nodes if not is_constant(n))]
+    return _beyond(half, [ranges.get(n.name, 0.0) for n in touched])
+
+
+def _beyond(half: torch.dtype | None, amax: Iterable[float]) -> str:
+    """Why `half` cannot hold tensors with these largest |x|; "" where it can."""
+    seen = [a for a in amax if a]  # zero is a number FP16 has
+    if half is not torch.float16 or not seen:
+        return ""
+    if max(seen) > FP16_MAX * FP16_MARGIN:
+        return f"observed amax {max(seen):.4g} nears FP16's largest number {FP16_MAX:.0f}"
+    if min(seen) < FP16_TINY:
+        return f"observed amax {min(seen):.4g} is below FP16's smallest normal number {FP16_TINY:.4g}"
     return ""
 
 

@@ -24,12 +24,18 @@ from trtpipe.model.pt2e import (
     convert_pt2e,
     prepare_pt2e,
 )
-from trtpipe.model.sites import kept_sites
+from trtpipe.model.sites import kept_sites, shared_scales
 from trtpipe.quantization.formats import FORMATS, SMALLEST_SCALE, check_complete, rounded_up
 from trtpipe.quantization.narrow import NarrowSite, Statistics, place_narrow
 from trtpipe.quantization.observers import INT8_RANGE, ActivationObserver, PerChannelWeightObserver
 from trtpipe.quantization.policy import Assignment, Modes, assign, cannot, checked_modes, idle_globs
-from trtpipe.quantization.precision import Keep, checked_keep, place_casts
+from trtpipe.quantization.precision import (
+    Keep,
+    ScaleTypes,
+    checked_keep,
+    fp32_reasons,
+    place_casts,
+)
 from trtpipe.values import Captured, Int8Weight, Quantized, Site, Skipped, TensorSpec
 
 if TYPE_CHECKING:
@@ -44,9 +50,9 @@ if TYPE_CHECKING:
 class TensorRTQuantizer(Quantizer):  # type: ignore[misc]
     """Annotates the given sites, which `model.sites` has found."""
 
-    def __init__(self, sites: Sequence[Site], half: torch.dtype | None) -> None:
+    def __init__(self, sites: Sequence[Site], types: ScaleTypes) -> None:
         self.sites = sites
-        self.half = half
+        self.types = types
 
     def annotate(self, model: GraphModule) -> GraphModule:
         """Write each consumer's input specs; sites of one group, and of one weight, share the first one's observer.
@@ -55,17 +61,18 @@ class TensorRTQuantizer(Quantizer):  # type: ignore[misc]
         is also written down: all of it is written down here, and nothing left to it.
         """
         first: dict[object, tuple[Node, Node]] = {}
+        sharing = shared_scales(self.sites)
         by_name = {n.name: n for n in model.graph.nodes}
         inputs: dict[Node, dict[Node, QuantizationSpec]] = {}
         for site in self.sites:
             producer, consumer = by_name[site.producer.name], by_name[site.consumer.name]
-            shared = site.group if site.axis is None else (producer, site.axis)
             spec: QuantizationSpec
-            if shared in first:
-                spec = SharedQuantizationSpec(first[shared])
+            if site.shared in first:
+                spec = SharedQuantizationSpec(first[site.shared])
             else:
-                first[shared] = (producer, consumer)
-                spec = _ACTIVATION if site.axis is None else self._weight(site.axis)
+                first[site.shared] = (producer, consumer)
+                half = self.types.of(sharing[site.shared])
+                spec = _ACTIVATION if site.axis is None else self._weight(site.axis, half)
             inputs.setdefault(consumer, {})[producer] = spec
         for consumer, spec_map in inputs.items():
             consumer.meta["quantization_annotation"] = QuantizationAnnotation(
@@ -76,7 +83,7 @@ class TensorRTQuantizer(Quantizer):  # type: ignore[misc]
     def validate(self, model: GraphModule) -> None:
         """Refuse nothing: the sites come from this graph."""
 
-    def _weight(self, axis: int) -> QuantizationSpec:
+    def _weight(self, axis: int, half: torch.dtype | None) -> QuantizationSpec:
         low, high = INT8_RANGE
         return QuantizationSpec(
             dtype=torch.int8,
@@ -85,7 +92,7 @@ class TensorRTQuantizer(Quantizer):  # type: ignore[misc]
             qscheme=torch.per_channel_symmetric,
             ch_axis=axis,
             is_dynamic=False,
-            observer_or_fake_quant_ctr=PerChannelWeightObserver.with_args(half=self.half),
+            observer_or_fake_quant_ctr=PerChannelWeightObserver.with_args(half=half),
         )
 
 
@@ -99,20 +106,24 @@ _ACTIVATION = QuantizationSpec(
 )
 
 
+_FLOAT32 = ScaleTypes()
+
+
 @dataclass(frozen=True)
 class Prepared:
     """The captured graph with observers: `observers` maps the key of each shared scale to its observer; `int8` is that
-    of the captured graph."""
+    of the captured graph; `types` say what scales are rounded to."""
 
     graph: GraphModule
     observers: Mapping[str, ActivationObserver]
     sites: tuple[Site, ...]
     skipped: tuple[Skipped, ...]
     int8: Mapping[str, Int8Weight]
+    types: ScaleTypes
 
 
 def prepare(
-    captured: Captured, keep: Callable[[Node], bool] = lambda node: False, half: torch.dtype | None = None
+    captured: Captured, keep: Callable[[Node], bool] = lambda node: False, types: ScaleTypes = _FLOAT32
 ) -> Prepared:
     """A copy of the captured graph with an observer on every site that `keep` does not hold out of INT8."""
     sites = kept_sites(captured.sites, keep)
@@ -120,13 +131,13 @@ def prepare(
     write_int8(graph, {s.consumer.name: captured.int8[s.consumer.name] for s in sites if _corrected(captured, s)})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        graph = prepare_pt2e(graph, TensorRTQuantizer(sites, half))
+        graph = prepare_pt2e(graph, TensorRTQuantizer(sites, types))
     by_name = {n.name: n for n in graph.graph.nodes}
     observers: dict[str, ActivationObserver] = {}
     for site in sites:
         if site.axis is None and site.group not in observers:
             observers[site.group] = _observer_on(graph, by_name[site.consumer.name], site.producer.name)
-    return Prepared(graph, observers, sites, captured.skipped, captured.int8)
+    return Prepared(graph, observers, sites, captured.skipped, captured.int8, types)
 
 
 def _corrected(captured: Captured, site: Site) -> bool:
@@ -197,9 +208,7 @@ def _padded(x: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     return x if len(x) >= low else x[torch.arange(low) % len(x)]
 
 
-def place_qdq(
-    prepared: Prepared, amax: Mapping[str, float], half: torch.dtype | None = None
-) -> tuple[GraphModule, dict[str, float]]:
+def place_qdq(prepared: Prepared, amax: Mapping[str, float]) -> tuple[GraphModule, dict[str, float]]:
     """The prepared graph converted to Q/DQ, weights stored as INT8; and the float32 scale used for each key.
 
     Raises:
@@ -207,9 +216,10 @@ def place_qdq(
     """
     scales = {}
     check_complete(amax, prepared.observers)
+    sharing = shared_scales(prepared.sites)
     for key, observer in prepared.observers.items():
         scale = torch.tensor([np.float32(amax[key]) / np.float32(127)], dtype=torch.float32).clamp_min(SMALLEST_SCALE)
-        observer.scale = scales[key] = float(rounded_up(scale, half)[0])
+        observer.scale = scales[key] = float(rounded_up(scale, prepared.types.of(sharing[key]))[0])
     for site in prepared.sites:
         if site.axis is not None:
             _observe_weight(prepared.graph, site, prepared.int8.get(site.consumer.name))
@@ -274,6 +284,8 @@ def quantize(
     notes: list[str] = [*captured.notes, *keep.notes]
     scales: dict[str, float] = {}
     plan = plan_sites(captured, int8=int8, keep=keep, narrow=narrow)
+    fp32 = fp32_reasons(captured.graph, half, keep, ranges)
+    types = ScaleTypes(half, fp32, ranges)
     if int8 or narrow is not None:
         if not plan.int8 and not plan.narrow:
             raise InputError(_nothing_left(plan, narrow))
@@ -281,12 +293,12 @@ def quantize(
     if narrow is not None:
         notes += idle_globs(narrow.modes, tuple(plan.chosen.choices), keep)
     if plan.int8:
-        graph, scales = place_qdq(prepare(captured, plan.out_of_int8(keep), half), amax, half)
+        graph, scales = place_qdq(prepare(captured, plan.out_of_int8(keep), types), amax)
     else:
         graph = copied(captured.graph)
     if narrow is not None:
-        scales |= place_narrow(graph, plan.narrow, half, narrow.statistics)
-    layers = place_casts(graph, half=half, keep=keep, ranges=ranges, outputs=captured.outputs, unquantized=plan.reasons)
+        scales |= place_narrow(graph, plan.narrow, types, narrow.statistics)
+    layers = place_casts(graph, half=half, keep=keep, fp32=fp32, outputs=captured.outputs, unquantized=plan.reasons)
     program = export(graph, captured.inputs)
     return Quantized(program, captured.inputs, captured.outputs, layers, scales, tuple(notes))
 

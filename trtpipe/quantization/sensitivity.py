@@ -42,7 +42,7 @@ class Sample:
 
 @dataclass
 class _Ratio:
-    """Energy of a signal and of the noise in it, summed over batches in float64."""
+    """Energy of a signal and of the noise in it, summed over batches in float64. Mutable: the sums."""
 
     signal: float = 0.0
     noise: float = 0.0
@@ -63,7 +63,7 @@ class _Ratio:
 
 @dataclass
 class _Losses:
-    """What is summed of one unit over all batches."""
+    """What is summed of one unit over all batches. Mutable: the sums."""
 
     unit: Unit
     changed: Roundings

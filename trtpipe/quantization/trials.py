@@ -36,6 +36,7 @@ class Trials:
     """Trials and rankings of one job on one set of data, kept in a file.
 
     `key` are the digests of what they are valid for, by name; `notes` say whether an existing file was used.
+    Mutable: each new trial is added, here and in the file.
     """
 
     path: Path

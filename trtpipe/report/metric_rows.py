@@ -25,6 +25,13 @@ METRICS: Mapping[str, tuple[str, str, bool]] = {
     "accuracy_engine": ("Accuracy of what was executed", "top-1, against the labels", True),
     "accuracy_drop": ("Accuracy lost", "baseline − executed", True),
 }
+#: The figures by which a build is judged at a glance, the one that says most first, and their titles in narrow columns.
+HEADLINES: Mapping[str, str] = {
+    "accuracy_engine": "accuracy",
+    "top1_agreement": "agreement",
+    "cosine": "cosine",
+    "sqnr_db": "SQNR dB",
+}
 #: What the name of a metric of the job's own ends in -> (title, what it says, its best value).
 OWN_METRICS: Mapping[str, tuple[str, str, float]] = {
     "_baseline": ("{} of the baseline", "", math.nan),

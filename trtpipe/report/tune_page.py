@@ -8,15 +8,10 @@ from trtpipe.figures import beside, exact
 from trtpipe.job.sections import Limits
 from trtpipe.quantization.ranking import Sensitivity
 from trtpipe.quantization.search import Candidate, Trial, Tuned, pareto
+from trtpipe.report.metric_rows import HEADLINES
 
 #: Figures that have a column when any trial has them, in this order.
-FIGURES = {
-    "accuracy_engine": "accuracy",
-    "accuracy_drop": "drop",
-    "top1_agreement": "agreement",
-    "cosine": "cosine",
-    "sqnr_db": "SQNR dB",
-}
+FIGURES = {"accuracy_engine": "accuracy", "accuracy_drop": "drop", **HEADLINES}
 #: How many modules of the ranking the page shows.
 RANKED = 20
 

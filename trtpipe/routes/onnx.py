@@ -12,16 +12,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
-from calib.types import Array
 from trtpipe.errors import BuildError
 from trtpipe.job.job import Job
 from trtpipe.model import torch_versions
 from trtpipe.model.export import example_inputs, export
 from trtpipe.model.onnx.names import scopes_of
 from trtpipe.progress import Progress
-from trtpipe.routes import narrow_onnx, plugin_nodes
+from trtpipe.routes import int8_onnx, narrow_onnx, plugin_nodes
 from trtpipe.routes.float_scales import with_float_scales
 from trtpipe.routes.native import native_calibration
 from trtpipe.routes.release import EXPORTED_OPSET, lower, needs_lowering, require_parsable
@@ -32,7 +29,8 @@ from trtpipe.values import Engine, LoadedModel, OnnxModel, Quantized, Target, co
 
 if TYPE_CHECKING:
     from onnx import ModelProto
-    from onnx_ir import Model, Node, Value
+    from onnx_ir import Model, Node
+    from torch.onnx import ONNXProgram
 
 #: Opset of the files: the first whose Q/DQ take FP16 is 19; 20 has Gelu.
 OPSET = 20
@@ -154,16 +152,45 @@ def to_onnx(quantized: Quantized, release: str | None = None, *, plugins: bool =
             2 GB.
     """
     import onnx
+
+    old = needs_lowering(release)
+    program = _exported(quantized, old, plugins)
+    narrow_onnx.store_four_bits(program.model)
+    _rename(program.model, quantized)
+    if old:
+        lower(program.model)
+    _require_one_file(program.model)
+    model = program.model_proto
+    _strip(model)
+    _name_dimensions(model, quantized)
+    try:
+        data = model.SerializeToString(deterministic=True)
+        if old and release is not None:
+            require_parsable(model, release)  # first: the checker knows no operator that is newer than its opset
+        onnx.checker.check_model(data)
+    except BuildError:
+        raise
+    except Exception as error:
+        raise BuildError(f"onnx: the exported file is not valid ({error}). This is a bug of the exporter.") from error
+    opset, precisions = model.opset_import[0].version, computed_in(quantized.layers)
+    return OnnxModel(data, opset, quantized.inputs, quantized.outputs, precisions=precisions)
+
+
+def _exported(quantized: Quantized, old: bool, plugins: bool) -> ONNXProgram:
+    """The quantized program as torch.onnx gives it; `old` for a release that needs lowering.
+
+    Raises:
+        BuildError: an operation has no ONNX translation.
+    """
     import torch
     from torch._dispatch.python import enable_python_dispatcher
 
-    old = needs_lowering(release)
     source = quantized.program
     symbolic: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
     if torch_versions.release(torch.__version__) < torch_versions.EXPORTER_KEEPS_SHAPES:
         source = export(torch_versions.graph_module(source), quantized.inputs)
         symbolic = enable_python_dispatcher()  # or a linear of a dynamic batch fails in it
-    translated = _translations(float32_only=old) | narrow_onnx.translations()
+    translated = int8_onnx.translations(float32_only=old) | narrow_onnx.translations()
     translated |= plugin_nodes.translations(source.graph) if plugins else {}
     try:
         with _quiet(), symbolic:
@@ -193,25 +220,7 @@ def to_onnx(quantized: Quantized, release: str | None = None, *, plugins: bool =
             "Rewrite the operation named, or take another build.route."
         ) from error
     assert program is not None
-    narrow_onnx.store_four_bits(program.model)
-    _rename(program.model, quantized)
-    if old:
-        lower(program.model)
-    _require_one_file(program.model)
-    model = program.model_proto
-    _strip(model)
-    _name_dimensions(model, quantized)
-    try:
-        data = model.SerializeToString(deterministic=True)
-        if old and release is not None:
-            require_parsable(model, release)  # first: the checker knows no operator that is newer than its opset
-        onnx.checker.check_model(data)
-    except BuildError:
-        raise
-    except Exception as error:
-        raise BuildError(f"onnx: the exported file is not valid ({error}). This is a bug of the exporter.") from error
-    opset, precisions = model.opset_import[0].version, computed_in(quantized.layers)
-    return OnnxModel(data, opset, quantized.inputs, quantized.outputs, precisions=precisions)
+    return program
 
 
 def _require_one_file(model: Model) -> None:
@@ -241,112 +250,6 @@ def _quiet() -> Iterator[None]:
     finally:
         for logger, level in levels.items():
             logger.setLevel(level)
-
-
-def _translations(*, float32_only: bool) -> narrow_onnx.Translations:
-    """Q/DQ whose scales have the dtype of the float side, as ONNX before opset 23 and TensorRT want them.
-
-    Args:
-        float32_only: of opset 18, where Q/DQ are float32 on that side; other dtypes are cast.
-    """
-    import onnx_ir as ir
-    import torch
-
-    if float32_only:
-        return _float32_translations()
-    from onnxscript import opset20 as op
-
-    ops = torch.ops.quantized_decomposed
-    floats = {ir.DataType.FLOAT: np.float32, ir.DataType.FLOAT16: np.float16}
-
-    def scale_of(scale: float, dtype: ir.DataType | None) -> Value:
-        if dtype == ir.DataType.BFLOAT16:
-            import ml_dtypes
-
-            return op.Constant(value=ir.tensor(np.asarray(scale, ml_dtypes.bfloat16)))
-        return op.Constant(value=ir.tensor(np.asarray(scale, floats.get(dtype or ir.DataType.FLOAT, np.float32))))
-
-    def zero(dtype: int) -> Value:
-        del dtype  # always torch.int8 here: placement quantizes to nothing else
-        return op.Constant(value=ir.tensor(np.asarray(0, np.int8)))
-
-    def out_type(out_dtype: int | None) -> ir.DataType:
-        if out_dtype in (None, -1):
-            return ir.DataType.FLOAT
-        return ir.DataType(int(out_dtype))
-
-    def quantize(input: Value, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int) -> Value:
-        return op.QuantizeLinear(input, scale_of(scale, input.dtype), zero(dtype))
-
-    def dequantize(
-        input: Value, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int, out_dtype: int = -1
-    ) -> Value:
-        return op.DequantizeLinear(input, scale_of(scale, out_type(out_dtype)), zero(dtype))
-
-    def dequantize_channel(
-        input: Value,
-        scales: Value,
-        zero_points: Value,
-        axis: int,
-        quant_min: int,
-        quant_max: int,
-        dtype: int,
-        out_dtype: int = -1,
-    ) -> Value:
-        kind = out_type(out_dtype)
-        if kind != ir.DataType.FLOAT:
-            scales = op.Cast(scales, to=int(kind))
-        return op.DequantizeLinear(input, scales, axis=axis)
-
-    return {
-        ops.quantize_per_tensor.default: quantize,
-        ops.dequantize_per_tensor.default: dequantize,
-        ops.dequantize_per_channel.default: dequantize_channel,
-    }
-
-
-def _float32_translations() -> narrow_onnx.Translations:
-    import onnx_ir as ir
-    import torch
-    from onnxscript import opset18 as op
-
-    ops = torch.ops.quantized_decomposed
-
-    def constant(array: Array | np.generic) -> Value:
-        return op.Constant(value=ir.tensor(array))
-
-    def wide(value: Value) -> Value:
-        return value if value.dtype == ir.DataType.FLOAT else op.Cast(value, to=int(ir.DataType.FLOAT))
-
-    def narrow(value: Value, out_dtype: int | None) -> Value:
-        kind = ir.DataType.FLOAT if out_dtype in (None, -1) else ir.DataType(int(out_dtype))
-        return value if kind == ir.DataType.FLOAT else op.Cast(value, to=int(kind))
-
-    def quantize(input: Value, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int) -> Value:
-        return op.QuantizeLinear(wide(input), constant(np.float32(scale)), constant(np.int8(0)))
-
-    def dequantize(
-        input: Value, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int, out_dtype: int = -1
-    ) -> Value:
-        return narrow(op.DequantizeLinear(input, constant(np.float32(scale)), constant(np.int8(0))), out_dtype)
-
-    def dequantize_channel(
-        input: Value,
-        scales: Value,
-        zero_points: Value,
-        axis: int,
-        quant_min: int,
-        quant_max: int,
-        dtype: int,
-        out_dtype: int = -1,
-    ) -> Value:
-        return narrow(op.DequantizeLinear(input, wide(scales), axis=axis), out_dtype)
-
-    return {
-        ops.quantize_per_tensor.default: quantize,
-        ops.dequantize_per_tensor.default: dequantize,
-        ops.dequantize_per_channel.default: dequantize_channel,
-    }
 
 
 def _rename(model: Model, quantized: Quantized) -> None:

@@ -68,7 +68,7 @@ Rule = Callable[[Any, JsonObject], tuple[str, str] | None]
 
 @dataclass(frozen=True)
 class Support:
-    """How the two routes take one field of `BuildOptions`; a rule sees its value and all that was asked for."""
+    """How each route but onnx takes one field of `BuildOptions`; a rule sees its value and all that was asked for."""
 
     field: str
     torch_tensorrt: Rule
@@ -207,7 +207,7 @@ def _refused(
     for support in OPTIONS:
         if support.field not in wanted:
             continue
-        rule = support.torch_tensorrt if route == "torch_tensorrt" else support.torch2trt
+        rule: Rule = getattr(support, route)
         if refusal := rule(wanted[support.field], wanted):
             must, step = refusal
             yield f"build.{support.field}", f"{must} on route {route} (got {shown(wanted[support.field])}). {step}"

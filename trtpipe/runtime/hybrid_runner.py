@@ -16,6 +16,7 @@ from calib.types import Array
 from trtpipe.batching import require_names
 from trtpipe.bundle import hybrid
 from trtpipe.bundle.hybrid import EngineStep, OperatorStep
+from trtpipe.bundle.manifest import HYBRID
 from trtpipe.errors import InputError, MissingError
 from trtpipe.trt.execution import execution_failed
 from trtpipe.trt.runtime import NOT_OPEN, EngineRunner
@@ -95,7 +96,7 @@ class HybridRunner:
         device: str = "cuda",
         part: Callable[[bytes], Part] | None = None,
     ) -> None:
-        self._hybrid = hybrid.from_bytes(data, "model.hybrid")
+        self._hybrid = hybrid.from_bytes(data, HYBRID)
         self._device = device
         self._part = part or (
             lambda engine: DeviceRunner(

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: A folder with this file has no other: it is the cache to use, whatever machine it comes from. TensorRT decides.
 GIVEN = "given.timing"
+#: What a note about a timing cache begins with.
+NOTE = "timing cache "
 
 
 def file_of(folder: Path, flavour: Flavour, driver: Driver, gpu: Gpu) -> Path:
@@ -39,7 +41,7 @@ def attach(config: IBuilderConfig, path: Path) -> tuple[ITimingCache, tuple[str,
     notes: tuple[str, ...] = ()
     cache = config.create_timing_cache(_read(path))
     if cache is None or not config.set_timing_cache(cache, False):
-        notes = (f"timing cache {path.name}: TensorRT did not accept it, so it was begun anew",)
+        notes = (f"{NOTE}{path.name}: TensorRT did not accept it, so it was begun anew",)
         cache = config.create_timing_cache(b"")
         config.set_timing_cache(cache, False)
     return cache, notes

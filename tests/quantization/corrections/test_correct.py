@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import nets
@@ -15,6 +15,8 @@ from calib.data import open_source
 from calib.samples import DataSpec, InputSpec
 from calib.table import CalibrationTable
 from trtpipe.model.capture import capture
+from trtpipe.model.nodes import calls, op_name
+from trtpipe.model.sites import WEIGHTED
 from trtpipe.quantization.corrections import correct as stage
 from trtpipe.quantization.corrections import rounding, sweep
 from trtpipe.quantization.corrections.correct import STEPS, correct
@@ -64,14 +66,21 @@ def samples(
 
 
 def made(
-    net: nn.Module, folder: Path, which: Sequence[str] = STEPS, algorithm: str = "auto", **options: object
+    net: nn.Module,
+    folder: Path,
+    which: Sequence[str] = STEPS,
+    algorithm: str = "auto",
+    wide: Collection[str] = (),
+    **options: object,
 ) -> tuple[Captured, CalibrationTable, CalibrationTable, Log]:
-    captured = capture(nets.loaded(net, out_shape=("N", 10)))
+    shape = options.get("shape", (3, 8, 8))
+    captured = capture(nets.loaded(net, ("N", *shape), out_shape=("N", 10)))  # type: ignore[misc]
     source, log = samples(folder, **options), Log()  # type: ignore[arg-type]
     plain = calibrate(
         captured, source, batch_size=8, algorithm=algorithm, percentile=99.99, digests={"graph": "g"}, progress=log,  # type: ignore[arg-type]
     )  # fmt: skip
-    return captured, plain, correct(captured, plain, source, which=which, batch_size=8, progress=log), log  # type: ignore[arg-type]
+    table = correct(captured, plain, source, which=which, batch_size=8, progress=log, wide=wide)  # type: ignore[arg-type]
+    return captured, plain, table, log
 
 
 def decibels(captured: Captured, table: CalibrationTable, x: torch.Tensor) -> float:
@@ -93,6 +102,38 @@ def test_equalization_pays_where_channels_are_uneven(tmp_path: Path) -> None:
     assert step.kept
     x = nets.images(64, 3, 8, 8, seed=9)
     assert decibels(captured, table, x) > decibels(captured, plain, x) + 3
+
+
+@pytest.mark.parametrize("which", [("rounding", "bias"), STEPS])
+def test_nothing_is_fitted_for_what_will_not_be_in_int8(tmp_path: Path, which: Sequence[str]) -> None:
+    captured, plain, everything, _ = made(uneven(), tmp_path, which)
+    first, *others = [n.name for n in calls(captured.graph.graph) if op_name(n) in WEIGHTED]
+    _, _, table, _ = made(uneven(), tmp_path, which, wide=[first])
+    assert table.amax.keys() == everything.amax.keys() == plain.amax.keys()
+    fitted = {k for k in table.corrections.arrays if k.startswith(("levels:", "bias:"))}
+    weight = next(s.producer.target for s in captured.sites if s.consumer.name == first and s.axis is not None)
+    assert f"levels:{weight}" in everything.corrections.arrays
+    assert fitted
+    assert not fitted & {f"levels:{weight}", f"bias:{first}"}
+    _, _, none, log = made(uneven(), tmp_path, which, wide=[first, *others])
+    assert none.corrections is None
+    assert log.notes[-1] == "corrections: no operation will be in INT8; none was made."
+
+
+def test_behind_what_stays_in_float_the_others_are_fitted_as_if_it_were_not_there(tmp_path: Path) -> None:
+    """The same levels as those of a network that begins behind it, calibrated on its outputs."""
+    x = np.random.default_rng(0).normal(size=(64, 3, 8, 8)).astype(np.float32)
+    _, _, whole, _ = made(uneven(), tmp_path, ("rounding",), wide=["conv2d"], values=x)
+    with torch.inference_mode():
+        behind = torch.cat([uneven()[:2](part) for part in torch.from_numpy(x).split(8)]).numpy()
+    _, _, rest, _ = made(uneven()[2:], tmp_path, ("rounding",), values=behind, shape=(16, 8, 8))
+    levels, others = (
+        [v for k, v in sorted(t.corrections.arrays.items()) if k.startswith("levels:")] for t in (whole, rest)
+    )
+    assert [v.shape for v in levels] == [v.shape for v in others]
+    assert len(levels) == 3
+    for one, other in zip(levels, others, strict=True):
+        assert np.mean(one == other) > 0.98
 
 
 def test_clips_are_equalized_below_their_bound(tmp_path: Path) -> None:
@@ -131,10 +172,9 @@ def test_a_step_that_harms_is_taken_back(step: str, tmp_path: Path, monkeypatch:
     else:
         biases = stage._biases
         monkeypatch.setattr(stage, "_biases", lambda fitted: {k: b + 1 for k, b in biases(fitted).items()})
-    _, plain, table, log = made(uneven(), tmp_path, (step,))
+    _, plain, table, _ = made(uneven(), tmp_path, (step,))
     steps = {s.name: s.kept for s in table.corrections.steps}
     assert steps[step] is False
-    assert any(f"corrections: {step}: rejected" in n for n in log.notes)
     assert not table.corrections.arrays
     assert table.amax == plain.amax or "ranges" in steps
 

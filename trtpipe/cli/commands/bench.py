@@ -12,6 +12,7 @@ from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import key_option, trusted
 from trtpipe.cli.commands.options import OutputFile, device_option, json_option, refuse_unused, set_option
 from trtpipe.cli.results import results
+from trtpipe.errors import SUCCESS, ExitCode
 from trtpipe.job.importable import on_path
 from trtpipe.job.load import load_job
 from trtpipe.outputs import require_apart
@@ -52,7 +53,7 @@ def command(
     key: Path | None,
     as_json: bool,
     quiet: bool,
-) -> int:
+) -> ExitCode:
     """Time every mode that TARGET can run in here, in turns, and compare their outputs.
 
     TARGET is a job file, a bundle, or a .json of --save, which is shown again without measuring.
@@ -78,7 +79,7 @@ def command(
     else:
         shown = bench_page.terminal if results().isatty() else bench_page.markdown
         console.out(shown(result).rstrip())
-    return 0
+    return SUCCESS
 
 
 def _measure(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from calib.types import JsonObject
-from trtpipe.bundle.manifest import EngineFile
+from trtpipe.bundle.manifest import GRAPH, EngineFile
 from trtpipe.bundle.signing import signer
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import key_option, sign_option, trusted
@@ -27,7 +27,7 @@ from trtpipe.cli.commands.options import (
     refuse_unused,
     set_option,
 )
-from trtpipe.errors import Cancelled, user_error
+from trtpipe.errors import FAILED, SUCCESS, Cancelled, ExitCode, user_error
 from trtpipe.job.importable import on_path
 from trtpipe.job.load import JobErrors, same_name
 from trtpipe.job.problems import Problem
@@ -36,6 +36,7 @@ from trtpipe.pipeline.kit import finish_kit
 from trtpipe.pipeline.replay import bundle_to_replay, compared, timing_cache_of
 from trtpipe.pipeline.validate import Purpose, plan
 from trtpipe.progress import size
+from trtpipe.values import MANIFEST
 
 if TYPE_CHECKING:
     from trtpipe.bundle.format import Bundle
@@ -74,12 +75,12 @@ def command(
     diagnose_seconds: float,
     verbose: int,
     quiet: bool,
-) -> int:
+) -> ExitCode:
     """Build each JOB (files or folders), check the engine against its baseline, and write a bundle.
 
     A JOB may also be a kit of `trtpipe prepare`, whose engine is then built for this machine.
     """
-    kits = tuple(p for p in jobs if (p / "manifest.json").is_file())
+    kits = tuple(p for p in jobs if (p / MANIFEST).is_file())
     if kits and overrides:
         raise click.UsageError("--set must not be given with a kit: its job is settled.")
     if not kits and replay is None:
@@ -154,13 +155,13 @@ def run_tasks(
     quiet: bool,
     signs: bool = False,
     replay: Bundle | None = None,
-) -> int:
+) -> ExitCode:
     """Do one task after the other, print each verdict, and return the worst exit code.
 
     With several, one that fails is said and the others still run. The engine is held against that of `replay`.
     """
     one_loudness(verbose, quiet)
-    codes: list[int] = []
+    codes: list[ExitCode] = []
     results: list[JsonObject] = []
     with console.Console(quiet=quiet or as_json, verbose=verbose > 0).watching() as reporter:
         for path, task in tasks:
@@ -176,7 +177,7 @@ def run_tasks(
                 codes.append(shown.exit_code)
                 results.append({"job": str(path), "error": str(shown), "exit_code": shown.exit_code})
                 continue
-            codes.append(0 if built.report.passed else 1)
+            codes.append(SUCCESS if built.report.passed else FAILED)
             result: JsonObject = {
                 "job": str(path),
                 "bundle": str(built.bundle.path),
@@ -231,7 +232,7 @@ def verdict(name: str, bundle: Path, report: CheckReport) -> list[str]:
     engine = next((bundle / f for f in get_args(EngineFile) if (bundle / f).is_file()), None)
     if engine is not None:
         lines.append(f"  {engine.name}: {size(engine.stat().st_size)}")
-    if report.executed == "graph" and engine is not None and engine.name != "model.onnx":
+    if report.executed == "graph" and engine is not None and engine.name != GRAPH:
         lines.append("  The graph was executed, not the engine: run `trtpipe check` on the bundle where its GPU is.")
     lines.append(f"  bundle: {console.relative(bundle)}")
     return lines

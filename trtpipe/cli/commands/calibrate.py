@@ -17,6 +17,7 @@ from trtpipe.cli.commands.options import (
     one_loudness,
     set_option,
 )
+from trtpipe.errors import SUCCESS, ExitCode
 from trtpipe.outputs import naming
 from trtpipe.pipeline.calibrate import make_table
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 @click.option("-q", "--quiet", is_flag=True, help="Show only where the table is.")
 def command(
     jobs: tuple[Path, ...], out: Path, overrides: tuple[str, ...], as_json: bool, verbose: int, quiet: bool
-) -> int:
+) -> ExitCode:
     """Calibrate each JOB (files or folders) and write its table, which `calibration.table` of a job can name.
 
     Beside the table its histograms are written, from which tables are merged and other algorithms computed.
@@ -68,7 +69,7 @@ def command(
                 console.out("\n".join([*lines, f"{job.name}: {console.relative(path)}"]))
     if as_json:
         console.out_json(results)
-    return 0
+    return SUCCESS
 
 
 def audit_lines(table: CalibrationTable) -> list[str]:

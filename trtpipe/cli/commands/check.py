@@ -9,6 +9,7 @@ import click
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import bundle_argument, graph_option, key_option, report_lines, trusted
 from trtpipe.cli.commands.options import json_option
+from trtpipe.errors import FAILED, SUCCESS, ExitCode
 from trtpipe.runtime.recheck import recheck
 from trtpipe.runtime.session import load
 
@@ -18,7 +19,7 @@ from trtpipe.runtime.session import load
 @key_option
 @graph_option
 @json_option
-def command(bundle: Path, key: Path | None, graph: bool, as_json: bool) -> int:
+def command(bundle: Path, key: Path | None, graph: bool, as_json: bool) -> ExitCode:
     """Run BUNDLE's engine (or graph) here on its golden inputs and compare with its baseline's outputs."""
     with load(bundle, key=trusted(key), graph=graph, as_written=True) as model:
         report = recheck(model)
@@ -26,4 +27,4 @@ def command(bundle: Path, key: Path | None, graph: bool, as_json: bool) -> int:
         console.out_json(report)
     else:
         console.out("\n".join(report_lines(report)))
-    return 0 if report.passed else 1
+    return SUCCESS if report.passed else FAILED

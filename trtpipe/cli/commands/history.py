@@ -9,7 +9,7 @@ import click
 from trtpipe.atomic import write_whole
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import OutputFile, json_option
-from trtpipe.errors import InputError, did_you_mean
+from trtpipe.errors import SUCCESS, ExitCode, InputError, did_you_mean
 from trtpipe.nightly.history import History
 from trtpipe.nightly.history_plot import rows, svg
 from trtpipe.outputs import require_apart
@@ -27,7 +27,7 @@ from trtpipe.outputs import require_apart
 )
 @click.option("--plot", type=OutputFile(), help="Also write the figures over time as SVG.")
 @json_option
-def command(name: str | None, file: Path, plot: Path | None, as_json: bool) -> int:
+def command(name: str | None, file: Path, plot: Path | None, as_json: bool) -> ExitCode:
     """Show every night of the job NAME, the earliest first; without NAME, which jobs have a past."""
     if plot is not None:
         require_apart(plot, file)
@@ -43,7 +43,7 @@ def command(name: str | None, file: Path, plot: Path | None, as_json: bool) -> i
             else:
                 for each in names:
                     console.out(each)
-            return 0
+            return SUCCESS
         past = history.of_job(name)
     if not past:
         hint = did_you_mean(name, names)
@@ -56,4 +56,4 @@ def command(name: str | None, file: Path, plot: Path | None, as_json: bool) -> i
     if plot is not None:
         write_whole(plot, svg(name, past))
         console.err(f"plot: {console.relative(plot)}")
-    return 0
+    return SUCCESS

@@ -22,6 +22,7 @@ from trtpipe.figures import beside, exact
 from trtpipe.model.onnx.names import WEIGHTED
 from trtpipe.progress import size
 from trtpipe.trt.plan import read_header
+from trtpipe.values import MANIFEST
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ValueInfoProto
@@ -51,8 +52,8 @@ def described(path: Path) -> JsonObject:
         InputError: nothing is there, it is of none of these kinds, or it is damaged.
     """
     if path.is_dir():
-        if not (path / "manifest.json").is_file():
-            raise InputError(f"{path}: must be a bundle (got a folder without manifest.json).")
+        if not (path / MANIFEST).is_file():
+            raise InputError(f"{path}: must be a bundle (got a folder without {MANIFEST}).")
         return _bundle(path)
     if path.exists() and not path.is_file():
         raise InputError(f"{path}: must be a file or a bundle's folder (got a device or a pipe).")
@@ -65,7 +66,7 @@ def described(path: Path) -> JsonObject:
         ) from None
     except OSError as error:
         raise InputError(f"{path}: must be readable (got {error.strerror}).") from None
-    if path.name == "manifest.json":
+    if path.name == MANIFEST:
         return _bundle(path.parent)
     if path.suffix.lower() == ".onnx":
         return _onnx(path)

@@ -9,7 +9,7 @@ import click
 from trtpipe.bundle.signing import generate_key, key_id, load_public_keys
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import NewPath
-from trtpipe.nightly.transport import make_credentials
+from trtpipe.nightly.transport import AUTHORITY, CERTIFICATE, KEY, make_credentials
 
 
 @click.command("keygen", short_help="Make a key to sign bundles, or certificates for a fleet.")
@@ -24,7 +24,7 @@ def command(path: Path, fleet: bool) -> None:
         until = make_credentials(path)
         console.err(f"certificates until {until:%Y-%m-%d}; copy each folder to its machines, and keep them secret:")
         at = path / "scheduler"
-        files = f"--tls-ca-file {at / 'ca.pem'} --tls-cert {at / 'cert.pem'} --tls-key {at / 'key.pem'}"
+        files = f"--tls-ca-file {at / AUTHORITY} --tls-cert {at / CERTIFICATE} --tls-key {at / KEY}"
         console.err(f"scheduler: dask scheduler --protocol tls {files} --no-dashboard")
         console.err(f"each worker: trtpipe worker tls://SCHEDULER:8786 --tls {path / 'worker'}")
         console.err(f"planner: trtpipe nightly JOB... --scheduler tls://SCHEDULER:8786 --tls {path / 'planner'}")

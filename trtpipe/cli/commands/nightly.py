@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from trtpipe.atomic import write_whole
+from trtpipe.bundle.manifest import REPORT
 from trtpipe.bundle.signing import signer
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import sign_option
@@ -23,6 +24,7 @@ from trtpipe.cli.commands.options import (
     set_option,
     tls_options,
 )
+from trtpipe.errors import SUCCESS, ExitCode
 from trtpipe.nightly.history import History
 from trtpipe.nightly.history_plot import series
 from trtpipe.nightly.options import Options
@@ -61,7 +63,7 @@ from trtpipe.pipeline.cache.store import parse_bytes
 @diagnose_option
 @json_option
 @click.option("-q", "--quiet", is_flag=True, help="Show only the report.")
-def command(jobs: tuple[Path, ...], as_json: bool, quiet: bool, explains: bool, **given: Any) -> int:
+def command(jobs: tuple[Path, ...], as_json: bool, quiet: bool, explains: bool, **given: Any) -> ExitCode:
     """Build each JOB (files or folders) whose inputs changed, hold the results against the past, write one report.
 
     Exit code 1 for a regression, a failed check or drift; else the highest code of a job that could not be built.
@@ -74,7 +76,7 @@ def command(jobs: tuple[Path, ...], as_json: bool, quiet: bool, explains: bool, 
         else:
             for name, why in reasons:
                 console.out(f"{name}: {'build: ' + '; '.join(why) if why else 'reuse'}")
-        return 0
+        return SUCCESS
     with console.Jobs(quiet=quiet or as_json).watching() as watcher:
         report = nightly(options, watcher)
     pages = _write(report, options)
@@ -147,7 +149,7 @@ def _page(report: NightlyReport, options: Options) -> dict[str, str]:
     try:
         with History(options.history) as history:
             past = {name: series(results) for name, results in history.recent(report.run).items()}
-        links = {o.name: f"{o.name}/report.html" for o in report.outcomes if Path(o.bundle, "report.html").is_file()}
+        links = {o.name: f"{o.name}/{REPORT}" for o in report.outcomes if Path(o.bundle, REPORT).is_file()}
         return {"nightly.html": render(report, past, links)}
     except ModuleNotFoundError as error:
         if error.name in ("jinja2", "trtpipe.report"):

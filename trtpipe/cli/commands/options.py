@@ -87,7 +87,7 @@ class OutputTables(click.Path):
 
 @dataclass
 class Settings:
-    """What `cli.main` needs to know of the command that it ran."""
+    """What `cli.main` needs to know of the command that it ran. Mutable: its options fill it in."""
 
     json: bool = False
 

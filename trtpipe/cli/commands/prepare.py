@@ -20,6 +20,7 @@ from trtpipe.cli.commands.options import (
     out_option,
     set_option,
 )
+from trtpipe.errors import ExitCode
 from trtpipe.pipeline.kit import write_kit
 from trtpipe.trt.flavour import require_version
 
@@ -49,7 +50,7 @@ def command(
     release: str | None,
     verbose: int,
     quiet: bool,
-) -> int:
+) -> ExitCode:
     """Do all of each JOB but the engine, check its graph, and write a kit.
 
     `trtpipe build KIT` finishes it on a device that has NumPy and its TensorRT, but neither torch nor the data.

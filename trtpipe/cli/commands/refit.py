@@ -11,6 +11,7 @@ from trtpipe.bundle.signing import signer
 from trtpipe.cli.commands.build import run_tasks
 from trtpipe.cli.commands.bundles import bundle_argument, key_option, sign_option, trusted
 from trtpipe.cli.commands.options import json_option, loudness_options, out_option
+from trtpipe.errors import ExitCode
 from trtpipe.pipeline.refit import refit
 
 
@@ -37,7 +38,7 @@ def command(
     key: Path | None,
     verbose: int,
     quiet: bool,
-) -> int:
+) -> ExitCode:
     """Give the engine of BUNDLE the weights of a kit, without building it again, check it, and write a bundle.
 
     The engine must have been built with build.refit: all or individual. Run it where the engine's GPU is.

@@ -9,6 +9,7 @@ import click
 from trtpipe.atomic import write_whole
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import OutputFile, device_option, json_option, out_option, set_option
+from trtpipe.errors import FAILED, SUCCESS, ExitCode
 from trtpipe.job.dump import write_job
 from trtpipe.job.load import load_job
 from trtpipe.outputs import require_apart, require_writable_file
@@ -41,7 +42,7 @@ def command(
     as_json: bool,
     verbose: int,
     quiet: bool,
-) -> int:
+) -> ExitCode:
     """Meet check.limits of JOB with as little as possible out of INT8; write the job that does.
 
     Exits with 1 when no trial meets the limits; the job that came closest is written all the same.
@@ -75,4 +76,4 @@ def command(
         for note in tuned.tuned.notes:
             console.out(f"note: {note}")
         console.out(f"job: {console.relative(target)}\ntrials: {console.relative(page)}")
-    return 0 if tuned.tuned.met else 1
+    return SUCCESS if tuned.tuned.met else FAILED

@@ -8,7 +8,7 @@ import click
 
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import job_files, jobs_argument, json_option, set_option
-from trtpipe.errors import TrtpipeError
+from trtpipe.errors import SUCCESS, ExitCode, TrtpipeError
 from trtpipe.pipeline.deep import deep_problems
 from trtpipe.pipeline.validate import plan, validate
 
@@ -22,7 +22,7 @@ from trtpipe.pipeline.validate import plan, validate
 @json_option
 def command(
     jobs: tuple[Path, ...], overrides: tuple[str, ...], job_only: bool, deep: bool, version: str | None, as_json: bool
-) -> int:
+) -> ExitCode:
     """Say every problem of each JOB (files or folders) on this machine and for its target, building nothing."""
     if deep and (job_only or version is not None):
         raise click.UsageError("--deep must not be given with --job-only or --for: it runs the model here.")
@@ -51,4 +51,4 @@ def command(
         ]
         console.out_json(listed)
     codes = [problem.exit_code for problems in problems_by_job.values() for problem in problems]
-    return min([*codes, *(error.exit_code for errors in faults.values() for error in errors)], default=0)
+    return min([*codes, *(error.exit_code for errors in faults.values() for error in errors)], default=SUCCESS)

@@ -9,6 +9,7 @@ import click
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import bundle_argument, key_option, report_lines, trusted
 from trtpipe.cli.commands.options import json_option
+from trtpipe.errors import FAILED, SUCCESS, ExitCode, MissingError
 from trtpipe.runtime.compatibility import admit, failure, problems, remarks
 from trtpipe.runtime.device import this_device
 from trtpipe.runtime.recheck import recheck
@@ -20,7 +21,7 @@ from trtpipe.runtime.session import open_model
 @key_option
 @click.option("--no-run", is_flag=True, help="Do not execute the golden inputs, only compare what is written.")
 @json_option
-def command(bundle: Path, key: Path | None, no_run: bool, as_json: bool) -> int:
+def command(bundle: Path, key: Path | None, no_run: bool, as_json: bool) -> ExitCode:
     """Say whether BUNDLE (or a kit) is whole, signed and fit for this device, and gives its baseline's outputs.
 
     Exit code 0: yes; 2: it is damaged or not signed; 3: it does not fit this device; 1: its outputs are too far off, or
@@ -34,7 +35,8 @@ def command(bundle: Path, key: Path | None, no_run: bool, as_json: bool) -> int:
         with open_model(opened, as_written=True) as model:
             report = recheck(model)
     failed = failure(manifest)
-    code = 3 if mismatches else 1 if failed or (report is not None and not report.passed) else 0
+    far_off = failed or (report is not None and not report.passed)
+    code = MissingError.exit_code if mismatches else FAILED if far_off else SUCCESS
     if as_json:
         result = {"bundle": str(bundle), "kind": manifest.kind, "signature": signature, "mismatches": mismatches}
         console.out_json({**result, "notes": notes, "failure": failed, "check": report, "exit_code": code})

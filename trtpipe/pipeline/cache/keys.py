@@ -277,20 +277,20 @@ def stage_keys(job: Job, ingredients: Ingredients) -> StageKeys:
         **computed,
         **chosen("job calibration", "calibration data", "calibration table", "calibration source"),
     }
-    if job.calibration is not None and job.calibration.table is None:  # the job's formats decide what is corrected
-        calibrated["job calibration.corrections"] = ", ".join(job.corrections)
+    if job.calibration is not None and job.calibration.table is None:  # what is in INT8 is corrected
+        corrected = chosen("job precision") if job.corrections else {}
+        calibrated |= corrected | {"job calibration.corrections": ", ".join(job.corrections)}
     graph = {**model, **chosen("job precision", "plugin")}
     if needs_lowering(release := onnx_release(job)):
         graph["onnx form"] = f"TensorRT {release}"
     if job.precision.quantized:  # what gains from INT8 depends on the target
-        graph |= {**calibrated, **chosen("job build.target")}
+        graph |= calibrated | chosen("job build.target")
     if job.precision.fp16_mode:  # its ranges are observed on data
         graph |= calibrated if job.calibration is not None else checked
         graph |= checked if job.calibration is not None and job.calibration.table is not None else {}
     graph |= {n: v for n, v in parts.items() if n in {f"version {v}" for v in _EXPORT_VERSIONS}}
-    builders = {*BUILDERS[job.build.target], *ROUTE_PACKAGES[job.build.route]}
-    engine = {**graph, **chosen("job build", "cuda driver", "gpu", "timing cache")}
-    engine |= {n: v for n, v in parts.items() if n.removeprefix("version ") in builders}
+    builders = {f"version {name}" for name in (*BUILDERS[job.build.target], *ROUTE_PACKAGES[job.build.route])}
+    engine = graph | chosen("job build", "cuda driver", "gpu", "timing cache", *builders)
     return StageKeys(
         model=_digest({"stage": "model", **model}),
         baseline=_digest({"stage": "baseline", **baseline}),

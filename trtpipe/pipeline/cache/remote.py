@@ -13,6 +13,8 @@ from calib.types import JsonObject
 from trtpipe.errors import InputError, MissingError
 from trtpipe.packages import not_installed
 
+#: The file of an entry that says what it is.
+ENTRY = "entry.json"
 #: Longer entries are refused unread.
 _MOST_HEAD_BYTES = 64 << 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -75,7 +77,7 @@ class Store:
         """
         folder = f"{self._root}/{name}"
         try:
-            data = self._fs.cat_file(f"{folder}/entry.json", start=0, end=_MOST_HEAD_BYTES)
+            data = self._fs.cat_file(f"{folder}/{ENTRY}", start=0, end=_MOST_HEAD_BYTES)
             head = head_of(data)
             if head is None:
                 return None
@@ -86,7 +88,7 @@ class Store:
             raise MissingError(f"--store: {self.url} cannot be reached ({error}).") from error
         if any((len(content[n]), hashlib.sha256(content[n]).hexdigest()) != f for n, f in head.files.items()):
             return None
-        return {**content, "entry.json": data}
+        return {**content, ENTRY: data}
 
     def put(self, name: str, content: Mapping[str, bytes], last: str) -> None:
         """Write an entry, its file `last` after all others.

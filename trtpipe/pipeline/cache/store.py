@@ -30,14 +30,13 @@ from filelock import FileLock, Timeout
 from calib.types import JsonObject
 from trtpipe.errors import Cancelled, InputError, MissingError
 from trtpipe.outputs import naming
-from trtpipe.pipeline.cache.remote import head_of, is_plain
+from trtpipe.pipeline.cache.remote import ENTRY, head_of, is_plain
 
 if TYPE_CHECKING:
     from trtpipe.pipeline.cache.remote import Store
 
 T = TypeVar("T")
 
-ENTRY = "entry.json"
 SCHEMA = 1
 DEFAULT_LIMIT_BYTES = 20_000_000_000
 #: Kinds that record earlier builds; they are small and never evicted for size.
@@ -46,7 +45,7 @@ RECORDS = ("built", "reads")
 ALWAYS_FOUND = ("reads",)
 #: Seconds after which the remains of a killed writer are removed.
 _STALE_S = 3600.0
-_POLL_S = 0.05
+_LOCK_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ class Cache:
         reported = False
         while True:
             try:
-                lock.acquire(timeout=_POLL_S, poll_interval=_POLL_S / 2)
+                lock.acquire(timeout=_LOCK_POLL_S, poll_interval=_LOCK_POLL_S / 2)
                 break
             except Timeout:
                 if not wait:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, get_args
 
@@ -16,6 +16,7 @@ from calib.corrections import Corrections, Step
 from calib.observers import HistogramObserver
 from trtpipe.batching import Batching
 from trtpipe.job.sections import Correction
+from trtpipe.model.sites import kept_sites
 from trtpipe.quantization.corrections.domains import Domain, find_domains
 from trtpipe.quantization.corrections.edits import Arrays, corrected
 from trtpipe.quantization.corrections.equalization import channel_values, equalize, merged
@@ -59,6 +60,7 @@ def correct(
     which: Sequence[str],
     batch_size: int,
     progress: Progress,
+    wide: Collection[str] = (),
 ) -> CalibrationTable:
     """The table with thresholds for the corrected model, and the corrections.
 
@@ -69,6 +71,8 @@ def correct(
         which: names out of `STEPS`.
         batch_size: samples per forward pass, where all of them are run.
         progress: is told the steps, and may cancel.
+        wide: names of operations that will not be in INT8. Nothing is fitted for them, and every step is judged with
+            them in float; the table's thresholds are of all operations all the same.
 
     Raises:
         calib.CalibError: the data is bad.
@@ -78,11 +82,19 @@ def correct(
     if samples is None:
         progress.note(f"corrections: need at least {LEAST_SAMPLES} calibration samples; none was made.")
         return table
+    if not placed(captured, wide).sites:
+        progress.note("corrections: no operation will be in INT8; none was made.")
+        return table
     guard = Guard(captured, samples.judge)
     if not guard.comparable:
         progress.note("corrections: need a finite floating-point output that is not zero; none was made.")
         return table
-    return _Corrector(captured, table, source, guard, samples, which, batch_size, progress).run()
+    return _Corrector(captured, table, source, guard, samples, which, batch_size, progress, wide).run()
+
+
+def placed(captured: Captured, wide: Collection[str]) -> Captured:
+    """The graph with sites of those operations alone whose names are not in `wide`."""
+    return replace(captured, sites=kept_sites(captured.sites, lambda n: n.name in wide))
 
 
 class _Corrector:
@@ -96,7 +108,9 @@ class _Corrector:
         which: Sequence[str],
         batch_size: int,
         progress: Progress,
+        wide: Collection[str],
     ) -> None:
+        self._wide = wide
         self._plain, self._table, self._source = captured, table, source
         self._guard, self._samples, self._which = guard, samples, which
         self._batch_size, self._progress = batch_size, progress
@@ -104,7 +118,7 @@ class _Corrector:
         self._arrays: Arrays = {}
         self._now = captured
         self._amax: Mapping[str, float] = table.amax
-        self._score = guard.measured(captured, table.amax)
+        self._score = self._measured(captured, table.amax)
 
     def run(self) -> CalibrationTable:
         self._choose_ranges()
@@ -124,22 +138,23 @@ class _Corrector:
                 algorithm=table.algorithm,  # type: ignore[arg-type]
                 percentile=table.percentile,
                 digests={k: v for k, v in table.digests.items() if k != "data"},
-                progress=_Quiet(self._progress),
+                progress=self._progress,
             )
             self._amax = table.amax
-            self._score = self._guard.measured(self._now, self._amax)
+            self._score = self._measured(self._now, self._amax)
         if {"thresholds", "rounding", "bias"} & set(self._which):
             self._fit(table)
-        for step in self._steps:
-            self._progress.note(f"corrections: {step}")
         return table.corrected(self._amax, Corrections(tuple(self._steps), self._arrays))
+
+    def _measured(self, captured: Captured, amax: Mapping[str, float]) -> Score:
+        return self._guard.measured(placed(captured, self._wide), amax)
 
     def _choose_ranges(self) -> None:
         """With `auto`, the exact maxima in place of its thresholds, unless these are better at the outputs."""
         if self._table.algorithm != "auto" or self._table.histograms is None:
             return
         maxima = self._table.recomputed("minmax")
-        score = self._guard.measured(self._now, maxima.amax)
+        score = self._measured(self._now, maxima.amax)
         if not self._score.beats(score):
             self._note("ranges", True, score, "the exact maxima")
             self._table, self._amax = maxima, maxima.amax
@@ -159,7 +174,7 @@ class _Corrector:
                 continue
             trial = corrected(self._plain, merged(self._arrays, arrays))
             amax = self._observed(trial)
-            score = self._guard.measured(trial, amax)
+            score = self._measured(trial, amax)
             if best is None or score.decibels > best[0].decibels:
                 best = (score, trial, amax, arrays, f"{len(some)} groups of channels")
             if score.beats(self._score):
@@ -192,7 +207,9 @@ class _Corrector:
         most = {k: max(abs(t.low), abs(t.high), table.amax[k]) for k, t in table.audit.tensors.items()}
         rare = {k for k, t in table.audit.tensors.items() if t.elements < ENOUGH_VALUES}
         samples, which = self._samples, self._which
-        sweep = Sweep(self._now, self._amax, most, rare, samples.fit, samples.local, which, self._progress)
+        sweep = Sweep(
+            placed(self._now, self._wide), self._amax, most, rare, samples.fit, samples.local, which, self._progress
+        )
         fitted = sweep.run()
         if fitted.amax:
             self._judged("thresholds", {}, fitted.amax, f"{len(fitted.amax)} tensors")
@@ -206,7 +223,7 @@ class _Corrector:
         """Take a step if it gains on the samples kept apart."""
         trial_arrays, trial_amax = {**self._arrays, **arrays}, {**self._amax, **amax}
         trial = corrected(self._plain, trial_arrays)
-        score = self._guard.measured(trial, trial_amax)
+        score = self._measured(trial, trial_amax)
         if kept := self._note(name, score.beats(self._score), score, detail):
             self._now, self._arrays, self._amax = trial, trial_arrays, trial_amax
         return kept
@@ -218,22 +235,6 @@ class _Corrector:
             self._score = score
         gc.collect()  # graphs are cycles: those of trials hold weights of their own
         return kept
-
-
-class _Quiet:
-    """A Progress that keeps the notes of a second pass to itself: the first one said them."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-
-    def step(self, done: int, total: int | None, unit: str) -> None:
-        self._progress.step(done, total, unit)
-
-    def note(self, message: str) -> None:
-        pass
-
-    def cancelled(self) -> bool:
-        return self._progress.cancelled()
 
 
 def _samples(captured: Captured, source: Source) -> _Samples | None:

@@ -55,6 +55,8 @@ class Domain:
 
 @dataclass
 class _Draft:
+    """A domain while it is looked for; a frozen one cannot be scaled. Mutable: operations join it."""
+
     axis: int | None = None
     frozen: bool = False
     tensors: list[Node] = field(default_factory=list)

@@ -38,7 +38,10 @@ ROOM = 1.3
 
 @dataclass
 class ChannelValues:
-    """What the channels of one tensor held: int64 counts [C, BUCKETS] of |x|, and the exact maxima float32 [C]."""
+    """What the channels of one tensor held: int64 counts [C, BUCKETS] of |x|, and the exact maxima float32 [C].
+
+    Mutable: batches are added.
+    """
 
     base: int
     counts: torch.Tensor

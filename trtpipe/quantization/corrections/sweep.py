@@ -66,7 +66,10 @@ ACTIVATIONS = (
 
 @dataclass
 class Fitted:
-    """What a sweep chose: amax by key of a scale, levels and scales by constant, bias by operation."""
+    """What a sweep chose: amax by key of a scale, levels and scales by constant, bias by operation.
+
+    Mutable: it grows by one place of the graph after the other.
+    """
 
     amax: dict[str, float] = field(default_factory=dict)
     levels: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)

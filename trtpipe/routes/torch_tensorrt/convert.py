@@ -69,7 +69,7 @@ def converted(
         NoConverter: operations have no converter, and the whole program was asked for; they are named.
         BuildError: TensorRT refuses the network, or Torch-TensorRT fails.
     """
-    from trtpipe.routes.torch_tensorrt.qdq import register_converters
+    from trtpipe.routes.torch_tensorrt.converters import register_converters
 
     register_converters()
     watch.check()

@@ -30,7 +30,7 @@ _NEXT = "Leave build.allow_torch_fallback out and use build.route onnx, or rewri
 
 @dataclass
 class _Draft:
-    """The hybrid module under construction."""
+    """The hybrid module under construction. Mutable: each node of the program adds to it."""
 
     steps: list[EngineStep | OperatorStep] = field(default_factory=list)
     engines: list[bytes] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Q/DQ as the operators of `trtpipe.quantization.operators`, and how Torch-TensorRT converts them.
+"""Q/DQ as the operators of `trtpipe.quantization.operators`, which Torch-TensorRT keeps; `converters` converts them.
 
 `quantized_decomposed.*`, which torchao writes, has no converter in Torch-TensorRT, and its constant folder would turn
 INT8 weights back into FP32. Our own operators are tagged `nondeterministic_seeded`, which the folder leaves alone.
@@ -6,29 +6,18 @@ INT8 weights back into FP32. Our own operators are tagged `nondeterministic_seed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 import trtpipe.quantization.narrow
 import trtpipe.quantization.operators  # noqa: F401  # both register torch.ops.trtpipe
 from trtpipe.model.nodes import calls, is_constant, module_path, op_name
-from trtpipe.quantization.formats import NVFP4
 from trtpipe.quantization.precision import DEQUANTIZE, QUANTIZE
 
 if TYPE_CHECKING:
     from torch.fx.node import Argument
-    from torch_tensorrt.dynamo.conversion import ConversionContext
 
-    from trtpipe.trt.types import ILayer, ITensor
-
-#: A converter's arguments: tensors of TensorRT for the node's inputs, its other arguments as they are.
-Args = Sequence[Any]
-KeywordArgs = Mapping[str, Any]
-#: (context, operator, arguments, keyword arguments, name of the layer) to TensorRT's tensor.
-_Converter = Callable[["ConversionContext", object, Args, KeywordArgs, str], "ITensor"]
 #: Under which the "custom" metadata of a node, which torch.export copies, hold its module path.
 _MODULE = "trtpipe_module"
 
@@ -123,112 +112,3 @@ def _name_after_readers(graph: torch.fx.GraphModule) -> None:
             stack = next(iter(node.users)).meta.get(key)
         if stack:
             node.meta[key] = dict(stack)
-
-
-def packed(codes: torch.Tensor) -> torch.Tensor:
-    """4-bit codes (int8 or uint8, an even number of them), two in a byte, the first one in its low half: uint8."""
-    low, high = (codes.cpu().contiguous().view(torch.uint8).reshape(-1, 2) & 15).unbind(1)
-    return low | high << 4
-
-
-@cache
-def register_converters() -> None:
-    """Teach Torch-TensorRT our operators, once a process, through its public decorator.
-
-    Torch-TensorRT's own converters of FP8 and NVFP4 are for the operators of ModelOpt alone, have one scale for a whole
-    FP8 weight, and none are for INT4; TensorRT's network, which these write to, takes all of them.
-    """
-    import tensorrt as trt  # torch_tensorrt has put its own flavour under this name
-    from torch_tensorrt.dynamo.conversion import dynamo_tensorrt_converter
-    from torch_tensorrt.dynamo.conversion.converter_utils import get_trt_tensor, to_trt_weights
-
-    ops = torch.ops.trtpipe
-    halves = {trt.float16: torch.float16, trt.bfloat16: torch.bfloat16}
-    kinds = {torch.float32: trt.float32} | {torch_dtype: d for d, torch_dtype in halves.items()}
-
-    def converter(operator: object) -> Callable[[_Converter], _Converter]:
-        def registered(function: _Converter) -> _Converter:
-            dynamo_tensorrt_converter(operator, supports_dynamic_shapes=True)(function)
-            return function
-
-        return registered
-
-    def tensor(ctx: ConversionContext, value: Any, name: str) -> ITensor:
-        return value if isinstance(value, trt.ITensor) else get_trt_tensor(ctx, value, f"{name}_constant")
-
-    def scale_of(ctx: ConversionContext, scale: float | torch.Tensor, dtype: torch.dtype, name: str) -> ITensor:
-        # Q and DQ want their scale in the dtype of the float side (TensorRT's documentation of IQuantizeLayer).
-        return get_trt_tensor(ctx, torch.as_tensor(scale, dtype=torch.float32).to(dtype), f"{name}_scale")
-
-    def out(layer: ILayer, name: str, axis: int | None) -> ITensor:
-        layer.name = name
-        if axis is not None:
-            layer.axis = axis
-        return layer.get_output(0)
-
-    def quantizes(operator: Any, number: Any) -> None:
-        @converter(operator)
-        def quantize(ctx: ConversionContext, target: object, args: Args, kwargs: KeywordArgs, name: str) -> ITensor:
-            x = tensor(ctx, args[0], name)
-            scale = scale_of(ctx, args[1], halves.get(x.dtype, torch.float32), name)
-            return out(ctx.net.add_quantize(x, scale, number), name, None)
-
-    quantizes(ops.quantize.default, trt.int8)
-    quantizes(ops.fp8_quantize.default, trt.fp8)
-
-    @converter(ops.dequantize.default)
-    def dequantize(ctx: ConversionContext, target: object, args: Args, kwargs: KeywordArgs, name: str) -> ITensor:
-        scale = scale_of(ctx, args[1], args[2], name)
-        return out(ctx.net.add_dequantize(tensor(ctx, args[0], name), scale, scale.dtype), name, None)
-
-    @converter(ops.dequantize_beside.default)
-    @converter(ops.dequantize_per_channel.default)
-    def dequantize_per_channel(
-        ctx: ConversionContext, target: object, args: Args, kwargs: KeywordArgs, name: str
-    ) -> ITensor:
-        scale = scale_of(ctx, args[1], args[3], name)
-        return out(ctx.net.add_dequantize(tensor(ctx, args[0], name), scale, scale.dtype), name, args[2])
-
-    def kind(kwargs: KeywordArgs) -> torch.dtype:
-        dtype: torch.dtype | None = kwargs.get("out_dtype")
-        return dtype or torch.float32
-
-    @converter(ops.fp8_dequantize.default)
-    def fp8_dequantize(ctx: ConversionContext, target: object, args: Args, kwargs: KeywordArgs, name: str) -> ITensor:
-        scale = scale_of(ctx, args[1], kind(kwargs), name)
-        return out(ctx.net.add_dequantize(tensor(ctx, args[0], name), scale, scale.dtype), name, None)
-
-    def four_bits(ctx: ConversionContext, codes: torch.Tensor, dtype: Any, name: str) -> ITensor:
-        """A constant of 4-bit numbers, which PyTorch holds in bytes and TensorRT two in a byte."""
-        name = f"{name}_constant"
-        weights = to_trt_weights(ctx, packed(codes), name, "CONSTANT", "CONSTANT", dtype=dtype, count=codes.numel())
-        layer = ctx.net.add_constant(list(codes.shape), weights)
-        layer.name = name
-        return layer.get_output(0)
-
-    def by_block(
-        ctx: ConversionContext, numbers: ITensor, scales: ITensor, scale: ITensor, dtype: torch.dtype, name: str
-    ) -> ITensor:
-        """NVFP4 `numbers` times their E4M3 `scales`, which are themselves in units of `scale`, float32 in TensorRT."""
-        to = kinds[dtype]
-        wide = out(ctx.net.add_dequantize(scales, scale, trt.float32), f"{name}_scales", None)
-        wide = wide if to == trt.float32 else ctx.net.add_cast(wide, to).get_output(0)
-        return out(ctx.net.add_dequantize(numbers, wide, to), name, None)
-
-    @converter(ops.int4_dequantize.default)
-    def int4_dequantize(ctx: ConversionContext, target: object, args: Args, kwargs: KeywordArgs, name: str) -> ITensor:
-        scale = scale_of(ctx, args[1], kind(kwargs), name)
-        return out(ctx.net.add_dequantize(four_bits(ctx, args[0], trt.int4, name), scale, scale.dtype), name, None)
-
-    @converter(ops.fp4_dequantize.default)
-    def fp4_dequantize(ctx: ConversionContext, target: object, args: Args, kwargs: KeywordArgs, name: str) -> ITensor:
-        numbers, scales = four_bits(ctx, args[0], trt.DataType.FP4, name), tensor(ctx, args[1], f"{name}_scales")
-        return by_block(ctx, numbers, scales, scale_of(ctx, args[2], torch.float32, name), kind(kwargs), name)
-
-    @converter(ops.fp4_dynamic.default)
-    def fp4_dynamic(ctx: ConversionContext, target: object, args: Args, kwargs: KeywordArgs, name: str) -> ITensor:
-        x, scale = tensor(ctx, args[0], name), scale_of(ctx, args[1], torch.float32, name)
-        layer = ctx.net.add_dynamic_quantize(x, len(x.shape) - 1, NVFP4.blocks[0], trt.DataType.FP4, trt.fp8)
-        layer.set_input(1, scale)
-        layer.name = f"{name}_quantize"
-        return by_block(ctx, layer.get_output(0), layer.get_output(1), scale, kind(kwargs), name)

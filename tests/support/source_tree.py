@@ -1,0 +1,176 @@
+"""The modules of both packages as syntax trees, what each imports, and which of that is heavy."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import graphlib
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+#: The packages that every installation has, by the name that imports them.
+LIGHT = ("numpy", "yaml", "pydantic", "pydantic_core", "click", "rich", "PIL", "cryptography", "safetensors",
+         "filelock")  # fmt: skip
+#: Of these, what takes long to load: it is imported where it is used.
+SLOW = ("rich", "safetensors")
+#: Everything that the light core can do without.
+HEAVY = ("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "google", "jinja2",
+         "matplotlib", "numba", "networkx", "tensorrt", "tensorrt_rtx", "torch_tensorrt", "torch2trt", "cuda", "pycuda",
+         "dask", "distributed", "fsspec", "sklearn", "timm", "triton", "ml_dtypes", "sympy", "markupsafe",
+         "pycocotools")  # fmt: skip
+#: What imports a module whose name is made at run time.
+BY_NAME = {"import_module", "__import__", "resolve_name", "run_module", "run_path", "exec", "eval"}
+
+
+class Tree:
+    """The modules of both packages, parsed, and what each imports."""
+
+    def __init__(self) -> None:
+        files = sorted([*(ROOT / "trtpipe").rglob("*.py"), *(ROOT / "calib").rglob("*.py")])
+        self.modules = {self._name(path): ast.parse(path.read_bytes()) for path in files}
+        self._imports: dict[str, dict[str, set[str]]] = {}
+
+    @staticmethod
+    def _name(path: Path) -> str:
+        return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+    def planted(self, module: str, line: str) -> Tree:
+        """The same with a line more at the end of a module."""
+        other = copy.copy(self)
+        body = [*self.modules[module].body, *ast.parse(line).body]
+        other.modules = self.modules | {module: ast.Module(body, [])}
+        other._imports = {name: found for name, found in self._imports.items() if name != module}
+        return other
+
+    def targets(self, node: ast.stmt) -> tuple[str, ...]:
+        """The modules that one import statement names; `from a import b` is a.b where that is a module."""
+        if isinstance(node, ast.Import):
+            return tuple(alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom) and node.module:
+            full = [f"{node.module}.{alias.name}" for alias in node.names]
+            return tuple(dict.fromkeys(f if f in self.modules else node.module for f in full))
+        return ()
+
+    def named(self, text: str) -> Iterator[str]:
+        """Our modules that a text names: `trtpipe.api`, `trtpipe.routes.onnx:compile_engine`, a line of a script."""
+        for name in re.findall(r"\b(?:trtpipe|calib)(?:\.\w+)+", text):
+            while name not in self.modules:
+                name = name.rpartition(".")[0]
+            if "." in name:
+                yield name
+
+    def imports(self, name: str) -> dict[str, set[str]]:
+        """What a module imports, by where the import stands: `top`, `class`, `function` or `type`; or `text`, when it
+        is named in a text that is no docstring."""
+        if name in self._imports:
+            return self._imports[name]
+        found: dict[str, set[str]] = {"top": set(), "class": set(), "function": set(), "type": set(), "text": set()}
+
+        def visit(nodes: Iterable[ast.AST], where: str) -> None:
+            for node in nodes:
+                inside = where
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and where != "type":
+                    inside = "function"
+                elif isinstance(node, ast.ClassDef) and where == "top":
+                    inside = "class"
+                elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+                    negated = isinstance(node.test, ast.UnaryOp)
+                    typed = "type" if where == "top" else where
+                    visit(node.body, where if negated else typed)
+                    visit(node.orelse, typed if negated else where)
+                    continue
+                elif isinstance(node, ast.Import | ast.ImportFrom):
+                    found[where].update(self.targets(node))
+                elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                    continue  # a docstring
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found["text"].update(set(self.named(node.value)) - {name})
+                visit(ast.iter_child_nodes(node), inside)
+
+        visit([self.modules[name]], "top")
+        self._imports[name] = found
+        return found
+
+    def heavy(self) -> frozenset[str]:
+        """The modules that load something heavy when they are imported, themselves or through another."""
+        loaded = {name: self.imports(name)["top"] | self.imports(name)["class"] for name in self.modules}
+        found = {n for n, ts in loaded.items() if any(t.partition(".")[0] in (*HEAVY, *SLOW) for t in ts)}
+        while more := {n for n, ts in loaded.items() if n not in found and ts & found}:
+            found |= more
+        return frozenset(found)
+
+    def needless(self) -> Iterator[str]:
+        """Imports inside functions and classes of what loads nothing heavy."""
+        heavy = self.heavy()
+        for name in self.modules:
+            inside = self.imports(name)["function"] | self.imports(name)["class"]
+            for target in sorted(inside):
+                if target not in heavy and target.partition(".")[0] not in (*HEAVY, *SLOW):
+                    yield f"{name} -> {target}"
+
+    def by_name(self) -> Iterator[str]:
+        """Modules that import, or pass on, what imports a module by a name."""
+        for name, module in self.modules.items():
+            if any(used(node) & BY_NAME for node in ast.walk(module)):
+                yield name
+
+    def prints(self) -> Iterator[str]:
+        """Modules that have to do with the standard streams, but for those of the command line and the examples."""
+        streams = {"print", "sys.stdout", "sys.stderr", "sys.__stdout__", "sys.__stderr__"}
+        for name, module in self.modules.items():
+            named = {ast.unparse(n) for n in ast.walk(module) if isinstance(n, ast.Attribute | ast.Name)}
+            if named & streams and not name.startswith(("trtpipe.cli.", "trtpipe.examples.")):
+                yield name
+
+    def undeclared(self) -> Iterator[str]:
+        """Imports of packages that are neither Python's, nor ours, nor in a table above."""
+        for name in self.modules:
+            for target in sorted({t for ts in self.imports(name).values() for t in ts}):
+                package = target.partition(".")[0]
+                if package not in {*sys.stdlib_module_names, *LIGHT, *HEAVY, "trtpipe", "calib"}:
+                    yield f"{name} -> {target}"
+
+    def upward(self) -> Iterator[str]:
+        """Modules named in a text by a room that stands below them or beside them."""
+        for name in self.modules:
+            for target in sorted(self.imports(name)["text"]):
+                here, there = place(name), place(target)
+                if here[1] != there[1] and here[0] >= there[0]:
+                    yield f"{name} -> {target}"
+
+    def circle(self) -> tuple[str, ...]:
+        """One circle of modules, imports in functions, for types and by text counted; empty when there is none."""
+        edges = {
+            name: {t for ts in self.imports(name).values() for t in ts} & set(self.modules) for name in self.modules
+        }
+        try:
+            graphlib.TopologicalSorter(edges).prepare()
+        except graphlib.CycleError as error:
+            return tuple(error.args[1])
+        return ()
+
+
+def used(node: ast.AST) -> set[str]:
+    """The names that a node uses; of attributes, those of modules that import (`model.eval()` imports nothing)."""
+    if isinstance(node, ast.Name):
+        return {node.id}
+    if isinstance(node, ast.Attribute):
+        return {node.attr} - {"exec", "eval"}
+    return {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
+
+
+@functools.cache
+def layers() -> list[list[str]]:
+    """The contract's layers, the highest first: the modules and rooms of each."""
+    (listed,) = re.findall(r"^layers = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S)
+    return [re.findall(r"[\w.]+", row) for row in listed.splitlines()]
+
+
+def place(module: str) -> tuple[int, str]:
+    """Where the contract has a module: its layer, 0 at the top, and the room or ground module that it belongs to."""
+    room = module.partition(".")[0] if module.startswith("calib") else ".".join(module.split(".")[:2])
+    return next((at for at, row in enumerate(layers()) if room in row), -1), room

@@ -1,0 +1,99 @@
+"""The rooms of the house: which there are, what each lists as public, what a module and a class say of themselves."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+from source_tree import ROOT, Tree, layers
+
+ROOMS = (
+    "job", "trt", "model", "bundle", "evaluation", "quantization", "routes", "runtime", "report", "pipeline", "nightly",
+    "cli",
+)  # fmt: skip
+
+
+def test_every_folder_of_modules_is_a_package() -> None:
+    """import-linter sees packages alone."""
+    folders = {path.parent for package in ("trtpipe", "calib") for path in (ROOT / package).rglob("*.py")}
+    assert [str(f.relative_to(ROOT)) for f in folders if not (f / "__init__.py").exists()] == [], "add __init__.py"
+
+
+def test_the_packages_hold_modules_and_templates_alone() -> None:
+    """All of it is in the wheel; a .pyi would stand for its module in the eyes of mypy."""
+    files = [path for package in ("trtpipe", "calib") for path in (ROOT / package).rglob("*") if path.is_file()]
+    other = {path.relative_to(ROOT) for path in files if path.suffix != ".py" and path.parent.name != "__pycache__"}
+    strange = {path for path in other if path.name != "py.typed" and path.parent.name != "templates"}
+    assert strange == set(), "data belongs into configs/ or docs/, what is generated into no commit"
+
+
+def test_the_house_has_its_rooms_and_nothing_else() -> None:
+    there = {p.name.removesuffix(".py") for p in (ROOT / "trtpipe").iterdir() if p.name != "__pycache__"}
+    house = {name.removeprefix("trtpipe.") for row in layers() for name in row} - {"calib"}
+    assert set(ROOMS) <= house
+    assert there == {*house, "__init__", "py.typed"}, "a module belongs into a room: docs/architecture.md says which"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_says_what_it_is_for_and_what_others_may_import(tree: Tree, room: str) -> None:
+    body = tree.modules[f"trtpipe.{room}"].body
+    first = f"trtpipe/{room}/__init__.py: a docstring of one line, then __all__, and nothing else"
+    assert [type(n) for n in body] == [ast.Expr, ast.Assign], first
+    documented, listed = body
+    assert "\n" not in ast.literal_eval(documented.value), first
+    public = ast.literal_eval(listed.value)
+    prefix = f"trtpipe.{room}."
+    used = {
+        target.removeprefix(prefix).partition(".")[0]
+        for name in tree.modules
+        if not name.startswith((prefix, "trtpipe.examples")) and name != prefix[:-1]
+        for targets in tree.imports(name).values()
+        for target in targets
+        if target.startswith(prefix)
+    }
+    what = "__all__ names what other rooms import, and nothing else"
+    assert sorted(public) == sorted(used), f"trtpipe/{room}/__init__.py: {what}"
+
+
+def test_every_module_says_what_it_is_for(tree: Tree) -> None:
+    lines = {name: (ast.get_docstring(module) or "").partition("\n")[0] for name, module in tree.modules.items()}
+    unsaid = [name for name, line in lines.items() if len(re.findall(r"\w+", line)) < 2]
+    assert unsaid == [], "begin the module with a docstring: one line of what it is for"
+
+
+def changing(module: ast.Module) -> list[str]:
+    """The dataclasses that are not frozen and do not say why, in a sentence that begins with `Mutable:`."""
+    return [
+        node.name
+        for node in ast.walk(module)
+        if isinstance(node, ast.ClassDef)
+        for written in map(ast.unparse, node.decorator_list)
+        if "dataclass" in written
+        and "frozen=True" not in written
+        and not re.search(r"Mutable: \w+", ast.get_docstring(node) or "")
+    ]
+
+
+def test_a_dataclass_is_frozen_or_says_why_not(tree: Tree) -> None:
+    found = [f"{name}.{c}" for name, module in tree.modules.items() for c in changing(module)]
+    assert found == [], "a value does not change after it is made: frozen=True, or `Mutable: why` in the docstring"
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("@dataclass\nclass A:\n    x: int", ["A"]),
+        ("@dataclasses.dataclass(slots=True)\nclass A:\n    'What was counted.'", ["A"]),
+        ("@dataclass\nclass A:\n    'What was counted. Mutable: each batch adds to it.'", []),
+        ("@dataclass(frozen=True)\nclass A:\n    x: int", []),
+    ],
+)
+def test_a_dataclass_that_changes_is_found(line: str, names: list[str]) -> None:
+    assert changing(ast.parse(line)) == names
+
+
+def test_no_file_is_too_long() -> None:
+    files = [*(ROOT / "trtpipe").rglob("*.py"), *(ROOT / "calib").rglob("*.py")]
+    long = {str(p.relative_to(ROOT)): n for p in files if (n := len(p.read_text().splitlines())) > 400}
+    assert long == {}, "split these by subject"
