@@ -18,7 +18,8 @@ from trtpipe.job.load import load_job
 from trtpipe.model import load
 from trtpipe.model.bindings import bind
 from trtpipe.model.capture import capture
-from trtpipe.model.load import _weights_digest, load_model
+from trtpipe.model.load import load_model
+from trtpipe.model.weights import weights_digest
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import quantize
 from trtpipe.routes.onnx import to_onnx
@@ -201,7 +202,7 @@ def test_weights_without_dense_values_are_named(kind: str) -> None:
     if kind == "meta":
         network = network.to("meta")
     with pytest.raises(InputError) as caught:
-        _weights_digest(network)
+        weights_digest(network)
     said = str(caught.value)
     named = "bias" if kind != "sparse" else "weight"
     assert said.startswith(f"model.factory: every weight must be a dense tensor with values (got {named}: ")

@@ -309,7 +309,7 @@ def test_the_example_of_an_export_is_never_one(small):
 
 def test_a_program_without_an_onnx_form_says_so_in_one_line(monkeypatch):
     def refuse(quantized):
-        raise BuildError("onnx: no translation (got \x1b[96mthis\x1b[0m).\nNext steps:\n- implement it")
+        raise BuildError("onnx: no translation (got this).\nNext steps:\n- implement it")
 
     monkeypatch.setattr(route, "to_onnx", refuse)
     assert route.graph_of(None, "note") == (

@@ -13,6 +13,7 @@ __all__ = [
     "marks",
     "nodes",
     "onnx",
+    "process_state",
     "pt2e",
     "sites",
     "torch_versions",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import inspect
 import logging
 import warnings
@@ -21,6 +20,7 @@ from trtpipe.model.export import without_its_log
 from trtpipe.model.failures import first_line, place_of
 from trtpipe.model.process_state import put_back
 from trtpipe.model.torch_versions import graph_module
+from trtpipe.model.weights import load_weights, weights_digest
 from trtpipe.values import DimRange, LoadedModel, ModelKind, TensorSpec
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def load_model(job: Job, base: Path | None = None, note: Callable[[str], None] =
     nested = job.model.factory is not None  # names of an ONNX file's inputs may hold dots of their own
     _require_order(network, tuple(dict.fromkeys(n.partition(".")[0] if nested else n for n in job.inputs)))
     module = bind(network, inputs, normalize, tuple(job.outputs), nested=nested)
-    digest = _weights_digest(network)
+    digest = weights_digest(network)
     outputs = _output_specs(module, inputs, {n: o.dtype for n, o in job.outputs.items()})
     own = getattr(network, "classes", None)
     kind: ModelKind = "onnx" if job.model.onnx else "program" if job.model.program else "eager"
@@ -93,7 +93,7 @@ def _network(job: Job, base: Path | None) -> tuple[torch.nn.Module, str]:
         )
     network = _plain(network, model.factory)
     if model.weights is not None:
-        _load_weights(network, Path(model.weights))
+        load_weights(network, Path(model.weights))
     if absent := [n for n, t in (*network.named_parameters(), *network.named_buffers()) if t.is_meta]:
         raise InputError(
             f"model.factory: every weight must have values (got {model.factory}, whose {absent[0]} is on the meta "
@@ -213,72 +213,6 @@ def _require_sizes(program: torch.export.ExportedProgram, inputs: tuple[TensorSp
                     f"{where}: must be within what the program was exported for, {taken} on axis {axis} "
                     f"(got {low if low == high else f'{low} to {high}'}). Change it, or export the program for that."
                 )
-
-
-def _load_weights(network: torch.nn.Module, path: Path) -> None:
-    import torch
-
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            state: JsonObject = load_file(str(path))
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise InputError(f"model.weights: must be a file that can be read (got {path}).") from None
-    except Exception as error:
-        # torch goes on about options of torch.load that trtpipe does not have.
-        reason = (str(error).partition("WeightsUnpickler error: ")[2] or str(error)).partition(" was not an allowed")[0]
-        reason = (reason.strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(
-            f"model.weights: must be a .safetensors file or a .pt file of tensors (got {path.name}: {reason}). "
-            "Save the state_dict, not the module."
-        ) from error
-    for wrapper in ("state_dict", "model"):
-        if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
-            state = state[wrapper]
-    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
-        kind = "a dict of other keys" if isinstance(state, dict) else f"a {type(state).__name__}"
-        raise InputError(
-            f"model.weights: must hold tensors by their names in the model (got {kind} in {path.name}). Save the "
-            "model's state_dict()."
-        )
-    with user_code("model.weights: load_state_dict() of the model", InputError):
-        try:
-            network.load_state_dict(state, strict=True)
-            return
-        except RuntimeError as error:
-            unfit = str(error)
-    step = _prefix_advice(set(network.state_dict()), set(state)) or "Check model.args."
-    raise InputError(f"model.weights: must fit the model (got {path.name}: {unfit}). {step}")
-
-
-def _prefix_advice(names: set[str], saved: set[str]) -> str:
-    """What to do where every saved name is one of the model's behind one prefix, as DataParallel has it."""
-    some = min(saved, default="")
-    for prefix in (some[: at + 1] for at, letter in enumerate(some) if letter == "."):
-        if names == {name.removeprefix(prefix) for name in saved if name.startswith(prefix)}:
-            return f"Take {prefix!r} off the names: {{k.removeprefix({prefix!r}): v for k, v in state.items()}}."
-    return ""
-
-
-def _weights_digest(network: torch.nn.Module) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes of all parameters and buffers, in the order of their names."""
-    import torch
-
-    digest = hashlib.sha256()
-    for name, tensor in sorted({**dict(network.named_parameters()), **dict(network.named_buffers())}.items()):
-        try:
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        except (RuntimeError, ValueError, TypeError) as error:  # sparse, on "meta", of a lazy module, a subclass
-            raise InputError(
-                f"model.factory: every weight must be a dense tensor with values (got {name}: {first_line(error)}). "
-                "Make it one before the model is returned."
-            ) from error
-        digest.update(values.tobytes())
-    return digest.hexdigest()
 
 
 def _output_specs(module: Bound, inputs: tuple[TensorSpec, ...], dtypes: Mapping[str, str]) -> tuple[TensorSpec, ...]:

@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import io
 import logging
-import re
 import tempfile
 import warnings
 from collections.abc import Callable, Collection
@@ -324,6 +323,5 @@ def graph_of(quantized: Quantized, note: str) -> tuple[OnnxModel | None, tuple[s
     try:
         return to_onnx(quantized), (note,)
     except BuildError as error:
-        # torch.onnx colours its message and ends it with advice for its own developers.
-        first = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()[0]
+        first = str(error).splitlines()[0]  # torch.onnx ends it with advice for its own developers
         return None, (f"the program has no ONNX form, so only the engine can be checked: {first}",)

@@ -1,0 +1,90 @@
+"""A network's weights: taken from a file, and their digest."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from calib.types import JsonObject
+from calib.user_code import user_code
+from trtpipe.errors import InputError
+from trtpipe.model.failures import first_line
+
+if TYPE_CHECKING:
+    import torch
+
+
+def load_weights(network: torch.nn.Module, path: Path) -> None:
+    """Give the network the tensors of a .safetensors or .pt file.
+
+    Raises:
+        InputError: the file cannot be read, holds something else, or does not fit the network.
+    """
+    import torch
+
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            state: JsonObject = load_file(str(path))
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise InputError(f"model.weights: must be a file that can be read (got {path}).") from None
+    except Exception as error:
+        # torch goes on about options of torch.load that trtpipe does not have.
+        reason = (str(error).partition("WeightsUnpickler error: ")[2] or str(error)).partition(" was not an allowed")[0]
+        reason = (reason.strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"model.weights: must be a .safetensors file or a .pt file of tensors (got {path.name}: {reason}). "
+            "Save the state_dict, not the module."
+        ) from error
+    for wrapper in ("state_dict", "model"):
+        if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
+            state = state[wrapper]
+    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
+        kind = "a dict of other keys" if isinstance(state, dict) else f"a {type(state).__name__}"
+        raise InputError(
+            f"model.weights: must hold tensors by their names in the model (got {kind} in {path.name}). Save the "
+            "model's state_dict()."
+        )
+    with user_code("model.weights: load_state_dict() of the model", InputError):
+        try:
+            network.load_state_dict(state, strict=True)
+            return
+        except RuntimeError as error:
+            unfit = str(error)
+    step = _prefix_advice(set(network.state_dict()), set(state)) or "Check model.args."
+    raise InputError(f"model.weights: must fit the model (got {path.name}: {unfit}). {step}")
+
+
+def _prefix_advice(names: set[str], saved: set[str]) -> str:
+    """What to do where every saved name is one of the model's behind one prefix, as DataParallel has it."""
+    some = min(saved, default="")
+    for prefix in (some[: at + 1] for at, letter in enumerate(some) if letter == "."):
+        if names == {name.removeprefix(prefix) for name in saved if name.startswith(prefix)}:
+            return f"Take {prefix!r} off the names: {{k.removeprefix({prefix!r}): v for k, v in state.items()}}."
+    return ""
+
+
+def weights_digest(network: torch.nn.Module) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes of all parameters and buffers, in the order of their names.
+
+    Raises:
+        InputError: one of them has no values, or is not dense.
+    """
+    import torch
+
+    digest = hashlib.sha256()
+    for name, tensor in sorted({**dict(network.named_parameters()), **dict(network.named_buffers())}.items()):
+        try:
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        except (RuntimeError, ValueError, TypeError) as error:  # sparse, on "meta", of a lazy module, a subclass
+            raise InputError(
+                f"model.factory: every weight must be a dense tensor with values (got {name}: {first_line(error)}). "
+                "Make it one before the model is returned."
+            ) from error
+        digest.update(values.tobytes())
+    return digest.hexdigest()
