@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -86,6 +87,11 @@ def _reason(error: BaseException) -> str:
     at = f" at {where}" if where else ""
     if "fake_quantize_" in str(error):  # PyTorch has no such operation of a dynamic shape
         return f"capture: the model {quantizes_in_forward(where)}"
+    if unknown := re.search(r"no fake impl registered for <CustomOpDef\(([\w:.]+)\)>", str(error)):
+        return (
+            f"capture: the operation {unknown[1]}{at} does not say what shape it gives, which torch.export needs. "
+            f'Register a function that does: @torch.library.register_fake("{unknown[1]}").'
+        )
     if branches_on_data(error):
         return (
             f"capture: the model decides by the values of a tensor{at}, and a graph holds one way alone. Compute both "

@@ -192,7 +192,6 @@ def _exported(quantized: Quantized, old: bool, plugins: bool) -> ONNXProgram:
         symbolic = enable_python_dispatcher()  # or a linear of a dynamic batch fails in it
     translated = int8_onnx.translations(float32_only=old) | narrow_onnx.translations()
     translated |= plugin_nodes.translations(source.graph) if plugins else {}
-    names_in, names_out = [s.name for s in quantized.inputs], [s.name for s in quantized.outputs]
     try:
         with _quiet(), symbolic:
             program = torch.onnx.export(
@@ -200,8 +199,8 @@ def _exported(quantized: Quantized, old: bool, plugins: bool) -> ONNXProgram:
                 example_inputs(quantized.inputs),
                 dynamo=True,
                 opset_version=EXPORTED_OPSET if old else narrow_onnx.opset_of(quantized, OPSET),
-                input_names=names_in,
-                output_names=names_out,
+                input_names=[s.name for s in quantized.inputs],
+                output_names=[s.name for s in quantized.outputs],
                 custom_translation_table=translated,
                 external_data=False,
                 verbose=False,
@@ -215,7 +214,7 @@ def _exported(quantized: Quantized, old: bool, plugins: bool) -> ONNXProgram:
                 f"onnx: torch.onnx has no translation of {absent[1]}.{absent[2]}. Write it in other operations, take "
                 "build.route torch_tensorrt, or give TensorRT a plugin for it: build.plugins."
             ) from error
-        text = "\n".join(str(error).strip().splitlines()[:12])
+        text = "\n".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().splitlines()[:12])
         raise BuildError(
             f"onnx: an operation has no ONNX translation ({type(error).__name__}: {text}). "
             "Rewrite the operation named, or take another build.route."
@@ -240,16 +239,17 @@ def _require_one_file(model: Model) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """torch.onnx prints to stdout and logs conversions, and in 2.6 types that it cannot read; errors still raise."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    """torch.onnx and its passes print to stdout and log conversions; errors still raise."""
+    levels = {logger: logger.level for logger in map(logging.getLogger, ("torch.onnx", "onnx_ir"))}
+    for logger in levels:
+        logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 def _rename(model: Model, quantized: Quantized) -> None:
