@@ -127,3 +127,10 @@ class Unwatched:
     def cancelled(self) -> bool:
         """Never."""
         return False
+
+
+def own_files(options: Options) -> frozenset[Path]:
+    """What a night writes beside its bundles: the report and the history, with SQLite's files beside it."""
+    reports = [options.out / f"nightly.{suffix}" for suffix in ("json", "txt", "html")]
+    history = [options.history.with_name(options.history.name + end) for end in ("", "-wal", "-shm")]
+    return frozenset([*reports, *history])

@@ -22,7 +22,7 @@ from trtpipe.job.load import JobErrors, load_jobs, same_name
 from trtpipe.nightly.fleet import Fleet
 from trtpipe.nightly.history import History
 from trtpipe.nightly.local import Local
-from trtpipe.nightly.options import Executor, Options, Planned, Unwatched, Watcher
+from trtpipe.nightly.options import Executor, Options, Planned, Unwatched, Watcher, own_files
 from trtpipe.nightly.outcome import JobOutcome, NightlyReport
 from trtpipe.nightly.regressions import compare
 from trtpipe.nightly.signing import sign_green
@@ -185,6 +185,10 @@ class _Night:
                 if job.name in planned:
                     first = planned[job.name].file
                     self._broken(f"{job.name} ({file.name})", file, same_name(file, first, job.name))
+                    continue
+                if self.options.out / job.name in own_files(self.options):
+                    taken = f"{file}: name: must not be that of a file of the night (got {job.name!r}). Rename the job."
+                    self._broken(job.name, file, InputError(taken))
                     continue
                 try:
                     ingredients = self._ingredients(self._survey(job), job)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,16 +97,16 @@ def opened(path: Path) -> ir.Model:
     """The file with its functions inlined and its Constant nodes made initializers.
 
     Raises:
-        InputError: it is no ONNX file, or its external data are not in its folder.
+        InputError: it is no ONNX file, its nodes or functions go in a circle, its external data are not in its
+            folder, or the data of a constant do not fit its shape.
     """
     import onnx_ir as ir
     from onnx_ir.passes import common
 
-    try:
+    with _invalid(path):
         model = ir.load(path)
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(f"model.onnx: must be an ONNX file (got {path.name}: {reason}). Export it again.") from error
+    if not len(model.graph):
+        raise InputError(f"model.onnx: must be an ONNX file (got {path.name}, which has no nodes). Export it again.")
     for tensor in external_tensors(model):
         _require_inside(path.parent, str(tensor.location))
     for step in (
@@ -114,8 +115,25 @@ def opened(path: Path) -> ir.Model:
         common.RemoveInitializersFromInputsPass(),
         common.TopologicalSortPass(),
     ):
-        step(model)
+        with _invalid(path):
+            step(model)
+    for name, value in model.graph.initializers.items():
+        with _invalid(path, f"the data of {name}: "):
+            if value.const_value is not None and value.const_value.numpy().shape != tuple(value.const_value.shape):
+                raise ValueError(f"{value.const_value.size} values for the shape {value.const_value.shape}")
     return model
+
+
+@contextmanager
+def _invalid(path: Path, of: str = "") -> Iterator[None]:
+    """What onnx_ir raises on a file that another program wrote, as what is wrong with the file."""
+    try:
+        yield
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"model.onnx: must be an ONNX file (got {path.name}: {of}{reason}). Export it again."
+        ) from error
 
 
 def take_outputs(model: ir.Model, names: Sequence[str]) -> bool:
