@@ -27,6 +27,7 @@ def capture(loaded: LoadedModel) -> Captured:
 
     Raises:
         BuildError: torch.export cannot capture the model, or the declared dynamic dimensions do not hold.
+        InputError: the model's own code raised.
     """
     import torch
 
@@ -39,6 +40,7 @@ def capture(loaded: LoadedModel) -> Captured:
         warnings.simplefilter("ignore")
         graph = graph_module(program.run_decompositions({}))
     _require_no_quantizers(graph)
+    _require_no_writes(graph)
     if any(n.target is torch.ops.trtpipe.mark.default for n in graph.graph.nodes):
         _spell_out_batch_norms(graph)
     else:
@@ -71,6 +73,22 @@ def _require_no_quantizers(graph: torch.fx.GraphModule) -> None:
 
     if (node := next(quantizing(graph), None)) is not None:
         raise BuildError(f"capture: {module_path(node) or 'the model'} {quantizes_in_forward(source_line(node))}")
+
+
+def _require_no_writes(graph: torch.fx.GraphModule) -> None:
+    """Refuse operations of torch.library that write into their arguments, which torch.export wraps up.
+
+    Raises:
+        BuildError: there is one.
+    """
+    from trtpipe.model.nodes import calls, op_name, source_line
+
+    for node in calls(graph.graph):
+        if op_name(node).startswith("auto_functionalized"):
+            raise BuildError(
+                f"capture: {node.args[0]} ({source_line(node)}) writes into its arguments, and no engine does. Return "
+                "a new tensor from it: mutates_args=()."
+            )
 
 
 def _output_specs(graph: torch.fx.GraphModule, loaded: LoadedModel) -> tuple[TensorSpec, ...]:

@@ -20,7 +20,7 @@ serves every choice of `precision.keep`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -257,3 +257,11 @@ def _shared(
             extra.append((node, x, key, None, "Q5"))
             groups.join(node, x)
     return extra
+
+
+def shared_scales(sites: Iterable[Site]) -> dict[object, list[Site]]:
+    """The inputs by what they share a scale through: a group of activations, or a weight's constant and axis."""
+    shared: dict[object, list[Site]] = {}
+    for site in sites:
+        shared.setdefault(site.shared, []).append(site)
+    return shared
