@@ -82,7 +82,8 @@ def test_only_some_may_import(tree: Tree, name: str) -> None:
         if target == name or target.startswith(f"{name}.")
     }
     strangers = {path for path in found if not path.startswith(ONLY[name] or "\0")}
-    assert strangers == set(), f"only {' and '.join(ONLY[name]) or 'nothing'} may import {name}"
+    who = f"only {' and '.join(ONLY[name])}" if ONLY[name] else "no module"
+    assert strangers == set(), f"{who} may import {name}"
 
 
 def test_imports_are_absolute(tree: Tree) -> None:

@@ -58,8 +58,8 @@ class DimRange:
 class TensorSpec:
     """One binding. A str in `shape` names a dynamic dimension, whose range is in `dims`.
 
-    `batch_axis` is the axis that has one entry a sample. None is an output of the whole batch: a scalar, a statistic
-    over the batch, detections of all its images in one list, a matrix of all its pairs.
+    `batch_axis` is the axis that has one entry a sample. None is an output of the whole batch (a scalar, a statistic
+    over the batch, detections of all its images in one list, a matrix of all its pairs) or a constant.
     """
 
     name: str

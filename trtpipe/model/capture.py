@@ -27,6 +27,7 @@ def capture(loaded: LoadedModel) -> Captured:
 
     Raises:
         BuildError: torch.export cannot capture the model, or the declared dynamic dimensions do not hold.
+        InputError: the model's own code raised.
     """
     import torch
 
@@ -51,6 +52,7 @@ def capture(loaded: LoadedModel) -> Captured:
             "Check that model.factory returns the network that was meant."
         )
     _spell_out_attention(graph)
+    _spell_out_products(graph)
     _tidy(graph)
     graph.recompile()
     graph = graph_module(export(graph, loaded.inputs))
@@ -227,6 +229,40 @@ def _spell_out_attention(graph: torch.fx.GraphModule) -> None:
         node.target = attention
         node.args = (q, k, given["value"], mask, causal, given.get("scale"), bool(given.get("enable_gqa")), open_rows)
         node.kwargs = {}
+
+
+def _spell_out_products(graph: torch.fx.GraphModule) -> None:
+    """Replace mm, addmm and baddbmm by `product`: linears and matmuls, which every number format knows."""
+    from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, op_name
+
+    for node in [n for n in calls(graph.graph) if op_name(n) in ("mm", "addmm", "baddbmm")]:
+        given: list[Any] = list(node.args)
+        added, a, b = given if len(given) == 3 else (None, *given)
+        beta: Any = node.kwargs.get("beta", 1)
+        alpha: Any = node.kwargs.get("alpha", 1)
+        weight = op_name(node) != "baddbmm" and is_constant(b)
+        if weight:
+            value = constant_value(graph, b).t().contiguous() * alpha
+            b, alpha = add_constant(graph, f"{str(b.target).replace('.', '_')}_transposed", value, node), 1
+        if beta == 0:
+            added = None
+        elif beta != 1 and is_constant(added):
+            name = f"{str(added.target).replace('.', '_')}_scaled"
+            added, beta = add_constant(graph, name, constant_value(graph, added) * beta, node), 1
+        node.target, node.args, node.kwargs = product, (a, b, weight, added, beta, alpha), {}
+
+
+def product(
+    a: torch.Tensor, b: torch.Tensor, weight: bool, added: torch.Tensor | None, beta: float, alpha: float
+) -> torch.Tensor:
+    """beta * added + alpha * (a @ b); a `weight` b is [outputs, inputs]."""
+    import torch
+
+    if weight and (added is None or (beta == 1 and added.shape == b.shape[:1])):
+        return torch.nn.functional.linear(a, b, added)
+    multiplied = torch.nn.functional.linear(a, b) if weight else torch.matmul(a, b)
+    scaled = multiplied if alpha == 1 else multiplied * alpha
+    return scaled if added is None else scaled + (added if beta == 1 else added * beta)
 
 
 def attention(

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from typing import TYPE_CHECKING
 
-from calib.user_code import INTERRUPTS
-from trtpipe.errors import BuildError
-from trtpipe.model.failures import branches_on_data, first_line, place_of, quantizes_in_forward
+from calib.user_code import INTERRUPTS, described
+from trtpipe.errors import BuildError, InputError
+from trtpipe.model.failures import branches_on_data, first_line, place_of, quantizes_in_forward, raised_by_the_model
 from trtpipe.values import TensorSpec
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
 
     Raises:
         BuildError: torch.export refuses; the message is its own first lines.
+        InputError: the model's own code raised.
     """
     import torch
 
@@ -62,6 +63,8 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
     except INTERRUPTS:
         raise
     except BaseException as error:
+        if raised_by_the_model(error):
+            raise InputError(f"capture: the model, run by torch.export, raised {described(error)}") from error
         raise BuildError(_reason(error)) from error
 
 

@@ -35,6 +35,12 @@ if TYPE_CHECKING:
 #: Operations with a weight: name -> axis of the output channel in it.
 WEIGHTED = {"conv1d": 0, "conv2d": 0, "conv3d": 0, "linear": 0, "conv_transpose2d": 1, "conv_transpose1d": 1}
 MATMULS = ("matmul", "bmm")
+#: Products that no rule is for.
+OTHER_PRODUCTS = {
+    "mv": "a product with one vector gains nothing", "addmv": "a product with one vector gains nothing",
+    "dot": "a product with one vector gains nothing", "addbmm": "a sum of products has no Q/DQ rule",
+    "conv_transpose3d": "a transposed convolution in three dimensions has no Q/DQ rule",
+}  # fmt: skip
 ADDS = ("add",)
 SHARED = ("cat", "max_pool2d")
 
@@ -54,6 +60,8 @@ def find_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...
     quantized: set[Node] = set()
     for node in calls(graph.graph):
         name = op_name(node)
+        if name in OTHER_PRODUCTS and is_float(node):
+            skipped.append(Skipped(node, OTHER_PRODUCTS[name]))
         if name not in WEIGHTED and name not in MATMULS + ADDS + SHARED:
             continue
         path = module_path(node)

@@ -271,15 +271,12 @@ def stage_keys(job: Job, ingredients: Ingredients) -> StageKeys:
     numbering = ("calibration data",) if job.calibration is not None and job.calibration.images is not None else ()
     checked |= computed | chosen("check data", "check source", "check labels", *numbering) | transform | data
     baseline = {**model, **checked, "baseline": script, **chosen("torchscript")}
-    calibrated = {
-        **model,
-        **data,
-        **computed,
-        **chosen("job calibration", "calibration data", "calibration table", "calibration source"),
-    }
+    calibration = ("job calibration", "calibration data", "calibration table", "calibration source")
+    calibrated = model | data | computed | chosen(*calibration)
     if job.calibration is not None and job.calibration.table is None:  # what is in INT8 is corrected
-        corrected = chosen("job precision") if job.corrections else {}
-        calibrated |= corrected | {"job calibration.corrections": ", ".join(job.corrections)}
+        calibrated["job calibration.corrections"] = ", ".join(job.corrections)
+        placed = ("fp16_mode", "bf16_mode", "placement") if job.corrections else ()
+        calibrated |= chosen(*(f"job precision.{key}" for key in placed))
     graph = {**model, **chosen("job precision", "plugin")}
     if needs_lowering(release := onnx_release(job)):
         graph["onnx form"] = f"TensorRT {release}"
