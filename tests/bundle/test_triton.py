@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import importlib.util
 from pathlib import Path
@@ -94,6 +95,15 @@ def test_engine_with_odd_bindings(tmp_path: Path, schema: Any) -> None:
     assert all(o.label_filename == "" for o in config.output)
     assert config.instance_group[0].kind == schema.ModelInstanceGroup.KIND_GPU
     assert model.files == {"1/model.plan": b"plan"}
+
+
+def test_plugins_are_for_triton_to_load(tmp_path: Path) -> None:
+    bundle = with_engine(tmp_path, "tensorrt", (shipping.INPUT,), (shipping.OUTPUT,))
+    build = Build(target="tensorrt", plugins=("liba.so", "libb.so"))
+    holding = dataclasses.replace(bundle, manifest=bundle.manifest.model_copy(update={"build": build}))
+    assert triton_model(holding).notes == (
+        "Start Triton with the bundle's libraries: --backend-config=tensorrt,plugins=liba.so;libb.so",
+    )
 
 
 @pytest.mark.parametrize("batch", [4, DimRange(2, 4, 8)])

@@ -76,6 +76,13 @@ def test_the_command_says_so_before_any_work(folder: Path, capsys: pytest.Captur
         ("build: {target: tensorrt, route: torch_tensorrt}\n", (),
          "build.route: must be onnx to prepare a kit (got torch"),
         ("build: {target: tensorrt, route: torch2trt}\n", (), "build.route: must be onnx to prepare a kit (got torch2"),
+        (
+            "build: {target: tensorrt, plugins: [libtwice.so]}\n",
+            (),
+            "build.plugins: must be left out to prepare a kit (got libraries): ONNX Runtime, which checks a kit's "
+            "graph, has no plugins. Build where its GPU is.",
+        ),
+        ("build: {target: tensorrt_rtx, plugins: [libtwice.so]}\n", (), "build.plugins: "),
         ("build: {target: tensorrt_rtx, timing_cache: c}\n", (), "build.timing_cache: "),
         ("build: {target: tensorrt_rtx, hardware_compatibility: ampere_plus}\n", (), "build.hardware_compatibility: "),
         ("build: {target: tensorrt, platform: jetson_nano}\n", (), "precision.int8_mode: "),

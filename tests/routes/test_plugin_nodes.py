@@ -62,6 +62,17 @@ def _(xs: Sequence[Tensor]) -> Tensor:
     return torch.empty_like(xs[0])
 
 
+@torch.library.custom_op("plugin_nodes::parts", mutates_args=())
+def parts(x: Tensor) -> list[Tensor]:
+    """A list of results, whose number no schema knows."""
+    return [x * 2, x * 3]
+
+
+@parts.register_fake
+def _(x: Tensor) -> list[Tensor]:
+    return [torch.empty_like(x), torch.empty_like(x)]
+
+
 class Net(torch.nn.Module):
     def __init__(self, which: str) -> None:
         super().__init__()
@@ -71,6 +82,8 @@ class Net(torch.nn.Module):
         ops, y = torch.ops.plugin_nodes, self.layer(x)
         if self.which == "listed":
             return ops.listed([y, x])  # type: ignore[no-any-return]
+        if self.which == "parts":
+            return ops.parts(y)[0]  # type: ignore[no-any-return]
         if self.which == "relu":
             return ops.relu(y) + 1.0  # type: ignore[no-any-return]
         a, b = ops.scaled(y, 2.5, axes=[0, 1], both=False)
@@ -115,11 +128,23 @@ def test_without_plugins_it_is_refused() -> None:
     )
 
 
-def test_an_argument_that_no_node_has_is_named() -> None:
-    found = quantize(captured("listed"), int8=False, half=None, keep=Keep(), amax={}, ranges={})
+@pytest.mark.parametrize(
+    ("which", "message"),
+    [
+        (
+            "listed",
+            "onnx: plugin_nodes.listed has the argument xs of type List[Tensor], and a node for a plugin takes "
+            "tensors, numbers, texts and lists of numbers or texts. Give the operation such arguments.",
+        ),
+        (
+            "parts",
+            "onnx: plugin_nodes.parts returns List[Tensor], and a plugin returns tensors. Return a tensor, or a tuple "
+            "of them.",
+        ),
+    ],
+)
+def test_what_no_node_has_is_named(which: str, message: str) -> None:
+    found = quantize(captured(which), int8=False, half=None, keep=Keep(), amax={}, ranges={})
     with pytest.raises(BuildError) as caught:
         to_onnx(found, plugins=True)
-    assert str(caught.value) == (
-        "onnx: plugin_nodes.listed has the argument xs of type List[Tensor], and a node for a plugin takes tensors, "
-        "numbers, texts and lists of these. Give the operation such arguments."
-    )
+    assert str(caught.value) == message

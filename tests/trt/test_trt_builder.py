@@ -15,7 +15,7 @@ from trtpipe import errors
 from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.sections import Build
 from trtpipe.progress import Silent
-from trtpipe.trt import config, driver, flavour, network, plan
+from trtpipe.trt import config, driver, flavour, network, plan, plugins
 from trtpipe.trt.builder import build_engine
 from trtpipe.trt.monitor import Watch, make_logger
 from trtpipe.trt.options import refusals
@@ -340,3 +340,16 @@ def test_an_option_is_honoured_or_refused(model, option):
 )  # fmt: skip
 def test_options_change_the_engine(model, engine, options):
     assert build_engine(model, Build(**options), progress=Silent()).data != engine.data
+
+
+def test_plugins_are_loaded_before_the_graph_is_parsed_and_kept_with_the_engine(model, tmp_path, monkeypatch):
+    (tmp_path / "libtwice.so").write_bytes(b"native code")
+    order = []
+    parse = network.parse
+    monkeypatch.setattr(plugins, "load", lambda tensorrt, libraries, reason: order.append(dict(libraries)))
+    monkeypatch.setattr(network, "parse", lambda *given: [order.append("parse"), parse(*given)][1])
+    build = Build(plugins=(str(tmp_path / "libtwice.so"),))
+    engine = build_engine(model, build, progress=Silent(), judged=False)
+    assert order == [{"libtwice.so": b"native code"}, "parse"]
+    assert engine.plugins == {"libtwice.so": b"native code"}
+    assert "plugins" not in engine.options  # a path of this machine

@@ -115,7 +115,7 @@ def _schema(target: torch._ops.OpOverload, domain: str, name: str) -> OpSchema:
         else:
             raise BuildError(
                 f"onnx: {domain}.{name} has the argument {argument.name} of type {kind}, and a node for a plugin takes "
-                "tensors, numbers, texts and lists of these. Give the operation such arguments."
+                "tensors, numbers, texts and lists of numbers or texts. Give the operation such arguments."
             )
     results = [str(r.type) for r in target._schema.returns]
     if set(results) != {"Tensor"}:
