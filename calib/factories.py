@@ -13,6 +13,9 @@ from calib.types import Array
 from calib.user_code import import_callable, user_code
 
 _END = object()
+#: Samples of an iterable, which may never end, that are read where the job does not say how many to take: as many as
+#: ImageNet's validation set has.
+MOST_READ = 50_000
 
 
 class Factory:
@@ -57,6 +60,11 @@ class Factory:
                 item = self._following(len(labels))
                 if item is _END:
                     break
+                if limit is None and len(labels) == MOST_READ:
+                    raise CalibError(
+                        f"factory {path}: an iterable must end within {MOST_READ} samples (got more). Set samples, "
+                        "which takes the first ones, or return a sequence."
+                    )
                 labels.append(self._split(len(labels), item)[1])
         if len({label is None for label in labels}) > 1:
             raise CalibError(

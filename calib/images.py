@@ -126,7 +126,8 @@ class ImageTransform:
     def __call__(self, where: str, image: Image.Image) -> Array:
         """The array of one RGB image; `where` names it in errors."""
         if self._callable is not None:
-            with user_code(f"transform.callable: {self._name} on {where}"):
+            where = f"transform.callable: {self._name} on {where}"
+            with user_code(where):
                 made = self._callable(image)
             return fit(where, to_array(where, made), self._binding)
         for step in self._steps:

@@ -15,7 +15,7 @@ ON_A_DEVICE = ("job", "trt", "bundle", "report", "runtime")
 OF_A_GRAPH = {"trtpipe.runtime.four_bits", "trtpipe.runtime.half_rounding"}
 #: What has to do with the standard streams and is not the command line: a worker's are its log, torch.export prints why
 #: it fails, and a job's own code may replace them.
-OTHER_STREAMS = {"trtpipe.model.export", "trtpipe.nightly.pool", "trtpipe.pipeline.process_state"}
+OTHER_STREAMS = {"trtpipe.model.export", "trtpipe.nightly.pool", "trtpipe.model.process_state"}
 
 
 def test_what_a_device_imports_loads_nothing_heavy(tree: Tree) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
-from trtpipe.jsontext import json_text, plain
+from trtpipe.jsontext import json_line, json_text, plain
 
 
 @dataclass(frozen=True)
@@ -39,3 +39,11 @@ def test_what_json_has_no_form_for() -> None:
     with pytest.raises(TypeError, match=r"^JSON has no form for a bytes$"):
         plain([b"ab"])
     assert plain([b"ab"], len) == [2]
+
+
+def test_no_control_character_is_in_json_as_it_is_and_each_is_read_back() -> None:
+    every = "".join(map(chr, range(0xA1))) + "\u00e9\u4e2d"
+    for text in (json_text({every: [every]}), json_line({every: [every]}), json_line({every: [every]}, indent=2)):
+        assert {c for c in text if ord(c) < 32 or 127 <= ord(c) < 160} <= {"\n"}
+        assert json.loads(text) == {every: [every]}
+    assert json_line("\x9b\u00e9") == '"\\u009b\u00e9"'

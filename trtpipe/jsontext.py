@@ -10,10 +10,18 @@ from typing import Any
 
 from calib.types import JsonObject
 
+#: What a terminal would obey and JSON leaves as it is. Outside of its texts JSON has no such character.
+_CONTROLS = {c: f"\\u{c:04x}" for c in range(127, 160)}
+
 
 def json_text(value: object) -> str:
     """Dataclasses, mappings, sequences and numbers as JSON, indented by one, with a newline at the end."""
-    return json.dumps(plain(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_line(plain(value), indent=1) + "\n"
+
+
+def json_line(value: object, indent: int | None = None) -> str:
+    """What `plain` gave as JSON in UTF-8, on one line or indented, with every control character spelt out."""
+    return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False).translate(_CONTROLS)
 
 
 def plain_object(value: object) -> JsonObject:

@@ -58,8 +58,8 @@ class DimRange:
 class TensorSpec:
     """One binding. A str in `shape` names a dynamic dimension, whose range is in `dims`.
 
-    `batch_axis` is the axis that has one entry a sample. None is an output of the whole batch: a scalar, a statistic
-    over the batch, detections of all its images in one list, a matrix of all its pairs.
+    `batch_axis` is the axis that has one entry a sample. None is an output of the whole batch (a scalar, a statistic
+    over the batch, detections of all its images in one list, a matrix of all its pairs) or a constant.
     """
 
     name: str
@@ -282,7 +282,7 @@ class Engine:
     `minimum_compute_capability` above Ampere's 8.0; `graph` is the ONNX that was compiled, which is what a machine
     without a GPU can execute in the engine's place. With a `fallback`, `data` is a hybrid module (see
     `hybrid`): several plans and what PyTorch has to do between them. `timing_cache` is what TensorRT had measured by
-    then, empty where none was kept.
+    then, empty where none was kept. `plugins` are the libraries that it cannot be loaded without, content by name.
     """
 
     data: bytes
@@ -297,6 +297,7 @@ class Engine:
     fallback: tuple[Fallback, ...] = ()
     minimum_compute_capability: str | None = None
     timing_cache: bytes = b""
+    plugins: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,18 @@ def test_an_iterable_is_used_in_its_order_and_again():
     assert values(opened("endless", samples=3)) == [0, 1, 2]
 
 
+def test_an_iterable_without_an_end_is_refused_where_no_number_is_given(monkeypatch):
+    monkeypatch.setattr("calib.factories.MOST_READ", 4)
+    assert values(opened("stream")) == [0, 1, 2, 3]  # as many as may be
+    with pytest.raises(CalibError) as caught:
+        opened("endless")
+    assert str(caught.value) == (
+        "factory factories_under_test:endless: an iterable must end within 4 samples (got more). Set samples, which "
+        "takes the first ones, or return a sequence."
+    )
+    assert values(opened("endless", samples=6)) == [0, 1, 2, 3, 4, 5]
+
+
 def test_the_digest_covers_values_and_code(tmp_path):
     assert opened("arrays").digest == opened("arrays").digest != opened("stream").digest
 

@@ -149,9 +149,37 @@ def test_a_name_of_a_class_does_not_steer_the_terminal(tmp_path: Path, trtpipe: 
     for form in ("csv", "jsonl"):
         ran = trtpipe("run", tmp_path / "c", photos, "--format", form, "-q")
         assert ran.code == 0
-        assert not [c for c in ran.out if ord(c) < 32 and c != "\n"]
+        assert not [c for c in ran.out if (ord(c) < 32 and c != "\n") or 127 <= ord(c) < 160]
+        if form == "jsonl":
+            assert {json.loads(line)["label"] for line in ran.out.splitlines()} == {"\x1b[2J", "\x9bm", "blue\r"}
     out = trtpipe("run", tmp_path / "c", photos, "--format", "csv", "-q").out
     assert {line.split(",")[3] for line in out.splitlines()[1:]} == {"\\x1b[2J", "\\x9bm", "blue\\x0d"}
+
+
+@pytest.mark.parametrize("form", ["jsonl", "json", "csv"])
+def test_more_classes_than_there_are_is_refused(tmp_path: Path, trtpipe: Any, photos: Path, form: str) -> None:
+    shipping.bundle(tmp_path / "c")
+    ran = trtpipe("run", tmp_path / "c", photos, "--format", form, "--top", 4)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == "--top: must be at most 3, the classes of output logits (got 4).\n"
+    assert trtpipe("run", tmp_path / "c", photos, "--format", form, "--top", 3).code == 0
+
+
+@pytest.mark.parametrize(
+    "command", ["bench job.yaml --seconds", "build job.yaml --diagnose", "nightly job.yaml --diagnose"]
+)
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("nan", "must be a number of seconds (got nan)."),
+        ("-1", "-1.0 is not in the range x>=0."),
+        ("x", "is not a valid float"),
+    ],
+)
+def test_a_time_that_is_none_is_refused(trtpipe: Any, command: str, given: str, message: str) -> None:
+    ran = trtpipe(*command.split(), given)
+    assert ran.code == 2
+    assert message in ran.err
 
 
 def test_a_batch_beyond_the_largest_is_refused(tmp_path: Path, trtpipe: Any, photos: Path) -> None:

@@ -215,6 +215,20 @@ BROKEN = [
       "No GPU executes an ONNX file: remove check.require."]),
     ([("build:\n", "build:\n  tensor_formats: {imag: [hwc], logits: [linear]}\n")],
      ["job.yaml:18: build.tensor_formats.imag: must be image, logits (got imag)."]),
+    ([("build:\n", "build:\n  plugins: [w.safetensors, libs/libtwice.so, 7]\n")],
+     ["job.yaml:18: build.plugins[1]: must be a file that exists (got 'libs/libtwice.so': nothing there). It is "
+      "{dir}/libs/libtwice.so, from the folder of the job file.",
+      "job.yaml:18: build.plugins[2]: must be text (got 7)."]),
+    ([("build:\n", "build:\n  plugins: [w.safetensors, w.safetensors]\n"), ("factory: torch.nn:Identity", "onnx: a.onnx"),
+      ("  args: {}\n  weights: w.safetensors\n", "")],
+     ["job.yaml:3: model.onnx: must be a file that exists (got 'a.onnx': nothing there). It is {dir}/a.onnx, from the "
+      "folder of the job file.",
+      "job.yaml:16: build.plugins: must not be given with model.onnx (got both). Nothing says what an operator of "
+      "another domain computes: give the network as model.factory.",
+      "job.yaml:16: build.plugins: must be shared libraries, like libtwice.so (got 'w.safetensors'). Letters, digits, "
+      "dots, dashes and underscores: the bundle keeps it under this name.",
+      "job.yaml:16: build.plugins: must have names of their own, which do not differ in case alone (got [w.safetensors, "
+      "w.safetensors])."]),
     ([(TRANSFORM, "{grayscale: true, interpolation: nearest}")],
      ["job.yaml:15: calibration.transform.interpolation: must be given only with resize (got no resize). "
       "It steers resize alone."]),

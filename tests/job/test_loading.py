@@ -207,3 +207,9 @@ def test_a_file_without_an_end_is_not_read_to_it(capsys):
 def test_nor_is_a_key():
     with pytest.raises(InputError, match=r"^/dev/zero: must be a readable key file \(got: more than 1048576 bytes\)\."):
         load_public_keys(Path("/dev/zero"))
+
+
+def test_paths_in_lists_are_those_of_the_jobs_folder(folder):
+    (folder / "libtwice.so").write_bytes(b"")
+    job = load_job(write(folder, ("compute_capability: [8.6, 12.0]", "target: tensorrt\n  plugins: [./libtwice.so]")))
+    assert job.build.plugins == (str(folder / "libtwice.so"),)

@@ -103,7 +103,8 @@ MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...] | None]] = {
     "return torch.complex(y, y)": (ONE, ("outputs.y: must be real numbers (got complex64, which no engine returns). Return torch.view_as_real(y)",)),
     "return x": (ONE, ("capture: the model must compute something from its inputs (got outputs that are inputs or constants).",)),
     "raise SystemExit(0)": (ONE, ("model: it fails on zeros of the declared inputs", "SystemExit: 0")),
-    "if torch.compiler.is_exporting(): raise SystemExit(0)\n        return y": (ONE, ("capture: torch.export cannot capture the model", "SystemExit: 0")),
+    "if torch.compiler.is_exporting(): raise SystemExit(0)\n        return y": (ONE, ("capture: the model, run by torch.export, raised SystemExit: 0\n  File ",)),
+    "if torch.compiler.is_exporting(): raise ValueError('mine')\n        return y": (ONE, ("capture: the model, run by torch.export, raised ValueError: mine\n  File ", "raise ValueError('mine')")),
     "if torch.jit.is_tracing(): raise SystemExit(0)\n        return y": (ONE, ("model.baseline: TorchScript cannot trace the model (0)",)),
     "raise type('PanicException', (BaseException,), {})('in Rust')": (ONE, ("model: it fails on zeros of the declared inputs", "PanicException: in Rust")),
 }  # fmt: skip
@@ -271,3 +272,22 @@ def test_a_model_that_answers_anew_each_time_is_no_baseline(tmp_path: Path, body
         InputError, match=r"^model: it gives other outputs for the same inputs \(other values of y when"
     ):
         trtpipe.build(file, tmp_path / "out")
+
+
+#: What fails, and the exit code: 2 where the job or the model's own code is wrong, 4 where torch.export refuses.
+CODES = {
+    "raise ValueError('mine')": 2,
+    "if torch.compiler.is_exporting(): raise ValueError('mine')\n        return y": 2,
+    "assert not torch.compiler.is_exporting()\n        return y": 2,
+    "if x.shape[0] == 3: raise ValueError('mine')\n        return y": 2,
+    "return y.reshape(2, 4)": 2,
+    "return y if x.sum() > 0 else -y": 4,
+    "return y * float(y.sum().item())": 4,
+}
+
+
+@pytest.mark.parametrize("at", range(len(CODES)), ids=lambda k: list(CODES)[k])
+def test_what_the_models_own_code_raises_is_not_the_compilers(tmp_path: Path, at: int) -> None:
+    body, code = list(CODES.items())[at]
+    problems = deep_problems(load_job(job(tmp_path, body, ONE, f"coded_{at}")))
+    assert {problem.exit_code for problem in problems} == {code}

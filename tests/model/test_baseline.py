@@ -161,6 +161,16 @@ def test_outputs_that_cannot_be_compared_are_refused(network: nn.Module, dtype: 
     assert str(caught.value) == message
 
 
+def test_a_weight_that_is_nan_is_named() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
+    nn.init.constant_(network[1].bias, float("nan"))
+    loaded = nets.loaded(network, out_shape=("N", 3))
+    with pytest.raises(
+        InputError, match=r"NaN or infinite\)\. The weight 1\.bias holds NaN: take weights of another epo"
+    ):
+        record_baseline(loaded, BATCHES, 5, batch_size=3, kind="trace", progress=Silent())
+
+
 def test_an_output_that_depends_on_its_batch_is_noted() -> None:
     class Batched(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

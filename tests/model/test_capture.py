@@ -10,7 +10,7 @@ from torch import nn
 from trtpipe.errors import BuildError
 from trtpipe.model.capture import capture
 from trtpipe.model.nodes import calls, constant_value, copied, module_path, op_name, set_constant, source_line
-from trtpipe.values import LoadedModel
+from trtpipe.values import LoadedModel, TensorSpec
 
 
 def names(net: str) -> list[str]:
@@ -93,3 +93,48 @@ def test_a_copy_reads_the_same_constants_and_its_own_are_replaced_alone() -> Non
     set_constant(copy, weight, torch.zeros_like(constant_value(copy, weight)))
     assert torch.equal(graph(x)[0], before)
     assert not torch.equal(copy(x)[0], before)
+
+
+@torch.library.custom_op("test_capture::doubled", mutates_args={"x"})
+def doubled(x: torch.Tensor) -> None:
+    """Writes into its argument."""
+    x.mul_(2)
+
+
+def test_operations_that_write_into_their_arguments_are_refused() -> None:
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x.clone()
+            torch.ops.test_capture.doubled(y)
+            return y
+
+    spec = TensorSpec("x", "float32", (2, 3))
+    with pytest.raises(BuildError) as caught:
+        capture(LoadedModel(Net(), (spec,), (TensorSpec("y", "float32", (2, 3), batch_axis=0),), "", ()))
+    text = str(caught.value)
+    assert text.startswith("capture: test_capture.doubled.default (test_capture.py:")
+    assert text.endswith(
+        ") writes into its arguments, and no engine does. Return a new tensor from it: mutates_args=()."
+    )
+
+
+@torch.library.custom_op("test_capture::shapeless", mutates_args=())
+def shapeless(x: torch.Tensor) -> torch.Tensor:
+    """Has no function that says its shape."""
+    return x * 2
+
+
+def test_operations_that_say_no_shape_are_refused() -> None:
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.ops.test_capture.shapeless(x)  # type: ignore[no-any-return]
+
+    spec = TensorSpec("x", "float32", (2, 3))
+    with pytest.raises(BuildError) as caught:
+        capture(LoadedModel(Net(), (spec,), (TensorSpec("y", "float32", (2, 3), batch_axis=0),), "", ()))
+    text = str(caught.value)
+    assert text.startswith("capture: the operation test_capture::shapeless at test_capture.py:")
+    assert text.endswith(
+        " does not say what shape it gives, which torch.export needs. Register a function that does: "
+        '@torch.library.register_fake("test_capture::shapeless").'
+    )

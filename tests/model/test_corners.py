@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from trtpipe.errors import BuildError
+from trtpipe.errors import BuildError, InputError
 from trtpipe.model import corners as corners_module
 from trtpipe.model.capture import capture
 from trtpipe.model.corners import corner_outputs, corners, largest_batch, require_corners
@@ -89,7 +89,7 @@ def test_a_model_that_fails_for_one_sample_is_said() -> None:
             return x.mean((2, 3))
 
     loaded = nets.loaded(Fails(), out_shape=("N", 3))
-    with pytest.raises(BuildError) as caught:
+    with pytest.raises(InputError) as caught:
         corner_outputs(loaded, {"x": nets.images(4, 3, 8, 8).numpy()})
     assert str(caught.value) == (
         "capture: the model fails on x [1, 3, 8, 8], which the job declares: ValueError: one is too few. Narrow the "

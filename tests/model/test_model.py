@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from trtpipe.errors import BuildError, InputError
+from trtpipe.errors import InputError
 from trtpipe.job.job import Job
 from trtpipe.job.load import load_job
 from trtpipe.model import load
@@ -142,8 +142,55 @@ def test_the_digest_follows_the_weights(job: Any, tmp_path: Path) -> None:
 def test_a_pickle_that_is_more_than_tensors_is_refused(job: Any, tmp_path: Path) -> None:
     path = tmp_path / "w.pt"
     torch.save(torch.nn.Linear(4, 3), path)
-    with pytest.raises(InputError, match=r"model\.weights: must be a \.safetensors file or a \.pt file of tensors"):
+    with pytest.raises(InputError) as caught:
         load_model(job(weights=str(path)), tmp_path)
+    assert str(caught.value) == (
+        "model.weights: must be a .safetensors file or a .pt file of tensors (got w.pt: Unsupported global: GLOBAL "
+        "torch.nn.modules.linear.Linear). Save the state_dict, not the module."
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "got"),
+    [
+        ([1, 2], "a list"),
+        (torch.ones(2), "a Tensor"),
+        (None, "a NoneType"),
+        ({1: torch.ones(2)}, "a dict of other keys"),
+    ],
+    ids=["list", "tensor", "nothing", "numbered"],
+)
+def test_a_file_that_holds_something_else_than_a_state_dict(job: Any, tmp_path: Path, state: Any, got: str) -> None:
+    path = tmp_path / "w.pt"
+    torch.save(state, path)
+    with pytest.raises(InputError) as caught:
+        load_model(job(weights=str(path)), tmp_path)
+    assert str(caught.value) == (
+        f"model.weights: must hold tensors by their names in the model (got {got} in w.pt). Save the model's state_dict()."
+    )
+
+
+def test_an_empty_file_of_weights_is_said(job: Any, tmp_path: Path) -> None:
+    (tmp_path / "w.pt").write_bytes(b"")
+    with pytest.raises(InputError, match=r"\(got w\.pt: EOFError\)\. Save the state_dict, not the module\.$"):
+        load_model(job(weights=str(tmp_path / "w.pt")), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "step"),
+    [
+        ("module.", "Take 'module.' off the names: {k.removeprefix('module.'): v for k, v in state.items()}."),
+        ("a.b.", "Take 'a.b.' off the names: {k.removeprefix('a.b.'): v for k, v in state.items()}."),
+        ("fc.", "Check model.args."),
+    ],
+)
+def test_a_prefix_of_all_names_is_named(job: Any, tmp_path: Path, prefix: str, step: str) -> None:
+    path = tmp_path / "w.pt"
+    names = ("fc.weight", "fc.bias") if prefix != "fc." else ("weight", "other")
+    torch.save({prefix + name: torch.zeros(3) for name in names}, path)
+    with pytest.raises(InputError, match=r"^model\.weights: must fit the model \(got w\.pt: ") as caught:
+        load_model(job(weights=str(path)), tmp_path)
+    assert str(caught.value).endswith(f"). {step}")
 
 
 @pytest.mark.parametrize("kind", ["sparse", "meta", "lazy"])
@@ -239,7 +286,7 @@ def test_more_outputs_than_named(job: Any, tmp_path: Path) -> None:
 
 def test_an_input_that_the_model_cannot_take(job: Any, tmp_path: Path) -> None:
     with pytest.raises(
-        BuildError, match=r"model: it fails on zeros of the declared inputs \(.*\) at mynet.*: RuntimeError: "
+        InputError, match=r"model: it fails on zeros of the declared inputs \(.*\) at mynet.*: RuntimeError: "
     ):
         load_model(job(width=5), tmp_path)
 

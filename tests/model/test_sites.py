@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import nets
+import pytest
 import torch
 from torch import nn
 
@@ -156,3 +157,46 @@ def test_every_operation_has_a_key_of_its_own() -> None:
     assert of_inputs == [":input", ":input_1", ":input_2", ":input_3"]
     assert [s.key for s in sites if s.axis is not None] == [":weight", ":weight_1", ":weight_2", ":weight_3"]
     assert [s.group for s in sites if s.axis is None] == of_inputs
+
+
+class Product(nn.Module):
+    """One product of tokens [N, 4, 16], with a weight or among themselves."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind = kind
+        self.weight, self.bias = nn.Parameter(torch.randn(16, 6)), nn.Parameter(torch.randn(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat, w, b, turned = x.reshape(-1, 16), self.weight, self.bias, x.transpose(1, 2)
+        products = {
+            "mm": lambda: torch.mm(flat, w),
+            "addmm": lambda: torch.addmm(b, flat, w),
+            "addmm, scaled": lambda: torch.addmm(b, flat, w, beta=0.5, alpha=3),
+            "addmm, one number": lambda: torch.addmm(b[:1], flat, w),
+            "addmm, a row": lambda: torch.addmm(b[None], flat, w, alpha=2),
+            "baddbmm": lambda: torch.baddbmm(x @ turned, x, turned, beta=0.5),
+            "baddbmm, not added": lambda: torch.baddbmm(x[:, :, :4], x, turned, beta=0, alpha=0.25),
+            "mm of activations": lambda: torch.mm(w.t(), flat.t()).t(),
+            "mv": lambda: torch.mv(flat, w[:, 0]),
+        }
+        return products[self.kind]().reshape(x.shape[0], -1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rules"),
+    [
+        ("mm", ["Q1", "Q2"]), ("addmm", ["Q1", "Q2"]), ("addmm, scaled", ["Q1", "Q2"]),
+        ("addmm, one number", ["Q1", "Q2"]), ("addmm, a row", ["Q1", "Q2"]), ("baddbmm", ["Q1"] * 4),
+        ("baddbmm, not added", ["Q1"] * 2), ("mm of activations", ["Q1"] * 2), ("mv", []),
+    ],
+)  # fmt: skip
+def test_every_way_to_write_a_product_has_sites_or_a_reason(kind: str, rules: list[str]) -> None:
+    network = Product(kind).eval()
+    captured = capture(nets.loaded(network, shape=("N", 4, 16)))
+    assert [s.rule for s in captured.sites] == rules
+    assert [s.reason for s in captured.skipped] == ([] if rules else ["a product with one vector gains nothing"])
+    x = torch.randn(3, 4, 16, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        torch.testing.assert_close(captured.graph(x)[0], network(x))

@@ -85,6 +85,57 @@ def test_a_file_that_is_no_history_or_a_newer_one_is_refused(tmp_path):
         History(path)
 
 
+@pytest.mark.parametrize("at", range(100, 24_000, 1_000))
+def test_damage_anywhere_in_the_file_is_said_and_is_no_bug(tmp_path, at):
+    path = tmp_path / "h.sqlite"
+    with History(path) as history:
+        for k in range(20):
+            record(history, outcome(f"j{k}"))
+    content = bytearray(path.read_bytes())
+    content[at : at + 2_000] = b"\xff" * len(content[at : at + 2_000])
+    path.write_bytes(content)
+    said = ""
+    try:
+        with History(path) as history:
+            assert history.names() is not None
+            history.unfinished()
+            history.latest(99)
+            history.greens(99)
+            history.recent(99)
+            history.of_job("j1")
+            history.of_run(1)
+            record(history, outcome("new"))
+    except InputError as error:
+        said = str(error)
+    assert not said or said.startswith(f"{path}: must be a history of trtpipe (got: ")
+    assert not said or said.endswith("). Choose another --history.")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "null", '{"metrics": 3}', '{"nothing": 1}'])
+def test_a_row_that_trtpipe_did_not_write_is_said(tmp_path, text):
+    path = tmp_path / "h.sqlite"
+    with History(path) as history:
+        record(history, outcome("j"))
+        history._db.execute("UPDATE results SET data = ?", (text,))
+        for ask in (lambda: history.of_job("j"), lambda: history.latest(99), lambda: history.recent(99)):
+            with pytest.raises(
+                InputError, match=r"h\.sqlite: must be a history of trtpipe \(got: a row that trtpipe can"
+            ):
+                ask()
+
+
+def test_a_lock_that_stays_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("trtpipe.nightly.history.LOCKED_S", 0)
+    path = tmp_path / "h.sqlite"
+    with History(path) as history, History(path) as other:
+        history._db.execute("BEGIN IMMEDIATE")
+        with pytest.raises(InputError) as caught:
+            other.begin({})
+    assert str(caught.value) == (
+        f"{path}: another program has locked the history for over 0 s. End that program, or choose another --history."
+    )
+
+
 def test_a_killed_writer_loses_nothing_that_was_recorded(tmp_path):
     script = f"""
 import sys

@@ -61,8 +61,7 @@ ALL = {"model", "baseline", "calibration", "graph", "engine"}
         ("precision: {int8_mode: true}\n", machine(onnx="1.3"), {"graph", "engine"}, "onnx 1.2 -> 1.3"),
         ("precision: {int8_mode: true}\n", machine(torch="2.15"), ALL, "torch 2.14.1 -> 2.15"),
         ("precision: {int8_mode: true}\n", machine(onnxruntime="1.32"), set(), "onnxruntime 1.31 -> 1.32"),
-        # What is in INT8 decides what is corrected.
-        ("precision: {int8_mode: true, keep: {fp32: ['6']}}\n", MACHINE, {"calibration", "graph", "engine"},
+        ("precision: {int8_mode: true, keep: {fp32: ['6']}}\n", MACHINE, {"graph", "engine"},
          'precision.keep.fp32 added (["6"])'),
         ("precision: {}\n", MACHINE, {"calibration", "graph", "engine"}, "precision.int8_mode removed (true)"),
         ("precision: {int8_mode: true}\nbuild: {optimization_level: 5}\n", MACHINE, {"engine"},
@@ -221,7 +220,22 @@ def test_two_jobs_share_a_table_where_they_correct_the_same_operations_and_nowhe
             path = nights.write_job(folder, "a", f"precision: {{{precision}}}\n")
             path.write_text(path.read_text().replace("algorithm: minmax", f"algorithm: minmax, {given}"))
             job = load_job(path)
-            corrected = (job.corrections, precision) if job.corrections else ()
+            corrected = (job.corrections, job.precision.fp16_mode) if job.corrections else ()
             jobs.append((corrected, stage_keys(job, Survey(Digests(), MACHINE).ingredients(job)).calibration))
     assert {c[0] for c, _ in jobs if c} == {("bias",), ("rounding", "bias"), get_args(Correction)}
     assert len({k for _, k in jobs}) == len(set(jobs)) == len({c for c, _ in jobs})
+
+
+def test_a_plugins_content_counts_from_the_graph_on(folder):
+    (folder / "libtwice.so").write_bytes(b"one")
+    extra = "build: {target: tensorrt, plugins: [libtwice.so]}\n"
+    before, keys = look(folder, extra)
+    (folder / "libtwice.so").write_bytes(b"another")
+    after, other = look(folder, extra)
+    assert changed(keys, other) == {"graph", "engine"}
+    assert after.changes(before.parts) == ("plugin libtwice.so changed",)
+    (folder / "lib").mkdir()
+    (folder / "libtwice.so").rename(folder / "lib" / "libtwice.so")
+    moved, same = look(folder, "build: {target: tensorrt, plugins: [lib/libtwice.so]}\n")
+    assert moved.key == after.key
+    assert changed(other, same) == set()

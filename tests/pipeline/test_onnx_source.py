@@ -125,6 +125,21 @@ def save(path: Path, node: Any, kind: int = TensorProto.FLOAT, opset: int = 17, 
             "model.onnx: its operators must be among those that trtpipe converts (got mine::Special). Cut the network "
             "before them (onnx.utils.extract_model); or build from PyTorch with model.factory.",
         ),
+        *(
+            (
+                helper.make_node(op, ["x"], ["y"], domain=domain),
+                {"domain": domain},
+                f"model.onnx: must be quantized as Q/DQ with fixed scales (got {listed}). Quantize it again so (ONNX "
+                "Runtime: quantize_static with QuantFormat.QDQ), or give it in FP32.",
+            )
+            for op, domain, listed in (
+                ("QLinearConv", "", "QLinearConv"),
+                ("MatMulInteger", "", "MatMulInteger"),
+                ("DynamicQuantizeLinear", "", "DynamicQuantizeLinear"),
+                ("QLinearAdd", "com.microsoft", "com.microsoft::QLinearAdd"),
+                ("DynamicQuantizeMatMul", "com.microsoft", "com.microsoft::DynamicQuantizeMatMul"),
+            )
+        ),
         (
             helper.make_node("Relu", ["x"], ["y"]),
             {"kind": TensorProto.FLOAT16},

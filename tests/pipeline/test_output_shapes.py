@@ -118,7 +118,7 @@ def test_every_layout_goes_down_the_line(tmp_path: Path, head: str, batch: Any) 
         else:
             assert np.allclose(found, np.concatenate([np.moveaxis(w, spec.batch_axis, 0) for w in wanted]), atol=1e-5)
         if spec.batch_axis is None and size > 1:
-            with pytest.raises(InputError, match=r"output y is of a whole batch: samples must fill whole batches"):
+            with pytest.raises(InputError, match=r"output y has no batch axis: samples must fill whole batches"):
                 model({"x": x[: size + 1]})
     rows = bench_bundle(made.bundle, Silent(), rounds=1, seconds=0).rows
     assert [(r.skipped, r.sqnr_db is not None and r.sqnr_db > 60) for r in rows if not r.skipped] == [("", True)]
@@ -181,6 +181,6 @@ def test_a_shape_that_depends_on_the_data_is_refused(tmp_path: Path) -> None:
 def test_a_report_says_that_the_last_batch_was_filled_up(tmp_path: Path) -> None:
     made = build(load_job(job(tmp_path, "statistic")), tmp_path / "out", Silent())
     assert (
-        "check: y is computed over the whole batch; the last batch, of 3 samples, was filled up to 4 with copies of "
+        "check: y has no batch axis; the last batch, of 3 samples, was filled up to 4 with copies of "
         "its last sample, for the baseline and for what was executed alike"
     ) in made.bundle.manifest.notes

@@ -39,6 +39,21 @@ def test_one_channel_is_shown_over_the_range_of_both() -> None:
     assert (int(off[0, 0]), int(off.sum())) == (255, 255)
 
 
+@pytest.mark.parametrize("every", [False, True])
+def test_what_is_not_finite_is_drawn_too(every: bool) -> None:
+    """NaN is black and infinity at the end of the range; all of it is white in the difference, without a warning."""
+    a = np.linspace(0, 2, 16, dtype=np.float32).reshape(1, 4, 4)
+    b = np.full_like(a, np.nan) if every else a.copy()
+    b[0, 0, :3] = np.nan, np.inf, -np.inf
+    before, after, off = shown(a, b)
+    assert (int(before.min()), int(before.max())) == (0, 255)
+    assert after[0, :3].tolist() == [0, 255, 0]
+    assert off[0, :3].tolist() == [255, 255, 255]
+    assert int(off[1:].min()) == int(off[1:].max()) == (255 if every else 0)
+    c = np.full_like(a, np.inf)
+    assert [int(x.max()) for x in shown(c, c)] == [255, 255, 255]
+
+
 @pytest.mark.parametrize("form", ["scores", "integers", "integers of one channel"])
 def test_classes_have_colours_and_are_white_where_they_differ(form: str) -> None:
     classes = np.arange(16).reshape(4, 4) % 5

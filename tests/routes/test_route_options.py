@@ -54,6 +54,7 @@ TABLE = {
     "dla_core": (1, {"default_device_type": "dla"}, "", ""),
     "gpu_fallback": (True, {"default_device_type": "dla"}, "", ""),
     "device_types": ({"body*": "gpu"}, {}, "Use build.default_device_type, or build.route onnx.", ""),
+    "plugins": (["libtwice.so"], {}, "Torch-TensorRT has converters for plugins", LEAVE),
 }  # fmt: skip
 
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
+import pytest
 import shipping
+import trt_double
 
+from trtpipe.bundle import signing
 from trtpipe.bundle.manifest import GRAPH, EngineInfo
+from trtpipe.errors import InputError
+from trtpipe.job.sections import Build
 from trtpipe.runtime import compatibility as verify
 from trtpipe.runtime import executor
 from trtpipe.runtime.session import open_model
@@ -47,7 +52,8 @@ def _opened(monkeypatch, tmp_path, specialization=None, **fields):
 
 def test_a_plain_engine_gets_nothing_more(monkeypatch, tmp_path):
     assert _opened(monkeypatch, tmp_path) == {
-        "version_compatible": False, "without_lean_runtime": False, "refit": None, "specialization": None
+        "version_compatible": False, "without_lean_runtime": False, "refit": None, "plugins": {},
+        "specialization": None,
     }  # fmt: skip
 
 
@@ -79,7 +85,13 @@ def test_a_build_is_checked_with_its_weights(monkeypatch):
     options = {"strip_plan": True, "version_compatible": True}
     _, executed = executor.open_engine(Engine(b"plan", "tensorrt", "10.3.0", ("8.9",), (), (), graph, options))
     assert executed == "engine"
-    settings = {"version_compatible": True, "without_lean_runtime": False, "refit": b"onnx", "specialization": None}
+    settings = {
+        "version_compatible": True,
+        "without_lean_runtime": False,
+        "refit": b"onnx",
+        "plugins": {},
+        "specialization": None,
+    }
     assert Recorder.made == [(b"plan", settings)]
 
 
@@ -105,3 +117,53 @@ def test_an_engine_that_is_further_off_than_its_check_was_says_so(monkeypatch, t
     assert compiled == "kernels were compiled"
     assert note.startswith("the engine is further from the baseline than its check was: output logits has ")
     assert note.endswith("Run `trtpipe verify`")
+
+
+def _with_plugin(monkeypatch, tmp_path, key):
+    """The options of the runner of a signed bundle with a plugin, read with this file of trusted keys."""
+    monkeypatch.setattr("trtpipe.runtime.executor.EngineRunner", Recorder)
+    monkeypatch.setattr(verify, "require_fit", lambda manifest, device: None)
+    monkeypatch.setattr(Recorder, "made", [])
+    signing.generate_key(tmp_path / "key")
+    shipping.bundle(
+        tmp_path / "b",
+        sign=signing.signer(tmp_path / "key"),
+        extra={"libtwice.so": b"native code", "model.engine": trt_double.plan("tensorrt")},
+        engine=EngineInfo(file="model.engine", target="tensorrt", version="10.16.1", os=None, machine=None),
+        build=Build(target="tensorrt", plugins=("libtwice.so",)),
+    )
+    bundle, _ = verify.admit(tmp_path / "b", key and tmp_path / key)
+    open_model(bundle, as_written=True)
+    return Recorder.made
+
+
+def test_plugins_are_loaded_from_a_bundle_whose_signature_was_verified(monkeypatch, tmp_path):
+    ((_, options),) = _with_plugin(monkeypatch, tmp_path, "key.pub")
+    assert options["plugins"] == {"libtwice.so": b"native code"}
+
+
+def test_plugins_of_nobody_in_particular_are_not_loaded(monkeypatch, tmp_path):
+    with pytest.raises(InputError) as caught:
+        _with_plugin(monkeypatch, tmp_path, None)
+    assert str(caught.value) == (
+        f"{tmp_path}/b: holds plugins (libtwice.so), native code that is loaded only from a bundle whose signature was "
+        "verified. Give the public key of who signed it: --key (key= in Python)."
+    )
+    assert Recorder.made == []
+
+
+def test_a_bundle_that_lacks_its_plugin_is_not_whole(tmp_path):
+    with pytest.raises(InputError, match=r"libtwice\.so is missing"):
+        shipping.bundle(tmp_path / "b", build=Build(target="onnxruntime", plugins=("libtwice.so",)))
+
+
+def test_an_engine_with_plugins_is_checked_where_it_is_built(monkeypatch):
+    graph = OnnxModel(b"graph", 20, (), ())
+    engine = Engine(b"plan", "tensorrt", "10.3.0", (), (), (), graph, plugins={"libtwice.so": b""})
+    monkeypatch.setattr(executor, "not_executed_here", lambda engine: "no GPU")
+    with pytest.raises(InputError) as caught:
+        executor.open_engine(engine)
+    assert str(caught.value) == (
+        "check: an engine with plugins must be executed where it is built, as nothing else computes them (it is not: "
+        "no GPU). Build it for the GPU here."
+    )

@@ -329,8 +329,8 @@ def test_outputs_without_classes_are_not_classified() -> None:
         manifest=SimpleNamespace(outputs=(shipping.replaced(shipping.OUTPUT, shape=("N", 3, 1)),)),
         bundle=SimpleNamespace(path="out/dense"),
     )
+    dense.scores = Model.scores.fget(dense)  # type: ignore[attr-defined]
     with pytest.raises(InputError, match=r"^out/dense: has no output \[N, C\] to classify by\. Use the raw outputs\.$"):
         Model.predictions(dense, {})  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"^out/dense: has no output \[N, C\] to classify by\. Add --raw\.$"):
-        run._refuse_raw_only(dense, raw=False)  # type: ignore[arg-type]
-    run._refuse_raw_only(dense, raw=True)  # type: ignore[arg-type]
+        run._require_classes(dense, top=1)  # type: ignore[arg-type]

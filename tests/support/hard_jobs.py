@@ -16,7 +16,7 @@ inputs:
   image: {{dtype: float32, shape: [N, 3, 16, 16], N: {{min: 1, opt: 4, max: 16}}}}
 outputs:
   logits: {{dtype: float32}}
-precision: {{fp16_mode: {fp16}, int8_mode: true}}
+precision: {{fp16_mode: {fp16}, int8_mode: true, placement: all}}
 calibration: {{arrays: calib.npz, batch_size: 16, algorithm: {algorithm}, corrections: false}}
 build: {{target: onnxruntime}}
 check:

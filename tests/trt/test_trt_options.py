@@ -32,6 +32,12 @@ def test_an_empty_build_asks_for_nothing():
 
 #: (options, precision, release, the messages it gets).
 REFUSED = [
+    ({"plugins": ("libtwice.so",)}, FP16, RTX,
+     ["build.plugins: TensorRT-RTX 1.7.1.116 does not support plugins (got libtwice.so). Write the operation in others "
+      "that it has, or use build.target tensorrt, 10.0 or later."]),
+    ({"plugins": ("libtwice.so",)}, FP16, OLD,
+     ["build.plugins: TensorRT 8.6.1 does not support plugins (got libtwice.so). Write the operation in others that it "
+      "has, or use build.target tensorrt, 10.0 or later."]),
     ({"strip_plan": True}, FP16, OLD,
      [f"build.strip_plan: TensorRT 8.6.1 does not support STRIP_PLAN (got True). {SINCE_10}"]),
     ({"refit": "identical"}, FP16, OLD,

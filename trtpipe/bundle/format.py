@@ -12,7 +12,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtpipe.atomic import clean_leftovers, move_into_place, sibling, standing, sync_directory, write_file
@@ -41,8 +41,8 @@ SIGNATURE_BYTES = 64
 
 #: Given the manifest's bytes, returns the 64 bytes of their Ed25519 signature (`signing.signer`).
 Sign = Callable[[bytes], bytes]
-#: Takes the manifest's bytes and its signature, or None, and raises to refuse them.
-Trust = Callable[[bytes, bytes | None], object]
+#: Takes the manifest's bytes and its signature, or None, and raises to refuse them; whether it verified the signature.
+Trust = Callable[[bytes, bytes | None], bool]
 
 
 def incomplete(path: Path, missing: str, again: str) -> InputError:
@@ -52,12 +52,16 @@ def incomplete(path: Path, missing: str, again: str) -> InputError:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle, or kit, that was whole and consistent when it was read. `signature` is the raw one, or None."""
+    """A bundle, or kit, that was whole and consistent when it was read. `signature` is the raw one, or None.
+
+    `verified`: the signature is by a key that the reader trusts.
+    """
 
     path: Path
     manifest: Manifest
     manifest_bytes: bytes
     signature: bytes | None
+    verified: bool = False
 
     def read(self, name: str) -> bytes:
         """The content of the listed file `name`.
@@ -179,7 +183,7 @@ def _placed(destination: Path, content: Mapping[str, bytes], where: Path, trust:
         with _opened(temporary) as directory:
             bundle = _read_opened(where, directory, trust)
         move_into_place(temporary, destination)
-    return Bundle(destination, bundle.manifest, bundle.manifest_bytes, bundle.signature)
+    return replace(bundle, path=destination)
 
 
 def read_bundle(path: Path, trust: Trust | None = None) -> Bundle:
@@ -246,8 +250,7 @@ def _read_opened(path: Path, directory: int, trust: Trust | None) -> Bundle:
         raise InputError(f"{path}: holds no {MANIFEST}. Give the path of a bundle.")
     data = _read_regular(path, directory, MANIFEST, None)
     signature = _read_regular(path, directory, SIGNATURE, SIGNATURE_BYTES) if SIGNATURE in present else None
-    if trust is not None:
-        trust(data, signature)
+    verified = trust is not None and trust(data, signature)
     manifest = from_json(data, f"{path}/{MANIFEST}")
     extra = sorted(present - set(manifest.files) - {MANIFEST, SIGNATURE})
     if extra:
@@ -267,7 +270,7 @@ def _read_opened(path: Path, directory: int, trust: Trust | None) -> Bundle:
         if name not in needed:
             read(name)
     _check_content(path, manifest, read)
-    return Bundle(path, manifest, data, signature)
+    return Bundle(path, manifest, data, signature, verified)
 
 
 def _read_regular(path: Path, directory: int, name: str, size: int | None) -> bytes:

@@ -187,7 +187,7 @@ class Manifest(Part):
     @property
     def required_files(self) -> tuple[str, ...]:
         """Files that a bundle or kit like this one cannot be without."""
-        return (self.engine_file, GOLDEN, *((CALIBRATION,) if self.calibration_digest else ()))
+        return (self.engine_file, GOLDEN, *((CALIBRATION,) if self.calibration_digest else ()), *self.build.plugins)
 
 
 def _check_specs(side: str, specs: tuple[TensorSpec, ...]) -> None:

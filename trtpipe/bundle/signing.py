@@ -154,9 +154,14 @@ def check_signature(where: Path, manifest: bytes, signature: bytes | None, key: 
     )
 
 
-def checking(where: Path, key: Path | None) -> Callable[[bytes, bytes | None], str]:
-    """`check_signature` for the bundle `where` and `key`, as `read_bundle` calls it."""
-    return lambda manifest, signature: check_signature(where, manifest, signature, key)
+def checking(where: Path, key: Path | None) -> Callable[[bytes, bytes | None], bool]:
+    """`check_signature` for the bundle `where` and `key`, as `read_bundle` calls it; verified is what a key was for."""
+
+    def verified(manifest: bytes, signature: bytes | None) -> bool:
+        check_signature(where, manifest, signature, key)
+        return key is not None
+
+    return verified
 
 
 def _read(path: Path) -> bytes:

@@ -94,11 +94,14 @@ def triton_model(bundle: Bundle, *, graph: bool = False, optimization: str = "al
     if labelled:
         files[_LABELS] = "".join(f"{name}\n" for name in manifest.class_names or ()).encode()
     batch = _batch(manifest)
-    notes = (
+    notes: tuple[str, ...] = (
         ()
         if batch
         else ("The batch is fixed or differs between bindings: Triton does no batching (max_batch_size 0).",)
     )
+    if manifest.build.plugins:
+        libraries = ";".join(manifest.build.plugins)
+        notes += (f"Start Triton with the bundle's libraries: --backend-config=tensorrt,plugins={libraries}",)
     config = _config(manifest, graph=graph, batch=batch, labelled=labelled)
     if graph and optimization in _LEVELS:
         config += f"optimization {{\n  graph {{\n    level: {_LEVELS[optimization]}\n  }}\n}}\n"

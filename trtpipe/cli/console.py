@@ -6,7 +6,6 @@ In a log file a stage is one line, written when it ends. rich is imported only w
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import math
 import os
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trtpipe.cli.results import results
 from trtpipe.errors import Cancelled
-from trtpipe.jsontext import plain
+from trtpipe.jsontext import json_line, plain
 from trtpipe.outputs import naming
 from trtpipe.progress import duration, per_second
 
@@ -47,7 +46,7 @@ def out(text: str) -> None:
 
 def out_json(value: object) -> None:
     """Print one result as JSON on stdout: UTF-8, two spaces, a newline at the end."""
-    out(json.dumps(jsonable(value), indent=2, ensure_ascii=False, allow_nan=False))
+    out(json_line(jsonable(value), indent=2))
 
 
 def err(text: str) -> None:

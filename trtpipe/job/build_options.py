@@ -109,6 +109,9 @@ class BuildOptions(BaseModel):
     device_types: dict[str, DeviceType] = Field(
         default_factory=dict, description="device by glob over module paths; the last glob that fits decides"
     )
+    plugins: tuple[str, ...] = Field(
+        default=(), description="libraries of TensorRT plugins for operations of torch.library: docs/routes.md"
+    )
 
     @model_validator(mode="after")
     def _profiles_are_ranges(self) -> BuildOptions:

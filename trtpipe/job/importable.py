@@ -22,11 +22,13 @@ def on_path(base: Path | None) -> Iterator[None]:
     sys.path += last
     try:
         yield
-    finally:
+    finally:  # what was added, and not where the path may have had it before; the code may have taken it out itself
         for folder in first:
-            sys.path.remove(folder)
-        for folder in last:  # what was added, and not where the path may have had it before
-            del sys.path[len(sys.path) - 1 - sys.path[::-1].index(folder)]
+            if folder in sys.path:
+                sys.path.remove(folder)
+        for folder in last:
+            if folder in sys.path:
+                del sys.path[len(sys.path) - 1 - sys.path[::-1].index(folder)]
 
 
 def is_installed(origin: str) -> bool:

@@ -19,7 +19,7 @@ from trtpipe.job.job import Job
 from trtpipe.job.problems import Problem, dotted, explain, legal_keys, shown, violation
 from trtpipe.job.rules import broken
 
-#: Every key that names a file or a folder: what must be there. `output` need not exist yet.
+#: Every key that names a file or a folder, or a list of them: what must be there. `output` need not exist yet.
 PATHS: Mapping[tuple[str, ...], str] = {
     ("model", "weights"): "file",
     ("model", "torchscript"): "file",
@@ -33,6 +33,7 @@ PATHS: Mapping[tuple[str, ...], str] = {
     ("check", "arrays"): "file",
     ("build", "timing_cache"): "output",
     ("build", "calibration_cache"): "output",
+    ("build", "plugins"): "file",
 }
 
 
@@ -216,16 +217,26 @@ class JobFile:
         folder = self._path.resolve().parent
         for (section, key), kind in PATHS.items():
             given = data.get(section)
-            if not isinstance(given, dict) or not isinstance(given.get(key), str):
+            if not isinstance(given, dict):
                 continue
-            path = folder / Path(given[key]).expanduser()
-            data[section] = given | {key: str(_normal(path))}
-            if self._paths_exist and kind != "output":
-                there = (path.is_dir() and "folder" in kind) or (path.is_file() and "file" in kind)
-                if not there:
-                    got = f"{given[key]!r}: {'not a ' + kind if path.exists() else 'nothing there'}"
-                    hint = f"It is {_normal(path)}, from the folder of the job file."
-                    self.add((section, key), violation(f"be a {kind} that exists", got, hint))
+            value = given.get(key)
+            if isinstance(value, str):
+                data[section] = given | {key: self._path_of((section, key), value, folder, kind)}
+            elif isinstance(value, list):
+                at = [self._path_of((section, key, i), v, folder, kind) for i, v in enumerate(value)]
+                data[section] = given | {key: at}
+
+    def _path_of(self, at: yamlfile.Path, given: object, folder: Path, kind: str) -> object:
+        """One path made absolute; what is no text is left for pydantic to refuse."""
+        if not isinstance(given, str):
+            return given
+        path = folder / Path(given).expanduser()
+        there = (path.is_dir() and "folder" in kind) or (path.is_file() and "file" in kind)
+        if self._paths_exist and kind != "output" and not there:
+            got = f"{given!r}: {'not a ' + kind if path.exists() else 'nothing there'}"
+            hint = f"It is {_normal(path)}, from the folder of the job file."
+            self.add(at, violation(f"be a {kind} that exists", got, hint))
+        return str(_normal(path))
 
     def _validate(self, data: JsonObject) -> Job | None:
         try:

@@ -5,6 +5,7 @@ A rule is run when every section it names could be read, so that one mistyped ke
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -190,6 +191,21 @@ def _route(build: Build, precision: Precision, model: Model) -> Iterator[Broken]
                 yield Broken(("build", name), "be left out for target onnxruntime", "a value", "It steers TensorRT.")
 
 
+def _plugins(build: Build, model: Model) -> Iterator[Broken]:
+    """Plugins are for operations of torch.library, which have numbers that an engine can be checked by."""
+    path: Path = ("build", "plugins")
+    if build.plugins and model.onnx is not None:
+        hint = "Nothing says what an operator of another domain computes: give the network as model.factory."
+        yield Broken(path, "not be given with model.onnx", "both", hint)
+    names = [name.rpartition("/")[2] for name in build.plugins]
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}\.so(\.\d+)*", name):
+            hint = "Letters, digits, dots, dashes and underscores: the bundle keeps it under this name."
+            yield Broken(path, "be shared libraries, like libtwice.so", repr(name), hint)
+    if len({n.lower() for n in names}) < len(names):
+        yield Broken(path, "have names of their own, which do not differ in case alone", listed(tuple(names)))
+
+
 def _formats_of(build: Build, inputs: Mapping[str, Input], outputs: Mapping[str, Output]) -> Iterator[Broken]:
     for name in sorted({*build.tensor_formats} - {*inputs, *outputs}):
         yield Broken(("build", "tensor_formats", name), f"be {', '.join((*inputs, *outputs))}", name)
@@ -229,6 +245,7 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Broken]]], ...] = (
     (("precision",), _precision),
     (("build", "precision", "model"), _route),
     (("build", "check"), _engine),
+    (("build", "model"), _plugins),
     (("build", "inputs", "outputs"), _formats_of),
     (("precision", "build", "check"), _measured_by_module),
     (("precision", "calibration", "model"), calibrated),

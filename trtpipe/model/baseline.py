@@ -103,7 +103,7 @@ def _recorded(
         raise InputError("check: the data holds no sample.")
     outputs_of_all = joined(parts)
     for spec in loaded.outputs:
-        _require_held(spec, outputs_of_all[spec.name])
+        _require_held(spec, outputs_of_all[spec.name], loaded.module)
     _require_agreement(loaded, name, worst, largest, args)
     every = np.concatenate(labels)
     notes = _batch_notes(loaded, batching, first, outputs_of_all, device)
@@ -139,7 +139,7 @@ def _require_agreement(
         )
 
 
-def _require_held(spec: TensorSpec, values: Array) -> None:
+def _require_held(spec: TensorSpec, values: Array, module: torch.nn.Module) -> None:
     """Refuse outputs that could not be compared: not finite, or beyond the dtype of their binding.
 
     Raises:
@@ -148,10 +148,13 @@ def _require_held(spec: TensorSpec, values: Array) -> None:
     if not values.size:
         return
     if not np.isfinite(values).all():
+        broken = next((name for name, weight in module.named_parameters() if bool(weight.isnan().any())), None)
+        step = "Leave out masking with -inf and log(0), or return the tensor before it."
+        if broken is not None:
+            step = f"The weight {broken.removeprefix('network.')} holds NaN: take weights of another epoch."
         raise InputError(
             f"baseline: the model's outputs must be finite to be compared (got {int((~np.isfinite(values)).sum())} of "
-            f"{values.size} values of output {spec.name} NaN or infinite). Leave out masking with -inf and log(0), or "
-            "return the tensor before it."
+            f"{values.size} values of output {spec.name} NaN or infinite). {step}"
         )
     dtype, reach = np.dtype(spec.dtype), max(-float(values.min()), float(values.max()))
     most = float(np.finfo(dtype).max) if dtype.kind == "f" else float(np.iinfo(dtype).max) if dtype.kind == "i" else 1.0
@@ -217,10 +220,10 @@ def _named(ids: tuple[str, ...]) -> str:
     return f"sample {ids[0]}" if len(ids) == 1 else f"samples {ids[0]} to {ids[-1]}"
 
 
-#: An output over a whole batch sees the copies that fill up the last one.
+#: An output without a batch axis, unless it is a constant, sees the copies that fill up the last one.
 _FILLED_UP = (
-    "check: {} is computed over the whole batch; the last batch, of {} samples, was filled up to {} with copies of its "
-    "last sample, for the baseline and for what was executed alike"
+    "check: {} has no batch axis; the last batch, of {} samples, was filled up to {} with copies of its last "
+    "sample, for the baseline and for what was executed alike"
 )
 
 

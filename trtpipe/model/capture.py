@@ -27,6 +27,7 @@ def capture(loaded: LoadedModel) -> Captured:
 
     Raises:
         BuildError: torch.export cannot capture the model, or the declared dynamic dimensions do not hold.
+        InputError: the model's own code raised.
     """
     import torch
 
@@ -39,6 +40,7 @@ def capture(loaded: LoadedModel) -> Captured:
         warnings.simplefilter("ignore")
         graph = graph_module(program.run_decompositions({}))
     _require_no_quantizers(graph)
+    _require_no_writes(graph)
     if any(n.target is torch.ops.trtpipe.mark.default for n in graph.graph.nodes):
         _spell_out_batch_norms(graph)
     else:
@@ -50,6 +52,7 @@ def capture(loaded: LoadedModel) -> Captured:
             "Check that model.factory returns the network that was meant."
         )
     _spell_out_attention(graph)
+    _spell_out_products(graph)
     _tidy(graph)
     graph.recompile()
     graph = graph_module(export(graph, loaded.inputs))
@@ -70,6 +73,22 @@ def _require_no_quantizers(graph: torch.fx.GraphModule) -> None:
 
     if (node := next(quantizing(graph), None)) is not None:
         raise BuildError(f"capture: {module_path(node) or 'the model'} {quantizes_in_forward(source_line(node))}")
+
+
+def _require_no_writes(graph: torch.fx.GraphModule) -> None:
+    """Refuse operations of torch.library that write into their arguments, which torch.export wraps up.
+
+    Raises:
+        BuildError: there is one.
+    """
+    from trtpipe.model.nodes import calls, op_name, source_line
+
+    for node in calls(graph.graph):
+        if op_name(node).startswith("auto_functionalized"):
+            raise BuildError(
+                f"capture: {node.args[0]} ({source_line(node)}) writes into its arguments, and no engine does. Return "
+                "a new tensor from it: mutates_args=()."
+            )
 
 
 def _output_specs(graph: torch.fx.GraphModule, loaded: LoadedModel) -> tuple[TensorSpec, ...]:
@@ -210,6 +229,40 @@ def _spell_out_attention(graph: torch.fx.GraphModule) -> None:
         node.target = attention
         node.args = (q, k, given["value"], mask, causal, given.get("scale"), bool(given.get("enable_gqa")), open_rows)
         node.kwargs = {}
+
+
+def _spell_out_products(graph: torch.fx.GraphModule) -> None:
+    """Replace mm, addmm and baddbmm by `product`: linears and matmuls, which every number format knows."""
+    from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, op_name
+
+    for node in [n for n in calls(graph.graph) if op_name(n) in ("mm", "addmm", "baddbmm")]:
+        given: list[Any] = list(node.args)
+        added, a, b = given if len(given) == 3 else (None, *given)
+        beta: Any = node.kwargs.get("beta", 1)
+        alpha: Any = node.kwargs.get("alpha", 1)
+        weight = op_name(node) != "baddbmm" and is_constant(b)
+        if weight:
+            value = constant_value(graph, b).t().contiguous() * alpha
+            b, alpha = add_constant(graph, f"{str(b.target).replace('.', '_')}_transposed", value, node), 1
+        if beta == 0:
+            added = None
+        elif beta != 1 and is_constant(added):
+            name = f"{str(added.target).replace('.', '_')}_scaled"
+            added, beta = add_constant(graph, name, constant_value(graph, added) * beta, node), 1
+        node.target, node.args, node.kwargs = product, (a, b, weight, added, beta, alpha), {}
+
+
+def product(
+    a: torch.Tensor, b: torch.Tensor, weight: bool, added: torch.Tensor | None, beta: float, alpha: float
+) -> torch.Tensor:
+    """beta * added + alpha * (a @ b); a `weight` b is [outputs, inputs]."""
+    import torch
+
+    if weight and (added is None or (beta == 1 and added.shape == b.shape[:1])):
+        return torch.nn.functional.linear(a, b, added)
+    multiplied = torch.nn.functional.linear(a, b) if weight else torch.matmul(a, b)
+    scaled = multiplied if alpha == 1 else multiplied * alpha
+    return scaled if added is None else scaled + (added if beta == 1 else added * beta)
 
 
 def attention(

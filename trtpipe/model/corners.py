@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calib.types import Array
-from trtpipe.errors import BuildError
+from trtpipe.errors import BuildError, InputError
 from trtpipe.model.failures import first_line
 from trtpipe.values import Captured, LoadedModel, TensorSpec
 
@@ -70,14 +70,17 @@ def corner_outputs(loaded: LoadedModel, samples: Mapping[str, Array]) -> tuple[d
     """The model's outputs at each of `corners`, by name, in the model's own dtypes and shapes.
 
     Raises:
-        BuildError: the model does not run there.
+        InputError: the model does not run there.
     """
     names = [spec.name for spec in loaded.outputs]
     outputs = []
     for arrays in corners(loaded.inputs, samples):
         failing = f"the model fails on {described(arrays)}, which the job declares"
         outputs.append(
-            {n: o.numpy().copy() for n, o in zip(names, _run(loaded.module, loaded, arrays, failing), strict=True)}
+            {
+                n: o.numpy().copy()
+                for n, o in zip(names, _run(loaded.module, loaded, arrays, failing, InputError), strict=True)
+            }
         )
     return tuple(outputs)
 
@@ -99,7 +102,7 @@ def require_corners(
     for arrays, wanted in zip(corners(loaded.inputs, samples), expected, strict=True):
         where = described(arrays)
         failing = f"the graph of the model fails on {where}, which the job declares"
-        for spec, output in zip(loaded.outputs, _run(captured.graph, loaded, arrays, failing), strict=True):
+        for spec, output in zip(loaded.outputs, _run(captured.graph, loaded, arrays, failing, BuildError), strict=True):
             if difference := _difference(wanted[spec.name], output.numpy()):
                 raise BuildError(
                     f"capture: the graph answers otherwise than the model for {where} ({difference} in output "
@@ -109,7 +112,11 @@ def require_corners(
 
 
 def _run(
-    module: torch.nn.Module, loaded: LoadedModel, arrays: Mapping[str, Array], failing: str
+    module: torch.nn.Module,
+    loaded: LoadedModel,
+    arrays: Mapping[str, Array],
+    failing: str,
+    kind: type[InputError] | type[BuildError],
 ) -> tuple[torch.Tensor, ...]:
     import torch
 
@@ -117,7 +124,7 @@ def _run(
         with torch.inference_mode():  # a model may write to its inputs
             return tuple(module(*(torch.from_numpy(arrays[s.name].copy()) for s in loaded.inputs)))
     except Exception as error:
-        raise BuildError(
+        raise kind(
             f"capture: {failing}: {first_line(error)}. Narrow the range in inputs, or make the model take it."
         ) from error
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from typing import TYPE_CHECKING
 
-from calib.user_code import INTERRUPTS
-from trtpipe.errors import BuildError
-from trtpipe.model.failures import branches_on_data, first_line, place_of, quantizes_in_forward
+from calib.user_code import INTERRUPTS, described
+from trtpipe.errors import BuildError, InputError
+from trtpipe.model.failures import branches_on_data, first_line, place_of, quantizes_in_forward, raised_by_the_model
 from trtpipe.values import TensorSpec
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
 
     Raises:
         BuildError: torch.export refuses; the message is its own first lines.
+        InputError: the model's own code raised.
     """
     import torch
 
@@ -61,6 +63,8 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
     except INTERRUPTS:
         raise
     except BaseException as error:
+        if raised_by_the_model(error):
+            raise InputError(f"capture: the model, run by torch.export, raised {described(error)}") from error
         raise BuildError(_reason(error)) from error
 
 
@@ -83,6 +87,11 @@ def _reason(error: BaseException) -> str:
     at = f" at {where}" if where else ""
     if "fake_quantize_" in str(error):  # PyTorch has no such operation of a dynamic shape
         return f"capture: the model {quantizes_in_forward(where)}"
+    if unknown := re.search(r"no fake impl registered for <CustomOpDef\(([\w:.]+)\)>", str(error)):
+        return (
+            f"capture: the operation {unknown[1]}{at} does not say what shape it gives, which torch.export needs. "
+            f'Register a function that does: @torch.library.register_fake("{unknown[1]}").'
+        )
     if branches_on_data(error):
         return (
             f"capture: the model decides by the values of a tensor{at}, and a graph holds one way alone. Compute both "

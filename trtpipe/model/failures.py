@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import traceback
 from pathlib import Path
 
@@ -13,17 +14,31 @@ def place_of(error: BaseException) -> str:
     """`net.py:14 (y = self.head(x))`, the innermost line of the user's own code; empty when there is none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        # Code that torch writes, and what is evaluated, has no file.
-        if path.suffix != ".py" or any(name in path.parts for name in _NOT_THE_USERS):
+        if not _is_the_users(path):
             continue
         return f"{path.name}:{frame.lineno}" + (f" ({frame.line})" if frame.line else "")
     return ""
+
+
+def raised_by_the_model(error: BaseException) -> bool:
+    """Whether a `raise` or an `assert` of the user's own code made this error, and not what that code called."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or not _is_the_users(Path(trace.tb_frame.f_code.co_filename)):
+        return False
+    return trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
 def first_line(error: BaseException) -> str:
     """The type and the first line of a message, without the advice for developers of torch that follows it."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+
+
+def _is_the_users(path: Path) -> bool:
+    """Whether a file is not torch's or trtpipe's. Code that torch writes, and what is evaluated, has no file."""
+    return path.suffix == ".py" and not any(name in path.parts for name in _NOT_THE_USERS)
 
 
 def branches_on_data(error: BaseException) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import inspect
+import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,10 +15,11 @@ import numpy as np
 
 from calib.types import JsonObject
 from calib.user_code import INTERRUPTS, import_callable, user_code
-from trtpipe.errors import BuildError, InputError
+from trtpipe.errors import InputError
 from trtpipe.job.importable import on_path
 from trtpipe.model.export import without_its_log
 from trtpipe.model.failures import first_line, place_of
+from trtpipe.model.process_state import put_back
 from trtpipe.model.torch_versions import graph_module
 from trtpipe.values import DimRange, LoadedModel, ModelKind, TensorSpec
 
@@ -27,21 +29,25 @@ if TYPE_CHECKING:
     from trtpipe.job.job import Job
     from trtpipe.model.bindings import Bound
 
+_LOG = logging.getLogger(__name__)
 
-def load_model(job: Job, base: Path | None = None) -> LoadedModel:
+
+def load_model(job: Job, base: Path | None = None, note: Callable[[str], None] = _LOG.warning) -> LoadedModel:
     """The job's network in eval mode behind its bindings, with the shapes of its outputs found by running it once.
 
     Args:
         job: the validated job; its paths are absolute.
         base: folder of the job file; a factory's module is looked up there too.
+        note: receives what the factory changed of the process (torch's default device, say), which is put back.
 
     Raises:
-        InputError: the factory, the weights or the outputs are not what the job says, or the user's code raises.
-        BuildError: the model cannot be run on zeros of the declared input shapes.
+        InputError: the factory, the weights or the outputs are not what the job says, the user's code raises, or the
+            model cannot be run on zeros of the declared input shapes.
     """
     from trtpipe.model.bindings import bind
 
-    network, source = _network(job, base)
+    with put_back(note):
+        network, source = _network(job, base)
     inputs = job.input_specs()
     normalize = {
         name: (tuple(i.normalize.mean), tuple(i.normalize.std)) for name, i in job.inputs.items() if i.normalize
@@ -222,20 +228,39 @@ def _load_weights(network: torch.nn.Module, path: Path) -> None:
     except OSError:
         raise InputError(f"model.weights: must be a file that can be read (got {path}).") from None
     except Exception as error:
+        # torch goes on about options of torch.load that trtpipe does not have.
+        reason = (str(error).partition("WeightsUnpickler error: ")[2] or str(error)).partition(" was not an allowed")[0]
+        reason = (reason.strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"model.weights: must be a .safetensors file or a .pt file of tensors (got {path.name}: {error}). "
+            f"model.weights: must be a .safetensors file or a .pt file of tensors (got {path.name}: {reason}). "
             "Save the state_dict, not the module."
         ) from error
     for wrapper in ("state_dict", "model"):
-        if isinstance(state.get(wrapper), dict):
+        if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
             state = state[wrapper]
+    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
+        kind = "a dict of other keys" if isinstance(state, dict) else f"a {type(state).__name__}"
+        raise InputError(
+            f"model.weights: must hold tensors by their names in the model (got {kind} in {path.name}). Save the "
+            "model's state_dict()."
+        )
     with user_code("model.weights: load_state_dict() of the model", InputError):
         try:
             network.load_state_dict(state, strict=True)
             return
         except RuntimeError as error:
             unfit = str(error)
-    raise InputError(f"model.weights: must fit the model (got {path.name}: {unfit}). Check model.args.")
+    step = _prefix_advice(set(network.state_dict()), set(state)) or "Check model.args."
+    raise InputError(f"model.weights: must fit the model (got {path.name}: {unfit}). {step}")
+
+
+def _prefix_advice(names: set[str], saved: set[str]) -> str:
+    """What to do where every saved name is one of the model's behind one prefix, as DataParallel has it."""
+    some = min(saved, default="")
+    for prefix in (some[: at + 1] for at, letter in enumerate(some) if letter == "."):
+        if names == {name.removeprefix(prefix) for name in saved if name.startswith(prefix)}:
+            return f"Take {prefix!r} off the names: {{k.removeprefix({prefix!r}): v for k, v in state.items()}}."
+    return ""
 
 
 def _weights_digest(network: torch.nn.Module) -> str:
@@ -292,7 +317,7 @@ def _output_specs(module: Bound, inputs: tuple[TensorSpec, ...], dtypes: Mapping
     if batch not in dims:
         try:
             with_batch = _changes(shapes, _shapes(module, inputs, first, batch=fixed + 1))
-        except (BuildError, InputError):  # the model takes this one batch alone
+        except InputError:  # the model takes this one batch alone
             with_batch = None
     if dims:  # a rank of its own at the least sizes, of squeeze() for one sample
         _changes(shapes, _shapes(module, inputs, {n: r.min for n, r in dims.items()}))
@@ -337,7 +362,7 @@ def _on_zeros(
     """The outputs for zeros, dynamic dimensions at `sizes` and the first axis at `batch`, if that is given.
 
     Raises:
-        BuildError: the model does not run on them.
+        InputError: the model does not run on them.
     """
     import torch
 
@@ -353,7 +378,7 @@ def _on_zeros(
     except BaseException as error:
         where = place_of(error)
         tried = ", ".join(f"{s.name} {s.dtype} {list(a.shape)}" for s, a in zip(inputs, args, strict=True))
-        raise BuildError(
+        raise InputError(
             f"model: it fails on zeros of the declared inputs ({tried}){f' at {where}' if where else ''}: "
             f"{first_line(error)}. {_help(module, inputs, error)}"
         ) from error

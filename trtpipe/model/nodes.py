@@ -48,12 +48,22 @@ def source_line(node: torch.fx.Node) -> str:
     return ""
 
 
+#: Libraries of operators whose names say what they compute; a user's own `lib::conv2d` may be anything.
+_KNOWN = ("aten", "prim", "prims", "quantized_decomposed", "torchao", "torchvision", "trtpipe")
+
+
 def op_name(node: torch.fx.Node) -> str:
-    """The operator without namespace and overload: `conv2d` for aten.conv2d.default."""
+    """The operator without namespace and overload, `conv2d` for aten.conv2d.default; of a user's own, `lib::conv2d`."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
-        return str(target._schema.name).rpartition("::")[2]
+        name = str(target._schema.name)
+        return name if is_foreign(node) else name.rpartition("::")[2]
     return getattr(target, "__name__", str(target))
+
+
+def is_foreign(node: torch.fx.Node) -> bool:
+    """Whether the node calls an operation of a user's own torch.library."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in _KNOWN
 
 
 def calls(graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:

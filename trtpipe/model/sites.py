@@ -20,7 +20,7 @@ serves every choice of `precision.keep`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +35,12 @@ if TYPE_CHECKING:
 #: Operations with a weight: name -> axis of the output channel in it.
 WEIGHTED = {"conv1d": 0, "conv2d": 0, "conv3d": 0, "linear": 0, "conv_transpose2d": 1, "conv_transpose1d": 1}
 MATMULS = ("matmul", "bmm")
+#: Products that no rule is for.
+OTHER_PRODUCTS = {
+    "mv": "a product with one vector gains nothing", "addmv": "a product with one vector gains nothing",
+    "dot": "a product with one vector gains nothing", "addbmm": "a sum of products has no Q/DQ rule",
+    "conv_transpose3d": "a transposed convolution in three dimensions has no Q/DQ rule",
+}  # fmt: skip
 ADDS = ("add",)
 SHARED = ("cat", "max_pool2d")
 
@@ -54,6 +60,8 @@ def find_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...
     quantized: set[Node] = set()
     for node in calls(graph.graph):
         name = op_name(node)
+        if name in OTHER_PRODUCTS and is_float(node):
+            skipped.append(Skipped(node, OTHER_PRODUCTS[name]))
         if name not in WEIGHTED and name not in MATMULS + ADDS + SHARED:
             continue
         path = module_path(node)
@@ -249,3 +257,11 @@ def _shared(
             extra.append((node, x, key, None, "Q5"))
             groups.join(node, x)
     return extra
+
+
+def shared_scales(sites: Iterable[Site]) -> dict[object, list[Site]]:
+    """The inputs by what they share a scale through: a group of activations, or a weight's constant and axis."""
+    shared: dict[object, list[Site]] = {}
+    for site in sites:
+        shared.setdefault(site.shared, []).append(site)
+    return shared

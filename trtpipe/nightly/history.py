@@ -22,6 +22,8 @@ from trtpipe.outputs import naming_database
 
 #: Raised when the tables change; an older trtpipe then refuses the file instead of damaging it.
 TABLES_VERSION = 1
+#: How long another program's lock is waited for, seconds.
+LOCKED_S = 60
 _TABLES = """
 CREATE TABLE IF NOT EXISTS runs (
     id INTEGER PRIMARY KEY, began TEXT NOT NULL, ended TEXT, state TEXT NOT NULL, arguments TEXT NOT NULL);
@@ -48,20 +50,33 @@ class History:
     """The file at `path`; it is made when it is not there.
 
     Raises:
-        InputError: it is not a history, or one of a newer trtpipe.
-        OSError: it cannot be read or written; so does every method.
+        InputError: it is not a history, is damaged, stays locked, or is one of a newer trtpipe.
+        OSError: it cannot be read or written. Both are so of every method.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        with self._file_errors():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(path, timeout=LOCKED_S, isolation_level=None)
+            self._prepare()
+
+    @contextlib.contextmanager
+    def _file_errors(self) -> Iterator[None]:
+        """What SQLite finds wrong with the file, at whatever query, and rows that trtpipe did not write."""
         try:
-            with naming_database(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self._db = sqlite3.connect(path, timeout=60, isolation_level=None)
-                self._prepare()
-        except sqlite3.Error as error:
+            with naming_database(self.path):
+                yield
+        except sqlite3.ProgrammingError:  # a mistake of this module
+            raise
+        except (sqlite3.Error, _Unreadable) as error:
+            if "locked" in str(error):
+                raise InputError(
+                    f"{self.path}: another program has locked the history for over {LOCKED_S} s. End that program, or "
+                    "choose another --history."
+                ) from error
             raise InputError(
-                f"{path}: must be a history of trtpipe (got: {error}). Choose another --history."
+                f"{self.path}: must be a history of trtpipe (got: {error}). Choose another --history."
             ) from error
 
     def _prepare(self) -> None:
@@ -77,8 +92,13 @@ class History:
             self._db.execute(f"PRAGMA user_version={TABLES_VERSION}")
 
     def _execute(self, query: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
-        with naming_database(self.path):
+        with self._file_errors():
             return self._db.execute(query, tuple(values))
+
+    def _rows(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """All rows: SQLite reads the file as they are fetched."""
+        with self._file_errors():
+            return self._db.execute(query, tuple(values)).fetchall()
 
     def __enter__(self) -> History:
         return self
@@ -108,8 +128,11 @@ class History:
 
     def unfinished(self) -> tuple[int, JsonObject] | None:
         """The latest run and its arguments, when it did not come to its end."""
-        row = self._execute("SELECT id, state, arguments FROM runs ORDER BY id DESC LIMIT 1").fetchone()
-        return None if row is None or row[1] == "done" else (row[0], json.loads(row[2]))
+        rows = self._rows("SELECT id, state, arguments FROM runs ORDER BY id DESC LIMIT 1")
+        if not rows or rows[0][1] == "done":
+            return None
+        with self._file_errors(), _readable():
+            return rows[0][0], dict(json.loads(rows[0][2]))
 
     def reopen(self, run: int) -> None:
         """Go on with a run."""
@@ -121,7 +144,7 @@ class History:
 
     def began(self, run: int) -> str:
         """When a run began, UTC."""
-        return str(self._execute("SELECT began FROM runs WHERE id = ?", (run,)).fetchone()[0])
+        return str(self._rows("SELECT began FROM runs WHERE id = ?", (run,))[0][0])
 
     def record(self, run: int, outcome: JobOutcome, parts: Mapping[str, str], *, green: bool) -> None:
         """One job's result in a run; recording it again replaces it."""
@@ -157,8 +180,7 @@ class History:
             f"FROM results WHERE {where}) WHERE place <= ? ORDER BY name, run DESC"
         )
         by_job: dict[str, list[Past]] = {}
-        for row in self._execute(query, (run, count)):
-            past = _past(row)
+        for past in self._pasts(query, (run, count)):
             by_job.setdefault(past.outcome.name, []).append(past)
         return {name: tuple(rows) for name, rows in by_job.items()}
 
@@ -168,14 +190,30 @@ class History:
 
     def names(self) -> tuple[str, ...]:
         """Every job that has a past."""
-        return tuple(row[0] for row in self._execute("SELECT DISTINCT name FROM results ORDER BY name"))
+        return tuple(row[0] for row in self._rows("SELECT DISTINCT name FROM results ORDER BY name"))
 
-    def _select(self, where: str, values: Sequence[object]) -> Iterator[Past]:
-        for row in self._execute(f"SELECT {_COLUMNS} FROM results WHERE {where}", values):
-            yield _past(row)
+    def _select(self, where: str, values: Sequence[object]) -> list[Past]:
+        return self._pasts(f"SELECT {_COLUMNS} FROM results WHERE {where}", values)
+
+    def _pasts(self, query: str, values: Sequence[object]) -> list[Past]:
+        rows = self._rows(query, values)
+        with self._file_errors(), _readable():
+            return [_past(row) for row in rows]
 
 
 _COLUMNS = "run, recorded, green, parts, data"
+
+
+class _Unreadable(Exception):
+    """A row holds something else than trtpipe writes."""
+
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        raise _Unreadable(f"a row that trtpipe cannot read: {type(error).__name__}: {error}") from error
 
 
 def _past(row: Sequence[Any]) -> Past:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from trtpipe.errors import FAILED, SUCCESS, Cancelled, ExitCode
-from trtpipe.jsontext import plain
+from trtpipe.jsontext import json_text, plain
 from trtpipe.values import Metric
 
 #: built: made tonight; reused: nothing had changed; error: no bundle; cancelled: the night was stopped before it.
@@ -217,4 +216,4 @@ def to_json(report: NightlyReport) -> str:
     """The report as JSON; NaN and infinities are text."""
     raw = plain(report)
     raw |= {"exit_code": report.exit_code, "headline": report.headline}
-    return json.dumps(raw, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_text(raw)

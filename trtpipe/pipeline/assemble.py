@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import tempfile
 from collections.abc import Mapping
@@ -18,7 +19,8 @@ from trtpipe.bundle.golden import KEPT_SAMPLES, Golden
 from trtpipe.bundle.manifest import CACHES, CALIBRATION, GOLDEN, GRAPH, REPORT, TIMING_CACHE, Manifest, describe_engine
 from trtpipe.job.sections import Transform
 from trtpipe.pipeline.cache.environment import environment, fingerprint, portable_job, source_fingerprint
-from trtpipe.pipeline.stages import batching, table_notes
+from trtpipe.pipeline.stages import batching
+from trtpipe.pipeline.tables import table_notes
 from trtpipe.report.content import ComparedOutputs, Detections, ReportContent
 from trtpipe.report.page import render
 from trtpipe.routes.compiled_precision import read_back
@@ -65,6 +67,7 @@ def assemble(
         files[manifest.engine_file] = engine.data
         if engine.timing_cache:
             files[TIMING_CACHE] = engine.timing_cache
+        files |= engine.plugins
         files[REPORT] = report_page(job, checked, evidence, manifest, files)
         return write_bundle(out / job.name, manifest, files, sign=sign)
 
@@ -127,6 +130,8 @@ def describe(job: Job, lowered: Lowered, prepared: PreparedJob, report: CheckRep
     graph = lowered.graph if engine is None else engine.graph
     calibration = None if table is None else table.digest
     parts = {"weights": lowered.weights_digest, "graph": lowered.graph_digest, "calibration": calibration}
+    plugins = {} if engine is None else engine.plugins
+    parts |= {f"plugin {name}": hashlib.sha256(data).hexdigest() for name, data in plugins.items()}
     made_from = source_fingerprint(job, parts)
     notes = [*job.unused(), *lowered.model_notes, *baseline.notes, *lowered.notes, *report.notes]
     notes += engine.notes if engine is not None else ()
@@ -139,8 +144,8 @@ def describe(job: Job, lowered: Lowered, prepared: PreparedJob, report: CheckRep
         engine=None if engine is None else describe_engine(engine, job.build, int8_weights=_int8_weights(engine)),
         inputs=lowered.inputs,
         outputs=lowered.outputs,
-        # A folder of timing caches is this machine's own business.
-        build=job.build.model_copy(update=dict.fromkeys(CACHES)),
+        # A folder of timing caches is this machine's own business, and plugins lie in the bundle.
+        build=job.build.model_copy(update={**dict.fromkeys(CACHES), "plugins": tuple(plugins)}),
         opset=None if graph is None else graph.opset,
         precision=job.precision,
         layers=lowered.layers if graph is None else read_back(lowered.layers, graph),

@@ -174,8 +174,10 @@ def _dump_compiled(compiled: Compiled) -> Stored:
         "options": dict(engine.options),
         "notes": list(engine.notes),
         "fallback": [dataclasses.asdict(f) for f in engine.fallback],
+        "plugins": list(engine.plugins),
     }
-    return {**facts, "engine": about}, {**files, ENGINE: engine.data, TIMING_CACHE: engine.timing_cache}
+    held = {ENGINE: engine.data, TIMING_CACHE: engine.timing_cache, **engine.plugins}
+    return {**facts, "engine": about}, {**files, **held}
 
 
 def _load_compiled(entry: Entry) -> Compiled:
@@ -193,6 +195,7 @@ def _load_compiled(entry: Entry) -> Compiled:
         notes=tuple(about["notes"]),
         fallback=tuple(Fallback(**f) for f in about["fallback"]),
         timing_cache=entry.read(TIMING_CACHE),
+        plugins={name: entry.read(name) for name in about["plugins"]},
     )
     return Compiled(lowered, engine)
 

@@ -25,8 +25,8 @@ from trtpipe.model.corners import corner_outputs, require_corners
 from trtpipe.model.data import open_calibration, open_check, with_labels
 from trtpipe.model.labels import labels_of, names_classes
 from trtpipe.model.load import load_model
+from trtpipe.model.process_state import put_back
 from trtpipe.pipeline.codecs import CORNERS, RECORDED, SPECS, Codec, CornerOutputs, Recorded
-from trtpipe.pipeline.process_state import put_back
 
 if TYPE_CHECKING:
     import torch
@@ -213,7 +213,7 @@ class PreparedJob:
     def _model(self) -> LoadedModel:
         def make() -> LoadedModel:
             with self._stages("model"):
-                return load_model(self.job, self.job.folder)
+                return load_model(self.job, self.job.folder, self._stages.note)
 
         return self.results.in_memory("model", make)
 

@@ -7,9 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from calib.audit import data_warnings, doubtful_thresholds
-from calib.data import overlap
-from calib.errors import CalibError
+from calib.audit import doubtful_thresholds
 from calib.table import CalibrationTable, given_table
 from calib.types import Array
 from trtpipe.batching import Batching
@@ -17,13 +15,13 @@ from trtpipe.errors import InputError
 from trtpipe.evaluation.check import CheckData, Damaged, Runner, check_engine
 from trtpipe.evaluation.control import damaged_copy
 from trtpipe.evaluation.corners import with_corners
-from trtpipe.job.sections import GRAPH_CORRECTIONS
 from trtpipe.model.data import open_calibration
 from trtpipe.pipeline.beside import Watched, Watching
 from trtpipe.pipeline.codecs import COMPILED, LOWERED, TABLE
 from trtpipe.pipeline.controls import control, graph_control
 from trtpipe.pipeline.lowered import Compiled, Lowered
 from trtpipe.pipeline.prepared import PreparedJob, Results, Stages, Uncached
+from trtpipe.pipeline.tables import observe, overlap_notes, read_table, table_notes
 from trtpipe.routes.onnx import compiler, release, to_onnx
 from trtpipe.routes.registry import route
 from trtpipe.runtime.device import this_device
@@ -31,12 +29,10 @@ from trtpipe.runtime.executor import graph_as_checked, graph_notes, open_engine
 from trtpipe.values import CheckReport, Engine, Executed, LoadedModel, OnnxModel, Quantized
 
 if TYPE_CHECKING:
-    from calib.data import Source
     from trtpipe.job.job import Job
     from trtpipe.job.sections import Calibration
     from trtpipe.progress import Progress
     from trtpipe.quantization.quantize import Narrow
-    from trtpipe.values import Captured
 
 
 #: Makes the calibration table, None where nothing is calibrated, when it is needed.
@@ -100,56 +96,6 @@ def calibration_table(job: Job, calibration: Calibration, prepared: PreparedJob,
         return table
 
 
-def read_table(calibration: Calibration, digests: Mapping[str, str]) -> CalibrationTable:
-    """The table that `calibration.table` names; algorithm auto and corrections true take what it holds.
-
-    Raises:
-        calib.CalibError: it belongs to another model, or was made otherwise than the job says.
-    """
-    assert calibration.table is not None
-    table = CalibrationTable.load(calibration.table)
-    algorithm = table.algorithm if calibration.algorithm == "auto" else calibration.algorithm
-    percentile = table.percentile if calibration.algorithm == "auto" else calibration.percentile
-    table.require(calibration.table, digests, algorithm, percentile)
-    if table.corrections is not None and calibration.corrections is False:
-        raise CalibError(
-            f"{calibration.table}: must be without corrections for calibration.corrections: false (got "
-            f"{len(table.corrections.steps)} steps). Leave the key out, or calibrate again."
-        )
-    return table
-
-
-def observe(
-    job: Job,
-    calibration: Calibration,
-    captured: Captured,
-    source: Source,
-    digests: Mapping[str, str],
-    progress: Progress,
-    device: str,
-) -> CalibrationTable:
-    """The table of one pass over the samples, and with the corrections that the job asks for."""
-    from trtpipe.quantization.corrections.correct import correct
-    from trtpipe.quantization.payoff import never_int8
-    from trtpipe.quantization.quantize import calibrate as one_pass
-
-    size = job.batch_size(calibration)
-    table = one_pass(
-        captured,
-        source,
-        batch_size=size,
-        algorithm=calibration.algorithm,
-        percentile=calibration.percentile,
-        digests=digests,
-        progress=progress,
-        device=device,
-    )
-    if not job.corrections:
-        return table
-    wide = never_int8(job, captured)
-    return correct(captured, table, source, which=job.corrections, batch_size=size, progress=progress, wide=wide)
-
-
 def corrected(prepared: PreparedJob, table: CalibrationTable | None) -> PreparedJob:
     """The job with the table's corrections in its captured graph; `prepared` itself where there are none."""
     if table is None or table.corrections is None or not table.corrections.arrays:
@@ -157,29 +103,6 @@ def corrected(prepared: PreparedJob, table: CalibrationTable | None) -> Prepared
     from trtpipe.quantization.corrections import edits
 
     return prepared.with_graph(edits.corrected(prepared.captured, table.corrections.arrays))
-
-
-def table_notes(job: Job, table: CalibrationTable) -> tuple[str, ...]:
-    """What a reader of the job should know of its table: its warnings, and the corrections in it.
-
-    Thresholds, and corrections but those of the graph, are INT8's alone: a job without INT8 has no notes about them.
-    """
-    steps = () if table.corrections is None else table.corrections.steps
-    if job.precision.int8_mode:
-        return (*table.audit.warnings, *(f"calibration: {s}" for s in steps))
-    used = [s for s in steps if s.kept and s.name in GRAPH_CORRECTIONS]
-    return (*data_warnings(table.audit), *(f"calibration: {s}" for s in used))
-
-
-def overlap_notes(calibration: Source, check: Source) -> tuple[str, ...]:
-    """A warning when samples are in both sets: the check then flatters the engine."""
-    both = overlap(calibration, check)
-    if not both:
-        return ()
-    return (
-        f"{len(both)} of {check.sample_count} check samples were calibrated on too (first: {both[0]}); "
-        "the check is the weaker for it",
-    )
 
 
 def quantize(job: Job, prepared: PreparedJob, table: CalibrationTable | None, stages: Stages) -> Quantized:
@@ -229,7 +152,7 @@ def lower(job: Job, prepared: PreparedJob, table: Table, stages: Stages, results
         made = table()
         quantized = quantize(job, prepared, made, stages)
         with stages("export"):
-            graph = to_onnx(quantized, release(job))
+            graph = to_onnx(quantized, release(job), plugins=bool(job.build.plugins))
         return lowered_of(prepared, quantized, made, graph)
 
     return (results or Uncached()).on_disk("graph", LOWERED, make)

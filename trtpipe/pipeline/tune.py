@@ -219,7 +219,7 @@ class _Bench:
                 ranges=prepared.ranges if precision.fp16_mode else {},
                 narrow=self.narrow(job),
             )
-            model = lowered_for(to_onnx(quantized, release(job)), job.build.target)
+            model = lowered_for(to_onnx(quantized, release(job), plugins=bool(job.build.plugins)), job.build.target)
             report = check_engine(
                 graph_as_checked(model.data, job.build.target),
                 "graph",

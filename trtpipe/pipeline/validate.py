@@ -237,6 +237,12 @@ def kit_refusals(job: Job, version: str | None = None) -> _Problems:
             "must be explicit to prepare a kit (got implicit): TensorRT would calibrate on the device, and a kit holds "
             "no calibration samples. Use explicit, or build where its GPU is.",
         )
+    if build.plugins:
+        yield (
+            "build.plugins",
+            "must be left out to prepare a kit (got libraries): ONNX Runtime, which checks a kit's graph, has no "
+            "plugins. Build where its GPU is.",
+        )
     if (speedup := job.check.limits.speedup_over_fp16_min) is not None:
         yield (
             "check.limits.speedup_over_fp16_min",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trtpipe.model.nodes import add_constant, constant_value, is_constant
+from trtpipe.model.sites import shared_scales
 from trtpipe.quantization.formats import (
     FP8,
     INT4,
@@ -29,7 +30,7 @@ from trtpipe.quantization.formats import (
     to_fp4,
     to_fp8,
 )
-from trtpipe.quantization.precision import ScaleTypes, drop_unread, shared_scales
+from trtpipe.quantization.precision import ScaleTypes, drop_unread
 from trtpipe.values import NumberFormatName
 
 if TYPE_CHECKING:

@@ -109,7 +109,7 @@ NOTHING_GAINS = (
 )
 
 
-def keep_of(job: Job, captured: Captured, target: Target | None = None) -> Keep:
+def keep_of(job: Job, captured: Captured) -> Keep:
     """The job's `precision.keep` and, where FP16 or BF16 is allowed and `precision.placement` is `auto`, P1 to P6.
 
     A model that is quantized already is taken as it is: P1 to P6 are not for it. Nor are they for what
@@ -117,30 +117,32 @@ def keep_of(job: Job, captured: Captured, target: Target | None = None) -> Keep:
 
     P6 is for networks in which it leaves something in 8 bits. If the others leave nothing, P4 alone decides. If that
     leaves nothing either, everything is quantized, because the job asks for it, and a note says so.
-
-    Args:
-        job: the job.
-        captured: the hub graph.
-        target: the compiler whose rules hold; the job's own when absent.
     """
     precision = job.precision
     keep = Keep(precision.keep.fp32, precision.keep.fp16, precision.keep.bf16)
-    half = precision.fp16_mode or precision.bf16_mode
-    explicit = job.build.quantization == "explicit"  # or TensorRT places by itself
     modes = modes_of(precision)
-    if is_marked(captured.graph) or not (modes.on & EIGHT_BITS and half and explicit and precision.placement == "auto"):
+    if is_marked(captured.graph) or not (modes.on & EIGHT_BITS and _placed(job)):
         return keep
-    wide, notes = gains_nothing(captured, target or job.build.target, modes, keep)
+    wide, notes = gains_nothing(captured, job.build.target, modes, keep)
     return replace(keep, wide=wide, notes=notes)
 
 
 def never_int8(job: Job, captured: Captured) -> frozenset[str]:
-    """Names of the operations that the job has in another format than INT8, whichever TensorRT it is for.
+    """Names of the operations that the rules keep out of INT8 for a job, whichever TensorRT it is for.
 
     A model is calibrated and corrected once for all targets, so that P4, which is TensorRT-RTX's alone, has no part.
+    Nor have `precision.keep` and `precision.formats`: the job that `tune` writes has the table of the one it was given.
     """
-    chosen = assign(captured.sites, modes_of(job.precision), keep_of(job, captured, "tensorrt"))
-    return frozenset(n.name for n, c in chosen.choices.items() if c.format != "int8")
+    if is_marked(captured.graph) or not _placed(job):
+        return frozenset()
+    return frozenset(gains_nothing(captured, "tensorrt", Modes(frozenset({"int8"})), Keep())[0])
+
+
+def _placed(job: Job) -> bool:
+    """Whether P1 to P6 hold for a job; with implicit quantization TensorRT places by itself."""
+    precision = job.precision
+    half = precision.fp16_mode or precision.bf16_mode
+    return half and job.build.quantization == "explicit" and precision.placement == "auto"
 
 
 def gains_nothing(

@@ -14,7 +14,16 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from trtpipe.errors import InputError
 from trtpipe.model.computing import CPU, placed, sent
-from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, module_path, op_name, source_line
+from trtpipe.model.nodes import (
+    add_constant,
+    calls,
+    constant_value,
+    is_constant,
+    is_foreign,
+    module_path,
+    op_name,
+    source_line,
+)
 from trtpipe.values import Captured, LayerPrecision, Site, TensorSpec
 from trtpipe.values import Precision as PrecisionName
 
@@ -239,14 +248,6 @@ class ScaleTypes:
         return self.half if held else None
 
 
-def shared_scales(sites: Iterable[Site]) -> dict[object, list[Site]]:
-    """The inputs by what they share a scale through: a group of activations, or a weight's constant and axis."""
-    shared: dict[object, list[Site]] = {}
-    for site in sites:
-        shared.setdefault(site.shared, []).append(site)
-    return shared
-
-
 def drop_unread(graph: GraphModule) -> None:
     """Remove nodes without users, our own Q/DQ included, which `eliminate_dead_code` keeps because of their tag."""
     graph.graph.eliminate_dead_code(lambda n: n.is_impure() and not _is(n, QUANTIZE + DEQUANTIZE))
@@ -274,6 +275,8 @@ def _why_fp32(node: Node, name: str, half: torch.dtype, keep: Keep, ranges: Mapp
     glob = keep.fp32_glob(node)
     if glob:
         return f"precision.keep.fp32: {glob}"
+    if is_foreign(node):
+        return "operations of a library of the user's own stay in FP32"
     for names, what in ((SOFTMAX, "softmax stays"), (NORMS, "norms stay"), (REDUCTIONS, "reductions stay")):
         if name in names:
             return f"{what} in FP32"

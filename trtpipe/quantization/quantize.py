@@ -24,7 +24,7 @@ from trtpipe.model.pt2e import (
     convert_pt2e,
     prepare_pt2e,
 )
-from trtpipe.model.sites import kept_sites
+from trtpipe.model.sites import kept_sites, shared_scales
 from trtpipe.quantization.formats import FORMATS, SMALLEST_SCALE, check_complete, rounded_up
 from trtpipe.quantization.narrow import NarrowSite, Statistics, place_narrow
 from trtpipe.quantization.observers import INT8_RANGE, ActivationObserver, PerChannelWeightObserver
@@ -35,7 +35,6 @@ from trtpipe.quantization.precision import (
     checked_keep,
     fp32_reasons,
     place_casts,
-    shared_scales,
 )
 from trtpipe.values import Captured, Int8Weight, Quantized, Site, Skipped, TensorSpec
 

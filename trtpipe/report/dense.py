@@ -29,6 +29,7 @@ def pictures(reference: Array, output: Array) -> tuple[tuple[str, str], ...]:
 
     Of 1 or 3 channels the values are shown, from the least to the largest of the two; of others the class with the
     largest score, or the integers as classes. The difference is the share of that range, or white where classes differ.
+    What is not finite is at the end of the range, NaN black, and white in the difference.
 
     Args:
         reference: of one sample, [C, H, W] or [H, W].
@@ -36,10 +37,14 @@ def pictures(reference: Array, output: Array) -> tuple[tuple[str, str], ...]:
     """
     a, b = (x[None] if x.ndim == 2 else x for x in (reference, output))
     if a.dtype.kind == "f" and len(a) in (1, 3):
-        low, high = min(float(a.min()), float(b.min())), max(float(a.max()), float(b.max()))
-        span = (high - low) or 1.0
-        shown = [((x.astype(np.float64) - low) / span * 255).astype(np.uint8).transpose(1, 2, 0) for x in (a, b)]
-        off = np.abs(a.astype(np.float64) - b).max(axis=0) / span
+        wide = [x.astype(np.float64) for x in (a, b)]
+        finite = np.concatenate([x[np.isfinite(x)] for x in wide])
+        low = float(finite.min()) if finite.size else 0.0
+        span = (float(finite.max()) - low if finite.size else 0.0) or 1.0
+        shares = [np.nan_to_num((x - low) / span, nan=0.0).clip(0, 1) for x in wide]
+        shown = [(x * 255).astype(np.uint8).transpose(1, 2, 0) for x in shares]
+        with np.errstate(invalid="ignore"):  # infinity less infinity
+            off = np.nan_to_num(np.abs(wide[0] - wide[1]).max(axis=0) / span, nan=1.0)
     else:
         classes = [x[0].astype(np.int64) if x.dtype.kind != "f" else x.argmax(axis=0) for x in (a, b)]
         shown = [COLOURS[c % len(COLOURS)] for c in classes]

@@ -18,7 +18,7 @@ from trtpipe.model import torch_versions
 from trtpipe.model.export import example_inputs, export
 from trtpipe.model.onnx.names import scopes_of
 from trtpipe.progress import Progress
-from trtpipe.routes import int8_onnx, narrow_onnx
+from trtpipe.routes import int8_onnx, narrow_onnx, plugin_nodes
 from trtpipe.routes.float_scales import with_float_scales
 from trtpipe.routes.native import native_calibration
 from trtpipe.routes.release import EXPORTED_OPSET, lower, needs_lowering, require_parsable
@@ -40,7 +40,7 @@ MOST_WEIGHTS = 2**31 - 2**25
 
 def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress: Progress) -> Engine:
     """The engine of the job's target, compiled from the quantized graph as ONNX; for onnxruntime that file itself."""
-    return compile_graph(job, to_onnx(quantized, release(job)), progress)
+    return compile_graph(job, to_onnx(quantized, release(job), plugins=bool(job.build.plugins)), progress)
 
 
 def release(job: Job) -> str | None:
@@ -133,7 +133,7 @@ def lowered_for(model: OnnxModel, target: Target) -> OnnxModel:
     return model if data is model.data else replace(model, data=data)
 
 
-def to_onnx(quantized: Quantized, release: str | None = None) -> OnnxModel:
+def to_onnx(quantized: Quantized, release: str | None = None, *, plugins: bool = False) -> OnnxModel:
     """The quantized program as one checked ONNX file, byte-identical for the same program and form.
 
     Its opset is `OPSET`, or the first that has the types of its number formats.
@@ -145,6 +145,7 @@ def to_onnx(quantized: Quantized, release: str | None = None) -> OnnxModel:
         quantized: the program.
         release: TensorRT whose parser is to take the file, like "8.6.1". Before 10 that is a form of its own
             (`routes.release`); every other target, and None, gets the same file.
+        plugins: operations of torch.library become nodes for plugins (`plugin_nodes`).
 
     Raises:
         BuildError: an operation has no ONNX translation, or none that the release parses, or the file is over ONNX's
@@ -153,7 +154,7 @@ def to_onnx(quantized: Quantized, release: str | None = None) -> OnnxModel:
     import onnx
 
     old = needs_lowering(release)
-    program = _exported(quantized, old)
+    program = _exported(quantized, old, plugins)
     narrow_onnx.store_four_bits(program.model)
     _rename(program.model, quantized)
     if old:
@@ -175,7 +176,7 @@ def to_onnx(quantized: Quantized, release: str | None = None) -> OnnxModel:
     return OnnxModel(data, opset, quantized.inputs, quantized.outputs, precisions=precisions)
 
 
-def _exported(quantized: Quantized, old: bool) -> ONNXProgram:
+def _exported(quantized: Quantized, old: bool, plugins: bool) -> ONNXProgram:
     """The quantized program as torch.onnx gives it; `old` for a release that needs lowering.
 
     Raises:
@@ -189,7 +190,8 @@ def _exported(quantized: Quantized, old: bool) -> ONNXProgram:
     if torch_versions.release(torch.__version__) < torch_versions.EXPORTER_KEEPS_SHAPES:
         source = export(torch_versions.graph_module(source), quantized.inputs)
         symbolic = enable_python_dispatcher()  # or a linear of a dynamic batch fails in it
-    names_in, names_out = [s.name for s in quantized.inputs], [s.name for s in quantized.outputs]
+    translated = int8_onnx.translations(float32_only=old) | narrow_onnx.translations()
+    translated |= plugin_nodes.translations(source.graph) if plugins else {}
     try:
         with _quiet(), symbolic:
             program = torch.onnx.export(
@@ -197,9 +199,9 @@ def _exported(quantized: Quantized, old: bool) -> ONNXProgram:
                 example_inputs(quantized.inputs),
                 dynamo=True,
                 opset_version=EXPORTED_OPSET if old else narrow_onnx.opset_of(quantized, OPSET),
-                input_names=names_in,
-                output_names=names_out,
-                custom_translation_table=int8_onnx.translations(float32_only=old) | narrow_onnx.translations(),
+                input_names=[s.name for s in quantized.inputs],
+                output_names=[s.name for s in quantized.outputs],
+                custom_translation_table=translated,
                 external_data=False,
                 verbose=False,
                 optimize=True,
@@ -209,10 +211,10 @@ def _exported(quantized: Quantized, old: bool) -> ONNXProgram:
             r"No ONNX function found for <OpOverload\(op='([\w.]+)', overload='(\w+)'\)>", str(error)
         ):
             raise BuildError(
-                f"onnx: torch.onnx has no translation of {absent[1]}.{absent[2]}. Write it in other operations, or "
-                "take build.route torch_tensorrt."
+                f"onnx: torch.onnx has no translation of {absent[1]}.{absent[2]}. Write it in other operations, take "
+                "build.route torch_tensorrt, or give TensorRT a plugin for it: build.plugins."
             ) from error
-        text = "\n".join(str(error).strip().splitlines()[:12])
+        text = "\n".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().splitlines()[:12])
         raise BuildError(
             f"onnx: an operation has no ONNX translation ({type(error).__name__}: {text}). "
             "Rewrite the operation named, or take another build.route."
@@ -237,16 +239,17 @@ def _require_one_file(model: Model) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """torch.onnx prints to stdout and logs conversions, and in 2.6 types that it cannot read; errors still raise."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    """torch.onnx and its passes print to stdout and log conversions; errors still raise."""
+    levels = {logger: logger.level for logger in map(logging.getLogger, ("torch.onnx", "onnx_ir"))}
+    for logger in levels:
+        logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 def _rename(model: Model, quantized: Quantized) -> None:
@@ -277,9 +280,8 @@ def _strip(model: ModelProto) -> None:
     todo = [model, model.graph, *model.functions]
     while todo:
         item = todo.pop()
-        for field in ("metadata_props",):
-            if hasattr(item, field):
-                item.ClearField(field)
+        if hasattr(item, "metadata_props"):
+            item.ClearField("metadata_props")
         if hasattr(item, "doc_string"):
             item.ClearField("doc_string")
         for name in ("node", "input", "output", "value_info", "initializer"):

@@ -159,6 +159,9 @@ OPTIONS: tuple[Support, ...] = (
     Support("dla_core", _dla_core, _dla_core),
     Support("gpu_fallback", _dla_core, _dla_core),
     Support("device_types", _none("Use build.default_device_type, or build.route onnx."), _taken),
+    Support(
+        "plugins", _none("Torch-TensorRT has converters for plugins in their place: use build.route onnx."), _none()
+    ),
 )
 
 

@@ -48,6 +48,7 @@ class RunnerSettings(TypedDict):
     version_compatible: bool
     without_lean_runtime: bool
     refit: bytes | None
+    plugins: Mapping[str, bytes]
 
 
 #: Why no engine is executed where the job asks for none.
@@ -80,6 +81,11 @@ def open_engine(engine: Engine) -> tuple[Runner, Executed]:
     why = not_executed_here(engine)
     if not why:
         return engine_runner(engine.data, hybrid=bool(engine.fallback), settings=settings_of(engine)), "engine"
+    if engine.plugins:
+        raise InputError(
+            f"check: an engine with plugins must be executed where it is built, as nothing else computes them (it is "
+            f"not: {why}). Build it for the GPU here."
+        )
     if engine.graph is None:
         raise InputError(
             f"check: a {engine.target} engine of this route has no graph to execute in its place (got no engine "
@@ -109,24 +115,36 @@ def graph_notes(engine: Engine, executed: Executed) -> tuple[str, ...]:
 def settings_of(engine: Engine) -> RunnerSettings:
     """How the runner of a built engine is opened."""
     stripped = engine.graph.data if engine.graph is not None and engine.options.get("strip_plan") else None
-    return _settings(engine.options, stripped)
+    return _settings(engine.options, stripped, engine.plugins)
 
 
 def bundle_settings(bundle: Bundle) -> RunnerSettings:
-    """How the runner of a bundle's engine is opened."""
-    engine = bundle.manifest.engine
+    """How the runner of a bundle's engine is opened.
+
+    Raises:
+        InputError: it has plugins, and whose they are was not verified.
+    """
+    engine, plugins = bundle.manifest.engine, bundle.manifest.build.plugins
     assert engine is not None
+    if plugins and not bundle.verified:
+        raise InputError(
+            f"{bundle.path}: holds plugins ({', '.join(plugins)}), native code that is loaded only from a bundle whose "
+            "signature was verified. Give the public key of who signed it: --key (key= in Python)."
+        )
     stripped = engine.options.get("strip_plan") and GRAPH in bundle.manifest.files
     return _settings(
-        {**engine.options, "version_compatible": engine.version_compatible}, bundle.read(GRAPH) if stripped else None
+        {**engine.options, "version_compatible": engine.version_compatible},
+        bundle.read(GRAPH) if stripped else None,
+        {name: bundle.read(name) for name in plugins},
     )
 
 
-def _settings(options: Mapping[str, object], refit: bytes | None) -> RunnerSettings:
+def _settings(options: Mapping[str, object], refit: bytes | None, plugins: Mapping[str, bytes]) -> RunnerSettings:
     return {
         "version_compatible": bool(options.get("version_compatible")),
         "without_lean_runtime": bool(options.get("exclude_lean_runtime")),
         "refit": refit,
+        "plugins": plugins,
     }
 
 

@@ -179,6 +179,11 @@ class Model:
         """
         return self.predictions(self(images), top)
 
+    @property
+    def scores(self) -> TensorSpec | None:
+        """The first output that is [S, C], by which samples are classified."""
+        return next((s for s in self.manifest.outputs if s.batch_axis is not None and len(s.shape) == 2), None)
+
     def predictions(self, outputs: Mapping[str, Array], top: int = 1) -> list[Prediction]:
         """The `top` best classes in `outputs`, by the first output that is [S, C].
 
@@ -187,7 +192,7 @@ class Model:
         """
         if not isinstance(top, int | np.integer) or isinstance(top, bool) or top < 1:
             raise InputError(f"top: must be a whole number of 1 or more (got {top!r}). It is how many classes to give.")
-        spec = next((s for s in self.manifest.outputs if s.batch_axis is not None and len(s.shape) == 2), None)
+        spec = self.scores
         if spec is None:
             raise InputError(f"{self.bundle.path}: has no output [N, C] to classify by. Use the raw outputs.")
         names = self.manifest.class_names
@@ -215,7 +220,7 @@ class Model:
         how = Batching(self.manifest.inputs, self.manifest.outputs, min(samples, high))
         if how.whole and (samples < low or (samples > high and samples % high)):
             raise InputError(
-                f"{self.bundle.path}: output {how.whole[0]} is of a whole batch: samples must fill whole batches, "
+                f"{self.bundle.path}: output {how.whole[0]} has no batch axis: samples must fill whole batches, "
                 f"{low} to {high} at once or a multiple of {high} (got {samples}). Give as many."
             )
         for start in range(0, samples, high):

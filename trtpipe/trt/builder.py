@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 
 from trtpipe.errors import BuildError, InputError
 from trtpipe.job.sections import Build, Precision
 from trtpipe.progress import Progress
 from trtpipe.trt import config as configuration
-from trtpipe.trt import driver, flavour, formats, implicit, lowering, network, plan, platforms, refit, timing_cache
+from trtpipe.trt import (
+    driver,
+    flavour,
+    formats,
+    implicit,
+    lowering,
+    network,
+    plan,
+    platforms,
+    plugins,
+    refit,
+    timing_cache,
+)
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.implicit import Calibration
 from trtpipe.trt.monitor import PERCENT, Watch, interruptible, make_logger, make_monitor
@@ -70,8 +83,9 @@ def build_engine(
             f"Prepare the kit for it: trtpipe prepare --for {tensorrt.version}."
         )
     watch = Watch(progress, build.log_level)
+    libraries = {Path(p).name: Path(p).read_bytes() for p in build.plugins}
     try:
-        data, notes, cache = _serialize(tensorrt, gpu, model, build, precision, calibration, watch)
+        data, notes, cache = _serialize(tensorrt, gpu, model, build, precision, calibration, watch, libraries)
     except BaseException as error:
         # TensorRT has one logger for the process while any of its objects lives, and a traceback keeps them alive.
         traceback.clear_frames(error.__traceback__)
@@ -91,9 +105,10 @@ def build_engine(
         inputs=model.inputs,
         outputs=model.outputs,
         graph=model,
-        options=build.model_dump(mode="json", include=set(asked(build))),
+        options=build.model_dump(mode="json", include=set(asked(build)) - {"plugins"}),
         notes=notes + tuple(f"TensorRT: {text}" for text in watch.warnings if not _NOISE.search(text)),
         timing_cache=cache,
+        plugins=libraries,
     )
 
 
@@ -105,6 +120,7 @@ def _serialize(
     precision: Precision | None,
     calibration: Calibration | None,
     watch: Watch,
+    libraries: Mapping[str, bytes],
 ) -> tuple[bytes, tuple[str, ...], bytes]:
     """The plan's bytes, notes, and the timing cache where one is used.
 
@@ -115,6 +131,7 @@ def _serialize(
     notes: tuple[str, ...] = ()
     kept: list[object] = []
     builder = trt.Builder(logger)
+    plugins.load(tensorrt, libraries, lambda: _last(watch))
     weak = lowering.weakly_typed(tensorrt, build)
     graph = network.create_network(tensorrt, builder, weakly_typed=weak)
     kept.append(network.parse(tensorrt, graph, logger, model, watch))

@@ -99,6 +99,7 @@ CAPABILITIES: tuple[Capability, ...] = (
     Capability("tactic_dram", "memory pool TACTIC_DRAM", ("MemoryPoolType.TACTIC_DRAM",), _ALL, _NONE),
     Capability("tactic_shared_memory", "memory pool TACTIC_SHARED_MEMORY", ("MemoryPoolType.TACTIC_SHARED_MEMORY",),
                _TEN, _ALL),
+    Capability("plugins", "plugins", (), _TEN, _NONE),  # TensorRT-RTX 1.7.1 loads libraries; its parser then aborts
     Capability("lean_runtime", "a lean runtime inside the plan", (), _ALL, _NONE),
     Capability("dla", "DLA", (), (("", "11"), ("11.4", "")), _NONE),
     Capability("bindings_api", "bindings API (num_bindings, execute_async_v2)",

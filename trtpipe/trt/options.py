@@ -95,6 +95,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("dla_core", _always("dla")),
     Option("gpu_fallback", _always("dla")),
     Option("device_types", _devices),
+    Option("plugins", _always("plugins"),
+           "Write the operation in others that it has, or use build.target tensorrt, 10.0 or later."),
 )  # fmt: skip
 
 

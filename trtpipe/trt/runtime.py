@@ -28,6 +28,7 @@ from trtpipe.trt.kernel_cache import KernelCache, kernel_file
 from trtpipe.trt.memory import Memory, Provider, open_memory
 from trtpipe.trt.monitor import Watch, make_logger
 from trtpipe.trt.network import enum_name
+from trtpipe.trt.plugins import load as load_plugins
 from trtpipe.trt.refit import give_weights
 from trtpipe.values import TensorSpec
 
@@ -65,6 +66,7 @@ class EngineRunner:
             which run general kernels until then; "eager", in the first call; "none". When None, its own choice: lazy.
         keep_kernels: keep what TensorRT-RTX compiles for this GPU in the user's cache folder: the next load takes less
             time.
+        plugins: libraries of the engine's plugins, content by name. Their code runs: whose it is must be known before.
 
     Raises (on entering):
         InputError: this is no plan, or one that this TensorRT or GPU cannot load.
@@ -83,7 +85,9 @@ class EngineRunner:
         without_lean_runtime: bool = False,
         specialization: Specialization | None = None,
         keep_kernels: bool = True,
+        plugins: Mapping[str, bytes] | None = None,
     ) -> None:
+        self._plugins = plugins or {}
         self._plan = engine if isinstance(engine, bytes) else Path(engine).read_bytes()
         self._open_memory = memory if callable(memory) else lambda: open_memory(memory)
         self._without_lean_runtime, self._keep_kernels = without_lean_runtime, keep_kernels
@@ -226,6 +230,7 @@ class EngineRunner:
         self._watch = Watch(Silent(), "error")
         self._logger = make_logger(tensorrt, self._watch)
         runtime = tensorrt.module.Runtime(self._logger)
+        load_plugins(tensorrt, self._plugins, self._reason)
         if self._version_compatible:
             runtime.engine_host_code_allowed = True
         if self._without_lean_runtime and tensorrt.name == "tensorrt" and built_by != tensorrt.version:

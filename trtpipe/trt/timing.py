@@ -19,6 +19,7 @@ def open_timed(
     version_compatible: bool = False,
     without_lean_runtime: bool = False,
     refit: bytes | None = None,
+    plugins: Mapping[str, bytes] | None = None,
 ) -> TimedEngine:
     """A runner of the engine that is open and stays so until it is dropped; the arguments are `EngineRunner`'s.
 
@@ -31,6 +32,7 @@ def open_timed(
         version_compatible=version_compatible,
         without_lean_runtime=without_lean_runtime,
         refit=refit,
+        plugins=plugins,
         specialization="eager",  # else the first runs time general kernels, and who knows when they end
     )
     runner.__enter__()

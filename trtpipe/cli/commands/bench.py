@@ -10,7 +10,7 @@ import click
 from trtpipe.atomic import write_whole
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import key_option, trusted
-from trtpipe.cli.commands.options import OutputFile, device_option, json_option, refuse_unused, set_option
+from trtpipe.cli.commands.options import OutputFile, Seconds, device_option, json_option, refuse_unused, set_option
 from trtpipe.cli.results import results
 from trtpipe.errors import SUCCESS, ExitCode
 from trtpipe.job.importable import on_path
@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 @click.argument("target", type=click.Path(path_type=Path))
 @click.option("--rounds", default=100, show_default=True, type=click.IntRange(1), help="Timed runs of each mode.")
 @click.option(
-    "--seconds", default=30.0, show_default=True, help="Stop timing after this long, but not before 10 rounds."
+    "--seconds",
+    default=30.0,
+    show_default=True,
+    type=Seconds(),
+    help="Stop timing after this long, but not before 10 rounds.",
 )
 @click.option(
     "--samples", default=256, show_default=True, type=click.IntRange(1), help="Check samples that each mode runs."

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -216,6 +217,24 @@ def tls_options(function: F) -> F:
     return tls(insecure(function))
 
 
+class Seconds(click.FloatRange):
+    """A time, 0 or more; `inf` is no limit. click's ranges hold NaN."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number.
+
+        Raises:
+            click.BadParameter: it is none, or below 0.
+        """
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail("must be a number of seconds (got nan).", param, ctx)
+        return seconds
+
+
 def diagnose_option(function: F) -> F:
     """`--diagnose SECONDS`."""
     return click.option(
@@ -223,7 +242,7 @@ def diagnose_option(function: F) -> F:
         "diagnose_seconds",
         default=DIAGNOSE_SECONDS,
         show_default=True,
-        type=click.FloatRange(min=0),
+        type=Seconds(),
         metavar="SECONDS",
         help="After a failed INT8 check, how long to look for the modules to blame; 0: not at all.",
     )(function)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from trtpipe.cli.commands.options import OutputFile, refuse_unused
 from trtpipe.cli.console import jsonable
 from trtpipe.cli.results import results
 from trtpipe.errors import InputError, either
+from trtpipe.jsontext import json_line
 from trtpipe.outputs import naming, require_apart
 from trtpipe.runtime.inputs import open_feed
 from trtpipe.runtime.session import load
@@ -91,7 +91,8 @@ def command(
             console.out_json(_measured(model, feed, batch_size, iterations))
             return
         assert feed is not None
-        _refuse_raw_only(model, raw)
+        if not raw:
+            _require_classes(model, top)
         with console.Console(quiet=quiet).watching() as reporter, _destination(output) as stream:
             right = labelled = 0
             with reporter.stage("run"), _writer(form, stream, top) as write:
@@ -105,10 +106,13 @@ def command(
         console.err(f"accuracy {right / labelled:.4f}: {right} of {labelled} labelled samples")
 
 
-def _refuse_raw_only(model: Model, raw: bool) -> None:
-    """Refuse classification before the first batch if no output has classes."""
-    if not raw and not any(s.batch_axis is not None and len(s.shape) == 2 for s in model.manifest.outputs):
+def _require_classes(model: Model, top: int) -> None:
+    """Refuse classification before the first batch if no output has classes, or not as many as are wanted."""
+    if (scores := model.scores) is None:
         raise InputError(f"{model.bundle.path}: has no output [N, C] to classify by. Add --raw.")
+    classes = scores.at("max")[1 - (scores.batch_axis or 0)]
+    if top > classes:
+        raise InputError(f"--top: must be at most {classes}, the classes of output {scores.name} (got {top}).")
 
 
 def _rows(model: Model, feed: Feed, size: int, top: int, raw: bool) -> Iterator[Row]:
@@ -159,7 +163,7 @@ def _writer(form: str, stream: TextIO, top: int) -> Iterator[Write]:
     def write(row: Row) -> None:
         nonlocal written
         stream.write(between if written else first)
-        stream.write(json.dumps(jsonable(row), ensure_ascii=False, allow_nan=False))
+        stream.write(json_line(jsonable(row)))
         written += 1
 
     yield write

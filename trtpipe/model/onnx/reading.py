@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -174,6 +175,11 @@ def _require_known(graph: ir.Graph, operators: frozenset[str]) -> None:
     )
     if unknown:
         listed = ", ".join(f"{op} ({count})" if count > 1 else op for op, count in sorted(unknown.items()))
+        if any(_IN_INTEGERS.search(op) for op in unknown):
+            raise InputError(
+                f"model.onnx: must be quantized as Q/DQ with fixed scales (got {listed}). Quantize it again so (ONNX "
+                "Runtime: quantize_static with QuantFormat.QDQ), or give it in FP32."
+            )
         before = _before(graph, operators)
         cut = (
             f"Cut it before them: name as the job's outputs what is computed without them ({', '.join(before)}), and "
@@ -187,6 +193,10 @@ def _require_known(graph: ir.Graph, operators: frozenset[str]) -> None:
         )
 
 
+#: Operators of networks that are quantized otherwise than by Q/DQ: in integers, or by scales of the data.
+_IN_INTEGERS = re.compile(r"^(com\.microsoft::)?(QLinear\w+|\w+Integer\w*|DynamicQuantize\w+|QGemm)$")
+#: Operators on floats whose results are integers.
+_GIVE_INTEGERS = ("Shape", "Size", "ArgMax", "ArgMin", "QuantizeLinear")
 #: Tensors that a message names.
 _MOST_NAMED = 6
 
@@ -208,7 +218,7 @@ def _before(graph: ir.Graph, operators: frozenset[str]) -> list[str]:
         known |= set(node.outputs)
         if any(v in computed for v in node.inputs):
             computed |= set(node.outputs)
-        if node.op_type not in ("Shape", "Size", "ArgMax", "ArgMin") and any(v in floats for v in node.inputs):
+        if node.op_type not in _GIVE_INTEGERS and any(v in floats for v in node.inputs):
             cast = node.attributes["to"].value if node.op_type == "Cast" else ir.DataType.FLOAT
             floats |= set(node.outputs) if cast == ir.DataType.FLOAT else set()
     ends = [v for v in graph.outputs if v in known]

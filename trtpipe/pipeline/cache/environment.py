@@ -81,7 +81,7 @@ def source_fingerprint(job: Job, parts: Mapping[str, str | None]) -> str:
     sections = {
         "name": job.name,
         "precision": job.precision.model_dump(mode="json"),
-        "build": job.build.model_dump(mode="json", exclude=_without_effect("build")),
+        "build": job.build.model_dump(mode="json", exclude={*_without_effect("build"), "plugins"}),  # among the parts
         "outputs": {n: o.model_dump(mode="json") for n, o in job.outputs.items()},
         "versions": versions(DECIDING),
         "parts": dict(parts),

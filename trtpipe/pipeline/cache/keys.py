@@ -139,7 +139,9 @@ class Survey:
         flat = dict(_flat(job.model_dump(mode="json", exclude_defaults=True)))
         folder = job.folder or Path.cwd()
         for key, value in flat.items():
-            if key in CONTENTS:
+            if key == "build.plugins":
+                parts |= {f"plugin {os.path.basename(path)}": self._content(key, path) for path in value}
+            elif key in CONTENTS:
                 parts[CONTENTS[key]] = self._content(key, value)
                 parts[f"path {key}"] = os.path.relpath(value, folder)
                 for path in data_files(Path(value)) if key == "model.onnx" else ():
@@ -205,7 +207,7 @@ class Survey:
     def files(self, job: Job) -> tuple[Path, ...]:
         """Files and folders whose content is among the job's ingredients, whatever its code reads."""
         flat = dict(_flat(job.model_dump(mode="json", exclude_defaults=True)))
-        paths = [Path(value) for key, value in flat.items() if key in CONTENTS]
+        paths = [*map(Path, job.build.plugins), *(Path(value) for key, value in flat.items() if key in CONTENTS)]
         paths += data_files(Path(job.model.onnx)) if job.model.onnx else ()
         folder = job.folder or Path.cwd()
         for target in job.callables.values():
@@ -269,28 +271,23 @@ def stage_keys(job: Job, ingredients: Ingredients) -> StageKeys:
     numbering = ("calibration data",) if job.calibration is not None and job.calibration.images is not None else ()
     checked |= computed | chosen("check data", "check source", "check labels", *numbering) | transform | data
     baseline = {**model, **checked, "baseline": script, **chosen("torchscript")}
-    calibrated = {
-        **model,
-        **data,
-        **computed,
-        **chosen("job calibration", "calibration data", "calibration table", "calibration source"),
-    }
-    if job.calibration is not None and job.calibration.table is None:  # the job's formats decide what is corrected
+    calibration = ("job calibration", "calibration data", "calibration table", "calibration source")
+    calibrated = model | data | computed | chosen(*calibration)
+    if job.calibration is not None and job.calibration.table is None:  # what is in INT8 is corrected
         calibrated["job calibration.corrections"] = ", ".join(job.corrections)
-        if job.corrections:  # which are of the operations that are in INT8
-            calibrated |= chosen("job precision")
-    graph = {**model, **chosen("job precision")}
+        placed = ("fp16_mode", "bf16_mode", "placement") if job.corrections else ()
+        calibrated |= chosen(*(f"job precision.{key}" for key in placed))
+    graph = {**model, **chosen("job precision", "plugin")}
     if needs_lowering(release := onnx_release(job)):
         graph["onnx form"] = f"TensorRT {release}"
     if job.precision.quantized:  # what gains from INT8 depends on the target
-        graph |= {**calibrated, **chosen("job build.target")}
+        graph |= calibrated | chosen("job build.target")
     if job.precision.fp16_mode:  # its ranges are observed on data
         graph |= calibrated if job.calibration is not None else checked
         graph |= checked if job.calibration is not None and job.calibration.table is not None else {}
     graph |= {n: v for n, v in parts.items() if n in {f"version {v}" for v in _EXPORT_VERSIONS}}
-    builders = {*BUILDERS[job.build.target], *ROUTE_PACKAGES[job.build.route]}
-    engine = {**graph, **chosen("job build", "cuda driver", "gpu", "timing cache")}
-    engine |= {n: v for n, v in parts.items() if n.removeprefix("version ") in builders}
+    builders = {f"version {name}" for name in (*BUILDERS[job.build.target], *ROUTE_PACKAGES[job.build.route])}
+    engine = graph | chosen("job build", "cuda driver", "gpu", "timing cache", *builders)
     return StageKeys(
         model=_digest({"stage": "model", **model}),
         baseline=_digest({"stage": "baseline", **baseline}),

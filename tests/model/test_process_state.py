@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
 import nights
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +20,10 @@ CHANGES = {
     "import os; os.chdir('/')": "the job's code went to the folder /; back to ",
     "import sys; sys.stdout = sys.stderr = None": "the job's code replaced sys.stdout or sys.stderr; put back",
     "torch.set_default_dtype(torch.float64)": "the job's code set torch's default dtype to float64; back to float32",
+    "torch.set_default_device('meta')": "the job's code set torch's default device to meta; back to cpu",
+    "import os; os.umask(0o777)": "the job's code set the umask to 0o777; back to 0o",
+    "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)": "the job's code set handlers of SIG",
+    "import numpy; numpy.seterr(all='raise')": "the job's code changed numpy.seterr; put back",
 }
 
 
@@ -37,6 +43,7 @@ def test_a_stage_leaves_the_process_as_it_found_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, fails: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    errors, mask, ended = np.geterr(), os.umask(0o027), signal.getsignal(signal.SIGTERM)
     told = Told()
     stages = Stages(told)
     try:
@@ -49,7 +56,10 @@ def test_a_stage_leaves_the_process_as_it_found_it(
     assert os.getcwd() == str(tmp_path)
     assert sys.stdout is not None
     assert sys.stderr is not None
-    assert torch.get_default_dtype() == torch.float32
+    assert (torch.get_default_dtype(), torch.get_default_device()) == (torch.float32, torch.device("cpu"))
+    assert np.geterr() == errors
+    assert signal.getsignal(signal.SIGTERM) is ended
+    assert os.umask(mask) == 0o027
     assert [n.startswith(CHANGES[change]) for n in told.notes] == [True]
 
 
@@ -64,3 +74,22 @@ def test_a_bundle_is_written_where_it_was_asked_for(tmp_path: Path, monkeypatch:
     trtpipe.build(job, "out")
     assert (tmp_path / "out" / "m" / "manifest.json").is_file()
     assert not (tmp_path / "jobs" / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["torch.set_default_device('meta')", "torch.set_default_dtype(torch.float64)", "import sys; sys.path.clear()"],
+)
+def test_what_a_factory_leaves_behind_does_not_reach_its_own_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    job = nights.write_job(nights.make_world(tmp_path / "jobs"), "m")
+    net = tmp_path / "jobs" / "net.py"
+    net.write_text(
+        net.read_text().replace(
+            "def net():", f"def net():\n    made = plain()\n    {change}\n    return made\n\ndef plain():"
+        )
+    )
+    monkeypatch.delitem(sys.modules, "net", raising=False)
+    assert trtpipe.build(job, tmp_path / "out").report.passed

@@ -1,4 +1,4 @@
-"""What the stages take from files that were made before."""
+"""Tables read from files, and what is said of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from calib.errors import CalibError
 from calib.table import CalibrationTable
 from trtpipe.job.sections import Correction, Precision
 from trtpipe.pipeline.cache.reads import Read
-from trtpipe.pipeline.stages import read_table, table_notes
+from trtpipe.pipeline.tables import read_table, table_notes
 
 
 def test_a_corrected_table_is_none_for_a_job_without_corrections(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,112 @@
+"""What the job's code changes of the whole process, put back for later stages and other jobs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class _State:
+    """One thing of the process.
+
+    Attributes:
+        changed: what is said of a change; `{now}` is what it was changed to, `{before}` what it is again.
+        read: its value.
+        write: set it.
+    """
+
+    changed: str
+    read: Callable[[], Any]
+    write: Callable[[Any], None]
+
+
+@contextmanager
+def put_back(note: Callable[[str], None]) -> Iterator[None]:
+    """Put back what the job's code changes of the whole process within the block, with a note of each.
+
+    `_STATES` are the current folder, from which relative outputs are written, the standard streams, signals that
+    interrupt, the permissions of new files, NumPy's error handling, and torch's default dtype and device.
+    """
+    before = [state.read() for state in _STATES]
+    try:
+        yield
+    finally:
+        for state, value in zip(_STATES, before, strict=True):
+            if (now := state.read()) != value:
+                note(f"the job's code {state.changed.format(now=now, before=value)}")
+                state.write(value)
+
+
+def _set_streams(streams: tuple[Any, Any]) -> None:
+    sys.stdout, sys.stderr = streams
+
+
+def _handlers() -> dict[signal.Signals, Any]:
+    return {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+
+def _set_handlers(handlers: dict[signal.Signals, Any]) -> None:
+    with suppress(ValueError, TypeError):  # not in the main thread, which owns the signals; a handler set from C
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _umask() -> int:
+    """Linux has no other way to read it than to set it."""
+    value = os.umask(0o077)
+    os.umask(value)
+    return value
+
+
+def _set_umask(value: int) -> None:
+    os.umask(value)
+
+
+def _torch() -> Any:
+    """torch, or None while it is not imported: its states are then those that it begins with."""
+    return sys.modules.get("torch")
+
+
+def _errors() -> tuple[tuple[str, str], ...]:
+    """NumPy's handling of floating-point errors, or its defaults while it is not imported."""
+    numpy = sys.modules.get("numpy")
+    return _NUMPY_DEFAULTS if numpy is None else tuple(sorted(numpy.geterr().items()))
+
+
+def _set_errors(kinds: tuple[tuple[str, str], ...]) -> None:
+    sys.modules["numpy"].seterr(**dict(kinds))
+
+
+def _dtype() -> str:
+    return "float32" if (torch := _torch()) is None else str(torch.get_default_dtype()).removeprefix("torch.")
+
+
+def _device() -> str:
+    return "cpu" if (torch := _torch()) is None else str(torch.get_default_device())
+
+
+_NUMPY_DEFAULTS = (("divide", "warn"), ("invalid", "warn"), ("over", "warn"), ("under", "ignore"))
+_STATES = (
+    _State("went to the folder {now}; back to {before}", os.getcwd, os.chdir),
+    _State("replaced sys.stdout or sys.stderr; put back", lambda: (sys.stdout, sys.stderr), _set_streams),
+    _State("set handlers of SIGINT or SIGTERM; put back", _handlers, _set_handlers),
+    _State("set the umask to {now:#o}; back to {before:#o}", _umask, _set_umask),
+    _State("changed numpy.seterr; put back", _errors, _set_errors),
+    _State(
+        "set torch's default dtype to {now}; back to {before}",
+        _dtype,
+        lambda name: _torch().set_default_dtype(getattr(_torch(), name)),
+    ),
+    _State(
+        "set torch's default device to {now}; back to {before}",
+        _device,
+        # None takes the mode off that torch would otherwise keep around every call.
+        lambda name: _torch().set_default_device(None if name == "cpu" else name),
+    ),
+)

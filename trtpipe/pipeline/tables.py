@@ -1,0 +1,92 @@
+"""The calibration table of a job: read, or made from samples; and what a reader should know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from calib.audit import data_warnings
+from calib.data import overlap
+from calib.errors import CalibError
+from calib.table import CalibrationTable
+from trtpipe.job.sections import GRAPH_CORRECTIONS
+
+if TYPE_CHECKING:
+    from calib.data import Source
+    from trtpipe.job.job import Job
+    from trtpipe.job.sections import Calibration
+    from trtpipe.progress import Progress
+    from trtpipe.values import Captured
+
+
+def read_table(calibration: Calibration, digests: Mapping[str, str]) -> CalibrationTable:
+    """The table that `calibration.table` names; algorithm auto and corrections true take what it holds.
+
+    Raises:
+        calib.CalibError: it belongs to another model, or was made otherwise than the job says.
+    """
+    assert calibration.table is not None
+    table = CalibrationTable.load(calibration.table)
+    algorithm = table.algorithm if calibration.algorithm == "auto" else calibration.algorithm
+    percentile = table.percentile if calibration.algorithm == "auto" else calibration.percentile
+    table.require(calibration.table, digests, algorithm, percentile)
+    if table.corrections is not None and calibration.corrections is False:
+        raise CalibError(
+            f"{calibration.table}: must be without corrections for calibration.corrections: false (got "
+            f"{len(table.corrections.steps)} steps). Leave the key out, or calibrate again."
+        )
+    return table
+
+
+def observe(
+    job: Job,
+    calibration: Calibration,
+    captured: Captured,
+    source: Source,
+    digests: Mapping[str, str],
+    progress: Progress,
+    device: str,
+) -> CalibrationTable:
+    """The table of one pass over the samples, and with the corrections that the job asks for."""
+    from trtpipe.quantization.corrections.correct import correct
+    from trtpipe.quantization.payoff import never_int8
+    from trtpipe.quantization.quantize import calibrate as one_pass
+
+    size = job.batch_size(calibration)
+    table = one_pass(
+        captured,
+        source,
+        batch_size=size,
+        algorithm=calibration.algorithm,
+        percentile=calibration.percentile,
+        digests=digests,
+        progress=progress,
+        device=device,
+    )
+    if not job.corrections:
+        return table
+    wide = never_int8(job, captured)
+    return correct(captured, table, source, which=job.corrections, batch_size=size, progress=progress, wide=wide)
+
+
+def table_notes(job: Job, table: CalibrationTable) -> tuple[str, ...]:
+    """What a reader of the job should know of its table: its warnings, and the corrections in it.
+
+    Thresholds, and corrections but those of the graph, are INT8's alone: a job without INT8 has no notes about them.
+    """
+    steps = () if table.corrections is None else table.corrections.steps
+    if job.precision.int8_mode:
+        return (*table.audit.warnings, *(f"calibration: {s}" for s in steps))
+    used = [s for s in steps if s.kept and s.name in GRAPH_CORRECTIONS]
+    return (*data_warnings(table.audit), *(f"calibration: {s}" for s in used))
+
+
+def overlap_notes(calibration: Source, check: Source) -> tuple[str, ...]:
+    """A warning when samples are in both sets: the check then flatters the engine."""
+    both = overlap(calibration, check)
+    if not both:
+        return ()
+    return (
+        f"{len(both)} of {check.sample_count} check samples were calibrated on too (first: {both[0]}); "
+        "the check is the weaker for it",
+    )
