@@ -43,8 +43,8 @@ MAY_IMPORT_BY_NAME = {
 def lint(root: Path) -> subprocess.CompletedProcess[str]:
     """import-linter's contracts over the packages below `root`."""
     linter = "from importlinter.cli import lint_imports_command as c; c()"
-    command = [sys.executable, "-c", linter, "--no-cache"]
-    return subprocess.run(command, cwd=root, env={"PYTHONPATH": str(root)}, capture_output=True, text=True, timeout=120)
+    command, env = [sys.executable, "-c", linter, "--no-cache"], {"PYTHONPATH": str(root), "PYTHONUTF8": "1"}
+    return subprocess.run(command, cwd=root, env=env, capture_output=True, encoding="utf-8", timeout=120)
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_a_planted_circle_is_found(tree: Tree) -> None:
 )
 def test_a_planted_upward_import_breaks_the_contract(module: str, line: str, copied: Path) -> None:
     path = copied / "trtpipe" / f"{module}.py"
-    path.write_text(f"{path.read_text()}\n\n{line}\n")
+    path.write_bytes(path.read_bytes() + f"\n\n{line}\n".encode())
     assert lint(copied).returncode != 0
 
 

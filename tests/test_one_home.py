@@ -6,7 +6,7 @@ import ast
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -85,16 +85,23 @@ def constants(tree: ast.Module) -> Iterator[tuple[str, int]]:
                     yield f"constant: {ast.unparse(name).strip('_').upper()} = {ast.unparse(value)}", node.lineno
 
 
-def rows(table: ast.Dict) -> Iterator[str]:
-    """Each two rows of a table that follow each other, by name, and whose values are texts or numbers."""
-    found = sorted(
-        (skeleton(key), ast.unparse(value))
-        for key, value in zip(table.keys, table.values, strict=True)
-        if key is not None and skeleton(key) and isinstance(value, ast.Constant | ast.UnaryOp)
-    )
-    for one, other in itertools.pairwise(found):
-        if any(key != value.strip("'") for key, value in (one, other)):  # what is called the same is no fact
-            yield ", ".join(map(": ".join, (one, other)))
+def rows(table: ast.Dict) -> frozenset[str]:
+    """The rows of a table whose values are texts or numbers; what is called the same on both sides is no fact."""
+    pairs = zip(table.keys, table.values, strict=True)
+    found = {
+        skeleton(key): ast.unparse(value)
+        for key, value in pairs
+        if key and isinstance(value, ast.Constant | ast.UnaryOp)
+    }
+    return frozenset(f"{key}: {value}" for key, value in found.items() if key and key != value.strip("'"))
+
+
+def shared(tables: Sequence[tuple[str, frozenset[str]]]) -> Iterator[tuple[str, list[str]]]:
+    """Tables of two modules that have two rows in common, and half of the smaller one: the rows, and where."""
+    for (one, a), (other, b) in itertools.combinations(tables, 2):
+        both, enough = a & b, max(2, (min(len(a), len(b)) + 1) // 2)
+        if one.partition(":")[0] != other.partition(":")[0] and len(both) >= enough:
+            yield f"table: {', '.join(sorted(both))}", [one, other]
 
 
 def facts(tree: ast.Module) -> Iterator[tuple[str, int]]:
@@ -110,8 +117,6 @@ def facts(tree: ast.Module) -> Iterator[tuple[str, int]]:
         if found := members(node):
             passed.update(map(id, ast.iter_child_nodes(node)))
             yield f"set: {', '.join(found)}", node.lineno  # type: ignore[attr-defined]
-        if isinstance(node, ast.Dict):
-            yield from ((f"table: {two}", node.lineno) for two in rows(node))
         if isinstance(node, ast.Call) and (expression := pattern(node)):
             yield f"pattern: {expression}", node.lineno
         if isinstance(node, ast.expr) and len(re.findall(r"[A-Za-z]{2,}", text := skeleton(node))) >= WORDS:
@@ -130,9 +135,14 @@ def sources(root: Path) -> list[Path]:
 def homes(root: Path) -> dict[str, list[str]]:
     """Facts that stand in more than one module, and where."""
     found: dict[str, list[str]] = defaultdict(list)
+    tables = []
     for path in sources(root):
-        for fact, line in facts(ast.parse(path.read_bytes())):
+        tree = ast.parse(path.read_bytes())
+        for fact, line in facts(tree):
             found[fact].append(f"{path.relative_to(root)}:{line}")
+        dicts = [n for n in ast.walk(tree) if isinstance(n, ast.Dict)]
+        tables += [(f"{path.relative_to(root)}:{n.lineno}", rows(n)) for n in dicts]
+    found.update(shared(tables))
     return {fact: where for fact, where in found.items() if len({w.partition(":")[0] for w in where}) > 1}
 
 
@@ -182,7 +192,7 @@ def test_a_text_that_is_written_out_again_is_found(tmp_path: Path) -> None:
         ("LEAST_SHARE = 0.25", "_LEAST_SHARE: Final = 0.25"),
         ("MOST, LEAST_BYTES = 3, 1 << 20", "LEAST_BYTES = 1 << 20"),
         ('GRAPH = "graph.onnx"', '_MODEL = "graph.onnx"'),
-        ('BEST = {"a": 1.0, "b": 0.0, "c": 2}', 'LARGEST = {"c": 3, "b": 0.0, "a": 1.0}'),
+        ('BEST = {"a": 1.0, "b": 0.0, "c": 2}', 'LARGEST = {"c": 2, "z": 0.0, "a": 1.0}'),
         ("def f(x):\n    y = g(x)\n    h(y)\n    return k(y)", "def f2(a):\n    b = g(a)\n    h(b)\n    return k(b)"),
     ],
     ids=["words", "sentence", "pattern", "number", "one of several", "text", "table", "function"],
@@ -204,14 +214,15 @@ def test_a_second_home_is_found(one: str, other: str, tmp_path: Path) -> None:
         ("A = f(8)", "A = f(8)"),
         ('KIND = "bundle"', 'KIND = "bundle"'),  # a word
         ('OURS = {"a": "a", "b": "b"}', 'THEIRS = {"a": "a", "b": "b"}'),  # names of another library that are ours
+        ('A = {"a": 1, "b": 2, "c": 3, "d": 4, "e": 5}', 'A = {"a": 1, "b": 2, "c": 0, "d": 0, "e": 0}'),
         ('ROW = {"a": x, "b": y}', 'ROW = {"a": x, "b": y}'),
         ('"""One sentence that is the same in both."""', '"""One sentence that is the same in both."""'),
         ('E("Leave it out.")', 'E("Leave it out.")'),
         ('__all__ = ["a", "b", "c"]', '__all__ = ["a", "b", "c"]'),
         ("def f(x):\n    y = g(x)\n    h(y)\n    return k(y)", "def f(x):\n    y = g(x)\n    k(y)\n    return h(y)"),
     ],
-    ids=["mapping", "other number", "other name", "call", "word", "same names", "values", "docstring", "few words",
-         "public names", "other function"],
+    ids=["mapping", "other number", "other name", "call", "word", "same names", "few rows", "values", "docstring",
+         "few words", "public names", "other function"],
 )  # fmt: skip
 def test_what_is_no_second_home(one: str, other: str, tmp_path: Path) -> None:
     (tmp_path / "calib").mkdir()

@@ -166,7 +166,9 @@ def used(node: ast.AST) -> set[str]:
 @functools.cache
 def layers() -> list[list[str]]:
     """The contract's layers, the highest first: the modules and rooms of each."""
-    (listed,) = re.findall(r"^layers = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S)
+    (listed,) = re.findall(
+        r"^layers = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M | re.S
+    )
     return [re.findall(r"[\w.]+", row) for row in listed.splitlines()]
 
 
