@@ -155,7 +155,7 @@ def test_the_exit_code_is_never_success_because_a_model_exits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = job(tmp_path, "raise SystemExit(0)", ONE, "awkward_exit")
-    assert main(["build", str(file), "-o", str(tmp_path / "out"), "-q"]) == 4
+    assert main(["build", str(file), "-o", str(tmp_path / "out"), "-q"]) == 2
     assert "awkward_exit.py" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 

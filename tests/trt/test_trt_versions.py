@@ -34,7 +34,7 @@ def test_the_contract_runs_on_the_releases_of_the_page():
 
 #: What no measurement shows on a machine without a GPU: keys of trtpipe's own, and those that only refuse.
 UNMEASURED = {"platform", "log_level", "quantization", "calibration_cache", "editable_timing_cache",
-              "error_on_timing_cache_miss", "exclude_lean_runtime", "device_types"}  # fmt: skip
+              "error_on_timing_cache_miss", "exclude_lean_runtime", "device_types", "plugins"}  # fmt: skip
 #: Values that ask for what TensorRT-RTX does anyway.
 AS_IT_IS = {("tensor_formats", '{"image": ["linear"]}')}
 

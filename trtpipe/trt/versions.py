@@ -49,6 +49,7 @@ _VALUES = {
     "dla_core": 0,
     "gpu_fallback": True,
     "device_types": {"*": "dla"},
+    "plugins": ("libplugin.so",),
 }
 
 
