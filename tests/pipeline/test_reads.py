@@ -19,6 +19,7 @@ NET = """
 import importlib
 import json
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from torch import nn
 
 HERE = Path(__file__).parent
 MIDDLE = importlib.import_module("mid" + "dle")
+sys.path.insert(0, str(HERE / "elsewhere"))
 
 
 class Net(nn.Module):
@@ -56,6 +58,8 @@ class Net(nn.Module):
 
 
 def net():
+    import far
+    assert far.FACTOR
     return Net()
 """
 MIDDLE = "import importlib\nBOTTOM = importlib.import_module('bot' + 'tom')\ndef factor():\n    return BOTTOM.FACTOR\n"
@@ -91,12 +95,13 @@ def world(tmp_path_factory):
     from safetensors.torch import save_file
 
     folder = tmp_path_factory.mktemp("reads") / "jobs"
-    for inside in ("parts", "samples"):
+    for inside in ("parts", "samples", "elsewhere"):
         (folder / inside).mkdir(parents=True)
     texts = {
         "reader.py": NET,
         "middle.py": MIDDLE,
         "bottom.py": "FACTOR = 1.5\n",
+        "elsewhere/far.py": "FACTOR = 2\n",
         "samples_of.py": SAMPLES,
         "reader.yaml": JOB,
         "settings.json": '{"factor": 1.0}',
@@ -136,7 +141,8 @@ def planned(folder):
 
 
 READ = ["settings.json", "parts/a.npy", "parts/b.npy", "map.bin", "current.npy", "raw.bin", "checkpoint.safetensors",
-        "lazy.pt", "bottom.py", "middle.py", "optional.txt", *(f"samples/{k}.npy" for k in range(8))]  # fmt: skip
+        "lazy.pt", "bottom.py", "middle.py", "optional.txt", "elsewhere/far.py",
+        *(f"samples/{k}.npy" for k in range(8))]  # fmt: skip
 
 
 def test_a_night_over_a_job_that_reads_is_reused_when_nothing_changed(world):

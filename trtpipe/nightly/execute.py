@@ -142,13 +142,14 @@ def _build(task: BuildTask, reporter: Reporter, memory: Memory) -> tuple[JobOutc
         if (kept := _kept(task, cache, ingredients.key)) is not None:
             return kept, {"code": code, **reads.to_plain()}
         recorder = Recorder(job.folder, _known(job, survey, cache.root, Path(task.out)))
+        path = tuple(sys.path)
 
         def now() -> tuple[Ingredients, Reads]:
             """The ingredients as the files are now, with all that has been read so far, and that."""
             read = recorder.reads
             known = (reads | read).present(job.folder or Path.cwd(), read)
             remember(cache, code, known)
-            with Digests(cache.digests_path) as digests:
+            with Digests(cache.digests_path) as digests, _searching(path):
                 return Survey(digests, machine).ingredients(job, known), known
 
         def keys_now() -> StageKeys | None:
@@ -159,7 +160,7 @@ def _build(task: BuildTask, reporter: Reporter, memory: Memory) -> tuple[JobOutc
         try:
             keys = stage_keys(job, ingredients)
             results = CachedResults(cache, keys, memory, reporter, recorder, keys_now)
-            with _fresh_modules(job, keys.model, memory):
+            with _fresh_modules(job, keys.model, memory), _searching(path):
                 built = build(job, Path(task.out), reporter, diagnose_seconds=task.diagnose_seconds, results=results)
             latest, known = now()
             changed = [_shown(job, path) for path in recorder.changed()]
@@ -211,6 +212,20 @@ def _reused(task: Task, cache: Cache, record: Entry, key: str) -> JobOutcome:
     target = Path(task.out, task.name)
     place(target, {n: entry.read(n) for n in entry.files}, where=entry.path)
     return recorded(record.facts, task.name, task.file, target, task.attempts)
+
+
+@contextlib.contextmanager
+def _searching(path: Collection[str]) -> Iterator[None]:
+    """Modules are found in the folders of `path`; what the job's code adds to `sys.path` within ends with it.
+
+    A module found there is seen when it is read: as one of the job's sources it would be found after the job only.
+    """
+    before = sys.path[:]
+    sys.path[:] = path
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 @contextlib.contextmanager
