@@ -169,17 +169,16 @@ def test_int8_on_a_jetson_nano_is_refused_whatever_is_installed(folder, monkeypa
     ]
 
 
-ABSENT = (
-    "there is no usable NVIDIA GPU here (no driver). Run it on the machine the engine is for, or build for "
-    "target tensorrt_rtx, which needs no GPU."
-)
+ABSENT = "there is no usable NVIDIA GPU here (no driver). Run it on the machine the engine is for, or "
+RTX = "build for target tensorrt_rtx, which needs no GPU."
 
 
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (("build.target=tensorrt", "build.compute_capability=[]"), [f"build.target: {ABSENT}"]),
-        (("build.refit=all",), [f"build.refit: {ABSENT}"]),
+        (("build.target=tensorrt", "build.compute_capability=[]"), [f"build.target: {ABSENT}{RTX}"]),
+        (("build.refit=all",), [f"build.refit: {ABSENT}leave out build.refit."]),
+        (("build.strip_plan=true",), [f"build.strip_plan: {ABSENT}leave out build.strip_plan."]),
         (("build.route=torch_tensorrt", "build.target=tensorrt", "build.compute_capability=[]"), [
             "build.route: torch_tensorrt needs an NVIDIA GPU and its driver (no driver). Use build.route "
             "onnx, which builds TensorRT-RTX engines without one."

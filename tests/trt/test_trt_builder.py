@@ -224,6 +224,7 @@ def test_what_needs_a_gpu_says_so(model, monkeypatch):
             build_engine(model, build, progress=Silent())
         assert str(raised.value).startswith(f"{option} with TensorRT-RTX 1.7.1")
         assert "there is no usable NVIDIA GPU here (libcuda.so.1 is not here)" in str(raised.value)
+        assert str(raised.value).endswith(f"the engine is for, or leave out {option}.")
 
 
 def test_a_plan_of_another_version_is_an_error(model, monkeypatch):

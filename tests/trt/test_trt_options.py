@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.sections import Build, Keep, Precision
 from trtpipe.trt.flavour import CAPABILITIES
-from trtpipe.trt.options import OPTIONS, asked, needs_driver, refusals
+from trtpipe.trt.options import OPTIONS, asked, needs_driver, refusals, without_driver
 from trtpipe.values import DimRange
 
 FP16 = Precision(fp16_mode=True)
@@ -150,6 +150,8 @@ def test_what_needs_a_gpu():
     assert needs_driver(Build(), "tensorrt_rtx") == ()
     assert needs_driver(Build(refit="all", strip_plan=True), "tensorrt_rtx") == ("build.refit", "build.strip_plan")
     assert needs_driver(Build(refit="individual"), "tensorrt_rtx") == ("build.refit",)
+    assert without_driver("build.target") == "build for target tensorrt_rtx, which needs no GPU"
+    assert without_driver("build.refit") == "leave out build.refit"
 
 
 @pytest.mark.parametrize(

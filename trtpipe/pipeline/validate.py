@@ -22,7 +22,7 @@ from trtpipe.packages import version as package_version
 from trtpipe.routes.options import FRONTENDS, job_refusals, without_gpu
 from trtpipe.trt import driver
 from trtpipe.trt.flavour import installed, require_version, unrecorded, unsupported
-from trtpipe.trt.options import needs_driver, refusals
+from trtpipe.trt.options import needs_driver, refusals, without_driver
 from trtpipe.trt.platforms import too_old_or_new, unable
 from trtpipe.trt.versions import RELEASES as KNOWN_RELEASES
 
@@ -193,7 +193,7 @@ def _gpu_absent(job: Job) -> _Problems:
         yield "build.route", without_gpu(route, gpu.problem)
         return
     for option in needs_driver(job.build, target):
-        yield option, driver.absent(gpu)
+        yield option, driver.absent(gpu, without_driver(option))
 
 
 def _frontend(job: Job) -> _Problems:

@@ -189,9 +189,11 @@ def open_graph(bundle: Bundle) -> tuple[OrtRunner, tuple[str, ...]]:
         runner = OrtRunner(model)
         why = deviation(runner, bundle)
     except BuildError:
-        why = "its optimizer refuses the graph"
+        why = "it refuses the graph"
     if not why:
         return runner, ()
+    if why != unrecorded(bundle):
+        why = f"with them {why}"
     exact = OrtRunner(model, as_written=True)
     notes = [f"ONNX Runtime executes each node as it stands, without graph optimizations: {why}"]
     if not unrecorded(bundle) and (still := deviation(exact, bundle)):

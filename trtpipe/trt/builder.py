@@ -27,7 +27,7 @@ from trtpipe.trt import (
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.implicit import Calibration
 from trtpipe.trt.monitor import PERCENT, Watch, interruptible, make_logger, make_monitor
-from trtpipe.trt.options import asked, needs_driver, refusals, uses_dla
+from trtpipe.trt.options import asked, needs_driver, refusals, uses_dla, without_driver
 from trtpipe.trt.parser import newest_opset
 from trtpipe.values import Engine, OnnxModel
 
@@ -70,7 +70,7 @@ def build_engine(
     tensorrt = flavour.load(build.target)
     gpu = None
     for path in needs_driver(build, tensorrt.name) if judged else ():
-        gpu = driver.require(f"{path} with {tensorrt.title}")
+        gpu = driver.require(f"{path} with {tensorrt.title}", without_driver(path))
     refused = refusals(build, precision, tensorrt.name, tensorrt.version, tensorrt.capabilities) + _unfit(
         gpu, tensorrt.version, build, precision
     )

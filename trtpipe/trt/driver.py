@@ -63,24 +63,22 @@ def probe() -> Driver:
     return Driver(version, devices, "" if devices else "the NVIDIA driver sees no GPU")
 
 
-def require(what: str) -> Driver:
+def require(what: str, instead: str = "") -> Driver:
     """The driver.
 
     Raises:
-        MissingError: without a usable GPU; `what` says what needed it.
+        MissingError: without a usable GPU; `what` says what needed it, `instead` what else the user can do.
     """
     gpu = probe()
     if gpu.problem:
-        raise MissingError(f"{what}: {absent(gpu)}")
+        raise MissingError(f"{what}: {absent(gpu, instead)}")
     return gpu
 
 
-def absent(gpu: Driver) -> str:
-    """What a machine without a usable GPU is told."""
-    return (
-        f"there is no usable NVIDIA GPU here ({gpu.problem}). "
-        "Run it on the machine the engine is for, or build for target tensorrt_rtx, which needs no GPU."
-    )
+def absent(gpu: Driver, instead: str = "") -> str:
+    """What a machine without a usable GPU is told; `instead` is what else than another machine helps."""
+    step = "Run it on the machine the engine is for"
+    return f"there is no usable NVIDIA GPU here ({gpu.problem}). {step}{instead and f', or {instead}'}."
 
 
 def _error(cuda: ctypes.CDLL, status: int) -> str:

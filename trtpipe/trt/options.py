@@ -121,6 +121,11 @@ def needs_driver(build: BuildOptions, name: str) -> tuple[str, ...]:
     return (*refit, *(("build.strip_plan",) if "strip_plan" in wanted else ()))
 
 
+def without_driver(path: str) -> str:
+    """What to do where an option of `needs_driver` has no GPU, beside going to one."""
+    return "build for target tensorrt_rtx, which needs no GPU" if path == "build.target" else f"leave out {path}"
+
+
 def refusals(
     build: Build,
     precision: Precision | None,
