@@ -37,9 +37,10 @@ class Factory:
             raise CalibError(
                 f"factory {path}: must give samples (got batches of a {type(made).__name__}). Return its dataset."
             )
+        is_mapping = isinstance(made, Mapping)  # of names to whole arrays, say
         is_sequence = hasattr(made, "__getitem__") and hasattr(made, "__len__")
         self._sequence = made if is_sequence else None
-        if self._sequence is None and not hasattr(made, "__iter__"):
+        if is_mapping or (self._sequence is None and not hasattr(made, "__iter__")):
             raise CalibError(
                 f"factory {path}: must give a sequence or an iterable of samples (got {type(made).__name__})."
             )

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
+import stat
 from pathlib import Path
+from typing import BinaryIO
 
 
 def as_text(name: str) -> str:
     """`name` with each byte that is no UTF-8 (Python holds it as half a surrogate pair) spelt out as `\\udcff`."""
     return name.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """A file opened for reading: a pipe among a user's images would wait for a writer, and a device has no end.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "no regular file", str(path))
+    return open(path, "rb")
 
 
 def read_at_most(path: Path, most_bytes: int) -> bytes:

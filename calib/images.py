@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from calib.errors import CalibError
-from calib.files import as_text
+from calib.files import as_text, open_regular
 from calib.samples import IMAGE_SUFFIXES, InputSpec, Sample, TransformSpec, fit
 from calib.types import Array
 from calib.user_code import import_callable, user_code
@@ -60,7 +60,7 @@ class Images:
         """
         path = self._paths[at]
         try:
-            with path.open("rb") as stream, Image.open(stream) as image:
+            with open_regular(path) as stream, Image.open(stream) as image:
                 fault = beyond_8_bits(image.mode)
                 pixels = image.convert("RGB")
         except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
@@ -79,7 +79,8 @@ class Images:
             CalibError: it cannot be read.
         """
         try:
-            return hashlib.sha256(self._paths[at].read_bytes()).hexdigest()
+            with open_regular(self._paths[at]) as stream:
+                return hashlib.sha256(stream.read()).hexdigest()
         except OSError as error:
             raise CalibError(f"{self._paths[at]}: must be readable (got {error.strerror}).") from error
 

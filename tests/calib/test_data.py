@@ -1,5 +1,6 @@
 """Which samples are drawn, in which order, and as which arrays."""
 
+import os
 import re
 from collections import Counter
 
@@ -167,11 +168,18 @@ def test_overlap_goes_by_content(image_folder, tmp_path):
     assert overlap(opened(other), opened(image_folder)) == ("x/renamed.png",)
 
 
-@pytest.mark.parametrize("damage", [b"", b"not an image", "cut"])
+@pytest.mark.parametrize("damage", [b"", b"not an image", "cut", "pipe", "device"])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_unreadable_image_stops_the_run_or_is_skipped(image_folder, damage, workers):
     bad = image_folder / "cat" / "05.png"
-    bad.write_bytes(bad.read_bytes()[:400] if damage == "cut" else damage)
+    whole = bad.read_bytes()
+    bad.unlink()
+    if damage == "pipe":
+        os.mkfifo(bad)
+    elif damage == "device":
+        bad.symlink_to("/dev/zero")
+    else:
+        bad.write_bytes(whole[:400] if damage == "cut" else damage)
     with pytest.raises(CalibError, match=r"cat/05.png: must be a readable image \(got .*on_bad_sample: skip"):
         all_of(opened(image_folder, workers=workers))
     source = opened(image_folder, workers=workers, on_bad_sample="skip")

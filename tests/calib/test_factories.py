@@ -13,6 +13,7 @@ Y = InputSpec("y", "uint8", (1,))
 MODULE = """
 import numpy as np, torch
 
+def columns(): return {"x": np.zeros((5, 2), np.float32)}
 def arrays(): return [np.full(2, i, np.float32) for i in range(5)]
 def pair(i): return {"x": torch.full((2,), float(i)), "y": torch.full((1,), i, dtype=torch.uint8)}
 def labelled(): return [(pair(i), i % 2) for i in range(6)]
@@ -142,7 +143,8 @@ def test_bad_values_are_skipped_when_asked():
     [
         ("nothing", {}, r"holds no samples"),
         ("loader", {}, r"loader: must give samples \(got batches of a DataLoader\)\. Return its dataset\.$"),
-        ("number", {}, r"must give a sequence or an iterable of samples \(got int\)"),
+        ("number", {}, r"must give a sequence or an iterable of samples \(got int\)\.$"),
+        ("columns", {}, r"must give a sequence or an iterable of samples \(got dict\)\.$"),
         ("one", {}, r"must be package\.module:callable \(got 'factories_under_test:one'\)"),
         ("missing", {}, r"must be package\.module:callable \(got 'factories_under_test:missing'\)"),
         ("triple", {}, r"triple\[0\]: a sample must be an array, .* \(got a tuple of 3\)"),

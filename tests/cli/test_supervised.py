@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import trtpipe
+
 CALLED = (
     "trtpipe: the process ended before the command did (exit code {}): code of the job, or a library, called os._exit, "
     "exec or exit(). Take that call out.\n"
@@ -132,3 +134,41 @@ def test_a_build_is_no_success_without_its_bundle(tmp_path: Path, place: str) ->
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr.splitlines()[-1:]) == (2, [CALLED.format(0)[:-1]])
     assert not (tmp_path / "out" / "ends").exists()
+
+
+#: Begins the program, and sends itself a signal when it comes to import a module.
+STARTS = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), {number})
+
+sys.meta_path.insert(0, Finder())
+sys.argv = ["trtpipe", "--version"]
+from trtpipe.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("module", ["trtpipe.cli", "click", "trtpipe.errors", "trtpipe.cli.console"])
+def test_an_interrupt_while_the_program_is_imported_ends_it_as_a_later_one_does(
+    module: str, number: signal.Signals
+) -> None:
+    program = STARTS.format(module=module, number=int(number))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr, done.stdout) == (130, "interrupted\n", "")
+
+
+def test_an_interrupt_that_is_ignored_stays_so_while_the_program_is_imported() -> None:
+    program = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    program += STARTS.format(module="click", number=int(signal.SIGINT))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, f"trtpipe {trtpipe.__version__}\n")
+
+
+def test_the_installed_program_is_that_one() -> None:
+    project = Path(__file__).parents[2] / "pyproject.toml"
+    assert '[project.scripts]\ntrtpipe = "trtpipe.__main__:main"\n' in project.read_text()

@@ -16,9 +16,9 @@ BROKEN = [
     ([("  int8_mode: true", "  int8_mode: true\n  int8_mode: false")],
      ["job.yaml:13: precision.int8_mode: must be given once (got again, first on line 12). Remove one."]),
     ([(GOOD, "")], ["job.yaml:1: must be a mapping (got nothing). Its keys are name, model, inputs, outputs, precision, "
-                    "calibration, build, check, worker; `trtpipe init` writes one to start from."]),
+                    "calibration, build, check, worker, matrix; `trtpipe init` writes one to start from."]),
     ([(GOOD, "- a\n- b\n")], ["job.yaml:1: must be a mapping (got ['a', 'b']). Its keys are name, model, inputs, outputs, "
-                    "precision, calibration, build, check, worker; `trtpipe init` writes one to start from."]),
+                    "precision, calibration, build, check, worker, matrix; `trtpipe init` writes one to start from."]),
     ([("  args: {}", "  args: &a {}")], ["job.yaml:4: model.args: must not have an anchor (got &a). Write the value out."]),
     ([("  args: {}", "  args: *a")], ["job.yaml:4: model.args: must not be an alias (got *a). Write the value out."]),
     ([("  args: {}", "  args: {f: !!python/name:os.system x}")],

@@ -1,4 +1,6 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trtpipe.errors import InputError
 from trtpipe.job import yamlfile
@@ -102,10 +104,44 @@ def test_versions_in_a_list_are_taken_as_written(tmp_path):
         ("name: a\nmatrix:\n  calibration.seed: [" + ", ".join(map(str, range(101))) + "]\n  check.seed: ["
          + ", ".join(map(str, range(100))) + "]\n",
          ["jobs.yaml:2: matrix: must make at most 10000 jobs (got 10100). Split the file."]),
+        ("name: a\nmatrix:\n  algorithm: [auto, mse]\n  calibration.algorithm: [minmax]\n",
+         ["jobs.yaml:4: matrix.calibration.algorithm: must set other keys than matrix.algorithm (got "
+          "calibration.algorithm). Take one of the two axes out."]),
+        ("name: a\nmatrix:\n  precision.int8_mode: [true, false]\n  precision: [fp16]\n",
+         ["jobs.yaml:4: matrix.precision: must set other keys than matrix.precision.int8_mode (got "
+          "precision.int8_mode). Take one of the two axes out."]),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_matrix_is_said_at_its_line(tmp_path, head, expected):
     assert problems(tmp_path, head) == expected
+
+
+AXES = {
+    "target": ("onnxruntime",),
+    "build.target": ("onnxruntime",),
+    "build": ("{l: {target: onnxruntime}}", "{l: {route: onnx}}", "{l: {}}", "{l: null}"),
+    "route": ("onnx",),
+    "precision": ("fp16", "int8", "{l: {int8_mode: true}}"),
+    "precision.int8_mode": ("false",),
+    "calibration": ("{l: {seed: 3}, m: {algorithm: minmax}}",),
+    "calibration.seed": ("7",),
+    "algorithm": ("mse",),
+}  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(list(AXES)), min_size=2, max_size=4, unique=True), st.data())
+def test_what_the_labels_of_a_job_say_is_in_it_or_the_matrix_is_refused(axes, data):
+    """No axis hides another: the same jobs come of the axes in any order."""
+    written = {axis: data.draw(st.sampled_from(AXES[axis])) for axis in axes}
+    lines = {axis: value if value[0] == "{" else f"[{value}]" for axis, value in written.items()}
+
+    def jobs(order):
+        text = "name: a\nprecision: {bf16_mode: true}\ncalibration: {}\nbuild: {opset: 17}\nmatrix:\n"
+        cells, wrong = expand(yamlfile.parse(text + "".join(f"  {axis}: {lines[axis]}\n" for axis in order)))
+        made = {frozenset(c.labels.items()): {**c.document.data, "name": ""} for c in cells}
+        return made, bool(wrong)
+
+    assert jobs(axes) == jobs(axes[::-1])
 
 
 def test_a_wrong_value_is_said_where_it_stands_in_the_matrix_and_once(tmp_path):

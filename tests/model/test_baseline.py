@@ -60,6 +60,22 @@ def test_a_torchscript_file_of_another_model_is_refused(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize("classes", [1, 3, 20])
+def test_a_torchscript_file_of_other_shapes_is_refused(tmp_path: Path, classes: int) -> None:
+    """One class would be broadcast over the others."""
+    loaded, path = nets.residual(), tmp_path / "net.ts"
+    other = nets.Residual().eval()
+    other.head = nn.Linear(other.head.in_features, classes)
+    torch.jit.script(other).save(str(path))
+    own = [[3, nets.Residual().head.out_features]]
+    with pytest.raises(InputError) as caught:
+        record_baseline(loaded, BATCHES, 5, batch_size=3, kind="trace", torchscript=str(path), progress=Silent())
+    assert str(caught.value) == (
+        f"baseline: outputs of torchscript must have the shapes of the eager model's, {own} (got [[3, {classes}]]). "
+        "Check that both are the same model."
+    )
+
+
 def test_tracing_that_loses_a_branch_is_refused() -> None:
     class Branching(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

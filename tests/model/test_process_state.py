@@ -23,6 +23,8 @@ CHANGES = {
     "torch.set_default_device('meta')": "the job's code set torch's default device to meta; back to cpu",
     "import os; os.umask(0o777)": "the job's code set the umask to 0o777; back to 0o",
     "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)": "the job's code set handlers of SIG",
+    "import sys; sys.path.clear()": "the job's code took folders out of sys.path; put back",
+    "import sys; sys.path = ['/added', *sys.path[1:]]": "the job's code took folders out of sys.path; put back",
     "import numpy; numpy.seterr(all='raise')": "the job's code changed numpy.seterr; put back",
 }
 
@@ -43,6 +45,8 @@ def test_a_stage_leaves_the_process_as_it_found_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, fails: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["/first", *sys.path])
+    folders = set(sys.path)
     errors, mask, ended = np.geterr(), os.umask(0o027), signal.getsignal(signal.SIGTERM)
     told = Told()
     stages = Stages(told)
@@ -58,9 +62,20 @@ def test_a_stage_leaves_the_process_as_it_found_it(
     assert sys.stderr is not None
     assert (torch.get_default_dtype(), torch.get_default_device()) == (torch.float32, torch.device("cpu"))
     assert np.geterr() == errors
+    assert folders.issubset(sys.path)
+    assert ("/added" in sys.path) is ("/added" in change)
     assert signal.getsignal(signal.SIGTERM) is ended
     assert os.umask(mask) == 0o027
     assert [n.startswith(CHANGES[change]) for n in told.notes] == [True]
+
+
+def test_folders_that_the_jobs_code_adds_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    told = Told()
+    with Stages(told)("model"):
+        sys.path.insert(0, "/added")
+    assert sys.path[0] == "/added"
+    assert told.notes == []
 
 
 def test_a_bundle_is_written_where_it_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -284,3 +284,17 @@ def test_a_damaged_table_is_replaced(tmp_path):
     path = old(tmp_path / "w", b"abc")
     with Digests(tmp_path / "d.sqlite") as digests:
         assert digests.file(path).startswith("ba7816bf")
+
+
+def test_what_has_no_end_is_not_read(tmp_path):
+    """A pipe waits for a writer; the digest of a folder with one, or with a device, is made all the same."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.png").write_bytes(b"x")
+    with Digests() as digests:
+        plain = digests.folder(tmp_path / "a")
+    os.mkfifo(tmp_path / "a" / "pipe.png")
+    with Digests() as digests:
+        piped = digests.folder(tmp_path / "a")
+    (tmp_path / "a" / "zero.png").symlink_to("/dev/zero")
+    with Digests() as digests:
+        assert len({plain, piped, digests.folder(tmp_path / "a")}) == 3

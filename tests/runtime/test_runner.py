@@ -16,6 +16,9 @@ import shipping
 from PIL import Image
 
 import trtpipe
+from calib.arrays import open_arrays
+from calib.errors import CalibError
+from calib.samples import InputSpec
 from trtpipe.bundle import signing
 from trtpipe.bundle.manifest import EngineInfo
 from trtpipe.cli.commands import run
@@ -255,6 +258,37 @@ def test_feeds_that_are_none(tmp_path: Path) -> None:
                 open_feed(tmp_path / name, model)
             assert message in str(caught.value)
             assert str(tmp_path / name) in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz", "safetensors"])
+def test_a_damaged_file_of_arrays_is_read_or_refused(tmp_path: Path, suffix: str) -> None:
+    """Whatever bytes are cut off or changed, and whatever NumPy, zipfile, zlib or safetensors raise of them."""
+    from safetensors.numpy import save_file
+
+    shipping.bundle(tmp_path / "c")
+    images = np.zeros((4, 3, 8, 8), np.float32)  # compressed, the file is little more than its format
+    whole, path = tmp_path / f"whole.{suffix}", tmp_path / f"x.{suffix}"
+    if suffix == "npy":
+        np.save(whole, images)
+    elif suffix == "npz":
+        np.savez_compressed(whole, image=images)
+    else:
+        save_file({"image": images}, whole)
+    data, random = whole.read_bytes(), np.random.default_rng(0)
+    damaged = [data[:cut] for cut in random.integers(0, len(data), 40)]
+    for at in random.integers(0, min(len(data), 400), 160):
+        damaged.append(data[:at] + bytes([data[at] ^ random.integers(1, 256)]) + data[at + 1 :])
+    refused, inputs = [], [InputSpec("image", "float32", (3, 8, 8))]
+    with trtpipe.load(tmp_path / "c") as model:
+        for content in damaged:
+            path.write_bytes(content)
+            for reads in (open_feed, open_arrays):
+                try:
+                    reads(path, model) if reads is open_feed else open_arrays(str(path), inputs)
+                except (InputError, CalibError) as error:
+                    refused.append(str(error))
+    assert len(refused) > 20
+    assert {r.startswith(f"{path}: ") for r in refused} == {True}
 
 
 def test_recheck_passes_and_can_fail(tmp_path: Path) -> None:

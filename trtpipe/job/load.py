@@ -170,7 +170,8 @@ class JobFile:
             return None
         if not isinstance(self._document.data, dict):
             got = "text" if isinstance(self._document.data, str) else shown(self._document.data)  # it may be a secret
-            hint = f"Its keys are {', '.join(Job.model_fields)}; `trtpipe init` writes one to start from."
+            keys = ", ".join((*Job.model_fields, matrix.KEY))
+            hint = f"Its keys are {keys}; `trtpipe init` writes one to start from."
             self._problems.append(Problem(name, 1, 1, "", violation("be a mapping", got, hint)))
             return None
         if matrix.has_matrix(self._document):

@@ -8,7 +8,7 @@
 
 An axis is the dotted path of a key (or one of `SHORT`). Its values are a list, or a mapping from a label to a value. A
 value that is a mapping is laid over what the file says there; any other value replaces it. `{axis}` in `name` stands
-for the label; labels of axes that the name leaves out are appended to it.
+for the label; labels of axes that the name leaves out are appended to it. No two axes set the same key.
 """
 
 from __future__ import annotations
@@ -92,6 +92,7 @@ def expand(document: Document) -> tuple[tuple[Cell, ...], tuple[tuple[Path, str]
     axes = {name: _axis(name, values, document, problems) for name, values in raw.items()}
     if not problems and (count := math.prod(len(v) for v in axes.values())) > MOST_CELLS:
         problems.append(((KEY,), violation(f"make at most {MOST_CELLS} jobs", str(count), "Split the file.")))
+    _check_apart(axes, problems)
     _check_name(document.data.get("name"), axes, problems)
     if problems:
         return (), tuple(problems)
@@ -148,6 +149,20 @@ def _axis(name: str, values: object, document: Document, problems: _Problems) ->
             problems.append((value.at, violation("have a label of its own", f"{value.label!r} again")))
             break
     return tuple(cells)
+
+
+def _check_apart(axes: Mapping[str, tuple[_Value, ...]], problems: _Problems) -> None:
+    """Refuse axes that set one key: the later would hide the earlier, whose label would be in the name."""
+    written = {
+        axis: {path for value in values for path in _leaves(value.value, path_of(axis))}
+        for axis, values in axes.items()
+    }
+    for one, other in itertools.combinations(axes, 2):
+        for path in sorted(written[other]):
+            if any(path[: len(p)] == p or p[: len(path)] == path for p in written[one]):
+                must = f"set other keys than {KEY}.{one}"
+                problems.append(((KEY, other), violation(must, ".".join(path), "Take one of the two axes out.")))
+                break
 
 
 def _label(text: str) -> str:
@@ -209,6 +224,15 @@ def _paths(value: object, at: Path) -> Iterator[Path]:
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _paths(inner, (*at, key))
+
+
+def _leaves(value: object, at: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """The keys that laying `value` at `at` sets."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(inner, (*at, str(key)))
+    else:
+        yield at
 
 
 def _named(name: str, labels: Mapping[str, str]) -> str:

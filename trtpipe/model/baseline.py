@@ -91,6 +91,11 @@ def _recorded(
                 outputs = _run(loaded, module, name, _fresh(args))
                 # A program is its own baseline: run again once, to see that it repeats itself.
                 eager = outputs if name == "program" and parts else loaded.module(*_fresh(args))
+            if (shapes := [list(t.shape) for t in outputs]) != (own := [list(t.shape) for t in eager]):
+                raise InputError(
+                    f"baseline: outputs of {name} must have the shapes of the eager model's, {own} (got {shapes}). "
+                    "Check that both are the same model."
+                )
             arrays = {}
             for spec, output, plain in zip(loaded.outputs, outputs, eager, strict=True):
                 arrays[spec.name] = output.cpu().numpy().copy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import signal
 import sys
@@ -19,32 +20,39 @@ class _State:
         changed: what is said of a change; `{now}` is what it was changed to, `{before}` what it is again.
         read: its value.
         write: set it.
+        differ: whether the value now and the one before are a change.
     """
 
     changed: str
     read: Callable[[], Any]
     write: Callable[[Any], None]
+    differ: Callable[[Any, Any], bool] = operator.ne
 
 
 @contextmanager
 def put_back(note: Callable[[str], None]) -> Iterator[None]:
     """Put back what the job's code changes of the whole process within the block, with a note of each.
 
-    `_STATES` are the current folder, from which relative outputs are written, the standard streams, signals that
-    interrupt, the permissions of new files, NumPy's error handling, and torch's default dtype and device.
+    `_STATES` are the current folder, from which relative outputs are written, the standard streams, the folders of
+    `sys.path` (those that the job's code adds stay), signals that interrupt, the permissions of new files, NumPy's
+    error handling, and torch's default dtype and device.
     """
     before = [state.read() for state in _STATES]
     try:
         yield
     finally:
         for state, value in zip(_STATES, before, strict=True):
-            if (now := state.read()) != value:
+            if state.differ(now := state.read(), value):
                 note(f"the job's code {state.changed.format(now=now, before=value)}")
                 state.write(value)
 
 
 def _set_streams(streams: tuple[Any, Any]) -> None:
     sys.stdout, sys.stderr = streams
+
+
+def _set_path(folders: tuple[str, ...]) -> None:
+    sys.path[:] = [*folders, *(added for added in sys.path if added not in folders)]
 
 
 def _handlers() -> dict[signal.Signals, Any]:
@@ -95,6 +103,12 @@ _NUMPY_DEFAULTS = (("divide", "warn"), ("invalid", "warn"), ("over", "warn"), ("
 _STATES = (
     _State("went to the folder {now}; back to {before}", os.getcwd, os.chdir),
     _State("replaced sys.stdout or sys.stderr; put back", lambda: (sys.stdout, sys.stderr), _set_streams),
+    _State(
+        "took folders out of sys.path; put back",
+        lambda: tuple(sys.path),
+        _set_path,
+        lambda now, before: not set(before).issubset(now),
+    ),
     _State("set handlers of SIGINT or SIGTERM; put back", _handlers, _set_handlers),
     _State("set the umask to {now:#o}; back to {before:#o}", _umask, _set_umask),
     _State("changed numpy.seterr; put back", _errors, _set_errors),

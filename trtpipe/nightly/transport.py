@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ VALID_DAYS = 825
 CONNECT_S = 10.0
 #: In what Dask and OpenSSL say when a certificate is refused, or when the other side is no TLS.
 _TLS_WORDS = ("certificate", "CERTIFICATE", "SSL", "TLS", "security settings", "UNKNOWN_CA")
+_OBJECT = re.compile(r"\bin <[^<>]*>: ")
 INSECURE = "the fleet's connections are neither encrypted nor authenticated (--insecure)"
 
 
@@ -117,8 +119,11 @@ def unreachable(address: str, error: BaseException, where: str) -> MissingError:
 
 
 def _said(error: BaseException) -> str:
-    """The first line of the error and, where Dask only says that time is over, of what made it try again."""
-    texts = [str(e).splitlines()[0] for e in (error, error.__cause__) if e is not None and str(e)]
+    """The first line of the error and, where Dask only says that time is over, of what made it try again.
+
+    Dask also names its connector or connection: `in <distributed.comm.tcp.TLSConnector object at 0x7f>: `.
+    """
+    texts = [_OBJECT.sub("", str(e).splitlines()[0]) for e in (error, error.__cause__) if e is not None and str(e)]
     return ": ".join(dict.fromkeys(texts)) or type(error).__name__
 
 

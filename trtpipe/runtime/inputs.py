@@ -79,10 +79,14 @@ def _arrays(path: Path, model: Model) -> Feed:
             from safetensors.numpy import load_file
 
             arrays: dict[str, Array] = dict(load_file(path))
+        elif path.suffix.lower() == ".npy":
+            arrays = {names[0]: np.lib.format.open_memmap(path, mode="r")}
         else:
-            loaded = np.load(path, allow_pickle=False, mmap_mode="r" if path.suffix.lower() == ".npy" else None)
-            arrays = {n: loaded[n] for n in loaded.files} if hasattr(loaded, "files") else {names[0]: loaded}
-    except (OSError, ValueError, EOFError, KeyError) as error:
+            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+                arrays = {n: archive[n] for n in archive.files}
+    except ImportError:
+        raise
+    except Exception as error:  # noqa: BLE001  # NumPy, zipfile, zlib and safetensors have a dozen for a damaged file
         raise InputError(
             f"{path}: must be a readable array file without objects (got: {error}). Write it again."
         ) from None

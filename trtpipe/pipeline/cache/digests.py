@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import os
 import sqlite3
+import stat
 import time
 from pathlib import Path
 
@@ -48,7 +49,7 @@ class Digests:
             self._table = None
 
     def file(self, path: str | Path) -> str:
-        """SHA-256 hex of a file's content.
+        """SHA-256 hex of a file's content; of a pipe, a socket or a device, which have none that stays, its kind.
 
         Raises:
             OSError: it cannot be read.
@@ -79,6 +80,8 @@ class Digests:
 
     def _of(self, path: str) -> str:
         status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):  # a pipe would wait for a writer, and a device has no end
+            return f"no file: {stat.S_IFMT(status.st_mode):o}"
         facts = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev)
         known = self._row(path)
         if known is not None and known[:5] == facts:
