@@ -42,7 +42,7 @@ ENDS = {
     # Sent to both processes, the second comes at any moment: also where nothing treats it any more.
     "os.kill(os.getpid(), signal.SIGTERM)": (130, ""),
     "signal.signal(signal.SIGINT, signal.SIG_DFL); os.kill(os.getpid(), signal.SIGINT)": (130, ""),
-    "os.kill(os.getpid(), signal.SIGHUP)": (129, ""),
+    "signal.signal(signal.SIGHUP, signal.SIG_DFL); os.kill(os.getpid(), signal.SIGHUP)": (129, ""),
     # A process that the command leaves behind keeps nothing waiting.
     "subprocess.Popen(['sleep', '20'], close_fds=False, stdout=-3, stderr=-3); os._exit(0)": (2, CALLED.format(0)),
 }  # fmt: skip
