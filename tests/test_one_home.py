@@ -71,10 +71,13 @@ def body(function: ast.FunctionDef) -> str:
 
 
 def constants(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """What a module names at its top: a number with its name, a text of some length whatever it is called."""
+    """What a module names at its top, or in capitals anywhere: a number with its name, a text of some length whatever
+    it is called."""
     arithmetic = ast.BinOp | ast.UnaryOp | ast.operator | ast.unaryop | ast.Constant
-    for node in tree.body:
+    for node in ast.walk(tree):
         if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        if node not in tree.body and not ast.unparse(node).partition("=")[0].partition(":")[0].isupper():
             continue
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
             several = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
@@ -197,6 +200,7 @@ def test_a_text_that_is_written_out_again_is_found(tmp_path: Path) -> None:
         ('P = r"^[a-z][a-z0-9]*$"', 'F = re.compile(r"[a-z][a-z0-9]*")'),
         ("LEAST_SHARE = 0.25", "_LEAST_SHARE: Final = 0.25"),
         ("MOST, LEAST_BYTES = 3, 1 << 20", "LEAST_BYTES = 1 << 20"),
+        ("MOST = 3", "def f(): MOST: Final = 3"),
         ('GRAPH = "graph.onnx"', '_MODEL = "graph.onnx"'),
         ('BEST = {"a": 1.0, "b": 0.0, "c": 2}', 'LARGEST = {"c": 2, "z": 0.0, "a": 1.0}'),
         ("def f(x):\n    y = g(x)\n    h(y)\n    return k(y)", "def f2(a):\n    b = g(a)\n    h(b)\n    return k(b)"),
@@ -208,6 +212,7 @@ def test_a_text_that_is_written_out_again_is_found(tmp_path: Path) -> None:
         "named pattern",
         "number",
         "one of several",
+        "in a function",
         "text",
         "table",
         "function",

@@ -18,6 +18,8 @@ COMMANDS = ROOT / "trtpipe" / "cli" / "commands"
 RUN = 3
 #: The form of a message: `<where>: must <what> (got <value>).`
 OF_THE_FORM = re.compile(r"\(got |(^|: )must ")
+#: A docstring that says the dtype or shape of an array.
+WITH_ARRAYS = re.compile(r"\[|\b(b?float|u?int)(\d+\w*|s|ing|egers?)?\b|\b(dtypes?|bools?)\b")
 #: Bugs of our own, which nobody meets: they are raised so that a type checker and a reader know.
 OF_BUGS = ("AssertionError", "TypeError")
 
@@ -137,7 +139,7 @@ def unsaid(function: ast.FunctionDef) -> list[str]:
     signature = f"{ast.unparse(function.args)} -> {ast.unparse(function.returns or ast.Constant(None))}"
     raised = {ast.unparse(n.exc) for n in ast.walk(function) if isinstance(n, ast.Raise) and n.exc is not None}
     missing = []
-    if re.search(r"\b(Array|Tensor|NDArray|ndarray)\b", signature) and not re.search(r"\[|float|int|dtype|bool", text):
+    if re.search(r"\b(Array|Tensor|NDArray|ndarray)\b", signature) and not re.search(WITH_ARRAYS, text):
         missing.append("shape or dtype")
     if any(re.match(r"\w*Error\(", error) for error in raised) and not re.search(r"\w+Error\b|[Rr]efuse", text):
         missing.append("Raises")
@@ -161,6 +163,7 @@ def test_a_docstring_that_leaves_them_out_is_found(array: str) -> None:
         code = f'def f(x: {array}) -> float:\n    """{docstring}"""\n    raise InputError("no")'
         return unsaid(ast.parse(code).body[0])  # type: ignore[arg-type]
 
+    assert of("The mean, to a point.") == ["shape or dtype", "Raises"]
     assert of("The mean.") == ["shape or dtype", "Raises"]
     assert of("The mean of float32 [N].") == ["Raises"]
     assert of("The mean of float32 [N].\n\n    Raises:\n        InputError: it is empty.\n    ") == []
