@@ -44,7 +44,8 @@ def calibrate(
     """Run all of `source` through `run` once and turn what the observers saw into a table.
 
     Args:
-        run: executes the observed model on one batch, the inputs in the source's order on `device`, in inference mode.
+        run: executes the observed model on one batch, the inputs [N, ...] in the source's order and dtypes on `device`,
+            in inference mode.
         observers: by table key, "<module path>:<role>"; `run` feeds them. They must be new: what they saw before
             counts.
         source: the samples.

@@ -80,7 +80,11 @@ def test_a_planted_light_import_is_found_wherever_it_hides(head: str, line: str,
     assert list(planted.needless()) == [f"trtpipe.job.dump -> {target}"]
 
 
-@pytest.mark.parametrize("line", ["sys.stdout.write('x')", "def f(say=print): say(1)", "sys.__stderr__.flush()"])
+@pytest.mark.parametrize(
+    "line",
+    ["sys.stdout.write('x')", "def f(say=print): say(1)", "sys.__stderr__.flush()", "warnings.warn('x')",
+     "logging.warning('x')"],
+)  # fmt: skip
 def test_a_planted_print_is_found(line: str, tree: Tree) -> None:
     assert set(tree.planted("trtpipe.job.dump", line).prints()) - OTHER_STREAMS == {"trtpipe.job.dump"}
 

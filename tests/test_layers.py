@@ -7,6 +7,7 @@ name in a text. One that is hidden on purpose (bytes, base64, letters put togeth
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -84,6 +85,19 @@ def test_only_some_may_import(tree: Tree, name: str) -> None:
     strangers = {path for path in found if not path.startswith(ONLY[name] or "\0")}
     who = f"only {' and '.join(ONLY[name])}" if ONLY[name] else "no module"
     assert strangers == set(), f"{who} may import {name}"
+
+
+def unpickled(module: ast.Module) -> list[str]:
+    """Arguments by which NumPy and PyTorch run what a file holds."""
+    given = [f"{k.arg}={ast.unparse(k.value)}" for n in ast.walk(module) if isinstance(n, ast.Call) for k in n.keywords]
+    return [argument for argument in given if re.match(r"(allow_pickle=(?!False)|weights_only=(?!True))", argument)]
+
+
+def test_no_file_is_unpickled(tree: Tree) -> None:
+    found = {name: arguments for name, module in tree.modules.items() if (arguments := unpickled(module))}
+    assert found == {}, "whoever wrote the file would run code here"
+    assert unpickled(ast.parse("np.load(p, allow_pickle=True)")) == ["allow_pickle=True"]
+    assert unpickled(ast.parse("torch.load(p, weights_only=own)")) == ["weights_only=own"]
 
 
 def test_imports_are_absolute(tree: Tree) -> None:

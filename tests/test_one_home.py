@@ -71,10 +71,13 @@ def body(function: ast.FunctionDef) -> str:
 
 
 def constants(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """What a module names at its top: a number with its name, a text of some length whatever it is called."""
+    """What a module names at its top, or in capitals anywhere: a number with its name, a text of some length whatever
+    it is called."""
     arithmetic = ast.BinOp | ast.UnaryOp | ast.operator | ast.unaryop | ast.Constant
-    for node in tree.body:
+    for node in ast.walk(tree):
         if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        if node not in tree.body and not ast.unparse(node).partition("=")[0].partition(":")[0].isupper():
             continue
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
             several = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
@@ -132,6 +135,11 @@ def sources(root: Path) -> list[Path]:
     return sorted([*(root / "trtpipe").rglob("*.py"), *(root / "calib").rglob("*.py")])
 
 
+def key(fact: str) -> str:
+    """What two homes of a fact have in common: a pattern is the same under a name, and without its anchors."""
+    return re.sub(r"^(?:constant|pattern): \^?(.*?)\$?$", r"text: \1", fact)
+
+
 def homes(root: Path) -> dict[str, list[str]]:
     """Facts that stand in more than one module, and where."""
     found: dict[str, list[str]] = defaultdict(list)
@@ -139,7 +147,7 @@ def homes(root: Path) -> dict[str, list[str]]:
     for path in sources(root):
         tree = ast.parse(path.read_bytes())
         for fact, line in facts(tree):
-            found[fact].append(f"{path.relative_to(root)}:{line}")
+            found[key(fact)].append(f"{path.relative_to(root)}:{line}")
         dicts = [n for n in ast.walk(tree) if isinstance(n, ast.Dict)]
         tables += [(f"{path.relative_to(root)}:{n.lineno}", rows(n)) for n in dicts]
     found.update(shared(tables))
@@ -189,13 +197,26 @@ def test_a_text_that_is_written_out_again_is_found(tmp_path: Path) -> None:
             'T = f"{p}: must be a file that is there (got {y})."',
         ),
         ('P = re.compile(r"^[a-z][a-z0-9]*$")', 'F = Field(pattern=r"^[a-z][a-z0-9]*$")'),
+        ('P = r"^[a-z][a-z0-9]*$"', 'F = re.compile(r"[a-z][a-z0-9]*")'),
         ("LEAST_SHARE = 0.25", "_LEAST_SHARE: Final = 0.25"),
         ("MOST, LEAST_BYTES = 3, 1 << 20", "LEAST_BYTES = 1 << 20"),
+        ("MOST = 3", "def f(): MOST: Final = 3"),
         ('GRAPH = "graph.onnx"', '_MODEL = "graph.onnx"'),
         ('BEST = {"a": 1.0, "b": 0.0, "c": 2}', 'LARGEST = {"c": 2, "z": 0.0, "a": 1.0}'),
         ("def f(x):\n    y = g(x)\n    h(y)\n    return k(y)", "def f2(a):\n    b = g(a)\n    h(b)\n    return k(b)"),
     ],
-    ids=["words", "sentence", "pattern", "number", "one of several", "text", "table", "function"],
+    ids=[
+        "words",
+        "sentence",
+        "pattern",
+        "named pattern",
+        "number",
+        "one of several",
+        "in a function",
+        "text",
+        "table",
+        "function",
+    ],
 )
 def test_a_second_home_is_found(one: str, other: str, tmp_path: Path) -> None:
     (tmp_path / "trtpipe").mkdir()

@@ -63,16 +63,24 @@ def test_every_module_says_what_it_is_for(tree: Tree) -> None:
 
 
 def changing(module: ast.Module) -> list[str]:
-    """The dataclasses that are not frozen and do not say why, in a sentence that begins with `Mutable:`."""
+    """The dataclasses and pydantic models that are not frozen and do not say why, in a sentence that begins with
+    `Mutable:`. Models inherit it."""
     return [
         node.name
         for node in ast.walk(module)
         if isinstance(node, ast.ClassDef)
-        for written in map(ast.unparse, node.decorator_list)
-        if "dataclass" in written
-        and "frozen=True" not in written
-        and not re.search(r"Mutable: \w+", ast.get_docstring(node) or "")
+        for written in settings(node)
+        if "frozen=True" not in written and not re.search(r"Mutable: \w+", ast.get_docstring(node) or "")
     ]
+
+
+def settings(node: ast.ClassDef) -> list[str]:
+    """What a class says of itself as a dataclass, and as a model where it is derived from pydantic's own."""
+    dataclasses = [w for w in map(ast.unparse, node.decorator_list) if "dataclass" in w]
+    if not any(ast.unparse(base).endswith("BaseModel") for base in node.bases):
+        return dataclasses
+    written = [ast.unparse(n) for n in node.body if isinstance(n, ast.Assign)]
+    return [*dataclasses, " ".join(w for w in written if w.startswith("model_config = "))]
 
 
 def test_a_dataclass_is_frozen_or_says_why_not(tree: Tree) -> None:
@@ -87,6 +95,8 @@ def test_a_dataclass_is_frozen_or_says_why_not(tree: Tree) -> None:
         ("@dataclasses.dataclass(slots=True)\nclass A:\n    'What was counted.'", ["A"]),
         ("@dataclass\nclass A:\n    'What was counted. Mutable: each batch adds to it.'", []),
         ("@dataclass(frozen=True)\nclass A:\n    x: int", []),
+        ("class A(pydantic.BaseModel):\n    x: int", ["A"]),
+        ("class A(BaseModel):\n    model_config = ConfigDict(frozen=True)\n    x: int", []),
     ],
 )
 def test_a_dataclass_that_changes_is_found(line: str, names: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +12,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted([*(ROOT / "trtpipe").rglob("*.py"), *(ROOT / "calib").rglob("*.py")])
+#: Their docstrings are what `--help` prints.
+COMMANDS = ROOT / "trtpipe" / "cli" / "commands"
 #: So many words of a message in a row, wherever in it, have to stand in a test.
 RUN = 3
 #: The form of a message: `<where>: must <what> (got <value>).`
 OF_THE_FORM = re.compile(r"\(got |(^|: )must ")
+#: A docstring that says the dtype or shape of an array.
+WITH_ARRAYS = re.compile(r"\[|\b(b?float|u?int)(\d+\w*|s|ing|egers?)?\b|\b(dtypes?|bools?)\b")
 #: Bugs of our own, which nobody meets: they are raised so that a type checker and a reader know.
 OF_BUGS = ("AssertionError", "TypeError")
 
@@ -48,15 +53,27 @@ def texts(node: ast.AST) -> Iterator[tuple[int, list[str]]]:
             yield from texts(child)
 
 
-def messages(module: ast.Module) -> Iterator[tuple[int, list[str]]]:
-    """The texts of the errors that a module raises, and others of their form, which are raised elsewhere."""
-    yield from ((line, found) for line, found in texts(module) if OF_THE_FORM.search("".join(found)))
+def named(module: ast.Module) -> dict[str, list[tuple[int, list[str]]]]:
+    """The texts that have a name, at the top of a module or in a function, by name."""
+    found: dict[str, list[tuple[int, list[str]]]] = defaultdict(list)
     for node in ast.walk(module):
-        if isinstance(node, ast.Raise) and node.exc is not None:
-            if not ast.unparse(node.exc).startswith(OF_BUGS):
-                yield from texts(node)
-        elif isinstance(node, ast.Call) and re.search(r"Error$", name := ast.unparse(node.func)):
-            yield from () if name.endswith(OF_BUGS) else texts(node)
+        if isinstance(node, ast.Assign) and (text := parts(node.value)):
+            for target in node.targets:
+                found[ast.unparse(target)].append((node.lineno, text))
+    return found
+
+
+def messages(module: ast.Module) -> Iterator[tuple[int, list[str]]]:
+    """The texts of the errors that a module raises or makes, and others of their form, which are raised elsewhere."""
+    yield from ((line, found) for line, found in texts(module) if OF_THE_FORM.search("".join(found)))
+    names = named(module)
+    for node in ast.walk(module):
+        raised = node.exc if isinstance(node, ast.Raise) else None
+        made = node if isinstance(node, ast.Call) and re.search(r"(Error|Broken)$", ast.unparse(node.func)) else None
+        if (error := raised or made) and not ast.unparse(error).startswith(OF_BUGS):
+            yield from texts(error)
+            for part in ast.walk(error):
+                yield from names.get(part.id, ()) if isinstance(part, ast.Name) else ()
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +91,7 @@ def untested(module: ast.Module, tested: set[tuple[str, ...]]) -> list[tuple[int
     """The messages of a module that no test quotes, by line; those too short for a run say nothing by themselves."""
     return [
         (line, " {} ".join(part.strip() for part in found))
-        for line, found in dict(messages(module)).items()
+        for line, found in dict.fromkeys((line, tuple(found)) for line, found in messages(module))
         if (said := set().union(*map(runs, found))) and not said & tested
     ]
 
@@ -94,6 +111,10 @@ def test_every_error_has_a_test_of_its_text(tested: set[tuple[str, ...]]) -> Non
         ('raise InputError(f"{where}: no zebra may graze here (got {x}).")', [1]),
         ('failed(JobError("no zebra may graze here"))', [1]),
         ('yield "a.zebra", f"must graze here alone (got {x})."', [1]),
+        ('text = f"{x}: no zebra may graze here"\nraise InputError(text)', [1]),
+        ('GONE = "no zebra may graze here"\nraise InputError(f"{x}: {GONE}.")', [1]),
+        ('yield Broken(("a",), "let no zebra graze", repr(x))', [1]),
+        ('raise InputError("the file is empty", "no zebra may graze here")', [1]),
         ('raise InputError(f"{a}: the file is empty.")', []),
         ('raise AssertionError("no zebra may graze here")', []),
         ('raise InputError(f"{a} {b}")', []),
@@ -118,7 +139,7 @@ def unsaid(function: ast.FunctionDef) -> list[str]:
     signature = f"{ast.unparse(function.args)} -> {ast.unparse(function.returns or ast.Constant(None))}"
     raised = {ast.unparse(n.exc) for n in ast.walk(function) if isinstance(n, ast.Raise) and n.exc is not None}
     missing = []
-    if re.search(r"\b(Array|Tensor|NDArray)\b", signature) and not re.search(r"\[|float|int|dtype|bool", text):
+    if re.search(r"\b(Array|Tensor|NDArray|ndarray)\b", signature) and not re.search(WITH_ARRAYS, text):
         missing.append("shape or dtype")
     if any(re.match(r"\w*Error\(", error) for error in raised) and not re.search(r"\w+Error\b|[Rr]efuse", text):
         missing.append("Raises")
@@ -126,8 +147,7 @@ def unsaid(function: ast.FunctionDef) -> list[str]:
 
 
 def test_public_functions_say_what_arrays_they_take_and_what_they_raise() -> None:
-    rooms = {path.parent for path in SOURCES if path.parent.parent == ROOT / "trtpipe" and path.name == "__init__.py"}
-    files = [path for path in SOURCES if path.parent in rooms or path.parent == ROOT / "calib"]
+    files = [path for path in SOURCES if not path.is_relative_to(COMMANDS)]
     left_out = [
         f"{path.relative_to(ROOT)}:{function.lineno}: {name}: {', '.join(missing)}"
         for path in files
@@ -137,11 +157,13 @@ def test_public_functions_say_what_arrays_they_take_and_what_they_raise() -> Non
     assert left_out == [], "a docstring gives dtype, shape [N, C, H, W] and errors"
 
 
-def test_a_docstring_that_leaves_them_out_is_found() -> None:
+@pytest.mark.parametrize("array", ["Array", "torch.Tensor", "Mapping[str, np.ndarray]"])
+def test_a_docstring_that_leaves_them_out_is_found(array: str) -> None:
     def of(docstring: str) -> list[str]:
-        code = f'def f(x: Array) -> float:\n    """{docstring}"""\n    raise InputError("no")'
+        code = f'def f(x: {array}) -> float:\n    """{docstring}"""\n    raise InputError("no")'
         return unsaid(ast.parse(code).body[0])  # type: ignore[arg-type]
 
+    assert of("The mean, to a point.") == ["shape or dtype", "Raises"]
     assert of("The mean.") == ["shape or dtype", "Raises"]
     assert of("The mean of float32 [N].") == ["Raises"]
     assert of("The mean of float32 [N].\n\n    Raises:\n        InputError: it is empty.\n    ") == []

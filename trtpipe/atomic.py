@@ -124,7 +124,11 @@ def move_into_place(temporary: Path, destination: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Swap two names in one step; False where kernel, C library or file system cannot."""
+    """Swap two names in one step; False where kernel, C library or file system cannot.
+
+    Raises:
+        OSError: it is refused, for example since one of the names is not there.
+    """
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         return False

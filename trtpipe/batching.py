@@ -40,8 +40,8 @@ class Batching:
         return size, size
 
     def pieces(self, batch: Mapping[str, Array]) -> Iterator[tuple[dict[str, Array], int]]:
-        """`batch` cut to batches that can be run, each with its number of samples; a rest that is too small is filled
-        up with copies of its last sample."""
+        """`batch`, each input [N, ...], cut to batches that can be run, each with its number of samples; a rest that is
+        too small is filled up with copies of its last sample."""
         low, high = self._range
         total = len(next(iter(batch.values())))
         for start in range(0, total, high):
@@ -52,7 +52,8 @@ class Batching:
             yield piece, count
 
     def rows(self, outputs: Mapping[str, Array], count: int) -> dict[str, Array]:
-        """One row for each of the first `count` samples of a batch; or one row in all, where no axis is the batch's.
+        """One row for each of the first `count` samples of a batch, [count, ...]; or one row in all, [1, ...], where no
+        axis is the batch's. The dtypes are those of `outputs`.
 
         An output that has no binding, or another rank, is flat: it is there to be named as what differs.
         """
@@ -73,12 +74,12 @@ class Batching:
         return samples if spec.batch_axis is not None else -(-samples // self._range[1])
 
     def first(self, outputs: Mapping[str, Array], samples: int) -> dict[str, Array]:
-        """The rows of the first `samples` samples."""
+        """The rows of the first `samples` samples; `outputs` have one row a sample, [S, ...], as from `rows`."""
         return {s.name: outputs[s.name][: self.row_count(s, samples)] for s in self.outputs if s.name in outputs}
 
 
 def joined(parts: Iterable[Mapping[str, Array]]) -> dict[str, Array]:
-    """The rows of all batches, in order.
+    """The rows of all batches, [S, ...] of each output, in order.
 
     Raises:
         InputError: an output's rows differ in shape from one batch to the next.

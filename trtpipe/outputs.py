@@ -47,7 +47,11 @@ def naming(path: str | Path) -> Iterator[None]:
 
 @contextmanager
 def naming_database(path: Path) -> Iterator[None]:
-    """`naming` for SQLite, whose own errors for a full, read-only or unreachable disk become OSErrors."""
+    """`naming` for SQLite.
+
+    Raises:
+        OSError: SQLite's own error for a full, read-only or unreachable disk; its filename is `path`.
+    """
     reasons = {
         "disk is full": errno.ENOSPC,
         "readonly database": errno.EROFS,

@@ -234,6 +234,32 @@ BROKEN = [
       "It steers resize alone."]),
     ([("build:\n", "build:\n  target: onnxruntime\n")],
      ["job.yaml:19: build.compute_capability: must be left out for target onnxruntime (got a value). It steers TensorRT."]),
+    ([("  fp16_mode: true", "  bf16_mode: true"), ("build:\n  compute_capability: [8.6, 12.0]", "build:\n  target: onnxruntime")],
+     ["job.yaml:11: precision.bf16_mode: must be false for target onnxruntime (got true). Its operators take no BF16. "
+      "Use fp16_mode or int8_mode."]),
+    ([("build:\n", "build:\n  use_onnx: true\n")],
+     ["job.yaml:18: build.use_onnx: must be given only for route torch2trt (got onnx). Route onnx is the way through ONNX "
+      "for every target."]),
+    ([(FACTORY, "  program: w.safetensors\n"), ("build:\n", "build:\n  route: torch2trt\n  target: tensorrt\n")],
+     ["job.yaml:3: model.program: must end in .pt2 (got '{dir}/w.safetensors').",
+      "job.yaml:3: model.program: must not be given for route torch2trt (got '{dir}/w.safetensors'). torch2trt converts an "
+      "eager module: use model.factory."]),
+    ([("  fp16_mode: true\n  int8_mode: true", "  keep: {fp32: [head]}"),
+      ("calibration:\n  images: calib\n  transform: " + TRANSFORM + "\n  algorithm: entropy_2\n", ""),
+      ("[N, 1, 32, 32]", "[N, 3, 32, 32]")],
+     ["job.yaml:11: precision.keep.fp32: must be empty when everything is FP32 (got [head])."]),
+    ([("shape: [N, 1, 32, 32], N: {min: 1, opt: 8, max: 32}", "shape: [dtype, 1, 32, 32]")],
+     ["job.yaml:7: inputs.image.shape: must name dimensions other than its own keys (got dtype). Rename it, for example N."]),
+    ([("[N, 1, 32, 32]", "[N, 1024]")],
+     ["job.yaml:7: inputs.image.shape: must be [N, 1, height, width] for calibration.images (got [N, 1024])."]),
+    ([("  transform: " + TRANSFORM, "  transform: {callable: a:b, grayscale: true}")],
+     ["job.yaml:15: calibration.transform.callable: must stand alone (got it with grayscale). It does the whole transform."]),
+    ([("images: calib", "table: t.json"), ("  algorithm: entropy_2", "  samples: 8"),
+      ("  transform: " + TRANSFORM + "\n", ""), ("[N, 1, 32, 32]", "[N, 3, 32, 32]")],
+     ["job.yaml:15: calibration.samples: must be left out with calibration.table (got 8 with table). No sample is read."]),
+    ([("build:\n", "build:\n  quantization: implicit\n"), ("images: val", "images: val\n  sensitivity: true")],
+     ["job.yaml:22: check.sensitivity: must be false without explicit quantization (got build.quantization: implicit). It "
+      "measures what Q/DQ cost module by module: remove check.sensitivity, or quantize explicitly."]),
 ]  # fmt: skip
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from trtpipe.errors import InputError
 from trtpipe.model.marks import Mark
-from trtpipe.model.quantizers import _Affine, _mark
+from trtpipe.model.quantizers import _Affine, _mark, take_quantizers_off
 
 
 def test_scales_are_a_mark() -> None:
@@ -27,3 +28,14 @@ def test_scales_that_tensorrt_cannot_have(scale: float, zero: float, low: int, w
     with pytest.raises(InputError) as caught:
         _mark(_Affine((0.5, scale), (0.0, zero), None, low, 127), "model.factory: stem.input")
     assert str(caught.value).startswith(f"model.factory: stem.input {what}")
+
+
+def test_a_fake_quantizer_of_another_kind_is_refused_when_it_is_executed() -> None:
+    kind = type("FakeQuantizerBase", (torch.nn.Identity,), {"__module__": "torchao.quantization"})
+    network = take_quantizers_off(torch.nn.Sequential(kind()), "model.factory")
+    with pytest.raises(InputError) as caught:
+        network(torch.zeros(1))
+    assert str(caught.value) == (
+        "model.factory: 0 must be a fake quantizer of symmetric INT8 with fixed scales (got "
+        "torchao.quantization.FakeQuantizerBase). Give the model in FP32, which trtpipe then quantizes itself."
+    )

@@ -22,6 +22,7 @@ from trtpipe.bundle import golden
 from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.manifest import GOLDEN, GRAPH
 from trtpipe.cli.main import main
+from trtpipe.errors import BuildError
 from trtpipe.routes.onnx import to_onnx
 from trtpipe.runtime import executor
 from trtpipe.runtime.onnxruntime import OrtRunner
@@ -214,6 +215,19 @@ def test_no_fault_of_an_optimizer_reaches_a_user(fault: str, tmp_path: Path, mon
     level, notes = executor.serving_optimization(bundle)
     assert level == "extended"
     assert notes[0].startswith("graph optimizations are limited to 'extended': with more, output logits has ")
+
+
+def test_a_graph_that_the_optimizer_refuses_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(model: bytes, *, as_written: bool = False) -> OrtRunner:
+        if not as_written:
+            raise BuildError("no kernel for the fused node")
+        return OrtRunner(model, as_written=True)
+
+    bundle = shipping.bundle(tmp_path / "c")
+    monkeypatch.setattr(executor, "OrtRunner", refusing)
+    with open_model(bundle, graph=True) as model:
+        (note,) = model.notes
+    assert note.endswith(" as it stands, without graph optimizations: its optimizer refuses the graph")
 
 
 @given(size=st.floats(1e-7, 10), seed=st.integers(0, 99))

@@ -119,8 +119,13 @@ class Tree:
                 yield name
 
     def prints(self) -> Iterator[str]:
-        """Modules that have to do with the standard streams, but for those of the command line and the examples."""
-        streams = {"print", "sys.stdout", "sys.stderr", "sys.__stdout__", "sys.__stderr__"}
+        """Modules that have to do with the standard streams, but for those of the command line and the examples.
+
+        Python's warnings and the root logger end there too; a logger of ours is shown by the command line alone.
+        """
+        levels = ("debug", "info", "warning", "error", "critical", "exception", "log", "basicConfig")
+        streams = {"print", "sys.stdout", "sys.stderr", "sys.__stdout__", "sys.__stderr__", "warnings.warn"}
+        streams.update(f"logging.{level}" for level in levels)
         for name, module in self.modules.items():
             named = {ast.unparse(n) for n in ast.walk(module) if isinstance(n, ast.Attribute | ast.Name)}
             if named & streams and not name.startswith(("trtpipe.cli.", "trtpipe.examples.")):

@@ -24,9 +24,9 @@ from trtpipe.trt.platforms import machine_name
 from trtpipe.values import (
     BINDING_DTYPES,
     EXTENTS,
-    JOB_NAME,
     MANIFEST,
     MOST_EXTENT,
+    PLAIN_NAME,
     CheckReport,
     DimRange,
     Engine,
@@ -125,7 +125,7 @@ class Manifest(Part):
 
     schema_version: Literal[1] = SCHEMA_VERSION
     kind: Literal["bundle", "kit"] = "bundle"
-    name: str = Field(pattern=JOB_NAME)
+    name: str = Field(pattern=PLAIN_NAME)
     engine: EngineInfo | None = Field(description="None in a kit: a device has still to build it")
     inputs: tuple[TensorSpec, ...] = Field(min_length=1)
     outputs: tuple[TensorSpec, ...] = Field(min_length=1)

@@ -150,7 +150,7 @@ def check_engine(
         damaged: the control: it must fail under the same limits.
         require: "engine" fails the check when only the graph was executed.
         control: an earlier control, used where no damaged copy can be run here.
-        keep: receives the outputs on all samples, rows by output name.
+        keep: receives the outputs on all samples, rows [S, ...] by output name.
         warnings: what is known to be doubtful before anything is compared; they go into the report.
         progress: receives the number of samples done.
 

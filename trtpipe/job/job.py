@@ -23,14 +23,14 @@ from trtpipe.job.sections import (
     Section,
     Transform,
 )
-from trtpipe.values import JOB_NAME, MOST_NAME, DimRange, TensorSpec
+from trtpipe.values import MOST_NAME, PLAIN_NAME, DimRange, TensorSpec
 
 
 class Job(Section):
     """One engine to build."""
 
     name: str = Field(
-        pattern=JOB_NAME,
+        pattern=PLAIN_NAME,
         max_length=MOST_NAME,
         description="also the name of the bundle's folder",
     )

@@ -24,7 +24,7 @@ def with_linears(
 
     Args:
         nodes: in the order of execution.
-        constants: by name.
+        constants: by name, each of the dtype and shape of its initializer.
         outputs: names of the graph's outputs.
     """
     count = Counter(name for n in nodes for name in n.inputs)

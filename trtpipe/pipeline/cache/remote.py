@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from calib.types import JsonObject
 from trtpipe.errors import InputError, MissingError
 from trtpipe.packages import not_installed
+from trtpipe.values import PLAIN_NAME
 
 #: The file of an entry that says what it is.
 ENTRY = "entry.json"
 #: Longer entries are refused unread.
 _MOST_HEAD_BYTES = 64 << 20
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Head:
 
 def is_plain(name: str) -> bool:
     """Whether a file of that name stands in its entry's own folder, wherever that is copied to."""
-    return _NAME.fullmatch(name) is not None
+    return re.fullmatch(PLAIN_NAME, name) is not None
 
 
 def head_of(data: bytes) -> Head | None:

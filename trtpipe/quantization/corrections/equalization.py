@@ -117,7 +117,7 @@ def _inputs(domain: Domain) -> tuple[Node, ...]:
 def equalize(
     graph: GraphModule, domains: Sequence[Domain], values: Mapping[Node, ChannelValues]
 ) -> dict[str, np.ndarray]:
-    """Scales for the constants around each domain, as `edits` writes them."""
+    """Scales for the constants around each domain, float32 [C], as `edits` writes them."""
     arrays: dict[str, np.ndarray] = {}
     for domain in domains:
         s = _scales(graph, domain, values)

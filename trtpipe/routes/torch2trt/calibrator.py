@@ -63,6 +63,9 @@ def own_calibrator(tensorrt: flavour.Flavour, job: Job, made_from: Mapping[str, 
 
     A calibration cache that was made from something else ends the build here, before anything is converted. The
     attribute `torch2trt.torch2trt` is the function; its module is found in sys.modules.
+
+    Raises:
+        BuildError: this torch2trt has no `DatasetCalibrator`.
     """
     module = sys.modules.get("torch2trt.torch2trt")
     if not hasattr(module, "DatasetCalibrator"):

@@ -157,7 +157,8 @@ def on_device(loaded: LoadedModel) -> torch.nn.Module:
 
 
 def example(loaded: LoadedModel) -> list[torch.Tensor]:
-    """Inputs on the GPU that nothing else holds: torch2trt leaves its own tensors on them."""
+    """Zeros on the GPU in the dtypes and opt shapes of the bindings, which nothing else holds: torch2trt leaves its
+    own tensors on them."""
     import torch
 
     return [torch.zeros(s.at("opt"), dtype=getattr(torch, s.dtype), device=DEVICE) for s in loaded.inputs]
@@ -293,7 +294,8 @@ def _known(function: Callable[..., object], arguments: JsonObject) -> None:
 def converted(
     frontend: ModuleType, module: torch.nn.Module, inputs: list[torch.Tensor], arguments: JsonObject
 ) -> TRTModule:
-    """The module that torch2trt returns, with the engine and the network.
+    """The module that torch2trt returns, with the engine and the network; `inputs` are as `example` makes them, in the
+    dtypes and shapes of the bindings.
 
     Raises:
         BuildError: it raised, or let an operation without a converter become a constant.

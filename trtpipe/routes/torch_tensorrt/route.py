@@ -275,7 +275,11 @@ def checked_program(quantized: Quantized, *, parts: bool = False) -> torch.expor
 
 
 def check_shapes(program: torch.export.ExportedProgram, inputs: tuple[TensorSpec, ...]) -> None:
-    """Hold every dimension of the exported inputs against its binding. See `checked_program`."""
+    """Hold every dimension of the exported inputs against its binding.
+
+    Raises:
+        BuildError: the program fixes a dimension or bounds it closer than its binding does.
+    """
     import torch
 
     nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
