@@ -101,7 +101,9 @@ class Timed:
 def test_an_executed_engine_is_timed(monkeypatch):
     runner, opened = Timed(), []
 
-    def open_timed(engine, *, cuda_graph, version_compatible=False, without_lean_runtime=False, refit=None):
+    def open_timed(
+        engine, *, cuda_graph, version_compatible=False, without_lean_runtime=False, refit=None, plugins=None
+    ):
         opened.append((engine, cuda_graph, version_compatible, refit))
         return runner
 
@@ -158,7 +160,9 @@ def test_an_engine_is_timed_with_its_own_settings(monkeypatch):
         made.append(1)
         return bench_line.Plan(b"plan", {"version_compatible": True, "refit": b"graph"})
 
-    def open_timed(engine, *, cuda_graph, version_compatible=False, without_lean_runtime=False, refit=None):
+    def open_timed(
+        engine, *, cuda_graph, version_compatible=False, without_lean_runtime=False, refit=None, plugins=None
+    ):
         opened.append((engine, cuda_graph, version_compatible, refit))
         return SimpleNamespace(name="RTX", notes=(), run=None)
 
