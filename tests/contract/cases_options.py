@@ -87,6 +87,7 @@ OPTIONS = {
     "device_types": (
         {"layer2.*": "dla"}, {}, _called("set_device_type", "layer2.conv", _enum("DeviceType", "DLA")),
     ),
+    "plugins": (("libplugin.so",), {}, "tests/trt/test_trt_plugins.py"),
 }  # fmt: skip
 #: What each release refuses; everything else must be seen in the calls.
 REFUSED_BEFORE_10 = {
