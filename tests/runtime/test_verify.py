@@ -236,7 +236,7 @@ def test_a_kit_is_held_against_its_compiler() -> None:
     assert problems(kit, ORIN) == ()
     assert problems(kit, replace(ORIN, versions={})) == (
         "runtime: TensorRT is not installed, and this kit is built with it. "
-        "Install that version (on a Jetson: the matching JetPack).",
+        "Install it (on a Jetson it comes with JetPack).",
     )
     assert problems(kit, replace(ORIN, compute_capability=None, gpu="no driver")) == (
         "gpu: TensorRT builds on the GPU it is for (got: no driver). Check its driver.",

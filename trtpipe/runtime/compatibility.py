@@ -28,7 +28,7 @@ from trtpipe.trt.platforms import RTX_COMPUTE_CAPABILITIES, rtx_support, too_old
 
 _TITLES = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX", "onnxruntime": "ONNX Runtime"}
 _INSTALL = {
-    "tensorrt": "Install that version (on a Jetson: the matching JetPack)",
+    "tensorrt": "Install it (on a Jetson it comes with JetPack)",
     "tensorrt_rtx": f"Install it: {install_command('tensorrt_rtx')}",
     "onnxruntime": "Install it: pip install onnxruntime",
 }
