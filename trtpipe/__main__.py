@@ -14,17 +14,22 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
     os._exit(_INTERRUPTED)
 
 
-def main() -> int:
-    """The exit code of the command of this process; an interrupt while it is imported ends it without a traceback."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number, handler in handlers.items():
-        if handler is not signal.SIG_IGN:  # as of `nohup`
-            signal.signal(number, _interrupted)
-    from trtpipe.cli.main import main as command
+# Before what takes a moment to import: an interrupt ends that without a traceback. Not in a process begun by
+# multiprocessing, which imports the program's module too, and never calls main().
+_BEGUN_BY_IT = "multiprocessing.spawn" in sys.modules
+_HANDLERS = {n: signal.getsignal(n) for n in (() if _BEGUN_BY_IT else (signal.SIGINT, signal.SIGTERM))}
+for _number, _handler in _HANDLERS.items():
+    if _handler is not signal.SIG_IGN:  # as of `nohup`
+        signal.signal(_number, _interrupted)
 
-    for number, handler in handlers.items():
+from trtpipe.cli.main import main as _command  # noqa: E402
+
+
+def main() -> int:
+    """The exit code of the command of this process."""
+    for number, handler in _HANDLERS.items():
         signal.signal(number, handler)
-    return command()
+    return _command()
 
 
 if __name__ == "__main__":

@@ -172,3 +172,12 @@ def test_an_interrupt_that_is_ignored_stays_so_while_the_program_is_imported() -
 def test_the_installed_program_is_that_one() -> None:
     project = Path(__file__).parents[2] / "pyproject.toml"
     assert '[project.scripts]\ntrtpipe = "trtpipe.__main__:main"\n' in project.read_text()
+
+
+def test_a_process_of_multiprocessing_keeps_its_handlers() -> None:
+    """It imports the module of the program, and never calls main()."""
+    script = (
+        "import multiprocessing.spawn, signal\nbefore = signal.getsignal(signal.SIGTERM)\nimport trtpipe.__main__\n"
+        "assert signal.getsignal(signal.SIGTERM) is before\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script], timeout=120, check=False).returncode == 0

@@ -227,7 +227,7 @@ def test_a_graph_that_the_optimizer_refuses_runs_as_it_stands(tmp_path: Path, mo
     monkeypatch.setattr(executor, "OrtRunner", refusing)
     with open_model(bundle, graph=True) as model:
         (note,) = model.notes
-    assert note.endswith(" as it stands, without graph optimizations: its optimizer refuses the graph")
+    assert note.endswith(" as it stands, without graph optimizations: with them it refuses the graph")
 
 
 @given(size=st.floats(1e-7, 10), seed=st.integers(0, 99))
