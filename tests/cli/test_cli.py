@@ -231,3 +231,21 @@ def test_the_shell_completes_commands_and_options(monkeypatch, capsys):
         monkeypatch.setenv("COMP_CWORD", position)
         assert main([]) == 0
         assert capsys.readouterr().out.split() == [expected]
+
+
+@pytest.mark.parametrize(
+    "command", ["bench job.yaml --seconds", "build job.yaml --diagnose", "nightly job.yaml --diagnose"]
+)
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("nan", "must be a number of seconds (got nan)."),
+        ("-1", "-1.0 is not in the range x>=0."),
+        ("x", "is not a valid float"),
+    ],
+)
+def test_a_time_that_is_none_is_refused(
+    capsys: pytest.CaptureFixture[str], command: str, given: str, message: str
+) -> None:
+    assert main([*command.split(), given]) == 2
+    assert message in capsys.readouterr().err

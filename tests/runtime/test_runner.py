@@ -220,19 +220,24 @@ def test_feed_of_a_folder(tmp_path: Path, photos: Path) -> None:
         assert [len(b["image"]) for b in feed.batches(model, 3)] == [3, 3, 1]
 
 
-@pytest.mark.parametrize("suffix", ["npy", "npz", "safetensors"])
-def test_feed_of_arrays(tmp_path: Path, suffix: str) -> None:
+def save_images(path: Path, images: np.ndarray) -> None:
+    """A file of the input's array, in the format of its suffix; .npz compressed."""
     from safetensors.numpy import save_file
 
+    if path.suffix == ".npy":
+        np.save(path, images)
+    elif path.suffix == ".npz":
+        np.savez_compressed(path, image=images)
+    else:
+        save_file({"image": images}, path)
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz", "safetensors"])
+def test_feed_of_arrays(tmp_path: Path, suffix: str) -> None:
     shipping.bundle(tmp_path / "c")
     images = shipping.golden_data().inputs["image"]
     path = tmp_path / f"x.{suffix}"
-    if suffix == "npy":
-        np.save(path, images)
-    elif suffix == "npz":
-        np.savez(path, image=images)
-    else:
-        save_file({"image": images}, path)
+    save_images(path, images)
     with trtpipe.load(tmp_path / "c") as model:
         feed = open_feed(path, model)
         assert feed.ids == tuple(f"x.{suffix}[{i}]" for i in range(4))
@@ -263,17 +268,10 @@ def test_feeds_that_are_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", ["npy", "npz", "safetensors"])
 def test_a_damaged_file_of_arrays_is_read_or_refused(tmp_path: Path, suffix: str) -> None:
     """Whatever bytes are cut off or changed, and whatever NumPy, zipfile, zlib or safetensors raise of them."""
-    from safetensors.numpy import save_file
-
     shipping.bundle(tmp_path / "c")
     images = np.zeros((4, 3, 8, 8), np.float32)  # compressed, the file is little more than its format
     whole, path = tmp_path / f"whole.{suffix}", tmp_path / f"x.{suffix}"
-    if suffix == "npy":
-        np.save(whole, images)
-    elif suffix == "npz":
-        np.savez_compressed(whole, image=images)
-    else:
-        save_file({"image": images}, whole)
+    save_images(whole, images)
     data, random = whole.read_bytes(), np.random.default_rng(0)
     damaged = [data[:cut] for cut in random.integers(0, len(data), 40)]
     for at in random.integers(0, min(len(data), 400), 160):

@@ -82,7 +82,7 @@ def correct(
     if samples is None:
         progress.note(f"corrections: need at least {LEAST_SAMPLES} calibration samples; none was made.")
         return table
-    if not placed(captured, wide).sites:
+    if not _in_int8(captured, wide).sites:
         progress.note("corrections: no operation will be in INT8; none was made.")
         return table
     guard = Guard(captured, samples.judge)
@@ -92,7 +92,7 @@ def correct(
     return _Corrector(captured, table, source, guard, samples, which, batch_size, progress, wide).run()
 
 
-def placed(captured: Captured, wide: Collection[str]) -> Captured:
+def _in_int8(captured: Captured, wide: Collection[str]) -> Captured:
     """The graph with sites of those operations alone whose names are not in `wide`."""
     return replace(captured, sites=kept_sites(captured.sites, lambda n: n.name in wide))
 
@@ -147,7 +147,7 @@ class _Corrector:
         return table.corrected(self._amax, Corrections(tuple(self._steps), self._arrays))
 
     def _measured(self, captured: Captured, amax: Mapping[str, float]) -> Score:
-        return self._guard.measured(placed(captured, self._wide), amax)
+        return self._guard.measured(_in_int8(captured, self._wide), amax)
 
     def _choose_ranges(self) -> None:
         """With `auto`, the exact maxima in place of its thresholds, unless these are better at the outputs."""
@@ -208,7 +208,7 @@ class _Corrector:
         rare = {k for k, t in table.audit.tensors.items() if t.elements < ENOUGH_VALUES}
         samples, which = self._samples, self._which
         sweep = Sweep(
-            placed(self._now, self._wide), self._amax, most, rare, samples.fit, samples.local, which, self._progress
+            _in_int8(self._now, self._wide), self._amax, most, rare, samples.fit, samples.local, which, self._progress
         )
         fitted = sweep.run()
         if fitted.amax:

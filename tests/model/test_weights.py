@@ -1,0 +1,146 @@
+"""Weights from files, and their digest."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from trtpipe.errors import InputError
+from trtpipe.job.job import Job
+from trtpipe.job.load import load_job
+from trtpipe.model.load import load_model
+from trtpipe.model.weights import weights_digest
+
+MODULE = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.fc(x)
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Any:
+    """A function that makes a job whose model takes its weights from a file."""
+    (tmp_path / "weighed.py").write_text(MODULE)
+
+    def make(weights: str) -> Job:
+        raw = {
+            "name": "t",
+            "model": {"factory": "weighed:Net", "weights": weights},
+            "inputs": {"x": {"shape": [1, 4]}},
+            "outputs": {"y": {}},
+            "check": {"arrays": "x.npy", "limits": {"cosine_min": 0.9}},
+        }
+        (tmp_path / "job.yaml").write_text(json.dumps(raw))
+        return load_job(tmp_path / "job.yaml", paths_exist=False)
+
+    yield make
+    sys.modules.pop("weighed", None)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_weights(job: Any, tmp_path: Path, suffix: str) -> None:
+    state = {"fc.weight": torch.ones(3, 4), "fc.bias": torch.tensor([0.0, 1.0, 2.0])}
+    path = tmp_path / f"w{suffix}"
+    save_file(state, str(path)) if suffix == ".safetensors" else torch.save({"state_dict": state}, path)
+    loaded = load_model(job(weights=str(path)), tmp_path)
+    assert loaded.module(torch.ones(1, 4))[0].tolist() == [[4.0, 5.0, 6.0]]
+
+
+def test_the_digest_follows_the_weights(job: Any, tmp_path: Path) -> None:
+    digests = set()
+    for value in (1.0, 2.0):
+        path = tmp_path / f"{value}.safetensors"
+        save_file({"fc.weight": torch.full((3, 4), value), "fc.bias": torch.zeros(3)}, str(path))
+        digests |= {load_model(job(weights=str(path)), tmp_path).weights_digest for _ in range(2)}
+    assert len(digests) == 2
+
+
+def test_a_pickle_that_is_more_than_tensors_is_refused(job: Any, tmp_path: Path) -> None:
+    path = tmp_path / "w.pt"
+    torch.save(torch.nn.Linear(4, 3), path)
+    with pytest.raises(InputError) as caught:
+        load_model(job(weights=str(path)), tmp_path)
+    assert str(caught.value) == (
+        "model.weights: must be a .safetensors file or a .pt file of tensors (got w.pt: Unsupported global: GLOBAL "
+        "torch.nn.modules.linear.Linear). Save the state_dict, not the module."
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "got"),
+    [
+        ([1, 2], "a list"),
+        (torch.ones(2), "a Tensor"),
+        (None, "a NoneType"),
+        ({1: torch.ones(2)}, "a dict of other keys"),
+    ],
+    ids=["list", "tensor", "nothing", "numbered"],
+)
+def test_a_file_that_holds_something_else_than_a_state_dict(job: Any, tmp_path: Path, state: Any, got: str) -> None:
+    path = tmp_path / "w.pt"
+    torch.save(state, path)
+    with pytest.raises(InputError) as caught:
+        load_model(job(weights=str(path)), tmp_path)
+    assert str(caught.value) == (
+        f"model.weights: must hold tensors by their names in the model (got {got} in w.pt). "
+        "Save the model's state_dict()."
+    )
+
+
+def test_an_empty_file_of_weights_is_said(job: Any, tmp_path: Path) -> None:
+    (tmp_path / "w.pt").write_bytes(b"")
+    with pytest.raises(InputError, match=r"\(got w\.pt: EOFError\)\. Save the state_dict, not the module\.$"):
+        load_model(job(weights=str(tmp_path / "w.pt")), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "step"),
+    [
+        ("module.", "Take 'module.' off the names: {k.removeprefix('module.'): v for k, v in state.items()}."),
+        ("a.b.", "Take 'a.b.' off the names: {k.removeprefix('a.b.'): v for k, v in state.items()}."),
+        ("fc.", "Check model.args."),
+    ],
+)
+def test_a_prefix_of_all_names_is_named(job: Any, tmp_path: Path, prefix: str, step: str) -> None:
+    path = tmp_path / "w.pt"
+    names = ("fc.weight", "fc.bias") if prefix != "fc." else ("weight", "other")
+    torch.save({prefix + name: torch.zeros(3) for name in names}, path)
+    with pytest.raises(InputError, match=r"^model\.weights: must fit the model \(got w\.pt: ") as caught:
+        load_model(job(weights=str(path)), tmp_path)
+    assert str(caught.value).endswith(f"). {step}")
+
+
+@pytest.mark.parametrize("kind", ["sparse", "meta", "lazy"])
+def test_weights_without_dense_values_are_named(kind: str) -> None:
+    network = torch.nn.LazyLinear(2) if kind == "lazy" else torch.nn.Linear(3, 2)
+    if kind == "sparse":
+        network.weight = torch.nn.Parameter(torch.eye(2).to_sparse(), requires_grad=False)
+    if kind == "meta":
+        network = network.to("meta")
+    with pytest.raises(InputError) as caught:
+        weights_digest(network)
+    said = str(caught.value)
+    named = "bias" if kind != "sparse" else "weight"
+    assert said.startswith(f"model.factory: every weight must be a dense tensor with values (got {named}: ")
+    assert said.endswith("). Make it one before the model is returned.")
+
+
+def test_weights_of_another_shape(job: Any, tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    save_file({"fc.weight": torch.ones(5, 4), "fc.bias": torch.zeros(5)}, str(path))
+    with pytest.raises(InputError, match=r"model\.weights: must fit the model \(got w\.safetensors: (.|\n)*mismatch"):
+        load_model(job(weights=str(path)), tmp_path)
