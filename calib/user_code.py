@@ -17,9 +17,6 @@ MAX_FRAMES = 6
 #: Characters of an exception's own text.
 MAX_TEXT = 2000
 
-#: What passes through the user's code; all else that it raises is theirs: a SystemExit, a panic of a package in Rust.
-INTERRUPTS = (KeyboardInterrupt, GeneratorExit)
-
 _ROOT = Path(__file__).resolve().parent.parent
 _OURS = tuple(f"{_ROOT / package}/" for package in ("calib", "trtpipe"))
 _EXAMPLES = f"{_ROOT / 'trtpipe' / 'examples'}/"  # they are to be copied: users' code
@@ -35,11 +32,11 @@ def user_code(what: str, error: Callable[[str], Exception] = CalibError) -> Iter
         error: makes the exception that is raised instead of theirs.
 
     Raises:
-        error: the code raised, or called sys.exit. KeyboardInterrupt passes through.
+        error: the code raised, be it a SystemExit or a panic of a package in Rust; KeyboardInterrupt alone passes.
     """
     try:
         yield
-    except INTERRUPTS:
+    except KeyboardInterrupt:
         raise
     except BaseException as raised:
         raise error(f"{what} raised {described(raised)}") from raised

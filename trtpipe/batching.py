@@ -16,6 +16,9 @@ from calib.types import Array
 from trtpipe.errors import InputError
 from trtpipe.values import TensorSpec
 
+#: Samples of the check that a bundle keeps as golden data, the first ones; a kit keeps all it is to be checked on.
+KEPT_SAMPLES = 8
+
 
 @dataclass(frozen=True)
 class Batching:

@@ -370,7 +370,8 @@ class Control:
 class CheckReport:
     """The result of a check: what was executed, on how many samples, and each metric beside its limit.
 
-    `problems` fail the check; `warnings` do not, and say what makes its verdict or its engine doubtful.
+    `problems` fail the check; `warnings` do not, and say what makes its verdict or its engine doubtful. `golden` is the
+    relative L2 error of each output on the first `batching.KEPT_SAMPLES`, which a bundle's golden data hold.
     """
 
     executed: Executed
@@ -382,19 +383,12 @@ class CheckReport:
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    golden: Mapping[str, float] = field(default_factory=dict)
 
     def _repr_html_(self) -> str:
         """The figures as a table, for a notebook."""
         word = "passed" if self.passed else "failed"
         verdict = f"{word}: {self.executed} executed by {self.runner} on {self.samples} samples"
-        rows = (
-            (
-                m.output,
-                m.name,
-                m.value_text,
-                m.limit_text,
-                "" if m.passed is None else "met" if m.passed else "missed",
-            )
-            for m in self.metrics
-        )
+        verdicts = {None: "", True: "met", False: "missed"}
+        rows = ((m.output, m.name, m.value_text, m.limit_text, verdicts[m.passed]) for m in self.metrics)
         return table_html(verdict, self.problems, ("output", "metric", "value", "limit", ""), rows)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import shipping
 
+from trtpipe.batching import KEPT_SAMPLES
 from trtpipe.bundle import golden
 from trtpipe.bundle.format import Bundle, read_bundle, write_bundle
 from trtpipe.bundle.kit import NOT_EXECUTED, bundle_contents, kit_contents, kit_graph
@@ -59,7 +60,7 @@ def test_finishing_keeps_the_kits_check_where_nothing_executes(tmp_path: Path) -
     assert manifest.notes == ("layer head kept in int8", "a note")
     assert manifest.environment == {"onnx": "1.18", "onnxruntime": "1.31.1"}
     assert manifest.fingerprint == "ab" * 32
-    assert bundle.golden().samples == golden.KEPT_SAMPLES
+    assert bundle.golden().samples == KEPT_SAMPLES
     np.testing.assert_array_equal(bundle.golden().inputs["image"], many().inputs["image"][:8])
 
 

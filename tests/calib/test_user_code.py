@@ -6,7 +6,6 @@ import builtins
 import itertools
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,22 +14,20 @@ from PIL import Image
 from calib.data import open_source
 from calib.errors import CalibError
 from calib.samples import DataSpec, InputSpec, TransformSpec
-from calib.user_code import MAX_TEXT, described, import_callable, user_code
+from calib.user_code import MAX_TEXT, described, import_callable
 
 #: How each built-in exception is raised; the ones that need arguments have them.
 _ARGUMENTS = {
     "UnicodeDecodeError": "'utf-8', b'x', 0, 1, 'why'",
     "UnicodeEncodeError": "'utf-8', 'x', 0, 1, 'why'",
     "UnicodeTranslateError": "'x', 0, 1, 'why'",
-    "BaseExceptionGroup": "'several', [ValueError('a')]",
+    "BaseExceptionGroup": "'several', [SystemExit('a')]",
     "ExceptionGroup": "'several', [ValueError('a')]",
 }
-#: Interrupts and the end of a generator are no errors of the user's.
-_PASS = ("BaseException", "KeyboardInterrupt", "GeneratorExit", "BaseExceptionGroup")
 RAISED = sorted(
     f"{name}({_ARGUMENTS.get(name, repr('oh'))})"
     for name, found in vars(builtins).items()
-    if isinstance(found, type) and issubclass(found, BaseException) and name not in _PASS
+    if isinstance(found, type) and issubclass(found, BaseException) and found is not KeyboardInterrupt
 )
 OWN = (
     "type('Odd', (Exception,), {'__str__': lambda self: 1 / 0})()",
@@ -139,16 +136,6 @@ def test_a_syntax_error_names_the_users_line(tmp_path: Path) -> None:
         "model.factory: importing unparsable raised SyntaxError: expected ':' (unparsable.py, line 2)\n"
         f"  File {tmp_path / 'unparsable.py'}, line 2"
     )
-
-
-def test_a_generator_that_ends_early_is_no_error_of_the_caller() -> None:
-    def samples() -> Any:
-        with user_code("x"):
-            yield 1
-
-    stream = samples()
-    assert next(stream) == 1
-    stream.close()
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,18 @@ def test_a_check_that_cannot_fail_says_so() -> None:
     )
 
 
+def test_the_error_on_the_golden_samples_is_kept() -> None:
+    """They may be worse than all samples, and what executes for a user later is held to their own distance."""
+
+    def worse_at_first(x: Any) -> Any:
+        return np.where(np.isin(x, X[:8]), x * 1.5, x)
+
+    report = run(Echo(worse_at_first))
+    assert report.golden == {"y": pytest.approx(0.5)}
+    assert value(report, "relative_l2") == pytest.approx(0.5 * np.linalg.norm(X[:8]) / np.linalg.norm(X))
+    assert run(Echo(lambda x: x * np.nan)).golden == {}
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_nan_and_infinity_fail_whatever_the_limits(bad: float) -> None:
     report = run(Echo(lambda x: np.where(x > 1, bad, x)), Limits(cosine_min=-1.0))

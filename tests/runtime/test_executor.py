@@ -230,6 +230,19 @@ def test_a_graph_that_the_optimizer_refuses_runs_as_it_stands(tmp_path: Path, mo
     assert note.endswith(" as it stands, without graph optimizations: with them it refuses the graph")
 
 
+@pytest.mark.parametrize(("recorded", "notes"), [({"logits": 0.01}, 0), ({"logits": 0.005}, 1), ({}, 1)])
+def test_golden_samples_that_are_worse_than_the_mean_are_held_to_their_own_distance(
+    recorded: Mapping[str, float], notes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = {"cosine_worst": 0.5, "max_abs": 1.0, "relative_l2": 1e-4}
+    measured = tuple(Metric(name, "logits", value) for name, value in figures.items())
+    check = CheckReport("graph", "r", 6, measured, Control("w", "zeroed", True, 6), True, golden=recorded)
+    bundle = shipping.bundle(tmp_path / "c", check=check)
+    monkeypatch.setattr(executor, "OrtRunner", Optimizer(lambda o: o * 1.01))
+    with open_model(bundle, graph=True) as model:
+        assert len(model.notes) == notes
+
+
 @given(size=st.floats(1e-7, 10), seed=st.integers(0, 99))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_runs_is_within_the_checks_distance(

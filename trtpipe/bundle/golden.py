@@ -8,11 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from calib.types import Array
+from trtpipe.batching import KEPT_SAMPLES
 from trtpipe.errors import InputError
 from trtpipe.values import TensorSpec
-
-#: Samples in a bundle's golden data; a kit holds all it is to be checked on.
-KEPT_SAMPLES = 8
 
 
 @dataclass(frozen=True)

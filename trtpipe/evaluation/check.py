@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from calib.types import Array
-from trtpipe.batching import Batching, joined
+from trtpipe.batching import KEPT_SAMPLES, Batching, joined
 from trtpipe.errors import InputError
 from trtpipe.evaluation import intervals, metrics
 from trtpipe.evaluation.judgement import NO_METRICS, Judgement
@@ -194,7 +194,16 @@ def check_engine(
         tuple(problems),
         tuple(notes),
         (*warnings, *near_chance(measured, data)),
+        _on_golden(data, outputs, [m.output for m in measured if m.name == "relative_l2"]),
     )
+
+
+def _on_golden(data: CheckData, outputs: Mapping[str, Array], names: Iterable[str]) -> dict[str, float]:
+    """The relative L2 error of the outputs `names` on the samples that golden data keep; those that are finite."""
+    few = data.first(KEPT_SAMPLES)
+    got = data.batching.first(outputs, few.samples)
+    errors = {name: metrics.relative_l2(few.reference[name], got[name]) for name in names}
+    return {name: e for name, e in errors.items() if math.isfinite(e)}
 
 
 def _control(damaged: Damaged, few: CheckData, limits: Limits) -> tuple[Control, str]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calib.types import Array
-from calib.user_code import INTERRUPTS, user_code
+from calib.user_code import user_code
 from trtpipe.batching import Batching, joined
 from trtpipe.errors import InputError
 from trtpipe.model.computing import CPU, placed, sent
@@ -271,7 +271,7 @@ def script(
                     loaded.module, sent(example_inputs(loaded.inputs), device), check_trace=False
                 )
                 return traced, "trace"
-        except (InputError, *INTERRUPTS):
+        except (InputError, KeyboardInterrupt):
             raise
         except BaseException as error:
             text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

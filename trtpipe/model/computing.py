@@ -14,7 +14,6 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from calib.types import Array
-from calib.user_code import INTERRUPTS
 from trtpipe.errors import InputError, MissingError
 from trtpipe.values import LoadedModel
 
@@ -77,8 +76,6 @@ def computing_device(loaded: LoadedModel, arrays: Mapping[str, Array], note: Cal
             with placed(loaded.module, device):
                 outputs = [o.cpu() for o in loaded.module(*(a.clone() for a in sent(args, device)))]
             why = _difference(expected, outputs)
-        except INTERRUPTS:
-            raise
         except Exception as error:  # noqa: BLE001 - the model's own code, which nobody has tried on a GPU
             why = f"it fails there ({(str(error).strip() or type(error).__name__).splitlines()[0]})"
     if not why:

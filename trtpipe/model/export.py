@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from typing import TYPE_CHECKING
 
-from calib.user_code import INTERRUPTS, described
+from calib.user_code import described
 from trtpipe.errors import BuildError, InputError
 from trtpipe.model.failures import branches_on_data, first_line, place_of, quantizes_in_forward, raised_by_the_model
 from trtpipe.values import TensorSpec
@@ -60,7 +60,7 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
             return torch.export.export(
                 module, example_inputs(inputs), dynamic_shapes=(shapes,) if star else shapes, strict=False
             )
-    except INTERRUPTS:
+    except KeyboardInterrupt:
         raise
     except BaseException as error:
         if raised_by_the_model(error):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calib.types import JsonObject
-from calib.user_code import INTERRUPTS, import_callable, user_code
+from calib.user_code import import_callable, user_code
 from trtpipe.errors import InputError
 from trtpipe.job.importable import on_path
 from trtpipe.model.export import without_its_log
@@ -307,7 +307,7 @@ def _on_zeros(
     try:
         with torch.inference_mode():
             outputs = tuple(module(*args))
-    except (InputError, *INTERRUPTS):
+    except (InputError, KeyboardInterrupt):
         raise
     except BaseException as error:
         where = place_of(error)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from calib.images import geometry
 from calib.samples import TransformSpec
-from trtpipe.batching import joined
+from trtpipe.batching import KEPT_SAMPLES, joined
 from trtpipe.bundle import golden
 from trtpipe.bundle.format import write_bundle
-from trtpipe.bundle.golden import KEPT_SAMPLES, Golden
+from trtpipe.bundle.golden import Golden
 from trtpipe.bundle.manifest import CACHES, CALIBRATION, GOLDEN, GRAPH, REPORT, TIMING_CACHE, Manifest, describe_engine
 from trtpipe.job.sections import Transform
 from trtpipe.pipeline.cache.environment import environment, fingerprint, portable_job, source_fingerprint
