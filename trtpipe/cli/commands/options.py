@@ -189,6 +189,12 @@ def refuse_unused(names: Iterable[str], because: str) -> None:
             raise click.UsageError(f"{parameter.opts[-1]} must not be given {because}: nothing would use it.")
 
 
+def refuse_cpu(because: str) -> None:
+    """UsageError when `--device cpu` was given where PyTorch computes nothing; `cuda:N` is TensorRT's GPU as well."""
+    if os.environ.get(DEVICE_VARIABLE) == "cpu":
+        refuse_unused(("device",), because)
+
+
 def loudness_options(function: F) -> F:
     """`-v` (repeatable) and `-q`."""
     verbose = click.option("-v", "--verbose", count=True, help="Show what TensorRT and the stages log; -vv all of it.")
