@@ -54,7 +54,7 @@ def announced(device: Device, tags: Sequence[str], torch: bool) -> tuple[str, ..
     return tuple(dict.fromkeys(resources))
 
 
-class Jobs:
+class JobsOfWorker:
     """What a worker is and has, beside Dask's own: set as `trtpipe_jobs` on its Worker."""
 
     def __init__(self, name: str, announces: Sequence[str], cache: Path, threads: int) -> None:
@@ -148,7 +148,7 @@ def serve(
     for word in tags:
         if not word or any(c.isspace() or c == "," for c in word):
             raise InputError(f"--tag: must be one word without commas (got {word!r}).")
-    jobs = Jobs(name, words, cache, threads or max(1, os.cpu_count() or 1))
+    jobs = JobsOfWorker(name, words, cache, threads or max(1, os.cpu_count() or 1))
 
     async def live() -> None:
         with contextlib.suppress(_NotThereYet):  # a Worker waits for its scheduler, for ever and without a reason
