@@ -18,7 +18,7 @@ def element_types(model: ModelProto) -> dict[str, int]:
     and no values.
 
     Raises:
-        onnx.shape_inference.InferenceError: the types contradict each other.
+        onnx.shape_inference.InferenceError: the file names no opset.
     """
     import onnx
 
