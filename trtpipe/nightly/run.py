@@ -25,7 +25,7 @@ from trtpipe.nightly.options import Options, Planned, TaskExecutor, Unwatched, W
 from trtpipe.nightly.outcome import JobOutcome, NightlyReport
 from trtpipe.nightly.regressions import compare
 from trtpipe.nightly.signing import sign_green
-from trtpipe.nightly.task import from_plain, recorded
+from trtpipe.nightly.task import GONE, from_plain, recorded
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import Machine, environment, this_machine
 from trtpipe.pipeline.cache.keys import Ingredients, Survey, with_reads
@@ -36,7 +36,7 @@ from trtpipe.pipeline.validate import judge
 from trtpipe.trt import driver
 from trtpipe.values import MANIFEST
 
-FIRST, FORCED, GONE = "first build", "--force", "its bundle is no longer in the cache"
+FIRST, FORCED = "first build", "--force"
 
 
 def nightly(options: Options, watcher: Watcher) -> NightlyReport:
