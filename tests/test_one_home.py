@@ -215,6 +215,29 @@ def test_a_name_for_two_types_is_found(tmp_path: Path) -> None:
     assert called_the_same(tmp_path) == {"Plan": ["calib/one.py", "calib/other.py"]}
 
 
+def suffixes(root: Path) -> dict[str, list[str]]:
+    """Sets of suffixes of files that are a part of another module's set, and where."""
+    sets = [
+        (f"{path.relative_to(root).as_posix()}:{line}", frozenset(fact.removeprefix("set: ").split(", ")))
+        for path in sources(root)
+        for fact, line in facts(ast.parse(path.read_bytes()))
+        if re.fullmatch(r"set: \.\w+(, \.\w+)*", fact)
+    ]
+    return {
+        here: [there for there, all_of in sets if some < all_of and there.partition(":")[0] != here.partition(":")[0]]
+        for here, some in sets
+        if any(some < all_of for _, all_of in sets)
+    }
+
+
+def test_no_module_knows_some_suffixes_of_a_kind_of_file(tmp_path: Path) -> None:
+    assert suffixes(ROOT) == {}, "import all of them"
+    (tmp_path / "calib").mkdir()
+    (tmp_path / "calib" / "one.py").write_text('IMAGES = (".png", ".jpg", ".bmp", ".webp")\n')
+    (tmp_path / "calib" / "other.py").write_text('TAKEN = {".jpg", ".png", ".bmp"}\n')
+    assert suffixes(tmp_path) == {"calib/other.py:1": ["calib/one.py:1"]}
+
+
 def test_a_text_that_is_written_out_again_is_found(tmp_path: Path) -> None:
     (tmp_path / "calib").mkdir()
     (tmp_path / "calib" / "one.py").write_text('"""table.json"""\nTABLE = "table.json"\nKIND = "one_word"\n')

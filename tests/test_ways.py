@@ -26,6 +26,11 @@ WAYS: dict[str, tuple[set[str], str]] = {
         {"trtpipe.pipeline.cache.recorder", "trtpipe.trt.plugins"}, "a value that is passed on",
     ),
     "has Any for a missing part": (set(), "the part's type, `| None`"),
+    "reads JSON that anyone may have written": (
+        # their own: a log, a process' pipe, a database, the cache; and what TensorRT says of an engine
+        {"calib.strictjson", "trtpipe.nightly.history", "trtpipe.pipeline.cache.recorder", "trtpipe.trt.isolated",
+         "trtpipe.pipeline.cache.remote", "trtpipe.trt.runtime"}, "strictjson.loads",
+    ),
     "writes any object as JSON": (set(), "jsontext.plain, which says what it cannot write"),
 }  # fmt: skip
 
@@ -46,6 +51,8 @@ def ways(module: ast.Module) -> set[str]:
             found.add("renames a folder")
         if name.endswith(".__enter__") and not name.startswith("super("):
             found.add("enters by hand")
+        if name in ("json.loads", "json.load"):
+            found.add("reads JSON that anyone may have written")
         if name == "json.dumps" and any(k.arg == "default" for k in call.keywords):
             found.add("writes any object as JSON")
     documented = {id(n.value) for n in ast.walk(module) if isinstance(n, ast.Expr)}
@@ -121,6 +128,7 @@ def test_each_has_its_place(tree: Tree, way: str) -> None:
         ("_CACHE = {}", "keeps state in a module"),
         ("def f():\n    global LAST\n    LAST = 1", "keeps state in a module"),
         ("class K:\n    sensitivity: Any = None", "has Any for a missing part"),
+        ("limits = dict(json.loads(path.read_text()))", "reads JSON that anyone may have written"),
         ("text = json.dumps(asdict(report), default=str)", "writes any object as JSON"),
     ],
 )

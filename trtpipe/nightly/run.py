@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from calib.strictjson import loads
 from trtpipe.bundle.format import place
 from trtpipe.bundle.manifest import SIGNATURE
 from trtpipe.errors import FAILED, Cancelled, InputError, TrtpipeError
@@ -338,10 +339,11 @@ def _whole(bundle: Path, manifest_sha256: str, digests: Digests) -> bool:
     try:
         if digests.file(bundle / MANIFEST) != manifest_sha256:
             return False
-        listed = json.loads((bundle / MANIFEST).read_bytes())["files"]
+        manifest: Any = loads((bundle / MANIFEST).read_bytes())
+        listed = manifest["files"]
         present = set(os.listdir(bundle)) - {MANIFEST, SIGNATURE}
         return present == set(listed) and all(digests.file(bundle / n) == f["sha256"] for n, f in listed.items())
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 
 
