@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from calib.types import Array
 from calib.user_code import user_code
 from trtpipe.batching import Batching, joined
-from trtpipe.errors import InputError
+from trtpipe.errors import InputError, first_line
 from trtpipe.model.computing import CPU, placed, sent
 from trtpipe.model.export import example_inputs
 from trtpipe.progress import Progress
@@ -274,7 +274,7 @@ def script(
         except (InputError, KeyboardInterrupt):
             raise
         except BaseException as error:
-            text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            text = first_line(error)
             if torchscript is not None:
                 raise InputError(f"model.torchscript: must be a TorchScript file (got {text}).") from error
             other = "script" if kind == "trace" else "trace"

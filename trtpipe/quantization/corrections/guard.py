@@ -13,8 +13,6 @@ from trtpipe.model.nodes import constant_value, is_constant
 from trtpipe.quantization.partial import BatchTensors, Partial, Rounding, replaced, roundings
 from trtpipe.values import Captured
 
-OutputTensors = tuple[torch.Tensor, ...]
-
 #: An exact copy counts as this many dB.
 MOST_DB = 120.0
 #: A step must gain more than this, in dB, to be kept.
