@@ -280,7 +280,7 @@ def _rename(model: Model, quantized: Quantized) -> None:
 def _keep_apart(model: Model) -> None:
     """Give values and weights inside the graph other names than the bindings'.
 
-    The exporter names bindings by the job and values by their operations, so that an output `mean` may meet a value `mean`.
+    The exporter names bindings by the job and values by their operations: an output `mean` may meet a value `mean`.
     """
     bindings = [*model.graph.inputs, *model.graph.outputs]
     taken = {v.name for v in bindings}
