@@ -17,7 +17,7 @@ from trtpipe.job.sections import (
     Correction,
     Data,
     Input,
-    Model,
+    ModelSource,
     Output,
     Precision,
     Section,
@@ -34,7 +34,7 @@ class Job(Section):
         max_length=MOST_NAME,
         description="also the name of the bundle's folder",
     )
-    model: Model
+    model: ModelSource
     inputs: dict[str, Input] = Field(min_length=1, description="the input bindings by name, in the model's order")
     outputs: dict[str, Output] = Field(min_length=1, description="the output bindings by name, in the model's order")
     precision: Precision = Precision()

@@ -45,6 +45,8 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
     """
     import torch
 
+    from trtpipe.model.bindings import Bound
+
     shared: dict[str, torch.export.Dim] = {}
     for spec in inputs:
         for name, r in spec.dims.items():
@@ -53,7 +55,7 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
     shapes = tuple(
         {axis: shared[d] for axis, d in enumerate(spec.shape) if isinstance(d, str) and d in shared} for spec in inputs
     )
-    star = type(module).__name__ == "Bound"
+    star = isinstance(module, Bound)  # whose forward takes *inputs
     try:
         with warnings.catch_warnings(), without_its_log():
             warnings.simplefilter("ignore")

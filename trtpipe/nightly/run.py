@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trtpipe.bundle.format import place
 from trtpipe.bundle.manifest import SIGNATURE
@@ -22,7 +21,7 @@ from trtpipe.job.load import JobErrors, load_jobs, same_name
 from trtpipe.nightly.fleet import Fleet
 from trtpipe.nightly.history import History
 from trtpipe.nightly.local import Local
-from trtpipe.nightly.options import Executor, Options, Planned, Unwatched, Watcher, own_files
+from trtpipe.nightly.options import Options, Planned, TaskExecutor, Unwatched, Watcher, own_files
 from trtpipe.nightly.outcome import JobOutcome, NightlyReport
 from trtpipe.nightly.regressions import compare
 from trtpipe.nightly.signing import sign_green
@@ -37,11 +36,7 @@ from trtpipe.pipeline.validate import judge
 from trtpipe.trt import driver
 from trtpipe.values import MANIFEST
 
-if TYPE_CHECKING:
-    from trtpipe.pipeline.cache.remote import Store
-
 FIRST, FORCED, GONE = "first build", "--force", "its bundle is no longer in the cache"
-DAMAGED = "its bundle was damaged, and is no longer in the cache"
 
 
 def nightly(options: Options, watcher: Watcher) -> NightlyReport:
@@ -350,7 +345,7 @@ def _whole(bundle: Path, manifest_sha256: str, digests: Digests) -> bool:
         return False
 
 
-def _local(options: Options) -> Executor:
+def _local(options: Options) -> TaskExecutor:
     return Local(options.workers, options.memory_bytes, driver.probe(), options.out / ".nightly")
 
 

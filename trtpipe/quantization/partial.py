@@ -17,6 +17,8 @@ from trtpipe.quantization.observers import INT8_RANGE, WEIGHT_RANGE
 from trtpipe.values import Int8Weight, Site
 
 #: Turns an input of an operation into the tensor that the operation reads instead.
+#: The inputs of one batch in order, each [B, ...].
+BatchTensors = Sequence[torch.Tensor]
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 Roundings = Mapping[Node, Mapping[Node, Rounding]]
 

@@ -25,7 +25,7 @@ from trtpipe.model.nodes import (
     source_line,
 )
 from trtpipe.values import Captured, LayerPrecision, Site, TensorSpec
-from trtpipe.values import Precision as PrecisionName
+from trtpipe.values import PrecisionName as PrecisionName
 
 #: Largest finite FP16 (IEEE 754 binary16). An activation observed above half of it stays in FP32: other data go higher.
 FP16_MAX = 65504.0

@@ -29,7 +29,7 @@ _PYTHON: Mapping[str, Callable[..., Any]] = {
 }
 
 
-class Part(contextlib.AbstractContextManager[Any], Protocol):
+class PlanRunner(contextlib.AbstractContextManager[Any], Protocol):
     """What executes one engine: a context manager."""
 
     name: str
@@ -94,7 +94,7 @@ class HybridRunner:
         version_compatible: bool = False,
         without_lean_runtime: bool = False,
         device: str = "cuda",
-        part: Callable[[bytes], Part] | None = None,
+        part: Callable[[bytes], PlanRunner] | None = None,
     ) -> None:
         self._hybrid = hybrid.from_bytes(data, HYBRID)
         self._device = device
@@ -108,7 +108,7 @@ class HybridRunner:
         )
         self._stack = contextlib.ExitStack()
         self._open = False
-        self._parts: list[Part] = []
+        self._parts: list[PlanRunner] = []
         self.name = "hybrid"
 
     def __enter__(self) -> HybridRunner:
@@ -232,7 +232,7 @@ def _operator(torch: ModuleType, name: str) -> Callable[..., Any]:
     return operator
 
 
-def _last_readers(plan: hybrid.Plan) -> dict[int, list[str]]:
+def _last_readers(plan: hybrid.StoredPlan) -> dict[int, list[str]]:
     """The values that nothing reads after a step, by that step: their memory is given back there."""
     last: dict[str, int] = {}
     for index, step in enumerate(plan.steps):

@@ -25,7 +25,7 @@ from trtpipe.trt.calls import Binding, Bindings, Shape, Tensors, load_engine, sp
 from trtpipe.trt.execution import Execution, make_output_allocator
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.kernel_cache import KernelCache, kernel_file
-from trtpipe.trt.memory import Memory, Provider, open_memory
+from trtpipe.trt.memory import DeviceMemory, Provider, open_memory
 from trtpipe.trt.monitor import Watch, make_logger
 from trtpipe.trt.network import enum_name
 from trtpipe.trt.plugins import load as load_plugins
@@ -77,7 +77,7 @@ class EngineRunner:
         self,
         engine: bytes | Path | str,
         *,
-        memory: Provider | Callable[[], Memory] | None = None,
+        memory: Provider | Callable[[], DeviceMemory] | None = None,
         version_compatible: bool = False,
         cuda_graph: bool = False,
         refit: bytes | None = None,

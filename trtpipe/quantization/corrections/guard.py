@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from trtpipe.model.nodes import constant_value, is_constant
-from trtpipe.quantization.partial import Partial, Rounding, replaced, roundings
+from trtpipe.quantization.partial import BatchTensors, Partial, Rounding, replaced, roundings
 from trtpipe.values import Captured
 
-Batch = Sequence[torch.Tensor]
-Outputs = tuple[torch.Tensor, ...]
+OutputTensors = tuple[torch.Tensor, ...]
 
 #: An exact copy counts as this many dB.
 MOST_DB = 120.0
@@ -25,7 +24,7 @@ LEAST_GAIN_DB = 0.05
 class Guard:
     """Float outputs of the model on samples kept apart, and how close a quantized graph comes to them."""
 
-    def __init__(self, captured: Captured, batches: Sequence[Batch]) -> None:
+    def __init__(self, captured: Captured, batches: Sequence[BatchTensors]) -> None:
         self._batches = batches
         machine = Partial(captured.graph)
         self._wanted = [machine.finish(0, machine.inputs(b), {})[0] for b in batches]
