@@ -48,6 +48,9 @@ def _power(node: Node, x: Value, exponent: Value) -> Value:
 
 
 def _modulo(node: Node, a: Value, b: Value) -> Value:
+    if are_numbers(a, b):
+        chosen: Value = either(math.fmod if node.get("fmod", 0) else operator.mod, _modulo)(node, a, b)
+        return chosen
     x, y = as_tensor(a), as_tensor(b)
     return torch.fmod(x, y) if node.get("fmod", 0) else torch.remainder(x, y)
 
