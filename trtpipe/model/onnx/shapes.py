@@ -174,6 +174,9 @@ def _reshape(node: Node, x: Value, shape: Value | None = None) -> Value:
 
 
 def _flatten(node: Node, x: Value) -> Value:
+    if are_numbers(x):
+        known = as_numbers(node, x)
+        return known.reshape(math.prod(known.shape[: node.get("axis", 1)]), -1)
     data, axis = as_tensor(x), node.get("axis", 1)
     if axis == 1:
         return torch.flatten(data, 1) if data.dim() > 1 else data.reshape(data.shape[0], 1)
