@@ -366,3 +366,11 @@ def test_an_engine_without_a_graph_says_why_neither_can_run(monkeypatch: pytest.
         "compute capability: the engine must run on 8.9 (got 9.0, GPU 9.0)."
     )
     assert said.endswith("Build where its GPU is, or take build.route: onnx.")
+
+
+def test_a_figure_and_the_checks_are_told_apart() -> None:
+    baseline, got = np.array([[1.0, 0.0]], np.float32), np.array([[1.0, 0.0205]], np.float32)
+    said = executor._beyond(baseline, got, executor.Distance(0.99981, 1.0, 1.0))
+    assert said == "a worst cosine of 0.99979 (check: 0.99981)"
+    said = executor._beyond(baseline, got + np.float32(1), executor.Distance(0.5, 1.0, 9.0))
+    assert said == "a maximum difference of 1.02 (check: 1)"

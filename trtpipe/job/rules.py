@@ -83,10 +83,12 @@ def _bindings(inputs: Mapping[str, Input]) -> Iterator[Broken]:
             yield Broken((*at, "shape"), "use the batch dimension once, first", listed(spec.shape))
         if spec.shape[0] != inputs[first].shape[0]:
             must = f"begin with the batch dimension of inputs.{first}, {inputs[first].shape[0]}"
-            hint = (
-                "Each sample has a row of every input: give it that dimension too. What is one for the whole batch (a "
-                "table, a scale) becomes a constant of the model, or is given to each sample and taken as x[0]."
-            )
+            hint = "Put it first, and transpose in the model's forward."
+            if inputs[first].shape[0] not in names:
+                hint = (
+                    "Each sample has a row of every input: give it that dimension too. What is one for the whole batch "
+                    "(a table, a scale) becomes a constant of the model, or is given to each sample and taken as x[0]."
+                )
             yield Broken((*at, "shape"), must, listed(spec.shape), hint)
         if spec.normalize is not None:
             channels = spec.shape[1] if len(spec.shape) > 1 else 1

@@ -83,6 +83,10 @@ def without_its_log() -> Iterator[None]:
     sys.stderr.write(printed.getvalue())
 
 
+#: A line of torch.export: the dimension, its expression, its range, and what has to hold.
+_GUARD = r"- Not all values of (\w+) = (.+) in the specified range (.+) satisfy the generated guard (.+?)\.?"
+
+
 def _reason(error: BaseException) -> str:
     """The message for an error of torch.export: the reason, the line of the model, and the next step."""
     where = place_of(error)
@@ -102,7 +106,18 @@ def _reason(error: BaseException) -> str:
             "as after\nnon-maximum suppression, return all candidates with their scores, and choose among the outputs."
         )
     if "onstraint" in type(error).__name__ + str(error)[:400] or "specialized" in str(error):
-        specialized = [line.strip() for line in str(error).splitlines() if "pecializ" in line]
+        lines = [line.strip() for line in str(error).splitlines()]
+        specialized = [line for line in lines if "pecializ" in line]
+        if guards := [g for line in lines if (g := re.fullmatch(_GUARD, line))]:
+            asked = "; ".join(f"{g[4].replace(g[2], g[1])} for {g[3]}" for g in guards)
+            fits = "; ".join(
+                line for line in lines if re.fullmatch(r"\w+ = [-+*/\d\s\w()]+", line) and "Dim(" not in line
+            )
+            return (
+                "capture: torch.export takes the model only where what it does holds for every size declared in inputs "
+                f"({asked}{f'; {fits} would do' if fits else ''}). Declare a number in inputs.*.shape, or change what "
+                "asks for that in the model, such as ceil_mode."
+            )
         return (
             "capture: the model fixes a dimension that the job declares as dynamic "
             f"({(*specialized, typed_line(error))[0]}). "

@@ -17,6 +17,7 @@ from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.manifest import GRAPH, EngineInfo, describe_engine
 from trtpipe.errors import BuildError, InputError, MissingError
 from trtpipe.evaluation import check, metrics
+from trtpipe.figures import apart
 from trtpipe.job.sections import Build
 from trtpipe.runtime.compatibility import placement_problems
 from trtpipe.runtime.device import Device, this_device
@@ -284,5 +285,6 @@ def _beyond(baseline: Array, got: Array, limit: Distance) -> str:
     }  # fmt: skip
     for what, (value, bound, checked, sign) in figures.items():
         if not sign * value <= sign * bound:
-            return f"{what} {value:.4g} (check: {checked:.4g})"
+            here, there = apart(value, checked, 4)
+            return f"{what} {here} (check: {there})"
     return ""
