@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trtpipe.model.marks import is_marked, marks_of
-from trtpipe.model.nodes import calls, is_constant, is_float, module_path, op_name
+from trtpipe.model.nodes import calls, is_constant, is_float, module_path, op_name, shape_of
 from trtpipe.values import Site, Skipped
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def _residual(
         a, b = node.args[:2]
         if not is_float(a) or not is_float(b) or is_constant(a) or is_constant(b) or _not_float32(node) is not None:
             continue
-        if a.meta["val"].shape != b.meta["val"].shape:
+        if shape_of(a) != shape_of(b):
             continue
         main = [x for x in (a, b) if is_convolution(x) and len(x.users) == 1]
         if not main:

@@ -57,10 +57,11 @@ def explained(
         return report, None
     with stages("diagnose") as progress:
         began = time.perf_counter()
-        captured, narrow = corrected(prepared, table).captured, narrow_of(job, prepared, table)
+        after, narrow = corrected(prepared, table), narrow_of(job, prepared, table)
+        ranges = after.needed_ranges(job.precision)
         within = None if job.check.sensitivity else seconds - (time.perf_counter() - began)
         amax, samples = {} if table is None else table.amax, prepared.check_source
-        diagnosis = diagnose(job, captured, samples, amax, progress, narrow, within, prepared.device)
+        diagnosis = diagnose(job, after.captured, samples, amax, progress, ranges, narrow, within, prepared.device)
     if _failed(report):
         half = "fp16" if job.precision.fp16_mode else None
         report = replace(report, problems=(*report.problems, blame(diagnosis, half)))

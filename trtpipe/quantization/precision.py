@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -227,11 +227,11 @@ def fp32_reasons(
 class ScaleTypes:
     """What scales are rounded up to: `half`, as Q and DQ hold them in the type of their float side, or nothing.
 
-    `fp32` are the operations in FP32 and `ranges` the largest |x|, both by node name.
+    `fp32` are the operations in FP32, with why, and `ranges` the largest |x|, both by node name.
     """
 
     half: torch.dtype | None = None
-    fp32: Collection[str] = ()
+    fp32: Mapping[str, str] = field(default_factory=dict)
     ranges: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, sites: Iterable[Site]) -> torch.dtype | None:
@@ -246,6 +246,11 @@ class ScaleTypes:
             self.half, [self.ranges.get(s.producer.name, 0.0) for s in inputs]
         )
         return self.half if held else None
+
+
+def scale_types(graph: GraphModule, half: torch.dtype | None, keep: Keep, ranges: Mapping[str, float]) -> ScaleTypes:
+    """What the scales of `graph` in `half` are rounded up to; the arguments are as for `fp32_reasons`."""
+    return ScaleTypes(half, fp32_reasons(graph, half, keep, ranges), ranges)
 
 
 def drop_unread(graph: GraphModule) -> None:

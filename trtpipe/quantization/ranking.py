@@ -21,7 +21,7 @@ class ModuleSensitivity:
         accuracy_drop: top-1 accuracy less, on labelled samples; None without labels.
         fp8_sqnr_db: of a module in INT8 or 4 bits, at its own output in FP8 instead; None where the job has no FP8, or
             FP8 cannot hold the module.
-        int8_sqnr_db: of a module in FP8, or in 4 bits where there is no FP8, the same in INT8.
+        int8_sqnr_db: of a module in FP8 or 4 bits the same in INT8; None where the job has no INT8.
     """
 
     module: str

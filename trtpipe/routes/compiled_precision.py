@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -83,16 +83,11 @@ def _number_format(value: str, types: dict[str, int], producers: dict[str, NodeP
     """What a dequantized value was stored in; a stored weight may be moved about once it is dequantized."""
     import onnx
 
-    moved, made = False, producers.get(value)
-    while made is not None and made.op_type in _MOVES:
-        moved, made = True, producers.get(made.input[0])
-    if made is None or made.op_type != "DequantizeLinear":
+    made = dequantizer(value, producers)
+    if made is None:
         return None
     stored = made.input[0]
-    quantizer = producers.get(stored)
-    if moved and quantizer is not None:
-        return None
-    if quantizer is not None and quantizer.op_type == DYNAMIC_QUANTIZE:
+    if dynamic(stored, producers):
         return "nvfp4"
     names: dict[int, PrecisionName] = {
         onnx.TensorProto.FLOAT8E4M3FN: "fp8",
@@ -101,3 +96,23 @@ def _number_format(value: str, types: dict[str, int], producers: dict[str, NodeP
     }
     zero_point = made.input[2] if len(made.input) > 2 else stored
     return names.get(types.get(stored, types.get(zero_point, onnx.TensorProto.INT8)), "int8")
+
+
+def dequantizer(value: str, producers: Mapping[str, NodeProto]) -> NodeProto | None:
+    """The DequantizeLinear that an operation reads a value through; a stored weight may be moved about behind its own.
+
+    Args:
+        value: the operation's input.
+        producers: the node that makes each value.
+    """
+    moved, made = False, producers.get(value)
+    while made is not None and made.op_type in _MOVES:
+        moved, made = True, producers.get(made.input[0])
+    if made is None or made.op_type != "DequantizeLinear" or (moved and made.input[0] in producers):
+        return None
+    return made
+
+
+def dynamic(stored: str, producers: Mapping[str, NodeProto]) -> bool:
+    """Whether TensorRT's dynamic quantization to NVFP4 makes a value; onnx infers no type of that."""
+    return stored in producers and producers[stored].op_type == DYNAMIC_QUANTIZE

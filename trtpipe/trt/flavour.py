@@ -176,9 +176,13 @@ def require_version(where: str, text: str) -> None:
 
 
 def parse_version(text: str) -> tuple[int, ...]:
-    """The leading numbers of a version: "10.16.1.11" is (10, 16, 1, 11), "10.3.0.post1" is (10, 3, 0)."""
+    """The leading numbers of a version: "10.16.1.11" is (10, 16, 1, 11), "10.3.0.post1" is (10, 3, 0).
+
+    At least three of them, so that 10, 10.0 and 10.0.0 are the same release; none for a text that begins otherwise.
+    """
     match = re.match(r"\d+(\.\d+)*", text)
-    return tuple(int(p) for p in match.group().split(".")) if match else ()
+    numbers = tuple(int(p) for p in match.group().split(".")) if match else ()
+    return numbers + (0,) * (3 - len(numbers)) if numbers else ()
 
 
 #: Flavour to (distribution, version).

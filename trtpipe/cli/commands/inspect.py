@@ -22,12 +22,13 @@ from trtpipe.figures import beside, exact
 from trtpipe.model.onnx.names import WEIGHTED
 from trtpipe.packages import pip_install
 from trtpipe.progress import size
+from trtpipe.routes.compiled_precision import dequantizer, dynamic
 from trtpipe.trt.element_types import element_types
 from trtpipe.trt.plan import read_header
 from trtpipe.values import MANIFEST
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ValueInfoProto
+    from onnx import GraphProto, NodeProto, ValueInfoProto
 
 _PLANS = (b"ftrt", b"vtrt", b"ptrt")
 
@@ -168,14 +169,26 @@ def _binding(value: ValueInfoProto, names: Mapping[int, str]) -> JsonObject:
 
 
 def _computes_in(graph: GraphProto, types: Mapping[str, str]) -> Iterator[str]:
-    """The type that each convolution and matrix product computes in: of Q/DQ inputs the quantized one."""
+    """The type that each convolution and matrix product computes in: that of both Q/DQ inputs; else its own, with that
+    of the weight where it alone is quantized."""
     makers = {name: node for node in graph.node for name in node.output}
     for node in graph.node:
         if node.op_type not in WEIGHTED:
             continue
-        sources = [makers.get(name) for name in node.input[:2]]
-        quantized = [types.get(s.input[0], "int8") for s in sources if s and s.op_type == "DequantizeLinear"]
-        yield quantized[0] if len(quantized) == 2 else types.get(node.output[0], "unknown")
+        quantized = [_quantized_as(name, makers, types) for name in node.input[:2]]
+        if all(quantized):
+            yield quantized[0]
+            continue
+        alone = next((f" with {q} weights" for q in quantized if q), "")
+        yield types.get(node.output[0], "unknown") + alone
+
+
+def _quantized_as(name: str, makers: Mapping[str, NodeProto], types: Mapping[str, str]) -> str:
+    """The type that an input was dequantized from; "" where it was not."""
+    node = dequantizer(name, makers)
+    if node is None:
+        return ""
+    return "float4e2m1" if dynamic(node.input[0], makers) else types.get(node.input[0], "int8")
 
 
 def _bundle_lines(description: JsonObject) -> Iterator[str]:

@@ -11,6 +11,7 @@ import torch
 
 from trtpipe.model.nodes import constant_value, is_constant
 from trtpipe.quantization.partial import BatchTensors, Partial, Rounding, replaced, roundings
+from trtpipe.quantization.precision import ScaleTypes
 from trtpipe.values import Captured
 
 #: An exact copy counts as this many dB.
@@ -40,7 +41,8 @@ class Guard:
     def measured(self, captured: Captured, amax: Mapping[str, float]) -> Score:
         """How close `captured` comes in INT8, with thresholds `amax`."""
         machine = Partial(captured.graph)
-        changed: dict[Any, dict[Any, Rounding]] = roundings(captured.graph, captured.sites, amax, None, captured.int8)
+        exact = ScaleTypes()
+        changed: dict[Any, dict[Any, Rounding]] = roundings(captured.graph, captured.sites, amax, exact, captured.int8)
         for rounded in changed.values():  # weights once, not once a batch
             for node in [n for n in rounded if is_constant(n)]:
                 rounded[node] = replaced(rounded[node](constant_value(captured.graph, node)))
