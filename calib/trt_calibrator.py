@@ -20,6 +20,7 @@ from calib.data import Source
 from calib.errors import CalibError
 from calib.files import replacing
 from calib.samples import require_batch_size
+from calib.strictjson import loads
 from calib.trt_cache import read_cache
 from calib.types import Array
 
@@ -264,7 +265,7 @@ def _read_cached(file: Path | None, parts: Mapping[str, str]) -> tuple[bytes | N
 def _made_from(text: str) -> dict[str, str] | None:
     """The parts that a cache was made from; None when the header does not hold them."""
     try:
-        parts = json.loads(text)
+        parts = loads(text)
     except (ValueError, RecursionError):
         return None
     if not isinstance(parts, dict) or not all(isinstance(v, str) for v in parts.values()):

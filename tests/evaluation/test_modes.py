@@ -110,7 +110,7 @@ def test_where_pytorch_has_no_int8_the_row_says_so(setup, monkeypatch, device, r
 
 def test_a_processor_without_quantized_kernels_is_said(setup, monkeypatch):
     monkeypatch.setattr(modes_module.torch.backends, "quantized", SimpleNamespace(engine="none"))
-    with pytest.raises(MissingError, match=r"^PyTorch has no quantized kernels for this processor$"):
+    with pytest.raises(MissingError, match=r"^bench: PyTorch has no quantized kernels for this processor\.$"):
         modes_module._pt2e(setup)
 
 

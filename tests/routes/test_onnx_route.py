@@ -49,7 +49,7 @@ def test_onnxruntime_answers_as_the_program(net: str, shape: tuple[int, ...], ha
 
 
 def test_what_is_no_graph_is_refused() -> None:
-    with pytest.raises(BuildError, match="onnxruntime does not accept the graph"):
+    with pytest.raises(BuildError, match="graph: ONNX Runtime does not accept it"):
         OrtRunner(b"no graph")
 
 

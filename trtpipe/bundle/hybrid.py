@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from calib.strictjson import first_problem
+from calib.strictjson import first_problem, loads
 from trtpipe.bundle.golden import tensors_of
 from trtpipe.bundle.manifest import AGAIN, HYBRID
 from trtpipe.errors import InputError
@@ -171,7 +171,7 @@ def _plan(text: bytes, where: str) -> StoredPlan:
     if len(text) > _MAX_PLAN_BYTES:
         raise InputError(f"{where}: the plan must be at most {_MAX_PLAN_BYTES} bytes (got {len(text)}). {AGAIN}")
     try:
-        raw = json.loads(text)
+        raw = loads(text)
         if not isinstance(raw, dict) or raw.get("version") != 1 or isinstance(raw.get("version"), bool):
             got = raw.get("version") if isinstance(raw, dict) else type(raw).__name__
             raise InputError(f"{where}: the plan must be of version 1 (got {got!r}). Update trtpipe.")

@@ -135,7 +135,7 @@ def _parts(images: Path) -> tuple[Path, Path]:
     if not images.is_dir():
         raise InputError(f"--images: {violation('be a folder of images', repr(str(images)))}")
     if not has_images(images):
-        raise InputError(f"--images: holds no image ({', '.join(IMAGE_SUFFIXES)})")
+        raise InputError(f"--images: holds no image ({', '.join(IMAGE_SUFFIXES)}). Check the path.")
     calibrate_on = next((images / n for n in CALIBRATE_ON if (images / n).is_dir()), None)
     check_on = next((images / n for n in CHECK_ON if (images / n).is_dir()), None)
     return calibrate_on or check_on or images, check_on or calibrate_on or images

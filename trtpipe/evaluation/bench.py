@@ -12,7 +12,7 @@ import numpy as np
 
 from calib.types import Array, JsonObject
 from trtpipe.batching import Batching, joined
-from trtpipe.errors import Cancelled, InputError
+from trtpipe.errors import Cancelled, InputError, first_line
 from trtpipe.evaluation import intervals, metrics
 from trtpipe.progress import Progress
 
@@ -176,8 +176,8 @@ def _made(mode: Mode, data: BenchData, opened: ExitStack) -> tuple[Row, Ready | 
     except Cancelled:
         raise
     except Exception as error:  # noqa: BLE001  # whatever keeps a mode from running here is its row's text
-        text = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return Row(mode.name, mode.device, skipped=f"{type(error).__name__}: {text[:LONGEST_REASON]}"), None
+        text = first_line(error)[:LONGEST_REASON]
+        return Row(mode.name, mode.device, skipped=f"{type(error).__name__}: {text}"), None
     used = peak.bytes() if made.peak_memory_bytes is None else made.peak_memory_bytes()
     figures = compare(data.reference, outputs, data.labels, data.batching.whole)
     return Row(

@@ -255,7 +255,7 @@ def _pt2e(setup: ModeSetup) -> Call:
     from trtpipe.model.pt2e import convert_pt2e, prepare_pt2e
 
     if torch.backends.quantized.engine not in ("x86", "fbgemm", "onednn", "qnnpack"):
-        raise MissingError("PyTorch has no quantized kernels for this processor")
+        raise MissingError("bench: PyTorch has no quantized kernels for this processor.")
     on_arm = _int8_backend().startswith("Arm")
     if on_arm:
         quantizer: Any = arm.ArmInductorQuantizer().set_global(arm.get_default_arm_inductor_quantization_config())

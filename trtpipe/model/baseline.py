@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from calib.types import Array
 from calib.user_code import user_code
 from trtpipe.batching import Batching, joined
-from trtpipe.errors import InputError
+from trtpipe.errors import InputError, first_line
 from trtpipe.model.computing import CPU, placed, sent
 from trtpipe.model.export import example_inputs
 from trtpipe.progress import Progress
@@ -271,17 +271,17 @@ def script(
             raise
         except BaseException as error:
             if torchscript is not None:
-                raise InputError(f"model.torchscript: must be a TorchScript file (got {_line(error)}).") from error
+                raise InputError(f"model.torchscript: must be a TorchScript file (got {first_line(error)}).") from error
             other: Literal["trace", "script"] = "script" if kind == "trace" else "trace"
-            message = f"model.baseline: TorchScript cannot {kind} the model ({_line(error)}). "
+            message = f"model.baseline: TorchScript cannot {kind} the model ({first_line(error)}). "
             try:
                 _scripted(loaded, other, device)
             except KeyboardInterrupt:
                 raise
             except BaseException as second:
                 raise InputError(
-                    f"{message}Nor can it {other} the model ({_line(second)}). Change that line of the model, or give "
-                    "what torch.export.save wrote of it as model.program, which is its own baseline."
+                    f"{message}Nor can it {other} the model ({first_line(second)}). Change that line of the model, or "
+                    "give what torch.export.save wrote of it as model.program, which is its own baseline."
                 ) from second
             raise InputError(f"{message}Set model.baseline to {other}.") from error
 
@@ -298,11 +298,6 @@ def _scripted(loaded: LoadedModel, kind: Literal["trace", "script"], device: str
             loaded.module, sent(example_inputs(loaded.inputs), device), check_trace=False
         )
         return traced
-
-
-def _line(error: BaseException) -> str:
-    """The first line of its text, or its type."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def _run(loaded: LoadedModel, module: Any, name: str, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

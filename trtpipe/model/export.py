@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from calib.user_code import described
 from trtpipe.errors import BuildError, InputError
-from trtpipe.model.failures import branches_on_data, first_line, place_of, quantizes_in_forward, raised_by_the_model
+from trtpipe.model.failures import branches_on_data, place_of, quantizes_in_forward, raised_by_the_model, typed_line
 from trtpipe.values import TensorSpec
 
 if TYPE_CHECKING:
@@ -120,11 +120,11 @@ def _reason(error: BaseException) -> str:
             )
         return (
             "capture: the model fixes a dimension that the job declares as dynamic "
-            f"({(*specialized, first_line(error))[0]}). "
+            f"({(*specialized, typed_line(error))[0]}). "
             "Declare it as a number in inputs.*.shape, or take it from x.shape in the model:\n"
             "    x = x.reshape(x.shape[0], -1)"
         )
     return (
-        f"capture: torch.export cannot capture the model{at}: {first_line(error)}. Write that line in operations on "
+        f"capture: torch.export cannot capture the model{at}: {typed_line(error)}. Write that line in operations on "
         "tensors alone, or keep it out of forward."
     )

@@ -18,7 +18,7 @@ from calib.user_code import import_callable, user_code
 from trtpipe.errors import InputError
 from trtpipe.job.importable import on_path
 from trtpipe.model.export import without_its_log
-from trtpipe.model.failures import first_line, place_of
+from trtpipe.model.failures import place_of, typed_line
 from trtpipe.model.process_state import put_back
 from trtpipe.model.torch_versions import graph_module
 from trtpipe.model.weights import load_weights, weights_digest
@@ -322,7 +322,7 @@ def _on_zeros(
         tried = ", ".join(f"{s.name} {s.dtype} {list(a.shape)}" for s, a in zip(inputs, args, strict=True))
         raise InputError(
             f"model: it fails on zeros of the declared inputs ({tried}){f' at {where}' if where else ''}: "
-            f"{first_line(error)}. {_help(module, inputs, error)}"
+            f"{typed_line(error)}. {_help(module, inputs, error)}"
         ) from error
     for name, value in zip(module.output_names, outputs, strict=True):
         if value.is_complex():

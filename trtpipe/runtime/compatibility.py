@@ -21,7 +21,7 @@ from trtpipe.bundle.format import Bundle, read_bundle
 from trtpipe.bundle.manifest import EngineInfo, Manifest
 from trtpipe.bundle.signing import check_signature, checking
 from trtpipe.errors import MissingError
-from trtpipe.packages import install_command
+from trtpipe.packages import install_command, pip_install
 from trtpipe.runtime.device import Device
 from trtpipe.trt import driver
 from trtpipe.trt.flavour import parse_version
@@ -32,7 +32,7 @@ _TITLES = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX", "onnxruntime"
 _INSTALL = {
     "tensorrt": "Install it (on a Jetson it comes with JetPack)",
     "tensorrt_rtx": f"Install it: {install_command('tensorrt_rtx')}",
-    "onnxruntime": "Install it: pip install onnxruntime",
+    "onnxruntime": f"Install it: {pip_install('onnxruntime')}",
 }
 _REBUILD = "or build the bundle for this device"
 
@@ -181,7 +181,7 @@ def _pytorch(manifest: Manifest, engine: EngineInfo, device: Device) -> list[str
     modules = ", ".join(sorted({f.module or "the model itself" for f in engine.fallback})[:3])
     return [
         f"runtime: PyTorch with CUDA is not installed, and {_operations(engine)} of this hybrid engine "
-        f"{_run(engine)} in it, of {modules}. Install it: pip install torch{_release(manifest)}; or build "
+        f"{_run(engine)} in it, of {modules}. Install it: {pip_install(f'torch{_release(manifest)}')}; or build "
         "without build.allow_torch_fallback."
     ]
 

@@ -382,7 +382,7 @@ class PycudaMemory:
 
     def capture(self, enqueue: Callable[[], None]) -> Graph:
         """See `DeviceMemory`; refused, as pycuda has no stable CUDA graphs."""
-        raise MissingError("CUDA graphs need torch or cuda-python, and pycuda is in use. Install cuda-python.")
+        raise MissingError("engine: CUDA graphs need torch or cuda-python, and pycuda is in use. Install cuda-python.")
 
     def place(self, array: Array) -> tuple[int, object]:
         """See `DeviceMemory`."""

@@ -18,7 +18,7 @@ import numpy as np
 from calib.types import Array
 from trtpipe.batching import require_names
 from trtpipe.errors import InputError, MissingError
-from trtpipe.packages import install_command
+from trtpipe.packages import install_command, pip_install
 from trtpipe.progress import Silent
 from trtpipe.trt import driver, flavour, plan
 from trtpipe.trt.calls import Binding, Bindings, Shape, Tensors, load_engine, spec_of
@@ -306,7 +306,7 @@ class EngineRunner:
         if loaded is None:
             raise InputError(
                 f"engine: the plan was built without a lean runtime, and {library} of TensorRT {version} cannot be "
-                f"loaded ({self._reason()}). Install it: pip install tensorrt-lean=={version}."
+                f"loaded ({self._reason()}). Install it: {pip_install(f'tensorrt-lean=={version}')}."
             )
         return loaded
 

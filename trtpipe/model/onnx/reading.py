@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from trtpipe.errors import InputError
+from trtpipe.errors import InputError, first_line
 from trtpipe.model.onnx.linears import with_linears
 from trtpipe.model.onnx.names import WEIGHTED, module_path
 from trtpipe.model.onnx.quantized import Marks, take_qdq_off
@@ -130,9 +130,8 @@ def _invalid(path: Path, of: str = "") -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"model.onnx: must be an ONNX file (got {path.name}: {of}{reason}). Export it again."
+            f"model.onnx: must be an ONNX file (got {path.name}: {of}{first_line(error)}). Export it again."
         ) from error
 
 
