@@ -96,6 +96,17 @@ def not_installed(*modules: str) -> str:
     return f"{listed} not installed. Run: {install_command(last)}"
 
 
+def broken(module: str, reason: object) -> str:
+    """Why a module that is installed cannot be used, and what repairs it; `reason` is the error of its import."""
+    installed = package(module)
+    name = module if installed is None else installed.distribution
+    said = f"{type(reason).__name__}: {reason}" if isinstance(reason, BaseException) else str(reason)
+    return (
+        f"{module} is installed and cannot be imported ({said}). It is damaged, or does not fit the packages that it "
+        f"needs. Run: pip install --force-reinstall {name}"
+    )
+
+
 @dataclass(frozen=True)
 class Package:
     """An installed distribution and its version, local part included, like "2.15.0.dev20261101+cu130"."""

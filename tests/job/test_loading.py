@@ -148,6 +148,9 @@ def test_set_overrides_the_file(folder):
         ("build.tarket=tensorrt",
          f"--set: build.tarket: must be one of the {len(Build.model_fields)} keys that `trtpipe schema` lists here "
          "(got tarket). Did you mean target?"),
+        ("nowhere.x=1",
+         "--set: nowhere: must be one of the keys name, model, inputs, outputs, precision, calibration, build, check "
+         "or worker (got nowhere)."),
         ("name.x=1", "--set: name: must be a mapping (got 'digits')."),
         ("check.images=nowhere",
          "--set: check.images: must be a folder that exists (got 'nowhere': nothing there). "

@@ -249,6 +249,15 @@ def test_blame_names_the_worst_with_source_and_a_next_step():
     assert blame(nameless, "fp16").endswith(" Keep c in precision.keep.fp16, or run `trtpipe tune`.")
 
 
+def test_blame_names_nobody_where_no_module_alone_changes_an_answer():
+    """Outputs that are classes or yes and no: a module that changes none of them is not the worst of anything."""
+    none = Sensitivity(tuple(one(name, math.inf) for name in ("a", "b", "c")), 32, 4, 1.0, 1.0, 0.1)
+    assert blame(none, "fp16") == (
+        "worst quantized modules: none. Each of 3 alone leaves the outputs of the samples that were measured "
+        "as they are. Run `trtpipe tune`."
+    )
+
+
 def test_blame_is_for_numbers_only():
     def report(metrics=(), problems=()):
         return CheckReport("graph", "r", 1, metrics, Control("d", "h", True, 1), False, problems)

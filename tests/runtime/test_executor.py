@@ -336,6 +336,17 @@ def test_a_portable_engine_runs_on_the_gpus_that_have_its_number_formats(
         )
 
 
+def test_where_another_gpu_of_the_machine_fits_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA_VISIBLE_DEVICES may list the GPUs already: the name that it has there is the one to set."""
+    kinds = (("H100", "9.0"), ("T4", "7.5"), ("L4", "8.9"))
+    gpus = tuple(driver.Gpu(i, name, capability, 8 << 30) for i, (name, capability) in enumerate(kinds))
+    monkeypatch.setenv(driver.VISIBLE, "5,7, GPU-3f")
+    for count, said in ((3, " Or use L4, which is here too: set CUDA_VISIBLE_DEVICES=GPU-3f."), (2, "")):
+        monkeypatch.setattr(driver, "probe", lambda count=count: driver.Driver("12.8", gpus[:count]))
+        (note,) = executor.graph_notes(built("tensorrt_rtx", ("8.6", "8.9")), "graph")
+        assert note.endswith(f"Build the bundle for this device, or with hardware compatibility.{said}")
+
+
 def test_an_engine_for_windows_is_not_executed_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "probe", lambda: gpu("8.9"))
     engine = built("tensorrt", ("8.9",), runtime_platform="windows_amd64")

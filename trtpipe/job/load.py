@@ -129,7 +129,8 @@ class JobFile:
 
     def add(self, path: yamlfile.KeyPath, text: str, *, missing: bool = False) -> None:
         """Report `text` (of `violation`) at `path`: as --set if the value came from there, else at its line."""
-        if any(path[: len(s)] == s for s in self._set):
+        made = path not in self._document.keys  # a mapping that only --set has
+        if any(path[: len(s)] == s or (made and s[: len(path)] == path) for s in self._set):
             self._problems.append(Problem(None, None, None, dotted(path), text, missing))
             return
         place = self._document.place(path)
@@ -158,7 +159,8 @@ class JobFile:
             return None
         except UnicodeDecodeError as error:
             got = f"byte {error.object[error.start]:#04x} at {error.start}"
-            self._problems.append(Problem(name, None, None, "", violation("be UTF-8 text", got)))
+            packed = "Of a packed kit make a folder first: trtpipe unpack." if name.endswith(".trtb") else ""
+            self._problems.append(Problem(name, None, None, "", violation("be UTF-8 text", got, packed)))
             return None
         except ValueError as error:
             text = violation(f"be a job file of at most {yamlfile.MAX_BYTES} bytes", str(error))

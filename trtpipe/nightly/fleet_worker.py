@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from calib.types import JsonObject
 from trtpipe.bundle.format import place, read_bundle
 from trtpipe.errors import BuildError, Cancelled, InputError, MissingError
-from trtpipe.nightly.pool import RETRIES, Pool, Slot, visible
+from trtpipe.nightly.pool import RETRIES, Pool, Slot
 from trtpipe.nightly.task import FinishTask, Task, failure, task_from_plain
 from trtpipe.nightly.transport import CONNECT_S, Transport, is_refusal, transport, unreachable
 from trtpipe.packages import not_installed, versions
@@ -27,6 +27,7 @@ from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import Machine, this_machine
 from trtpipe.pipeline.cache.store import Cache
 from trtpipe.runtime.device import Device, this_device
+from trtpipe.trt import driver
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -139,7 +140,7 @@ def serve(
         raise MissingError(f"worker: {not_installed('distributed')}") from None
     way = transport(scheduler, credentials, insecure=insecure, where="ADDRESS")
     if gpu is not None:  # before anything asks the driver
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible(gpu)
+        os.environ[driver.VISIBLE] = driver.visible(gpu)
     Cache(cache)  # makes its folders, or says why it cannot
     (cache / "scratch").mkdir(exist_ok=True)
     name = name or f"{socket.gethostname()}-{os.getpid()}"

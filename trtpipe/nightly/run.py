@@ -249,7 +249,7 @@ class _Night:
             return (f"--repeat {self.options.repeat}",)
         if past is None:
             return (FIRST,)
-        return ingredients.changes(past.parts) or (GONE,)
+        return ingredients.reasons(past.parts) or (GONE,)
 
     def _broken(self, name: str, file: Path, error: TrtpipeError) -> None:
         self.outcomes[name] = JobOutcome(name, str(file), "error", error.exit_code, str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -108,6 +109,11 @@ def is_about_numbers(report: CheckReport) -> bool:
 def blame(sensitivity: Sensitivity, half: str | None) -> str:
     """One line that names the worst modules; `half` is "fp16" where the job may keep a module in it, else None."""
     modules = sensitivity.modules
+    if modules[0].sqnr_db == math.inf:  # outputs that are classes or answers, of samples that are far from deciding
+        return (
+            f"{BLAME}: none. Each of {len(modules)} alone leaves the outputs of the samples that were measured as they "
+            "are. Run `trtpipe tune`."
+        )
     named = [f"{m.module or 'the model itself'} ({m.source or m.op}) {_db(m.sqnr_db)}" for m in modules[:NAMED]]
     median = statistics.median(m.sqnr_db for m in modules)
     first = next((m.module for m in modules if m.module), None)

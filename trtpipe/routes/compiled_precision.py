@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from trtpipe.trt.element_types import element_types
 from trtpipe.trt.formats import DYNAMIC_QUANTIZE
 from trtpipe.values import LayerPrecision, OnnxModel, PrecisionName
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto
+    from onnx import NodeProto
 
 #: Operation of the captured graph -> what it is in ONNX. Others are written as several operations, or by other names.
 ONNX_OPERATORS = {
@@ -41,8 +42,8 @@ def read_back(layers: Sequence[LayerPrecision], graph: OnnxModel) -> tuple[Layer
     """
     import onnx
 
-    model = onnx.shape_inference.infer_shapes(onnx.load_from_string(graph.data))
-    types = _types(model)
+    model = onnx.load_from_string(graph.data)
+    types = element_types(model)
     producers = {output: node for node in model.graph.node for output in node.output}
     nodes: dict[tuple[str, tuple[str, ...]], list[PrecisionName]] = {}
     kinds = dict.fromkeys(ONNX_OPERATORS.values())
@@ -65,14 +66,6 @@ def read_back(layers: Sequence[LayerPrecision], graph: OnnxModel) -> tuple[Layer
                 reason = f"planned as {updated[at].precision}; the compiled graph computes it in {precision}"
                 updated[at] = replace(updated[at], precision=precision, reason=reason)
     return tuple(updated)
-
-
-def _types(model: ModelProto) -> dict[str, int]:
-    """ONNX element type by value."""
-    values = (*model.graph.input, *model.graph.output, *model.graph.value_info)
-    return {v.name: v.type.tensor_type.elem_type for v in values} | {
-        i.name: i.data_type for i in model.graph.initializer
-    }
 
 
 def _precision(node: NodeProto, types: dict[str, int], producers: dict[str, NodeProto]) -> PrecisionName:

@@ -14,6 +14,7 @@ The rules are NVIDIA's:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from trtpipe.bundle.format import Bundle, read_bundle
@@ -22,6 +23,7 @@ from trtpipe.bundle.signing import check_signature, checking
 from trtpipe.errors import MissingError
 from trtpipe.packages import install_command, pip_install
 from trtpipe.runtime.device import Device
+from trtpipe.trt import driver
 from trtpipe.trt.flavour import parse_version
 from trtpipe.trt.options import refusals
 from trtpipe.trt.platforms import RTX_COMPUTE_CAPABILITIES, rtx_support, too_old_or_new, unable
@@ -212,6 +214,16 @@ def _release(manifest: Manifest) -> str:
 
 
 def _hardware(engine: EngineInfo, device: Device) -> list[str]:
+    """Why the first GPU does not do, with another one of this machine that does."""
+    problems = _on_first_gpu(engine, device)
+    for gpu in device.others if problems else ():
+        if not _on_first_gpu(engine, replace(device, compute_capability=gpu.compute_capability, gpu=gpu.name)):
+            hint = f"Or use {gpu.name}, which is here too: set {driver.VISIBLE}={driver.visible(gpu.index)}."
+            return [f"{problem} {hint}" for problem in problems]
+    return problems
+
+
+def _on_first_gpu(engine: EngineInfo, device: Device) -> list[str]:
     here = device.compute_capability
     if here is None:
         return [f"gpu: there is no usable NVIDIA GPU ({device.gpu}). Check its driver, or run with --graph on the CPU."]

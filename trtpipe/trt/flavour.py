@@ -240,6 +240,8 @@ def load(target: str) -> Flavour:
     name: FlavourName = "tensorrt_rtx" if target == "tensorrt_rtx" else "tensorrt"
     try:
         module = importlib.import_module(name)
+        if not hasattr(module, "__version__"):  # what an interrupted `pip uninstall` leaves can be imported
+            raise ImportError("it has no __version__")
     except (ImportError, OSError, RuntimeError) as error:  # its own loading of libraries raises the last two
         reason = "it is not installed" if isinstance(error, ModuleNotFoundError) and error.name == name else str(error)
         raise MissingError(

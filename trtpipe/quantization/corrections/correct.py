@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, get_args
@@ -230,6 +231,8 @@ class _Corrector:
 
     def _note(self, name: str, kept: bool, score: Score, detail: str) -> bool:
         before, after = nine_digits(self._score.decibels), nine_digits(score.decibels)
+        if kept is (score.decibels < self._score.decibels) and math.isfinite(gain := score.mean_gain(self._score)):
+            detail += f"; in the mean of the samples {gain:+.1f} dB"
         self._steps.append(Step(name=name, kept=kept, before_db=before, after_db=after, detail=detail))
         if kept:
             self._score = score

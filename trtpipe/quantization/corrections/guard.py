@@ -79,8 +79,12 @@ class Score:
         """
         if self.decibels <= other.decibels + LEAST_GAIN_DB:
             return False
-        gain = 10 * torch.log10(other.noise.clamp_min(1e-30) / self.noise.clamp_min(1e-30))
-        return not bool(gain.isfinite().all()) or float(gain.mean()) > LEAST_GAIN_DB
+        gain = self.mean_gain(other)
+        return not math.isfinite(gain) or gain > LEAST_GAIN_DB
+
+    def mean_gain(self, other: Score) -> float:
+        """The mean over the samples of what each gains over `other`, dB; NaN or infinite where one of them is."""
+        return float((10 * torch.log10(other.noise.clamp_min(1e-30) / self.noise.clamp_min(1e-30))).mean())
 
 
 def _by_sample(x: torch.Tensor, size: int) -> torch.Tensor:
