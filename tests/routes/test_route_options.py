@@ -318,5 +318,6 @@ def test_a_stripped_plan_goes_with_refit(tmp_path):
     (problem,) = validate(path, here=False, version="11.4")
     assert (problem.path, problem.text) == (
         "build.strip_plan",
-        "must go with build.refit all or identical on route torch_tensorrt (got True). Set build.refit, or use build.route onnx.",
+        "must go with build.refit all or identical on route torch_tensorrt (got True). Set build.refit, or use "
+        "build.route onnx.",
     )
