@@ -8,11 +8,14 @@ import nets
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from trtpipe.model.bindings import bind
+from trtpipe.model.capture import capture
 from trtpipe.model.nodes import module_path, op_name
-from trtpipe.quantization.precision import FP16_MAX, Keep, observe_ranges
+from trtpipe.quantization.precision import FP16_MAX, Keep, fp32_reasons, observe_ranges
 from trtpipe.quantization.quantize import quantize
-from trtpipe.values import Quantized, TensorSpec
+from trtpipe.values import LoadedModel, Quantized, TensorSpec
 
 
 def made(net: str, *, half: torch.dtype | None = torch.float16, int8: bool = False, **more: object) -> Quantized:
@@ -70,6 +73,27 @@ def test_what_would_vanish_in_fp16_stays_in_fp32(amax: float, precision: str, re
     convolution = next(n for n in captured.graph.graph.nodes if op_name(n) == "conv2d" and module_path(n) == "conv2")
     layer = next(one for one in made("residual", ranges={convolution.name: amax}).layers if one.module == "conv2")
     assert (layer.precision, layer.reason) == (precision, reason)
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_complex_numbers_stay_in_fp32(half: torch.dtype) -> None:
+    """PyTorch has no FFT in half precision on a CPU, and ONNX has no complex numbers of it."""
+
+    class Spectrum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv1d(2, 4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.fft.rfft(self.conv(x)).abs()
+
+    x, y = TensorSpec("x", "float32", (2, 2, 10), {}), TensorSpec("y", "float32", (2, 4, 5), {})
+    captured = capture(LoadedModel(bind(Spectrum().eval(), (x,), {}, ("y",)), (x,), (y,), "0" * 64, "test"))
+    found = quantize(captured, int8=False, half=half, amax={}, keep=Keep(), ranges={})
+    reasons = fp32_reasons(captured.graph, half, Keep(), {})
+    assert "complex numbers stay in FP32" in reasons.values()
+    assert types(found)["conv1d"] == {half}
+    assert types(found)["abs"] == {torch.float32}
 
 
 def test_bf16_holds_everything_fp32_does() -> None:

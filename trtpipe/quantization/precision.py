@@ -280,6 +280,9 @@ def _why_fp32(node: Node, name: str, half: torch.dtype, keep: Keep, ranges: Mapp
     for names, what in ((SOFTMAX, "softmax stays"), (NORMS, "norms stay"), (REDUCTIONS, "reductions stay")):
         if name in names:
             return f"{what} in FP32"
+    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    if any(isinstance(v, torch.Tensor) and v.is_complex() for v in values):
+        return "complex numbers stay in FP32"
     touched = [node, *(n for n in node.all_input_nodes if not is_constant(n))]
     return _beyond(half, [ranges.get(n.name, 0.0) for n in touched])
 
