@@ -15,15 +15,8 @@ from torch.fx import GraphModule, Interpreter, Node
 from trtpipe.errors import InputError
 from trtpipe.model.computing import CPU, placed, sent
 from trtpipe.model.nodes import (
-    add_constant,
-    calls,
-    constant_value,
-    is_constant,
-    is_foreign,
-    module_path,
-    op_name,
-    source_line,
-)
+    add_constant, calls, constant_value, is_constant, is_foreign, module_path, op_name, source_line
+)  # fmt: skip
 from trtpipe.values import Captured, LayerPrecision, Site, TensorSpec
 from trtpipe.values import PrecisionName as PrecisionName
 
@@ -259,15 +252,13 @@ def drop_unread(graph: GraphModule) -> None:
     graph.recompile()
 
 
+_NAMES: Mapping[torch.dtype, PrecisionName] = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
 def _layer(
     node: Node, name: str, dtype: torch.dtype, why: str, keep: Keep, unquantized: Mapping[str, str]
 ) -> LayerPrecision:
-    floats: Mapping[torch.dtype, PrecisionName] = {
-        torch.float32: "fp32",
-        torch.float16: "fp16",
-        torch.bfloat16: "bf16",
-    }
-    precision = floats[dtype]
+    precision = _NAMES[dtype]
     read = [FORMAT_OF[op_name(a)] for a in node.all_input_nodes if _is(a, DEQUANTIZE)]
     if read and name != "add":
         precision, why = read[-1], unquantized.get(node.name, "")
@@ -282,7 +273,8 @@ def _why_fp32(node: Node, name: str, half: torch.dtype, keep: Keep, ranges: Mapp
         return f"precision.keep.fp32: {glob}"
     if is_foreign(node):
         return "operations of a library of the user's own stay in FP32"
-    if any(getattr(n.meta.get("val"), "is_complex", bool)() for n in (node, *node.all_input_nodes)):
+    values = (n.meta.get("val") for n in (node, *node.all_input_nodes))
+    if any(isinstance(v, torch.Tensor) and v.is_complex() for v in values):
         return "complex numbers stay in FP32"
     for names, what in ((SOFTMAX, "softmax stays"), (NORMS, "norms stay"), (REDUCTIONS, "reductions stay")):
         if name in names:
