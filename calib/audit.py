@@ -140,7 +140,12 @@ def warnings_of(
     tensors: Mapping[str, TensorAudit], coverage: Mapping[str, int] | None, skipped: tuple[str, ...]
 ) -> tuple[str, ...]:
     """The warnings of an audit, as text: of the data, then of all thresholds together."""
-    return (*_of_data(tensors, coverage, skipped), *_unstable(tensors), *_clipped(tensors))
+    return (*_of_data(tensors, coverage, skipped), *threshold_warnings(tensors))
+
+
+def threshold_warnings(tensors: Mapping[str, TensorAudit]) -> tuple[str, ...]:
+    """The warnings of an audit that are of all the thresholds together."""
+    return (*_unstable(tensors), *_clipped(tensors))
 
 
 def _of_data(

@@ -54,7 +54,7 @@ def test_check_is_the_function_whatever_was_imported() -> None:
     import trtpipe.evaluation.check  # a module of the same name
 
     assert callable(trtpipe.check)
-    assert "cosine_min" in trtpipe.evaluation.check.LIMITS
+    assert "cosine_min" in trtpipe.evaluation.check.METRIC_OF_LIMIT
 
 
 def test_another_name_is_an_error() -> None:

@@ -48,6 +48,12 @@ class Cancelled(TrtpipeError):
     exit_code = ExitCode(130)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; the name of its type where it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 #: By errno: the reason in words, and the next step. Others get the system's own text.
 _REFUSED: dict[int, tuple[str, str]] = {
     errno.ENOSPC: ("no space left on the disk", "Free some space, or choose another place."),

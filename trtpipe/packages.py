@@ -6,6 +6,7 @@ their bindings, `import onnxruntime` from onnxruntime or onnxruntime-gpu. Versio
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -81,6 +82,11 @@ _COMMANDS: Mapping[str, str] = {
 def install_command(name: str) -> str:
     """The command that installs a module or distribution of `EXTRAS` or of this module; KeyError for another."""
     return _COMMANDS.get(name) or f"pip install 'trtpipe[{EXTRAS[name]}]'"
+
+
+def pip_install(requirement: str) -> str:
+    """The command that installs one requirement by itself: a device needs no more."""
+    return f"pip install {shlex.quote(requirement)}"
 
 
 def not_installed(*modules: str) -> str:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from trtpipe.bundle.manifest import MAX_MANIFEST_BYTES, Manifest, describe_engine, from_json, to_json
 from trtpipe.errors import InputError
-from trtpipe.job.sections import Build, Keep, Precision
+from trtpipe.job.sections import Build, KeepGlobs, Precision
 from trtpipe.values import DimRange, Engine
 
 SHA = "0" * 64
@@ -43,7 +43,7 @@ def test_every_kind_of_build_option_is_read_back() -> None:
         memory_pools={"tactic_dram": 5},
         compute_capability=("8.6",),
     )
-    written = shipping.manifest(build=build, precision=Precision(int8_mode=True, keep=Keep(fp32=("head.*",))))
+    written = shipping.manifest(build=build, precision=Precision(int8_mode=True, keep=KeepGlobs(fp32=("head.*",))))
     assert from_json(to_json(written), "m") == written
 
 
@@ -141,7 +141,10 @@ MALFORMED = [
     (b'{"a": "\\ud800"}', "m: must be JSON (got: "),
     (b"\xff", "m: must be JSON (got: "),
     (b"[" * 100_000, "m: must be JSON (got: "),
-    (b" " * (MAX_MANIFEST_BYTES + 1), f"m: must be at most {MAX_MANIFEST_BYTES} bytes"),
+    (
+        b" " * (MAX_MANIFEST_BYTES + 1),
+        f"m: must be at most {MAX_MANIFEST_BYTES} bytes (got {MAX_MANIFEST_BYTES + 1}). It is not a manifest.",
+    ),
     (to_json(shipping.manifest())[:-1], "m: must be in canonical form (it was edited or reformatted)"),
 ]
 

@@ -1,6 +1,7 @@
 import json
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -188,6 +189,44 @@ def test_the_precisions_of_an_onnx_file_are_read_off_it(tmp_path, capsys, int8, 
     assert found["dequantize_linear"] >= found["quantize_linear"]
 
 
+#: Formats that are on -> what the linears of `Attention` but its head compute in, and its matmuls.
+NARROW = [
+    ((("fp8",), None), "float8e4m3fn", "float8e4m3fn"),
+    ((("int8",), None), "int8", "int8"),
+    (((), "int4"), "{half} with int4 weights", "{half}"),
+    (((), "nvfp4"), "{half} with float4e2m1 weights", "{half}"),
+    ((("nvfp4",), None), "float4e2m1", "{half}"),
+    ((("nvfp4", "fp8"), None), "float4e2m1", "float8e4m3fn"),
+    ((("int8",), "int4"), "{half} with int4 weights", "int8"),
+]
+
+
+@pytest.mark.parametrize("half", ["float16", "float32"])
+@pytest.mark.parametrize(("formats", "linear", "matmul"), NARROW, ids=str)
+def test_every_number_format_of_an_onnx_file_is_read_off_it(tmp_path, capsys, formats, linear, matmul, half):
+    import models
+    import torch
+
+    from trtpipe.quantization.narrow import Statistics
+    from trtpipe.quantization.policy import Modes
+    from trtpipe.quantization.precision import Keep
+    from trtpipe.quantization.quantize import Narrow, quantize
+    from trtpipe.routes.onnx import to_onnx
+
+    on, weights = formats
+    line = models.line(models.Attention().eval(), 16, 10)
+    narrow = Narrow(Modes(frozenset(on), weights), Statistics(line.amax, {}))
+    kept, in_half = Keep(fp32=("stem", "conv", "head")), torch.float16 if half == "float16" else None
+    graph = quantize(
+        line.captured, int8="int8" in on, half=in_half, keep=kept, amax=line.amax, ranges={}, narrow=narrow
+    )
+    (tmp_path / "m.onnx").write_bytes(to_onnx(graph).data)
+    expected = Counter({"float32": 3})
+    expected.update({linear.format(half=half): 5})
+    expected.update({matmul.format(half=half): 2})
+    assert inspected(tmp_path / "m.onnx", capsys)["precisions"] == dict(expected)
+
+
 @pytest.mark.parametrize(
     "content",
     [b"", b"\x00" * 64, b"no protobuf at all, only text that goes on", "half"],
@@ -207,7 +246,7 @@ def test_without_onnx_the_message_says_what_to_install(tmp_path, capsys, monkeyp
     monkeypatch.setitem(sys.modules, "onnx", None)
     (tmp_path / "m.onnx").write_bytes(shipping.graph())
     assert main(["inspect", str(tmp_path / "m.onnx")]) == 3
-    assert "m.onnx: onnx, which reads ONNX files, is not installed. Run `pip install onnx`." in capsys.readouterr().err
+    assert "m.onnx: onnx, which reads ONNX files, is not installed. Run: pip install onnx\n" in capsys.readouterr().err
 
 
 def test_an_onnx_file_is_one_whatever_its_name(tmp_path, capsys):

@@ -65,7 +65,8 @@ def test_the_sensitivities(both):
     found = []
     for one in both:
         table = calibrate(one.job, one, one._stages)
-        measured = diagnose(one.job, one.captured, one.check_source, table.amax, Silent(), device=one.device)
+        ranges = one.needed_ranges(one.job.precision)
+        measured = diagnose(one.job, one.captured, one.check_source, table.amax, Silent(), ranges, device=one.device)
         found.append({m.module: m.sqnr_db for m in measured.modules})
     here, there = found
     assert there.keys() == here.keys()

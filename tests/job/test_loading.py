@@ -114,6 +114,16 @@ def test_a_dimension_may_be_called_no(folder):
     assert (spec.at("min")[0], spec.at("opt")[0], spec.at("max")[0]) == (1, 2, 4)
 
 
+def test_a_dimension_of_one_size_is_a_number(folder):
+    job = load_job(
+        write(folder, (INPUT, "{shape: [N, 1, H, 32], N: {min: 2, opt: 2, max: 2}, H: {min: 8, opt: 8, max: 32}}"))
+    )
+    (spec,) = job.input_specs()
+    assert spec.shape == (2, 1, "H", 32)
+    assert list(spec.dims) == ["H"]
+    assert job.batch_size(job.check) == 2
+
+
 def test_batch_size_stays_within_the_batch_dimension(folder):
     job = load_job(write(folder))
     assert job.batch_size(job.check) == 32

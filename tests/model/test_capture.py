@@ -138,3 +138,47 @@ def test_operations_that_say_no_shape_are_refused() -> None:
         " does not say what shape it gives, which torch.export needs. Register a function that does: "
         '@torch.library.register_fake("test_capture::shapeless").'
     )
+
+
+class _Rows(nn.Module):
+    """Rows of all samples in one axis: 4N of 16 numbers, and 8, as many as in two samples, that meet in `forward`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.few = nn.Parameter(torch.randn(8, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.rows(x.reshape(-1, 16)).sum(1, keepdim=True).reshape(x.shape[0], -1)
+
+
+class _MaskedScores(_Rows):
+    def rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """The scores of an attention with 8 keys, and a mask of all of them."""
+        scores = (rows @ self.few.t())[None]
+        return torch.softmax(scores + torch.ones(1, 8), -1)[0]
+
+
+class _Products(_Rows):
+    def rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """A product with something added that has rows of its own."""
+        return torch.addmm(rows[:, :8], rows, self.few.t())
+
+
+@pytest.mark.parametrize("net", [_MaskedScores, _Products])
+def test_a_constant_that_equals_a_dynamic_extent_at_the_examples_size_fixes_no_dimension(net: type[_Rows]) -> None:
+    """The graph is read by rules that compare shapes, up to Q/DQ; none of them may decide by the example's sizes."""
+    from trtpipe.quantization.corrections.domains import find_domains
+    from trtpipe.quantization.payoff import gains_nothing
+    from trtpipe.quantization.policy import Modes
+    from trtpipe.quantization.precision import Keep
+
+    model = net().eval()
+    loaded = nets.loaded(model, ("N", 4, 16), out_shape=("N", 4))
+    captured = capture(loaded)
+    find_domains(captured.graph)
+    gains_nothing(captured, "tensorrt_rtx", Modes(frozenset({"int8", "fp8"})), Keep())
+    for batch in (1, 2, 3, 8):
+        x = nets.images(batch, 4, 16, seed=batch)
+        with torch.inference_mode():
+            torch.testing.assert_close(captured.graph(x)[0], model(x), rtol=1e-5, atol=1e-6)

@@ -68,6 +68,27 @@ def test_a_folder_without_images(folder):
     )
 
 
+@pytest.mark.parametrize("mode", ["int8_mode", "fp8_mode"])
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [("{", "must be a whole JSON file (got "), ('{"format": "calib-table"}', "Calibrate again.")],
+)
+def test_a_table_that_cannot_be_read(folder, mode, content, why):
+    """What the build would end with, before a model is loaded; whose table it is, the model alone can say."""
+    (folder / "t.json").write_text(content)
+    transform = "  transform: {resize: [32, 32], grayscale: true, normalize: {mean: [0.5], std: [0.5]}}\n"
+    edits = [
+        ("  images: calib\n" + transform, "  table: t.json\n"),
+        ("  images: val\n", "  images: val\n" + transform),
+        ("int8_mode", mode),
+        ("[8.6, 12.0]", "[8.9, 12.0]"),
+    ]
+    (message,) = messages(write(folder, *edits))
+    assert message.startswith(f"calibration.table: {folder}/t.json: ")
+    assert why in message
+    assert messages(write(folder, *edits), here=False) == []  # --job-only reads no data
+
+
 def test_packages_that_are_not_installed(folder, monkeypatch):
     real = metadata.version
 

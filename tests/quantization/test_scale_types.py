@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import pytest
 import torch
 from models import Line, line
 
+from trtpipe.progress import Silent
 from trtpipe.quantization.narrow import Statistics
+from trtpipe.quantization.partial import Partial
 from trtpipe.quantization.policy import Modes
-from trtpipe.quantization.precision import Keep, observe_ranges
-from trtpipe.quantization.quantize import Narrow, quantize
+from trtpipe.quantization.precision import Keep, observe_ranges, scale_types
+from trtpipe.quantization.quantize import Narrow, plan_sites, quantize
+from trtpipe.quantization.sensitivity import Sample, measure_sensitivity, planned
 from trtpipe.routes.onnx import to_onnx
 from trtpipe.runtime.onnxruntime import OrtRunner
 
@@ -74,3 +78,25 @@ def test_what_fp16_cannot_hold_stays_in_fp32_in_every_format(
         with OrtRunner(to_onnx(found).data, as_written=True) as runner:
             file = torch.from_numpy(runner.run({"image": IMAGES.numpy()})["logits"])
         assert error(file, wanted) < most
+
+
+@pytest.mark.parametrize(("name", "most"), [("int8", 0.02), ("fp8", 0.08), ("nvfp4", 0.3), ("int4", 0.2)])
+def test_what_previews_a_build_rounds_by_the_scales_of_the_build(
+    scaled: tuple[Line, Mapping[str, float], torch.Tensor], name: str, most: float
+) -> None:
+    """A candidate of the search, and each module alone: both would lose everything with their scales in FP16."""
+    model, ranges, wanted = scaled
+    modes, half, keep = FORMATS[name], torch.float16, Keep()
+    narrow = None if modes is None else Narrow(modes, Statistics(model.amax, {}))
+    graph, int8 = model.captured.graph, narrow is None
+    plan = plan_sites(model.captured, int8=int8, keep=keep, narrow=narrow)
+    changed = planned(model.captured, plan, model.amax, scale_types(graph, half, keep, ranges), narrow)
+    machine = Partial(graph)
+    with torch.inference_mode():
+        (output,), _ = machine.finish(0, machine.inputs((IMAGES,)), changed)
+    assert error(output, wanted) < most
+    found = measure_sensitivity(
+        model.captured, model.amax, [Sample((IMAGES,), 8, None)], half=half, keep=keep, progress=Silent(),
+        ranges=ranges, int8=int8, narrow=narrow,
+    )  # fmt: skip
+    assert all(m.sqnr_db > -20 * math.log10(most) for m in found.modules)

@@ -169,10 +169,13 @@ def test_a_module_is_kept_in_the_other_8_bits_where_those_are_clearly_better():
     def one(path, fp8=None, int8=None, half=36.0):
         return ModuleSensitivity(path, "", "linear", 1.0, 30.0, half, 1, fp8_sqnr_db=fp8, int8_sqnr_db=int8)
 
-    modules = [one("a", fp8=36.0), one("b", int8=36.0), one("c", fp8=35.9), one("d", int8=35.9, half=35.9)]
+    modules = [
+        one("a", fp8=36.0), one("b", int8=36.0), one("c", fp8=35.9), one("d", int8=35.9, half=35.9),
+        one("e", fp8=35.9, int8=40.0), one("f", fp8=36.0, int8=40.0),  # in 4 bits now
+    ]  # fmt: skip
     found = keeping(Candidate("minmax"), modules)
-    assert found == Candidate("minmax", fp8=("a",), int8=("b",), half=("c",), fp32=("d",))
-    assert found.kept == {"a", "b", "c", "d"}
+    assert found == Candidate("minmax", fp8=("a", "f"), int8=("b", "e"), half=("c",), fp32=("d",))
+    assert found.kept == {"a", "b", "c", "d", "e", "f"}
 
 
 def test_what_is_inside_a_kept_module_is_kept_too():

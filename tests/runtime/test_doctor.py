@@ -129,7 +129,7 @@ def test_a_jetson(machine):
 def test_releases_too_old(machine):
     found = machine(L4, {"tensorrt": ("tensorrt", "8.5.2"), "tensorrt_rtx": ("tensorrt-rtx", "1.6.1.1")})
     assert why(found, "target tensorrt)") == "TensorRT 8.5.2 is older than 8.6"
-    assert "pip install --upgrade 'tensorrt-rtx>=1.7.1'" in found.commands
+    assert "pip install 'tensorrt-rtx>=1.7.1'" in found.commands
 
 
 def test_the_command_in_text_and_json(machine, capsys):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import subprocess
 import sys
 import types
@@ -14,10 +15,26 @@ from trtpipe.trt.flavour import CAPABILITIES, expected, installed, load, look, p
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("10.16.1.11", (10, 16, 1, 11)), ("8.6.1", (8, 6, 1)), ("10.3.0.post1", (10, 3, 0)), ("unknown", ())],
+    [
+        ("10.16.1.11", (10, 16, 1, 11)),
+        ("8.6.1", (8, 6, 1)),
+        ("10.3.0.post1", (10, 3, 0)),
+        ("10", (10, 0, 0)),
+        ("unknown", ()),
+    ],
 )
 def test_parse_version(text, number):
     assert parse_version(text) == number
+
+
+@pytest.mark.parametrize("name", ["tensorrt", "tensorrt_rtx"])
+def test_a_release_is_the_same_however_many_of_its_zeros_are_written(name):
+    """Those that anything begins or ends with, as a user may write them."""
+    edges = {edge for c in CAPABILITIES for span in c.spans(name) for edge in span if edge}
+    for edge in edges:
+        full = ".".join(map(str, parse_version(edge)))
+        short = re.sub(r"(\.0)+$", "", full)
+        assert expected(name, short) == expected(name, edge) == expected(name, full), edge
 
 
 def test_titles():

@@ -260,7 +260,7 @@ def product(
     """beta * added + alpha * (a @ b); a `weight` b is [outputs, inputs]."""
     import torch
 
-    if weight and (added is None or (beta == 1 and added.shape == b.shape[:1])):
+    if weight and (added is None or (beta == 1 and added.dim() == 1 and added.shape == b.shape[:1])):
         return torch.nn.functional.linear(a, b, added)
     multiplied = torch.nn.functional.linear(a, b) if weight else torch.matmul(a, b)
     scaled = multiplied if alpha == 1 else multiplied * alpha

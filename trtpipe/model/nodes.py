@@ -77,6 +77,15 @@ def is_float(node: object) -> TypeGuard[torch.fx.Node]:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
+def shape_of(node: torch.fx.Node) -> tuple[object, ...]:
+    """The extents of a node's value: numbers, and formulas of the dynamic dimensions.
+
+    These may be compared. Of PyTorch's own extents a comparison is decided by the sizes that the graph was captured
+    with, and from then on holds the graph to sizes with which it comes out the same.
+    """
+    return tuple(e if isinstance(e, int) else e.node.expr for e in node.meta["val"].shape)
+
+
 def is_constant(node: object) -> TypeGuard[torch.fx.Node]:
     """Whether the node is a parameter, a buffer or a folded constant."""
     return isinstance(node, torch.fx.Node) and node.op == "get_attr"
@@ -119,11 +128,4 @@ def add_constant(graph: torch.fx.GraphModule, name: str, value: torch.Tensor, li
     with graph.graph.inserting_before(like):
         node = graph.graph.create_node("get_attr", unique, (), {}, name=unique)
     node.meta["val"] = value
-    return node
-
-
-def source_of(node: torch.fx.Node, names: tuple[str, ...]) -> torch.fx.Node:
-    """Walk up first arguments through operations called one of `names`."""
-    while node.op == "call_function" and op_name(node) in names and isinstance(node.args[0], torch.fx.Node):
-        node = node.args[0]
     return node

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from calib.data import Source
     from trtpipe.job.job import Job
+    from trtpipe.job.sections import Precision
     from trtpipe.progress import Progress, Reporter
     from trtpipe.values import Baseline, Captured, Labels, LoadedModel, TensorSpec
 
@@ -362,6 +363,10 @@ class PreparedJob:
         pieces = (piece for batch in source.batches(size) for piece, _ in how.pieces(batch.arrays))
         for piece in itertools.islice(pieces, max(1, RANGE_SAMPLES // size)):
             yield [torch.from_numpy(piece[s.name]) for s in self.inputs]
+
+    def needed_ranges(self, precision: Precision) -> Mapping[str, float]:
+        """`ranges` for a job that computes in FP16; nothing for any other, so that no sample is run for it."""
+        return self.ranges if precision.fp16_mode else {}
 
     @cached_property
     def ranges(self) -> Mapping[str, float]:

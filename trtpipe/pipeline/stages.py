@@ -119,7 +119,7 @@ def quantize(job: Job, prepared: PreparedJob, table: CalibrationTable | None, st
             half=half_dtype(precision.fp16_mode, precision.bf16_mode),
             keep=keep_of(job, prepared.captured),
             amax={} if table is None else table.amax,
-            ranges=prepared.ranges if precision.fp16_mode else {},
+            ranges=prepared.needed_ranges(precision),
             narrow=narrow_of(job, prepared, table),
         )
 

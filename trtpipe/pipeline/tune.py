@@ -197,6 +197,7 @@ class _Bench:
                 self.prepared.check_source,
                 self.amax(algorithm),
                 progress,
+                self.prepared.needed_ranges(self.job.precision),
                 self._narrow,
                 device=self.prepared.device,
             )
@@ -216,7 +217,7 @@ class _Bench:
                 half=half_dtype(precision.fp16_mode, precision.bf16_mode),
                 keep=keep,
                 amax=self.amax(candidate.algorithm),
-                ranges=prepared.ranges if precision.fp16_mode else {},
+                ranges=prepared.needed_ranges(precision),
                 narrow=self.narrow(job),
             )
             model = lowered_for(to_onnx(quantized, release(job), plugins=bool(job.build.plugins)), job.build.target)
@@ -265,22 +266,19 @@ class _Bench:
 
     def preview(self, candidate: Candidate) -> Preview:
         """The first samples through the graph with the candidate's tensors rounded; FP16 is not imitated."""
-        from trtpipe.quantization.narrow import roundings as narrow_roundings
-        from trtpipe.quantization.partial import Partial, roundings
+        from trtpipe.quantization.partial import Partial
         from trtpipe.quantization.payoff import keep_of
-        from trtpipe.quantization.precision import half_dtype
+        from trtpipe.quantization.precision import half_dtype, scale_types
         from trtpipe.quantization.quantize import plan_sites
+        from trtpipe.quantization.sensitivity import planned
 
         job, prepared = chosen(self.job, candidate), self.prepared
         graph, precision = prepared.captured.graph, job.precision
-        narrow = self.narrow(job)
-        plan = plan_sites(
-            prepared.captured, int8=precision.int8_mode, keep=keep_of(job, prepared.captured), narrow=narrow
-        )
+        narrow, keep = self.narrow(job), keep_of(job, prepared.captured)
+        plan = plan_sites(prepared.captured, int8=precision.int8_mode, keep=keep, narrow=narrow)
         half = half_dtype(precision.fp16_mode, precision.bf16_mode)
-        changed = roundings(graph, plan.int8, self.amax(candidate.algorithm), half, prepared.captured.int8)
-        if narrow is not None:
-            changed |= narrow_roundings(plan.narrow, half, narrow.statistics)
+        types = scale_types(graph, half, keep, prepared.needed_ranges(precision))
+        changed = planned(prepared.captured, plan, self.amax(candidate.algorithm), types, narrow)
         machine, parts, how = Partial(graph), [], batching(job, prepared)
         count = 0
         for sample in first_samples(prepared.check_source, how):

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
+from calib.errors import CalibError
 from calib.samples import IMAGE_SUFFIXES, has_images
+from calib.table import CalibrationTable
 from trtpipe.figures import exact
 from trtpipe.job.importable import find_module, missing
 from trtpipe.job.job import Job
@@ -96,7 +98,12 @@ def _judged(
     if job is not None:
         if here:
             on_this_gpu = version is None and purpose == "build"
-            for option, text in (*_modules(job, path), *_images(job), *(_gpu(job) if on_this_gpu else ())):
+            for option, text in (
+                *_modules(job, path),
+                *_images(job),
+                *_table(job),
+                *(_gpu(job) if on_this_gpu else ()),
+            ):
                 file.add(tuple(option.split(".")), text)
             compiled_here = (*_compiler(job), *(_gpu_absent(job) if on_this_gpu else ())) if purpose == "build" else ()
             for option, text in (*_packages(job, path), *compiled_here):
@@ -143,6 +150,16 @@ def _images(job: Job) -> _Problems:
         if data is not None and data.images is not None and Path(data.images).is_dir() and not has_images(data.images):
             text = f"holds no image ({', '.join(IMAGE_SUFFIXES)}). Put the images of each class in a folder."
             yield f"{name}.images", text
+
+
+def _table(job: Job) -> _Problems:
+    """Whether the table that the job names can be read; whose it is, only its model says."""
+    table = None if job.calibration is None or not job.precision.calibrated else job.calibration.table
+    if table is not None and Path(table).is_file():
+        try:
+            CalibrationTable.load(table)
+        except CalibError as error:
+            yield "calibration.table", str(error)
 
 
 def _packages(job: Job, path: Path) -> _Problems:

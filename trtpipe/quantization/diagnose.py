@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trtpipe.progress import Progress
     from trtpipe.quantization.quantize import Narrow
     from trtpipe.quantization.ranking import Sensitivity
-    from trtpipe.quantization.sensitivity import Sample
+    from trtpipe.quantization.sensitivity import SampleBatch
     from trtpipe.values import Captured, CheckReport
 
 #: Samples that sensitivities are measured on, and how many are run at a time.
@@ -38,6 +38,7 @@ def diagnose(
     source: Source,
     amax: Mapping[str, float],
     progress: Progress,
+    ranges: Mapping[str, float],
     narrow: Narrow | None = None,
     seconds: float | None = None,
     device: str = "cpu",
@@ -64,6 +65,7 @@ def diagnose(
         half=half_dtype(precision.fp16_mode, precision.bf16_mode),
         keep=keep_of(job, captured),
         progress=progress,
+        ranges=ranges,
         int8=precision.int8_mode,
         narrow=narrow,
         seconds=seconds,
@@ -78,12 +80,14 @@ def batch_size(captured: Captured) -> int:
     return max(1, min(MOST_BATCH, BATCH_BYTES // max(1, value_bytes(captured.graph))))
 
 
-def first_samples(source: Source, how: Batching, count: int = SAMPLES, batch: int = MOST_BATCH) -> Iterator[Sample]:
+def first_samples(
+    source: Source, how: Batching, count: int = SAMPLES, batch: int = MOST_BATCH
+) -> Iterator[SampleBatch]:
     """The first `count` samples as tensors, about `batch` at a time; in batches of `how` where an output has no batch
     axis."""
     import torch
 
-    from trtpipe.quantization.sensitivity import Sample
+    from trtpipe.quantization.sensitivity import SampleBatch
 
     left = count
     size = how.size if how.whole else min(batch, count)
@@ -93,7 +97,7 @@ def first_samples(source: Source, how: Batching, count: int = SAMPLES, batch: in
             real = real if how.whole else min(real, left)
             some = None if labels is None else torch.from_numpy(labels[:real])
             labels = None if labels is None else labels[real:]
-            yield Sample(tuple(torch.from_numpy(piece[s.name]) for s in how.inputs), real, some)
+            yield SampleBatch(tuple(torch.from_numpy(piece[s.name]) for s in how.inputs), real, some)
             left -= real
             if left <= 0:
                 return

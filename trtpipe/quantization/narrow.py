@@ -164,11 +164,13 @@ def place_narrow(
 
 
 def roundings(
-    sites: Sequence[NarrowSite], half: torch.dtype | None, statistics: Statistics
+    sites: Sequence[NarrowSite], types: ScaleTypes, statistics: Statistics
 ) -> dict[Node, dict[Node, Callable[[torch.Tensor], torch.Tensor]]]:
     """For each consumer, what stands between it and each of these inputs: Q and DQ, float32 to float32."""
     result: dict[Node, dict[Node, Callable[[torch.Tensor], torch.Tensor]]] = {}
+    sharing = shared_scales(s.site for s in sites)
     for one in sites:
+        half = types.of(sharing[one.site.shared])
         if one.site.axis is None:
             rounding = _through(one.format, _scale(one, half, statistics.maxima[one.site.group]))
         else:

@@ -11,12 +11,16 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from trtpipe.model.nodes import constant_value, is_constant, op_name
+from trtpipe.model.sites import shared_scales
 from trtpipe.quantization.formats import SMALLEST_SCALE, rounded_up
 from trtpipe.quantization.macs import macs
 from trtpipe.quantization.observers import INT8_RANGE, WEIGHT_RANGE
+from trtpipe.quantization.precision import ScaleTypes
 from trtpipe.values import Int8Weight, Site
 
 #: Turns an input of an operation into the tensor that the operation reads instead.
+#: The inputs of one batch in order, each [B, ...].
+BatchTensors = Sequence[torch.Tensor]
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 Roundings = Mapping[Node, Mapping[Node, Rounding]]
 
@@ -33,16 +37,18 @@ def roundings(
     graph: GraphModule,
     sites: Sequence[Site],
     amax: Mapping[str, float],
-    half: torch.dtype | None,
+    types: ScaleTypes,
     int8: Mapping[str, Int8Weight] | None = None,
 ) -> dict[Node, dict[Node, Rounding]]:
     """For each consumer, the rounding of each of its quantized inputs: Q and DQ, in float32.
 
-    The scales are those of `quantize`: amax / 127, rounded up to `half` where there is one. `int8` is that of the
-    captured graph: a weight or bias with a correction is read in place of the constant.
+    The scales are those of `quantize`: amax / 127, rounded up to what `types` says. `int8` is that of the captured
+    graph: a weight or bias with a correction is read in place of the constant.
     """
     result: dict[Node, dict[Node, Rounding]] = {}
+    sharing = shared_scales(sites)
     for site in sites:
+        half = types.of(sharing[site.shared])
         own = (int8 or {}).get(site.consumer.name)
         if site.axis is None:
             one: Rounding = per_tensor(amax[site.group], half)

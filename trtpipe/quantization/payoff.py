@@ -62,7 +62,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from trtpipe.model.marks import is_marked
-from trtpipe.model.nodes import calls, constant_value, is_constant, is_float, op_name
+from trtpipe.model.nodes import calls, constant_value, is_constant, is_float, op_name, shape_of
 from trtpipe.model.sites import MATMULS, WEIGHTED
 from trtpipe.quantization.formats import FORMATS
 from trtpipe.quantization.macs import macs
@@ -228,11 +228,11 @@ def _around_softmax(node: Node) -> bool:
 def _nearby(start: Node, neighbours: Callable[[Node], Iterable[Node]]) -> list[Node]:
     """`start`, and what a scale, a mask or a dropout of the same shape leads to from there, up to the next softmax,
     matmul or operation with a weight."""
-    reached, shape = [start], start.meta["val"].shape
+    reached, shape = [start], shape_of(start)
     for node in reached:
         if node is not start and op_name(node) in (*SOFTMAX, *MATMULS, *WEIGHTED):
             continue
-        reached += [n for n in neighbours(node) if is_float(n) and n.meta["val"].shape == shape and n not in reached]
+        reached += [n for n in neighbours(node) if is_float(n) and shape_of(n) == shape and n not in reached]
     return reached
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ from trtpipe.model.nodes import (
     source_line,
 )
 from trtpipe.values import Captured, LayerPrecision, Site, TensorSpec
-from trtpipe.values import Precision as PrecisionName
+from trtpipe.values import PrecisionName as PrecisionName
 
 #: Largest finite FP16 (IEEE 754 binary16). An activation observed above half of it stays in FP32: other data go higher.
 FP16_MAX = 65504.0
@@ -227,11 +227,11 @@ def fp32_reasons(
 class ScaleTypes:
     """What scales are rounded up to: `half`, as Q and DQ hold them in the type of their float side, or nothing.
 
-    `fp32` are the operations in FP32 and `ranges` the largest |x|, both by node name.
+    `fp32` are the operations in FP32, with why, and `ranges` the largest |x|, both by node name.
     """
 
     half: torch.dtype | None = None
-    fp32: Collection[str] = ()
+    fp32: Mapping[str, str] = field(default_factory=dict)
     ranges: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, sites: Iterable[Site]) -> torch.dtype | None:
@@ -246,6 +246,11 @@ class ScaleTypes:
             self.half, [self.ranges.get(s.producer.name, 0.0) for s in inputs]
         )
         return self.half if held else None
+
+
+def scale_types(graph: GraphModule, half: torch.dtype | None, keep: Keep, ranges: Mapping[str, float]) -> ScaleTypes:
+    """What the scales of `graph` in `half` are rounded up to; the arguments are as for `fp32_reasons`."""
+    return ScaleTypes(half, fp32_reasons(graph, half, keep, ranges), ranges)
 
 
 def drop_unread(graph: GraphModule) -> None:
@@ -277,12 +282,11 @@ def _why_fp32(node: Node, name: str, half: torch.dtype, keep: Keep, ranges: Mapp
         return f"precision.keep.fp32: {glob}"
     if is_foreign(node):
         return "operations of a library of the user's own stay in FP32"
+    if any(getattr(n.meta.get("val"), "is_complex", bool)() for n in (node, *node.all_input_nodes)):
+        return "complex numbers stay in FP32"
     for names, what in ((SOFTMAX, "softmax stays"), (NORMS, "norms stay"), (REDUCTIONS, "reductions stay")):
         if name in names:
             return f"{what} in FP32"
-    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
-    if any(isinstance(v, torch.Tensor) and v.is_complex() for v in values):
-        return "complex numbers stay in FP32"
     touched = [node, *(n for n in node.all_input_nodes if not is_constant(n))]
     return _beyond(half, [ranges.get(n.name, 0.0) for n in touched])
 

@@ -33,8 +33,8 @@ from trtpipe.quantization.precision import (
     Keep,
     ScaleTypes,
     checked_keep,
-    fp32_reasons,
     place_casts,
+    scale_types,
 )
 from trtpipe.values import Captured, Int8Weight, Quantized, Site, Skipped, TensorSpec
 
@@ -284,8 +284,7 @@ def quantize(
     notes: list[str] = [*captured.notes, *keep.notes]
     scales: dict[str, float] = {}
     plan = plan_sites(captured, int8=int8, keep=keep, narrow=narrow)
-    fp32 = fp32_reasons(captured.graph, half, keep, ranges)
-    types = ScaleTypes(half, fp32, ranges)
+    types = scale_types(captured.graph, half, keep, ranges)
     if int8 or narrow is not None:
         if not plan.int8 and not plan.narrow:
             raise InputError(_nothing_left(plan, narrow))
@@ -298,7 +297,9 @@ def quantize(
         graph = copied(captured.graph)
     if narrow is not None:
         scales |= place_narrow(graph, plan.narrow, types, narrow.statistics)
-    layers = place_casts(graph, half=half, keep=keep, fp32=fp32, outputs=captured.outputs, unquantized=plan.reasons)
+    layers = place_casts(
+        graph, half=half, keep=keep, fp32=types.fp32, outputs=captured.outputs, unquantized=plan.reasons
+    )
     program = export(graph, captured.inputs)
     return Quantized(program, captured.inputs, captured.outputs, layers, scales, tuple(notes))
 

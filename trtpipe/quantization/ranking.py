@@ -21,7 +21,7 @@ class ModuleSensitivity:
         accuracy_drop: top-1 accuracy less, on labelled samples; None without labels.
         fp8_sqnr_db: of a module in INT8 or 4 bits, at its own output in FP8 instead; None where the job has no FP8, or
             FP8 cannot hold the module.
-        int8_sqnr_db: of a module in FP8, or in 4 bits where there is no FP8, the same in INT8.
+        int8_sqnr_db: of a module in FP8 or 4 bits the same in INT8; None where the job has no INT8.
     """
 
     module: str
@@ -54,10 +54,3 @@ class Sensitivity:
     node_passes: float
     seconds: float
     left_out: int = 0
-
-    def find(self, module: str) -> ModuleSensitivity:
-        """The figures of one module; KeyError when it is not among them."""
-        for one in self.modules:
-            if one.module == module:
-                return one
-        raise KeyError(module)

@@ -15,6 +15,7 @@ from trtpipe.model.computing import CPU, placed, sent
 from trtpipe.quantization import narrow as narrow_formats
 from trtpipe.quantization.partial import Partial, Roundings, Spent, roundings
 from trtpipe.quantization.policy import Assignment, Choice, Modes, cannot
+from trtpipe.quantization.precision import scale_types
 from trtpipe.quantization.quantize import Narrow, SitePlan, narrow_sites, plan_sites
 from trtpipe.quantization.ranking import ModuleSensitivity, Sensitivity
 from trtpipe.quantization.units import Unit, find_units
@@ -23,16 +24,18 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
     from trtpipe.progress import Progress
-    from trtpipe.quantization.precision import Keep
+    from trtpipe.quantization.precision import Keep, ScaleTypes
     from trtpipe.values import Captured, TensorSpec
 
 
 #: Modules that are measured however little time there is.
 LEAST = 1
+EightBits = Literal["int8", "fp8"]
+_NO_RANGES: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True)
-class Sample:
+class SampleBatch:
     """Inputs in order, each [B, ...]; how many samples count (the rest is padding); labels [B] or None."""
 
     inputs: tuple[torch.Tensor, ...]
@@ -67,13 +70,12 @@ class _Losses:
 
     unit: Unit
     changed: Roundings
-    other: Literal["int8", "fp8"] | None
-    in_other: Roundings
+    others: Mapping[EightBits, Roundings]
     specs: tuple[TensorSpec, ...]
     outputs: list[_Ratio]
     own: _Ratio = field(default_factory=_Ratio)
     half: _Ratio = field(default_factory=_Ratio)
-    other_db: _Ratio = field(default_factory=_Ratio)
+    in_others: dict[EightBits, _Ratio] = field(default_factory=dict)
     ranked: bool = False
     samples: int = 0
     agreeing: int = 0
@@ -81,7 +83,7 @@ class _Losses:
     loss_rise: float = 0.0
     lost: int = 0
 
-    def add(self, reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sample: Sample) -> None:
+    def add(self, reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sample: SampleBatch) -> None:
         """Sum what the unit alone in its format does to one batch; classes are of the first output with scores."""
         self.samples += sample.count
         pairs = [
@@ -126,19 +128,20 @@ class _Losses:
             self.agreeing / self.samples if self.ranked else None,
             self.loss_rise / self.labelled if self.labelled else None,
             self.lost / self.labelled if self.labelled else None,
-            fp8_sqnr_db=self.other_db.db if self.other == "fp8" else None,
-            int8_sqnr_db=self.other_db.db if self.other == "int8" else None,
+            fp8_sqnr_db=self.in_others["fp8"].db if "fp8" in self.in_others else None,
+            int8_sqnr_db=self.in_others["int8"].db if "int8" in self.in_others else None,
         )
 
 
 def measure_sensitivity(
     captured: Captured,
     amax: Mapping[str, float],
-    samples: Iterable[Sample],
+    samples: Iterable[SampleBatch],
     *,
     half: torch.dtype | None,
     keep: Keep,
     progress: Progress,
+    ranges: Mapping[str, float] = _NO_RANGES,
     int8: bool = True,
     narrow: Narrow | None = None,
     seconds: float | None = None,
@@ -155,10 +158,11 @@ def measure_sensitivity(
         captured: the hub graph.
         amax: float amax by table key.
         samples: what to execute; read once.
-        half: torch.float16, torch.bfloat16 or None: what scales are rounded to, and what `half_sqnr_db` is about.
+        half: torch.float16, torch.bfloat16 or None: what scales are rounded to where `quantize` rounds them, and what
+            `half_sqnr_db` is about.
         keep: modules that the job keeps wide already; they are not measured.
         progress: receives the modules done in each batch, and may cancel.
-        int8, narrow: the job's formats, as for `quantize`.
+        ranges, int8, narrow: as for `quantize`.
         seconds: after this long, and the measurement that then runs, what was measured is given; None: however long it
             takes. A network that needs longer for one batch is measured in the modules that lose most at their own
             output, as many as there is time for.
@@ -170,17 +174,20 @@ def measure_sensitivity(
     """
     on = CPU if narrow is not None else device
     with placed(captured.graph, on):
-        there = (Sample(sent(s.inputs, on), s.count, None if s.labels is None else s.labels.to(on)) for s in samples)
-        return _measured(captured, amax, there, half, keep, progress, int8, narrow, seconds)
+        there = (
+            SampleBatch(sent(s.inputs, on), s.count, None if s.labels is None else s.labels.to(on)) for s in samples
+        )
+        return _measured(captured, amax, there, half, keep, progress, ranges, int8, narrow, seconds)
 
 
 def _measured(
     captured: Captured,
     amax: Mapping[str, float],
-    samples: Iterable[Sample],
+    samples: Iterable[SampleBatch],
     half: torch.dtype | None,
     keep: Keep,
     progress: Progress,
+    ranges: Mapping[str, float],
     int8: bool,
     narrow: Narrow | None,
     seconds: float | None,
@@ -193,18 +200,15 @@ def _measured(
         raise InputError("sensitivity: no module is left to quantize. Narrow precision.keep.")
     began = time.perf_counter()
     machine, bare, count = Partial(graph), Spent(), 0
-    others = _others(captured, plan, amax, half, narrow)
+    types = scale_types(graph, half, keep, ranges)
+    everything = planned(captured, plan, amax, types, narrow)
+    others = _others(captured, plan, amax, types, narrow)
     losses = []
     for unit in units:
-        eights = [s for s in unit.sites if s in plan.int8]
-        changed = roundings(graph, eights, amax, half, captured.int8)
-        if narrow is not None:
-            changed |= narrow_formats.roundings(
-                [n for n in plan.narrow if n.site in unit.sites], half, narrow.statistics
-            )
-        other = next((name for name, able in others.items() if any(n in able for n in unit.nodes)), None)
-        in_other = {} if other is None else {n: others[other][n] for n in unit.nodes if n in others[other]}
-        losses.append(_Losses(unit, changed, other, in_other, captured.outputs, [_Ratio() for _ in captured.outputs]))
+        inside = {s.consumer for s in unit.sites}
+        changed = {n: r for n, r in everything.items() if n in inside}
+        in_others = {name: {n: able[n] for n in unit.nodes if n in able} for name, able in others.items()}
+        losses.append(_Losses(unit, changed, in_others, captured.outputs, [_Ratio() for _ in captured.outputs]))
     for sample in samples:
         before = Spent(machine.spent.macs, machine.spent.nodes)
         with torch.inference_mode():
@@ -255,7 +259,7 @@ class _Clock:
 
 
 def _first_look(
-    machine: Partial, losses: Sequence[_Losses], sample: Sample, clock: _Clock
+    machine: Partial, losses: Sequence[_Losses], sample: SampleBatch, clock: _Clock
 ) -> tuple[tuple[torch.Tensor, ...], list[_Losses]]:
     """The float outputs, and of all modules those that can be measured on this batch in the time left.
 
@@ -282,7 +286,7 @@ def _first_look(
 def _walk(
     machine: Partial,
     losses: Sequence[_Losses],
-    sample: Sample,
+    sample: SampleBatch,
     reference: tuple[torch.Tensor, ...],
     half: torch.dtype | None,
     progress: Progress,
@@ -311,36 +315,51 @@ def _walk(
         rounded = None
         if half is not None and node in owner:
             rounded = machine.value(node, alive, {node: dict.fromkeys(node.all_input_nodes, _through(half))})
-        other = owner[node].in_other if node in owner else {}
-        in_other = machine.value(node, alive, other) if node in other else None
+        others = owner[node].others if node in owner else {}
+        values = {name: machine.value(node, alive, how) for name, how in others.items() if node in how}
         result = machine.step(node, alive, {})
-        if in_other is not None:
-            owner[node].other_db.add(result[: sample.count], in_other[: sample.count])
+        for name, value in values.items():
+            owner[node].in_others.setdefault(name, _Ratio()).add(result[: sample.count], value[: sample.count])
         if rounded is not None and half is not None:
             owner[node].half.add(result[: sample.count], _through(half)(rounded)[: sample.count])
         if node in own:
             ends[node].own.add(result[: sample.count], own.pop(node)[: sample.count])
 
 
+def planned(
+    captured: Captured,
+    plan: SitePlan,
+    amax: Mapping[str, float],
+    types: ScaleTypes,
+    narrow: Narrow | None,
+) -> Roundings:
+    """For each operation, what each of its inputs is rounded by in the format that the plan gives it, with the scales
+    that `quantize` places."""
+    changed = dict(roundings(captured.graph, plan.int8, amax, types, captured.int8))
+    if narrow is not None:
+        changed |= narrow_formats.roundings(plan.narrow, types, narrow.statistics)
+    return changed
+
+
 def _others(
     captured: Captured,
     plan: SitePlan,
     amax: Mapping[str, float],
-    half: torch.dtype | None,
+    types: ScaleTypes,
     narrow: Narrow | None,
-) -> dict[Literal["int8", "fp8"], Roundings]:
-    """What an operation would read in the other 8-bit format: in FP8 those in INT8 or 4 bits, in INT8 those in FP8, and
-    those in 4 bits where FP8 is off or cannot hold them."""
+) -> dict[EightBits, Roundings]:
+    """What an operation would read in the 8-bit formats that are on and that it does not have: in FP8 those in INT8 or
+    4 bits that FP8 can hold, in INT8 those in FP8 or 4 bits."""
     if narrow is None:
         return {}
     narrower = plan.chosen.of("int4") | plan.chosen.of("nvfp4")
     on, fp8, int8 = narrow.modes.on, plan.chosen.of("int8") | narrower, plan.chosen.of("fp8") | narrower
     able = {n: Choice("fp8") for n in fp8 if not cannot(n, "fp8")} if "fp8" in on else {}
-    back = int8 - able.keys() if "int8" in on else frozenset()
+    back = int8 if "int8" in on else frozenset()
     sites = [s for s in captured.sites if s.rule in ("Q1", "Q2")]
     eights = Modes(frozenset({"fp8"}))  # weights and activations, where the job has 4-bit weights alone
-    to_fp8 = narrow_formats.roundings(narrow_sites(sites, Assignment(able), eights), half, narrow.statistics)
-    to_int8 = roundings(captured.graph, [s for s in sites if s.consumer in back], amax, half, captured.int8)
+    to_fp8 = narrow_formats.roundings(narrow_sites(sites, Assignment(able), eights), types, narrow.statistics)
+    to_int8 = roundings(captured.graph, [s for s in sites if s.consumer in back], amax, types, captured.int8)
     return {"fp8": to_fp8, "int8": to_int8}
 
 

@@ -7,12 +7,12 @@ import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calib.audit import CLIPPED, UNSTABLE
+from calib.audit import CLIPPED, UNSTABLE, data_warnings, threshold_warnings
 from trtpipe.progress import size
 from trtpipe.quantization.diagnose import BLAME
 from trtpipe.report import charts, comparison
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _TEMPLATES = Path(__file__).with_name("templates")
 
 NUMBER_FORMATS = PRECISIONS_BY_WIDTH[:4]
+#: Figures of a tensor's audit where its largest value is the threshold; INT8's own are not known then.
+_EXACT = {"clipped": 0.0, "sqnr_db": None, "stability": None}
 #: Histograms that are open at once; the rest is behind a click.
 OPEN_HISTOGRAMS = 12
 #: Rows after which a table scrolls by itself.
@@ -89,6 +91,7 @@ def render(content: ReportContent) -> str:
     if check is None or engine is None:
         raise ValueError("report: the manifest is a kit's, without an engine or a check")
     table = content.table
+    unclipped = frozenset() if table is None else beyond_int8(manifest.layers, table, content.scales)
     modules = module_rows(manifest.layers, table, content.scales, content.sensitivity)
     confusion = None if content.compared is None else comparison.confusion(content.compared, manifest.class_names)
     gallery = None if content.compared is None else comparison.gallery(content.compared, manifest.class_names)
@@ -118,7 +121,10 @@ def render(content: ReportContent) -> str:
         shares=precision_shares(manifest.layers),
         long_table=LONG_TABLE,
         table=table,
-        tensors=() if table is None else tensor_cards(table),
+        tensors=() if table is None else tensor_cards(table, unclipped),
+        unclipped=bool(unclipped),
+        warnings=() if table is None else table_warnings(table, unclipped),
+        weights_alone=any(layer.precision in NUMBER_FORMATS for layer in manifest.layers),
         open_histograms=OPEN_HISTOGRAMS,
         coverage=coverage(table),
         bench=content.bench,
@@ -237,8 +243,10 @@ def module_rows(
     """Every operation in the graph's order, with the SQNR of its calibrated input and its sensitivity where known."""
     audits: Mapping[str, TensorAudit] = {} if table is None else table.audit.tensors
     rows = []
-    keys = {**{key: key for key in audits}, **scales}
+    keys = scale_keys(audits, scales)
     ratios = [input_sqnr(layer, audits, keys) for layer in layers]
+    if not any(layer.precision == "int8" for layer in layers):
+        ratios = [None] * len(layers)
     highest = max([r for r in ratios if r is not None], default=1.0)
     most = max((s for s in sensitivity.values() if math.isfinite(s)), default=1.0)
     for number, (layer, ratio) in enumerate(zip(layers, ratios, strict=True), 1):
@@ -259,29 +267,70 @@ def input_sqnr(layer: LayerPrecision, audits: Mapping[str, TensorAudit], scales:
     4 bits, which the table's figures are not of."""
     if layer.precision in NUMBER_FORMATS and layer.precision != "int8":
         return None
-    starts = (f"{layer.module}:input", f"{layer.module}:{layer.op}.")
-    read = [audits[scale] for key, scale in scales.items() if key.startswith(starts) and scale in audits]
+    read = [audits[scale] for scale in scales_read(layer, scales) if scale in audits]
     return min((a.sqnr_db for a in read if a.sqnr_db is not None), default=None)
+
+
+def scale_keys(tensors: Collection[str], scales: Mapping[str, str]) -> Mapping[str, str]:
+    """Table key of each quantized input -> table key whose scale it has; `scales` has those that differ."""
+    return {**{key: key for key in tensors}, **scales}
+
+
+def scales_read(layer: LayerPrecision, scales: Mapping[str, str]) -> frozenset[str]:
+    """The table keys whose scales the inputs of an operation have: those of a convolution or linear are called `input`
+    in its module, those of others by the operation."""
+    inputs = (f"{layer.module}:input",) if layer.op.startswith(("conv", "linear")) else ()
+    starts = inputs or (f"{layer.module}:{layer.op}.", f"{layer.module}:{layer.op}_")
+    return frozenset(scale for key, scale in scales.items() if key.startswith(starts))
+
+
+def beyond_int8(layers: Sequence[LayerPrecision], table: CalibrationTable, scales: Mapping[str, str]) -> frozenset[str]:
+    """The tensors of which no INT8 threshold counts: all where nothing computes in INT8, else what only operations in
+    FP8 and 4 bits read. Of layers that are not known, none."""
+    tensors = table.audit.tensors
+    if layers and not any(layer.precision == "int8" for layer in layers):
+        return frozenset(tensors)
+    keys = scale_keys(tensors, scales)
+    narrow, rest = set[str](), set[str]()
+    for layer in layers:
+        other = layer.precision in NUMBER_FORMATS and layer.precision != "int8"
+        (narrow if other else rest).update(scales_read(layer, keys))
+    return frozenset(narrow - rest)
+
+
+def table_warnings(table: CalibrationTable, unclipped: Collection[str]) -> tuple[str, ...]:
+    """What the page says of the table: warnings about thresholds where those of INT8 count, of the data in any case."""
+    if not unclipped:
+        return table.audit.warnings
+    tensors = {key: audit for key, audit in table.audit.tensors.items() if key not in unclipped}
+    named = tuple(w for w in table.audit.warnings if w.partition(": ")[0] in tensors)
+    return (*named, *data_warnings(table.audit), *threshold_warnings(tensors))
 
 
 def _bar(value: float | None, most: float) -> float:
     return 0.0 if value is None or most <= 0 else round(100 * min(max(value / most, 0.0), 1.0), 1)
 
 
-def tensor_cards(table: CalibrationTable) -> list[TensorCard]:
-    """The calibrated tensors, those to look at first: flagged, then by falling instability and clipping."""
+def tensor_cards(table: CalibrationTable, unclipped: Collection[str]) -> list[TensorCard]:
+    """The calibrated tensors, those to look at first: flagged, then by falling instability and clipping.
+
+    The threshold of those in `unclipped` is the largest value seen, and they have no figure of INT8's.
+    """
     cards = []
-    for key, audit in table.audit.tensors.items():
+    for key, seen in table.audit.tensors.items():
+        exact, highest = key in unclipped, max(abs(seen.low), abs(seen.high))
+        audit = seen.model_copy(update=_EXACT) if exact else seen
+        amax = highest or table.amax[key] if exact else table.amax[key]
         flags: list[str] = [] if audit.state == "live" else [audit.state]
         if (audit.stability or 0.0) > UNSTABLE:
             flags.append("unstable")
         if audit.clipped > CLIPPED:
             flags.append("clipped")
         halves = None if table.histograms is None else table.histograms.get(key)
-        picture = "" if halves is None else charts.histogram(halves[0] + halves[1], table.amax[key], f"|x| of {key}")
+        picture = "" if halves is None else charts.histogram(halves[0] + halves[1], amax, f"|x| of {key}")
         order = (not flags, -(audit.stability or 0.0), -audit.clipped, key)
         card = TensorCard(
-            key, picture, compact(table.amax[key]), compact(max(abs(audit.low), abs(audit.high))),
+            key, picture, compact(amax), compact(highest),
             percent(audit.clipped, 3), "–" if audit.sqnr_db is None else f"{audit.sqnr_db:.1f} dB",
             "–" if audit.stability is None else percent(audit.stability, 1), tuple(flags),
         )  # fmt: skip

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from trtpipe.model.torch_versions import misfit, needs_torchao, unsupported
-from trtpipe.packages import CAPTURE, broken, install_command, version
+from trtpipe.packages import CAPTURE, broken, install_command, pip_install, version
 from trtpipe.routes import options as route_options
 from trtpipe.runtime.device import is_jetson
 from trtpipe.trt import driver, flavour
@@ -176,7 +176,7 @@ def _capture(packages: dict[str, str | None]) -> Ability:
 def _onnxruntime(packages: dict[str, str | None]) -> tuple[Ability, ...]:
     release = packages["onnxruntime"]
     reason = f"onnxruntime {release}, on the CPU" if release else "onnxruntime is not installed"
-    return (_ability("run a graph (target onnxruntime)", release is not None, reason, "pip install onnxruntime"),)
+    return (_ability("run a graph (target onnxruntime)", release is not None, reason, pip_install("onnxruntime")),)
 
 
 def _rtx(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str | None]) -> tuple[Ability, ...]:
@@ -191,7 +191,7 @@ def _rtx(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str | No
     _, release = tensorrts["tensorrt_rtx"]
     if flavour.parse_version(release) < flavour.OLDEST["tensorrt_rtx"]:
         reason = f"tensorrt-rtx {release} cannot build INT8 convolutions; 1.7.1 can"
-        upgrade = "pip install --upgrade 'tensorrt-rtx>=1.7.1'"
+        upgrade = pip_install("tensorrt-rtx>=1.7.1")
         return Ability(build, False, reason, upgrade), Ability(run, False, reason, upgrade)
     titled = flavour.title("tensorrt_rtx", release)
     built = Ability(build, True, f"{titled}, for any GPU: {', '.join(RTX_COMPUTE_CAPABILITIES)}")

@@ -17,15 +17,18 @@ from calib.types import JsonObject
 from trtpipe.bundle.format import read_bundle
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import json_option
-from trtpipe.errors import InputError, MissingError
+from trtpipe.errors import InputError, MissingError, first_line
 from trtpipe.figures import beside, exact
 from trtpipe.model.onnx.names import WEIGHTED
+from trtpipe.packages import pip_install
 from trtpipe.progress import size
+from trtpipe.routes.compiled_precision import dequantizer, dynamic
+from trtpipe.trt.element_types import element_types
 from trtpipe.trt.plan import read_header
 from trtpipe.values import MANIFEST
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ValueInfoProto
+    from onnx import GraphProto, NodeProto, ValueInfoProto
 
 _PLANS = (b"ftrt", b"vtrt", b"ptrt")
 
@@ -125,19 +128,19 @@ def _onnx(path: Path) -> JsonObject:
     try:
         import onnx
     except ImportError:
-        raise MissingError(f"{path}: onnx, which reads ONNX files, is not installed. Run `pip install onnx`.") from None
+        raise MissingError(
+            f"{path}: onnx, which reads ONNX files, is not installed. Run: {pip_install('onnx')}"
+        ) from None
     try:
         model = onnx.load(path, load_external_data=False)
-        graph = onnx.shape_inference.infer_shapes(model).graph
+        graph, numbers = model.graph, element_types(model)
     except Exception as error:  # noqa: BLE001  # protobuf and onnx raise whatever they like on damaged files
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(f"{path}: must be an ONNX file (got: {first[:200]}). Export it again.") from None
+        raise InputError(f"{path}: must be an ONNX file (got: {first_line(error)[:200]}). Export it again.") from None
     if not graph.node:
         raise InputError(f"{path}: is an ONNX file without nodes. Export it again.")
     names = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
     names[onnx.TensorProto.FLOAT], names[onnx.TensorProto.DOUBLE] = "float32", "float64"
-    types = {v.name: names[v.type.tensor_type.elem_type] for v in (*graph.input, *graph.output, *graph.value_info)}
-    types |= {i.name: names[i.data_type] for i in graph.initializer}
+    types = {name: names[number] for name, number in numbers.items()}
     operators = Counter(node.op_type for node in graph.node)
     constants = {i.name for i in graph.initializer}
     return {
@@ -166,14 +169,26 @@ def _binding(value: ValueInfoProto, names: Mapping[int, str]) -> JsonObject:
 
 
 def _computes_in(graph: GraphProto, types: Mapping[str, str]) -> Iterator[str]:
-    """The type that each convolution and matrix product computes in: of Q/DQ inputs the quantized one."""
+    """The type that each convolution and matrix product computes in: that of both Q/DQ inputs; else its own, with that
+    of the weight where it alone is quantized."""
     makers = {name: node for node in graph.node for name in node.output}
     for node in graph.node:
         if node.op_type not in WEIGHTED:
             continue
-        sources = [makers.get(name) for name in node.input[:2]]
-        quantized = [types.get(s.input[0], "int8") for s in sources if s and s.op_type == "DequantizeLinear"]
-        yield quantized[0] if len(quantized) == 2 else types.get(node.output[0], "unknown")
+        quantized = [_quantized_as(name, makers, types) for name in node.input[:2]]
+        if all(quantized):
+            yield quantized[0]
+            continue
+        alone = next((f" with {q} weights" for q in quantized if q), "")
+        yield types.get(node.output[0], "unknown") + alone
+
+
+def _quantized_as(name: str, makers: Mapping[str, NodeProto], types: Mapping[str, str]) -> str:
+    """The type that an input was dequantized from; "" where it was not."""
+    node = dequantizer(name, makers)
+    if node is None:
+        return ""
+    return "float4e2m1" if dynamic(node.input[0], makers) else types.get(node.input[0], "int8")
 
 
 def _bundle_lines(description: JsonObject) -> Iterator[str]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trtpipe.model.nodes import calls, is_constant, is_float, op_name
+from trtpipe.model.nodes import calls, is_constant, is_float, op_name, shape_of
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -76,11 +76,6 @@ def groups_of(node: Node) -> int:
     return int(node.args[at]) if len(node.args) > at else 1  # type: ignore[arg-type]
 
 
-def channel_axis(node: Node) -> int:
-    """The axis of the channels that a convolution or linear reads: 1, or the last."""
-    return -1 if op_name(node) == "linear" else 1
-
-
 class _Search:
     def __init__(self, graph: GraphModule) -> None:
         self._graph = graph.graph
@@ -123,11 +118,7 @@ class _Search:
         elif name in CLIPPED and len(read) == 1 and (bound := _upper_bound(node, name)) is not None:
             self._join(read[0], node)
             self._draft(node).clips.append((node, bound))
-        elif (
-            name in ("add", "add_")
-            and len(read) == 2
-            and read[0].meta["val"].shape == node.meta["val"].shape == (read[1].meta["val"].shape)
-        ):
+        elif name in ("add", "add_") and len(read) == 2 and shape_of(read[0]) == shape_of(node) == shape_of(read[1]):
             self._join(read[0], node)
             self._join(read[1], node)
         elif name in ("reshape", "flatten", "view") and _drops_ones(node, read):
@@ -220,5 +211,5 @@ def _drops_ones(node: Node, read: list[Node]) -> bool:
     """Whether [N, C, 1, 1] becomes [N, C]."""
     if len(read) != 1 or node.meta["val"].dim() != 2:
         return False
-    shape = read[0].meta["val"].shape
-    return len(shape) == 4 and tuple(shape[2:]) == (1, 1) and shape[1] == node.meta["val"].shape[1]
+    shape = shape_of(read[0])
+    return len(shape) == 4 and shape[2:] == (1, 1) and shape[1] == shape_of(node)[1]

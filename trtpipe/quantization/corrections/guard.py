@@ -10,11 +10,9 @@ from typing import Any
 import torch
 
 from trtpipe.model.nodes import constant_value, is_constant
-from trtpipe.quantization.partial import Partial, Rounding, replaced, roundings
+from trtpipe.quantization.partial import BatchTensors, Partial, Rounding, replaced, roundings
+from trtpipe.quantization.precision import ScaleTypes
 from trtpipe.values import Captured
-
-Batch = Sequence[torch.Tensor]
-Outputs = tuple[torch.Tensor, ...]
 
 #: An exact copy counts as this many dB.
 MOST_DB = 120.0
@@ -25,7 +23,7 @@ LEAST_GAIN_DB = 0.05
 class Guard:
     """Float outputs of the model on samples kept apart, and how close a quantized graph comes to them."""
 
-    def __init__(self, captured: Captured, batches: Sequence[Batch]) -> None:
+    def __init__(self, captured: Captured, batches: Sequence[BatchTensors]) -> None:
         self._batches = batches
         machine = Partial(captured.graph)
         self._wanted = [machine.finish(0, machine.inputs(b), {})[0] for b in batches]
@@ -43,7 +41,8 @@ class Guard:
     def measured(self, captured: Captured, amax: Mapping[str, float]) -> Score:
         """How close `captured` comes in INT8, with thresholds `amax`."""
         machine = Partial(captured.graph)
-        changed: dict[Any, dict[Any, Rounding]] = roundings(captured.graph, captured.sites, amax, None, captured.int8)
+        exact = ScaleTypes()
+        changed: dict[Any, dict[Any, Rounding]] = roundings(captured.graph, captured.sites, amax, exact, captured.int8)
         for rounded in changed.values():  # weights once, not once a batch
             for node in [n for n in rounded if is_constant(n)]:
                 rounded[node] = replaced(rounded[node](constant_value(captured.graph, node)))
