@@ -15,7 +15,14 @@ from torch.fx import GraphModule, Interpreter, Node
 from trtpipe.errors import InputError
 from trtpipe.model.computing import CPU, placed, sent
 from trtpipe.model.nodes import (
-    add_constant, calls, constant_value, is_constant, is_foreign, module_path, op_name, source_line
+    add_constant,
+    calls,
+    constant_value,
+    is_constant,
+    is_foreign,
+    module_path,
+    op_name,
+    source_line,
 )  # fmt: skip
 from trtpipe.values import Captured, LayerPrecision, Site, TensorSpec
 from trtpipe.values import PrecisionName as PrecisionName
@@ -45,6 +52,7 @@ PASSIVE = (
     "maximum", "minimum", "upsample_nearest2d", "neg", "abs", "hardtanh", "clamp", "movedim", "unflatten", "gather",
     "index",
 )  # fmt: skip
+_NAMES: Mapping[torch.dtype, PrecisionName] = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _CASTS = ("_to_copy", "to", "type_as")
 #: Operations that read a tensor's shape and not its values.
 _SHAPES = ("sym_size", "size", "sym_numel")
@@ -252,9 +260,6 @@ def drop_unread(graph: GraphModule) -> None:
     graph.recompile()
 
 
-_NAMES: Mapping[torch.dtype, PrecisionName] = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-
-
 def _layer(
     node: Node, name: str, dtype: torch.dtype, why: str, keep: Keep, unquantized: Mapping[str, str]
 ) -> LayerPrecision:
@@ -268,8 +273,7 @@ def _layer(
 
 
 def _why_fp32(node: Node, name: str, half: torch.dtype, keep: Keep, ranges: Mapping[str, float]) -> str:
-    glob = keep.fp32_glob(node)
-    if glob:
+    if glob := keep.fp32_glob(node):
         return f"precision.keep.fp32: {glob}"
     if is_foreign(node):
         return "operations of a library of the user's own stay in FP32"
