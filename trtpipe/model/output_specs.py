@@ -1,0 +1,210 @@
+"""The outputs' bindings, found by running the model on zeros at two sizes of every dimension."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtpipe.errors import InputError
+from trtpipe.model.failures import place_of, typed_line
+from trtpipe.values import DimRange, TensorSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from trtpipe.model.bindings import Bound
+
+
+def output_specs(module: Bound, inputs: tuple[TensorSpec, ...], dtypes: Mapping[str, str]) -> tuple[TensorSpec, ...]:
+    """The outputs' bindings, from running the model at two sizes of each dynamic dimension, and of the batch.
+
+    An extent that is a dynamic dimension at both sizes carries its name; one that varies otherwise is named
+    `<output>_<axis>` until the captured graph says what it is. The batch axis is the only axis that varies with the
+    batch, and is as long as it.
+
+    Raises:
+        InputError: a dtype that the job declares cannot hold what the model returns.
+    """
+    dims = {n: r for s in inputs for n, r in s.dims.items() if r.min < r.max}
+    batch = inputs[0].shape[0]
+    first = {n: min(max(2, r.min), r.max) if n == batch else r.opt for n, r in dims.items()}
+    returned = _on_zeros(module, inputs, first)
+    _require_dtypes(returned, dtypes)
+    listed = any(part.isdigit() for name in dtypes for part in name.split("."))  # maybe an element for each sample
+    if listed and (more := _outputs_by_batch(module, _zeros(inputs, first))):
+        raise InputError(more)
+    shapes = [tuple(t.shape) for t in returned]
+    named: list[list[int | str]] = [list(s) for s in shapes]
+    ranges: list[dict[str, DimRange]] = [{} for _ in shapes]
+    fixed = inputs[0].at("opt")[0]
+    sizes = (fixed, fixed + 1)
+    with_batch: list[list[tuple[int, int, int]]] | None = None
+    for name, r in dims.items():
+        size = first[name] + 1 if first[name] < r.max else first[name] - 1
+        changes = _changes(shapes, _shapes(module, inputs, {**first, name: size}))
+        if name == batch:
+            with_batch, sizes = changes, (first[name], size)
+        for k, changed in enumerate(changes):
+            for axis, before, after in changed:
+                whole = (before, after) == (first[name], size)
+                label = name if whole else f"{list(dtypes)[k]}_{axis}"
+                low, high = sorted((before, after))
+                named[k][axis] = label
+                ranges[k][label] = r if whole else DimRange(low, low, high)
+    if batch not in dims:
+        try:
+            with_batch = _changes(shapes, _shapes(module, inputs, first, batch=fixed + 1))
+        except InputError:  # the model takes this one batch alone
+            with_batch = None
+    if dims:  # a rank of its own at the least sizes, of squeeze() for one sample
+        _changes(shapes, _shapes(module, inputs, {n: r.min for n, r in dims.items()}))
+    specs = []
+    for k, (name, dtype) in enumerate(dtypes.items()):
+        batch_axis: int | None = None
+        if with_batch is None:
+            batch_axis = 0 if shapes[k] and shapes[k][0] == sizes[0] else None
+        elif len(with_batch[k]) == 1 and with_batch[k][0][1:] == sizes:
+            batch_axis = with_batch[k][0][0]
+        specs.append(TensorSpec(name, dtype, tuple(named[k]), ranges[k], batch_axis))
+    return tuple(specs)
+
+
+def _require_dtypes(returned: Sequence[torch.Tensor], dtypes: Mapping[str, str]) -> None:
+    """Bindings are cast within a kind of number, or to a wider kind: a mask to integers or floats, integers to floats.
+
+    Raises:
+        InputError: a float output is declared an integer, or an integer one a truth value.
+    """
+    kinds = "bif"  # NumPy's letters
+    for (name, wanted), tensor in zip(dtypes.items(), returned, strict=True):
+        own = str(tensor.dtype).removeprefix("torch.")
+        if kinds.index(np.dtype(wanted).kind) < kinds.index(np.dtype(own).kind.replace("u", "i")):
+            legal = "float32 or float16" if tensor.is_floating_point() else f"{own} or a float type"
+            raise InputError(
+                f"outputs.{name}.dtype: must be {legal} for what the model returns, {own} (got {wanted}). Change it, "
+                "or round in the model."
+            )
+
+
+def _shapes(
+    module: Bound, inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int], batch: int | None = None
+) -> list[tuple[int, ...]]:
+    """The outputs' shapes on zeros, as `_on_zeros`."""
+    return [tuple(t.shape) for t in _on_zeros(module, inputs, sizes, batch)]
+
+
+def _on_zeros(
+    module: Bound, inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int], batch: int | None = None
+) -> tuple[torch.Tensor, ...]:
+    """The outputs for zeros, dynamic dimensions at `sizes` and the first axis at `batch`, if that is given.
+
+    Raises:
+        InputError: the model does not run on them.
+    """
+    import torch
+
+    args = _zeros(inputs, sizes, batch)
+    try:
+        with torch.inference_mode():
+            outputs = tuple(module(*args))
+    except KeyboardInterrupt:
+        raise
+    except InputError as error:
+        if not (more := _outputs_by_batch(module, args)):
+            raise
+        raise InputError(more) from error
+    except BaseException as error:
+        where = place_of(error)
+        tried = ", ".join(f"{s.name} {s.dtype} {list(a.shape)}" for s, a in zip(inputs, args, strict=True))
+        raise InputError(
+            f"model: it fails on zeros of the declared inputs ({tried}){f' at {where}' if where else ''}: "
+            f"{typed_line(error)}. {_help(module, inputs, error)}"
+        ) from error
+    for name, value in zip(module.output_names, outputs, strict=True):
+        if value.is_complex():
+            raise InputError(
+                f"outputs.{name}: must be real numbers (got {str(value.dtype).removeprefix('torch.')}, which no engine "
+                "returns). Return torch.view_as_real(y), y.abs() or y.real in the model."
+            )
+    return outputs
+
+
+def _zeros(inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int], batch: int | None = None) -> list[torch.Tensor]:
+    """Inputs of zeros, as `_on_zeros` has them."""
+    import torch
+
+    args = []
+    for spec in inputs:
+        shape = [d if isinstance(d, int) else sizes.get(d, spec.dims[d].opt) for d in spec.shape]
+        args.append(torch.zeros([batch or shape[0], *shape[1:]], dtype=getattr(torch, spec.dtype)))
+    return args
+
+
+def _outputs_by_batch(module: Bound, args: Sequence[torch.Tensor]) -> str:
+    """The message for a model that returns more tensors for a larger batch; empty where it does not."""
+    import torch
+
+    counts = {}
+    for batch in (1, 2):
+        try:
+            with torch.inference_mode():
+                counts[batch] = module.count([a[:1].expand(batch, *a.shape[1:]).clone() for a in args])
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # noqa: BLE001  (it takes another batch alone, or fails for its own reasons)
+            return ""
+    if counts[1] == counts[2]:
+        return ""
+    return (
+        f"outputs: the model must return as many tensors for any batch (got {counts[1]} for one sample and {counts[2]} "
+        "for two, as of a detector that chooses boxes by itself). Return what it chooses from, tensors of a fixed "
+        "number of rows, and choose behind the engine."
+    )
+
+
+def _help(module: Bound, inputs: tuple[TensorSpec, ...], error: BaseException) -> str:
+    """What to do about a model that does not run on the declared inputs."""
+    import torch
+
+    try:
+        inspect.signature(module.network.forward).bind(*inputs)
+    except TypeError:
+        taken = inspect.signature(module.network.forward)
+        by_name = [p.name for p in taken.parameters.values() if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+        step = "name each in inputs, or wrap the model."
+        if by_name:
+            step = f"it is given them in order, so wrap the model in one that takes {', '.join(by_name)} in order."
+        return f"forward takes {taken}, and the job has {len(inputs)} inputs: {step}"
+    except ValueError:
+        pass
+    weights = (*module.network.named_parameters(), *module.network.named_buffers())
+    other = next(((n, w.dtype) for n, w in weights if w.is_floating_point() and w.dtype != torch.float32), None)
+    if other is not None and re.search(r"dtype|scalar type|type \(", str(error)):
+        dtype = str(other[1]).removeprefix("torch.")
+        return (
+            f"It is run in float32, and its weight {other[0]} is {dtype}: return the model in float32 (.float()). What "
+            "the engine computes in is precision's, and the dtype of a binding is that of inputs and outputs."
+        )
+    return "Change inputs.*.shape or dtype in the job, or that line of the model."
+
+
+def _changes(before: list[tuple[int, ...]], after: list[tuple[int, ...]]) -> list[list[tuple[int, int, int]]]:
+    """For each output, (axis, extent before, extent after) where the two differ.
+
+    Raises:
+        InputError: the rank of an output depends on the size.
+    """
+    for one, other in zip(before, after, strict=True):
+        if len(one) != len(other):
+            raise InputError(
+                f"outputs: each must have one rank whatever the batch and the dynamic dimensions are (got shapes "
+                f"{list(one)} and {list(other)}). Replace squeeze() by squeeze(dim) or flatten(1) in the model."
+            )
+    return [
+        [(axis, b, a) for axis, (b, a) in enumerate(zip(one, other, strict=True)) if a != b]
+        for one, other in zip(before, after, strict=True)
+    ]
