@@ -16,7 +16,7 @@ from calib.types import Array
 LABELS = "labels"
 
 
-class Arrays:
+class ArraySamples:
     """Arrays [S, ...] by input name, read a sample at a time through `rows`."""
 
     sequential = False
@@ -55,7 +55,7 @@ def array_digest(arrays: dict[str, Array]) -> str:
     return digest.hexdigest()
 
 
-def open_arrays(path: str, inputs: Sequence[InputSpec]) -> Arrays:
+def open_arrays(path: str, inputs: Sequence[InputSpec]) -> ArraySamples:
     """The samples of one file. .npy and .safetensors are read by the sample; .npz is decompressed into memory.
 
     Raises:
@@ -90,26 +90,26 @@ def open_arrays(path: str, inputs: Sequence[InputSpec]) -> Arrays:
         if raw.ndim != 1 or raw.dtype.kind not in "iu":
             raise CalibError(f"{path}: {LABELS!r} must be integers [S] (got {raw.dtype} {list(raw.shape)}).")
         labels = tuple(int(v) for v in raw)
-    return Arrays(path, inputs, {n: rows[n][1] for n in names}, count, labels)
+    return ArraySamples(path, inputs, {n: rows[n][1] for n in names}, count, labels)
 
 
-Rows = dict[str, tuple[tuple[int, ...], Callable[[int], Array]]]
+RowReaders = dict[str, tuple[tuple[int, ...], Callable[[int], Array]]]
 
 
-def _npy(path: Path, inputs: Sequence[InputSpec]) -> Rows:
+def _npy(path: Path, inputs: Sequence[InputSpec]) -> RowReaders:
     if len(inputs) != 1:
         raise CalibError(f"{path}: a .npy file feeds exactly one input (got {len(inputs)}). Use .npz or .safetensors.")
     array = np.lib.format.open_memmap(path, mode="r")
     return {inputs[0].name: (array.shape, lambda i: np.array(array[i]))}
 
 
-def _npz(path: Path, inputs: Sequence[InputSpec]) -> Rows:
+def _npz(path: Path, inputs: Sequence[InputSpec]) -> RowReaders:
     with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
     return {name: (a.shape, a.__getitem__) for name, a in arrays.items()}
 
 
-def _safetensors(path: Path, inputs: Sequence[InputSpec]) -> Rows:
+def _safetensors(path: Path, inputs: Sequence[InputSpec]) -> RowReaders:
     from safetensors import safe_open
 
     file: Any = safe_open(str(path), framework="np")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Progress(Protocol):
+class SampleProgress(Protocol):
     """Receives the progress of `calibrate`."""
 
     def step(self, done: int, total: int | None, unit: str) -> None:
@@ -38,7 +38,7 @@ def calibrate(
     algorithm: str = "auto",
     percentile: float = 99.99,
     digests: Mapping[str, str] | None = None,
-    progress: Progress | None = None,
+    progress: SampleProgress | None = None,
     device: str = "cpu",
 ) -> CalibrationTable:
     """Run all of `source` through `run` once and turn what the observers saw into a table.

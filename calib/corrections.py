@@ -19,7 +19,7 @@ from calib.errors import CalibError
 from calib.types import Array
 
 #: Name of a step or of a digest: what the caller calls it.
-Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
+StepName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
 Decibels = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -35,7 +35,7 @@ class Step(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    name: Name
+    name: StepName
     kept: bool
     before_db: Decibels
     after_db: Decibels

@@ -263,12 +263,6 @@ def draw(ids: Sequence[str], labels: Sequence[int] | None, samples: int | None, 
     return [i for i in order if i in drawn]
 
 
-def overlap(source_a: Source, source_b: Source) -> tuple[str, ...]:
-    """Ids of the samples of `source_a` whose stored content is also in `source_b`, whatever they are called there."""
-    other = set(source_b.sample_digests)
-    return tuple(i for i, d in zip(source_a.ids, source_a.sample_digests, strict=True) if d in other)
-
-
 def _origin(spec: DataSpec, inputs: Sequence[InputSpec]) -> Origin:
     if not inputs:
         raise CalibError("inputs: at least one is needed.")

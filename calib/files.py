@@ -1,11 +1,14 @@
-"""Files that a user names: what they are called, and how much of them is read."""
+"""Files that a user names: what they are called, how much of them is read, and how one is written whole."""
 
 from __future__ import annotations
 
 import errno
 import io
 import os
+import secrets
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -43,3 +46,18 @@ def read_at_most(path: Path, most_bytes: int) -> bytes:
 def text_at_most(path: Path, most_bytes: int) -> str:
     """The same of a UTF-8 text, each end of a line as a newline; UnicodeDecodeError where it is none."""
     return io.TextIOWrapper(io.BytesIO(read_at_most(path, most_bytes)), encoding="utf-8").read()
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A hidden sibling for the block to write, which becomes the file at `path` in one step when the block ends: a
+    reader sees the whole old file or the whole new one. Where the block raises, nothing is left of it.
+
+    By hand, as libraries of atomic writes open the file themselves, and some writers here want its path.
+    """
+    sibling = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        yield sibling
+        os.replace(sibling, path)
+    finally:
+        sibling.unlink(missing_ok=True)

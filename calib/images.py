@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -18,9 +18,6 @@ from calib.files import as_text, open_regular
 from calib.samples import IMAGE_SUFFIXES, InputSpec, Sample, TransformSpec, fit
 from calib.types import Array
 from calib.user_code import import_callable, user_code
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 
 def beyond_8_bits(mode: str) -> str | None:

@@ -8,7 +8,7 @@ from typing import NoReturn
 from pydantic import ValidationError
 
 
-def loads(text: str) -> object:
+def loads(text: str | bytes) -> object:
     """The value of a JSON text.
 
     Raises:

@@ -19,12 +19,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from calib.algorithms import Algorithm
 from calib.audit import DEAD_AMAX, LEAST_AMAX, Audit, Halves, choose, nine_digits, warnings_of, with_threshold
-from calib.corrections import Corrections, Name, Step, corrections_path, load_corrections
+from calib.corrections import Corrections, Step, StepName, corrections_path, load_corrections
 from calib.errors import CalibError
+from calib.files import replacing
 from calib.histogram import Histogram
 from calib.samples import combine_digests
 from calib.strictjson import first_problem
-from calib.table_files import canonical, pack, parse, unpack, write_whole
+from calib.table_files import canonical, pack, parse, unpack
 from calib.types import JsonObject
 
 FORMAT = "calib-table"
@@ -57,7 +58,7 @@ class _File(BaseModel):
     version: Literal[1, 2]
     algorithm: Literal[Algorithm, "given"]
     percentile: Annotated[float, Field(gt=0, le=100)]
-    digests: dict[Name, Annotated[str, Field(min_length=1, max_length=256)]]
+    digests: dict[StepName, Annotated[str, Field(min_length=1, max_length=256)]]
     recipe: Annotated[str, Field(max_length=65536)]
     samples: dict[str, Hex]
     amax: Annotated[dict[Key, Amax], Field(min_length=1)]
@@ -171,12 +172,15 @@ class CalibrationTable:
     def save(self, path: str | Path) -> None:
         """Write the table, and its histograms beside it when they are here; each whole or not at all."""
         target = Path(path)
+        files: dict[Path, bytes] = {}
         if self.histograms is not None:
-            write_whole(histograms_path(target), pack(self.histograms))
+            files[histograms_path(target)] = pack(self.histograms)
         if self.corrections is not None and self.corrections.arrays:
-            write_whole(corrections_path(target), self.corrections.packed)
-        content = self._content()
-        write_whole(target, (canonical(content | {"digest": self.digest}) + "\n").encode())
+            files[corrections_path(target)] = self.corrections.packed
+        files[target] = (canonical(self._content() | {"digest": self.digest}) + "\n").encode()
+        for place, data in files.items():
+            with replacing(place) as sibling:
+                sibling.write_bytes(data)
 
     @classmethod
     def load(cls, path: str | Path, histograms: bool = False) -> CalibrationTable:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -46,19 +44,6 @@ def parse(where: Path) -> object:
         raise CalibError(f"{where}: must be a calibration table (got {error.strerror}).") from error
     except (ValueError, RecursionError) as error:
         raise CalibError(f"{where}: must be a whole JSON file (got {str(error)[:120]}). Calibrate again.") from error
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write to a temporary sibling and rename it."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def pack(counted: Mapping[str, Halves]) -> bytes:

@@ -18,8 +18,9 @@ import numpy as np
 
 from calib.data import Source
 from calib.errors import CalibError
+from calib.files import replacing
 from calib.samples import require_batch_size
-from calib.table_files import write_whole
+from calib.strictjson import loads
 from calib.trt_cache import read_cache
 from calib.types import Array
 
@@ -35,7 +36,7 @@ BASES = {
 _MAGIC = "calib-trt-cache-2"
 
 #: Puts an array on the device: (address, whatever must stay alive for the address to hold).
-Place = Callable[[Array], tuple[int, object]]
+PlaceBatch = Callable[[Array], tuple[int, object]]
 
 
 class NativeCalibrator(Protocol):
@@ -64,7 +65,7 @@ def make_calibrator(
     percentile: float = 99.99,
     cache: str | Path | None = None,
     made_from: Mapping[str, str] | None = None,
-    place: Place = torch_on_cuda,
+    place: PlaceBatch = torch_on_cuda,
 ) -> NativeCalibrator:
     """An `IInt8*Calibrator` of the given module that reads `source`. Keep it alive until the build is over, then
     `finish()`.
@@ -124,7 +125,7 @@ class _Feed:
         self,
         source: Source,
         batch_size: int,
-        place: Place,
+        place: PlaceBatch,
         cached: bytes | None,
         file: Path | None,
         parts: Mapping[str, str],
@@ -160,7 +161,8 @@ class _Feed:
             digest = hashlib.sha256(self.cached).hexdigest()
             self.file.parent.mkdir(parents=True, exist_ok=True)
             head = f"{_MAGIC} {digest} {json.dumps(dict(self.parts), sort_keys=True)}\n"
-            write_whole(self.file, head.encode() + self.cached)
+            with replacing(self.file) as sibling:
+                sibling.write_bytes(head.encode() + self.cached)
 
     def finish(self) -> None:
         """See NativeCalibrator."""
@@ -263,7 +265,7 @@ def _read_cached(file: Path | None, parts: Mapping[str, str]) -> tuple[bytes | N
 def _made_from(text: str) -> dict[str, str] | None:
     """The parts that a cache was made from; None when the header does not hold them."""
     try:
-        parts = json.loads(text)
+        parts = loads(text)
     except (ValueError, RecursionError):
         return None
     if not isinstance(parts, dict) or not all(isinstance(v, str) for v in parts.values()):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 import trtpipe
+from trtpipe.bundle.signing import generate_key, signer
 from trtpipe.errors import InputError
 from trtpipe.job.load import JobErrors
 from trtpipe.notebook import NotebookReporter, page_html, watching
@@ -51,7 +54,7 @@ def test_check_is_the_function_whatever_was_imported() -> None:
     import trtpipe.evaluation.check  # a module of the same name
 
     assert callable(trtpipe.check)
-    assert "cosine_min" in trtpipe.evaluation.check.LIMITS
+    assert "cosine_min" in trtpipe.evaluation.check.METRIC_OF_LIMIT
 
 
 def test_another_name_is_an_error() -> None:
@@ -66,6 +69,40 @@ def test_load_job_says_all_that_is_wrong(tmp_path: Path) -> None:
         trtpipe.load_job(path)
     assert "targit" in str(caught.value)
     assert "missing.npy" in str(caught.value)
+
+
+def test_one_override_may_be_given_as_text(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("name: a\n")
+    with pytest.raises(JobErrors, match=r"--set: build\.target: must be .* \(got 'nowhere'\)"):
+        trtpipe.load_job(tmp_path / "a.yaml", "build.target=nowhere")
+
+
+def test_builds_in_threads_take_turns_and_sign_with_a_key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.export captures in one thread at a time; two at once blamed the model for what was the other thread's."""
+    inside = threading.Semaphore(1)
+    signatures = []
+
+    def run(*args: Any, sign: Any, **options: Any) -> None:
+        assert inside.acquire(blocking=False), "two at once"
+        signatures.append(sign(b"manifest"))
+        inside.release()
+
+    def table(*args: Any) -> None:
+        assert inside.acquire(blocking=False), "two at once"
+        inside.release()
+
+    monkeypatch.setattr("trtpipe.api.run", run)
+    monkeypatch.setattr("trtpipe.api.make_table", table)
+    monkeypatch.setattr("trtpipe.api._job", lambda job, purpose="build": job)
+    private = tmp_path / "release.key"
+    generate_key(private)
+    works = [lambda: trtpipe.build("job", sign=private), lambda: trtpipe.calibrate("job")] * 20
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(work) for work in works]:
+            done.result()
+    assert set(signatures) == {signer(private)(b"manifest")}
+    with pytest.raises(InputError, match=r"nosuch\.key: "):
+        trtpipe.build("job", sign=tmp_path / "nosuch.key")
 
 
 def test_calibrate_refuses_a_job_without_calibration(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtpipe.figures import beside, exact
+from trtpipe.figures import apart, beside, exact
 from trtpipe.report.figures import beside_limit
 from trtpipe.values import Metric
 
@@ -70,3 +70,15 @@ def test_as_text(value: float, limit: float, shown: tuple[str, str]) -> None:
 )
 def test_on_a_page(value: float, limit: float, share: bool, shown: tuple[str, str]) -> None:
     assert beside_limit(value, limit, share=share) == shown
+
+
+@given(NUMBERS, NUMBERS)
+def test_two_figures_are_told_apart(a: float, b: float) -> None:
+    here, there = apart(a, b, 4)
+    assert (here == there) == (a == b)
+    assert float(here) == pytest.approx(a, rel=1e-3)
+
+
+def test_figures_that_differ_at_once_stay_short() -> None:
+    assert apart(0.72, 0.99981, 4) == ("0.72", "0.9998")
+    assert apart(0.99979, 0.99981, 4) == ("0.99979", "0.99981")

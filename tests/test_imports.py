@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -16,6 +17,31 @@ OF_A_GRAPH = {"trtpipe.runtime.four_bits", "trtpipe.runtime.half_rounding"}
 #: What has to do with the standard streams and is not the command line: a worker's are its log, torch.export prints why
 #: it fails, and a job's own code may replace them.
 OTHER_STREAMS = {"trtpipe.model.export", "trtpipe.nightly.pool", "trtpipe.model.process_state"}
+
+
+#: The commands that build, and so need PyTorch as soon as they begin; the others are for devices too.
+BUILDING = {"bench", "build", "calibrate", "nightly", "prepare", "refit", "tune", "validate", "worker"}
+
+
+def test_only_commands_that_build_load_something_heavy(tree: Tree) -> None:
+    heavy = {name.rpartition(".")[2] for name in tree.heavy() if name.startswith("trtpipe.cli.")}
+    assert heavy == BUILDING, "import what is heavy inside the functions that use it"
+
+
+def twice(module: ast.Module) -> list[str]:
+    """What a module imports at its top, and for types again."""
+    typed = [n for n in module.body if isinstance(n, ast.If) and ast.unparse(n.test).endswith("TYPE_CHECKING")]
+    again = {ast.unparse(ast.ImportFrom(s.module, [a], 0)) for n in typed for s in n.body
+             if isinstance(s, ast.ImportFrom) for a in s.names}  # fmt: skip
+    once = {ast.unparse(ast.ImportFrom(s.module, [a], 0)) for s in module.body
+            if isinstance(s, ast.ImportFrom) for a in s.names}  # fmt: skip
+    return sorted(once & again)
+
+
+def test_nothing_is_imported_twice(tree: Tree) -> None:
+    found = {name: imported for name, module in tree.modules.items() if (imported := twice(module))}
+    assert found == {}, "the import for types is not needed"
+    assert twice(ast.parse("from a import b, c\nif TYPE_CHECKING:\n    from a import c, d")) == ["from a import c"]
 
 
 def test_what_a_device_imports_loads_nothing_heavy(tree: Tree) -> None:

@@ -181,6 +181,63 @@ def test_what_has_a_name_is_not_written_out_again() -> None:
     assert list(written_out(ROOT)) == [], "import the name"
 
 
+def types(tree: ast.Module) -> Iterator[str]:
+    """The public classes and aliases of types that a module defines; type variables are the signatures' own."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and not re.search(r"\bTypeVar\(", ast.unparse(node)):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if isinstance(target, ast.Name) and re.match(r"[A-Z]\w*[a-z]", target.id):
+                    yield target.id
+
+
+def called_the_same(root: Path) -> dict[str, list[str]]:
+    """Names of types that stand for something in more than one module, and in which."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in sources(root):
+        for name in types(ast.parse(path.read_bytes())):
+            if not name.startswith("_"):
+                found[name].append(path.relative_to(root).as_posix())
+    return {name: where for name, where in found.items() if len(where) > 1}
+
+
+def test_a_type_has_a_name_of_its_own() -> None:
+    assert called_the_same(ROOT) == {}, "one thing: keep one and import it; two things: name one after what it is"
+
+
+def test_a_name_for_two_types_is_found(tmp_path: Path) -> None:
+    (tmp_path / "calib").mkdir()
+    (tmp_path / "calib" / "one.py").write_text('class Plan: ...\nT = TypeVar("T")\nMOST = 1\nclass _Own: ...\n')
+    (tmp_path / "calib" / "other.py").write_text(
+        'Plan = tuple[int, ...]\nT = TypeVar("T")\nMOST = 1\nclass _Own: ...\n'
+    )
+    assert called_the_same(tmp_path) == {"Plan": ["calib/one.py", "calib/other.py"]}
+
+
+def suffixes(root: Path) -> dict[str, list[str]]:
+    """Sets of suffixes of files that are a part of another module's set, and where."""
+    sets = [
+        (f"{path.relative_to(root).as_posix()}:{line}", frozenset(fact.removeprefix("set: ").split(", ")))
+        for path in sources(root)
+        for fact, line in facts(ast.parse(path.read_bytes()))
+        if re.fullmatch(r"set: \.\w+(, \.\w+)*", fact)
+    ]
+    return {
+        here: [there for there, all_of in sets if some < all_of and there.partition(":")[0] != here.partition(":")[0]]
+        for here, some in sets
+        if any(some < all_of for _, all_of in sets)
+    }
+
+
+def test_no_module_knows_some_suffixes_of_a_kind_of_file(tmp_path: Path) -> None:
+    assert suffixes(ROOT) == {}, "import all of them"
+    (tmp_path / "calib").mkdir()
+    (tmp_path / "calib" / "one.py").write_text('IMAGES = (".png", ".jpg", ".bmp", ".webp")\n')
+    (tmp_path / "calib" / "other.py").write_text('TAKEN = {".jpg", ".png", ".bmp"}\n')
+    assert suffixes(tmp_path) == {"calib/other.py:1": ["calib/one.py:1"]}
+
+
 def test_a_text_that_is_written_out_again_is_found(tmp_path: Path) -> None:
     (tmp_path / "calib").mkdir()
     (tmp_path / "calib" / "one.py").write_text('"""table.json"""\nTABLE = "table.json"\nKIND = "one_word"\n')

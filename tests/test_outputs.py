@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from calib.errors import CalibCancelled, CalibError
-from trtpipe.errors import _REFUSED, InputError, user_error
+from trtpipe.errors import _REFUSED, InputError, MissingError, user_error
 from trtpipe.outputs import cache_folder, naming, naming_database, require_writable_file, require_writable_folder
 
 
@@ -131,3 +131,43 @@ def test_a_probe_finds_what_writing_would(tmp_path: Path) -> None:
         with pytest.raises(OSError, match=os.strerror(code)) as error:
             probe(path)
         assert (error.value.errno, error.value.filename) == (code, str(path)), path
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        ("ImportError('libfoo.so.9: cannot open')", "ImportError: libfoo.so.9: cannot open"),
+        (
+            "RuntimeError('operator torchvision::nms does not exist')",
+            "RuntimeError: operator torchvision::nms does not exist",
+        ),
+        ("OSError('libcudart.so.13: undefined symbol')", "OSError: libcudart.so.13: undefined symbol"),
+        ("AttributeError('_ARRAY_API not found')", "AttributeError: _ARRAY_API not found"),
+        (
+            "ModuleNotFoundError(\"No module named 'filelock'\", name='filelock')",
+            "ModuleNotFoundError: No module named 'filelock'",
+        ),
+    ],
+)
+@pytest.mark.parametrize("where", ["", ".inner.part"])
+def test_a_package_that_cannot_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: str, said: str, where: str
+) -> None:
+    """Whatever a package raises while it is imported, wherever in it, names the package and what repairs it."""
+    name = tmp_path.name  # another for each case: a part that was imported is kept
+    folder = tmp_path / name / "inner"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    (folder / "part.py").write_text(f"raise {raised}\n")
+    (tmp_path / name / "__init__.py").write_text(f"import {name}.inner.part\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    ours: dict[str, object] = {"__name__": "trtpipe.runtime.session"}
+    exec("def opened(name):\n    import importlib\n    return importlib.import_module(name)\n", ours)
+    with pytest.raises(Exception) as error:  # noqa: PT011  # each case raises its own
+        ours["opened"](name + where)  # type: ignore[operator]
+    shown = user_error(error.value)
+    assert isinstance(shown, MissingError)
+    assert str(shown) == (
+        f"{name} is installed and cannot be imported ({said}). It is damaged, or does not fit the packages "
+        f"that it needs. Run: pip install --force-reinstall {name}"
+    )

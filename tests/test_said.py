@@ -167,3 +167,70 @@ def test_a_docstring_that_leaves_them_out_is_found(array: str) -> None:
     assert of("The mean.") == ["shape or dtype", "Raises"]
     assert of("The mean of float32 [N].") == ["Raises"]
     assert of("The mean of float32 [N].\n\n    Raises:\n        InputError: it is empty.\n    ") == []
+
+
+#: What a message begins with, a place, and ends with, a sentence; `{}` is what is filled in.
+OF_A_PLACE = re.compile(r"(\{\}|[^ ]+( [^:]{0,60})?: )")
+
+
+def formless(module: ast.Module) -> Iterator[tuple[int, str]]:
+    """The texts that user errors are raised with that name no place, or do not end as a sentence does."""
+    for node in ast.walk(module):
+        if not isinstance(node, ast.Raise) or not isinstance(node.exc, ast.Call) or not node.exc.args:
+            continue
+        if re.search(r"(^|\.)(Input|Missing|Build|Calib)Error$", ast.unparse(node.exc.func)):
+            first = node.exc.args[0]
+            pieces = first.values if isinstance(first, ast.JoinedStr) else [first]
+            text = "".join("{}" if isinstance(p, ast.FormattedValue) else "".join(parts(p)) for p in pieces)
+            if text and not (OF_A_PLACE.match(text) and re.search(r"[.?}]$", text.rstrip())):
+                yield node.lineno, text
+
+
+def test_every_error_names_a_place_and_is_a_sentence() -> None:
+    found = [
+        f"{p.relative_to(ROOT)}:{line}: {text}" for p in SOURCES for line, text in formless(ast.parse(p.read_bytes()))
+    ]
+    assert found == [], "<where>: <what must hold> (got <value>). <next step>"
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ('raise InputError(f"bad image mode {mode}")', ["bad image mode {}"]),
+        ('raise CalibError("data: there is no sample")', ["data: there is no sample"]),
+        ('raise errors.InputError(f"{path}: holds no image ({x}). Check the path.")', []),
+        ('raise InputError("build.profiles: must be empty (got 2). Leave it out.")', []),
+        ('raise ValueError("bad mode")', []),
+        ("raise InputError(text)", []),
+    ],
+)
+def test_a_message_of_another_form_is_found(line: str, found: list[str]) -> None:
+    assert [text for _, text in formless(ast.parse(line))] == found
+
+
+#: What has a unit, and the units.
+MEASURED = re.compile(r"\b(latenc(y|ies)|duration|elapsed|how long)\b", re.I)
+UNITS = re.compile(
+    r"\b(ms|(milli|nano|micro)?seconds?|s|ns|minutes?|hours?|days?|samples|times)\b|_(ms|s|ns)\b|as text|like `", re.I
+)
+
+
+def unitless(function: ast.FunctionDef) -> bool:
+    """Whether a function returns a time and nothing of it says in what."""
+    text = f"{function.name} {(ast.get_docstring(function) or '').partition('.')[0]}"
+    returned = ast.unparse(function.returns) if function.returns else ""
+    said = f"{function.name} {ast.get_docstring(function) or ''}"
+    return bool(re.search(r"\bfloat\b", returned) and MEASURED.search(text) and not UNITS.search(said))
+
+
+def test_a_time_has_its_unit() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{function.lineno}: {name}"
+        for path in SOURCES
+        for name, function in public(ast.parse(path.read_bytes()))
+        if not name.rpartition(".")[2].startswith("_") and unitless(function)
+    ]
+    assert found == [], "name it ..._ms or ..._s, or say the unit in the docstring"
+    code = 'def spread(x) -> float:\n    """The spread of the latencies{}."""'
+    assert unitless(ast.parse(code.format("")).body[0])  # type: ignore[arg-type]
+    assert not unitless(ast.parse(code.format(", ms")).body[0])  # type: ignore[arg-type]

@@ -5,10 +5,12 @@ They are here for `trtpipe`, which imports this module when one of them is first
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trtpipe.bundle.signing import signer
 from trtpipe.errors import InputError
 from trtpipe.job.job import Job
 from trtpipe.notebook import watching
@@ -18,6 +20,9 @@ from trtpipe.pipeline.validate import Purpose, plan
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
 from trtpipe.runtime.recheck import recheck
 from trtpipe.runtime.session import load
+
+#: torch.export, and the capture and calibration of a model with it, work in one thread of a process at a time.
+_ONE_AT_A_TIME = threading.RLock()
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
@@ -37,7 +42,7 @@ def load_job(path: str | Path, overrides: Iterable[str] = ()) -> Job:
     Raises:
         JobErrors: everything that is wrong with it, at once.
     """
-    return _planned(Path(path), tuple(overrides), "build")
+    return _planned(Path(path), (overrides,) if isinstance(overrides, str) else tuple(overrides), "build")
 
 
 def build(
@@ -45,25 +50,27 @@ def build(
     out: str | Path = "out",
     *,
     progress: Reporter | None = None,
-    sign: Sign | None = None,
+    sign: Sign | str | Path | None = None,
     diagnose_seconds: float = DIAGNOSE_SECONDS,
 ) -> Built:
     """Build a job, check the engine against its baseline, and write the bundle `out/<name>`.
 
-    A check that fails is a result, not an exception: see `Built.report.passed`.
+    A check that fails is a result, not an exception: see `Built.report.passed`. Builds in several threads take turns.
 
     Args:
         job: a job, or the path of one.
         out: the folder that the bundle's folder is made in.
         progress: receives stages and steps; by default a bar in a notebook, and nothing elsewhere.
-        sign: signs the manifest, as `trtpipe.bundle.signing.signer` makes it, unless the check failed.
+        sign: the file of a private key (see `trtpipe keygen`), or a function from the manifest's bytes to their
+            signature, as `trtpipe.bundle.signing.signer` makes it. A bundle whose check failed is not signed.
         diagnose_seconds: after a failed INT8 check, how long to look for the modules to blame; 0: not at all.
 
     Raises:
         TrtpipeError: what the command line would end with, with the same exit code; no bundle is then written.
     """
-    with watching(progress) as reporter:
-        return run(_job(job), Path(out), reporter, sign=sign, diagnose_seconds=diagnose_seconds)
+    signs = signer(Path(sign)) if isinstance(sign, str | Path) else sign
+    with _ONE_AT_A_TIME, watching(progress) as reporter:
+        return run(_job(job), Path(out), reporter, sign=signs, diagnose_seconds=diagnose_seconds)
 
 
 def calibrate(job: Job | str | Path, *, progress: Reporter | None = None) -> CalibrationTable:
@@ -78,7 +85,7 @@ def calibrate(job: Job | str | Path, *, progress: Reporter | None = None) -> Cal
         TrtpipeError: as `build`.
     """
     planned = _job(job, "calibrate")
-    with watching(progress) as reporter:
+    with _ONE_AT_A_TIME, watching(progress) as reporter:
         return make_table(planned, reporter)
 
 

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from calib.files import replacing
 from trtpipe.outputs import naming
 
 _AT_FDCWD = -100
@@ -155,9 +156,5 @@ def write_whole(path: Path, content: str | bytes) -> None:
         if path.exists() and not path.is_file():
             path.write_bytes(data)
             return
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            temporary.write_bytes(data)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(path) as sibling:
+            sibling.write_bytes(data)

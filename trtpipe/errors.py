@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import traceback
 from collections.abc import Sequence
 from typing import NewType
 
 from calib.errors import CalibCancelled, CalibError
+from trtpipe.packages import broken
 
 #: What a command ends with. Its numbers stand here and nowhere else: mypy refuses an int in its place.
 ExitCode = NewType("ExitCode", int)
@@ -46,6 +48,12 @@ class Cancelled(TrtpipeError):
     exit_code = ExitCode(130)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; the name of its type where it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 #: By errno: the reason in words, and the next step. Others get the system's own text.
 _REFUSED: dict[int, tuple[str, str]] = {
     errno.ENOSPC: ("no space left on the disk", "Free some space, or choose another place."),
@@ -77,10 +85,13 @@ def user_error(error: BaseException) -> TrtpipeError | None:
     """`error` as a user error, or None where it is a bug: the one place where others' exceptions become messages.
 
     calib's own errors keep their text. A refusal of the operating system (OSError with an errno) is its path, what
-    was refused in words, and what to do; exit code 2. Running out of memory is a MissingError.
+    was refused in words, and what to do; exit code 2. Running out of memory is a MissingError, and so is whatever a
+    package raises while it is imported.
     """
     if isinstance(error, TrtpipeError):
         return error
+    if (package := _failed_import(error)) is not None:
+        return MissingError(broken(package, error))
     if isinstance(error, CalibCancelled):
         return Cancelled(str(error))
     if isinstance(error, CalibError):
@@ -94,6 +105,24 @@ def user_error(error: BaseException) -> TrtpipeError | None:
     if isinstance(error, ValueError) and str(error).startswith("embedded null "):
         return InputError("a path must not hold a NUL character (\\0). Check the paths of the command and of the job.")
     return None
+
+
+def _failed_import(error: BaseException) -> str | None:
+    """The package of others whose import raised `error`: it is damaged, or of another release than what it needs.
+
+    That is the first module below the last frame of trtpipe or calib whose own code was being executed, whatever the
+    error's type: torchvision raises a RuntimeError beside another torch, libraries that lack a symbol an OSError.
+    """
+    if not isinstance(error, Exception):
+        return None
+    inner: str | None = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package in ("trtpipe", "calib"):
+            inner = None
+        elif inner is None and frame.f_code.co_name == "<module>" and package != "__main__":
+            inner = package
+    return inner
 
 
 def _refused(error: OSError) -> InputError | None:

@@ -16,3 +16,12 @@ def beside(value: float, limit: float, digits: int = 6) -> str:
         if (rounded < limit, rounded > limit) == (value < limit, value > limit):
             return text
     return repr(value)
+
+
+def apart(a: float, b: float, digits: int = 6) -> tuple[str, str]:
+    """Two figures in `digits` significant digits, or in as many more as tell them apart."""
+    for count in range(digits, 17):
+        texts = f"{a:.{count}g}", f"{b:.{count}g}"
+        if texts[0] != texts[1] or a == b:
+            return texts
+    return repr(a), repr(b)

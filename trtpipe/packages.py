@@ -6,6 +6,7 @@ their bindings, `import onnxruntime` from onnxruntime or onnxruntime-gpu. Versio
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -83,11 +84,27 @@ def install_command(name: str) -> str:
     return _COMMANDS.get(name) or f"pip install 'trtpipe[{EXTRAS[name]}]'"
 
 
+def pip_install(requirement: str) -> str:
+    """The command that installs one requirement by itself: a device needs no more."""
+    return f"pip install {shlex.quote(requirement)}"
+
+
 def not_installed(*modules: str) -> str:
     """`torch and onnx are not installed. Run: pip install 'trtpipe[build]'`, of modules that one command installs."""
     *most, last = modules
     listed = f"{', '.join(most)} and {last} are" if most else f"{last} is"
     return f"{listed} not installed. Run: {install_command(last)}"
+
+
+def broken(module: str, reason: object) -> str:
+    """Why a module that is installed cannot be used, and what repairs it; `reason` is the error of its import."""
+    installed = package(module)
+    name = module if installed is None else installed.distribution
+    said = f"{type(reason).__name__}: {reason}" if isinstance(reason, BaseException) else str(reason)
+    return (
+        f"{module} is installed and cannot be imported ({said}). It is damaged, or does not fit the packages that it "
+        f"needs. Run: pip install --force-reinstall {name}"
+    )
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ BINDING_DTYPES: tuple[BindingDtype, ...] = get_args(BindingDtype)
 
 #: Number formats below 16 bits, each with scales: see `quantization.formats`.
 NumberFormatName = Literal["int8", "fp8", "int4", "nvfp4"]
-Precision = Literal["int4", "nvfp4", "int8", "fp8", "fp16", "bf16", "fp32"]
+PrecisionName = Literal["int4", "nvfp4", "int8", "fp8", "fp16", "bf16", "fp32"]
 #: From the narrowest to the widest.
-PRECISIONS_BY_WIDTH: tuple[Precision, ...] = get_args(Precision)
+PRECISIONS_BY_WIDTH: tuple[PrecisionName, ...] = get_args(PrecisionName)
 Executed = Literal["engine", "graph"]
 Target = Literal["tensorrt", "tensorrt_rtx", "onnxruntime"]
 Route = Literal["onnx", "torch_tensorrt", "torch2trt"]
@@ -211,12 +211,12 @@ class LayerPrecision:
 
     module: str
     op: str
-    precision: Precision
+    precision: PrecisionName
     reason: str
     source: str = ""
 
 
-def computed_in(layers: Iterable[LayerPrecision]) -> tuple[Precision, ...]:
+def computed_in(layers: Iterable[LayerPrecision]) -> tuple[PrecisionName, ...]:
     """The precisions of a graph's operations, each once, sorted."""
     return tuple(sorted({x.precision for x in layers}))
 
@@ -262,7 +262,7 @@ class OnnxModel:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     notes: tuple[str, ...] = ()
-    precisions: tuple[Precision, ...] = ()
+    precisions: tuple[PrecisionName, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from trtpipe.bundle.manifest import MAX_MANIFEST_BYTES, Manifest, describe_engine, from_json, to_json
 from trtpipe.errors import InputError
-from trtpipe.job.sections import Build, Keep, Precision
+from trtpipe.job.sections import Build, KeepGlobs, Precision
 from trtpipe.values import DimRange, Engine
 
 SHA = "0" * 64
@@ -43,7 +43,7 @@ def test_every_kind_of_build_option_is_read_back() -> None:
         memory_pools={"tactic_dram": 5},
         compute_capability=("8.6",),
     )
-    written = shipping.manifest(build=build, precision=Precision(int8_mode=True, keep=Keep(fp32=("head.*",))))
+    written = shipping.manifest(build=build, precision=Precision(int8_mode=True, keep=KeepGlobs(fp32=("head.*",))))
     assert from_json(to_json(written), "m") == written
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from calib.data import draw, open_source, overlap
+from calib.data import draw, open_source
 from calib.errors import CalibError
 from calib.samples import DataSpec, InputSpec, TransformSpec, fit
 
@@ -157,15 +157,6 @@ def test_what_the_digest_covers(image_folder):
     file = image_folder / "cat" / "00.png"
     Image.new("RGB", (20, 24)).save(file)
     assert opened(image_folder).digest != digest
-
-
-def test_overlap_goes_by_content(image_folder, tmp_path):
-    other = tmp_path / "other"
-    (other / "x").mkdir(parents=True)
-    (other / "x" / "renamed.png").write_bytes((image_folder / "dog" / "03.png").read_bytes())
-    Image.new("RGB", (20, 24)).save(other / "x" / "new.png")
-    assert overlap(opened(image_folder), opened(other)) == ("dog/03.png",)
-    assert overlap(opened(other), opened(image_folder)) == ("x/renamed.png",)
 
 
 @pytest.mark.parametrize("damage", [b"", b"not an image", "cut", "pipe", "device"])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from calib.data import open_source
-from calib.files import as_text, read_at_most, text_at_most
+from calib.files import as_text, read_at_most, replacing, text_at_most
 from calib.samples import DataSpec, InputSpec
 
 
@@ -50,3 +50,16 @@ def test_images_and_classes_of_any_name_are_drawn(tmp_path: Path) -> None:
     assert len(source.ids) == 4
     assert all(as_text(i) == i for i in source.ids)
     assert source.classes == ("c\\udcff", "d")
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"old")
+    with replacing(path) as sibling:
+        sibling.write_bytes(b"new")
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+    with pytest.raises(TypeError), replacing(path) as sibling:
+        sibling.write_bytes("text")  # type: ignore[arg-type]
+    assert path.read_bytes() == b"new"
+    assert [p.name for p in tmp_path.iterdir()] == ["f"]

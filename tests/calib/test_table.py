@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import re
 
 import numpy as np
@@ -11,7 +12,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from calib import table_files
 from calib.algorithms import ALGORITHMS, threshold
 from calib.errors import CalibError
 from calib.histogram import Histogram
@@ -365,7 +365,7 @@ def test_nothing_half_written_is_left(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(table_files.os, "replace", fail)
+    monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
         made().save(tmp_path / "calibration.json")
     assert list(tmp_path.iterdir()) == []

@@ -118,6 +118,8 @@ def test_only_inspect_reads_a_bundle_without_asking_who_signed_it() -> None:
         ("bench b.json --rounds 5", "--rounds must not be given with a .json of --save: nothing would use it."),
         ("bench b.json --set name=x", "--set must not be given with a .json of --save: nothing would use it."),
         ("bench b.json --device cpu", "--device must not be given with a .json of --save: nothing would use it."),
+        ("bench c --device cpu", "--device must not be given with a bundle: nothing would use it."),
+        ("build c --device cpu", "--device must not be given with kits alone: nothing would use it."),
         ("bench job.yaml --key k", "--key must not be given without a bundle: nothing would use it."),
         ("build job.yaml --key k", "--key must not be given without a kit or --replay: nothing would use it."),
         ("nightly job.yaml --explain --sign k", "--sign must not be given with --explain: nothing would use it."),

@@ -246,7 +246,7 @@ def test_without_onnx_the_message_says_what_to_install(tmp_path, capsys, monkeyp
     monkeypatch.setitem(sys.modules, "onnx", None)
     (tmp_path / "m.onnx").write_bytes(shipping.graph())
     assert main(["inspect", str(tmp_path / "m.onnx")]) == 3
-    assert "m.onnx: onnx, which reads ONNX files, is not installed. Run `pip install onnx`." in capsys.readouterr().err
+    assert "m.onnx: onnx, which reads ONNX files, is not installed. Run: pip install onnx\n" in capsys.readouterr().err
 
 
 def test_an_onnx_file_is_one_whatever_its_name(tmp_path, capsys):

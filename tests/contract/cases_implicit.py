@@ -13,11 +13,11 @@ from world import GPU, LAYERS, MODEL, VERSION, World, build
 from calib.data import open_source
 from calib.samples import DataSpec, InputSpec
 from trtpipe import errors
-from trtpipe.job.sections import Keep, Precision
+from trtpipe.job.sections import KeepGlobs, Precision
 from trtpipe.progress import Silent
 from trtpipe.trt import driver, implicit
 from trtpipe.trt.builder import build_engine
-from trtpipe.trt.implicit import Calibration
+from trtpipe.trt.implicit import NativeCalibration
 from trtpipe.trt.options import refusals
 
 INT8 = Precision(int8_mode=True, fp16_mode=True)
@@ -97,7 +97,7 @@ def test_every_batch_is_read_and_the_cache_is_written(world, source, placed, tmp
     native = Native(world)
     world.during_build(native.calibrate)
     file = tmp_path / "scales.cache"
-    engine = quantized(Calibration(source=source, batch_size=2, file=str(file)))
+    engine = quantized(NativeCalibration(source=source, batch_size=2, file=str(file)))
     assert native.batch_size == 2
     assert native.batches == [0x1000, 0x2000, 0x3000]
     assert [a.shape for a in placed.arrays.values()] == [(2, 3, 8, 8)] * 3
@@ -110,7 +110,7 @@ def test_every_batch_is_read_and_the_cache_is_written(world, source, placed, tmp
 def test_flags_and_profile(world, source, placed):
     native = Native(world)
     world.during_build(native.calibrate)
-    quantized(Calibration(source=source, batch_size=2))
+    quantized(NativeCalibration(source=source, batch_size=2))
     assert world.flags() == {"TF32", "INT8", "FP16"}
     assert world.asked("create_network") == [(0 if VERSION >= (10,) else 1,)]
     assert ("image", "opt", (2, 3, 8, 8)) in world.asked("set_shape")
@@ -121,7 +121,7 @@ def test_flags_and_profile(world, source, placed):
 def test_a_cache_is_enough(world):
     native = Native(world)
     world.during_build(native.calibrate)
-    engine = quantized(Calibration(cache=CACHE))
+    engine = quantized(NativeCalibration(cache=CACHE))
     assert native.cache == CACHE
     assert native.batches == []
     assert "implicit quantization: ranges taken from a calibration cache" in engine.notes
@@ -141,7 +141,7 @@ def test_a_cache_that_tensorrt_does_not_take_is_an_error(world):
     with pytest.raises(
         errors.InputError, match=r"must be of this TensorRT and algorithm .*TRT-8601-EntropyCalibration2"
     ):
-        quantized(Calibration(cache=CACHE))
+        quantized(NativeCalibration(cache=CACHE))
 
 
 def test_an_error_in_the_data_is_raised_after_the_build(world, source, placed, monkeypatch):
@@ -152,12 +152,12 @@ def test_an_error_in_the_data_is_raised_after_the_build(world, source, placed, m
     native = Native(world)
     world.during_build(native.calibrate)
     with pytest.raises(OSError, match="the disk is gone"):
-        quantized(Calibration(source=source, batch_size=2))
+        quantized(NativeCalibration(source=source, batch_size=2))
     assert native.batches == []
 
 
 def test_without_ranges_nothing_is_built(world):
-    for nothing in (None, Calibration()):
+    for nothing in (None, NativeCalibration()):
         with pytest.raises(errors.InputError, match=r"implicit has neither samples nor a calibration"):
             quantized(nothing)
     assert "build" not in world.names()
@@ -167,7 +167,7 @@ def test_without_ranges_nothing_is_built(world):
 def test_every_algorithm_of_tensorrt(world, source, placed, algorithm):
     native = Native(world)
     world.during_build(native.calibrate)
-    quantized(Calibration(source=source, batch_size=5, algorithm=algorithm))
+    quantized(NativeCalibration(source=source, batch_size=5, algorithm=algorithm))
     assert native.batches == [0x1000]
 
 
@@ -179,5 +179,5 @@ def test_what_implicit_cannot_honour_is_refused():
     assert refused(Precision())["build.quantization"] == (
         "build.quantization: precision.int8_mode must be on for implicit (got off). Turn it on, or use explicit."
     )
-    kept = Precision(int8_mode=True, keep=Keep(fp32=("head.*",)))
+    kept = Precision(int8_mode=True, keep=KeepGlobs(fp32=("head.*",)))
     assert "must be empty with build.quantization implicit (got head.*)" in refused(kept)["precision.keep"]

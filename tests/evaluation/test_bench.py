@@ -12,7 +12,17 @@ import pytest
 from trtpipe.batching import Batching
 from trtpipe.cli.main import main
 from trtpipe.errors import Cancelled, InputError
-from trtpipe.evaluation.bench import Bench, Data, Mode, PeakMemory, Ready, Row, compare, cross_entropy, measure_modes
+from trtpipe.evaluation.bench import (
+    Bench,
+    BenchData,
+    Mode,
+    PeakMemory,
+    Ready,
+    Row,
+    compare,
+    cross_entropy,
+    measure_modes,
+)
 from trtpipe.pipeline import bench as pipeline_bench
 from trtpipe.progress import Silent, per_second
 from trtpipe.report import bench_page
@@ -26,7 +36,7 @@ HOW = Batching((TensorSpec("x", "float32", ("N", 2), N),), (TensorSpec("y", "flo
 
 
 def data(reference=SCORES):
-    return Data(lambda: ({"x": reference[k : k + 2]} for k in (0, 2)), {"y": reference}, LABELS, HOW)
+    return BenchData(lambda: ({"x": reference[k : k + 2]} for k in (0, 2)), {"y": reference}, LABELS, HOW)
 
 
 class Clock:
@@ -62,6 +72,19 @@ def test_modes_take_turns_after_warming_up_and_percentiles_are_of_the_timed_runs
     assert slow.p99_ms == pytest.approx(9.91)
     assert slow.throughput == pytest.approx(2 / 5.5e-3)
     assert fast.median_ms == pytest.approx(2.0)
+
+
+def test_what_was_opened_for_a_mode_is_closed_once_it_fails_or_all_are_timed():
+    clock, log = Clock(), []
+    broken = clock.mode("broken", 1.0, lambda a: 1 / 0, close=lambda: log.append("broken"))
+    modes = [
+        clock.mode("one", 1.0, close=lambda: log.append(f"one, timed {len(clock.ran)}")),
+        broken,
+        clock.mode("other", 1.0, close=lambda: log.append("other")),
+    ]
+    rows, rounds = clock.measure(modes)
+    assert rows[1].skipped.startswith("ZeroDivisionError")
+    assert log == ["broken", "other", f"one, timed {2 * (5 + rounds)}"]
 
 
 def test_rounds_end_after_the_seconds_but_not_before_ten():

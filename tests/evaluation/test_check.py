@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from trtpipe.batching import Batching
 from trtpipe.errors import InputError
 from trtpipe.evaluation.check import (
-    LIMITS,
+    METRIC_OF_LIMIT,
     CheckData,
     Damaged,
     Executor,
@@ -169,8 +169,10 @@ def test_every_figure_has_a_best_value_and_a_title_and_every_limit_a_figure() ->
     scores, wrong, labels = wrong_on(40, 200)
     measured, _ = measure({"y": scores}, {"y": wrong}, labels, Limits())
     assert {m.name for m in measured} == set(BEST) == set(METRICS)
-    assert {*LIMITS, "speedup_over_fp16_min", "confident", "metrics"} == set(Limits.model_fields)
-    assert all(b.larger_is_better == b.key.endswith("_min") for b in bounds(Limits(**dict.fromkeys(LIMITS, 0.5))))
+    assert {*METRIC_OF_LIMIT, "speedup_over_fp16_min", "confident", "metrics"} == set(Limits.model_fields)
+    assert all(
+        b.larger_is_better == b.key.endswith("_min") for b in bounds(Limits(**dict.fromkeys(METRIC_OF_LIMIT, 0.5)))
+    )
 
 
 def test_accuracy_and_its_drop() -> None:

@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from trtpipe.errors import InputError
-from trtpipe.evaluation.check import LIMITS, OWN_LIMITS, bounds, doubtful, measure
+from trtpipe.evaluation.check import METRIC_OF_LIMIT, OWN_LIMITS, bounds, doubtful, measure
 from trtpipe.evaluation.intervals import bootstrap_interval
 from trtpipe.evaluation.judgement import Judge, Judgement, judge
 from trtpipe.job.sections import Limits, MetricLimits, OwnMetric
@@ -170,7 +170,7 @@ def test_every_limit_that_a_metric_can_have_is_bound() -> None:
     assert set(OWN_LIMITS) == set(MetricLimits.model_fields)
     limits = Limits(cosine_min=0.9, metrics={"m": MetricLimits(min=1, max=2, drop_max=3)})
     assert [b.key for b in bounds(limits)] == list(limits.given)
-    assert {b.key for b in bounds(Limits(**dict.fromkeys(LIMITS, 0.5)))} == set(LIMITS)
+    assert {b.key for b in bounds(Limits(**dict.fromkeys(METRIC_OF_LIMIT, 0.5)))} == set(METRIC_OF_LIMIT)
 
 
 def test_a_limit_that_was_not_measured_is_a_problem() -> None:

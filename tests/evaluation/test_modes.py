@@ -13,7 +13,7 @@ from torch import nn
 from trtpipe.batching import Batching
 from trtpipe.errors import MissingError
 from trtpipe.evaluation import torch_modes as modes_module
-from trtpipe.evaluation.bench import Data, measure_modes
+from trtpipe.evaluation.bench import BenchData, measure_modes
 from trtpipe.evaluation.torch_modes import InHalf, ModeSetup, torch_modes
 from trtpipe.model.bindings import bind
 from trtpipe.progress import Silent
@@ -61,7 +61,7 @@ def script(setup):
 def measured(setup, reference, wanted):
     modes = [m for m in torch_modes(setup, script(setup)) if wanted(m.name)]
     how = Batching(setup.loaded.inputs, setup.loaded.outputs, 4)
-    data = Data(lambda: ({"x": b["x"]} for b in setup.calibration()), {"y": reference}, np.arange(8) % 5, how)
+    data = BenchData(lambda: ({"x": b["x"]} for b in setup.calibration()), {"y": reference}, np.arange(8) % 5, how)
     rows, rounds = measure_modes(modes, data, batch=4, rounds=2, seconds=0.0, progress=Silent())
     assert rounds == 2
     return {r.name: r for r in rows}
@@ -110,7 +110,7 @@ def test_where_pytorch_has_no_int8_the_row_says_so(setup, monkeypatch, device, r
 
 def test_a_processor_without_quantized_kernels_is_said(setup, monkeypatch):
     monkeypatch.setattr(modes_module.torch.backends, "quantized", SimpleNamespace(engine="none"))
-    with pytest.raises(MissingError, match=r"^PyTorch has no quantized kernels for this processor$"):
+    with pytest.raises(MissingError, match=r"^bench: PyTorch has no quantized kernels for this processor\.$"):
         modes_module._pt2e(setup)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from trtpipe.batching import Batching
-from trtpipe.evaluation.bench import Data, measure_modes
+from trtpipe.evaluation.bench import BenchData, measure_modes
 from trtpipe.evaluation.gpu_modes import gpu_modes
 from trtpipe.evaluation.torch_modes import ModeSetup, torch_modes
 from trtpipe.model.bindings import bind
@@ -29,7 +29,7 @@ def test_every_mode_answers_and_is_timed(gpu, capsys):
         script = torch.jit.trace(bound, torch.from_numpy(images), check_trace=False)
         reference = bound(torch.from_numpy(images))[0].numpy()
     modes = [*torch_modes(setup, script), *gpu_modes(setup)]
-    data = Data(lambda: iter([{"x": images}]), {"y": reference}, None, Batching((x,), (y,), 8))
+    data = BenchData(lambda: iter([{"x": images}]), {"y": reference}, None, Batching((x,), (y,), 8))
     rows, _ = measure_modes(modes, data, batch=8, rounds=10, seconds=60, progress=Silent())
     with capsys.disabled():
         for row in rows:

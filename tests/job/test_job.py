@@ -3,7 +3,7 @@ from jobs import GOOD, INPUT, write
 
 from trtpipe.cli.main import main
 from trtpipe.job.rules import broken
-from trtpipe.job.sections import Input, Model
+from trtpipe.job.sections import Input, ModelSource
 
 TRANSFORM = "{resize: [32, 32], grayscale: true, normalize: {mean: [0.5], std: [0.5]}}"
 FACTORY = "  factory: torch.nn:Identity\n  args: {}\n  weights: w.safetensors\n"
@@ -286,9 +286,25 @@ def test_the_table_is_as_long_as_was_asked_for():
 def test_names_of_inputs_with_dots_are_paths():
     one = Input(shape=(1, 2))
     inputs = {"image": one, "image.part": one, "a..b": one, "pair.0": one, "pair.1": one}
-    found = [(p.path, p.must, p.got, p.hint) for p in broken({"model": Model(factory="a:b"), "inputs": inputs})]
+    found = [(p.path, p.must, p.got, p.hint) for p in broken({"model": ModelSource(factory="a:b"), "inputs": inputs})]
     assert found == [
         (("inputs", "image.part"), "not be a part of inputs.image, a tensor", "'image.part'", "Rename one of them."),
         (("inputs", "a..b"), "have a name on each side of a dot", "'a..b'", ""),
     ]
-    assert not list(broken({"model": Model(onnx="a.onnx"), "inputs": inputs}))  # whose names are its own
+    assert not list(broken({"model": ModelSource(onnx="a.onnx"), "inputs": inputs}))  # whose names are its own
+
+
+@pytest.mark.parametrize(
+    ("shape", "hint"),
+    [
+        ((2, "N", 8), "Put it first, and transpose in the model's forward."),
+        ((2, 8), "Each sample has a row of every input: give it that dimension too. What is one for the whole batch (a table, a "
+         "scale) becomes a constant of the model, or is given to each sample and taken as x[0]."),
+    ],
+)  # fmt: skip
+def test_an_input_whose_batch_is_not_first_is_told_where_to_put_it(shape, hint):
+    sizes = {"N": {"min": 1, "opt": 2, "max": 4}}
+    inputs = {"x": Input(shape=("N", 8), **sizes), "h": Input(shape=shape, **(sizes if "N" in shape else {}))}
+    (found,) = broken({"model": ModelSource(factory="a:b"), "inputs": inputs})
+    assert (found.path, found.must) == (("inputs", "h", "shape"), "begin with the batch dimension of inputs.x, N")
+    assert found.hint == hint

@@ -114,6 +114,16 @@ def test_a_dimension_may_be_called_no(folder):
     assert (spec.at("min")[0], spec.at("opt")[0], spec.at("max")[0]) == (1, 2, 4)
 
 
+def test_a_dimension_of_one_size_is_a_number(folder):
+    job = load_job(
+        write(folder, (INPUT, "{shape: [N, 1, H, 32], N: {min: 2, opt: 2, max: 2}, H: {min: 8, opt: 8, max: 32}}"))
+    )
+    (spec,) = job.input_specs()
+    assert spec.shape == (2, 1, "H", 32)
+    assert list(spec.dims) == ["H"]
+    assert job.batch_size(job.check) == 2
+
+
 def test_batch_size_stays_within_the_batch_dimension(folder):
     job = load_job(write(folder))
     assert job.batch_size(job.check) == 32
@@ -148,6 +158,9 @@ def test_set_overrides_the_file(folder):
         ("build.tarket=tensorrt",
          f"--set: build.tarket: must be one of the {len(Build.model_fields)} keys that `trtpipe schema` lists here "
          "(got tarket). Did you mean target?"),
+        ("nowhere.x=1",
+         "--set: nowhere: must be one of the keys name, model, inputs, outputs, precision, calibration, build, check "
+         "or worker (got nowhere)."),
         ("name.x=1", "--set: name: must be a mapping (got 'digits')."),
         ("check.images=nowhere",
          "--set: check.images: must be a folder that exists (got 'nowhere': nothing there). "

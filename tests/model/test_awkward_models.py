@@ -87,6 +87,14 @@ MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...] | None]] = {
         ("a.b",),
         ("outputs: each tensor that the model returns must have a path of its own (got two at a.b, and it returns a dict of a: a dict of b: float32 [2, 4], a.b: float32 [2, 4]). Rename the key that holds a dot.",),
     ),
+    "return [{'boxes': row} for row in y]": (
+        ("0.boxes", "1.boxes"),
+        (
+            "outputs: the model must return as many tensors for any batch (got 1 for one sample and 2 for two, as of a detector that chooses boxes by itself). "
+            "Return what it chooses from, tensors of a fixed number of rows, and choose behind the engine.",
+        ),
+    ),
+    "return [{'boxes': row[None]} for row in y]": (("0.boxes",), ("outputs: the model must return as many tensors for any batch (got 1 for one sample",)),
     "return None": (ONE, ("it returns None", "Return tensors from its forward.")),
     "return float(y.sum())": (ONE, ("it returns float()", "Return tensors from its forward.")),
     "return y.clone()": (("a", "b"), ("got a, b, and it returns float32 [2, 4]",)),
@@ -218,6 +226,11 @@ MADE: dict[str, tuple[str, ...] | None] = {
     "torch.jit.script(Net())": ("model.factory: must return a plain nn.Module (got TorchScript from ", "model.torchscript."),
     "Net().to('meta')": ("model.factory: every weight must have values (got ", "whose a.weight is on the meta device)"),
     "Net": ("model.factory: must return an nn.Module (got type from ",),
+    "Net().half()": (
+        "model: it fails on zeros of the declared inputs (x float32 [2, 4]) at ",
+        "It is run in float32, and its weight a.weight is float16: return the model in float32 (.float()). What the engine computes in is precision's, and the dtype of a binding is that of inputs and outputs.",
+    ),
+    "Net().double()": ("its weight a.weight is float64: return the model in float32 (.float()).",),
 }  # fmt: skip
 
 
@@ -250,7 +263,26 @@ def test_inputs_that_forward_does_not_take_are_said_with_its_signature(tmp_path:
     module = tmp_path / f"{name}.py"
     module.write_text(module.read_text().replace("forward(self, x)", body))
     (problem,) = map(str, deep_problems(load_job(file)))
-    assert f"forward takes {taken}, and the job has 1 inputs: name each in inputs, or wrap the model." in problem
+    step = "name each in inputs, or wrap the model."
+    if taken == "(*, x)":
+        step = "it is given them in order, so wrap the model in one that takes x in order."
+    assert f"forward takes {taken}, and the job has 1 inputs: {step}" in problem
+
+
+def test_what_torch_export_asks_of_a_size_is_said(tmp_path: Path) -> None:
+    body = (
+        "z = nn.functional.max_pool2d(y, 2, ceil_mode=True)\n"
+        "        return y - nn.functional.interpolate(z, size=y.shape[2:])"
+    )
+    shape = {"shape": ["N", 1, "L", 4], "N": {"min": 1, "opt": 2, "max": 4}, "L": {"min": 5, "opt": 8, "max": 12}}
+    file = job(tmp_path, body, ONE, "awkward_guarded", inputs={"x": shape})
+    np.save(tmp_path / "x.npy", np.zeros((6, 1, 8, 4), np.float32))
+    (problem,) = map(str, deep_problems(load_job(file)))
+    assert problem == (
+        "capture: torch.export takes the model only where what it does holds for every size declared in inputs "
+        "(2*(((-1) + L) // 2) < L for 5 <= L <= 12; L = 2*_L would do). Declare a number in inputs.*.shape, or change "
+        "what asks for that in the model, such as ceil_mode."
+    )
 
 
 #: what forward does with y -> whether it answers the same each time

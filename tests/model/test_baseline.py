@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import nets
 import numpy as np
@@ -15,7 +16,7 @@ from torch import nn
 
 from calib.samples import Batch
 from trtpipe.errors import InputError
-from trtpipe.model.baseline import record_baseline
+from trtpipe.model.baseline import record_baseline, script
 from trtpipe.progress import Silent
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
@@ -116,7 +117,19 @@ class Counting(nn.Module):
         return x.mean((2, 3)) * self.calls
 
 
-@pytest.mark.parametrize("network", [Noisy, Counting, lambda: nn.Sequential(Noisy(), nn.ReLU())])
+class Remembering(nn.Module):
+    """Adds what it saw last: twice the same for the same inputs twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = torch.zeros(())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before, self.last = self.last, x.mean()
+        return x.mean((2, 3)) + before
+
+
+@pytest.mark.parametrize("network", [Noisy, Counting, Remembering, lambda: nn.Sequential(Noisy(), nn.ReLU())])
 def test_a_model_that_does_not_repeat_itself_is_refused(network: Callable[[], nn.Module]) -> None:
     loaded = nets.loaded(network(), out_shape=("N", 3))
     with pytest.raises(InputError) as caught:
@@ -124,6 +137,26 @@ def test_a_model_that_does_not_repeat_itself_is_refused(network: Callable[[], nn
     assert str(caught.value) == (
         "model: it gives other outputs for the same inputs (other values of logits when it was run again). Take out what "
         "draws random numbers, counts calls or keeps a state in eval mode; make a state an input and an output."
+    )
+
+
+@pytest.mark.parametrize(("kind", "other"), [("trace", "script"), ("script", "trace")])
+def test_what_torchscript_can_neither_trace_nor_script_is_told_of_programs(
+    kind: Literal["trace", "script"], other: str
+) -> None:
+    class Branching(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x.mean((2, 3))
+            return torch.cond(y.sum() > 0, lambda y: y * 2, lambda y: -y, (y,))  # type: ignore[no-any-return]
+
+    with pytest.raises(InputError) as caught:
+        script(nets.loaded(Branching(), out_shape=("N", 3)), kind, None)
+    text = str(caught.value)
+    assert text.startswith(f"model.baseline: TorchScript cannot {kind} the model (")
+    assert f"). Nor can it {other} the model (" in text
+    assert text.endswith(
+        "). Change that line of the model, or give what torch.export.save wrote of it as model.program, which is its own "
+        "baseline."
     )
 
 

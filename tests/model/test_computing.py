@@ -18,7 +18,7 @@ from trtpipe.model.computing import CPU, CUDA, VARIABLE, computing_device, place
 from trtpipe.progress import Silent
 from trtpipe.quantization.precision import Keep, observe_ranges
 from trtpipe.quantization.quantize import calibrate
-from trtpipe.quantization.sensitivity import Sample, measure_sensitivity
+from trtpipe.quantization.sensitivity import SampleBatch, measure_sensitivity
 from trtpipe.values import DimRange, LoadedModel, TensorSpec
 
 #: Another name of the CPU: what is placed there takes the whole way, and computes the same.
@@ -210,7 +210,7 @@ def test_ranges_and_sensitivities_are_the_cpus(loaded):
     amax = {s.group: 3.0 for s in captured.sites if s.axis is None}
 
     def measured(device):
-        samples = [Sample((x,), 8, torch.arange(8))]
+        samples = [SampleBatch((x,), 8, torch.arange(8))]
         found = measure_sensitivity(
             captured, amax, samples, half=torch.float16, keep=Keep(), progress=Silent(), device=device
         )

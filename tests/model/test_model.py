@@ -62,6 +62,14 @@ def named():
     return Named(3)
 
 
+def masked():
+    class Masked(torch.nn.Module):
+        def forward(self, left, mask=None, right=None):
+            return left + right
+
+    return Masked()
+
+
 def pair():
     class Two(torch.nn.Module):
         def forward(self, left, right):
@@ -255,34 +263,47 @@ def test_outputs_of_a_named_tuple_are_taken_by_name(job: Any, tmp_path: Path, na
     assert outputs["boxes"].shape == (2, 4)
 
 
-@pytest.mark.parametrize(
-    ("names", "refused"), [(("left", "right"), False), (("right", "left"), True), (("a", "b"), False), (("right", "b"), True)]
-)  # fmt: skip
-def test_inputs_are_not_taken_in_another_order_than_forwards(
-    tmp_path: Path, names: tuple[str, str], refused: bool
-) -> None:
-    (tmp_path / "mynet.py").write_text(MODULE)
+def two_inputs(folder: Path, factory: str, names: tuple[str, str]) -> Job:
+    (folder / "mynet.py").write_text(MODULE)
     spec = {"shape": ["N", 4], "N": {"min": 1, "opt": 2, "max": 4}}
     raw = {
         "name": "t",
-        "model": {"factory": "mynet:pair"},
+        "model": {"factory": factory},
         "inputs": dict.fromkeys(names, spec),
         "outputs": {"y": {}},
         "check": {"arrays": "x.npz", "limits": {"cosine_min": 0.9}},
     }
-    (tmp_path / "job.yaml").write_text(json.dumps(raw))
-    made = load_job(tmp_path / "job.yaml", paths_exist=False)
+    (folder / "job.yaml").write_text(json.dumps(raw))
+    return load_job(folder / "job.yaml", paths_exist=False)
+
+
+@pytest.mark.parametrize("names", [("left", "right"), ("a", "b")])
+def test_inputs_are_taken_in_order(tmp_path: Path, names: tuple[str, str]) -> None:
     try:
-        if not refused:
-            assert load_model(made, tmp_path).outputs[0].name == "y"
-            return
+        assert load_model(two_inputs(tmp_path, "mynet:pair", names), tmp_path).outputs[0].name == "y"
+    finally:
+        sys.modules.pop("mynet", None)
+
+
+@pytest.mark.parametrize(
+    ("factory", "names", "taken", "step"),
+    [
+        ("mynet:pair", ("right", "left"), "left, right", "Reorder or rename them."),
+        ("mynet:pair", ("right", "b"), "left, right", "Reorder or rename them."),
+        ("mynet:masked", ("left", "right"), "left, mask, right", "Wrap the model in a module whose forward takes (left, right)."),
+    ],
+)  # fmt: skip
+def test_inputs_are_not_taken_in_another_order_than_forwards(
+    tmp_path: Path, factory: str, names: tuple[str, str], taken: str, step: str
+) -> None:
+    try:
         with pytest.raises(InputError) as caught:
-            load_model(made, tmp_path)
+            load_model(two_inputs(tmp_path, factory, names), tmp_path)
     finally:
         sys.modules.pop("mynet", None)
     assert str(caught.value) == (
-        f"inputs: must be in the order of the model's forward(left, right) (got {', '.join(names)}), which is given them "
-        "in order. Reorder or rename them."
+        f"inputs: must be in the order of the model's forward({taken}) (got {', '.join(names)}), which is given them "
+        f"in order. {step}"
     )
 
 

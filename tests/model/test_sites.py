@@ -10,6 +10,8 @@ from torch import nn
 from trtpipe.model.capture import capture
 from trtpipe.model.nodes import module_path
 from trtpipe.model.sites import find_sites, kept_sites
+from trtpipe.quantization.precision import Keep
+from trtpipe.quantization.quantize import quantize
 from trtpipe.values import LoadedModel, TensorSpec
 
 
@@ -100,6 +102,32 @@ def test_weights_computed_at_run_time_are_skipped_with_the_reason() -> None:
     sites, skipped = find_sites(captured.graph)
     assert not sites
     assert [s.reason for s in skipped] == ["its weight is computed at run time"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_what_the_model_computes_in_another_float_type_stays_in_it(dtype: torch.dtype) -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.head = nn.Conv2d(3, 16, 3), nn.Linear(36, 16)
+            self.inner = nn.Conv2d(16, 16, 1).to(dtype)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.stem(x).to(dtype)
+            z = torch.cat([self.inner(y) + y, y], 1).flatten(2)
+            return self.head((z @ z.transpose(1, 2) @ z).float())
+
+    captured = capture(nets.loaded(Mixed().eval(), ("N", 3, 8, 8), out_shape=("N", 32, 16)))
+    assert {s.key for s in captured.sites} == {"stem:input", "stem:weight", "head:input", "head:weight"}
+    said = f"it computes in {str(dtype).removeprefix('torch.')}"
+    assert [s.reason for s in captured.skipped] == [said] * 3
+    amax = {s.group: 200.0 if s.key == "head:input" else 4.0 for s in captured.sites if s.axis is None}
+    for half in (None, torch.float16):
+        whole = quantize(captured, int8=True, half=half, keep=Keep(), amax=amax, ranges={})
+        x = nets.images(2, 3, 8, 8)
+        with torch.inference_mode():
+            found, expected = whole.program.module()(x)[0], captured.graph(x)[0]
+        assert (found - expected).norm() <= 0.1 * expected.norm()
 
 
 def test_keeping_the_reader_out_of_int8_takes_pool_and_skip_with_it() -> None:

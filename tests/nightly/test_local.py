@@ -4,7 +4,7 @@ import sys
 from trtpipe.cli.console import Jobs
 from trtpipe.job.job import Job
 from trtpipe.nightly.local import PROCESS_BYTES, Local, _Queue, expected_bytes
-from trtpipe.nightly.pool import Slot, visible
+from trtpipe.nightly.pool import Slot
 from trtpipe.nightly.task import BuildTask
 from trtpipe.trt.driver import Driver, Gpu
 
@@ -45,13 +45,6 @@ def test_gpus_of_another_kind_stay_idle_and_that_is_said(tmp_path):
     local = Local(1, None, driver, tmp_path)
     assert [s.gpu for s in local.slots] == [0, 2, None]
     assert local.unused == ("GPU 1 (T4)",)
-
-
-def test_a_gpu_is_one_of_those_that_are_visible(monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert visible(1) == "1"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
-    assert [visible(0), visible(1)] == ["3", "5"]
 
 
 def test_without_a_gpu_any_worker_takes_any_job():

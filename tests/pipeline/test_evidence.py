@@ -1,5 +1,6 @@
 """What a build measures beside its check, in the bundle's report, in a build and in a night alike."""
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import nights
@@ -89,6 +90,13 @@ class Timed:
     def __init__(self):
         self.log = []
 
+    def __enter__(self):
+        self.log.append("open")
+        return self
+
+    def __exit__(self, *_):
+        self.log.append("close")
+
     def run(self, inputs):
         self.log.append("run")
 
@@ -101,20 +109,18 @@ class Timed:
 def test_an_executed_engine_is_timed(monkeypatch):
     runner, opened = Timed(), []
 
-    def open_timed(
-        engine, *, cuda_graph, version_compatible=False, without_lean_runtime=False, refit=None, plugins=None
-    ):
-        opened.append((engine, cuda_graph, version_compatible, refit))
+    def timed(engine, *, version_compatible=False, without_lean_runtime=False, refit=None, plugins=None):
+        opened.append((engine, version_compatible, refit))
         return runner
 
-    monkeypatch.setattr(evidence, "open_timed", open_timed)
+    monkeypatch.setattr(evidence, "TimedEngine", timed)
     monkeypatch.setattr(evidence, "first_batch", lambda prepared: {"x": np.zeros(1)})
     spec = TensorSpec("y", "float32", (1,), {})
     prepared = SimpleNamespace(outputs=(spec,))
     engine = Engine(b"plan", "tensorrt_rtx", "1.7", (), (spec,), (spec,), None, {"version_compatible": True}, ())
     report, found = evidence.timed(prepared, engine, EXECUTED, Stages(Silent()))
-    assert opened == [(b"plan", False, True, None)]
-    assert runner.log == ["run"] * 10 + ["timed"] * 200
+    assert opened == [(b"plan", True, None)]
+    assert runner.log == ["open"] + ["run"] * 10 + ["timed"] * 200 + ["close"]
     assert found == tuple(0.5 * k for k in range(1, 201))
     assert report.metrics[-1] == Metric("latency_ms", "y", 50.25)
     assert report.passed
@@ -143,7 +149,7 @@ def test_the_modes_of_a_hybrid_engine_say_why_they_are_not_measured(monkeypatch)
     from trtpipe.trt import driver
 
     monkeypatch.setattr(driver, "probe", lambda: SimpleNamespace(devices=("a card",), problem=""))
-    modes = bench_line._engine_modes(lambda: bench_line.Plan(b"", {}, hybrid=True), "tensorrt_rtx", {})
+    modes = bench_line._engine_modes(lambda: bench_line.TimedPlan(b"", {}, hybrid=True), "tensorrt_rtx", {})
     assert [m.name for m in modes] == ["engine", "engine, CUDA graph", "engine, with transfers"]
     for mode in modes:
         assert not mode.cannot
@@ -154,21 +160,24 @@ def test_the_modes_of_a_hybrid_engine_say_why_they_are_not_measured(monkeypatch)
 def test_an_engine_is_timed_with_its_own_settings(monkeypatch):
     from trtpipe.trt import driver
 
-    made, opened = [], []
+    made, opened, log = [], [], []
 
     def plan():
         made.append(1)
-        return bench_line.Plan(b"plan", {"version_compatible": True, "refit": b"graph"})
+        return bench_line.TimedPlan(b"plan", {"version_compatible": True, "refit": b"graph"})
 
-    def open_timed(
-        engine, *, cuda_graph, version_compatible=False, without_lean_runtime=False, refit=None, plugins=None
-    ):
+    @contextmanager
+    def timed(engine, *, cuda_graph, version_compatible=False, without_lean_runtime=False, refit=None, plugins=None):
         opened.append((engine, cuda_graph, version_compatible, refit))
-        return SimpleNamespace(name="RTX", notes=(), run=None)
+        yield SimpleNamespace(name="RTX", notes=(), run=None)
+        log.append("closed")
 
     monkeypatch.setattr(driver, "probe", lambda: SimpleNamespace(devices=("a card",), problem=""))
-    monkeypatch.setattr(bench_line, "open_timed", open_timed)
-    for mode in bench_line._engine_modes(plan, "tensorrt_rtx", {}):
-        assert mode.prepare().size_bytes == len(b"plan")
+    monkeypatch.setattr(bench_line, "TimedEngine", timed)
+    for number, mode in enumerate(bench_line._engine_modes(plan, "tensorrt_rtx", {})):
+        ready = mode.prepare()
+        assert ready.size_bytes == len(b"plan")
+        assert log == ["closed"] * number
+        ready.close()
     assert opened == [(b"plan", graph, True, b"graph") for graph in (False, True, False)]
     assert made == [1]

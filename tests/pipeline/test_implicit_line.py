@@ -11,7 +11,7 @@ import pytest
 
 from trtpipe.errors import InputError
 from trtpipe.job.job import Job
-from trtpipe.job.sections import Build, Calibration, Check, Input, Model, Output, Precision
+from trtpipe.job.sections import Build, Calibration, Check, Input, ModelSource, Output, Precision
 from trtpipe.pipeline import stages as pipeline
 from trtpipe.progress import Silent
 from trtpipe.routes import onnx as route
@@ -22,7 +22,7 @@ def job(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((6, 3, 8, 8), np.float32))
     return Job(
         name="implicit",
-        model=Model(factory="nets:Residual"),
+        model=ModelSource(factory="nets:Residual"),
         inputs={"x": Input(shape=("N", 3, 8, 8), dims={"N": {"min": 1, "opt": 4, "max": 8}})},
         outputs={"logits": Output()},
         precision=Precision(int8_mode=True),

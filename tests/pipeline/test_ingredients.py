@@ -239,3 +239,14 @@ def test_a_plugins_content_counts_from_the_graph_on(folder):
     moved, same = look(folder, "build: {target: tensorrt, plugins: [lib/libtwice.so]}\n")
     assert moved.key == after.key
     assert changed(other, same) == set()
+
+
+@pytest.mark.parametrize("lost", [(), ("read a.pt",), ("read a.pt", "listing data")])
+@pytest.mark.parametrize("changed", [(), ("source net",), ("weights", "source net")])
+def test_files_whose_reading_is_unknown_are_no_reason_by_themselves(lost, changed):
+    """Code that never ran has no record of what it reads: its files were not removed, and nobody knows about them."""
+    before = {"source net": "1", "weights": "2", "read a.pt": "3", "listing data": "4"}
+    now = {n: f"{v}, other" if n in changed else v for n, v in before.items() if n not in lost}
+    said = {"weights": "weights changed", "source net": "source of net changed"}
+    unknown = ("the record of what the job's code reads is lost",) if lost else ()
+    assert Ingredients(now).reasons(before) == (tuple(said[n] for n in changed) or unknown)

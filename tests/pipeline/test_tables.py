@@ -14,7 +14,7 @@ from calib.errors import CalibError
 from calib.table import CalibrationTable
 from trtpipe.job.sections import Correction, Precision
 from trtpipe.pipeline.cache.reads import Read
-from trtpipe.pipeline.tables import read_table, table_notes
+from trtpipe.pipeline.tables import overlap_warnings, read_table, table_notes
 
 
 def test_a_corrected_table_is_none_for_a_job_without_corrections(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,3 +58,19 @@ def test_a_job_is_not_told_of_what_its_formats_do_not_use(modes: tuple[dict[str,
         assert notes == (threshold, skipped, *(f"calibration: {s}" for s in steps))
     else:
         assert notes == (skipped, *(f"calibration: {s}" for s in steps[:2] if kept))
+
+
+@pytest.mark.parametrize("shared", [0, 1, 3])
+def test_check_samples_that_the_table_was_made_from_are_named(shared: int) -> None:
+    """By content, whatever they were called, and as often for a table that was read as for one that was made."""
+    audit = Audit(batches=1, batch_size=1, coverage=None, skipped=(), tensors={}, warnings=())
+    calibrated = {f"train/{i}.png": f"{i:064x}" for i in range(5)}
+    table = CalibrationTable("mse", 99.99, {}, {}, calibrated, "", audit)
+    digests = (*list(calibrated.values())[:shared], *(f"{i:064x}" for i in range(100, 104 - shared)))
+    check = SimpleNamespace(ids=("a", "b", "c", "d"), sample_digests=digests, sample_count=4)
+    assert overlap_warnings(None, check) == ()  # type: ignore[arg-type]
+    assert overlap_warnings(table, check) == (  # type: ignore[arg-type]
+        ()
+        if not shared
+        else (f"{shared} of 4 check samples were calibrated on too (first: a); the check is the weaker for it",)
+    )

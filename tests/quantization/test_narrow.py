@@ -23,7 +23,7 @@ from trtpipe.quantization.narrow import Statistics
 from trtpipe.quantization.policy import Choice, Modes, assign, cannot
 from trtpipe.quantization.precision import Keep, matching
 from trtpipe.quantization.quantize import Narrow, quantize
-from trtpipe.quantization.sensitivity import Sample, measure_sensitivity
+from trtpipe.quantization.sensitivity import SampleBatch, measure_sensitivity
 from trtpipe.routes.onnx import to_onnx
 from trtpipe.runtime.onnxruntime import OrtRunner
 
@@ -270,7 +270,7 @@ def test_each_module_is_measured_in_its_own_format(net, images, modes):
     found = measure_sensitivity(
         net.captured,
         net.amax,
-        [Sample((images,), len(images))],
+        [SampleBatch((images,), len(images))],
         half=None,
         keep=Keep(),
         progress=Silent(),
@@ -299,7 +299,7 @@ def test_a_module_in_4_bits_is_measured_in_the_8_bits_that_are_on(net, images, w
     """What a search could give it instead; both are better than 4 bits."""
     modes = Modes(frozenset((*eights, *(() if weights else ("nvfp4",)))), weights)
     found = measure_sensitivity(
-        net.captured, net.amax, [Sample((images,), len(images))], half=None, keep=Keep(), progress=Silent(),
+        net.captured, net.amax, [SampleBatch((images,), len(images))], half=None, keep=Keep(), progress=Silent(),
         int8="int8" in eights, narrow=Narrow(modes, Statistics(net.amax, {})),
     )  # fmt: skip
     mlp = next(m for m in found.modules if m.module == "mlp")

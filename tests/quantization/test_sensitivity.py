@@ -20,7 +20,7 @@ from trtpipe.quantization.partial import Partial, roundings
 from trtpipe.quantization.precision import Keep, ScaleTypes
 from trtpipe.quantization.quantize import place_qdq, prepare
 from trtpipe.quantization.ranking import ModuleSensitivity, Sensitivity
-from trtpipe.quantization.sensitivity import Sample, measure_sensitivity
+from trtpipe.quantization.sensitivity import SampleBatch, measure_sensitivity
 from trtpipe.quantization.units import find_units
 from trtpipe.values import CheckReport, Control, DimRange, LoadedModel, Metric, TensorSpec
 
@@ -55,6 +55,12 @@ def sqnr(reference, found):
     return 10 * math.log10((a**2).sum() / ((b - a) ** 2).sum())
 
 
+def of(found, module):
+    """The figures of one module."""
+    (one,) = (m for m in found.modules if m.module == module)
+    return one
+
+
 @pytest.fixture(scope="module")
 def x():
     return torch.randn(12, 3, 16, 16, generator=torch.Generator().manual_seed(1))
@@ -77,7 +83,7 @@ def labels():
 
 @pytest.fixture(scope="module")
 def found(captured, x, amax, labels):
-    samples = [Sample((x[:8],), 8, labels[:8]), Sample((x[8:],), 4, labels[8:])]
+    samples = [SampleBatch((x[:8],), 8, labels[:8]), SampleBatch((x[8:],), 4, labels[8:])]
     return measure_sensitivity(captured, amax, samples, half=torch.float16, keep=Keep(), progress=Silent())
 
 
@@ -94,7 +100,7 @@ def float_and_alone(captured, amax, x, path):
 @pytest.mark.parametrize("path", [hard.WORST, "layer1.0.conv1", "head"])
 def test_a_module_alone_costs_what_the_converted_graph_says(captured, amax, x, found, labels, path):
     reference, alone = float_and_alone(captured, amax, x, path)
-    one = found.find(path)
+    one = of(found, path)
     # the noise of layer2.0.conv2 includes that of the skip branch its add reads, which this graph leaves in float
     assert one.sqnr_db == pytest.approx(sqnr(reference, alone), abs=1.0)
     loss = nn.functional.cross_entropy
@@ -126,7 +132,7 @@ def test_the_worst_module_is_the_one_with_the_outlier_and_its_line_is_known(capt
 
 def test_a_module_kept_out_is_not_measured(captured, amax, x):
     keep = Keep(fp32=("layer*",))
-    some = measure_sensitivity(captured, amax, [Sample((x,), 12)], half=None, keep=keep, progress=Silent())
+    some = measure_sensitivity(captured, amax, [SampleBatch((x,), 12)], half=None, keep=keep, progress=Silent())
     assert {m.module for m in some.modules} == {"stem.0", "head"}
     assert all(m.half_sqnr_db is None and m.loss_rise is None for m in some.modules)
 
@@ -135,11 +141,11 @@ def test_padding_does_not_count(captured, amax, x, labels):
     def run(sample):
         return measure_sensitivity(captured, amax, [sample], half=torch.float16, keep=Keep(), progress=Silent())
 
-    padded = Sample((torch.cat([x[:3], 100 * x[3:4]]),), 3, labels[:3])
-    plain, other = run(Sample((x[:3],), 3, labels[:3])), run(padded)
+    padded = SampleBatch((torch.cat([x[:3], 100 * x[3:4]]),), 3, labels[:3])
+    plain, other = run(SampleBatch((x[:3],), 3, labels[:3])), run(padded)
     assert other.samples == 3
     for a in plain.modules:
-        b = other.find(a.module)
+        b = of(other, a.module)
         assert b.sqnr_db == pytest.approx(a.sqnr_db, abs=0.05)
         assert b.own_sqnr_db == pytest.approx(a.own_sqnr_db, abs=0.05)
         assert b.half_sqnr_db == pytest.approx(a.half_sqnr_db, abs=0.05)
@@ -166,7 +172,7 @@ def test_the_work_is_half_the_chain_for_each_module():
     x = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
     amax = amax_of(chain, x)
     with FlopCounterMode(display=False) as counted:
-        some = measure_sensitivity(chain, amax, [Sample((x,), 4)], half=None, keep=Keep(), progress=Silent())
+        some = measure_sensitivity(chain, amax, [SampleBatch((x,), 4)], half=None, keep=Keep(), progress=Silent())
     # one pass for the outputs, one walk, and from module k on the remaining 6, 5, ... 1 of 6 linears
     assert some.passes == pytest.approx(2 + 21 / 6)
     assert some.macs == 6 * 25
@@ -179,15 +185,15 @@ def test_a_half_precision_overflow_is_minus_infinity():
     chain = captured_of(network, 5)
     x = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
     some = measure_sensitivity(
-        chain, amax_of(chain, x), [Sample((x,), 4)], half=torch.float16, keep=Keep(), progress=Silent()
+        chain, amax_of(chain, x), [SampleBatch((x,), 4)], half=torch.float16, keep=Keep(), progress=Silent()
     )
-    assert some.find("steps.2").half_sqnr_db == -math.inf
-    assert 55 < some.find("steps.1").half_sqnr_db < 90
+    assert of(some, "steps.2").half_sqnr_db == -math.inf
+    assert 55 < of(some, "steps.1").half_sqnr_db < 90
 
 
 def test_nothing_to_quantize_and_no_sample_are_refused(captured, amax, x):
     with pytest.raises(InputError, match=r"^sensitivity: no module is left to quantize\. Narrow"):
-        measure_sensitivity(captured, amax, [Sample((x,), 12)], half=None, keep=Keep(("*",)), progress=Silent())
+        measure_sensitivity(captured, amax, [SampleBatch((x,), 12)], half=None, keep=Keep(("*",)), progress=Silent())
     with pytest.raises(InputError, match=r"^sensitivity: there is no sample\. Give check"):
         measure_sensitivity(captured, amax, [], half=None, keep=Keep(), progress=Silent())
 
@@ -198,7 +204,7 @@ def test_it_can_be_cancelled(captured, amax, x):
             return True
 
     with pytest.raises(Cancelled):
-        measure_sensitivity(captured, amax, [Sample((x,), 12)], half=None, keep=Keep(), progress=Impatient())
+        measure_sensitivity(captured, amax, [SampleBatch((x,), 12)], half=None, keep=Keep(), progress=Impatient())
 
 
 @pytest.mark.parametrize(
@@ -243,6 +249,15 @@ def test_blame_names_the_worst_with_source_and_a_next_step():
     assert blame(nameless, "fp16").endswith(" Keep c in precision.keep.fp16, or run `trtpipe tune`.")
 
 
+def test_blame_names_nobody_where_no_module_alone_changes_an_answer():
+    """Outputs that are classes or yes and no: a module that changes none of them is not the worst of anything."""
+    none = Sensitivity(tuple(one(name, math.inf) for name in ("a", "b", "c")), 32, 4, 1.0, 1.0, 0.1)
+    assert blame(none, "fp16") == (
+        "worst quantized modules: none. Each of 3 alone leaves the outputs of the samples that were measured "
+        "as they are. Run `trtpipe tune`."
+    )
+
+
 def test_blame_is_for_numbers_only():
     def report(metrics=(), problems=()):
         return CheckReport("graph", "r", 1, metrics, Control("d", "h", True, 1), False, problems)
@@ -256,7 +271,7 @@ def test_blame_is_for_numbers_only():
 def test_copying_leaves_the_captured_graph_alone(captured, amax, x):
     before = [(n.name, n.target) for n in captured.graph.graph.nodes]
     weights = {k: v.clone() for k, v in captured.graph.state_dict().items()}
-    measure_sensitivity(captured, amax, [Sample((x,), 12)], half=None, keep=Keep(), progress=Silent())
+    measure_sensitivity(captured, amax, [SampleBatch((x,), 12)], half=None, keep=Keep(), progress=Silent())
     assert before == [(n.name, n.target) for n in captured.graph.graph.nodes]
     for name, value in captured.graph.state_dict().items():
         np.testing.assert_array_equal(value.numpy(), weights[name].numpy())

@@ -16,7 +16,7 @@ from trtpipe.quantization import sensitivity
 from trtpipe.quantization.partial import Partial
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.ranking import Sensitivity
-from trtpipe.quantization.sensitivity import LEAST, Sample, measure_sensitivity
+from trtpipe.quantization.sensitivity import LEAST, SampleBatch, measure_sensitivity
 from trtpipe.values import Captured
 
 SAMPLES = 6
@@ -121,7 +121,7 @@ def network(name: str) -> tuple[Captured, dict[str, float], torch.Tensor, int]:
 def measured(name: str, seconds: float | None) -> tuple[Sensitivity, int]:
     """The sensitivities within `seconds`, sample by sample; and the operations of the network."""
     captured, amax, x, operations = network(name)
-    samples: Iterator[Sample] = (Sample((x[i : i + 1],), 1) for i in range(SAMPLES))
+    samples: Iterator[SampleBatch] = (SampleBatch((x[i : i + 1],), 1) for i in range(SAMPLES))
     found = measure_sensitivity(
         captured, amax, samples, half=torch.float16, keep=Keep(), progress=Silent(), seconds=seconds
     )

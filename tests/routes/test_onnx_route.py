@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -48,7 +49,7 @@ def test_onnxruntime_answers_as_the_program(net: str, shape: tuple[int, ...], ha
 
 
 def test_what_is_no_graph_is_refused() -> None:
-    with pytest.raises(BuildError, match="onnxruntime does not accept the graph"):
+    with pytest.raises(BuildError, match="graph: ONNX Runtime does not accept it"):
         OrtRunner(b"no graph")
 
 
@@ -138,3 +139,23 @@ def test_more_weights_than_one_file_holds_are_refused(monkeypatch: pytest.Monkey
         f"onnx: the graph's weights must be at most 2 GB, as a graph is one file (got {weights / 1e9:.2f} GB). Set "
         "precision.fp16_mode or bf16_mode, which halve them, or a number format of 8 or 4 bits."
     )
+
+
+@pytest.mark.parametrize("end", ["input", "output"])
+def test_bindings_may_have_the_names_of_values_and_weights_inside(end: str) -> None:
+    program, model = lowered("residual")
+    graph = onnx.load_from_string(model.data).graph
+    inside = {o for n in graph.node for o in n.output} | {i.name for i in graph.initializer}
+    x = nets.images(3, 3, 8, 8).numpy()
+    with OrtRunner(model.data, as_written=True) as runner:
+        expected = runner.run({"x": x})["logits"]
+    kinds = {name.rstrip("0123456789") for name in inside - {"logits"}}
+    chosen = [min(n for n in inside - {"logits"} if n.rstrip("0123456789") == kind) for kind in sorted(kinds)]
+    for name in chosen[:: max(1, len(chosen) // 8)]:
+        names = {"x": "x", "logits": "logits", **({"x": name} if end == "input" else {"logits": name})}
+        bound = {
+            key: tuple(replace(s, name=names[s.name]) for s in getattr(program, key)) for key in ("inputs", "outputs")
+        }
+        with OrtRunner(to_onnx(replace(program, **bound)).data, as_written=True) as runner:
+            found = runner.run({names["x"]: x})
+        assert np.array_equal(found[names["logits"]], expected), name

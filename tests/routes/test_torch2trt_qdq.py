@@ -238,7 +238,7 @@ def test_a_step_is_named_after_its_module_and_hides_no_method():
 def test_the_steps_compute_what_the_program_does():
     halves = line(tiny(), 16, 5, dtype="float16", out="float16")
     made = replay.replay(halves.quantized(int8=True), ABLE)
-    names = [n for n, m in made.named_modules() if isinstance(m, replay.Step)]
+    names = [n for n, m in made.named_modules() if isinstance(m, replay.ReplayedCall)]
     assert {"stem.conv2d", "body.conv2d", "skip.conv2d", "head.linear"} <= set(names)
     image = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(3)).half()
     (got,) = made(image)

@@ -24,13 +24,14 @@ RTX, TEN, ELEVEN = ("tensorrt-rtx", "1.7.1.116"), ("tensorrt", "10.3.0"), ("tens
 def machine(monkeypatch):
     """A function that describes a machine and returns its diagnosis."""
 
-    def examine(gpu=NO_GPU, tensorrts=None, packages=ALL, *, jetson=False, processor="x86_64"):
+    def examine(gpu=NO_GPU, tensorrts=None, packages=ALL, *, jetson=False, processor="x86_64", failed=None):
         monkeypatch.setattr(driver, "probe", lambda: gpu)
         monkeypatch.setattr(flavour, "installed", lambda: tensorrts or {})
         monkeypatch.setattr(doctor, "is_jetson", lambda: jetson)
         monkeypatch.setattr(doctor.platform, "machine", lambda: processor)
         by_module = {module: packages.get(name) for name, module in doctor.PACKAGES}
         monkeypatch.setattr(doctor, "version", by_module.get)
+        monkeypatch.setattr(doctor, "import_failures", lambda modules: failed or {})
         frontend = Frontend("tensorrt_rtx", "torch-tensorrt-rtx", "2.14.0") if by_module["torch_tensorrt"] else None
         monkeypatch.setattr(doctor.route_options, "installed_frontend", lambda: frontend)
         return doctor.examine()
@@ -128,7 +129,7 @@ def test_a_jetson(machine):
 def test_releases_too_old(machine):
     found = machine(L4, {"tensorrt": ("tensorrt", "8.5.2"), "tensorrt_rtx": ("tensorrt-rtx", "1.6.1.1")})
     assert why(found, "target tensorrt)") == "TensorRT 8.5.2 is older than 8.6"
-    assert "pip install --upgrade 'tensorrt-rtx>=1.7.1'" in found.commands
+    assert "pip install 'tensorrt-rtx>=1.7.1'" in found.commands
 
 
 def test_the_command_in_text_and_json(machine, capsys):
@@ -143,6 +144,45 @@ def test_the_command_in_text_and_json(machine, capsys):
     assert value["tensorrts"] == {"tensorrt_rtx": "tensorrt-rtx 1.7.1.116"}
     assert [a["possible"] for a in value["abilities"]] == [True, True, True, False, False, False, False]
     assert value["commands"] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "lost"),
+    [
+        ("torchvision", {"capture, calibrate and export a model"}),
+        ("onnxruntime", {"capture, calibrate and export a model", "run a graph (target onnxruntime)"}),
+        ("tensorrt_rtx", {"build an engine (target tensorrt_rtx)"}),
+    ],
+)
+def test_what_cannot_be_imported_cannot_be_done(machine, module, lost):
+    whole, broken = (
+        machine(tensorrts={"tensorrt_rtx": RTX}),
+        machine(tensorrts={"tensorrt_rtx": RTX}, failed={module: "E: x"}),
+    )
+    assert {what for what, possible in can(whole).items() if possible != can(broken)[what]} == lost
+    for what in lost:
+        assert why(broken, what) == (
+            f"{module} is installed and cannot be imported (E: x). It is damaged, or does not fit the packages "
+            "that it needs."
+        )
+    assert any(c.startswith("pip install --force-reinstall ") for c in broken.commands)
+
+
+def test_imports_are_tried_in_another_process(tmp_path, monkeypatch):
+    for name, text in (
+        ("whole", "print('noise')"),
+        ("lacking", "raise OSError('libfoo.so.9: cannot open shared object file')"),
+        ("ending", "import os; os._exit(5)"),
+        ("after", "import whole, lacking"),
+    ):
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert doctor.import_failures(("whole", "lacking", "ending", "whole", "after")) == {
+        "lacking": "OSError: libfoo.so.9: cannot open shared object file",
+        "ending": "it ended the process (exit code 5)",
+        "after": "OSError: libfoo.so.9: cannot open shared object file",
+    }
+    assert "whole" not in sys.modules
 
 
 def test_nothing_heavy_is_imported():

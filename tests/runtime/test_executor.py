@@ -169,7 +169,7 @@ def test_a_distance_that_is_not_finite_allows_nothing(tmp_path: Path, figure: st
 def test_a_graph_that_onnxruntime_refuses_is_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shipping.bundle(tmp_path / "c", extra={GRAPH: b"no graph"})
     assert main(["export", str(tmp_path / "c"), "--to", "triton", str(tmp_path / "models")]) == 4
-    assert "onnxruntime does not accept the graph" in capsys.readouterr().err
+    assert "graph: ONNX Runtime does not accept it" in capsys.readouterr().err
     assert not (tmp_path / "models").exists()
 
 
@@ -336,6 +336,17 @@ def test_a_portable_engine_runs_on_the_gpus_that_have_its_number_formats(
         )
 
 
+def test_where_another_gpu_of_the_machine_fits_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA_VISIBLE_DEVICES may list the GPUs already: the name that it has there is the one to set."""
+    kinds = (("H100", "9.0"), ("T4", "7.5"), ("L4", "8.9"))
+    gpus = tuple(driver.Gpu(i, name, capability, 8 << 30) for i, (name, capability) in enumerate(kinds))
+    monkeypatch.setenv(driver.VISIBLE, "5,7, GPU-3f")
+    for count, said in ((3, " Or use L4, which is here too: set CUDA_VISIBLE_DEVICES=GPU-3f."), (2, "")):
+        monkeypatch.setattr(driver, "probe", lambda count=count: driver.Driver("12.8", gpus[:count]))
+        (note,) = executor.graph_notes(built("tensorrt_rtx", ("8.6", "8.9")), "graph")
+        assert note.endswith(f"Build the bundle for this device, or with hardware compatibility.{said}")
+
+
 def test_an_engine_for_windows_is_not_executed_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "probe", lambda: gpu("8.9"))
     engine = built("tensorrt", ("8.9",), runtime_platform="windows_amd64")
@@ -355,3 +366,11 @@ def test_an_engine_without_a_graph_says_why_neither_can_run(monkeypatch: pytest.
         "compute capability: the engine must run on 8.9 (got 9.0, GPU 9.0)."
     )
     assert said.endswith("Build where its GPU is, or take build.route: onnx.")
+
+
+def test_a_figure_and_the_checks_are_told_apart() -> None:
+    baseline, got = np.array([[1.0, 0.0]], np.float32), np.array([[1.0, 0.0205]], np.float32)
+    said = executor._beyond(baseline, got, executor.Distance(0.99981, 1.0, 1.0))
+    assert said == "a worst cosine of 0.99979 (check: 0.99981)"
+    said = executor._beyond(baseline, got + np.float32(1), executor.Distance(0.5, 1.0, 9.0))
+    assert said == "a maximum difference of 1.02 (check: 1)"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trtpipe.bundle.hybrid import Constant, EngineStep, Hybrid, OperatorStep, Plan
+from trtpipe.bundle.hybrid import EngineStep, Hybrid, OperatorStep, StoredConstant, StoredPlan
 
 #: y = engine1(erfc(engine0(image)) + bias), the bias a constant; as steps.
 STEPS: tuple[EngineStep | OperatorStep, ...] = (
@@ -31,6 +31,6 @@ def hybrid(**changes: Any) -> Hybrid:
         "inputs": ("image",),
         "outputs": {"logits": {"value": "second"}},
         "steps": STEPS,
-        "constants": {"c0": Constant(dtype="float32", shape=(3,))},
+        "constants": {"c0": StoredConstant(dtype="float32", shape=(3,))},
     }
-    return Hybrid(Plan(**{**fields, **changes}), (plan_bytes(), plan_bytes()), {"c0": BIAS.tobytes()})
+    return Hybrid(StoredPlan(**{**fields, **changes}), (plan_bytes(), plan_bytes()), {"c0": BIAS.tobytes()})

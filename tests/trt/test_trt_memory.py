@@ -200,7 +200,7 @@ def test_pycuda_round_trip(pycuda):
     address, _owner = device.place(array)
     assert np.array_equal(np.frombuffer(ctypes.string_at(address, 32), np.int64), array)
     assert device.allocate_host(6).array.nbytes == 6
-    with pytest.raises(MissingError, match=r"^CUDA graphs need torch or cuda-python, and pycuda is in use\."):
+    with pytest.raises(MissingError, match=r"^engine: CUDA graphs need torch or cuda-python, and pycuda is in use\."):
         device.capture(lambda: None)
 
 

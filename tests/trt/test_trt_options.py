@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from trtpipe.job.build_options import BuildOptions
-from trtpipe.job.sections import Build, Keep, Precision
+from trtpipe.job.sections import Build, KeepGlobs, Precision
 from trtpipe.trt.flavour import CAPABILITIES
 from trtpipe.trt.options import OPTIONS, asked, needs_driver, refusals, without_driver
 from trtpipe.values import DimRange
@@ -68,7 +68,7 @@ REFUSED = [
       "it out."]),
     ({"quantization": "implicit", "profiles": ({"N": DimRange(1, 1, 1)}, {"N": DimRange(2, 2, 2)})}, INT8, TEN,
      ["build.profiles: at most one profile can be calibrated (got 2). Use quantization explicit."]),
-    ({"quantization": "implicit"}, Precision(int8_mode=True, keep=Keep(fp16=("a", "b"))), TEN,
+    ({"quantization": "implicit"}, Precision(int8_mode=True, keep=KeepGlobs(fp16=("a", "b"))), TEN,
      ["precision.keep: must be empty with build.quantization implicit (got a, b). Use explicit, or keep nothing."]),
     ({"quantization": "implicit"}, Precision(int8_mode=True, bf16_mode=True), TEN,
      ["build.quantization: implicit must go with FP16 or FP32 (got precision.bf16_mode). Use explicit."]),

@@ -12,11 +12,11 @@ from __future__ import annotations
 import io
 import os
 import re
-import secrets
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from calib.files import replacing
 from trtpipe.bundle.format import SIGNATURE_BYTES, Bundle, Trust, incomplete, place, read_bundle
 from trtpipe.bundle.manifest import FILE_NAME, MAX_MANIFEST_BYTES, SIGNATURE, from_json
 from trtpipe.errors import InputError
@@ -88,19 +88,14 @@ def unpack(archive: Path, destination: Path, trust: Trust | None = None) -> Bund
 
 def _write(bundle: Bundle, archive: Path) -> None:
     archive.parent.mkdir(parents=True, exist_ok=True)
-    temporary = archive.with_name(f".{archive.name}.{secrets.token_hex(8)}")
-    try:
-        with open(temporary, "xb") as file:
-            for name, data in _members(bundle):
-                file.write(_header(name, len(data)))
-                file.write(data)
-                file.write(bytes(-len(data) % _BLOCK))
-            file.write(bytes(2 * _BLOCK))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, archive)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(archive) as sibling, open(sibling, "xb") as file:
+        for name, data in _members(bundle):
+            file.write(_header(name, len(data)))
+            file.write(data)
+            file.write(bytes(-len(data) % _BLOCK))
+        file.write(bytes(2 * _BLOCK))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _members(bundle: Bundle) -> Iterator[tuple[str, bytes]]:

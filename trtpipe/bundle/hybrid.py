@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from calib.strictjson import first_problem
+from calib.strictjson import first_problem, loads
 from trtpipe.bundle.golden import tensors_of
 from trtpipe.bundle.manifest import AGAIN, HYBRID
 from trtpipe.errors import InputError
@@ -39,7 +39,7 @@ SPECIAL = ("value", "tensor", "dtype", "device", "layout", "memory_format", "flo
 _NAME = r"^[A-Za-z_][A-Za-z0-9_.]*$"
 _MAX_PLAN_BYTES, _MAX_DEPTH = 16 << 20, 8
 
-Name = Annotated[str, Field(pattern=_NAME)]
+PlainName = Annotated[str, Field(pattern=_NAME)]
 
 
 class _Part(BaseModel):
@@ -53,7 +53,7 @@ class EngineStep(_Part):
     inputs: tuple[str, ...] = Field(strict=False)
     args: tuple[JsonValue, ...] = Field(strict=False)
     outputs: tuple[str, ...] = Field(strict=False, min_length=1)
-    out: Name
+    out: PlainName
 
 
 class OperatorStep(_Part):
@@ -62,10 +62,10 @@ class OperatorStep(_Part):
     op: Annotated[str, Field(pattern=OPERATOR)]
     args: tuple[JsonValue, ...] = Field(strict=False)
     kwargs: dict[str, JsonValue] = Field(default_factory=dict)
-    out: Name
+    out: PlainName
 
 
-class Constant(_Part):
+class StoredConstant(_Part):
     """A constant in the file."""
 
     dtype: Literal[
@@ -74,21 +74,21 @@ class Constant(_Part):
     shape: tuple[Annotated[int, Field(ge=0)], ...] = Field(strict=False)
 
 
-class Plan(_Part):
+class StoredPlan(_Part):
     """What is executed, in order. `inputs` and the names of `outputs` are those of the bundle's bindings."""
 
     version: Literal[1] = 1
-    inputs: tuple[Name, ...] = Field(strict=False, min_length=1)
+    inputs: tuple[PlainName, ...] = Field(strict=False, min_length=1)
     outputs: dict[str, JsonValue] = Field(min_length=1)
     steps: tuple[EngineStep | OperatorStep, ...] = Field(strict=False, min_length=1)
-    constants: dict[Name, Constant] = Field(default_factory=dict)
+    constants: dict[PlainName, StoredConstant] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Hybrid:
     """A plan with the engines and the constants it names; `constants` are raw bytes, little-endian."""
 
-    plan: Plan
+    plan: StoredPlan
     engines: tuple[bytes, ...]
     constants: Mapping[str, bytes]
 
@@ -167,15 +167,15 @@ def _number(name: str) -> tuple[int, str]:
     return (int(digits), name) if digits.isascii() and digits.isdecimal() and len(digits) < 6 else (1 << 30, name)
 
 
-def _plan(text: bytes, where: str) -> Plan:
+def _plan(text: bytes, where: str) -> StoredPlan:
     if len(text) > _MAX_PLAN_BYTES:
         raise InputError(f"{where}: the plan must be at most {_MAX_PLAN_BYTES} bytes (got {len(text)}). {AGAIN}")
     try:
-        raw = json.loads(text)
+        raw = loads(text)
         if not isinstance(raw, dict) or raw.get("version") != 1 or isinstance(raw.get("version"), bool):
             got = raw.get("version") if isinstance(raw, dict) else type(raw).__name__
             raise InputError(f"{where}: the plan must be of version 1 (got {got!r}). Update trtpipe.")
-        plan = Plan.model_validate(raw)
+        plan = StoredPlan.model_validate(raw)
         if _canonical(plan.model_dump(mode="json")) != text:
             raise ValueError("it is not in canonical form")
     except ValidationError as error:
@@ -222,7 +222,7 @@ def _agrees(hybrid: Hybrid) -> None:
     _defined(list(plan.outputs.values()), known, plan)
 
 
-def _defined(args: list[JsonValue], known: set[str], plan: Plan) -> None:
+def _defined(args: list[JsonValue], known: set[str], plan: StoredPlan) -> None:
     for key, argument in references(args):
         if key == "value" and argument not in known:
             raise ValueError(f"value {argument} read before it is there")

@@ -67,7 +67,7 @@ FILE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 _VERSION = r"^[0-9]+(\.[0-9]+){0,3}([a-z+.-][A-Za-z0-9.+-]*)?$"
 
 
-class Part(BaseModel):
+class ManifestPart(BaseModel):
     """A part of a manifest: unknown keys are errors, values never change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -84,14 +84,14 @@ def _strict_build(raw: object) -> object:
     return {k: _strict_build(v) for k, v in raw.items()}
 
 
-class FileEntry(Part):
+class FileEntry(ManifestPart):
     """One file beside the manifest."""
 
     size: int = Field(ge=0, description="bytes")
     sha256: str = Field(pattern=SHA256)
 
 
-class EngineInfo(Part):
+class EngineInfo(ManifestPart):
     """What the engine file is and where it may run."""
 
     file: EngineFile
@@ -120,7 +120,7 @@ class EngineInfo(Part):
     )
 
 
-class Manifest(Part):
+class Manifest(ManifestPart):
     """Everything a device has to know about a bundle, or a kit, before it touches the engine."""
 
     schema_version: Literal[1] = SCHEMA_VERSION

@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
@@ -21,9 +20,6 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key, l
 from calib.files import read_at_most
 from trtpipe.errors import InputError
 from trtpipe.outputs import naming
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 #: Where a device keeps the public keys it trusts, unless this variable names another file.
 KEY_VARIABLE = "TRTPIPE_PUBLIC_KEY"

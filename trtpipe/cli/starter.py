@@ -32,7 +32,7 @@ CHECK_ON = ("val", "valid", "validation", "test")
 
 
 @dataclass(frozen=True)
-class Source:
+class StarterSource:
     """Where the network comes from, and the images it takes."""
 
     factory: str
@@ -78,14 +78,14 @@ def starter(folder: Path, source: str | None = None, images: Path | None = None)
     return tuple(files)
 
 
-def _source(source: str | None, folder: Path) -> Source:
+def _source(source: str | None, folder: Path) -> StarterSource:
     imagenet = (
         "{resize: 256, center_crop: [224, 224], normalize: {mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]}}"
     )
     if source is None:
         halves = "{resize: [64, 64], normalize: {mean: [0.5, 0.5, 0.5], std: [0.5, 0.5, 0.5]}}"
         about = "model.py beside this file; or any package.module:callable that returns an nn.Module"
-        return Source(
+        return StarterSource(
             "model:build",
             {"num_classes": 2},
             about,
@@ -99,10 +99,10 @@ def _source(source: str | None, folder: Path) -> Source:
         raise InputError(f"--from: {violation('be timm:<model> or package.module:callable', repr(source))}")
     if absent := missing(source, (folder, Path.cwd())):
         raise InputError(f"--from: {violation(*absent)}")
-    return Source(source, {}, "returns an nn.Module", (3, 224, 224), imagenet, "output")
+    return StarterSource(source, {}, "returns an nn.Module", (3, 224, 224), imagenet, "output")
 
 
-def _timm(name: str) -> Source:
+def _timm(name: str) -> StarterSource:
     """A model of timm, with the image size, crop and normalization of its configuration."""
     try:
         import timm
@@ -123,7 +123,7 @@ def _timm(name: str) -> Source:
     )
     about = "pretrained: true downloads timm's weights; false makes random ones"
     args: dict[str, str | int | bool] = {"model_name": name, "pretrained": True}
-    return Source("timm:create_model", args, about, (channels, height, width), transform)
+    return StarterSource("timm:create_model", args, about, (channels, height, width), transform)
 
 
 def _numbers(values: Iterable[float]) -> str:
@@ -135,7 +135,7 @@ def _parts(images: Path) -> tuple[Path, Path]:
     if not images.is_dir():
         raise InputError(f"--images: {violation('be a folder of images', repr(str(images)))}")
     if not has_images(images):
-        raise InputError(f"--images: holds no image ({', '.join(IMAGE_SUFFIXES)})")
+        raise InputError(f"--images: holds no image ({', '.join(IMAGE_SUFFIXES)}). Check the path.")
     calibrate_on = next((images / n for n in CALIBRATE_ON if (images / n).is_dir()), None)
     check_on = next((images / n for n in CHECK_ON if (images / n).is_dir()), None)
     return calibrate_on or check_on or images, check_on or calibrate_on or images
@@ -188,7 +188,7 @@ def _target() -> str:
     return "tensorrt" if set(installed()) == {"tensorrt"} else "tensorrt_rtx"
 
 
-def _job(name: str, source: Source, calibrate_on: str, check_on: str, made_up: bool) -> str:
+def _job(name: str, source: StarterSource, calibrate_on: str, check_on: str, made_up: bool) -> str:
     channels, height, width = source.shape
     args = ", ".join(f"{key}: {_plain(value)}" for key, value in source.args.items())
     notes = "   # stand-ins: put your own here, one folder for each class" if made_up else ""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from calib.types import Array, JsonObject
 from trtpipe.batching import Batching, joined
-from trtpipe.errors import Cancelled, InputError
+from trtpipe.errors import Cancelled, InputError, first_line
 from trtpipe.evaluation import intervals, metrics
 from trtpipe.progress import Progress
 
@@ -30,6 +31,7 @@ class Ready:
     run: one batch that is on the device already, to its end. infer: outputs by name for inputs by name, [B, ...] each.
     ms: the milliseconds of one `run` as the device itself counts them (CUDA events); the host's clock where None.
     size_bytes: of the weights, or of the file that is deployed; peak_memory_bytes: what a device counted, if it did.
+    close: releases what was opened for it.
     """
 
     run: Callable[[], object]
@@ -38,6 +40,7 @@ class Ready:
     notes: tuple[str, ...] = ()
     ms: Callable[[], float] | None = None
     peak_memory_bytes: Callable[[], int | None] | None = None
+    close: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class Bench:
 
 
 @dataclass(frozen=True)
-class Data:
+class BenchData:
     """What modes are compared on: batches of one size (read again each time), the reference's rows, labels or None."""
 
     batches: Callable[[], Iterable[Mapping[str, Array]]]
@@ -109,7 +112,7 @@ class Data:
 
 def measure_modes(
     modes: Sequence[Mode],
-    data: Data,
+    data: BenchData,
     *,
     batch: int,
     rounds: int,
@@ -132,24 +135,25 @@ def measure_modes(
         raise InputError(f"bench: at least one round is needed (got {rounds}). Raise --rounds.")
     ready: dict[int, Ready] = {}
     rows = []
-    for k, mode in enumerate(modes):
-        _listen(progress)
-        row = Row(mode.name, mode.device, skipped=mode.cannot)
-        if not mode.cannot:
-            row, made = _made(mode, data)
-            if made is not None:
-                ready[k] = made
-        rows.append(row)
-        progress.step(k + 1, len(modes), "modes")
-    times: dict[int, list[float]] = {k: [] for k in ready}
-    began, done = clock(), 0
-    while ready and done < rounds and (done < FEWEST or clock() - began < seconds):
-        _listen(progress)
-        for k, made in ready.items():
-            pause(PAUSE_S)
-            times[k].append(_timed(made, clock))
-        done += 1
-        progress.step(done, rounds, "rounds")
+    with ExitStack() as opened:
+        for k, mode in enumerate(modes):
+            _listen(progress)
+            row = Row(mode.name, mode.device, skipped=mode.cannot)
+            if not mode.cannot:
+                row, made = _made(mode, data, opened)
+                if made is not None:
+                    ready[k] = made
+            rows.append(row)
+            progress.step(k + 1, len(modes), "modes")
+        times: dict[int, list[float]] = {k: [] for k in ready}
+        began, done = clock(), 0
+        while ready and done < rounds and (done < FEWEST or clock() - began < seconds):
+            _listen(progress)
+            for k, made in ready.items():
+                pause(PAUSE_S)
+                times[k].append(_timed(made, clock))
+            done += 1
+            progress.step(done, rounds, "rounds")
     return tuple(_with_times(row, times.get(k), batch) for k, row in enumerate(rows)), done
 
 
@@ -158,19 +162,22 @@ def _listen(progress: Progress) -> None:
         raise Cancelled("interrupted")
 
 
-def _made(mode: Mode, data: Data) -> tuple[Row, Ready | None]:
-    """The mode ready to be timed, and its row so far; or the row that says why not."""
+def _made(mode: Mode, data: BenchData, opened: ExitStack) -> tuple[Row, Ready | None]:
+    """The mode ready to be timed until `opened` is closed, and its row so far; or the row that says why not."""
     peak = PeakMemory()
     try:
-        made = mode.prepare()
-        outputs = outputs_of(made.infer, data)
-        for _ in range(WARM_UP):
-            made.run()
+        with ExitStack() as own:
+            made = mode.prepare()
+            own.callback(made.close)
+            outputs = outputs_of(made.infer, data)
+            for _ in range(WARM_UP):
+                made.run()
+            opened.push(own.pop_all())
     except Cancelled:
         raise
     except Exception as error:  # noqa: BLE001  # whatever keeps a mode from running here is its row's text
-        text = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return Row(mode.name, mode.device, skipped=f"{type(error).__name__}: {text[:LONGEST_REASON]}"), None
+        text = first_line(error)[:LONGEST_REASON]
+        return Row(mode.name, mode.device, skipped=f"{type(error).__name__}: {text}"), None
     used = peak.bytes() if made.peak_memory_bytes is None else made.peak_memory_bytes()
     figures = compare(data.reference, outputs, data.labels, data.batching.whole)
     return Row(
@@ -178,7 +185,7 @@ def _made(mode: Mode, data: Data) -> tuple[Row, Ready | None]:
     ), made
 
 
-def outputs_of(infer: Callable[[Mapping[str, Array]], Mapping[str, Array]], data: Data) -> dict[str, Array]:
+def outputs_of(infer: Callable[[Mapping[str, Array]], Mapping[str, Array]], data: BenchData) -> dict[str, Array]:
     """The rows of every output over all batches, [S, ...] in the dtype that `infer` gives."""
     return joined(data.batching.rows(infer(b), len(next(iter(b.values())))) for b in data.batches())
 

@@ -27,7 +27,7 @@ CONTROL_SAMPLES = 64
 NOT_EXECUTED = "check.require is engine, and no GPU executed it here"
 
 #: limit of the job -> metric
-LIMITS: Mapping[str, str] = {
+METRIC_OF_LIMIT: Mapping[str, str] = {
     f"{metric}_{'min' if metrics.BEST[metric] > 0 else 'max'}": metric
     for metric in ("cosine", "max_abs", "relative_l2", "sqnr_db", "top1_agreement", "accuracy_drop")
 }
@@ -40,7 +40,7 @@ OWN_LIMITS: Mapping[str, tuple[str, bool]] = {
 
 
 @dataclass(frozen=True)
-class Bound:
+class JudgedLimit:
     """One limit of a job: its key below check.limits, the metric that it is for, and which figures meet it."""
 
     key: str
@@ -49,15 +49,15 @@ class Bound:
     limit: float
 
 
-def bounds(limits: Limits) -> tuple[Bound, ...]:
+def bounds(limits: Limits) -> tuple[JudgedLimit, ...]:
     """The limits that are set and that figures of outputs are held against."""
     usual = [
-        Bound(key, metric, metrics.BEST[metric] > 0, v)
-        for key, metric in LIMITS.items()
+        JudgedLimit(key, metric, metrics.BEST[metric] > 0, v)
+        for key, metric in METRIC_OF_LIMIT.items()
         if (v := getattr(limits, key)) is not None
     ]
     own = [
-        Bound(f"metrics.{name}.{key}", name + end, larger, v)
+        JudgedLimit(f"metrics.{name}.{key}", name + end, larger, v)
         for name, of in limits.metrics.items()
         for key, (end, larger) in OWN_LIMITS.items()
         if (v := getattr(of, key)) is not None
@@ -307,7 +307,7 @@ def unjudgeable(
     needing = {"top1_agreement_min", "accuracy_drop_max"} if lacks.startswith("an output") else {"accuracy_drop_max"}
     return {
         limit: f"check.limits.{limit} cannot be judged: it needs {lacks}"
-        for limit in LIMITS
+        for limit in METRIC_OF_LIMIT
         if lacks and limit in needing and getattr(limits, limit) is not None
     }
 

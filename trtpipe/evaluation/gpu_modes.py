@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from trtpipe.evaluation.bench import Mode
-from trtpipe.evaluation.torch_modes import Call, InHalf, ModeSetup, Tensors, compiled, ready, tensors
+from trtpipe.evaluation.torch_modes import Call, InHalf, ModeSetup, TensorTuple, compiled, ready, tensors
 
 #: Runs before a CUDA graph is recorded: libraries load their kernels and take their workspaces in the first ones.
 BEFORE_RECORDING = 3
@@ -31,7 +31,7 @@ def gpu_modes(setup: ModeSetup) -> tuple[Mode, ...]:
     return (
         mode("eager TF32", lambda: moved(module), tf32=True),
         mode("eager FP16, channels last", lambda: _channels_last(moved(InHalf(module, half)))),
-        mode("eager FP16, CUDA graph", lambda: Recorded(moved(InHalf(module, half)), setup), _COPY),
+        mode("eager FP16, CUDA graph", lambda: RecordedGraph(moved(InHalf(module, half)), setup), _COPY),
         mode("torch.compile FP16", lambda: compiled(moved(InHalf(module, half)))),
         mode("torch.compile FP16, CUDA graphs", lambda: compiled(moved(InHalf(module, half)), cuda_graphs=True), _COPY),
     )
@@ -47,7 +47,7 @@ def _channels_last(module: torch.nn.Module) -> Call:
     return module
 
 
-class Recorded:
+class RecordedGraph:
     """A module whose launches were recorded once, for one shape, and are replayed as one CUDA graph.
 
     Outputs are in the graph's own memory until the next run.
@@ -66,9 +66,9 @@ class Recorded:
             cuda.current_stream().wait_stream(side)
             self._graph = cuda.CUDAGraph()
             with cuda.graph(self._graph):
-                self._outputs: Tensors = module(*self._inputs)
+                self._outputs: TensorTuple = module(*self._inputs)
 
-    def __call__(self, *inputs: torch.Tensor) -> Tensors:
+    def __call__(self, *inputs: torch.Tensor) -> TensorTuple:
         """The outputs of `inputs`, which have the recorded shapes."""
         for own, given in zip(self._inputs, inputs, strict=True):
             own.copy_(given)

@@ -23,7 +23,7 @@ from trtpipe.model.computing import tf32_allowed
 from trtpipe.model.torch_versions import graph_module, needs_torchao
 from trtpipe.values import LoadedModel
 
-Tensors = tuple[torch.Tensor, ...]
+TensorTuple = tuple[torch.Tensor, ...]
 
 #: A network as it is called in one mode: a module, a compiled or scripted function.
 Call = Callable[..., Any]
@@ -42,10 +42,10 @@ class InHalf(torch.nn.Module):
         self.network = copy.deepcopy(bound.network).to(dtype)
         self.dtype = dtype
 
-    def forward(self, *inputs: torch.Tensor) -> Tensors:
+    def forward(self, *inputs: torch.Tensor) -> TensorTuple:
         """The outputs of `inputs` in their binding dtypes."""
         ready = [x.to(self.dtype) if x.is_floating_point() else x for x in self.bound.prepared(inputs)]
-        outputs: Tensors = self.bound.outputs(self.network(*ready))
+        outputs: TensorTuple = self.bound.outputs(self.network(*ready))
         return outputs
 
 
@@ -100,7 +100,7 @@ _NO_SCRIPT = "there is no TorchScript of a .pt2 program or an ONNX file"
 _NO_COMPILER = "Inductor needs a C++ compiler; none of g++ and clang++ is on PATH"
 
 
-def tensors(setup: ModeSetup, arrays: Mapping[str, Array]) -> Tensors:
+def tensors(setup: ModeSetup, arrays: Mapping[str, Array]) -> TensorTuple:
     """The inputs in order, on the device, in the arrays' own dtypes and shapes [B, ...]."""
     return tuple(torch.from_numpy(np.ascontiguousarray(arrays[s.name])).to(setup.device) for s in setup.loaded.inputs)
 
@@ -197,8 +197,8 @@ def _as_script(script: Any, setup: ModeSetup) -> Call:
         fresh = jit.load(buffer, map_location=setup.device).eval()
     bound: Any = setup.loaded.module
 
-    def whole(*inputs: torch.Tensor) -> Tensors:
-        outputs: Tensors = bound.outputs(fresh(*bound.prepared(inputs)))
+    def whole(*inputs: torch.Tensor) -> TensorTuple:
+        outputs: TensorTuple = bound.outputs(fresh(*bound.prepared(inputs)))
         return outputs
 
     with torch.inference_mode():
@@ -255,7 +255,7 @@ def _pt2e(setup: ModeSetup) -> Call:
     from trtpipe.model.pt2e import convert_pt2e, prepare_pt2e
 
     if torch.backends.quantized.engine not in ("x86", "fbgemm", "onednn", "qnnpack"):
-        raise MissingError("PyTorch has no quantized kernels for this processor")
+        raise MissingError("bench: PyTorch has no quantized kernels for this processor.")
     on_arm = _int8_backend().startswith("Arm")
     if on_arm:
         quantizer: Any = arm.ArmInductorQuantizer().set_global(arm.get_default_arm_inductor_quantization_config())

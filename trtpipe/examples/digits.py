@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
+from calib.files import replacing
+
 if TYPE_CHECKING:
     import torch
 
@@ -176,9 +178,8 @@ def save(model: torch.nn.Module, accuracy: float, required: float, weights: Path
 
     if accuracy < required:
         raise SystemExit(f"the network reached only {accuracy:.4f} on val (wanted {required})")
-    temporary = weights.with_suffix(".part")
-    save_file({k: v.contiguous() for k, v in model.state_dict().items()}, str(temporary))
-    temporary.replace(weights)
+    with replacing(weights) as sibling:
+        save_file({k: v.contiguous() for k, v in model.state_dict().items()}, str(sibling))
     print(f"{weights}: accuracy {accuracy:.4f} on val")  # noqa: T201
 
 

@@ -9,19 +9,18 @@ from pathlib import PurePath
 from pydantic import BaseModel
 
 from trtpipe.job.sections import Normalize
-
-Path = tuple[str | int, ...]
+from trtpipe.job.yamlfile import KeyPath
 
 #: Inputs that take images, and that a normalization can be of.
 IMAGE_DTYPES = ("float32", "float16", "uint8")
-SPEEDUP: Path = ("check", "limits", "speedup_over_fp16_min")
+SPEEDUP: KeyPath = ("check", "limits", "speedup_over_fp16_min")
 
 
 @dataclass(frozen=True)
 class Broken:
     """`path` must `must` (got `got`). `hint` is the next step."""
 
-    path: Path
+    path: KeyPath
     must: str
     got: str
     hint: str = ""
@@ -52,7 +51,7 @@ def counted(names: tuple[str, ...]) -> str:
     return " and ".join(names) if names else "none"
 
 
-def named_callable(value: str | None, path: Path) -> Iterator[Broken]:
+def named_callable(value: str | None, path: KeyPath) -> Iterator[Broken]:
     """A reference has the form of one."""
     if value is None:
         return
@@ -64,7 +63,7 @@ def named_callable(value: str | None, path: Path) -> Iterator[Broken]:
         yield Broken(path, "be package.module:callable", repr(value), hint)
 
 
-def suffixed(value: str | None, path: Path, legal: tuple[str, ...]) -> Iterator[Broken]:
+def suffixed(value: str | None, path: KeyPath, legal: tuple[str, ...]) -> Iterator[Broken]:
     """A file name ends in what its format ends in."""
     if value is not None and PurePath(value).suffix not in legal:
         yield Broken(path, f"end in {' or '.join(legal)}", repr(value))
@@ -75,7 +74,7 @@ def listed(items: tuple[object, ...]) -> str:
     return f"[{', '.join(map(str, items))}]"
 
 
-def normalization(value: Normalize, path: Path, channels: int | str | None) -> Iterator[Broken]:
+def normalization(value: Normalize, path: KeyPath, channels: int | str | None) -> Iterator[Broken]:
     """Mean and std fit each other and the channels."""
     if len(value.mean) != len(value.std):
         yield Broken(path, "have as many std as mean", f"{len(value.mean)} mean, {len(value.std)} std")

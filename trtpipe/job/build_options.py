@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from trtpipe.values import DimRange
 
-Pool = Literal["dla_managed_sram", "dla_local_dram", "dla_global_dram", "tactic_dram", "tactic_shared_memory"]
+MemoryPool = Literal["dla_managed_sram", "dla_local_dram", "dla_global_dram", "tactic_dram", "tactic_shared_memory"]
 TacticSource = Literal["cublas", "cublas_lt", "cudnn", "edge_mask_convolutions", "jit_convolutions"]
 TensorFormat = Literal[
     "linear", "chw2", "chw4", "chw16", "chw32", "hwc", "hwc8", "hwc16", "dhwc", "dhwc8", "cdhw32", "dla_linear",
@@ -51,7 +51,9 @@ class BuildOptions(BaseModel):
         description="several optimization profiles, each {dimension: {min, opt, max}}; else one, as inputs says",
     )
     workspace: Bytes | None = Field(default=None, description="workspace memory pool, bytes")
-    memory_pools: dict[Pool, Bytes] = Field(default_factory=dict, description="limits of the other memory pools, bytes")
+    memory_pools: dict[MemoryPool, Bytes] = Field(
+        default_factory=dict, description="limits of the other memory pools, bytes"
+    )
     optimization_level: int | None = Field(
         default=None, ge=0, le=5, description="how long TensorRT searches for tactics; its own default when absent"
     )

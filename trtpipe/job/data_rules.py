@@ -10,7 +10,6 @@ from trtpipe.job.broken import (
     IMAGE_DTYPES,
     SPEEDUP,
     Broken,
-    Path,
     changed,
     counted,
     given,
@@ -19,10 +18,11 @@ from trtpipe.job.broken import (
     normalization,
     suffixed,
 )
-from trtpipe.job.sections import BUILT_IN_METRICS, Calibration, Check, Data, Input, Model, Precision, Transform
+from trtpipe.job.sections import BUILT_IN_METRICS, Calibration, Check, Data, Input, ModelSource, Precision, Transform
+from trtpipe.job.yamlfile import KeyPath
 
 
-def calibrated(precision: Precision, calibration: Calibration | None, model: Model) -> Iterator[Broken]:
+def calibrated(precision: Precision, calibration: Calibration | None, model: ModelSource) -> Iterator[Broken]:
     """What is quantized by ranges has them."""
     own = model.quantized or model.factory is None  # a file may be quantized already
     if precision.calibrated and calibration is None and not own:
@@ -85,7 +85,7 @@ def _labels(check: Check) -> Iterator[Broken]:
 
 def _metrics(check: Check) -> Iterator[Broken]:
     for name, metric in check.metrics.items():
-        path: Path = ("check", "metrics", name)
+        path: KeyPath = ("check", "metrics", name)
         if not name.isidentifier() or name == "accuracy":
             yield Broken(path, "have a name of letters, digits and _ other than accuracy", repr(name))
         if metric.built_in:
@@ -129,7 +129,7 @@ def _data(section: str, data: Data, sources: tuple[str, ...]) -> Iterator[Broken
     transform = data.transform
     if transform is None:
         return
-    path: Path = (section, "transform")
+    path: KeyPath = (section, "transform")
     if data.images is None and sources_given:
         yield Broken(path, "be given only with images", f"transform with {sources_given[0]}", "Remove transform.")
     if "interpolation" in changed(transform) and transform.resize is None and transform.callable is None:
@@ -168,7 +168,7 @@ def _fits(section: str, data: Data, transform: Transform | None, inputs: Mapping
 
 def _image_shape(section: str, transform: Transform | None, name: str, spec: Input) -> Iterator[Broken]:
     """Images become [N, C, H, W] with C and, after a crop or an exact resize, H and W known beforehand."""
-    path: Path = ("inputs", name, "shape")
+    path: KeyPath = ("inputs", name, "shape")
     channels = 1 if transform is not None and transform.grayscale else 3
     if spec.dtype not in IMAGE_DTYPES:
         yield Broken(("inputs", name, "dtype"), "be float32, float16 or uint8 to take images", spec.dtype)

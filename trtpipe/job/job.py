@@ -17,7 +17,7 @@ from trtpipe.job.sections import (
     Correction,
     Data,
     Input,
-    Model,
+    ModelSource,
     Output,
     Precision,
     Section,
@@ -34,7 +34,7 @@ class Job(Section):
         max_length=MOST_NAME,
         description="also the name of the bundle's folder",
     )
-    model: Model
+    model: ModelSource
     inputs: dict[str, Input] = Field(min_length=1, description="the input bindings by name, in the model's order")
     outputs: dict[str, Output] = Field(min_length=1, description="the output bindings by name, in the model's order")
     precision: Precision = Precision()
@@ -82,11 +82,14 @@ class Job(Section):
         return self
 
     def input_specs(self) -> tuple[TensorSpec, ...]:
-        """The input bindings in the order of the file."""
-        return tuple(
-            TensorSpec(name, i.dtype, i.shape, {d: DimRange(r.min, r.opt, r.max) for d, r in i.dims.items()})
-            for name, i in self.inputs.items()
-        )
+        """The input bindings in the order of the file; a dimension of one size alone is a number in their shapes."""
+        specs = []
+        for name, i in self.inputs.items():
+            fixed = {d: r.min for d, r in i.dims.items() if r.min == r.max}
+            shape = tuple(fixed.get(d, d) if isinstance(d, str) else d for d in i.shape)
+            dims = {d: DimRange(r.min, r.opt, r.max) for d, r in i.dims.items() if d not in fixed}
+            specs.append(TensorSpec(name, i.dtype, shape, dims))
+        return tuple(specs)
 
     def require_calibration(self) -> Calibration:
         """The calibration section; InputError where the job has none."""

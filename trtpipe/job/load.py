@@ -108,7 +108,7 @@ class JobFile:
         self._parsed = parsed
         self._document = yamlfile.Document(None, {}, {}, {})
         self._text = ""
-        self._set: list[yamlfile.Path] = []
+        self._set: list[yamlfile.KeyPath] = []
         self._problems: list[Problem] = []
 
     @property
@@ -127,9 +127,10 @@ class JobFile:
         self._absolute(data)
         return self._validate(data)
 
-    def add(self, path: yamlfile.Path, text: str, *, missing: bool = False) -> None:
+    def add(self, path: yamlfile.KeyPath, text: str, *, missing: bool = False) -> None:
         """Report `text` (of `violation`) at `path`: as --set if the value came from there, else at its line."""
-        if any(path[: len(s)] == s for s in self._set):
+        made = path not in self._document.keys  # a mapping that only --set has
+        if any(path[: len(s)] == s or (made and s[: len(path)] == path) for s in self._set):
             self._problems.append(Problem(None, None, None, dotted(path), text, missing))
             return
         place = self._document.place(path)
@@ -158,7 +159,8 @@ class JobFile:
             return None
         except UnicodeDecodeError as error:
             got = f"byte {error.object[error.start]:#04x} at {error.start}"
-            self._problems.append(Problem(name, None, None, "", violation("be UTF-8 text", got)))
+            packed = "Of a packed kit make a folder first: trtpipe unpack." if name.endswith(".trtb") else ""
+            self._problems.append(Problem(name, None, None, "", violation("be UTF-8 text", got, packed)))
             return None
         except ValueError as error:
             text = violation(f"be a job file of at most {yamlfile.MAX_BYTES} bytes", str(error))
@@ -227,7 +229,7 @@ class JobFile:
                 at = [self._path_of((section, key, i), v, folder, kind) for i, v in enumerate(value)]
                 data[section] = given | {key: at}
 
-    def _path_of(self, at: yamlfile.Path, given: object, folder: Path, kind: str) -> object:
+    def _path_of(self, at: yamlfile.KeyPath, given: object, folder: Path, kind: str) -> object:
         """One path made absolute; what is no text is left for pydantic to refuse."""
         if not isinstance(given, str):
             return given
@@ -269,11 +271,11 @@ def _beside(path: Path) -> str:
 
 
 def _capabilities_as_written(
-    data: JsonObject, texts: Mapping[yamlfile.Path, str], overridden: list[yamlfile.Path]
+    data: JsonObject, texts: Mapping[yamlfile.KeyPath, str], overridden: list[yamlfile.KeyPath]
 ) -> None:
     """Compute capabilities are versions: 12.10 must not pass for 12.1, so they are taken as they were written."""
     build = data.get("build")
-    path: yamlfile.Path = ("build", "compute_capability")
+    path: yamlfile.KeyPath = ("build", "compute_capability")
     if not isinstance(build, dict) or path in overridden or path[:1] in overridden:
         return
     values = build.get(path[1])
@@ -282,7 +284,7 @@ def _capabilities_as_written(
         data["build"] = build | {path[1]: kept}
 
 
-def _in_file(loc: tuple[int | str, ...], data: JsonObject) -> yamlfile.Path:
+def _in_file(loc: tuple[int | str, ...], data: JsonObject) -> yamlfile.KeyPath:
     """Pydantic's location as the path in the file: ranges stand beside `shape`, not under `dims`."""
     if len(loc) >= 4 and loc[0] == "inputs" and loc[2] == "dims":
         spec = data["inputs"][loc[1]]
@@ -291,12 +293,12 @@ def _in_file(loc: tuple[int | str, ...], data: JsonObject) -> yamlfile.Path:
     return loc
 
 
-def _beside_shape(keys: tuple[str, ...], loc: yamlfile.Path) -> tuple[str, ...]:
+def _beside_shape(keys: tuple[str, ...], loc: yamlfile.KeyPath) -> tuple[str, ...]:
     """The legal keys as a writer of job files knows them: `dims` is for Python callers."""
     return tuple(k for k in keys if k != "dims") if loc[:1] == ("inputs",) else keys
 
 
-def _readable(data: JsonObject, wrong: Iterable[yamlfile.Path]) -> JsonObject:
+def _readable(data: JsonObject, wrong: Iterable[yamlfile.KeyPath]) -> JsonObject:
     """The sections that can be read once every wrong value is left out; the rules are run on those."""
     pruned: Any = _copied(data)
     for loc in sorted(wrong, key=len, reverse=True):

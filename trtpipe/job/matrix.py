@@ -24,7 +24,7 @@ from calib.types import JsonObject
 from trtpipe.errors import did_you_mean
 from trtpipe.job.job import Job
 from trtpipe.job.problems import shown, violation
-from trtpipe.job.yamlfile import Document, Path, Place
+from trtpipe.job.yamlfile import Document, KeyPath, Place
 
 KEY = "matrix"
 #: Axes that are known by their last word.
@@ -69,10 +69,10 @@ class Cell:
 class _Value:
     label: str
     value: object
-    at: Path  # of the value in the file
+    at: KeyPath  # of the value in the file
 
 
-class _Problems(list[tuple[Path, str]]):
+class _Problems(list[tuple[KeyPath, str]]):
     """(path, text of `violation`) of every problem of a matrix."""
 
 
@@ -81,7 +81,7 @@ def has_matrix(document: Document) -> bool:
     return isinstance(document.data, dict) and KEY in document.data
 
 
-def expand(document: Document) -> tuple[tuple[Cell, ...], tuple[tuple[Path, str], ...]]:
+def expand(document: Document) -> tuple[tuple[Cell, ...], tuple[tuple[KeyPath, str], ...]]:
     """Every job of a file with a matrix, or what is wrong with the matrix: (path in the file, what must hold)."""
     problems = _Problems()
     raw = document.data[KEY]
@@ -114,7 +114,7 @@ def path_of(axis: str) -> tuple[str, ...]:
 
 
 def _axis(name: str, values: object, document: Document, problems: _Problems) -> tuple[_Value, ...]:
-    where: Path = (KEY, name)
+    where: KeyPath = (KEY, name)
     sections = tuple(f for f in Job.model_fields if f != "name")
     first = path_of(name)[0]
     if first not in sections:
@@ -212,14 +212,14 @@ def _over(below: object, above: object) -> object:
     return below | {k: _over(below.get(k), v) for k, v in above.items()}
 
 
-def _move(places: dict[Path, Any], source: Path, target: Path) -> None:
+def _move(places: dict[KeyPath, Any], source: KeyPath, target: KeyPath) -> None:
     """Let what stands at `source` also stand at `target`."""
     for path, place in list(places.items()):
         if path[: len(source)] == source:
             places[target + path[len(source) :]] = place
 
 
-def _paths(value: object, at: Path) -> Iterator[Path]:
+def _paths(value: object, at: KeyPath) -> Iterator[KeyPath]:
     yield at
     if isinstance(value, dict):
         for key, inner in value.items():

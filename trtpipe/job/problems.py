@@ -19,8 +19,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from trtpipe.errors import ExitCode, InputError, MissingError, did_you_mean, either
-
-Path = tuple[str | int, ...]
+from trtpipe.job.yamlfile import KeyPath
 
 #: More legal keys than this do not help in one line.
 _MOST_LISTED = 12
@@ -71,7 +70,7 @@ def violation(must: str, got: str, hint: str = "") -> str:
     return f"must {must} (got {got}). {hint}".rstrip()
 
 
-def dotted(path: Path) -> str:
+def dotted(path: KeyPath) -> str:
     """`("a", "b", 0)` as `a.b[0]`."""
     text = ""
     for part in path:
@@ -154,7 +153,7 @@ def _boolean_hint(text: str) -> str:
     return ""
 
 
-def legal_keys(model: type[BaseModel], path: Path) -> tuple[str, ...]:
+def legal_keys(model: type[BaseModel], path: KeyPath) -> tuple[str, ...]:
     """The keys that are legal beside the last part of `path`, in a file that `model` describes."""
     section: object = model
     for part in path[:-1]:

@@ -13,7 +13,6 @@ from trtpipe.job.broken import (
     IMAGE_DTYPES,
     SPEEDUP,
     Broken,
-    Path,
     changed,
     counted,
     given,
@@ -23,7 +22,8 @@ from trtpipe.job.broken import (
     suffixed,
 )
 from trtpipe.job.data_rules import calibrated, calibration_fits, calibration_section, check_fits, check_section
-from trtpipe.job.sections import Build, Check, Input, Model, Output, Precision
+from trtpipe.job.sections import Build, Check, Input, ModelSource, Output, Precision
+from trtpipe.job.yamlfile import KeyPath
 
 
 def broken(sections: Mapping[str, Any]) -> Iterator[Broken]:
@@ -33,7 +33,7 @@ def broken(sections: Mapping[str, Any]) -> Iterator[Broken]:
             yield from rule(*(sections[name] for name in names))
 
 
-def _one_source(model: Model) -> Iterator[Broken]:
+def _one_source(model: ModelSource) -> Iterator[Broken]:
     sources = given(model, "factory", "program", "onnx")
     if len(sources) != 1:
         alone = not sources and model.torchscript is not None
@@ -59,7 +59,7 @@ def _bindings(inputs: Mapping[str, Input]) -> Iterator[Broken]:
     ranges: dict[str, tuple[str, tuple[int, int, int]]] = {}
     first = next(iter(inputs))
     for name, spec in inputs.items():
-        at: Path = ("inputs", name)
+        at: KeyPath = ("inputs", name)
         names = [d for d in spec.shape if isinstance(d, str)]
         for reserved in sorted(set(names) & set(type(spec).model_fields)):
             yield Broken(
@@ -83,10 +83,12 @@ def _bindings(inputs: Mapping[str, Input]) -> Iterator[Broken]:
             yield Broken((*at, "shape"), "use the batch dimension once, first", listed(spec.shape))
         if spec.shape[0] != inputs[first].shape[0]:
             must = f"begin with the batch dimension of inputs.{first}, {inputs[first].shape[0]}"
-            hint = (
-                "Each sample has a row of every input: give it that dimension too. What is one for the whole batch (a "
-                "table, a scale) becomes a constant of the model, or is given to each sample and taken as x[0]."
-            )
+            hint = "Put it first, and transpose in the model's forward."
+            if inputs[first].shape[0] not in names:
+                hint = (
+                    "Each sample has a row of every input: give it that dimension too. What is one for the whole batch "
+                    "(a table, a scale) becomes a constant of the model, or is given to each sample and taken as x[0]."
+                )
             yield Broken((*at, "shape"), must, listed(spec.shape), hint)
         if spec.normalize is not None:
             channels = spec.shape[1] if len(spec.shape) > 1 else 1
@@ -95,7 +97,7 @@ def _bindings(inputs: Mapping[str, Input]) -> Iterator[Broken]:
                 yield Broken((*at, "normalize"), "be given only for float32, float16 and uint8", spec.dtype)
 
 
-def _paths(model: Model, inputs: Mapping[str, Input]) -> Iterator[Broken]:
+def _paths(model: ModelSource, inputs: Mapping[str, Input]) -> Iterator[Broken]:
     """Names with dots are paths in the arguments of a factory's network: no tensor has parts of its own."""
     for name in inputs if model.factory is not None else ():
         parts = name.split(".")
@@ -151,7 +153,7 @@ def _formats(precision: Precision) -> Iterator[Broken]:
         yield Broken(("precision", "formats"), "choose among several formats that are on", only, hint)
 
 
-def _route(build: Build, precision: Precision, model: Model) -> Iterator[Broken]:
+def _route(build: Build, precision: Precision, model: ModelSource) -> Iterator[Broken]:
     if build.use_onnx and build.route != "torch2trt":
         hint = "Route onnx is the way through ONNX for every target."
         yield Broken(("build", "use_onnx"), "be given only for route torch2trt", build.route, hint)
@@ -191,9 +193,9 @@ def _route(build: Build, precision: Precision, model: Model) -> Iterator[Broken]
                 yield Broken(("build", name), "be left out for target onnxruntime", "a value", "It steers TensorRT.")
 
 
-def _plugins(build: Build, model: Model) -> Iterator[Broken]:
+def _plugins(build: Build, model: ModelSource) -> Iterator[Broken]:
     """Plugins are for operations of torch.library, which have numbers that an engine can be checked by."""
-    path: Path = ("build", "plugins")
+    path: KeyPath = ("build", "plugins")
     if build.plugins and model.onnx is not None:
         hint = "Nothing says what an operator of another domain computes: give the network as model.factory."
         yield Broken(path, "not be given with model.onnx", "both", hint)

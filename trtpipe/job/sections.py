@@ -89,7 +89,7 @@ ComputeCapability = Annotated[
 ]
 
 
-class Model(Section):
+class ModelSource(Section):
     """Where the network comes from: factory, program or onnx. A torchscript file is what it is compared with."""
 
     factory: str | None = Field(default=None, description="package.module:callable returning an nn.Module")
@@ -258,7 +258,7 @@ class Check(Data):
     )
 
 
-class Keep(Section):
+class KeepGlobs(Section):
     """Globs over source module paths that stay out of a lower precision."""
 
     fp32: tuple[str, ...] = Field(default=(), description="stay in FP32")
@@ -287,7 +287,7 @@ class Precision(Section):
         default="auto",
         description="auto: with fp16_mode or bf16_mode, what gains nothing in 8 bits stays in that; all: nothing does",
     )
-    keep: Keep = Field(default=Keep(), description="what stays out")
+    keep: KeepGlobs = Field(default=KeepGlobs(), description="what stays out")
 
     @property
     def modes(self) -> tuple[NumberFormatName, ...]:

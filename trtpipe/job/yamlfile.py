@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
 
-Path = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 
 _INT = re.compile(r"[-+]?[0-9]+")
 _OCT = re.compile(r"0o[0-7]+")
@@ -46,7 +46,7 @@ class Place:
 class YamlProblem(ValueError):
     """The text is not the YAML accepted here. `path` is where, as far as it was understood."""
 
-    def __init__(self, place: Place, path: Path, must: str, got: str, hint: str = "") -> None:
+    def __init__(self, place: Place, path: KeyPath, must: str, got: str, hint: str = "") -> None:
         super().__init__(must)
         self.place, self.path, self.must, self.got, self.hint = place, path, must, got, hint
 
@@ -60,11 +60,11 @@ class Document:
     """
 
     data: Any
-    keys: Mapping[Path, Place]
-    values: Mapping[Path, Place]
-    texts: Mapping[Path, str]
+    keys: Mapping[KeyPath, Place]
+    values: Mapping[KeyPath, Place]
+    texts: Mapping[KeyPath, str]
 
-    def place(self, path: Path) -> Place:
+    def place(self, path: KeyPath) -> Place:
         """The place of the key that leads to `path`, or of the nearest thing around it."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.keys:
@@ -107,9 +107,9 @@ class _Reader:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._keys: dict[Path, Place] = {}
-        self._values: dict[Path, Place] = {}
-        self._texts: dict[Path, str] = {}
+        self._keys: dict[KeyPath, Place] = {}
+        self._values: dict[KeyPath, Place] = {}
+        self._texts: dict[KeyPath, str] = {}
 
     def document(self) -> Document:
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -132,7 +132,7 @@ class _Reader:
             raise YamlProblem(Place(1, 1), (), "be valid YAML", " ".join(str(error).split())) from None
         return Document(data, self._keys, self._values, self._texts)
 
-    def _node(self, event: yaml.Event, events: Iterator[yaml.Event], path: Path) -> object:
+    def _node(self, event: yaml.Event, events: Iterator[yaml.Event], path: KeyPath) -> object:
         self._values[path] = _place(event)
         if len(path) > MAX_DEPTH:
             raise YamlProblem(_place(event), path[:3], f"nest at most {MAX_DEPTH} deep", "more")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from calib.types import Array
 from calib.user_code import user_code
 from trtpipe.batching import Batching, joined
-from trtpipe.errors import InputError
+from trtpipe.errors import InputError, first_line
 from trtpipe.model.computing import CPU, placed, sent
 from trtpipe.model.export import example_inputs
 from trtpipe.progress import Progress
@@ -177,13 +177,15 @@ def _fresh(args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
 
 
 def _require_repeatable(loaded: LoadedModel, args: tuple[torch.Tensor, ...]) -> None:
-    """Refuse a model that gives other outputs when it is run again: nothing can be compared with it."""
+    """Refuse a model that gives other outputs when it is run again, at once or after other inputs: nothing can be
+    compared with it."""
     import torch
 
+    other = tuple(torch.zeros_like(a) for a in args)
     with torch.inference_mode(), user_code("the model, run again", InputError):
-        once, again = (loaded.module(*_fresh(args)) for _ in range(2))
-    for spec, a, b in zip(loaded.outputs, once, again, strict=True):
-        if not torch.equal(a, b):
+        once, again, _, later = [loaded.module(*_fresh(a)) for a in (args, args, other, args)]
+    for spec, a, b, c in zip(loaded.outputs, once, again, later, strict=True):
+        if not (torch.equal(a, b) and torch.equal(a, c)):
             raise InputError(
                 f"model: it gives other outputs for the same inputs (other values of {spec.name} when it was run "
                 "again). Take out what draws random numbers, counts calls or keeps a state in eval mode; make a state "
@@ -264,23 +266,38 @@ def script(
                 return loaded.module, "program"
             if loaded.kind == "onnx":
                 return Reference(loaded.module.network.file), "onnxruntime"  # type: ignore[union-attr, arg-type]
-            if kind == "script":
-                return torch.jit.script(loaded.module.network).eval(), "script"
-            with torch.inference_mode():
-                traced: torch.nn.Module = torch.jit.trace(  # type: ignore[no-untyped-call]
-                    loaded.module, sent(example_inputs(loaded.inputs), device), check_trace=False
-                )
-                return traced, "trace"
+            return _scripted(loaded, kind, device), kind
         except (InputError, KeyboardInterrupt):
             raise
         except BaseException as error:
-            text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             if torchscript is not None:
-                raise InputError(f"model.torchscript: must be a TorchScript file (got {text}).") from error
-            other = "script" if kind == "trace" else "trace"
-            raise InputError(
-                f"model.baseline: TorchScript cannot {kind} the model ({text}). Set model.baseline to {other}."
-            ) from error
+                raise InputError(f"model.torchscript: must be a TorchScript file (got {first_line(error)}).") from error
+            other: Literal["trace", "script"] = "script" if kind == "trace" else "trace"
+            message = f"model.baseline: TorchScript cannot {kind} the model ({first_line(error)}). "
+            try:
+                _scripted(loaded, other, device)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as second:
+                raise InputError(
+                    f"{message}Nor can it {other} the model ({first_line(second)}). Change that line of the model, or "
+                    "give what torch.export.save wrote of it as model.program, which is its own baseline."
+                ) from second
+            raise InputError(f"{message}Set model.baseline to {other}.") from error
+
+
+def _scripted(loaded: LoadedModel, kind: Literal["trace", "script"], device: str) -> torch.nn.Module:
+    """The network as TorchScript; what torch.jit raises where it cannot make it."""
+    import torch
+
+    if kind == "script":
+        scripted: torch.nn.Module = torch.jit.script(loaded.module.network).eval()
+        return scripted
+    with torch.inference_mode():
+        traced: torch.nn.Module = torch.jit.trace(  # type: ignore[no-untyped-call]
+            loaded.module, sent(example_inputs(loaded.inputs), device), check_trace=False
+        )
+        return traced
 
 
 def _run(loaded: LoadedModel, module: Any, name: str, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

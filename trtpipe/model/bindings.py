@@ -83,6 +83,10 @@ class Bound(torch.nn.Module):
             return arguments
         return list(_assembled([(s.name.split("."), x) for s, x in zip(self.specs, arguments, strict=True)]).values())
 
+    def count(self, inputs: Sequence[torch.Tensor]) -> int:
+        """How many tensors the network returns."""
+        return len(list(_tensors(self.network(*self.prepared(inputs)))))
+
     def outputs(self, returned: object) -> tuple[torch.Tensor, ...]:
         """What the network returned as a tuple in the job's order, tensors in its own dtypes and shapes.
 

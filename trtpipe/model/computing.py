@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from calib.types import Array
-from trtpipe.errors import InputError, MissingError
+from trtpipe.errors import InputError, MissingError, first_line
 from trtpipe.values import LoadedModel
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def computing_device(loaded: LoadedModel, arrays: Mapping[str, Array], note: Cal
                 outputs = [o.cpu() for o in loaded.module(*(a.clone() for a in sent(args, device)))]
             why = _difference(expected, outputs)
         except Exception as error:  # noqa: BLE001 - the model's own code, which nobody has tried on a GPU
-            why = f"it fails there ({(str(error).strip() or type(error).__name__).splitlines()[0]})"
+            why = f"it fails there ({first_line(error)})"
     if not why:
         return device
     if os.environ.get(VARIABLE):

@@ -14,7 +14,7 @@ import numpy as np
 
 from calib.types import Array
 from trtpipe.errors import BuildError, InputError
-from trtpipe.model.failures import first_line
+from trtpipe.model.failures import typed_line
 from trtpipe.values import Captured, LoadedModel, TensorSpec
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _run(
             return tuple(module(*(torch.from_numpy(arrays[s.name].copy()) for s in loaded.inputs)))
     except Exception as error:
         raise kind(
-            f"capture: {failing}: {first_line(error)}. Narrow the range in inputs, or make the model take it."
+            f"capture: {failing}: {typed_line(error)}. Narrow the range in inputs, or make the model take it."
         ) from error
 
 

@@ -15,7 +15,6 @@ from trtpipe.model.labels import classes_of, names_classes
 
 if TYPE_CHECKING:
     from calib.data import Source
-    from calib.samples import TransformSpec
     from trtpipe.job.job import Job
     from trtpipe.job.sections import Data, Transform
     from trtpipe.values import LoadedModel

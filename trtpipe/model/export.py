@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from calib.user_code import described
 from trtpipe.errors import BuildError, InputError
-from trtpipe.model.failures import branches_on_data, first_line, place_of, quantizes_in_forward, raised_by_the_model
+from trtpipe.model.failures import branches_on_data, place_of, quantizes_in_forward, raised_by_the_model, typed_line
 from trtpipe.values import TensorSpec
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
     """
     import torch
 
+    from trtpipe.model.bindings import Bound
+
     shared: dict[str, torch.export.Dim] = {}
     for spec in inputs:
         for name, r in spec.dims.items():
@@ -53,7 +55,7 @@ def export(module: torch.nn.Module, inputs: tuple[TensorSpec, ...]) -> torch.exp
     shapes = tuple(
         {axis: shared[d] for axis, d in enumerate(spec.shape) if isinstance(d, str) and d in shared} for spec in inputs
     )
-    star = type(module).__name__ == "Bound"
+    star = isinstance(module, Bound)  # whose forward takes *inputs
     try:
         with warnings.catch_warnings(), without_its_log():
             warnings.simplefilter("ignore")
@@ -81,6 +83,10 @@ def without_its_log() -> Iterator[None]:
     sys.stderr.write(printed.getvalue())
 
 
+#: A line of torch.export: the dimension, its expression, its range, and what has to hold.
+_GUARD = r"- Not all values of (\w+) = (.+) in the specified range (.+) satisfy the generated guard (.+?)\.?"
+
+
 def _reason(error: BaseException) -> str:
     """The message for an error of torch.export: the reason, the line of the model, and the next step."""
     where = place_of(error)
@@ -100,14 +106,25 @@ def _reason(error: BaseException) -> str:
             "as after\nnon-maximum suppression, return all candidates with their scores, and choose among the outputs."
         )
     if "onstraint" in type(error).__name__ + str(error)[:400] or "specialized" in str(error):
-        specialized = [line.strip() for line in str(error).splitlines() if "pecializ" in line]
+        lines = [line.strip() for line in str(error).splitlines()]
+        specialized = [line for line in lines if "pecializ" in line]
+        if guards := [g for line in lines if (g := re.fullmatch(_GUARD, line))]:
+            asked = "; ".join(f"{g[4].replace(g[2], g[1])} for {g[3]}" for g in guards)
+            fits = "; ".join(
+                line for line in lines if re.fullmatch(r"\w+ = [-+*/\d\s\w()]+", line) and "Dim(" not in line
+            )
+            return (
+                "capture: torch.export takes the model only where what it does holds for every size declared in inputs "
+                f"({asked}{f'; {fits} would do' if fits else ''}). Declare a number in inputs.*.shape, or change what "
+                "asks for that in the model, such as ceil_mode."
+            )
         return (
             "capture: the model fixes a dimension that the job declares as dynamic "
-            f"({(*specialized, first_line(error))[0]}). "
+            f"({(*specialized, typed_line(error))[0]}). "
             "Declare it as a number in inputs.*.shape, or take it from x.shape in the model:\n"
             "    x = x.reshape(x.shape[0], -1)"
         )
     return (
-        f"capture: torch.export cannot capture the model{at}: {first_line(error)}. Write that line in operations on "
+        f"capture: torch.export cannot capture the model{at}: {typed_line(error)}. Write that line in operations on "
         "tensors alone, or keep it out of forward."
     )

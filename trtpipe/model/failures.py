@@ -6,6 +6,8 @@ import dis
 import traceback
 from pathlib import Path
 
+from trtpipe.errors import first_line
+
 #: Folders whose frames are not the user's.
 _NOT_THE_USERS = ("torch", "trtpipe", "torchao", "onnx", "onnxscript", "sympy")
 
@@ -30,10 +32,10 @@ def raised_by_the_model(error: BaseException) -> bool:
     return trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
-def first_line(error: BaseException) -> str:
+def typed_line(error: BaseException) -> str:
     """The type and the first line of a message, without the advice for developers of torch that follows it."""
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+    name = type(error).__name__
+    return f"{name}: {first_line(error)}" if str(error).strip() else name
 
 
 def _is_the_users(path: Path) -> bool:

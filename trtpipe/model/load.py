@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from calib.user_code import import_callable, user_code
 from trtpipe.errors import InputError
 from trtpipe.job.importable import on_path
 from trtpipe.model.export import without_its_log
-from trtpipe.model.failures import first_line, place_of
+from trtpipe.model.failures import place_of, typed_line
 from trtpipe.model.process_state import put_back
 from trtpipe.model.torch_versions import graph_module
 from trtpipe.model.weights import load_weights, weights_digest
@@ -149,9 +150,12 @@ def _require_order(network: torch.nn.Module, names: tuple[str, ...]) -> None:
     except (TypeError, ValueError):
         return
     if any(n in arguments and arguments.index(n) != k for k, n in enumerate(names)):
+        step = "Reorder or rename them."
+        if list(names) == [a for a in arguments if a in names]:  # in order, with an argument between or before them
+            step = f"Wrap the model in a module whose forward takes ({', '.join(names)})."
         raise InputError(
             f"inputs: must be in the order of the model's forward({', '.join(arguments)}) (got {', '.join(names)}), "
-            "which is given them in order. Reorder or rename them."
+            f"which is given them in order. {step}"
         )
 
 
@@ -230,6 +234,9 @@ def _output_specs(module: Bound, inputs: tuple[TensorSpec, ...], dtypes: Mapping
     first = {n: min(max(2, r.min), r.max) if n == batch else r.opt for n, r in dims.items()}
     returned = _on_zeros(module, inputs, first)
     _require_dtypes(returned, dtypes)
+    listed = any(part.isdigit() for name in dtypes for part in name.split("."))  # maybe an element for each sample
+    if listed and (more := _outputs_by_batch(module, _zeros(inputs, first))):
+        raise InputError(more)
     shapes = [tuple(t.shape) for t in returned]
     named: list[list[int | str]] = [list(s) for s in shapes]
     ranges: list[dict[str, DimRange]] = [{} for _ in shapes]
@@ -300,21 +307,22 @@ def _on_zeros(
     """
     import torch
 
-    args = []
-    for spec in inputs:
-        shape = [d if isinstance(d, int) else sizes.get(d, spec.dims[d].opt) for d in spec.shape]
-        args.append(torch.zeros([batch or shape[0], *shape[1:]], dtype=getattr(torch, spec.dtype)))
+    args = _zeros(inputs, sizes, batch)
     try:
         with torch.inference_mode():
             outputs = tuple(module(*args))
-    except (InputError, KeyboardInterrupt):
+    except KeyboardInterrupt:
         raise
+    except InputError as error:
+        if not (more := _outputs_by_batch(module, args)):
+            raise
+        raise InputError(more) from error
     except BaseException as error:
         where = place_of(error)
         tried = ", ".join(f"{s.name} {s.dtype} {list(a.shape)}" for s, a in zip(inputs, args, strict=True))
         raise InputError(
             f"model: it fails on zeros of the declared inputs ({tried}){f' at {where}' if where else ''}: "
-            f"{first_line(error)}. {_help(module, inputs, error)}"
+            f"{typed_line(error)}. {_help(module, inputs, error)}"
         ) from error
     for name, value in zip(module.output_names, outputs, strict=True):
         if value.is_complex():
@@ -325,15 +333,62 @@ def _on_zeros(
     return outputs
 
 
+def _zeros(inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int], batch: int | None = None) -> list[torch.Tensor]:
+    """Inputs of zeros, as `_on_zeros` has them."""
+    import torch
+
+    args = []
+    for spec in inputs:
+        shape = [d if isinstance(d, int) else sizes.get(d, spec.dims[d].opt) for d in spec.shape]
+        args.append(torch.zeros([batch or shape[0], *shape[1:]], dtype=getattr(torch, spec.dtype)))
+    return args
+
+
+def _outputs_by_batch(module: Bound, args: Sequence[torch.Tensor]) -> str:
+    """The message for a model that returns more tensors for a larger batch; empty where it does not."""
+    import torch
+
+    counts = {}
+    for batch in (1, 2):
+        try:
+            with torch.inference_mode():
+                counts[batch] = module.count([a[:1].expand(batch, *a.shape[1:]).clone() for a in args])
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # noqa: BLE001  (it takes another batch alone, or fails for its own reasons)
+            return ""
+    if counts[1] == counts[2]:
+        return ""
+    return (
+        f"outputs: the model must return as many tensors for any batch (got {counts[1]} for one sample and {counts[2]} "
+        "for two, as of a detector that chooses boxes by itself). Return what it chooses from, tensors of a fixed "
+        "number of rows, and choose behind the engine."
+    )
+
+
 def _help(module: Bound, inputs: tuple[TensorSpec, ...], error: BaseException) -> str:
     """What to do about a model that does not run on the declared inputs."""
+    import torch
+
     try:
         inspect.signature(module.network.forward).bind(*inputs)
     except TypeError:
         taken = inspect.signature(module.network.forward)
-        return f"forward takes {taken}, and the job has {len(inputs)} inputs: name each in inputs, or wrap the model."
+        by_name = [p.name for p in taken.parameters.values() if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+        step = "name each in inputs, or wrap the model."
+        if by_name:
+            step = f"it is given them in order, so wrap the model in one that takes {', '.join(by_name)} in order."
+        return f"forward takes {taken}, and the job has {len(inputs)} inputs: {step}"
     except ValueError:
         pass
+    weights = (*module.network.named_parameters(), *module.network.named_buffers())
+    other = next(((n, w.dtype) for n, w in weights if w.is_floating_point() and w.dtype != torch.float32), None)
+    if other is not None and re.search(r"dtype|scalar type|type \(", str(error)):
+        dtype = str(other[1]).removeprefix("torch.")
+        return (
+            f"It is run in float32, and its weight {other[0]} is {dtype}: return the model in float32 (.float()). What "
+            "the engine computes in is precision's, and the dtype of a binding is that of inputs and outputs."
+        )
     return "Change inputs.*.shape or dtype in the job, or that line of the model."
 
 

@@ -129,10 +129,3 @@ def add_constant(graph: torch.fx.GraphModule, name: str, value: torch.Tensor, li
         node = graph.graph.create_node("get_attr", unique, (), {}, name=unique)
     node.meta["val"] = value
     return node
-
-
-def source_of(node: torch.fx.Node, names: tuple[str, ...]) -> torch.fx.Node:
-    """Walk up first arguments through operations called one of `names`."""
-    while node.op == "call_function" and op_name(node) in names and isinstance(node.args[0], torch.fx.Node):
-        node = node.args[0]
-    return node

@@ -51,7 +51,7 @@ class Marked(torch.nn.Module):
         return torch.ops.trtpipe.mark(x, self.scales, self.axis)  # type: ignore[no-any-return]
 
 
-class Unfit(torch.nn.Module):
+class UnfitQuantizer(torch.nn.Module):
     """Stands in for a fake quantizer that TensorRT cannot express, or that has no scale; executing it is an error."""
 
     def __init__(self, problem: InputError) -> None:
@@ -84,7 +84,7 @@ def take_quantizers_off(network: torch.nn.Module, where: str, *, recalibrate: bo
             try:
                 other = _without(child, f"{where}: {place}", recalibrate)
             except InputError as error:
-                other = Unfit(error)
+                other = UnfitQuantizer(error)
             if other is not None:
                 setattr(parent, name, other)
     for module in [m for m in network.modules() if isinstance(m, GraphModule)]:

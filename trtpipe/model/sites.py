@@ -73,6 +73,9 @@ def find_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...
             end = _ending(ordinals, path)
             if not is_float(x) or not isinstance(weight, torch.fx.Node):
                 continue
+            if (other := _not_float32(node)) is not None:
+                skipped.append(Skipped(node, f"it computes in {other}"))
+                continue
             if not is_constant(weight):
                 skipped.append(Skipped(node, "its weight is computed at run time"))
                 continue
@@ -86,6 +89,9 @@ def find_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...
         elif name in MATMULS:
             pair = [x for x in node.args[:2] if is_float(x)]
             if len(pair) != 2:
+                continue
+            if (other := _not_float32(node)) is not None:
+                skipped.append(Skipped(node, f"it computes in {other}"))
                 continue
             candidates += [(node, x, f"{role[node]}.input_{i}", None, "Q1") for i, x in enumerate(pair)]
             quantized.add(node)
@@ -107,6 +113,12 @@ def find_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...
         ),
         tuple(skipped),
     )
+
+
+def _not_float32(node: Node) -> str | None:
+    """The dtype, where the model itself computes the operation in another one than float32, which scales are of."""
+    dtypes = [n.meta["val"].dtype for n in (*node.all_input_nodes, node) if is_float(n)]
+    return next((str(d).removeprefix("torch.") for d in dtypes if d != torch.float32), None)
 
 
 def _own_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...]]:
@@ -184,7 +196,7 @@ def _residual(
         if op_name(node) not in ADDS or node.target is not torch.ops.aten.add.Tensor:
             continue
         a, b = node.args[:2]
-        if not is_float(a) or not is_float(b) or is_constant(a) or is_constant(b):
+        if not is_float(a) or not is_float(b) or is_constant(a) or is_constant(b) or _not_float32(node) is not None:
             continue
         if shape_of(a) != shape_of(b):
             continue
@@ -250,7 +262,7 @@ def _shared(
             continue
         given: Any = node.args[0] if op_name(node) == "cat" else [node.args[0]]
         parts = [x for x in given if is_float(x) and not is_constant(x)]
-        if len(parts) != len(given):
+        if len(parts) != len(given) or _not_float32(node) is not None:
             continue
         for i, x in enumerate(parts):
             key = role[node] + (f".input_{i}" if op_name(node) == "cat" else ".input")

@@ -10,6 +10,8 @@ import inspect
 import re
 from typing import TYPE_CHECKING
 
+from trtpipe.packages import pip_install
+
 if TYPE_CHECKING:
     import torch
 
@@ -54,7 +56,8 @@ def misfit(version: str, torchao: str) -> str | None:
     here, newest = release(torchao), since == TORCHAO[-1][0]
     if here >= first and (newest or here <= last):
         return None
-    return f"torchao must be one for torch {version} (got {torchao}). Run: pip install 'torchao=={last[0]}.{last[1]}.*'"
+    fitting = pip_install(f"torchao=={last[0]}.{last[1]}.*")
+    return f"torchao must be one for torch {version} (got {torchao}). Run: {fitting}"
 
 
 def graph_module(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:

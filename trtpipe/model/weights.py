@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from calib.types import JsonObject
 from calib.user_code import user_code
 from trtpipe.errors import InputError
-from trtpipe.model.failures import first_line
+from trtpipe.model.failures import typed_line
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +83,7 @@ def weights_digest(network: torch.nn.Module) -> str:
             values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         except (RuntimeError, ValueError, TypeError) as error:  # sparse, on "meta", of a lazy module, a subclass
             raise InputError(
-                f"model.factory: every weight must be a dense tensor with values (got {name}: {first_line(error)}). "
+                f"model.factory: every weight must be a dense tensor with values (got {name}: {typed_line(error)}). "
                 "Make it one before the model is returned."
             ) from error
         digest.update(values.tobytes())

@@ -20,6 +20,7 @@ from trtpipe.job.importable import is_installed
 from trtpipe.nightly.drift import repeat
 from trtpipe.nightly.outcome import JobOutcome
 from trtpipe.nightly.task import (
+    GONE,
     BuildTask,
     FinishTask,
     JobTask,
@@ -208,7 +209,7 @@ def _reused(task: Task, cache: Cache, record: Entry, key: str) -> JobOutcome:
     """The bundle of the cache put where the job wants it."""
     entry = cache.get("bundle", key)
     if entry is None:
-        raise InputError(f"{task.name}: its bundle is no longer in the cache")
+        raise InputError(f"{task.name}: {GONE}. Run it again.")
     target = Path(task.out, task.name)
     place(target, {n: entry.read(n) for n in entry.files}, where=entry.path)
     return recorded(record.facts, task.name, task.file, target, task.attempts)

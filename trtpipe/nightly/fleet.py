@@ -263,9 +263,11 @@ class Fleet:
         tried = tuple(f"worker {name} was lost while it built this" for name in done.starts[:-1])
         task = dataclasses.replace(done.task, attempts=tried)
         if done.future.status != "finished":
+            from distributed import KilledWorker
+
             error = done.future.exception() if done.future.status == "error" else None
             what = f"{type(error).__name__}: {error}" if error is not None else "it was cancelled"
-            if type(error).__name__ == "KilledWorker":
+            if isinstance(error, KilledWorker):
                 lost = ", ".join(done.starts) or "its workers"
                 what = f"every worker that started this job died ({lost})"
                 task = dataclasses.replace(task, attempts=tuple(f"worker {n} died" for n in done.starts))

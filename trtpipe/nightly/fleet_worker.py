@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from calib.types import JsonObject
 from trtpipe.bundle.format import place, read_bundle
 from trtpipe.errors import BuildError, Cancelled, InputError, MissingError
-from trtpipe.nightly.pool import RETRIES, Pool, Slot, visible
+from trtpipe.nightly.pool import RETRIES, Pool, Slot
 from trtpipe.nightly.task import FinishTask, Task, failure, task_from_plain
 from trtpipe.nightly.transport import CONNECT_S, Transport, is_refusal, transport, unreachable
 from trtpipe.packages import not_installed, versions
@@ -27,6 +27,7 @@ from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import Machine, this_machine
 from trtpipe.pipeline.cache.store import Cache
 from trtpipe.runtime.device import Device, this_device
+from trtpipe.trt import driver
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -53,7 +54,7 @@ def announced(device: Device, tags: Sequence[str], torch: bool) -> tuple[str, ..
     return tuple(dict.fromkeys(resources))
 
 
-class Jobs:
+class JobsOfWorker:
     """What a worker is and has, beside Dask's own: set as `trtpipe_jobs` on its Worker."""
 
     def __init__(self, name: str, announces: Sequence[str], cache: Path, threads: int) -> None:
@@ -139,7 +140,7 @@ def serve(
         raise MissingError(f"worker: {not_installed('distributed')}") from None
     way = transport(scheduler, credentials, insecure=insecure, where="ADDRESS")
     if gpu is not None:  # before anything asks the driver
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible(gpu)
+        os.environ[driver.VISIBLE] = driver.visible(gpu)
     Cache(cache)  # makes its folders, or says why it cannot
     (cache / "scratch").mkdir(exist_ok=True)
     name = name or f"{socket.gethostname()}-{os.getpid()}"
@@ -147,7 +148,7 @@ def serve(
     for word in tags:
         if not word or any(c.isspace() or c == "," for c in word):
             raise InputError(f"--tag: must be one word without commas (got {word!r}).")
-    jobs = Jobs(name, words, cache, threads or max(1, os.cpu_count() or 1))
+    jobs = JobsOfWorker(name, words, cache, threads or max(1, os.cpu_count() or 1))
 
     async def live() -> None:
         with contextlib.suppress(_NotThereYet):  # a Worker waits for its scheduler, for ever and without a reason

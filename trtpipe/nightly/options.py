@@ -97,7 +97,7 @@ class Watcher(Protocol):
         """Whether the user has asked to stop."""
 
 
-class Executor(Protocol):
+class TaskExecutor(Protocol):
     """Where tasks are run."""
 
     @property

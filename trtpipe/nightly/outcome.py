@@ -193,7 +193,7 @@ def _of(o: JobOutcome) -> Iterator[str]:
         failed = [str(m) for m in o.metrics if m.passed is False]
         yield "check failed: " + "; ".join([*failed, *o.problems])
     if o.reasons:
-        yield "built: " + "; ".join(o.reasons)
+        yield ("built: " if o.outcome == "built" else "to be built: ") + "; ".join(o.reasons)
     if o.stages_reused:
         yield "from the cache: " + ", ".join(o.stages_reused)
     yield from o.attempts

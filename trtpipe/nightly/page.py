@@ -28,7 +28,7 @@ OTHERS: Mapping[str, str] = {
     "latency_ms": "Latency, ms",
 }
 
-History = Mapping[str, Mapping[str, Sequence[float | None]]]
+Figures = Mapping[str, Mapping[str, Sequence[float | None]]]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class JobRow:
     link: str
 
 
-def render(report: NightlyReport, history: History | None = None, links: Mapping[str, str] | None = None) -> str:
+def render(report: NightlyReport, history: Figures | None = None, links: Mapping[str, str] | None = None) -> str:
     """The page.
 
     Args:

@@ -24,6 +24,7 @@ from trtpipe.errors import BuildError, Cancelled
 from trtpipe.nightly.execute import execute
 from trtpipe.nightly.task import Task, failure, task_from_plain, task_to_plain
 from trtpipe.pipeline.cached import Memory
+from trtpipe.trt import driver
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnContext, SpawnProcess
@@ -196,7 +197,7 @@ def _serve(pipe: connection.Connection, cancel: CancelFlag, threads: int, gpu: i
     _end_with_parent()
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
     if gpu is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible(gpu)
+        os.environ[driver.VISIBLE] = driver.visible(gpu)
     if log is not None:
         _write_to(log)
     memory = Memory()
@@ -219,12 +220,6 @@ def _load_data_as_elsewhere() -> None:
     cannot import the modules beside a job."""
     methods = multiprocessing.get_all_start_methods()
     multiprocessing.set_start_method(methods[0], force=True)  # the system's own
-
-
-def visible(gpu: int) -> str:
-    """`CUDA_VISIBLE_DEVICES` for one GPU of those that are visible now."""
-    listed = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    return listed[gpu] if gpu < len(listed) else str(gpu)
 
 
 def _set_threads(count: int) -> None:

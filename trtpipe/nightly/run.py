@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from calib.strictjson import loads
 from trtpipe.bundle.format import place
 from trtpipe.bundle.manifest import SIGNATURE
 from trtpipe.errors import FAILED, Cancelled, InputError, TrtpipeError
@@ -22,11 +22,11 @@ from trtpipe.job.load import JobErrors, load_jobs, same_name
 from trtpipe.nightly.fleet import Fleet
 from trtpipe.nightly.history import History
 from trtpipe.nightly.local import Local
-from trtpipe.nightly.options import Executor, Options, Planned, Unwatched, Watcher, own_files
+from trtpipe.nightly.options import Options, Planned, TaskExecutor, Unwatched, Watcher, own_files
 from trtpipe.nightly.outcome import JobOutcome, NightlyReport
 from trtpipe.nightly.regressions import compare
 from trtpipe.nightly.signing import sign_green
-from trtpipe.nightly.task import from_plain, recorded
+from trtpipe.nightly.task import GONE, from_plain, recorded
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import Machine, environment, this_machine
 from trtpipe.pipeline.cache.keys import Ingredients, Survey, with_reads
@@ -37,11 +37,7 @@ from trtpipe.pipeline.validate import judge
 from trtpipe.trt import driver
 from trtpipe.values import MANIFEST
 
-if TYPE_CHECKING:
-    from trtpipe.pipeline.cache.remote import Store
-
-FIRST, FORCED, GONE = "first build", "--force", "its bundle is no longer in the cache"
-DAMAGED = "its bundle was damaged, and is no longer in the cache"
+FIRST, FORCED = "first build", "--force"
 
 
 def nightly(options: Options, watcher: Watcher) -> NightlyReport:
@@ -253,7 +249,7 @@ class _Night:
             return (f"--repeat {self.options.repeat}",)
         if past is None:
             return (FIRST,)
-        return ingredients.changes(past.parts) or (GONE,)
+        return ingredients.reasons(past.parts) or (GONE,)
 
     def _broken(self, name: str, file: Path, error: TrtpipeError) -> None:
         self.outcomes[name] = JobOutcome(name, str(file), "error", error.exit_code, str(error))
@@ -343,14 +339,15 @@ def _whole(bundle: Path, manifest_sha256: str, digests: Digests) -> bool:
     try:
         if digests.file(bundle / MANIFEST) != manifest_sha256:
             return False
-        listed = json.loads((bundle / MANIFEST).read_bytes())["files"]
+        manifest: Any = loads((bundle / MANIFEST).read_bytes())
+        listed = manifest["files"]
         present = set(os.listdir(bundle)) - {MANIFEST, SIGNATURE}
         return present == set(listed) and all(digests.file(bundle / n) == f["sha256"] for n, f in listed.items())
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 
 
-def _local(options: Options) -> Executor:
+def _local(options: Options) -> TaskExecutor:
     return Local(options.workers, options.memory_bytes, driver.probe(), options.out / ".nightly")
 
 

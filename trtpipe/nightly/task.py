@@ -20,6 +20,9 @@ from trtpipe.values import Metric
 if TYPE_CHECKING:
     from trtpipe.bundle.format import Bundle
 
+#: Why a job is built again that was green before.
+GONE = "its bundle is no longer in the cache"
+
 
 @dataclass(frozen=True)
 class Task:

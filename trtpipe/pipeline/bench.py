@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,12 +13,12 @@ from typing import TYPE_CHECKING
 from calib.types import Array
 from trtpipe.bundle.manifest import GRAPH
 from trtpipe.errors import InputError, MissingError
-from trtpipe.evaluation.bench import WARM_UP, Bench, Data, Mode, Ready, measure_modes, outputs_of
+from trtpipe.evaluation.bench import WARM_UP, Bench, BenchData, Mode, Ready, measure_modes, outputs_of
 from trtpipe.evaluation.speedup import HYBRID
 from trtpipe.model.computing import CPU, wanted_device
 from trtpipe.model.data import open_calibration, open_check
 from trtpipe.pipeline.cache.environment import environment
-from trtpipe.pipeline.measure import Plan, batched, check_samples, plan_of
+from trtpipe.pipeline.measure import TimedPlan, batched, check_samples, plan_of
 from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.stages import calibrate, compile_engine, corrected, narrow_of, prepare, quantize
 from trtpipe.routes.onnx import to_onnx
@@ -26,7 +27,7 @@ from trtpipe.runtime.device import this_device
 from trtpipe.runtime.executor import NO_ENGINE, bundle_settings, open_graph
 from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.trt import driver
-from trtpipe.trt.timing import open_timed
+from trtpipe.trt.timing import TimedEngine
 from trtpipe.values import BASELINES, MANIFEST
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def bench_prepared(
     job: Job,
     prepared: PreparedJob,
     table: CalibrationTable | None,
-    plans: Mapping[str, Callable[[], Plan]],
+    plans: Mapping[str, Callable[[], TimedPlan]],
     stages: Stages,
     *,
     rounds: int = ROUNDS,
@@ -127,7 +128,7 @@ def bench_bundle(
     if manifest.engine is not None:
         fallback, misfits = bool(manifest.engine.fallback), problems(manifest, this_device())
         modes += _engine_modes(
-            lambda: Plan(bundle.read(manifest.engine_file), bundle_settings(bundle), fallback, "; ".join(misfits)),
+            lambda: TimedPlan(bundle.read(manifest.engine_file), bundle_settings(bundle), fallback, "; ".join(misfits)),
             manifest.engine.target,
             first,
         )
@@ -137,7 +138,7 @@ def bench_bundle(
 def _measured(
     name: str,
     modes: list[Mode],
-    data: Data,
+    data: BenchData,
     batch: int,
     rounds: int,
     seconds: float,
@@ -171,7 +172,7 @@ def _device() -> str:
     return "cpu" if wanted_device() == CPU else "cuda"
 
 
-def _reference(loaded: LoadedModel, data: Data) -> dict[str, Array]:
+def _reference(loaded: LoadedModel, data: BenchData) -> dict[str, Array]:
     """The outputs of the eager FP32 model on the CPU."""
     import torch
 
@@ -251,17 +252,17 @@ def _graph_mode(bundle: Bundle, first: Mapping[str, Array]) -> Mode:
 
 def _build_engine(
     job: Job, prepared: PreparedJob, table: CalibrationTable | None, stages: Stages
-) -> Callable[[], Plan]:
+) -> Callable[[], TimedPlan]:
     """The engine of the job itself, compiled when it is asked for."""
 
-    def make() -> Plan:
+    def make() -> TimedPlan:
         return plan_of(compile_engine(job, prepared.loaded, quantize(job, prepared, table, stages), stages))
 
     return make
 
 
 def _engine_modes(
-    plan: Callable[[], Plan], target: str, first: Mapping[str, Array], named: str = "engine"
+    plan: Callable[[], TimedPlan], target: str, first: Mapping[str, Array], named: str = "engine"
 ) -> list[Mode]:
     """The engine by CUDA events, launched by TensorRT and as a CUDA graph; where no GPU is, rows that say so."""
     once = functools.cache(plan)
@@ -278,16 +279,18 @@ def _engine_modes(
                 raise InputError(HYBRID)
             if made.misfit:
                 raise MissingError(made.misfit)
-            runner = open_timed(made.data, cuda_graph=cuda_graph, **made.settings)
             where = "copies from and to pageable memory included" if transfers else "data on the GPU, no copies"
-            return Ready(
-                lambda: runner.run(first),
-                runner.run,
-                len(made.data),
-                (f"CUDA events; {where}; memory: plan, activations and bindings", runner.name, *runner.notes),
-                ms=lambda: runner.milliseconds(first, transfers=transfers),
-                peak_memory_bytes=lambda: len(made.data) + runner.device_memory_bytes + runner.bindings_bytes,
-            )
+            with ExitStack() as opened:
+                runner = opened.enter_context(TimedEngine(made.data, cuda_graph=cuda_graph, **made.settings))
+                return Ready(
+                    lambda: runner.run(first),
+                    runner.run,
+                    len(made.data),
+                    (f"CUDA events; {where}; memory: plan, activations and bindings", runner.name, *runner.notes),
+                    ms=lambda: runner.milliseconds(first, transfers=transfers),
+                    peak_memory_bytes=lambda: len(made.data) + runner.device_memory_bytes + runner.bindings_bytes,
+                    close=opened.pop_all().close,
+                )
 
         return Mode(name, "cuda", prepare, cannot)
 

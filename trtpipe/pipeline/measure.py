@@ -7,20 +7,20 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from calib.types import Array, JsonObject
 from trtpipe.batching import Batching
-from trtpipe.evaluation.bench import Bench, Data
+from trtpipe.evaluation.bench import Bench, BenchData
 from trtpipe.evaluation.speedup import HYBRID, judge_speedup, measure_speedup
 from trtpipe.pipeline.prepared import PreparedJob, Stages
 from trtpipe.pipeline.stages import compile_engine, corrected, narrow_of, quantize
 from trtpipe.quantization.diagnose import blame, diagnose, is_about_numbers
 from trtpipe.quantization.ranking import Sensitivity
 from trtpipe.runtime.executor import RunnerSettings, not_executed_here, settings_of
-from trtpipe.trt.timing import open_timed
+from trtpipe.trt.timing import TimedEngine
 from trtpipe.values import CheckReport, Engine, Metric, TensorSpec
 
 if TYPE_CHECKING:
@@ -89,14 +89,14 @@ def timed(
 def latencies(prepared: PreparedJob, engine: Engine) -> tuple[float, ...]:
     """Milliseconds of `ROUNDS` executions of the engine on one batch of check samples; a GPU must be here."""
     inputs = first_batch(prepared)
-    runner: Any = open_timed(engine.data, cuda_graph=False, **settings_of(engine))
-    for _ in range(WARM_UP):
-        runner.run(inputs)
-    return tuple(runner.milliseconds(inputs, transfers=False) for _ in range(ROUNDS))
+    with TimedEngine(engine.data, **settings_of(engine)) as runner:
+        for _ in range(WARM_UP):
+            runner.run(inputs)
+        return tuple(runner.milliseconds(inputs, transfers=False) for _ in range(ROUNDS))
 
 
 @dataclass(frozen=True)
-class Plan:
+class TimedPlan:
     """A serialized engine, how its runner is opened, and whether it is a hybrid module.
 
     `misfit` is why this machine does not execute it; empty where it does.
@@ -108,9 +108,9 @@ class Plan:
     misfit: str = ""
 
 
-def plan_of(engine: Engine) -> Plan:
+def plan_of(engine: Engine) -> TimedPlan:
     """The same of a build's engine."""
-    return Plan(engine.data, settings_of(engine), bool(engine.fallback), not_executed_here(engine))
+    return TimedPlan(engine.data, settings_of(engine), bool(engine.fallback), not_executed_here(engine))
 
 
 def first_batch(prepared: PreparedJob) -> Mapping[str, Array]:
@@ -138,7 +138,7 @@ def batched(
     outputs: tuple[TensorSpec, ...],
     reference: Mapping[str, Array] | None = None,
     size: int | None = None,
-) -> Data:
+) -> BenchData:
     """Batches of one size alone, so that nothing is compiled twice; what does not fill a batch is left out.
 
     Args:
@@ -161,7 +161,7 @@ def batched(
 
     how = Batching(inputs, outputs, batch)
     rows = {n: a[: len(order) // batch] if n in how.whole else a[order] for n, a in (reference or {}).items()}
-    return Data(batches, rows, None if labels is None else labels[order], how)
+    return BenchData(batches, rows, None if labels is None else labels[order], how)
 
 
 def judged_speed(job: Job, prepared: PreparedJob, engine: Engine, report: CheckReport, stages: Stages) -> CheckReport:
@@ -176,7 +176,10 @@ def judged_speed(job: Job, prepared: PreparedJob, engine: Engine, report: CheckR
     update = {**none, "fp16_mode": True, "bf16_mode": False, "keep": keep}
     plain = job.model_copy(update={"precision": job.precision.model_copy(update=update)})
     other = compile_engine(plain, prepared.loaded, quantize(plain, prepared, None, stages), stages)
-    with stages("speed"):
-        int8, fp16 = (open_timed(e.data, cuda_graph=False, **settings_of(e)) for e in (engine, other))
+    with (
+        stages("speed"),
+        TimedEngine(engine.data, **settings_of(engine)) as int8,
+        TimedEngine(other.data, **settings_of(other)) as fp16,
+    ):
         measured = measure_speedup(int8, fp16, first_batch(prepared))
     return judge_speedup(report, measured, limit)

@@ -21,7 +21,7 @@ from trtpipe.pipeline.codecs import COMPILED, LOWERED, TABLE
 from trtpipe.pipeline.controls import control, graph_control
 from trtpipe.pipeline.lowered import Compiled, Lowered
 from trtpipe.pipeline.prepared import PreparedJob, Results, Stages, Uncached
-from trtpipe.pipeline.tables import observe, overlap_notes, read_table, table_notes
+from trtpipe.pipeline.tables import observe, overlap_warnings, read_table, table_notes
 from trtpipe.routes.onnx import compiler, release, to_onnx
 from trtpipe.routes.registry import route
 from trtpipe.runtime.device import this_device
@@ -88,8 +88,6 @@ def calibration_table(job: Job, calibration: Calibration, prepared: PreparedJob,
         if calibration.table is not None:
             return read_table(calibration, digests)
         source = open_calibration(job)
-        for note in overlap_notes(source, prepared.check_samples):
-            progress.note(note)
         table = observe(job, calibration, captured, source, digests, progress, prepared.device)
         for note in table_notes(job, table):
             progress.note(note)
@@ -295,7 +293,7 @@ def judged(
     Args:
         job: its limits.
         prepared: the samples, the baseline and the model's outputs at the declared sizes.
-        table: its doubtful thresholds, which INT8 alone has, become warnings.
+        table: its doubtful thresholds, which INT8 alone has, become warnings, and check samples that it was made from.
         runner: is open.
         executed: whether that is the engine or its graph.
         damaged: the control, which has to fail.
@@ -311,7 +309,10 @@ def judged(
         damaged=damaged,
         require=require,
         keep=keep,
-        warnings=() if table is None or not job.precision.int8_mode else doubtful_thresholds(table.audit),
+        warnings=(
+            *(() if table is None or not job.precision.int8_mode else doubtful_thresholds(table.audit)),
+            *overlap_warnings(table, prepared.check_samples),
+        ),
         progress=progress,
     )
     samples, expected = prepared.first_check_batch, prepared.corner_outputs

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from calib.audit import data_warnings
-from calib.data import overlap
 from calib.errors import CalibError
 from calib.table import CalibrationTable
 from trtpipe.job.sections import GRAPH_CORRECTIONS
@@ -81,9 +80,11 @@ def table_notes(job: Job, table: CalibrationTable) -> tuple[str, ...]:
     return (*data_warnings(table.audit), *(f"calibration: {s}" for s in used))
 
 
-def overlap_notes(calibration: Source, check: Source) -> tuple[str, ...]:
-    """A warning when samples are in both sets: the check then flatters the engine."""
-    both = overlap(calibration, check)
+def overlap_warnings(table: CalibrationTable | None, check: Source) -> tuple[str, ...]:
+    """A warning when samples of the check are among those that the table was made from, whatever they were called
+    there and whenever that was: the check then flatters the engine."""
+    calibrated = set() if table is None else set(table.samples.values())
+    both = [i for i, d in zip(check.ids, check.sample_digests, strict=True) if d in calibrated] if calibrated else []
     if not both:
         return ()
     return (

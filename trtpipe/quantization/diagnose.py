@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from trtpipe.progress import Progress
     from trtpipe.quantization.quantize import Narrow
     from trtpipe.quantization.ranking import Sensitivity
-    from trtpipe.quantization.sensitivity import Sample
+    from trtpipe.quantization.sensitivity import SampleBatch
     from trtpipe.values import Captured, CheckReport
 
 #: Samples that sensitivities are measured on, and how many are run at a time.
@@ -79,12 +80,14 @@ def batch_size(captured: Captured) -> int:
     return max(1, min(MOST_BATCH, BATCH_BYTES // max(1, value_bytes(captured.graph))))
 
 
-def first_samples(source: Source, how: Batching, count: int = SAMPLES, batch: int = MOST_BATCH) -> Iterator[Sample]:
+def first_samples(
+    source: Source, how: Batching, count: int = SAMPLES, batch: int = MOST_BATCH
+) -> Iterator[SampleBatch]:
     """The first `count` samples as tensors, about `batch` at a time; in batches of `how` where an output has no batch
     axis."""
     import torch
 
-    from trtpipe.quantization.sensitivity import Sample
+    from trtpipe.quantization.sensitivity import SampleBatch
 
     left = count
     size = how.size if how.whole else min(batch, count)
@@ -94,7 +97,7 @@ def first_samples(source: Source, how: Batching, count: int = SAMPLES, batch: in
             real = real if how.whole else min(real, left)
             some = None if labels is None else torch.from_numpy(labels[:real])
             labels = None if labels is None else labels[real:]
-            yield Sample(tuple(torch.from_numpy(piece[s.name]) for s in how.inputs), real, some)
+            yield SampleBatch(tuple(torch.from_numpy(piece[s.name]) for s in how.inputs), real, some)
             left -= real
             if left <= 0:
                 return
@@ -108,6 +111,11 @@ def is_about_numbers(report: CheckReport) -> bool:
 def blame(sensitivity: Sensitivity, half: str | None) -> str:
     """One line that names the worst modules; `half` is "fp16" where the job may keep a module in it, else None."""
     modules = sensitivity.modules
+    if modules[0].sqnr_db == math.inf:  # outputs that are classes or answers, of samples that are far from deciding
+        return (
+            f"{BLAME}: none. Each of {len(modules)} alone leaves the outputs of the samples that were measured as they "
+            "are. Run `trtpipe tune`."
+        )
     named = [f"{m.module or 'the model itself'} ({m.source or m.op}) {_db(m.sqnr_db)}" for m in modules[:NAMED]]
     median = statistics.median(m.sqnr_db for m in modules)
     first = next((m.module for m in modules if m.module), None)

@@ -19,6 +19,8 @@ from trtpipe.quantization.precision import ScaleTypes
 from trtpipe.values import Int8Weight, Site
 
 #: Turns an input of an operation into the tensor that the operation reads instead.
+#: The inputs of one batch in order, each [B, ...].
+BatchTensors = Sequence[torch.Tensor]
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 Roundings = Mapping[Node, Mapping[Node, Rounding]]
 

@@ -25,7 +25,7 @@ from trtpipe.model.nodes import (
     source_line,
 )
 from trtpipe.values import Captured, LayerPrecision, Site, TensorSpec
-from trtpipe.values import Precision as PrecisionName
+from trtpipe.values import PrecisionName as PrecisionName
 
 #: Largest finite FP16 (IEEE 754 binary16). An activation observed above half of it stays in FP32: other data go higher.
 FP16_MAX = 65504.0
@@ -282,6 +282,8 @@ def _why_fp32(node: Node, name: str, half: torch.dtype, keep: Keep, ranges: Mapp
         return f"precision.keep.fp32: {glob}"
     if is_foreign(node):
         return "operations of a library of the user's own stay in FP32"
+    if any(getattr(n.meta.get("val"), "is_complex", bool)() for n in (node, *node.all_input_nodes)):
+        return "complex numbers stay in FP32"
     for names, what in ((SOFTMAX, "softmax stays"), (NORMS, "norms stay"), (REDUCTIONS, "reductions stay")):
         if name in names:
             return f"{what} in FP32"

@@ -54,10 +54,3 @@ class Sensitivity:
     node_passes: float
     seconds: float
     left_out: int = 0
-
-    def find(self, module: str) -> ModuleSensitivity:
-        """The figures of one module; KeyError when it is not among them."""
-        for one in self.modules:
-            if one.module == module:
-                return one
-        raise KeyError(module)

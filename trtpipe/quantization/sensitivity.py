@@ -35,7 +35,7 @@ _NO_RANGES: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True)
-class Sample:
+class SampleBatch:
     """Inputs in order, each [B, ...]; how many samples count (the rest is padding); labels [B] or None."""
 
     inputs: tuple[torch.Tensor, ...]
@@ -83,7 +83,7 @@ class _Losses:
     loss_rise: float = 0.0
     lost: int = 0
 
-    def add(self, reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sample: Sample) -> None:
+    def add(self, reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sample: SampleBatch) -> None:
         """Sum what the unit alone in its format does to one batch; classes are of the first output with scores."""
         self.samples += sample.count
         pairs = [
@@ -136,7 +136,7 @@ class _Losses:
 def measure_sensitivity(
     captured: Captured,
     amax: Mapping[str, float],
-    samples: Iterable[Sample],
+    samples: Iterable[SampleBatch],
     *,
     half: torch.dtype | None,
     keep: Keep,
@@ -174,14 +174,16 @@ def measure_sensitivity(
     """
     on = CPU if narrow is not None else device
     with placed(captured.graph, on):
-        there = (Sample(sent(s.inputs, on), s.count, None if s.labels is None else s.labels.to(on)) for s in samples)
+        there = (
+            SampleBatch(sent(s.inputs, on), s.count, None if s.labels is None else s.labels.to(on)) for s in samples
+        )
         return _measured(captured, amax, there, half, keep, progress, ranges, int8, narrow, seconds)
 
 
 def _measured(
     captured: Captured,
     amax: Mapping[str, float],
-    samples: Iterable[Sample],
+    samples: Iterable[SampleBatch],
     half: torch.dtype | None,
     keep: Keep,
     progress: Progress,
@@ -257,7 +259,7 @@ class _Clock:
 
 
 def _first_look(
-    machine: Partial, losses: Sequence[_Losses], sample: Sample, clock: _Clock
+    machine: Partial, losses: Sequence[_Losses], sample: SampleBatch, clock: _Clock
 ) -> tuple[tuple[torch.Tensor, ...], list[_Losses]]:
     """The float outputs, and of all modules those that can be measured on this batch in the time left.
 
@@ -284,7 +286,7 @@ def _first_look(
 def _walk(
     machine: Partial,
     losses: Sequence[_Losses],
-    sample: Sample,
+    sample: SampleBatch,
     reference: tuple[torch.Tensor, ...],
     half: torch.dtype | None,
     progress: Progress,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from calib.files import text_at_most
-from calib.strictjson import first_problem
+from calib.strictjson import first_problem, loads
 from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError
 from trtpipe.evaluation.bench import Bench, Row
@@ -44,7 +43,7 @@ def read_bench(path: Path) -> Bench:
         InputError: it is none.
     """
     try:
-        raw = json.loads(text_at_most(path, _MOST_BYTES))
+        raw = loads(text_at_most(path, _MOST_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: must be JSON of `trtpipe bench --save` (got {error}). Measure again.") from None
     try:
@@ -53,7 +52,7 @@ def read_bench(path: Path) -> Bench:
         raise InputError(
             f"{path}: must be JSON of `trtpipe bench --save` (got {first_problem(error)}). Measure again."
         ) from None
-    if json.loads(bench_text(bench)) != raw:
+    if loads(bench_text(bench)) != raw:
         raise InputError(f"{path}: was not written by `trtpipe bench --save` of this version. Measure again.")
     return bench
 

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from trtpipe.trt.element_types import element_types
 from trtpipe.trt.formats import DYNAMIC_QUANTIZE
-from trtpipe.values import LayerPrecision, OnnxModel, Precision
+from trtpipe.values import LayerPrecision, OnnxModel, PrecisionName
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto
+    from onnx import NodeProto
 
 #: Operation of the captured graph -> what it is in ONNX. Others are written as several operations, or by other names.
 ONNX_OPERATORS = {
@@ -41,10 +42,10 @@ def read_back(layers: Sequence[LayerPrecision], graph: OnnxModel) -> tuple[Layer
     """
     import onnx
 
-    model = onnx.shape_inference.infer_shapes(onnx.load_from_string(graph.data))
-    types = _types(model)
+    model = onnx.load_from_string(graph.data)
+    types = element_types(model)
     producers = {output: node for node in model.graph.node for output in node.output}
-    nodes: dict[tuple[str, tuple[str, ...]], list[Precision]] = {}
+    nodes: dict[tuple[str, tuple[str, ...]], list[PrecisionName]] = {}
     kinds = dict.fromkeys(ONNX_OPERATORS.values())
     for node in model.graph.node:
         path = re.sub(rf"/?{node.op_type}(_\d+)?$", "", node.name)
@@ -67,26 +68,18 @@ def read_back(layers: Sequence[LayerPrecision], graph: OnnxModel) -> tuple[Layer
     return tuple(updated)
 
 
-def _types(model: ModelProto) -> dict[str, int]:
-    """ONNX element type by value."""
-    values = (*model.graph.input, *model.graph.output, *model.graph.value_info)
-    return {v.name: v.type.tensor_type.elem_type for v in values} | {
-        i.name: i.data_type for i in model.graph.initializer
-    }
-
-
-def _precision(node: NodeProto, types: dict[str, int], producers: dict[str, NodeProto]) -> Precision:
+def _precision(node: NodeProto, types: dict[str, int], producers: dict[str, NodeProto]) -> PrecisionName:
     """The precision of one node."""
     import onnx
 
     quantized = [f for i in node.input[:2] if (f := _number_format(i, types, producers)) is not None]
     if quantized:
         return quantized[-1]
-    names: dict[int, Precision] = {onnx.TensorProto.FLOAT16: "fp16", onnx.TensorProto.BFLOAT16: "bf16"}
+    names: dict[int, PrecisionName] = {onnx.TensorProto.FLOAT16: "fp16", onnx.TensorProto.BFLOAT16: "bf16"}
     return names.get(types.get(node.input[0], onnx.TensorProto.FLOAT), "fp32")
 
 
-def _number_format(value: str, types: dict[str, int], producers: dict[str, NodeProto]) -> Precision | None:
+def _number_format(value: str, types: dict[str, int], producers: dict[str, NodeProto]) -> PrecisionName | None:
     """What a dequantized value was stored in; a stored weight may be moved about once it is dequantized."""
     import onnx
 
@@ -96,7 +89,7 @@ def _number_format(value: str, types: dict[str, int], producers: dict[str, NodeP
     stored = made.input[0]
     if dynamic(stored, producers):
         return "nvfp4"
-    names: dict[int, Precision] = {
+    names: dict[int, PrecisionName] = {
         onnx.TensorProto.FLOAT8E4M3FN: "fp8",
         onnx.TensorProto.INT4: "int4",
         onnx.TensorProto.FLOAT4E2M1: "nvfp4",

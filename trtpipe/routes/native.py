@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from calib.trt_calibrator import BASES
 from trtpipe.errors import InputError
 from trtpipe.job.job import Job
 from trtpipe.model.data import open_calibration
-from trtpipe.trt.implicit import Calibration
-
-if TYPE_CHECKING:
-    from trtpipe.trt.implicit import Calibration
+from trtpipe.trt.implicit import NativeCalibration
 
 
-def native_calibration(job: Job, made_from: Mapping[str, str]) -> Calibration:
+def native_calibration(job: Job, made_from: Mapping[str, str]) -> NativeCalibration:
     """The job's calibration samples in its batch size, for implicit quantization.
 
     Args:
@@ -36,7 +32,7 @@ def native_calibration(job: Job, made_from: Mapping[str, str]) -> Calibration:
             f"calibration.algorithm: must be one of {', '.join(BASES)} for build.quantization implicit (got "
             f"{data.algorithm}). Use explicit, where trtpipe calibrates."
         )
-    return Calibration(
+    return NativeCalibration(
         source=open_calibration(job),
         algorithm="entropy_2" if data.algorithm == "auto" else data.algorithm,
         percentile=data.percentile,

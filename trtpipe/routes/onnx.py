@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import itertools
 import logging
 import re
 import warnings
@@ -157,6 +158,7 @@ def to_onnx(quantized: Quantized, release: str | None = None, *, plugins: bool =
     program = _exported(quantized, old, plugins)
     narrow_onnx.store_four_bits(program.model)
     _rename(program.model, quantized)
+    _keep_apart(program.model)
     if old:
         lower(program.model)
     _require_one_file(program.model)
@@ -273,6 +275,23 @@ def _rename(model: Model, quantized: Quantized) -> None:
         k = seen.get(stem, 0)
         seen[stem] = k + 1
         node.name = stem if k == 0 else f"{stem}_{k}"
+
+
+def _keep_apart(model: Model) -> None:
+    """Give values and weights inside the graph other names than the bindings'.
+
+    The exporter names bindings by the job and values by their operations: an output `mean` may meet a value `mean`.
+    """
+    bindings = [*model.graph.inputs, *model.graph.outputs]
+    taken = {v.name for v in bindings}
+    inside = [*model.graph.initializers.values(), *(v for n in model.graph.all_nodes() for v in n.outputs)]
+    used = taken | {v.name for v in inside}
+    own = {id(v) for v in bindings}
+    for value in inside:
+        if value.name in taken and id(value) not in own:
+            k = next(k for k in itertools.count(1) if f"{value.name}_inner_{k}" not in used)
+            value.name = f"{value.name}_inner_{k}"
+            used.add(value.name)
 
 
 def _strip(model: ModelProto) -> None:

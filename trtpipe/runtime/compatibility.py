@@ -14,14 +14,16 @@ The rules are NVIDIA's:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from trtpipe.bundle.format import Bundle, read_bundle
 from trtpipe.bundle.manifest import EngineInfo, Manifest
 from trtpipe.bundle.signing import check_signature, checking
 from trtpipe.errors import MissingError
-from trtpipe.packages import install_command
+from trtpipe.packages import install_command, pip_install
 from trtpipe.runtime.device import Device
+from trtpipe.trt import driver
 from trtpipe.trt.flavour import parse_version
 from trtpipe.trt.options import refusals
 from trtpipe.trt.platforms import RTX_COMPUTE_CAPABILITIES, rtx_support, too_old_or_new, unable
@@ -30,7 +32,7 @@ _TITLES = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX", "onnxruntime"
 _INSTALL = {
     "tensorrt": "Install it (on a Jetson it comes with JetPack)",
     "tensorrt_rtx": f"Install it: {install_command('tensorrt_rtx')}",
-    "onnxruntime": "Install it: pip install onnxruntime",
+    "onnxruntime": f"Install it: {pip_install('onnxruntime')}",
 }
 _REBUILD = "or build the bundle for this device"
 
@@ -179,7 +181,7 @@ def _pytorch(manifest: Manifest, engine: EngineInfo, device: Device) -> list[str
     modules = ", ".join(sorted({f.module or "the model itself" for f in engine.fallback})[:3])
     return [
         f"runtime: PyTorch with CUDA is not installed, and {_operations(engine)} of this hybrid engine "
-        f"{_run(engine)} in it, of {modules}. Install it: pip install torch{_release(manifest)}; or build "
+        f"{_run(engine)} in it, of {modules}. Install it: {pip_install(f'torch{_release(manifest)}')}; or build "
         "without build.allow_torch_fallback."
     ]
 
@@ -212,6 +214,16 @@ def _release(manifest: Manifest) -> str:
 
 
 def _hardware(engine: EngineInfo, device: Device) -> list[str]:
+    """Why the first GPU does not do, with another one of this machine that does."""
+    problems = _on_first_gpu(engine, device)
+    for gpu in device.others if problems else ():
+        if not _on_first_gpu(engine, replace(device, compute_capability=gpu.compute_capability, gpu=gpu.name)):
+            hint = f"Or use {gpu.name}, which is here too: set {driver.VISIBLE}={driver.visible(gpu.index)}."
+            return [f"{problem} {hint}" for problem in problems]
+    return problems
+
+
+def _on_first_gpu(engine: EngineInfo, device: Device) -> list[str]:
     here = device.compute_capability
     if here is None:
         return [f"gpu: there is no usable NVIDIA GPU ({device.gpu}). Check its driver, or run with --graph on the CPU."]

@@ -19,7 +19,8 @@ class Device:
 
     `os` is `sys.platform`; `machine` like "x86_64" or "aarch64"; `versions` maps target to the version of its runtime
     here, and "torch" to PyTorch's; `compute_capability` is like "8.6", None without a usable GPU, and `gpu` is then the
-    reason; `jetson` is whether this is a JetPack system; memory in bytes, None when it is not known.
+    reason; `jetson` is whether this is a JetPack system; memory in bytes, None when it is not known; `others` are the
+    GPUs after the first, which is the one that is used.
     """
 
     os: str
@@ -29,6 +30,7 @@ class Device:
     gpu: str = "no GPU"
     jetson: bool = False
     memory_bytes: int | None = None
+    others: tuple[driver.Gpu, ...] = ()
 
 
 def this_device() -> Device:
@@ -48,6 +50,7 @@ def this_device() -> Device:
         gpu=first.name if first else gpus.problem,
         jetson=jetson,
         memory_bytes=_memory(jetson, first),
+        others=gpus.devices[1:],
     )
 
 

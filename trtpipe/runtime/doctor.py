@@ -1,14 +1,21 @@
-"""What this machine can build and run, what it lacks, and how to get it. Nothing heavy is imported to find out."""
+"""What this machine can build and run, what it lacks, and how to get it.
+
+Versions come from package metadata. Whether a package can be imported is tried in a process of its own, so that nothing
+heavy is imported into this one, and a library that ends its process does not end the diagnosis.
+"""
 
 from __future__ import annotations
 
+import json
 import platform
+import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
 from trtpipe.model.torch_versions import misfit, needs_torchao, unsupported
-from trtpipe.packages import CAPTURE, install_command, version
+from trtpipe.packages import CAPTURE, broken, install_command, pip_install, version
 from trtpipe.routes import options as route_options
 from trtpipe.runtime.device import is_jetson
 from trtpipe.trt import driver, flavour
@@ -84,10 +91,12 @@ class Diagnosis:
 
 
 def examine() -> Diagnosis:
-    """What this machine can do, from package metadata and the CUDA driver."""
+    """What this machine can do, from package metadata, imports that were tried, and the CUDA driver."""
     gpu, packages = driver.probe(), {name: version(module) for name, module in PACKAGES}
     tensorrts = flavour.installed()
     jetson = is_jetson()
+    used = [module for name, module in PACKAGES if module in (*CAPTURE, "torch_tensorrt") and packages[name]]
+    failed = import_failures((*used, *map(str, tensorrts)))
     return Diagnosis(
         python=platform.python_version(),
         system=f"{sys.platform} {machine_name(platform.machine())}",
@@ -100,14 +109,53 @@ def examine() -> Diagnosis:
         tensorrts={str(name): f"{distribution} {version}" for name, (distribution, version) in tensorrts.items()},
         packages=packages,
         abilities=(
-            _capture(packages),
-            *_onnxruntime(packages),
-            *_rtx(gpu, tensorrts, packages),
-            *_tensorrt(gpu, tensorrts, packages),
-            *_routes(gpu, tensorrts, packages),
+            _importable(_capture(packages), CAPTURE, failed),
+            *(_importable(a, ("onnxruntime",), failed) for a in _onnxruntime(packages)),
+            *(_importable(a, ("tensorrt_rtx",), failed) for a in _rtx(gpu, tensorrts, packages)),
+            *(_importable(a, ("tensorrt",), failed) for a in _tensorrt(gpu, tensorrts, packages)),
+            *(_importable(a, ("torch", "torch_tensorrt"), failed) for a in _routes(gpu, tensorrts, packages)),
         ),
         notes=_notes(gpu, tensorrts, jetson),
     )
+
+
+#: Imports each module named, and prints a line of JSON for each: null, or its error.
+_TRY_IMPORTS = """
+import importlib, json, os, sys
+out = os.fdopen(os.dup(1), "w", buffering=1)
+os.dup2(2, 1)
+sys.path[:] = json.loads(sys.argv[1])
+for module in sys.argv[2:]:
+    try:
+        importlib.import_module(module)
+        print("null", file=out)
+    except Exception as error:
+        print(json.dumps(f"{type(error).__name__}: {error}"), file=out)
+"""
+
+
+def import_failures(modules: Sequence[str]) -> Mapping[str, str]:
+    """Why modules that are installed cannot be imported, by module; tried in a process of its own."""
+    failed: dict[str, str] = {}
+    left = list(modules)
+    while left:
+        command = (sys.executable, "-c", _TRY_IMPORTS, json.dumps(sys.path), *left)
+        ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
+        answers = [json.loads(line) for line in ran.stdout.splitlines()]
+        failed |= {module: answer for module, answer in zip(left, answers, strict=False) if answer}
+        if len(answers) < len(left):  # the next one took the process with it
+            failed[left[len(answers)]] = f"it ended the process (exit code {ran.returncode})"
+        left = left[len(answers) + 1 :]
+    return failed
+
+
+def _importable(ability: Ability, needed: Sequence[str], failed: Mapping[str, str]) -> Ability:
+    """The ability, unless a module that it needs is installed and cannot be imported."""
+    reason = next((broken(module, failed[module]) for module in needed if module in failed), "")
+    if not ability.possible or not reason:
+        return ability
+    why, _, command = reason.rpartition(" Run: ")
+    return Ability(ability.what, False, why, command)
 
 
 def _precisions(compute_capability: str) -> tuple[str, ...]:
@@ -128,7 +176,7 @@ def _capture(packages: dict[str, str | None]) -> Ability:
 def _onnxruntime(packages: dict[str, str | None]) -> tuple[Ability, ...]:
     release = packages["onnxruntime"]
     reason = f"onnxruntime {release}, on the CPU" if release else "onnxruntime is not installed"
-    return (_ability("run a graph (target onnxruntime)", release is not None, reason, "pip install onnxruntime"),)
+    return (_ability("run a graph (target onnxruntime)", release is not None, reason, pip_install("onnxruntime")),)
 
 
 def _rtx(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str | None]) -> tuple[Ability, ...]:
@@ -143,7 +191,7 @@ def _rtx(gpu: Driver, tensorrts: flavour.Installed, packages: dict[str, str | No
     _, release = tensorrts["tensorrt_rtx"]
     if flavour.parse_version(release) < flavour.OLDEST["tensorrt_rtx"]:
         reason = f"tensorrt-rtx {release} cannot build INT8 convolutions; 1.7.1 can"
-        upgrade = "pip install --upgrade 'tensorrt-rtx>=1.7.1'"
+        upgrade = pip_install("tensorrt-rtx>=1.7.1")
         return Ability(build, False, reason, upgrade), Ability(run, False, reason, upgrade)
     titled = flavour.title("tensorrt_rtx", release)
     built = Ability(build, True, f"{titled}, for any GPU: {', '.join(RTX_COMPUTE_CAPABILITIES)}")

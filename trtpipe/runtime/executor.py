@@ -17,6 +17,7 @@ from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.manifest import GRAPH, EngineInfo, describe_engine
 from trtpipe.errors import BuildError, InputError, MissingError
 from trtpipe.evaluation import check, metrics
+from trtpipe.figures import apart
 from trtpipe.job.sections import Build
 from trtpipe.runtime.compatibility import placement_problems
 from trtpipe.runtime.device import Device, this_device
@@ -32,7 +33,7 @@ _ELSEWHERE = 1.25
 _ROUNDING, _COSINE_ROUNDING = 1e-4, 1e-6
 
 
-class Runner(check.Runner, AbstractContextManager[Any], Protocol):
+class OpenRunner(check.Runner, AbstractContextManager[Any], Protocol):
     """A runner that is loaded and released as a context manager.
 
     `name` is like "onnxruntime 1.31.1". More `notes` may come as it is opened and runs.
@@ -73,7 +74,7 @@ def not_executed_here(engine: Engine, device: Device | None = None) -> str:
     return "; ".join(placement_problems(info_of(engine), device or this_device()))
 
 
-def open_engine(engine: Engine) -> tuple[Runner, Executed]:
+def open_engine(engine: Engine) -> tuple[OpenRunner, Executed]:
     """What executes a built engine here, and whether that is the engine or, where it does not fit, its graph.
 
     Raises:
@@ -97,7 +98,7 @@ def open_engine(engine: Engine) -> tuple[Runner, Executed]:
 
 def engine_runner(
     data: bytes, *, hybrid: bool, settings: RunnerSettings, specialization: Specialization | None = None
-) -> Runner:
+) -> OpenRunner:
     """What executes an engine, or a hybrid module: engines with PyTorch between them."""
     if not hybrid:
         return EngineRunner(data, **settings, specialization=specialization)
@@ -227,7 +228,7 @@ def serving_optimization(bundle: Bundle) -> tuple[Optimization, tuple[str, ...]]
     return "none", (f"even without graph optimizations {difference}. Run `trtpipe check --graph` on the bundle.",)
 
 
-def deviation(runner: Runner, bundle: Bundle) -> str:
+def deviation(runner: OpenRunner, bundle: Bundle) -> str:
     """The figure in which the outputs of `runner` on the golden inputs are further from the baseline than the check's.
 
     Empty where they are not. A bundle without the figures of a check has no distance to be held to, and says that.
@@ -284,5 +285,6 @@ def _beyond(baseline: Array, got: Array, limit: Distance) -> str:
     }  # fmt: skip
     for what, (value, bound, checked, sign) in figures.items():
         if not sign * value <= sign * bound:
-            return f"{what} {value:.4g} (check: {checked:.4g})"
+            here, there = apart(value, checked, 4)
+            return f"{what} {here} (check: {there})"
     return ""

@@ -10,8 +10,10 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import numpy_helper
 
+from trtpipe.trt.element_types import element_types
+
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto
+    from onnx import GraphProto, NodeProto
 
 HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 #: Operations whose results are among their inputs' values, or zero: rounded inputs give rounded results.
@@ -44,7 +46,7 @@ def rounded(model: bytes) -> bytes | None:
     """
     try:
         proto = onnx.load_from_string(model)
-        types = _types(proto)
+        types = element_types(proto)
     except (DecodeError, onnx.shape_inference.InferenceError) as error:
         raise Unrounded(f"its types cannot be read ({error})") from error
     graph = proto.graph
@@ -65,13 +67,6 @@ def rounded(model: bytes) -> bytes | None:
     del graph.value_info[:]
     data: bytes = proto.SerializeToString()
     return data
-
-
-def _types(proto: ModelProto) -> dict[str, int]:
-    """Element type of every tensor, by name."""
-    graph = onnx.shape_inference.infer_shapes(proto).graph
-    types = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
-    return types | {i.name: i.data_type for i in proto.graph.initializer}
 
 
 def _widen_initializers(graph: GraphProto, halves: Mapping[str, int]) -> None:

@@ -17,7 +17,8 @@ from trtpipe.batching import require_names
 from trtpipe.bundle import hybrid
 from trtpipe.bundle.hybrid import EngineStep, OperatorStep
 from trtpipe.bundle.manifest import HYBRID
-from trtpipe.errors import InputError, MissingError
+from trtpipe.errors import InputError, MissingError, first_line
+from trtpipe.packages import pip_install
 from trtpipe.trt.execution import execution_failed
 from trtpipe.trt.runtime import NOT_OPEN, EngineRunner
 
@@ -29,7 +30,7 @@ _PYTHON: Mapping[str, Callable[..., Any]] = {
 }
 
 
-class Part(contextlib.AbstractContextManager[Any], Protocol):
+class PlanRunner(contextlib.AbstractContextManager[Any], Protocol):
     """What executes one engine: a context manager."""
 
     name: str
@@ -94,7 +95,7 @@ class HybridRunner:
         version_compatible: bool = False,
         without_lean_runtime: bool = False,
         device: str = "cuda",
-        part: Callable[[bytes], Part] | None = None,
+        part: Callable[[bytes], PlanRunner] | None = None,
     ) -> None:
         self._hybrid = hybrid.from_bytes(data, HYBRID)
         self._device = device
@@ -108,7 +109,7 @@ class HybridRunner:
         )
         self._stack = contextlib.ExitStack()
         self._open = False
-        self._parts: list[Part] = []
+        self._parts: list[PlanRunner] = []
         self.name = "hybrid"
 
     def __enter__(self) -> HybridRunner:
@@ -165,9 +166,8 @@ class HybridRunner:
         try:
             return self._operators[step.op](*args, **{k: self._argument(a, values) for k, a in step.kwargs.items()})
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise InputError(
-                f"engine: {step.op} failed in PyTorch {self._torch.__version__} ({first[:300]}). "
+                f"engine: {step.op} failed in PyTorch {self._torch.__version__} ({first_line(error)[:300]}). "
                 "Use the PyTorch that the bundle was built with."
             ) from error
 
@@ -213,7 +213,7 @@ def _pytorch(device: str) -> ModuleType:
         got = f"{torch.__version__}, which sees no GPU"
     raise MissingError(
         "engine: PyTorch with CUDA is not here, and some operations of a hybrid engine run in it "
-        f"({got}). Install it: pip install torch."
+        f"({got}). Install it: {pip_install('torch')}."
     )
 
 
@@ -232,7 +232,7 @@ def _operator(torch: ModuleType, name: str) -> Callable[..., Any]:
     return operator
 
 
-def _last_readers(plan: hybrid.Plan) -> dict[int, list[str]]:
+def _last_readers(plan: hybrid.StoredPlan) -> dict[int, list[str]]:
     """The values that nothing reads after a step, by that step: their memory is given back there."""
     last: dict[str, int] = {}
     for index, step in enumerate(plan.steps):

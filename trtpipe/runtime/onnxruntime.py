@@ -11,6 +11,7 @@ import numpy as np
 from calib.types import Array
 from trtpipe.batching import require_names
 from trtpipe.errors import BuildError, InputError, MissingError
+from trtpipe.packages import broken, pip_install
 
 #: How much of its graph optimization ONNX Runtime does, most first; "all" is its default.
 Optimization = Literal["all", "extended", "basic", "none"]
@@ -37,7 +38,7 @@ class OrtRunner:
         threads: for one operator; 0: ONNX Runtime's own choice.
 
     Raises:
-        MissingError: onnxruntime is not installed.
+        MissingError: onnxruntime is not installed, or cannot be imported.
         BuildError: ONNX Runtime refuses the file.
     """
 
@@ -51,10 +52,16 @@ class OrtRunner:
     ) -> None:
         try:
             import onnxruntime
-        except ImportError:
+        except ModuleNotFoundError as error:
+            if error.name != "onnxruntime":
+                raise MissingError(broken("onnxruntime", error)) from error
             raise MissingError(
-                "onnxruntime: not installed, and a graph on the CPU is run with it. Run `pip install onnxruntime`."
+                f"onnxruntime: not installed, and a graph on the CPU is run with it. Run: {pip_install('onnxruntime')}"
             ) from None
+        except (ImportError, OSError, RuntimeError) as error:
+            raise MissingError(broken("onnxruntime", error)) from error
+        if not hasattr(onnxruntime, "InferenceSession"):  # what an interrupted `pip uninstall` leaves can be imported
+            raise MissingError(broken("onnxruntime", "it has no InferenceSession"))
         self.name = f"onnxruntime {onnxruntime.__version__}"
         self.notes: tuple[str, ...] = ()
         if as_written:
@@ -73,7 +80,9 @@ class OrtRunner:
                 model if isinstance(model, bytes) else str(model), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:
-            raise BuildError(f"onnxruntime does not accept the graph ({error}). Check its opset and dtypes.") from error
+            raise BuildError(
+                f"graph: ONNX Runtime does not accept it ({error}). Check its opset and dtypes."
+            ) from error
         self._inputs = tuple(i.name for i in self._session.get_inputs())
         self._outputs = tuple(o.name for o in self._session.get_outputs())
 

@@ -14,7 +14,7 @@ from trtpipe.bundle.manifest import Manifest
 from trtpipe.evaluation.check import CheckData, Damaged, Executor, check_engine
 from trtpipe.job.sections import Limits
 from trtpipe.progress import Progress, Silent
-from trtpipe.runtime.executor import Runner
+from trtpipe.runtime.executor import OpenRunner
 from trtpipe.runtime.session import Model
 from trtpipe.values import CheckReport
 
@@ -85,7 +85,7 @@ def golden_limits(manifest: Manifest, samples: int, *, all_of_them: bool = False
 class _Swapped:
     """Gives each sample the next one's outputs; an output of one sample, or of a whole batch, is negated."""
 
-    def __init__(self, runner: Runner, how: Batching) -> None:
+    def __init__(self, runner: OpenRunner, how: Batching) -> None:
         self.name, self._runner = runner.name, runner
         self._axes = {s.name: s.batch_axis for s in how.outputs}
 

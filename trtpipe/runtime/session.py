@@ -25,7 +25,7 @@ from trtpipe.errors import InputError
 from trtpipe.runtime import compatibility
 from trtpipe.runtime.device import this_device
 from trtpipe.runtime.executor import (
-    Runner,
+    OpenRunner,
     bundle_settings,
     deviation,
     engine_runner,
@@ -75,11 +75,11 @@ class Model:
     `executed` is whether the engine or the graph runs.
     """
 
-    def __init__(self, bundle: Bundle, runner: Runner, executed: Executed, notes: tuple[str, ...] = ()) -> None:
+    def __init__(self, bundle: Bundle, runner: OpenRunner, executed: Executed, notes: tuple[str, ...] = ()) -> None:
         self.bundle = bundle
         self.executed: Executed = executed
         self._stack = ExitStack()
-        self._runner: Runner | None = self._stack.enter_context(runner)
+        self._runner: OpenRunner | None = self._stack.enter_context(runner)
         self._notes, self._runs_by = notes, runner
 
     @property
@@ -93,7 +93,7 @@ class Model:
         return self.bundle.manifest
 
     @property
-    def runner(self) -> Runner:
+    def runner(self) -> OpenRunner:
         """What executes.
 
         Raises:

@@ -4,6 +4,7 @@ __all__ = [
     "builder",
     "config",
     "driver",
+    "element_types",
     "execution",
     "flavour",
     "formats",

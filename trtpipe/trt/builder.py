@@ -25,7 +25,7 @@ from trtpipe.trt import (
     timing_cache,
 )
 from trtpipe.trt.flavour import Flavour
-from trtpipe.trt.implicit import Calibration
+from trtpipe.trt.implicit import NativeCalibration
 from trtpipe.trt.monitor import PERCENT, Watch, interruptible, make_logger, make_monitor
 from trtpipe.trt.options import asked, needs_driver, refusals, uses_dla, without_driver
 from trtpipe.trt.parser import newest_opset
@@ -44,7 +44,7 @@ def build_engine(
     *,
     progress: Progress,
     precision: Precision | None = None,
-    calibration: Calibration | None = None,
+    calibration: NativeCalibration | None = None,
     judged: bool = True,
 ) -> Engine:
     """The engine of a graph, checked against its bindings and its own plan header.
@@ -118,7 +118,7 @@ def _serialize(
     model: OnnxModel,
     build: Build,
     precision: Precision | None,
-    calibration: Calibration | None,
+    calibration: NativeCalibration | None,
     watch: Watch,
     libraries: Mapping[str, bytes],
 ) -> tuple[bytes, tuple[str, ...], bytes]:

@@ -7,6 +7,7 @@ TensorRT must not be the first to use it: without a driver some of its releases 
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from trtpipe.errors import MissingError
 
 #: CUdevice_attribute values, part of the driver's ABI (cuda.h): they are not TensorRT enums and do not move.
 _COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76
+
+#: The environment variable by which CUDA is told what GPUs a process may see.
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,18 @@ def probe() -> Driver:
         return Driver(version, problem=f"the NVIDIA driver lists no GPU: {_error(cuda, status)}")
     devices = tuple(_gpu(cuda, i) for i in range(count.value))
     return Driver(version, devices, "" if devices else "the NVIDIA driver sees no GPU")
+
+
+def listed() -> tuple[str, ...] | None:
+    """The GPUs that CUDA_VISIBLE_DEVICES names, in order; None where it is not set and all are visible."""
+    names = os.environ.get(VISIBLE)
+    return None if names is None else tuple(n.strip() for n in names.split(",") if n.strip())
+
+
+def visible(index: int) -> str:
+    """What CUDA_VISIBLE_DEVICES has to be for that one of the GPUs that are visible now to be the only one."""
+    names = listed() or ()
+    return names[index] if index < len(names) else str(index)
 
 
 def require(what: str, instead: str = "") -> Driver:

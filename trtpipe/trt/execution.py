@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from calib.types import Array
     from trtpipe.trt.calls import Binding, Bindings, Shape, Tensors
     from trtpipe.trt.flavour import Flavour
-    from trtpipe.trt.memory import Buffer, Graph, HostBuffer, Memory
+    from trtpipe.trt.memory import Buffer, DeviceMemory, Graph, HostBuffer
     from trtpipe.trt.types import IOutputAllocator
 
 
@@ -26,7 +26,7 @@ def execution_failed(reason: str) -> InputError:
 class OutputMemory:
     """Memory of the outputs whose shapes only the execution itself decides: the work of TensorRT's IOutputAllocator."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: DeviceMemory) -> None:
         self._memory = memory
         self._raised: BaseException | None = None
         self.buffers: dict[str, Buffer] = {}
@@ -101,7 +101,7 @@ class Execution:
     def __init__(
         self,
         calls: Tensors | Bindings,
-        memory: Memory,
+        memory: DeviceMemory,
         *,
         cuda_graph: bool,
         allocator: Callable[[OutputMemory], IOutputAllocator],

@@ -19,11 +19,11 @@ from trtpipe import packages
 from trtpipe.errors import InputError, MissingError
 from trtpipe.packages import install_command
 
-Name = Literal["tensorrt", "tensorrt_rtx"]
+FlavourName = Literal["tensorrt", "tensorrt_rtx"]
 
-OLDEST: Mapping[Name, tuple[int, ...]] = {"tensorrt": (8, 6), "tensorrt_rtx": (1, 7, 1)}
+OLDEST: Mapping[FlavourName, tuple[int, ...]] = {"tensorrt": (8, 6), "tensorrt_rtx": (1, 7, 1)}
 #: Releases of a later major version may have other options, of which there is no record.
-NEWEST_MAJOR: Mapping[Name, int] = {"tensorrt": 11, "tensorrt_rtx": 1}
+NEWEST_MAJOR: Mapping[FlavourName, int] = {"tensorrt": 11, "tensorrt_rtx": 1}
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ CAPABILITIES: tuple[Capability, ...] = (
 class Flavour:
     """An imported TensorRT: its module, its version and the names of the capabilities found in it."""
 
-    name: Name
+    name: FlavourName
     module: ModuleType
     version: str
     capabilities: frozenset[str]
@@ -186,7 +186,7 @@ def parse_version(text: str) -> tuple[int, ...]:
 
 
 #: Flavour to (distribution, version).
-Installed = Mapping[Name, tuple[str, str]]
+Installed = Mapping[FlavourName, tuple[str, str]]
 
 
 def installed() -> Installed:
@@ -216,7 +216,7 @@ def unrecorded(name: str, version: str) -> str | None:
     return why
 
 
-def look(module: object, name: Name, version: str) -> frozenset[str]:
+def look(module: object, name: FlavourName, version: str) -> frozenset[str]:
     """Names of the capabilities that `module` has: by its attributes, and by version where nothing can be looked at."""
     by_version = expected(name, version)
     return frozenset(
@@ -241,9 +241,11 @@ def load(target: str) -> Flavour:
     """
     if target not in OLDEST:
         raise InputError(f"build.target: a TensorRT target must be tensorrt or tensorrt_rtx (got {target}).")
-    name: Name = "tensorrt_rtx" if target == "tensorrt_rtx" else "tensorrt"
+    name: FlavourName = "tensorrt_rtx" if target == "tensorrt_rtx" else "tensorrt"
     try:
         module = importlib.import_module(name)
+        if not hasattr(module, "__version__"):  # what an interrupted `pip uninstall` leaves can be imported
+            raise ImportError("it has no __version__")
     except (ImportError, OSError, RuntimeError) as error:  # its own loading of libraries raises the last two
         reason = "it is not installed" if isinstance(error, ModuleNotFoundError) and error.name == name else str(error)
         raise MissingError(

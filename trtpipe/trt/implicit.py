@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class NativeCalibration:
     """Where the ranges come from: a calibration cache of this very TensorRT, or samples.
 
     `source` is a `calib.data.Source`. `algorithm` is one that TensorRT has: entropy_2, entropy, minmax or percentile.
@@ -37,7 +37,7 @@ class Calibration:
     made_from: Mapping[str, str] = field(default_factory=dict)
 
 
-def make_calibrator(flavour: Flavour, calibration: Calibration | None) -> NativeCalibrator:
+def make_calibrator(flavour: Flavour, calibration: NativeCalibration | None) -> NativeCalibrator:
     """TensorRT's calibrator over the given ranges or samples; `finish()` it after the build.
 
     Raises:

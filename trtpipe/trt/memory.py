@@ -115,7 +115,7 @@ class Graph:
         self.owner.free()
 
 
-class Memory(Protocol):
+class DeviceMemory(Protocol):
     """A stream on one GPU, and memory of that GPU."""
 
     provider: Provider
@@ -146,7 +146,7 @@ class Memory(Protocol):
         """Give back everything: graphs, buffers, the stream."""
 
 
-def open_memory(provider: Provider | None = None) -> Memory:
+def open_memory(provider: Provider | None = None) -> DeviceMemory:
     """Memory of the current GPU by the first provider that works, or by the one named.
 
     Raises:
@@ -184,32 +184,32 @@ class TorchMemory:
         self.stream = int(self._stream.cuda_stream)
 
     def allocate(self, size: int) -> Buffer:
-        """See `Memory`."""
+        """See `DeviceMemory`."""
         with self._torch.cuda.stream(self._stream):
             tensor = self._torch.empty(max(size, 1), dtype=self._torch.uint8, device="cuda")
         return Buffer(tensor.data_ptr(), size, self._owner.own(tensor))
 
     def allocate_host(self, size: int) -> HostBuffer:
-        """See `Memory`."""
+        """See `DeviceMemory`."""
         tensor = self._torch.empty(max(size, 1), dtype=self._torch.uint8, pin_memory=True)
         return HostBuffer(tensor.numpy()[:size], self._owner.own(tensor))
 
     def upload(self, buffer: Buffer, array: Array) -> None:
-        """See `Memory`."""
+        """See `DeviceMemory`."""
         with self._torch.cuda.stream(self._stream):
             self._device(buffer, array).copy_(self._host(array), non_blocking=True)
 
     def download(self, buffer: Buffer, array: Array) -> None:
-        """See `Memory`."""
+        """See `DeviceMemory`."""
         with self._torch.cuda.stream(self._stream):
             self._host(array).copy_(self._device(buffer, array), non_blocking=True)
 
     def synchronize(self) -> None:
-        """See `Memory`."""
+        """See `DeviceMemory`."""
         self._stream.synchronize()
 
     def capture(self, enqueue: Callable[[], None]) -> Graph:
-        """See `Memory`."""
+        """See `DeviceMemory`."""
         graph = self._torch.cuda.CUDAGraph()
         with self._torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             enqueue()
@@ -221,11 +221,11 @@ class TorchMemory:
         return Graph(launch, self._owner.own(graph, lambda captured: captured.reset()))
 
     def place(self, array: Array) -> tuple[int, object]:
-        """See `Memory`."""
+        """See `DeviceMemory`."""
         return _placed(self, array)
 
     def close(self) -> None:
-        """See `Memory`."""
+        """See `DeviceMemory`."""
         self._owner.free_all()
 
     def _host(self, array: Array) -> torch.Tensor:
@@ -255,32 +255,32 @@ class CudaPythonMemory:
         self.stream = int(self._stream.value)
 
     def allocate(self, size: int) -> Buffer:
-        """See `Memory`."""
+        """See `DeviceMemory`."""
         owned = self._own("cudaMalloc", "cudaFree", max(size, 1))
         return Buffer(int(owned.value), size, owned)
 
     def allocate_host(self, size: int) -> HostBuffer:
-        """See `Memory`."""
+        """See `DeviceMemory`."""
         owned = self._own("cudaMallocHost", "cudaFreeHost", max(size, 1))
         block = (ctypes.c_uint8 * max(size, 1)).from_address(int(owned.value))
         return HostBuffer(np.frombuffer(memoryview(block), np.uint8)[:size], owned)
 
     def upload(self, buffer: Buffer, array: Array) -> None:
-        """See `Memory`."""
+        """See `DeviceMemory`."""
         kind = self._cuda.cudaMemcpyKind.cudaMemcpyHostToDevice
         self._call("cudaMemcpyAsync", buffer.address, array.ctypes.data, array.nbytes, kind, self.stream)
 
     def download(self, buffer: Buffer, array: Array) -> None:
-        """See `Memory`."""
+        """See `DeviceMemory`."""
         kind = self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
         self._call("cudaMemcpyAsync", array.ctypes.data, buffer.address, array.nbytes, kind, self.stream)
 
     def synchronize(self) -> None:
-        """See `Memory`."""
+        """See `DeviceMemory`."""
         self._call("cudaStreamSynchronize", self.stream)
 
     def capture(self, enqueue: Callable[[], None]) -> Graph:
-        """See `Memory`."""
+        """See `DeviceMemory`."""
         mode = self._cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         self._call("cudaStreamBeginCapture", self.stream, mode)
         try:
@@ -297,11 +297,11 @@ class CudaPythonMemory:
         return Graph(lambda: self._call("cudaGraphLaunch", executable.value, self.stream), executable)
 
     def place(self, array: Array) -> tuple[int, object]:
-        """See `Memory`."""
+        """See `DeviceMemory`."""
         return _placed(self, array)
 
     def close(self) -> None:
-        """See `Memory`."""
+        """See `DeviceMemory`."""
         self._owner.free_all()
 
     def _own(self, make: str, give_back: str, *arguments: Any) -> Owned:
@@ -319,7 +319,7 @@ class CudaPythonMemory:
         return results[0] if results else None
 
 
-def _placed(memory: Memory, array: Array) -> tuple[int, object]:
+def _placed(memory: DeviceMemory, array: Array) -> tuple[int, object]:
     """The address of a copy of the array in device memory, and its owner."""
     buffer = memory.allocate(array.nbytes)
     memory.upload(buffer, np.ascontiguousarray(array))
@@ -359,41 +359,41 @@ class PycudaMemory:
         self.stream = int(self._stream.handle)
 
     def allocate(self, size: int) -> Buffer:
-        """See `Memory`."""
+        """See `DeviceMemory`."""
         allocation = self._cuda.mem_alloc(max(size, 1))
         return Buffer(int(allocation), size, self._owner.own(allocation, lambda made: made.free()))
 
     def allocate_host(self, size: int) -> HostBuffer:
-        """See `Memory`."""
+        """See `DeviceMemory`."""
         array = self._cuda.pagelocked_empty(max(size, 1), np.uint8)
         return HostBuffer(array[:size], self._owner.own(array))
 
     def upload(self, buffer: Buffer, array: Array) -> None:
-        """See `Memory`."""
+        """See `DeviceMemory`."""
         self._cuda.memcpy_htod_async(buffer.address, array, self._stream)
 
     def download(self, buffer: Buffer, array: Array) -> None:
-        """See `Memory`."""
+        """See `DeviceMemory`."""
         self._cuda.memcpy_dtoh_async(array, buffer.address, self._stream)
 
     def synchronize(self) -> None:
-        """See `Memory`."""
+        """See `DeviceMemory`."""
         self._stream.synchronize()
 
     def capture(self, enqueue: Callable[[], None]) -> Graph:
-        """See `Memory`; refused, as pycuda has no stable CUDA graphs."""
-        raise MissingError("CUDA graphs need torch or cuda-python, and pycuda is in use. Install cuda-python.")
+        """See `DeviceMemory`; refused, as pycuda has no stable CUDA graphs."""
+        raise MissingError("engine: CUDA graphs need torch or cuda-python, and pycuda is in use. Install cuda-python.")
 
     def place(self, array: Array) -> tuple[int, object]:
-        """See `Memory`."""
+        """See `DeviceMemory`."""
         return _placed(self, array)
 
     def close(self) -> None:
-        """See `Memory`."""
+        """See `DeviceMemory`."""
         self._owner.free_all()
 
 
-_PROVIDERS: dict[Provider, Callable[[], Memory]] = {
+_PROVIDERS: dict[Provider, Callable[[], DeviceMemory]] = {
     "torch": TorchMemory,
     "cuda-python": CudaPythonMemory,
     "pycuda": PycudaMemory,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -48,10 +49,13 @@ def parse(flavour: Flavour, network: INetworkDefinition, logger: ILogger, model:
     if not parsed or parser.num_errors:
         errors = [_parser_error(flavour, parser.get_error(i)) for i in range(parser.num_errors)]
         errors = errors or list(watch.errors) or ["the parser gave no reason"]
-        raise BuildError(
-            f"onnx: {flavour.title} does not accept every node ({'; '.join(errors)}). "
-            "Change the model there, or try build.route torch_tensorrt."
-        )
+        step = "Change the model there, or try build.route torch_tensorrt."
+        if any(re.search(r"\bcuda (error|driver)\b", text, re.IGNORECASE) for text in watch.errors):
+            step = (
+                "A plugin of TensorRT's own stands for that operation, and it needs an NVIDIA GPU and its driver "
+                "already while the network is parsed: build where they are, or change the model there."
+            )
+        raise BuildError(f"onnx: {flavour.title} does not accept every node ({'; '.join(errors)}). {step}")
     return parser
 
 
@@ -60,7 +64,8 @@ def _parser_error(flavour: Flavour, error: ParserError) -> str:
     if flavour.has("parser_node_names") and error.node_name():
         where = f"{error.node_name()} [{error.node_operator()}]"
     elif error.node() < 0:
-        where = "the file"
+        operator = error.func().removeprefix("import") if error.func().startswith("import") else ""
+        where = f"a {operator} node" if operator else "the file"
     return f"{where}: {enum_name(error.code())}, {error.desc()}"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from trtpipe.trt.element_types import element_types
 from trtpipe.trt.flavour import parse_version
 
 if TYPE_CHECKING:
@@ -84,17 +85,13 @@ def _refused(model: onnx.ModelProto) -> Iterator[str]:
         {o.domain for o in model.opset_import} - {"", "ai.onnx"} & {n.domain for n in model.graph.node}
     ):
         yield f"the file: operators of the domain {domain}"
-    graph = onnx.shape_inference.infer_shapes(model).graph
+    graph, types = model.graph, element_types(model)
     constants = {i.name: i for i in graph.initializer}
     constants |= {n.output[0]: n.attribute[0].t for n in graph.node if n.op_type == "Constant" and n.attribute}
-    values = {v.name: v.type.tensor_type for v in (*graph.input, *graph.output, *graph.value_info)}
     name_of = onnx.TensorProto.DataType.Name
 
     def type_of(tensor: str) -> str:
-        raw = (
-            constants[tensor].data_type if tensor in constants else values[tensor].elem_type if tensor in values else 0
-        )
-        name: str = name_of(raw)
+        name: str = name_of(types.get(tensor, 0))
         return _AS.get(name, name)
 
     for node in graph.node:

@@ -18,14 +18,14 @@ import numpy as np
 from calib.types import Array
 from trtpipe.batching import require_names
 from trtpipe.errors import InputError, MissingError
-from trtpipe.packages import install_command
+from trtpipe.packages import install_command, pip_install
 from trtpipe.progress import Silent
 from trtpipe.trt import driver, flavour, plan
 from trtpipe.trt.calls import Binding, Bindings, Shape, Tensors, load_engine, spec_of
 from trtpipe.trt.execution import Execution, make_output_allocator
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.kernel_cache import KernelCache, kernel_file
-from trtpipe.trt.memory import Memory, Provider, open_memory
+from trtpipe.trt.memory import DeviceMemory, Provider, open_memory
 from trtpipe.trt.monitor import Watch, make_logger
 from trtpipe.trt.network import enum_name
 from trtpipe.trt.plugins import load as load_plugins
@@ -77,7 +77,7 @@ class EngineRunner:
         self,
         engine: bytes | Path | str,
         *,
-        memory: Provider | Callable[[], Memory] | None = None,
+        memory: Provider | Callable[[], DeviceMemory] | None = None,
         version_compatible: bool = False,
         cuda_graph: bool = False,
         refit: bytes | None = None,
@@ -306,7 +306,7 @@ class EngineRunner:
         if loaded is None:
             raise InputError(
                 f"engine: the plan was built without a lean runtime, and {library} of TensorRT {version} cannot be "
-                f"loaded ({self._reason()}). Install it: pip install tensorrt-lean=={version}."
+                f"loaded ({self._reason()}). Install it: {pip_install(f'tensorrt-lean=={version}')}."
             )
         return loaded
 

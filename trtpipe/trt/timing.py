@@ -12,38 +12,32 @@ from trtpipe.trt.memory import Owned, Owner
 from trtpipe.trt.runtime import EngineRunner
 
 
-def open_timed(
-    engine: bytes,
-    *,
-    cuda_graph: bool,
-    version_compatible: bool = False,
-    without_lean_runtime: bool = False,
-    refit: bytes | None = None,
-    plugins: Mapping[str, bytes] | None = None,
-) -> TimedEngine:
-    """A runner of the engine that is open and stays so until it is dropped; the arguments are `EngineRunner`'s.
-
-    Raises:
-        InputError, MissingError: as `EngineRunner` does on entering.
-    """
-    runner = TimedEngine(
-        engine,
-        cuda_graph=cuda_graph,
-        version_compatible=version_compatible,
-        without_lean_runtime=without_lean_runtime,
-        refit=refit,
-        plugins=plugins,
-        specialization="eager",  # else the first runs time general kernels, and who knows when they end
-    )
-    runner.__enter__()
-    return runner
-
-
 class TimedEngine(EngineRunner):
     """An `EngineRunner` that can say how long the GPU took over one execution."""
 
-    def __del__(self) -> None:
-        self._close()
+    def __init__(
+        self,
+        engine: bytes,
+        *,
+        cuda_graph: bool = False,
+        version_compatible: bool = False,
+        without_lean_runtime: bool = False,
+        refit: bytes | None = None,
+        plugins: Mapping[str, bytes] | None = None,
+    ) -> None:
+        super().__init__(
+            engine,
+            cuda_graph=cuda_graph,
+            version_compatible=version_compatible,
+            without_lean_runtime=without_lean_runtime,
+            refit=refit,
+            plugins=plugins,
+            specialization="eager",  # else the first runs time general kernels, and who knows when they end
+        )
+
+    def __enter__(self) -> TimedEngine:
+        super().__enter__()
+        return self
 
     def milliseconds(self, inputs: Mapping[str, Array], *, transfers: bool) -> float:
         """Time between two CUDA events around one execution.

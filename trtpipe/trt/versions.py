@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from calib.types import JsonObject
 from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.sections import Build
-from trtpipe.trt.flavour import CAPABILITIES, Name, expected, title, where
+from trtpipe.trt.flavour import CAPABILITIES, FlavourName, expected, title, where
 from trtpipe.trt.options import OPTIONS, refusals
 from trtpipe.trt.parser import newest_opset
 from trtpipe.trt.platforms import BY_CAPABILITY, PLATFORMS, PRECISIONS, RTX_COMPUTE_CAPABILITIES, SOURCES, rtx_support
 
 #: The releases that the contract tests drive, and the one of TensorRT-RTX.
-RELEASES: tuple[tuple[Name, str], ...] = (
+RELEASES: tuple[tuple[FlavourName, str], ...] = (
     ("tensorrt", "8.6.1"),
     ("tensorrt", "10.3.0"),
     ("tensorrt", "10.16.1.11"),

@@ -10,7 +10,15 @@ import click
 from trtpipe.atomic import write_whole
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import key_option, trusted
-from trtpipe.cli.commands.options import OutputFile, Seconds, device_option, json_option, refuse_unused, set_option
+from trtpipe.cli.commands.options import (
+    OutputFile,
+    Seconds,
+    device_option,
+    json_option,
+    refuse_cpu,
+    refuse_unused,
+    set_option,
+)
 from trtpipe.cli.results import results
 from trtpipe.errors import SUCCESS, ExitCode
 from trtpipe.job.importable import on_path
@@ -100,6 +108,8 @@ def _measure(
         raise click.UsageError("--set must not be given with a bundle: its job is settled.")
     if kind != "bundle":
         refuse_unused(("key",), "without a bundle")
+    else:
+        refuse_cpu("with a bundle")
     with console.Console(quiet=quiet).watching() as reporter:
         if kind == "bundle":
             bundle, _ = admit(target, trusted(key))

@@ -24,6 +24,7 @@ from trtpipe.cli.commands.options import (
     loudness_options,
     one_loudness,
     out_option,
+    refuse_cpu,
     refuse_unused,
     set_option,
 )
@@ -87,6 +88,7 @@ def command(
         refuse_unused(("key",), "without a kit or --replay")
     elif kits and len(kits) == len(jobs):
         refuse_unused(("diagnose_seconds",), "with kits alone")
+        refuse_cpu("with kits alone")
     with ExitStack() as stack:
         if len(kits) < len(jobs):
             stack.enter_context(on_path(None))

@@ -17,11 +17,13 @@ from calib.types import JsonObject
 from trtpipe.bundle.format import read_bundle
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import json_option
-from trtpipe.errors import InputError, MissingError
+from trtpipe.errors import InputError, MissingError, first_line
 from trtpipe.figures import beside, exact
 from trtpipe.model.onnx.names import WEIGHTED
+from trtpipe.packages import pip_install
 from trtpipe.progress import size
 from trtpipe.routes.compiled_precision import dequantizer, dynamic
+from trtpipe.trt.element_types import element_types
 from trtpipe.trt.plan import read_header
 from trtpipe.values import MANIFEST
 
@@ -126,19 +128,19 @@ def _onnx(path: Path) -> JsonObject:
     try:
         import onnx
     except ImportError:
-        raise MissingError(f"{path}: onnx, which reads ONNX files, is not installed. Run `pip install onnx`.") from None
+        raise MissingError(
+            f"{path}: onnx, which reads ONNX files, is not installed. Run: {pip_install('onnx')}"
+        ) from None
     try:
         model = onnx.load(path, load_external_data=False)
-        graph = onnx.shape_inference.infer_shapes(model).graph
+        graph, numbers = model.graph, element_types(model)
     except Exception as error:  # noqa: BLE001  # protobuf and onnx raise whatever they like on damaged files
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(f"{path}: must be an ONNX file (got: {first[:200]}). Export it again.") from None
+        raise InputError(f"{path}: must be an ONNX file (got: {first_line(error)[:200]}). Export it again.") from None
     if not graph.node:
         raise InputError(f"{path}: is an ONNX file without nodes. Export it again.")
     names = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
     names[onnx.TensorProto.FLOAT], names[onnx.TensorProto.DOUBLE] = "float32", "float64"
-    types = {v.name: names[v.type.tensor_type.elem_type] for v in (*graph.input, *graph.output, *graph.value_info)}
-    types |= {i.name: names[i.data_type] for i in graph.initializer}
+    types = {name: names[number] for name, number in numbers.items()}
     operators = Counter(node.op_type for node in graph.node)
     constants = {i.name for i in graph.initializer}
     return {

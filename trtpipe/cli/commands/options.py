@@ -21,8 +21,6 @@ from trtpipe.trt import driver
 
 F = TypeVar("F", bound=Callable[..., object])
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
-
 
 class OutputFile(click.Path):
     """A file to be written; it is tested for that before any work begins."""
@@ -146,11 +144,10 @@ def _choose_device(ctx: click.Context, param: click.Parameter, value: str | None
         raise click.UsageError(f"--device must be cpu, cuda or cuda:N (got {value}).")
     changes = {DEVICE_VARIABLE: value.partition(":")[0]}
     if named.group(1) is not None:
-        number, visible = int(named.group(1)), os.environ.get(_VISIBLE)
-        names = None if visible is None else [n.strip() for n in visible.split(",") if n.strip()]
+        number, names = int(named.group(1)), driver.listed()
         if names is not None and number >= len(names):
-            raise click.UsageError(f"--device must be one of the {len(names)} GPUs of {_VISIBLE} (got {value}).")
-        changes[_VISIBLE] = str(number) if names is None else names[number]
+            raise click.UsageError(f"--device must be one of the {len(names)} GPUs of {driver.VISIBLE} (got {value}).")
+        changes[driver.VISIBLE] = driver.visible(number)
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     if named.group(0) != "cpu" and (problem := driver.probe().problem):
@@ -187,6 +184,12 @@ def refuse_unused(names: Iterable[str], because: str) -> None:
             and context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
         ):
             raise click.UsageError(f"{parameter.opts[-1]} must not be given {because}: nothing would use it.")
+
+
+def refuse_cpu(because: str) -> None:
+    """UsageError when `--device cpu` was given where PyTorch computes nothing; `cuda:N` is TensorRT's GPU as well."""
+    if os.environ.get(DEVICE_VARIABLE) == "cpu":
+        refuse_unused(("device",), because)
 
 
 def loudness_options(function: F) -> F:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 import numpy as np
 
+from calib.files import replacing
 from calib.types import JsonObject
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import bundle_argument, graph_option, key_option, trusted
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 #: The result of one sample by column or JSON key.
-Row = JsonObject
-Write = Callable[[Row], None]
+JsonRow = JsonObject
+Write = Callable[[JsonRow], None]
 FORMATS = ("jsonl", "json", "csv")
 
 
@@ -115,7 +115,7 @@ def _require_classes(model: Model, top: int) -> None:
         raise InputError(f"--top: must be at most {classes}, the classes of output {scores.name} (got {top}).")
 
 
-def _rows(model: Model, feed: Feed, size: int, top: int, raw: bool) -> Iterator[Row]:
+def _rows(model: Model, feed: Feed, size: int, top: int, raw: bool) -> Iterator[JsonRow]:
     """One row for each sample, in order."""
     at = 0
     for arrays in feed.batches(model, size):
@@ -123,7 +123,7 @@ def _rows(model: Model, feed: Feed, size: int, top: int, raw: bool) -> Iterator[
         count = len(next(iter(arrays.values())))
         predictions = [] if raw else model.predictions(outputs, top)
         for i in range(count):
-            row: Row = {"id": feed.ids[at + i]}
+            row: JsonRow = {"id": feed.ids[at + i]}
             if feed.truths[at + i] is not None:
                 row["truth"] = feed.truths[at + i]
             if raw:
@@ -160,7 +160,7 @@ def _writer(form: str, stream: TextIO, top: int) -> Iterator[Write]:
     first, between, last = ("[\n", ",\n", "\n]\n") if form == "json" else ("", "\n", "\n")
     written = 0
 
-    def write(row: Row) -> None:
+    def write(row: JsonRow) -> None:
         nonlocal written
         stream.write(between if written else first)
         stream.write(json_line(jsonable(row)))
@@ -177,7 +177,7 @@ def _csv_writer(stream: TextIO, top: int) -> Write:
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(["id", "truth", *keys, *(f"{k}_{n}" for n in range(2, top + 1) for k in keys)])
 
-    def write(row: Row) -> None:
+    def write(row: JsonRow) -> None:
         ranked = row.get("top") or [row]
         cells = [row["id"], row.get("truth"), *(entry[k] for entry in ranked for k in keys)]
         writer.writerow([console.visible(cell) if isinstance(cell, str) else cell for cell in cells])
@@ -193,7 +193,6 @@ def _destination(output: Path | None) -> Iterator[TextIO]:
             yield results()
             results().flush()
         return
-    temporary = output.with_name(f".{output.name}.{os.getpid()}")
     as_text: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
     with naming(output):
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -201,12 +200,8 @@ def _destination(output: Path | None) -> Iterator[TextIO]:
             with open(output, "w", **as_text) as stream:
                 yield stream
             return
-        try:
-            with open(temporary, "x", **as_text) as stream:
-                yield stream
-            os.replace(temporary, output)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(output) as sibling, open(sibling, "x", **as_text) as stream:
+            yield stream
 
 
 def _measured(model: Model, feed: Feed | None, batch_size: int | None, iterations: int) -> JsonObject:

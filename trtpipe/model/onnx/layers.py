@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional
 
 from trtpipe.model.onnx.shapes import axes_of
@@ -196,11 +197,28 @@ def _resize(node: Node, x: Value, *inputs: Value | None) -> Value:
         rounding = (
             node.get("nearest_mode", "round_prefer_floor") if node.op != "Upsample" and node.version >= 11 else "floor"
         )
-        known = known and _is_torch_nearest(data, by, bool(sizes), how, rounding)
+        if known and not _is_torch_nearest(data, by, bool(sizes), how, rounding):
+            rows = {
+                a: _nearest(data.shape[a], by[a], bool(sizes), how, rounding) for a in range(2, data.dim()) if a in by
+            }
+            if all(places is not None and len(places) for places in rows.values()):
+                for axis, places in rows.items():
+                    data = data.index_select(axis, torch.from_numpy(places))
+                return data
+            known = False
     else:
         lengths = [by.get(a, 1) if sizes else d * by.get(a, 1) for a, d in enumerate(data.shape)]
         whole = all(not isinstance(n, float) or n.is_integer() for n in lengths[2:])
         known = known and not node.get("antialias", 0)
+        known = known and (
+            bool(sizes)
+            or all(
+                int(np.float32(d) * np.float32(by.get(a, 1)))
+                == int(d * by.get(a, 1))  # in which torch and ONNX take it
+                for a, d in enumerate(data.shape)
+                if isinstance(d, int) and isinstance(by.get(a, 1), (int, float))
+            )
+        )
         known = known and (
             how == "half_pixel"
             or (how == "align_corners" and whole)
@@ -219,31 +237,53 @@ def _resize(node: Node, x: Value, *inputs: Value | None) -> Value:
     return functional.interpolate(data, scale_factor=[float(s) for s in spatial], mode=names[mode], **options)
 
 
+def _nearest(size: Any, wanted: Any, sizes: bool, how: str, rounding: str) -> NDArray[np.int64] | None:
+    """The elements of an axis that are taken, in float32 as ONNX Runtime computes them; None where the axis or what is
+    wanted of it is not known beforehand, or the way is unknown."""
+    if not isinstance(size, int) or not isinstance(wanted, (int, float)):
+        return None
+    length = int(wanted) if sizes else int(np.float32(size) * np.float32(wanted))
+    scale = np.float32(length / size if sizes else wanted)
+    at = np.arange(length, dtype=np.float32)
+    half = np.float32(0.5)
+    if how == "align_corners":
+        at = at * np.float32(size - 1) / np.float32(max(length - 1, 1))
+    elif how == "pytorch_half_pixel" and length <= 1:
+        at = np.zeros_like(at)
+    elif how in ("half_pixel", "pytorch_half_pixel"):
+        at = (at + half) / scale - half
+    elif how == "asymmetric":
+        at = at / scale
+    else:
+        return None
+    rounded = {
+        "floor": np.floor(at),
+        "ceil": np.ceil(at),
+        "round_prefer_floor": np.ceil(at - half),
+        "round_prefer_ceil": np.floor(at + half),
+    }[rounding]
+    places: NDArray[np.int64] = np.clip(rounded, 0, size - 1).astype(np.int64)
+    return places
+
+
 def _is_torch_nearest(data: torch.Tensor, by: Mapping[int, Any], sizes: bool, how: str, rounding: str) -> bool:
-    """Whether torch's nearest (the floor of i / scale) takes the same elements; tried on every index of fixed sizes."""
-    if how == "asymmetric" and rounding == "floor":
-        return True
+    """Whether torch's nearest takes the same elements: tried on every index of fixed sizes, of others by 64 of them."""
     for axis in range(2, data.dim()):
         size, wanted = data.shape[axis], by.get(axis)
         if wanted is None:
             continue
         if not isinstance(size, int) or not isinstance(wanted, (int, float)):
+            if how == "asymmetric" and rounding == "floor":
+                continue
             size, wanted = 64, float(wanted) if isinstance(wanted, (int, float)) and not sizes else 0.0
             if not wanted.is_integer() or wanted < 1:
                 return False
-        length = int(wanted) if sizes else int(size * wanted)
-        scale = length / size if sizes else float(wanted)
-        if how == "align_corners" or length == 0:
+        places = _nearest(size, wanted, sizes, how, rounding)
+        if places is None or not len(places) or (not sizes and len(places) != int(size * wanted)):
             return False
-        places = np.arange(length)
-        at = places / scale if how == "asymmetric" else (places + 0.5) / scale - 0.5
-        rounded = {
-            "floor": np.floor(at),
-            "ceil": np.ceil(at),
-            "round_prefer_floor": np.ceil(at - 0.5),
-            "round_prefer_ceil": np.floor(at + 0.5),
-        }[rounding]
-        if not np.array_equal(np.clip(rounded, 0, size - 1), np.clip(np.floor(places / scale), 0, size - 1)):
+        step = np.float32(size / len(places) if sizes else 1 / wanted)
+        own = np.floor(np.arange(len(places), dtype=np.float32) * step).astype(np.int64)
+        if not np.array_equal(places, np.minimum(own, size - 1)):
             return False
     return True
 

@@ -13,7 +13,17 @@ from torch.nn import functional
 
 from trtpipe.model.onnx.layers import LAYERS
 from trtpipe.model.onnx.shapes import SHAPES, axes_of, either
-from trtpipe.model.onnx.values import Node, Value, are_numbers, as_number, as_tensor, operands
+from trtpipe.model.onnx.values import (
+    Node,
+    Value,
+    are_numbers,
+    as_list,
+    as_number,
+    as_numbers,
+    as_tensor,
+    numbers,
+    operands,
+)
 
 
 def _unary(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Value]:
@@ -48,6 +58,9 @@ def _power(node: Node, x: Value, exponent: Value) -> Value:
 
 
 def _modulo(node: Node, a: Value, b: Value) -> Value:
+    if are_numbers(a, b):
+        chosen: Value = either(math.fmod if node.get("fmod", 0) else operator.mod, _modulo)(node, a, b)
+        return chosen
     x, y = as_tensor(a), as_tensor(b)
     return torch.fmod(x, y) if node.get("fmod", 0) else torch.remainder(x, y)
 
@@ -109,11 +122,19 @@ def _with(function: Callable[..., torch.Tensor], **defaults: float) -> Callable[
     return lambda node, x: function(as_tensor(x), *(node.get(name, value) for name, value in defaults.items()))
 
 
-def _reduced(function: Callable[..., torch.Tensor]) -> Callable[..., Value]:
-    """A reduction over `axes`, all of them where none is given."""
+def _reduced(
+    function: Callable[..., torch.Tensor], of_numbers: Callable[..., Any] | None = None
+) -> Callable[..., Value]:
+    """A reduction over `axes`, all of them where none is given; `of_numbers` is that of a list of sizes."""
 
     def reduction(node: Node, x: Value, axes: Value | None = None) -> Value:
-        data, given = as_tensor(x), axes_of(node, "axes", axes)
+        given = axes_of(node, "axes", axes)
+        if of_numbers is not None and are_numbers(x) and as_numbers(node, x).ndim == 1:
+            if not given and node.get("noop_with_empty_axes", 0):
+                return x
+            one = of_numbers(as_list(node, x))
+            return numbers([one] if node.get("keepdims", 1) else one)
+        data = as_tensor(x)
         if not given:
             if node.get("noop_with_empty_axes", 0):
                 return data
@@ -221,7 +242,6 @@ _ARITHMETIC: Mapping[str, Callable[[Any, Any], Any]] = {
     "Sub": operator.sub,
 }
 _UNARY: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "Abs": torch.abs,
     "Cos": torch.cos,
     "Erf": torch.erf,
     "Exp": torch.exp,
@@ -229,12 +249,10 @@ _UNARY: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "IsNaN": torch.isnan,
     "Log": torch.log,
     "Mish": functional.mish,
-    "Not": torch.logical_not,
     "Reciprocal": torch.reciprocal,
     "Relu": functional.relu,
     "Round": torch.round,
     "Sigmoid": torch.sigmoid,
-    "Sign": torch.sign,
     "Sin": torch.sin,
     "Softplus": functional.softplus,
     "Softsign": functional.softsign,
@@ -253,14 +271,23 @@ _REDUCED: Mapping[str, Callable[..., torch.Tensor]] = {
     "ReduceSumSquare": lambda x, axes, keep: torch.sum(x * x, axes, keep),
 }
 
+#: Reductions of a list of sizes to one number.
+_OF_SIZES: Mapping[str, Callable[..., Any]] = {
+    "ReduceMax": max,
+    "ReduceMin": min,
+    "ReduceProd": math.prod,
+    "ReduceSum": sum,
+}
+
 #: By operator: a function of the node and its inputs (None where one is left out) to its output or outputs.
 OPERATORS: Mapping[str, Callable[..., Any]] = {
     **SHAPES,
     **LAYERS,
     **{name: _unary(f) for name, f in _UNARY.items()},
     **{name: either(f, _tensors(f)) for name, f in {**_COMPARED, **_ARITHMETIC}.items()},
-    **{name: _reduced(f) for name, f in _REDUCED.items()},
-    "And": _all(torch.logical_and),
+    **{name: _reduced(f, _OF_SIZES.get(name)) for name, f in _REDUCED.items()},
+    "Abs": either(abs, _unary(torch.abs)),
+    "And": either(operator.and_, _all(torch.logical_and)),
     "ArgMax": _argument(torch.argmax),
     "ArgMin": _argument(torch.argmin),
     "Ceil": either(math.ceil, _unary(torch.ceil)),
@@ -283,17 +310,19 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "Min": either(min, _all(torch.minimum)),
     "Mod": _modulo,
     "Neg": either(operator.neg, _unary(torch.neg)),
-    "Or": _all(torch.logical_or),
+    "Not": either(operator.not_, _unary(torch.logical_not)),
+    "Or": either(operator.or_, _all(torch.logical_or)),
     "PRelu": _prelu,
-    "Pow": _power,
+    "Pow": either(operator.pow, _power),
     "ScatterElements": _scatter_elements,
     "ScatterND": _scatter_nd,
     "Selu": _selu,
+    "Sign": either(lambda n: (n > 0) - (n < 0), _unary(torch.sign)),
     "Softmax": _softmax(functional.softmax),
     "Sqrt": either(math.sqrt, _unary(torch.sqrt)),
     "Sum": _all(torch.add),
     "TopK": _top_k,
     "Trilu": _trilu,
     "Where": _where,
-    "Xor": _all(torch.logical_xor),
+    "Xor": either(operator.xor, _all(torch.logical_xor)),
 }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from trtpipe.errors import InputError
+from trtpipe.errors import InputError, first_line
 from trtpipe.model.onnx.linears import with_linears
 from trtpipe.model.onnx.names import WEIGHTED, module_path
 from trtpipe.model.onnx.quantized import Marks, take_qdq_off
@@ -26,7 +26,7 @@ OPSETS = (7, 26)
 
 
 @dataclass(frozen=True)
-class Binding:
+class OnnxBinding:
     """An input or an output of the file; an extent that is not fixed is a name, or "?"."""
 
     name: str
@@ -46,8 +46,8 @@ class OnnxFile:
     """
 
     path: Path
-    inputs: tuple[Binding, ...]
-    outputs: tuple[Binding, ...]
+    inputs: tuple[OnnxBinding, ...]
+    outputs: tuple[OnnxBinding, ...]
     nodes: tuple[Node, ...]
     constants: Mapping[str, NDArray[Any]]
     quantized: bool
@@ -130,9 +130,8 @@ def _invalid(path: Path, of: str = "") -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"model.onnx: must be an ONNX file (got {path.name}: {of}{reason}). Export it again."
+            f"model.onnx: must be an ONNX file (got {path.name}: {of}{first_line(error)}). Export it again."
         ) from error
 
 
@@ -258,10 +257,10 @@ def _require_fp32(constants: Mapping[str, NDArray[Any]], graph: ir.Graph) -> Non
         )
 
 
-def _binding(value: ir.Value) -> Binding:
+def _binding(value: ir.Value) -> OnnxBinding:
     shape = [] if value.shape is None else [d if isinstance(d, int) else str(d.value or "?") for d in value.shape]
     dtype = "float32" if value.dtype is None else str(value.dtype.numpy().name)
-    return Binding(str(value.name), dtype, tuple(shape))
+    return OnnxBinding(str(value.name), dtype, tuple(shape))
 
 
 def _node(node: ir.Node, version: int, constants: Mapping[str, NDArray[Any]], marks: Marks) -> Node:

@@ -153,9 +153,13 @@ def _slice(
 
 
 def _split(node: Node, x: Value, sizes: Value | None = None) -> tuple[Value, ...]:
-    data, axis = as_tensor(x), node.get("axis", 0)
-    given = axes_of(node, "split", sizes)
-    count = len(node.outputs)
+    axis, given, count = node.get("axis", 0), axes_of(node, "split", sizes), len(node.outputs)
+    if are_numbers(x):
+        known = as_numbers(node, x)
+        size = known.shape[axis]
+        ends = np.cumsum(given or [-(-size // count)] * count)[:-1]
+        return tuple(np.split(known, [min(size, e) for e in ends], axis=axis))
+    data = as_tensor(x)
     return tuple(torch.split(data, given or -(-data.shape[axis] // count), dim=axis))
 
 
@@ -170,6 +174,9 @@ def _reshape(node: Node, x: Value, shape: Value | None = None) -> Value:
 
 
 def _flatten(node: Node, x: Value) -> Value:
+    if are_numbers(x):
+        known = as_numbers(node, x)
+        return known.reshape(math.prod(known.shape[: node.get("axis", 1)]), -1)
     data, axis = as_tensor(x), node.get("axis", 1)
     if axis == 1:
         return torch.flatten(data, 1) if data.dim() > 1 else data.reshape(data.shape[0], 1)
@@ -178,6 +185,9 @@ def _flatten(node: Node, x: Value) -> Value:
 
 
 def _expand(node: Node, x: Value, shape: Value) -> Value:
+    if are_numbers(x) and all(isinstance(n, int) for n in as_list(node, shape)):
+        known = as_numbers(node, x)
+        return np.broadcast_to(known, np.broadcast_shapes(known.shape, tuple(as_list(node, shape))))
     data, wanted = as_tensor(x), as_list(node, shape)
     own = [1] * (len(wanted) - data.dim()) + list(data.shape)
     wanted = [1] * (len(own) - len(wanted)) + wanted
@@ -219,11 +229,15 @@ def _pad(
 
 
 def _transpose(node: Node, x: Value) -> Value:
+    if are_numbers(x):
+        return as_numbers(node, x).transpose(node.get("perm"))
     data = as_tensor(x)
     return data.permute(node.get("perm") or list(range(data.dim()))[::-1])
 
 
 def _tile(node: Node, x: Value, repeats: Value) -> Value:
+    if are_numbers(x):
+        return np.tile(as_numbers(node, x), as_list(node, repeats))
     return as_tensor(x).repeat(as_list(node, repeats))
 
 

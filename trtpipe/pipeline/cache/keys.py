@@ -66,6 +66,12 @@ class Ingredients:
         names = sorted({*self.parts, *before}, key=lambda n: (_rank(n), n))
         return tuple(_change(n, before.get(n), self.parts.get(n)) for n in names if before.get(n) != self.parts.get(n))
 
+    def reasons(self, before: Mapping[str, str]) -> tuple[str, ...]:
+        """`changes` as reasons to build: of files that the code read before, and of which it is not known whether it
+        still does, as that code never ran or the record is lost, nobody knows whether they changed."""
+        known = {n: v for n, v in before.items() if n in self.parts or not _is_read(n)}
+        return self.changes(known) or ((UNKNOWN_READS,) if known != before else ())
+
     def moved_since(self, before: Mapping[str, str], written: Collection[str] = ()) -> tuple[str, ...]:
         """`changes`, less what was not known to be read before, what was absent and is no longer looked for, and what
         the job's own code wrote since."""
@@ -75,6 +81,10 @@ class Ingredients:
         return Ingredients({n: v for n, v in known.items() if n not in own}).changes(
             {n: v for n, v in before.items() if n not in own}
         )
+
+
+#: The reason to build where nothing else changed.
+UNKNOWN_READS = "the record of what the job's code reads is lost"
 
 
 @dataclass(frozen=True)

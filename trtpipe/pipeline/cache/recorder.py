@@ -83,9 +83,9 @@ class Recorder:
         self._added |= reads
 
     @contextlib.contextmanager
-    def only(self) -> Iterator[Part]:
+    def only(self) -> Iterator[Recording]:
         """The reads inside the block alone; they are complete when it ends."""
-        part = Part()
+        part = Recording()
         with self:
             begin = self._size()
         yield part
@@ -162,7 +162,7 @@ def _holds(path: str, inside: Path) -> bool:
     return os.path.join(os.path.abspath(inside), "").startswith(os.path.join(path, ""))
 
 
-class Part:
+class Recording:
     """What was recorded while it was open."""
 
     def __init__(self) -> None:

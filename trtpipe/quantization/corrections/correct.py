@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, get_args
@@ -20,9 +21,9 @@ from trtpipe.model.sites import kept_sites
 from trtpipe.quantization.corrections.domains import Domain, find_domains
 from trtpipe.quantization.corrections.edits import Arrays, corrected
 from trtpipe.quantization.corrections.equalization import channel_values, equalize, merged
-from trtpipe.quantization.corrections.guard import Batch, Guard, Score
+from trtpipe.quantization.corrections.guard import Guard, Score
 from trtpipe.quantization.corrections.sweep import Fitted, Sweep
-from trtpipe.quantization.partial import Partial
+from trtpipe.quantization.partial import BatchTensors, Partial
 from trtpipe.quantization.quantize import calibrate, prepare
 from trtpipe.values import Captured
 
@@ -47,9 +48,9 @@ LEAST_SAMPLES = 16
 class _Samples:
     """Batches to fit on, to decide about single operations, and to judge steps by."""
 
-    fit: tuple[Batch, ...]
-    local: tuple[Batch, ...]
-    judge: tuple[Batch, ...]
+    fit: tuple[BatchTensors, ...]
+    local: tuple[BatchTensors, ...]
+    judge: tuple[BatchTensors, ...]
 
 
 def correct(
@@ -230,6 +231,8 @@ class _Corrector:
 
     def _note(self, name: str, kept: bool, score: Score, detail: str) -> bool:
         before, after = nine_digits(self._score.decibels), nine_digits(score.decibels)
+        if kept is (score.decibels < self._score.decibels) and math.isfinite(gain := score.mean_gain(self._score)):
+            detail += f"; in the mean of the samples {gain:+.1f} dB"
         self._steps.append(Step(name=name, kept=kept, before_db=before, after_db=after, detail=detail))
         if kept:
             self._score = score
@@ -241,7 +244,7 @@ def _samples(captured: Captured, source: Source) -> _Samples | None:
     """The first samples of the source, every eighth batch apart; None when there are too few."""
     specs = captured.inputs
     size = max(1, min(BATCH, source.sample_count // 8))
-    how, batches = Batching(specs, captured.outputs, size), list[Batch]()
+    how, batches = Batching(specs, captured.outputs, size), list[BatchTensors]()
     count, most = 0, SAMPLES
     for batch in source.batches(size):
         for piece, used in how.pieces(batch.arrays):
@@ -259,7 +262,7 @@ def _samples(captured: Captured, source: Source) -> _Samples | None:
     return _Samples(tuple(fit), tuple(local), tuple(judge))
 
 
-def _alive_bytes(captured: Captured, batch: Batch) -> int:
+def _alive_bytes(captured: Captured, batch: BatchTensors) -> int:
     """Most bytes alive at once for one sample, in float and in INT8."""
     machine = Partial(captured.graph)
     alive, most = machine.inputs(batch), 0

@@ -76,11 +76,6 @@ def groups_of(node: Node) -> int:
     return int(node.args[at]) if len(node.args) > at else 1  # type: ignore[arg-type]
 
 
-def channel_axis(node: Node) -> int:
-    """The axis of the channels that a convolution or linear reads: 1, or the last."""
-    return -1 if op_name(node) == "linear" else 1
-
-
 class _Search:
     def __init__(self, graph: GraphModule) -> None:
         self._graph = graph.graph

@@ -10,12 +10,9 @@ from typing import Any
 import torch
 
 from trtpipe.model.nodes import constant_value, is_constant
-from trtpipe.quantization.partial import Partial, Rounding, replaced, roundings
+from trtpipe.quantization.partial import BatchTensors, Partial, Rounding, replaced, roundings
 from trtpipe.quantization.precision import ScaleTypes
 from trtpipe.values import Captured
-
-Batch = Sequence[torch.Tensor]
-Outputs = tuple[torch.Tensor, ...]
 
 #: An exact copy counts as this many dB.
 MOST_DB = 120.0
@@ -26,7 +23,7 @@ LEAST_GAIN_DB = 0.05
 class Guard:
     """Float outputs of the model on samples kept apart, and how close a quantized graph comes to them."""
 
-    def __init__(self, captured: Captured, batches: Sequence[Batch]) -> None:
+    def __init__(self, captured: Captured, batches: Sequence[BatchTensors]) -> None:
         self._batches = batches
         machine = Partial(captured.graph)
         self._wanted = [machine.finish(0, machine.inputs(b), {})[0] for b in batches]
@@ -84,8 +81,12 @@ class Score:
         """
         if self.decibels <= other.decibels + LEAST_GAIN_DB:
             return False
-        gain = 10 * torch.log10(other.noise.clamp_min(1e-30) / self.noise.clamp_min(1e-30))
-        return not bool(gain.isfinite().all()) or float(gain.mean()) > LEAST_GAIN_DB
+        gain = self.mean_gain(other)
+        return not math.isfinite(gain) or gain > LEAST_GAIN_DB
+
+    def mean_gain(self, other: Score) -> float:
+        """The mean over the samples of what each gains over `other`, dB; NaN or infinite where one of them is."""
+        return float((10 * torch.log10(other.noise.clamp_min(1e-30) / self.noise.clamp_min(1e-30))).mean())
 
 
 def _by_sample(x: torch.Tensor, size: int) -> torch.Tensor:

@@ -22,7 +22,7 @@ from trtpipe.model.nodes import constant_value, is_constant, op_name
 from trtpipe.model.sites import WEIGHTED
 from trtpipe.quantization.corrections import rounding
 from trtpipe.quantization.corrections.domains import groups_of
-from trtpipe.quantization.partial import Partial, Rounding, per_tensor, replaced
+from trtpipe.quantization.partial import BatchTensors, Partial, Rounding, per_tensor, replaced
 from trtpipe.values import Site
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from trtpipe.progress import Progress
     from trtpipe.values import Captured
 
-Batch = Sequence[torch.Tensor]
 
 #: Thresholds tried for an activation, relative to the best so far, for as long as they are better: coarse, then fine.
 #: A softmax' probabilities want a tenth of their maximum, so that the many small ones are not rounded to zero.
@@ -101,8 +100,8 @@ class Sweep:
         amax: Mapping[str, float],
         most: Mapping[str, float],
         rare: Collection[str],
-        fit: Sequence[Batch],
-        guard: Sequence[Batch],
+        fit: Sequence[BatchTensors],
+        guard: Sequence[BatchTensors],
         which: Sequence[str],
         progress: Progress,
     ) -> None:

@@ -69,7 +69,7 @@ AGREEMENT = 1e-4
 Arguments = tuple[Any, ...]
 
 
-class Step(torch.nn.Module):
+class ReplayedCall(torch.nn.Module):
     """One call. The function is looked up when it is called, since torch2trt replaces it by its name."""
 
     def __init__(self, owner: object, name: str) -> None:
@@ -117,7 +117,7 @@ def replay(quantized: Quantized, converters: Collection[str]) -> torch.nn.Module
         elif (call := _to_python_call(node, converters)) is not None:
             owner, name, args = call
             target = _unique(f"{module_path(node)}.{op_name(node)}".lstrip("."), seen)
-            targets[target] = Step(owner, name)
+            targets[target] = ReplayedCall(owner, name)
             env[node] = new.call_module(target, _mapped(args, env))
         else:
             lost[_shown(node)] = None

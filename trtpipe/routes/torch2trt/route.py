@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from calib.types import JsonObject
-from trtpipe.errors import BuildError, InputError, MissingError
+from trtpipe.errors import BuildError, InputError, MissingError, first_line
 from trtpipe.job.job import Job
 from trtpipe.packages import install_command
 from trtpipe.progress import Progress
@@ -310,7 +310,7 @@ def converted(
     except Exception as error:
         lost = _lost(printed.getvalue())
         got = f"no converter for {', '.join(lost)}; then " if lost else ""
-        text = (str(error).strip() or type(error).__name__).splitlines()[0][:400]
+        text = first_line(error)[:400]
         raise BuildError(
             f"build: torch2trt cannot convert the module ({got}{type(error).__name__}: {text}). Use build.route onnx."
         ) from error

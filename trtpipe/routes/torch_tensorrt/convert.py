@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
 from calib.types import JsonObject
-from trtpipe.errors import BuildError
+from trtpipe.errors import BuildError, first_line
 from trtpipe.job.sections import Build
 from trtpipe.trt import config
 from trtpipe.trt.monitor import Watch
@@ -106,8 +106,7 @@ def _innermost(error: BaseException) -> str:
     """The first line of the error at the bottom."""
     while error.__cause__ is not None:
         error = error.__cause__
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:400]
+    return first_line(error)[:400]
 
 
 def _with_modules(name: str, program: torch.export.ExportedProgram) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from pydantic import JsonValue
 
-from trtpipe.bundle.hybrid import DTYPE_BYTES, Constant, EngineStep, Hybrid, OperatorStep, Plan, allowed
+from trtpipe.bundle.hybrid import DTYPE_BYTES, EngineStep, Hybrid, OperatorStep, StoredConstant, StoredPlan, allowed
 from trtpipe.errors import BuildError
 from trtpipe.values import Fallback, TensorSpec
 
@@ -34,7 +34,7 @@ class _Draft:
 
     steps: list[EngineStep | OperatorStep] = field(default_factory=list)
     engines: list[bytes] = field(default_factory=list)
-    constants: dict[str, tuple[Constant, bytes]] = field(default_factory=dict)
+    constants: dict[str, tuple[StoredConstant, bytes]] = field(default_factory=dict)
     fallback: list[Fallback] = field(default_factory=list)
 
 
@@ -69,7 +69,7 @@ def hybrid_of(
             "(got none that do). Use build.route onnx."
         )
     results = results if isinstance(results, list | tuple) else (results,)
-    plan = Plan(
+    plan = StoredPlan(
         inputs=tuple(s.name for s in inputs),
         outputs={s.name: _argument(r, values, draft, compiled) for s, r in zip(outputs, results, strict=True)},
         steps=tuple(draft.steps),
@@ -207,7 +207,7 @@ def _constant(owner: Module, target: str, draft: _Draft) -> JsonValue:
         raise BuildError(f"build: {target} must be a tensor of a usual dtype (got {value!r:.60}). {_NEXT}")
     dense = value.detach().cpu().contiguous()
     data = dense.reshape(-1).view(torch.uint8).numpy().tobytes() if dense.numel() else b""
-    kept = (Constant.model_validate({"dtype": dtype, "shape": tuple(dense.shape)}), data)
+    kept = (StoredConstant.model_validate({"dtype": dtype, "shape": tuple(dense.shape)}), data)
     for name, other in draft.constants.items():
         if other == kept:
             return {"tensor": name}

@@ -1,0 +1,230 @@
+"""What is done in one way only: each thing that the house does by hand has one place, or none."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+from source_tree import ROOT, Tree
+
+#: By a function of this module: the only modules that do it, and what the others do instead.
+WAYS: dict[str, tuple[set[str], str]] = {
+    "replaces a file": ({"calib.files"}, "calib.files.replacing, or trtpipe.atomic.write_whole"),
+    "renames a folder": (
+        {"trtpipe.atomic", "trtpipe.bundle.triton", "trtpipe.pipeline.cache.store"}, "trtpipe.atomic.sibling",
+    ),
+    "digests a file": ({"trtpipe.pipeline.cache.digests"}, "Digests.file"),
+    "names a command of pip": ({"trtpipe.packages"}, "packages.install_command, or pip_install"),
+    "takes the first line of an error": (set(), "errors.first_line"),
+    "tells a class by its name": (set(), "isinstance"),
+    "closes in __del__": ({"trtpipe.trt.memory"}, "a context manager: __enter__ and __exit__"),
+    "enters by hand": (set(), "`with`, or ExitStack.enter_context"),
+    "asserts what a user gave": (set(), "an error with a message; an assert without one tells mypy"),
+    "keeps state in a module": (
+        {"trtpipe.pipeline.cache.recorder", "trtpipe.trt.plugins"}, "a value that is passed on",
+    ),
+    "has Any for a missing part": (set(), "the part's type, `| None`"),
+    "reads JSON that anyone may have written": (
+        # their own: a log, a process' pipe, a database, the cache; and what TensorRT says of an engine
+        {"calib.strictjson", "trtpipe.nightly.history", "trtpipe.pipeline.cache.recorder", "trtpipe.trt.isolated",
+         "trtpipe.pipeline.cache.remote", "trtpipe.trt.runtime"}, "strictjson.loads",
+    ),
+    "writes any object as JSON": (set(), "jsontext.plain, which says what it cannot write"),
+}  # fmt: skip
+
+
+def calls(module: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """Every call, and what is called."""
+    yield from ((ast.unparse(n.func), n) for n in ast.walk(module) if isinstance(n, ast.Call))
+
+
+def ways(module: ast.Module) -> set[str]:
+    """What of `WAYS` a module does."""
+    found = set()
+    for name, call in calls(module):
+        one = len(call.args) == 1 and not call.keywords
+        if name in ("os.replace", "shutil.move") or (name.endswith(".replace") and one):
+            found.add("replaces a file")
+        if name in ("os.rename", "os.renames"):
+            found.add("renames a folder")
+        if name.endswith(".__enter__") and not name.startswith("super("):
+            found.add("enters by hand")
+        if name in ("json.loads", "json.load"):
+            found.add("reads JSON that anyone may have written")
+        if name == "json.dumps" and any(k.arg == "default" for k in call.keywords):
+            found.add("writes any object as JSON")
+    documented = {id(n.value) for n in ast.walk(module) if isinstance(n, ast.Expr)}
+    for node in ast.walk(module):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
+            if re.search(r"\bpip install\b", node.value):
+                found.add("names a command of pip")
+        elif isinstance(node, ast.For | ast.While) and re.search(r"\bread\([^$]*\.update\(", ast.unparse(node)):
+            found.add("digests a file")
+        elif isinstance(node, ast.BoolOp | ast.IfExp) and falls_back(ast.unparse(node)):
+            found.add("takes the first line of an error")
+        elif isinstance(node, ast.Compare) and exact(node) and any(map(is_class_name, (node.left, *node.comparators))):
+            found.add("tells a class by its name")
+        elif "__del__" in (getattr(node, "name", ""), getattr(node, "id", "")):
+            found.add("closes in __del__")
+        elif isinstance(node, ast.Assert) and node.msg is not None:
+            found.add("asserts what a user gave")
+        elif isinstance(node, ast.Global):
+            found.add("keeps state in a module")
+        elif isinstance(node, ast.AnnAssign) and ast.unparse(node).endswith(": Any = None"):
+            found.add("has Any for a missing part")
+    if any(is_empty_container(node) for node in module.body):
+        found.add("keeps state in a module")
+    return found
+
+
+def falls_back(text: str) -> bool:
+    """Whether an expression is an error's text, or the name of its type where it has none."""
+    return "str(" in text and re.search(r"\b(or|else) \(?\[?type\(\w+\)\.__name__", text) is not None
+
+
+def is_class_name(node: ast.expr) -> bool:
+    """`type(x).__name__` or `x.__class__.__name__`."""
+    return re.fullmatch(r"(type\(.+\)|.+\.__class__)\.__(qual)?name__", ast.unparse(node)) is not None
+
+
+def exact(node: ast.Compare) -> bool:
+    """Whether names are compared whole; a part of one is how torch's private errors are told from others."""
+    return not (isinstance(node.ops[0], ast.In | ast.NotIn) and isinstance(node.left, ast.Constant))
+
+
+def is_empty_container(node: ast.stmt) -> bool:
+    """A list, dict or set of a module that begins empty, and is no constant by its type."""
+    if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+        return False
+    if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation).startswith(("Mapping", "Final")):
+        return False
+    return ast.unparse(node.value) in ("{}", "[]", "set()", "dict()", "list()")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_has_its_place(tree: Tree, way: str) -> None:
+    there, instead = WAYS[way]
+    assert {name for name, module in tree.modules.items() if way in ways(module)} == there, f"use {instead}"
+
+
+@pytest.mark.parametrize(
+    ("line", "way"),
+    [
+        ("os.replace(temporary, path)", "replaces a file"),
+        ("temporary.replace(path)", "replaces a file"),
+        ("os.rename(temporary, folder)", "renames a folder"),
+        ("while chunk := f.read(1 << 20):\n    digest.update(chunk)", "digests a file"),
+        ("HOW = f\"{x} is not there. Run: pip install 'x'\"", "names a command of pip"),
+        ("text = (str(error).strip() or type(error).__name__).splitlines()[0]", "takes the first line of an error"),
+        ("text = str(e).splitlines()[0] if str(e) else type(e).__name__", "takes the first line of an error"),
+        ("if type(module).__name__ in ('BatchNorm2d', 'LayerNorm'): pass", "tells a class by its name"),
+        ("star = module.__class__.__name__ == 'Bound'", "tells a class by its name"),
+        ("class K:\n    def __del__(self): self.close()", "closes in __del__"),
+        ("runner = make()\nrunner.__enter__()", "enters by hand"),
+        ("def f(n):\n    assert n > 0, 'samples must be positive'", "asserts what a user gave"),
+        ("_SEEN: set[str] = set()", "keeps state in a module"),
+        ("_CACHE = {}", "keeps state in a module"),
+        ("def f():\n    global LAST\n    LAST = 1", "keeps state in a module"),
+        ("class K:\n    sensitivity: Any = None", "has Any for a missing part"),
+        ("limits = dict(json.loads(path.read_text()))", "reads JSON that anyone may have written"),
+        ("text = json.dumps(asdict(report), default=str)", "writes any object as JSON"),
+    ],
+)
+def test_another_place_is_found(line: str, way: str) -> None:
+    assert ways(ast.parse(line)) == {way}
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["text.replace('a', 'b')", "replace(value, name=x)", "moved = value.replace(tzinfo=None)",
+     "digest.update(data)", "'a name with type(x).__name__'", "'DataDependent' in type(error).__name__",
+     "return_type = f'{type(x).__name__} of {n}'", "assert x is not None", "RTX_SEEN: Mapping[str, int] = {}",
+     "def f(self):\n    super().__enter__()", "class K:\n    data: Any", '"""pip install it."""'],
+)  # fmt: skip
+def test_what_is_another_thing(line: str) -> None:
+    assert ways(ast.parse(line)) == set()
+
+
+#: Names of modules that say nothing of what is in them.
+SAYING_NOTHING = re.compile(r"(^|_)(utils?|utilities|helpers?|managers?|base|common|misc|stuff|tools)$")
+
+
+def test_a_module_is_called_after_what_it_holds(tree: Tree) -> None:
+    assert [name for name in tree.modules if SAYING_NOTHING.search(name.rpartition(".")[2])] == [], "name its subject"
+    assert SAYING_NOTHING.search("io_utils")
+    assert not SAYING_NOTHING.search("baseline")
+
+
+def defined(module: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
+    """The functions, classes, methods and constants of a module, by name; of a class that is derived from one of
+    another library, the class alone, as that library calls its methods."""
+    ours = {n.name for n in module.body if isinstance(n, ast.ClassDef)}
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef) and not node.decorator_list:
+            yield node.name, node
+        elif isinstance(node, ast.ClassDef):
+            yield node.name, node
+            if {ast.unparse(b) for b in node.bases} <= {*ours, "object", "Protocol"}:
+                plain = (m for m in node.body if isinstance(m, ast.FunctionDef))
+                properties = ([], ["property"], ["cached_property"], ["classmethod"], ["staticmethod"])
+                yield from ((m.name, m) for m in plain if [ast.unparse(d) for d in m.decorator_list] in properties)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                yield from ((n.id, node) for n in ast.walk(target) if isinstance(n, ast.Name))
+
+
+def named(node: ast.AST) -> set[str]:
+    """The names that stand in a piece of code, in its texts too: a table of functions, a template's."""
+    found = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    found |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
+    texts = (n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str))
+    return found.union(*(re.findall(r"\w+", text) for text in texts if " " not in text))
+
+
+def unused(modules: dict[str, ast.Module], elsewhere: set[str]) -> list[str]:
+    """What is defined and named nowhere but in its own definition."""
+    pieces = [(node, named(node)) for module in modules.values() for node in module.body]
+    pieces += [(m, named(m)) for node, _ in pieces if isinstance(node, ast.ClassDef) for m in node.body]
+    count: dict[str, int] = {}
+    for node, names in pieces:
+        if not isinstance(node, ast.ClassDef):  # its members stand for themselves
+            for name in names:
+                count[name] = count.get(name, 0) + 1
+    for node, _ in pieces:
+        if isinstance(node, ast.ClassDef):
+            for outer in (*node.bases, *node.decorator_list, *node.keywords):
+                for name in named(outer):
+                    count[name] = count.get(name, 0) + 1
+    own = {id(node): names for node, names in pieces}
+    return [
+        f"{module}.{name}"
+        for module, tree in modules.items()
+        for name, node in defined(tree)
+        if not re.fullmatch(r"__.*|_repr_\w+_", name) and name not in elsewhere  # Python and Jupyter ask for these
+        if count.get(name, 0) <= (not isinstance(node, ast.ClassDef) and name in own[id(node)])
+    ]
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> set[str]:
+    """What users name: benchmarks, jobs, templates, the pages of the docs."""
+    files = [ROOT / "README.md", *(ROOT / "trtpipe" / "report" / "templates").iterdir()]
+    for folder, pattern in (("benchmarks", "*.py"), ("configs", "*.yaml"), ("docs", "*.md")):
+        files += (ROOT / folder).rglob(pattern)
+    return {word for path in files for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))}
+
+
+def test_nothing_is_kept_that_nobody_uses(tree: Tree, elsewhere: set[str]) -> None:
+    assert unused(tree.modules, elsewhere) == [], "remove it: a test alone is no use of it"
+
+
+def test_what_nobody_uses_is_found(tree: Tree, elsewhere: set[str]) -> None:
+    for line, name in (
+        ("def grazing(x):\n    return grazing(x - 1)", "grazing"),
+        ("ZEBRA_STRIPES = 80", "ZEBRA_STRIPES"),
+        ("class Zebra:\n    def grazing(self): ...\n\nZebra()", "grazing"),
+    ):
+        assert unused(tree.planted("trtpipe.job.dump", line).modules, elsewhere) == [f"trtpipe.job.dump.{name}"]
+    assert unused(tree.planted("trtpipe.job.dump", "def grazing(x): ...\n\ngrazing(1)").modules, elsewhere) == []
