@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import shipping
 
-from trtpipe.bundle import signing
+from trtpipe.bundle import archive, signing
 from trtpipe.bundle.archive import pack, unpack
 from trtpipe.bundle.format import read_bundle
 from trtpipe.errors import InputError
@@ -185,12 +185,16 @@ HOSTILE: list[tuple[str, Callable[[Members], bytes], str]] = [
     ),
     ("cut at the end", lambda m: tar(good(m))[:-512], "the file is cut short"),
     ("no end", lambda m: tar(good(m))[:-1024], "the file is cut short"),
-    ("trailing data", lambda m: tar(good(m)) + b"#!/bin/sh", "there is data after the last file"),
+    (
+        "trailing data",
+        lambda m: tar(good(m)) + b"#!/bin/sh",
+        "there is data after the last file. Fetch the archive again",
+    ),
     ("padding", lambda m: edited(tar(good(m)), 512 + len(m["manifest.json"]), b"x"), "is not padded with zeros"),
     (
         "set-uid",
         lambda m: tar([(info("manifest.json", 1, mode=0o4755), b"x")]),
-        "is not in canonical form",
+        "the header of 'manifest.json' is not in canonical form. ",
     ),
     ("owner", lambda m: tar([(info("manifest.json", 1, uname="root"), b"x")]), "is not in canonical form"),
     ("checksum", lambda m: edited(tar(good(m)), 148, b"7"), "is not in canonical form"),
@@ -241,3 +245,10 @@ def test_no_archive(tmp_path: Path) -> None:
     shipping.bundle(tmp_path / "c")
     with pytest.raises(InputError, match=r"c: is there already and is no regular file"):
         pack(tmp_path / "c", tmp_path / "c")
+
+
+def test_a_file_that_an_archive_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shipping.bundle(tmp_path / "c")
+    monkeypatch.setattr(archive, "MAX_FILE_BYTES", 3)
+    with pytest.raises(InputError, match=r": must be at most 3 bytes \(got \d+\)\. Copy the folder\.$"):
+        pack(tmp_path / "c", tmp_path / "c.trtb")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,10 @@ BAD = [
         "g: input:image must be float32, as its binding (got float64)",
     ),
     (tensors(**{"output:logits": np.zeros((2, 4), np.float32)}), "g: output:logits must have the shape ('N', 3)"),
+    (
+        tensors(**{"output:logits": np.zeros((3, 3), np.float32)}),
+        "g: every tensor must hold the same samples, one or more (got [2, 3]). Build the bundle again.",
+    ),
     (tensors(labels=np.zeros(2, np.int32)), "g: labels must be int64 [S] (got int32 (2,))"),
     (tensors(**{"input:image": np.zeros((0, 3, 8, 8), np.float32), "output:logits": np.zeros((0, 3))}), "(got [0])"),
 ]
@@ -68,3 +73,14 @@ def test_refused(content: dict[str, Any], message: str) -> None:
 def test_not_safetensors(data: bytes) -> None:
     with pytest.raises(InputError, match=r"g: must be a safetensors file|g: must hold each binding"):
         golden.from_bytes(data, INPUTS, OUTPUTS, "g")
+
+
+@pytest.mark.parametrize("batch", [np.array([0]), np.array([2, 2]), np.array([2], np.int32)])
+def test_the_batch_of_whole_outputs_is_one_size(batch: np.ndarray) -> None:
+    from safetensors.numpy import save
+
+    whole = (dataclasses.replace(shipping.OUTPUT, batch_axis=None),)
+    with pytest.raises(InputError) as caught:
+        golden.from_bytes(save(tensors(batch=batch)), INPUTS, whole, "g")
+    got = f"{batch.dtype} {batch.shape}"
+    assert str(caught.value) == f"g: batch must be one int64 of at least 1 (got {got}). Build the bundle again."

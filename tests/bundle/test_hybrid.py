@@ -67,6 +67,8 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a value too early": (in_step(0, args=[{"value": "sum"}]), NOT_ITSELF.format("value sum read before it is there")),
     "a constant that is missing": (in_step(2, args=[{"tensor": "c9"}]), NOT_ITSELF.format(
         "constant c9, which is not there")),
+    "two inputs of one name": (lambda plan: plan.update(inputs=plan["inputs"] * 2), NOT_ITSELF.format(
+        "two inputs have one name")),
     "two values of one name": (in_step(2, out="odd"), NOT_ITSELF.format("two values called odd")),
     "an engine twice": (in_step(3, engine=0), NOT_ITSELF.format("engines [0, 0] executed, of 2")),
     "an engine that is missing": (in_step(3, engine=7), NOT_ITSELF.format("engines [0, 7] executed, of 2")),

@@ -141,7 +141,10 @@ MALFORMED = [
     (b'{"a": "\\ud800"}', "m: must be JSON (got: "),
     (b"\xff", "m: must be JSON (got: "),
     (b"[" * 100_000, "m: must be JSON (got: "),
-    (b" " * (MAX_MANIFEST_BYTES + 1), f"m: must be at most {MAX_MANIFEST_BYTES} bytes"),
+    (
+        b" " * (MAX_MANIFEST_BYTES + 1),
+        f"m: must be at most {MAX_MANIFEST_BYTES} bytes (got {MAX_MANIFEST_BYTES + 1}). It is not a manifest.",
+    ),
     (to_json(shipping.manifest())[:-1], "m: must be in canonical form (it was edited or reformatted)"),
 ]
 

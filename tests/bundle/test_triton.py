@@ -148,5 +148,7 @@ def test_what_triton_cannot_serve(tmp_path: Path) -> None:
         triton_model(kit)
     bundle = shipping.bundle(tmp_path / "c")
     export_triton(bundle, tmp_path / "r")
-    with pytest.raises(InputError, match=r"r/colour: must not exist yet \(it does\)"):
+    with pytest.raises(
+        InputError, match=r"r/colour: must not exist yet \(it does\)\. Remove it, or choose another repository\.$"
+    ):
         export_triton(bundle, tmp_path / "r")

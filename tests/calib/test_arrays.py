@@ -109,7 +109,11 @@ def arrays(name, **changes):
         ),
         (saved("x.npy", np.array(1.0)), [X], r"holds no samples"),
         (saved("x.npy", np.zeros((0, 2, 3), np.float32)), [X], r"holds no samples"),
-        (arrays("x.npz", mask=None), [X, MASK], r"must hold the inputs \['mask', 'x'\], .* \(got \['x'\]\)\. Rename"),
+        (
+            arrays("x.npz", mask=None),
+            [X, MASK],
+            r"must hold the inputs \['mask', 'x'\], and may hold .* \(got \['x'\]\)\. Rename the arrays\.$",
+        ),
         (arrays("x.npz", extra=np.zeros(6)), [X, MASK], r"must hold the inputs .*\(got \['extra', 'mask', 'x'\]\)"),
         (arrays("x.npz", mask=DATA["mask"][:5]), [X, MASK], r"every array must have the same number of samples \(got"),
         (arrays("x.npz", labels=np.zeros(6)), [X, MASK], r"'labels' must be integers \[S\] \(got float64 \[6\]\)"),

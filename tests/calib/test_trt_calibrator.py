@@ -133,7 +133,9 @@ def test_interrupting_is_not_swallowed(tmp_path):
 def test_other_input_names_are_an_error(tmp_path):
     calibrator = make_calibrator(tensorrt(), source(tmp_path), batch_size=5, place=Device().place)
     assert calibrator.get_batch(["x", "z"]) is None
-    with pytest.raises(CalibError, match=r"inputs must be those of the data, \['x', 'y'\] \(got \['x', 'z'\]\)"):
+    with pytest.raises(
+        CalibError, match=r"the network\'s inputs must be those of the data, \['x', 'y'\] \(got \['x', 'z'\]\)"
+    ):
         calibrator.finish()
 
 

@@ -12,12 +12,12 @@ import torch
 from trtpipe.examples.digits import save
 
 
-@pytest.mark.parametrize(("example", "does"), [("digits", "make|onnx"), ("shapes", "make")])
+@pytest.mark.parametrize(("example", "does"), [("digits", "make|onnx FOLDER"), ("shapes", "make FOLDER")])
 def test_without_a_folder_a_program_says_how_it_is_called(example: str, does: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", f"trtpipe.examples.{example}"], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr) == (1, f"usage: python -m trtpipe.examples.{example} {does} FOLDER\n")
+    assert (done.returncode, done.stderr) == (1, f"usage: python -m trtpipe.examples.{example} {does}\n")
 
 
 def test_a_network_that_did_not_learn_is_not_saved(tmp_path: Path) -> None:

@@ -207,6 +207,9 @@ BROKEN = [
     # build
     ([("  compute_capability: [8.6, 12.0]", "  route: torch2trt\n  target: tensorrt_rtx")],
      ["job.yaml:19: build.target: must be tensorrt for route torch2trt (got tensorrt_rtx)."]),
+    ([("  compute_capability: [8.6, 12.0]", "  route: torch2trt\n  target: tensorrt"),
+      ("  fp16_mode: true\n", ""), ("int8_mode: true", "bf16_mode: true")],
+     ["job.yaml:11: precision.bf16_mode: must be false for route torch2trt (got true). It has FP16 and INT8 alone."]),
     ([("  compute_capability: [8.6, 12.0]", "  route: torch_tensorrt\n  target: onnxruntime")],
      ["job.yaml:19: build.target: must be tensorrt or tensorrt_rtx for route torch_tensorrt (got onnxruntime)."]),
     ([("build:\n  compute_capability: [8.6, 12.0]", "build:\n  target: onnxruntime"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -215,3 +216,13 @@ def test_images_in_the_folder_itself_have_no_labels_until_they_are_given(tmp_pat
     assert labelled.labels is not None
     assert dict(zip(labelled.ids, labelled.labels, strict=True)) == {"a.png": 4, "b.png": 2}
     assert labelled.digest == source.digest
+
+
+def test_a_list_of_classes_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    from trtpipe.model.data import _class_names
+
+    path = tmp_path / "classes.txt"
+    path.write_bytes(b"cat\n\xff\n")
+    job = SimpleNamespace(check=SimpleNamespace(labels=str(path)))
+    with pytest.raises(InputError, match=r"^check\.labels: must be a readable text file \(got 'utf-8' codec"):
+        _class_names(job, None, (), 2)  # type: ignore[arg-type]

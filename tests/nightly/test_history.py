@@ -279,4 +279,5 @@ def test_the_command_shows_a_jobs_past_and_draws_it(tmp_path, capsys):
     assert main(["history", "othr", *where]) == 2
     assert "NAME: must be a job with a past (got 'othr'). Did you mean other?" in capsys.readouterr().err
     assert main(["history", "a", "--history", str(tmp_path / "no.sqlite")]) == 2
-    assert "no.sqlite: there is no such file." in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "no.sqlite: there is no such file. Run `trtpipe nightly`, or give --history." in err

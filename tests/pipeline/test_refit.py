@@ -104,3 +104,11 @@ def test_weights_are_a_kit_and_the_engine_one_of_a_bundle(tmp_path, here, capsys
     kit(tmp_path / "k")
     assert main(["refit", str(tmp_path / "k"), "--weights", str(tmp_path / "k")]) == 2
     assert "k: is a kit, which has no engine to build again." in capsys.readouterr().err
+
+
+def test_what_is_no_single_plan_is_not_refitted(tmp_path):
+    manifest = bundle(tmp_path).manifest
+    graph = manifest.model_copy(
+        update={"engine": manifest.engine.model_copy(update={"target": "onnxruntime", "file": "model.onnx"})}
+    )
+    assert line.fixed(graph) == "the engine must be one TensorRT plan (got model.onnx). Build it anew."

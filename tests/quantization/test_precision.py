@@ -8,7 +8,9 @@ import nets
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from trtpipe.model.capture import capture
 from trtpipe.model.nodes import module_path, op_name
 from trtpipe.quantization.precision import FP16_MAX, Keep, observe_ranges
 from trtpipe.quantization.quantize import quantize
@@ -130,6 +132,29 @@ def test_fp16_answers_are_near_fp32() -> None:
         near, exact = found.program.module()(x)[0], nets.attention().module(x)[0]
     assert float((near - exact).abs().max()) < 5e-3 * float(exact.abs().max())
     assert float((near - exact).abs().max()) > 0
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_complex_numbers_stay_in_fp32(half: torch.dtype) -> None:
+    class Spectrum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.gain = nn.Linear(8, 8), nn.Parameter(torch.randn(5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.fft.rfft(self.stem(x)) * self.gain
+            return self.stem(torch.fft.irfft(y, n=8) + y.real.sum(-1, keepdim=True))
+
+    captured = capture(nets.loaded(Spectrum().eval(), ("N", 8), out_shape=("N", 8)))
+    found = quantize(captured, int8=False, half=half, keep=Keep(), amax={}, ranges={})
+    have = types(found)
+    assert have["linear"] == {half}
+    assert have["fft_rfft"] == have["mul"] == {torch.complex64}
+    assert have["fft_irfft"] == {torch.float32}
+    x = nets.images(4, 8)
+    with torch.inference_mode():
+        near, exact = found.program.module()(x)[0], captured.graph(x)[0]
+    assert float((near - exact).abs().max()) < 0.05 * float(exact.abs().max())
 
 
 def test_ranges_are_the_largest_magnitudes_seen() -> None:

@@ -305,3 +305,13 @@ def test_an_argument_that_compile_lacks_is_refused(world, small, monkeypatch):
         InputError, match=r"lacks arguments that this job needs \(\S.*min_block_size.* in version 2\.14"
     ):
         compiled(world, small, small.quantized())
+
+
+def test_an_argument_that_no_file_can_hold_is_refused():
+    from trtpipe.routes.torch_tensorrt.partition import _argument
+
+    with pytest.raises(BuildError) as caught:
+        _argument(torch.Generator, {}, None, None)
+    assert str(caught.value).startswith(
+        "build: arguments of an operation that stays in PyTorch must be tensors and numbers (got <class "
+    )

@@ -311,3 +311,13 @@ def test_pools_that_torch_tensorrt_does_not_know_are_named():
         "build.memory_pools: must name pools among dla_managed_sram, dla_local_dram, dla_global_dram on route "
         "torch_tensorrt (got tactic_dram: 1). Leave tactic_dram out, or use build.route onnx."
     )
+
+
+def test_a_stripped_plan_goes_with_refit(tmp_path):
+    path = job_text(tmp_path, "torch_tensorrt", build={"strip_plan": True})
+    (problem,) = validate(path, here=False, version="11.4")
+    assert (problem.path, problem.text) == (
+        "build.strip_plan",
+        "must go with build.refit all or identical on route torch_tensorrt (got True). Set build.refit, or use "
+        "build.route onnx.",
+    )

@@ -208,7 +208,7 @@ def test_an_operation_without_a_converter_is_named(world):
             return torch.relu(self.odd(x))
 
     odd = line(Outer().eval(), 16, 3)
-    with pytest.raises(BuildError, match=r"\(no converter for \S*bessel_j0\S* \(odd\)\)\."):
+    with pytest.raises(BuildError, match=r"cannot convert the program \(no converter for \S*bessel_j0\S* \(odd\)\)\."):
         route.compile_engine(job("torch_tensorrt", "tensorrt_rtx"), odd.loaded, odd.quantized(), Silent())
 
 
@@ -316,3 +316,11 @@ def test_a_program_without_an_onnx_form_says_so_in_one_line(monkeypatch):
         None,
         ("the program has no ONNX form, so only the engine can be checked: onnx: no translation (got this).",),
     )
+
+
+def test_a_frontend_that_returns_nothing_gives_no_engine(world, small, monkeypatch):
+    frontend, _ = route.load("tensorrt_rtx")
+    monkeypatch.setattr(route, "converted", lambda *_: b"")
+    with pytest.raises(BuildError) as caught:
+        route._whole(frontend, small.quantized(), job("torch_tensorrt", "tensorrt_rtx").build, {}, None)
+    assert str(caught.value) == (f"build: Torch-TensorRT {frontend.__version__} gave no engine. Use build.route onnx.")

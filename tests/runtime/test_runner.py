@@ -251,7 +251,7 @@ def test_feeds_that_are_none(tmp_path: Path) -> None:
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object))
     np.save(tmp_path / "scalar.npy", np.float32(1))
     expected = {
-        "gone": "there is no such file or folder",
+        "gone": "there is no such file or folder. Give an image, a folder of images or an array file.",
         "empty": "holds no image (.jpg, ",
         "a.mp4": "must be one of .jpg, ",
         "objects.npy": "must be a readable array file without objects (got: ",

@@ -97,7 +97,8 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
 
 def test_a_folder_in_its_place(tmp_path):
     (tmp_path / "a.timing").mkdir()
-    with pytest.raises(InputError, match=r"build\.timing_cache: .*a\.timing must be readable \(got Is a directory\)"):
+    says = r"a\.timing must be readable \(got Is a directory\)\. Give a folder for the caches\.$"
+    with pytest.raises(InputError, match=r"^build\.timing_cache: .*" + says):
         timing_cache.attach(Config(), tmp_path / "a.timing")
 
 

@@ -30,6 +30,7 @@ OPERATIONS: list[tuple[str, dict[str, Any], list[Any], str]] = [
     ("GatherND", {"batch_dims": 1}, [np.zeros((1, 1), np.int64)], "has batch_dims. Export it without them."),
     ("ScatterND", {"reduction": "add"}, [np.zeros((1, 1), np.int64), PLANE],
      "reduces by add. Export it without a reduction."),
+    ("ArgMax", {"select_last_index": 1}, [], "takes the last of equal elements. Export it with select_last_index 0."),
     ("Dropout", {}, [HALF, np.array(True)], "is in training mode. Export the network in eval mode."),
 ]  # fmt: skip
 IN_FLOAT = "Quantize it symmetrically in INT8 (ONNX Runtime: ActivationSymmetric), or give the file in FP32."
@@ -42,6 +43,8 @@ QUANTIZED: list[tuple[list[tuple[str, list[str], list[str]]], dict[str, Any], st
     ([("QuantizeLinear", ["x", "s", "z"], ["q"]), ("Identity", ["q"], ["p"]),
       ("DequantizeLinear", ["p", "s", "z"], ["y"])],
      {"s": HALF, "z": ZERO}, "DequantizeLinear (n2) dequantizes what no QuantizeLinear has made."),
+    ([("QuantizeLinear", ["x", "s", "z"], ["q"]), ("Identity", ["q"], ["p"]), ("Cast", ["p"], ["y"])],
+     {"s": HALF, "z": ZERO}, "QuantizeLinear (n0) has a reader that is no DequantizeLinear."),
     ([("ReduceMax", ["x"], ["m"]), ("QuantizeLinear", ["x", "m", "z"], ["q"]),
       ("DequantizeLinear", ["q", "m", "z"], ["y"])],
      {"z": ZERO}, "DequantizeLinear (n2) has a scale that is computed from the data."),

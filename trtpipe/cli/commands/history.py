@@ -30,14 +30,14 @@ from trtpipe.outputs import require_apart
 def command(name: str | None, file: Path, plot: Path | None, as_json: bool) -> ExitCode:
     """Show every night of the job NAME, the earliest first; without NAME, which jobs have a past."""
     if plot is not None:
+        if name is None:
+            raise click.UsageError("NAME must be given with --plot.")
         require_apart(plot, file)
     if not file.is_file():
         raise InputError(f"{file}: there is no such file. Run `trtpipe nightly`, or give --history.")
     with History(file) as history:
         names = history.names()
         if name is None:
-            if plot is not None:
-                raise click.UsageError("NAME must be given with --plot.")
             if as_json:
                 console.out_json(names)
             else:

@@ -22,6 +22,7 @@ from trtpipe.errors import InputError
 from trtpipe.job.importable import find_module, is_installed
 from trtpipe.model.computing import VARIABLE as COMPUTING
 from trtpipe.model.onnx.external import data_files
+from trtpipe.pipeline.cache.changes import ASKED, change, is_read, rank
 from trtpipe.pipeline.cache.digests import Digests
 from trtpipe.pipeline.cache.environment import BUILDERS, DECIDING, ROUTE_PACKAGES, WITHOUT_EFFECT, Machine
 from trtpipe.pipeline.cache.reads import ABSENT, NAMES, WATCHED, Reads
@@ -63,21 +64,21 @@ class Ingredients:
 
     def changes(self, before: Mapping[str, str]) -> tuple[str, ...]:
         """What differs from `before`, as a report says it; digests are not shown, settings and versions are."""
-        names = sorted({*self.parts, *before}, key=lambda n: (_rank(n), n))
-        return tuple(_change(n, before.get(n), self.parts.get(n)) for n in names if before.get(n) != self.parts.get(n))
+        names = sorted({*self.parts, *before}, key=lambda n: (rank(n), n))
+        return tuple(change(n, before.get(n), self.parts.get(n)) for n in names if before.get(n) != self.parts.get(n))
 
     def reasons(self, before: Mapping[str, str]) -> tuple[str, ...]:
         """`changes` as reasons to build: of files that the code read before, and of which it is not known whether it
         still does, as that code never ran or the record is lost, nobody knows whether they changed."""
-        known = {n: v for n, v in before.items() if n in self.parts or not _is_read(n)}
+        known = {n: v for n, v in before.items() if n in self.parts or not is_read(n)}
         return self.changes(known) or ((UNKNOWN_READS,) if known != before else ())
 
     def moved_since(self, before: Mapping[str, str], written: Collection[str] = ()) -> tuple[str, ...]:
         """`changes`, less what was not known to be read before, what was absent and is no longer looked for, and what
         the job's own code wrote since."""
-        known = {n: v for n, v in self.parts.items() if n in before or not _is_read(n)}
-        own = {n for n in before if n.startswith(_ASKED) or n in written}
-        own |= {n for n, v in before.items() if _is_read(n) and v == ABSENT and n not in self.parts}
+        known = {n: v for n, v in self.parts.items() if n in before or not is_read(n)}
+        own = {n for n in before if n.startswith(ASKED) or n in written}
+        own |= {n for n, v in before.items() if is_read(n) and v == ABSENT and n not in self.parts}
         return Ingredients({n: v for n, v in known.items() if n not in own}).changes(
             {n: v for n, v in before.items() if n not in own}
         )
@@ -359,49 +360,3 @@ def _flat(value: object, at: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(inner, f"{at}.{key}" if at else str(key))
     else:
         yield at, value
-
-
-#: What was only asked for: the answer may be that of the very code that asks, like a folder that it makes.
-_ASKED = (f"{NAMES['presence']} ", f"{NAMES['status']} ")
-
-
-def _is_read(name: str) -> bool:
-    return name.partition(" ")[0] in NAMES.values()
-
-
-def _rank(name: str) -> int:
-    """The position of a change in a report: the most important first."""
-    order = ("weights", "program", "onnx", "torchscript", "source", *NAMES.values(), "job", "calibration", "check")
-    order = (*order, "version", "gpu", "cuda")
-    return next((i for i, word in enumerate(order) if name.startswith(word)), len(order))
-
-
-_READ_AS = {
-    NAMES["file"]: "{}, read by the job's code,",
-    NAMES["folder"]: "the list of files in {}",
-    NAMES["presence"]: "whether the job's code finds {}",
-    NAMES["status"]: "the size or time of {}, asked for by the job's code,",
-}
-
-
-def _change(name: str, before: str | None, now: str | None) -> str:
-    short, shown = (
-        name,
-        name.startswith(("job ", "version ", "path "))
-        or name in ("gpu", "cuda driver", "system", "timing cache", "name"),
-    )
-    for prefix in ("job ", "version "):
-        short = short.removeprefix(prefix)
-    if _is_read(name):
-        what, _, path = name.partition(" ")
-        short = _READ_AS[what].format(path)
-    elif " source " in f" {name}" and name != "trtpipe source":
-        short = f"source of {name.rpartition(' ')[2]}"
-    if before is None or now is None:
-        what = "added" if before is None else "removed"
-        return f"{short} {what}" + (f" ({before or now})" if shown else "")
-    return f"{short} {_cut(before)} -> {_cut(now)}" if shown else f"{short} changed"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,52 @@
+"""What changed in what a job is made of, in words."""
+
+from __future__ import annotations
+
+from trtpipe.pipeline.cache.reads import NAMES
+
+#: What was only asked for: the answer may be that of the very code that asks, like a folder that it makes.
+ASKED = (f"{NAMES['presence']} ", f"{NAMES['status']} ")
+
+
+def is_read(name: str) -> bool:
+    """Whether an ingredient is what the job's code read."""
+    return name.partition(" ")[0] in NAMES.values()
+
+
+def rank(name: str) -> int:
+    """The position of a change in a report: the most important first."""
+    order = ("weights", "program", "onnx", "torchscript", "source", *NAMES.values(), "job", "calibration", "check")
+    order = (*order, "version", "gpu", "cuda")
+    return next((i for i, word in enumerate(order) if name.startswith(word)), len(order))
+
+
+_READ_AS = {
+    NAMES["file"]: "{}, read by the job's code,",
+    NAMES["folder"]: "the list of files in {}",
+    NAMES["presence"]: "whether the job's code finds {}",
+    NAMES["status"]: "the size or time of {}, asked for by the job's code,",
+}
+
+
+def change(name: str, before: str | None, now: str | None) -> str:
+    """What became of an ingredient, as a line: added, removed, or from what to what; None where it was not there."""
+    short, shown = (
+        name,
+        name.startswith(("job ", "version ", "path "))
+        or name in ("gpu", "cuda driver", "system", "timing cache", "name"),
+    )
+    for prefix in ("job ", "version "):
+        short = short.removeprefix(prefix)
+    if is_read(name):
+        what, _, path = name.partition(" ")
+        short = _READ_AS[what].format(path)
+    elif " source " in f" {name}" and name != "trtpipe source":
+        short = f"source of {name.rpartition(' ')[2]}"
+    if before is None or now is None:
+        what = "added" if before is None else "removed"
+        return f"{short} {what}" + (f" ({before or now})" if shown else "")
+    return f"{short} {_cut(before)} -> {_cut(now)}" if shown else f"{short} changed"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 40 else text[:37] + "..."
