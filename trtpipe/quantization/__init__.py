@@ -15,5 +15,6 @@ __all__ = [
     "quantize",
     "ranking",
     "search",
+    "sensitivity",
     "trials",
 ]

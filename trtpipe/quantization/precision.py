@@ -262,11 +262,7 @@ def drop_unread(graph: GraphModule) -> None:
 def _layer(
     node: Node, name: str, dtype: torch.dtype, why: str, keep: Keep, unquantized: Mapping[str, str]
 ) -> LayerPrecision:
-    floats: Mapping[torch.dtype, PrecisionName] = {
-        torch.float32: "fp32",
-        torch.float16: "fp16",
-        torch.bfloat16: "bf16",
-    }
+    floats: Mapping[torch.dtype, PrecisionName] = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
     precision = floats[dtype]
     read = [FORMAT_OF[op_name(a)] for a in node.all_input_nodes if _is(a, DEQUANTIZE)]
     if read and name != "add":
