@@ -192,7 +192,8 @@ class Captured:
     Every node keeps `nn_module_stack` and `stack_trace`, so its source module and line are known. `sites` are the
     inputs that TensorRT would want quantized, in execution order, whatever the job keeps out of INT8; `skipped` the
     operations without one. `int8` holds, by the name of an operation, the corrected weight and bias that it has where
-    it is quantized.
+    it is quantized. `rounding` is the rounding error of the dtype narrower than FP32 that the model itself computes in,
+    as a share of a value; 0 for a model in FP32.
     """
 
     graph: torch.fx.GraphModule
@@ -203,6 +204,7 @@ class Captured:
     skipped: tuple[Skipped, ...]
     notes: tuple[str, ...] = ()
     int8: Mapping[str, Int8Weight] = field(default_factory=dict)
+    rounding: float = 0.0
 
 
 @dataclass(frozen=True)

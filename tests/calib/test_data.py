@@ -12,7 +12,7 @@ from PIL import Image
 
 from calib.data import draw, open_source
 from calib.errors import CalibError
-from calib.samples import DataSpec, InputSpec, TransformSpec, fit
+from calib.samples import DataSpec, InputSpec, TransformSpec, fit, unread
 
 IMAGE = InputSpec("image", "float32", (3, 16, 16))
 MASK = InputSpec("mask", "float32", (1,))
@@ -295,3 +295,35 @@ def test_arrays_that_do_not_fit(array, dtype, shape, message):
 def test_arrays_that_fit_are_cast_within_their_kind():
     assert fit("", np.array([0.1]), InputSpec("x", "float32", (1,))).tolist() == [np.float32(0.1)]
     assert fit("", np.array([7]), InputSpec("x", "int32", (None,))).dtype == np.int32
+
+
+@pytest.mark.parametrize("classes", [True, False])
+def test_pictures_that_are_not_read_are_named(tmp_path, classes):
+    """Every picture below a folder is a sample, or in a note; files that are no pictures are in neither."""
+    for name in (
+        "cat/a.png",
+        "cat/b.HEIC",
+        "cat/deep/c.gif",
+        "cat/.hidden.gif",
+        "cat/notes.txt",
+        "dog/d.JPG",
+        "e.webp",
+        "f.png",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    kind = (
+        "photos: pictures are of a kind that is not read: convert to one of .jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, "
+        ".tiff, .webp (2, first: cat/b.HEIC)."
+    )
+    beside = (
+        "photos: pictures are beside the class folders and not read: move each into the folder of its class (2, first: "
+        "e.webp)."
+    )
+    assert unread("photos", tmp_path, classes=classes) == ((kind, beside) if classes else (kind,))
+    assert unread("photos", tmp_path / "dog", classes=classes) == ()
+
+
+def test_a_folder_of_images_alone_has_none_beside(tmp_path):
+    (tmp_path / "a.png").touch()
+    assert unread("photos", tmp_path, classes=True) == ()

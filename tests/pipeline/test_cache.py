@@ -1,8 +1,10 @@
+import errno
 import json
 import multiprocessing
 import os
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -162,6 +164,25 @@ def test_a_torn_or_damaged_entry_of_a_store_is_not_taken(tmp_path):
     assert Cache(tmp_path / "two", store).get("graph", KEY) is None
     (folder / "f").unlink()
     assert Cache(tmp_path / "two", store).get("graph", KEY) is None
+
+
+@pytest.mark.parametrize("step", ["pipe_file", "mv"])
+def test_a_store_that_is_full_keeps_nothing_half_written(tmp_path, monkeypatch, step):
+    store = Store(f"file://{tmp_path}/store")
+    content = {"f": b"abc" * 1000, "entry.json": b"{}"}
+
+    def full(path, *args):
+        if step == "pipe_file":  # what fitted is there
+            Path(path).write_bytes(b"abc")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store._fs, step, full)
+        with pytest.raises(MissingError, match=r"cannot be written to .*No space left on device"):
+            store.put("graph/x", content, "entry.json")
+    assert not [p for p in (tmp_path / "store").rglob("*") if p.is_file()]
+    store.put("graph/x", content, "entry.json")
+    assert sorted(p.name for p in (tmp_path / "store/graph/x").iterdir()) == ["entry.json", "f"]
 
 
 HOSTILE = (

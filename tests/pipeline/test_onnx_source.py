@@ -187,6 +187,20 @@ def test_external_data_stay_in_the_folder(tmp_path: Path) -> None:
     )
 
 
+def test_external_data_behind_a_link_out_of_the_folder_are_refused(tmp_path: Path) -> None:
+    """A model hub's cache is laid out so, and ONNX Runtime, the baseline, opens none."""
+    folder, elsewhere = tmp_path / "snapshot", tmp_path / "0123"
+    folder.mkdir()
+    (data,) = data_files(export(network("residual"), folder / "file.onnx", external=True))
+    data.rename(elsewhere)
+    data.symlink_to(elsewhere)
+    (problem,) = deep_problems(load_job(write_job(folder, "file")))
+    assert str(problem) == (
+        f"model.onnx: its external data must be a file beside it (got {data.name}, a link to {elsewhere}). Copy both "
+        "files without links: cp -L."
+    )
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [

@@ -84,7 +84,7 @@ class Bound(torch.nn.Module):
         return list(_assembled([(s.name.split("."), x) for s, x in zip(self.specs, arguments, strict=True)]).values())
 
     def count(self, inputs: Sequence[torch.Tensor]) -> int:
-        """How many tensors the network returns."""
+        """How many tensors the network returns for one batch of the bound inputs, [B, ...] in the job's dtypes."""
         return len(list(_tensors(self.network(*self.prepared(inputs)))))
 
     def outputs(self, returned: object) -> tuple[torch.Tensor, ...]:

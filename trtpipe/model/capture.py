@@ -34,6 +34,7 @@ def capture(loaded: LoadedModel) -> Captured:
     from trtpipe.model.marks import take_off
     from trtpipe.model.pt2e import constant_fold, fuse_conv_bn
     from trtpipe.model.sites import find_sites
+    from trtpipe.model.widening import widened
 
     program = export(loaded.module, loaded.inputs)
     with warnings.catch_warnings():  # torch 2.11 announces a deprecation of its own
@@ -41,6 +42,7 @@ def capture(loaded: LoadedModel) -> Captured:
         graph = graph_module(program.run_decompositions({}))
     _require_no_quantizers(graph)
     _require_no_writes(graph)
+    widening, rounding = widened(graph)
     if any(n.target is torch.ops.trtpipe.mark.default for n in graph.graph.nodes):
         _spell_out_batch_norms(graph)
     else:
@@ -58,8 +60,8 @@ def capture(loaded: LoadedModel) -> Captured:
     graph = graph_module(export(graph, loaded.inputs))
     outputs = _output_specs(graph, loaded)
     digest = _digest(graph, loaded.weights_digest)
-    notes = take_off(graph)
-    return Captured(graph, loaded.inputs, outputs, digest, *find_sites(graph), notes)
+    notes = (*widening, *take_off(graph))
+    return Captured(graph, loaded.inputs, outputs, digest, *find_sites(graph), notes, rounding=rounding)
 
 
 def _require_no_quantizers(graph: torch.fx.GraphModule) -> None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Float32 sums in another order differ by less than this, of the largest output, in all but this share of the values.
 TOLERANCE, FEW = 1e-3, 0.1
+#: How many rounding errors of FP16 or BF16 a model that computes in that may be away from its graph in FP32.
+ROUNDINGS = 16
 #: Values of all inputs of one execution at a corner, for memory's sake: 111 images of 3 x 224 x 224.
 MOST_VALUES = 2**24
 
@@ -88,7 +90,7 @@ def corner_outputs(loaded: LoadedModel, samples: Mapping[str, Array]) -> tuple[d
 def require_corners(
     loaded: LoadedModel, captured: Captured, samples: Mapping[str, Array], expected: Sequence[Mapping[str, Array]]
 ) -> None:
-    """Hold the captured graph against the model at the corners, both in float32.
+    """Hold the captured graph, in float32, against the model at the corners.
 
     Args:
         loaded: the model behind its bindings.
@@ -99,11 +101,12 @@ def require_corners(
     Raises:
         BuildError: at a corner the graph does not run, or differs from the model in shape or in its values.
     """
+    tolerance = max(TOLERANCE, ROUNDINGS * captured.rounding)
     for arrays, wanted in zip(corners(loaded.inputs, samples), expected, strict=True):
         where = described(arrays)
         failing = f"the graph of the model fails on {where}, which the job declares"
         for spec, output in zip(loaded.outputs, _run(captured.graph, loaded, arrays, failing, BuildError), strict=True):
-            if difference := _difference(wanted[spec.name], output.numpy()):
+            if difference := _difference(wanted[spec.name], output.numpy(), tolerance):
                 raise BuildError(
                     f"capture: the graph answers otherwise than the model for {where} ({difference} in output "
                     f"{spec.name}). The model decides by a shape (an if, squeeze(), a number taken from x.shape): make "
@@ -129,7 +132,7 @@ def _run(
         ) from error
 
 
-def _difference(wanted: Array, output: Array) -> str:
+def _difference(wanted: Array, output: Array, tolerance: float) -> str:
     """What is different, in a few words; empty where nothing is. A few values may: a decision that is nearly a tie."""
     if wanted.shape != output.shape:
         return f"the shape {list(output.shape)} instead of {list(wanted.shape)}"
@@ -137,5 +140,5 @@ def _difference(wanted: Array, output: Array) -> str:
         return ""
     a, b = np.asarray(wanted, np.float64), np.asarray(output, np.float64)
     largest = np.abs(a[np.isfinite(a)]).max(initial=0.0)
-    off = ~np.isclose(a, b, rtol=0.0, atol=TOLERANCE * largest, equal_nan=True)
+    off = ~np.isclose(a, b, rtol=0.0, atol=tolerance * largest, equal_nan=True)
     return f"{off.mean():.0%} other values" if off.mean() > FEW else ""

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from calib.audit import doubtful_thresholds
+from calib.samples import unread
 from calib.table import CalibrationTable, given_table
 from calib.types import Array
 from trtpipe.batching import Batching
@@ -317,7 +318,14 @@ def judged(
     )
     samples, expected = prepared.first_check_batch, prepared.corner_outputs
     report = with_corners(report, runner, prepared.inputs, prepared.outputs, samples, expected)
-    return replace(report, notes=(*prepared.baseline.notes, *report.notes))
+    return replace(report, notes=(*prepared.baseline.notes, *_unread(job), *report.notes))
+
+
+def _unread(job: Job) -> tuple[str, ...]:
+    """Notes on pictures in the job's folders of images that are none of its samples."""
+    sections = {"calibration": job.calibration, "check": job.check}
+    folders = {f"{name}.images": data.images for name, data in sections.items() if data is not None and data.images}
+    return tuple(note for where, folder in folders.items() for note in unread(where, folder, classes=True))
 
 
 def batching(job: Job, prepared: PreparedJob) -> Batching:

@@ -23,7 +23,7 @@ from trtpipe.model.nodes import (
     module_path,
     op_name,
     source_line,
-)
+)  # fmt: skip
 from trtpipe.values import Captured, LayerPrecision, Site, TensorSpec
 from trtpipe.values import PrecisionName as PrecisionName
 
@@ -52,6 +52,7 @@ PASSIVE = (
     "maximum", "minimum", "upsample_nearest2d", "neg", "abs", "hardtanh", "clamp", "movedim", "unflatten", "gather",
     "index",
 )  # fmt: skip
+_NAMES: Mapping[torch.dtype, PrecisionName] = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _CASTS = ("_to_copy", "to", "type_as")
 #: Operations that read a tensor's shape and not its values.
 _SHAPES = ("sym_size", "size", "sym_numel")
@@ -262,8 +263,7 @@ def drop_unread(graph: GraphModule) -> None:
 def _layer(
     node: Node, name: str, dtype: torch.dtype, why: str, keep: Keep, unquantized: Mapping[str, str]
 ) -> LayerPrecision:
-    floats: Mapping[torch.dtype, PrecisionName] = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-    precision = floats[dtype]
+    precision = _NAMES[dtype]
     read = [FORMAT_OF[op_name(a)] for a in node.all_input_nodes if _is(a, DEQUANTIZE)]
     if read and name != "add":
         precision, why = read[-1], unquantized.get(node.name, "")
@@ -273,12 +273,12 @@ def _layer(
 
 
 def _why_fp32(node: Node, name: str, half: torch.dtype, keep: Keep, ranges: Mapping[str, float]) -> str:
-    glob = keep.fp32_glob(node)
-    if glob:
+    if glob := keep.fp32_glob(node):
         return f"precision.keep.fp32: {glob}"
     if is_foreign(node):
         return "operations of a library of the user's own stay in FP32"
-    if any(getattr(n.meta.get("val"), "is_complex", bool)() for n in (node, *node.all_input_nodes)):
+    values = (n.meta.get("val") for n in (node, *node.all_input_nodes))
+    if any(isinstance(v, torch.Tensor) and v.is_complex() for v in values):
         return "complex numbers stay in FP32"
     for names, what in ((SOFTMAX, "softmax stays"), (NORMS, "norms stay"), (REDUCTIONS, "reductions stay")):
         if name in names:

@@ -13,6 +13,7 @@ import click
 import numpy as np
 
 from calib.files import replacing
+from calib.samples import unread
 from calib.types import JsonObject
 from trtpipe.cli import console
 from trtpipe.cli.commands.bundles import bundle_argument, graph_option, key_option, trusted
@@ -87,6 +88,9 @@ def command(
                 f"--batch-size: must be at most {model.batch[2]}, the bundle's largest (got {batch_size})."
             )
         feed = None if source is None else open_feed(source, model)
+        if source is not None and source.is_dir() and not quiet:
+            for note in unread(str(source), source, classes=False):
+                console.err(f"note: {note}")
         if benchmark:
             console.out_json(_measured(model, feed, batch_size, iterations))
             return

@@ -182,6 +182,11 @@ def _require_inside(folder: Path, location: str) -> None:
         raise InputError(
             f"model.onnx: its external data must be beside it (got no file {location} in {folder}). Copy it there."
         )
+    if not (real := (folder / inside).resolve()).is_relative_to(folder.resolve()):  # no reader of ONNX files takes that
+        raise InputError(
+            f"model.onnx: its external data must be a file beside it (got {location}, a link to {real}). Copy both "
+            "files without links: cp -L."
+        )
 
 
 def _require_known(graph: ir.Graph, operators: frozenset[str]) -> None:

@@ -7,6 +7,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from calib.types import JsonObject
@@ -110,5 +111,10 @@ class Store:
             self._fs.pipe_file(path, data)
             return
         temporary = f"{path}.{secrets.token_hex(8)}.tmp"
-        self._fs.pipe_file(temporary, data)
-        self._fs.mv(temporary, path)
+        try:
+            self._fs.pipe_file(temporary, data)
+            self._fs.mv(temporary, path)
+        except BaseException:  # on a full disk it would be what keeps it full
+            with suppress(Exception):
+                self._fs.rm_file(temporary)
+            raise
