@@ -15,7 +15,7 @@ from trtpipe.quantization.partial import Partial
 from trtpipe.quantization.policy import Modes
 from trtpipe.quantization.precision import Keep, observe_ranges, scale_types
 from trtpipe.quantization.quantize import Narrow, plan_sites, quantize
-from trtpipe.quantization.sensitivity import Sample, measure_sensitivity, planned
+from trtpipe.quantization.sensitivity import SampleBatch, measure_sensitivity, planned
 from trtpipe.routes.onnx import to_onnx
 from trtpipe.runtime.onnxruntime import OrtRunner
 
@@ -96,7 +96,7 @@ def test_what_previews_a_build_rounds_by_the_scales_of_the_build(
         (output,), _ = machine.finish(0, machine.inputs((IMAGES,)), changed)
     assert error(output, wanted) < most
     found = measure_sensitivity(
-        model.captured, model.amax, [Sample((IMAGES,), 8, None)], half=half, keep=keep, progress=Silent(),
+        model.captured, model.amax, [SampleBatch((IMAGES,), 8, None)], half=half, keep=keep, progress=Silent(),
         ranges=ranges, int8=int8, narrow=narrow,
     )  # fmt: skip
     assert all(m.sqnr_db > -20 * math.log10(most) for m in found.modules)
