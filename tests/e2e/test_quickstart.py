@@ -143,7 +143,7 @@ def test_a_failed_check_still_leaves_its_bundle_and_exits_1(place: Path) -> None
 
 def test_samples_in_both_sets_are_warned_of(place: Path) -> None:
     job = changed(place, "both", calibration={"images": "../data/digits/val"}, check={"samples": 20})
-    (warning,) = [w for w in build(job, place / "out").report.warnings if "calibrated" in w]
+    (warning,) = [w for w in build(job, place / "out", Silent()).report.warnings if "calibrated" in w]
     assert warning.startswith("20 of 20 check samples were calibrated on too (first: ")
 
 

@@ -76,7 +76,7 @@ def device(compute_capability):
     fields = dict.fromkeys(Device.__dataclass_fields__)
     return Device(**fields | {
         "gpu": "a GPU", "compute_capability": compute_capability, "versions": versions, "os": "linux",
-        "machine": "x86_64", "jetson": False,
+        "machine": "x86_64", "jetson": False, "others": (),
     })  # fmt: skip
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
 
+import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 
 from calib.audit import Audit
 from calib.corrections import Corrections, Step
 from calib.errors import CalibError
 from calib.table import CalibrationTable
+from trtpipe.api import build, calibrate
 from trtpipe.job.sections import Correction, Precision
 from trtpipe.pipeline.cache.reads import Read
 from trtpipe.pipeline.tables import overlap_warnings, read_table, table_notes
@@ -19,18 +24,81 @@ from trtpipe.pipeline.tables import overlap_warnings, read_table, table_notes
 
 def test_a_corrected_table_is_none_for_a_job_without_corrections(monkeypatch: pytest.MonkeyPatch) -> None:
     table = SimpleNamespace(
-        algorithm="mse", percentile=99.99, corrections=SimpleNamespace(steps=(1, 2)), require=lambda *_: None
+        algorithm="mse",
+        percentile=99.99,
+        corrections=SimpleNamespace(steps=(1, 2)),
+        require=lambda *_: None,
+        digests={},
     )
     monkeypatch.setattr(CalibrationTable, "load", lambda path: table)
     calibration = SimpleNamespace(table="a.json", algorithm="auto", percentile=99.99, corrections=True)
-    assert read_table(calibration, {}) is table  # type: ignore[arg-type]
+    assert read_table(calibration, {}, "") is table  # type: ignore[arg-type]
     calibration.corrections = False
     with pytest.raises(CalibError) as caught:
-        read_table(calibration, {})  # type: ignore[arg-type]
+        read_table(calibration, {}, "")  # type: ignore[arg-type]
     assert str(caught.value) == (
         "a.json: must be without corrections for calibration.corrections: false (got 2 steps). Leave the key out, or "
         "calibrate again."
     )
+
+
+NETWORK = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.token = torch.nn.Parameter(torch.randn(1, 1, 16))
+        self.conv = torch.nn.Conv2d(3, 16, 4, 4)
+        self.norm, self.qkv, self.head = torch.nn.LayerNorm(16), torch.nn.Linear(16, 48), torch.nn.Linear(16, 5)
+
+    def forward(self, x):
+        count = x.shape[0]
+        x = torch.relu(self.conv(x)).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(count, -1, -1), x], 1)
+        q, k, v = self.qkv(self.norm(x)).reshape(count, 5, 3, 16).unbind(2)
+        return self.head(torch.nn.functional.scaled_dot_product_attention(q, k, v)[:, 0])
+
+def net():
+    return Net().eval()
+"""
+JOB = """
+name: {name}
+model: {{factory: "tables_network:net"}}
+inputs: {{image: {{shape: [{batch}, 3, 8, 8]{dims}}}}}
+outputs: {{logits: {{}}}}
+precision: {{int8_mode: true}}
+calibration: {calibration}
+build: {{target: onnxruntime}}
+check: {{arrays: x.npy, limits: {{cosine_min: 0.5}}}}
+"""
+RANGE, FIXED = ("N", ", N: {min: 1, opt: 4, max: 8}"), ("1", "")
+
+
+@pytest.mark.parametrize(("made", "used"), [(RANGE, FIXED), (FIXED, RANGE)], ids=["range to fixed", "fixed to range"])
+def test_a_table_serves_every_batch_size(
+    made: tuple[str, str], used: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calibrated for a range of batches, built for one, and the other way round: the same scales in the graph."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "tables_network.py").write_text(NETWORK)
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).random((16, 3, 8, 8), np.float32))
+    scales = []
+    for name, (batch, dims), calibration in (
+        ("a", made, "{arrays: x.npy, batch_size: 1}"), ("b", used, "{table: table.json}")
+    ):  # fmt: skip
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(JOB.format(name=name, batch=batch, dims=dims, calibration=calibration))
+        if name == "a":
+            calibrate(path).save(tmp_path / "table.json")
+        bundle = build(path, tmp_path / "out").bundle
+        graph = onnx.load_from_string(bundle.read("model.onnx")).graph
+        constants = {i.name: i for i in graph.initializer}
+        quantizers = [n for n in graph.node if n.op_type == "QuantizeLinear"]
+        scales.append({n.name: float(numpy_helper.to_array(constants[n.input[1]])) for n in quantizers})
+    assert scales[0] == scales[1]
+    assert len(scales[0]) >= 5
 
 
 def test_a_read_of_an_unknown_kind_is_none_of_ours() -> None:

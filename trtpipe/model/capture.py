@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import warnings
 from typing import TYPE_CHECKING, Any
 
 from trtpipe.errors import BuildError
+from trtpipe.model import graph_digest
 from trtpipe.model.export import export
 from trtpipe.model.failures import quantizes_in_forward
 from trtpipe.model.torch_versions import graph_module
@@ -59,7 +59,7 @@ def capture(loaded: LoadedModel) -> Captured:
     graph.recompile()
     graph = graph_module(export(graph, loaded.inputs))
     outputs = _output_specs(graph, loaded)
-    digest = _digest(graph, loaded.weights_digest)
+    digest = graph_digest.exact(graph, loaded.weights_digest)
     notes = (*widening, *take_off(graph))
     return Captured(graph, loaded.inputs, outputs, digest, *find_sites(graph), notes, rounding=rounding)
 
@@ -155,11 +155,6 @@ def _symbol(name: str) -> sympy.Symbol:
     import sympy
 
     return sympy.Symbol(name, integer=True, positive=True)
-
-
-def _digest(graph: torch.fx.GraphModule, weights: str) -> str:
-    lines = [f"{n.op} {n.target} {n.args} {n.kwargs}" for n in graph.graph.nodes]
-    return hashlib.sha256("\n".join([weights, *lines]).encode()).hexdigest()
 
 
 def _tidy(graph: torch.fx.GraphModule) -> None:

@@ -22,7 +22,7 @@ from trtpipe.pipeline.codecs import COMPILED, LOWERED, TABLE
 from trtpipe.pipeline.controls import control, graph_control
 from trtpipe.pipeline.lowered import Compiled, Lowered
 from trtpipe.pipeline.prepared import PreparedJob, Results, Stages, Uncached
-from trtpipe.pipeline.tables import observe, overlap_warnings, read_table, table_notes
+from trtpipe.pipeline.tables import digests_of, observe, overlap_warnings, read_table, table_notes
 from trtpipe.routes.onnx import compiler, release, to_onnx
 from trtpipe.routes.registry import route
 from trtpipe.runtime.device import this_device
@@ -69,7 +69,7 @@ def calibrate(job: Job, prepared: PreparedJob, stages: Stages) -> CalibrationTab
     if data is None:
         from trtpipe.quantization.given import given_amax
 
-        digests = {"weights": prepared.loaded.weights_digest, "graph": prepared.captured.digest}
+        digests = digests_of(prepared.captured, prepared.loaded.weights_digest)
         return given_table(given_amax(prepared.captured), digests)
     if job.build.quantization == "implicit":
         if data.table is not None:
@@ -84,10 +84,10 @@ def calibrate(job: Job, prepared: PreparedJob, stages: Stages) -> CalibrationTab
 def calibration_table(job: Job, calibration: Calibration, prepared: PreparedJob, stages: Stages) -> CalibrationTable:
     """The table read from the file that `calibration` names, or made from its samples."""
     captured = prepared.captured
-    digests = {"weights": prepared.loaded.weights_digest, "graph": captured.digest}
+    digests = digests_of(captured, prepared.loaded.weights_digest)
     with stages("calibrate") as progress:
         if calibration.table is not None:
-            return read_table(calibration, digests)
+            return read_table(calibration, digests, captured.digest)
         source = open_calibration(job)
         table = observe(job, calibration, captured, source, digests, progress, prepared.device)
         for note in table_notes(job, table):

@@ -18,8 +18,20 @@ if TYPE_CHECKING:
     from trtpipe.values import Captured
 
 
-def read_table(calibration: Calibration, digests: Mapping[str, str]) -> CalibrationTable:
+def digests_of(captured: Captured, weights: str) -> dict[str, str]:
+    """What a table made of this graph belongs to: the weights, and the operations whatever their sizes."""
+    from trtpipe.model.graph_digest import operations
+
+    return {"weights": weights, "graph": operations(captured.graph, weights)}
+
+
+def read_table(calibration: Calibration, digests: Mapping[str, str], exact: str) -> CalibrationTable:
     """The table that `calibration.table` names; algorithm auto and corrections true take what it holds.
+
+    Args:
+        calibration: the job's.
+        digests: what it has to belong to, as `digests_of` has it.
+        exact: the graph's digest to the letter, which tables had before.
 
     Raises:
         calib.CalibError: it belongs to another model, or was made otherwise than the job says.
@@ -28,6 +40,8 @@ def read_table(calibration: Calibration, digests: Mapping[str, str]) -> Calibrat
     table = CalibrationTable.load(calibration.table)
     algorithm = table.algorithm if calibration.algorithm == "auto" else calibration.algorithm
     percentile = table.percentile if calibration.algorithm == "auto" else calibration.percentile
+    if table.digests.get("graph") == exact:
+        digests = {**digests, "graph": exact}
     table.require(calibration.table, digests, algorithm, percentile)
     if table.corrections is not None and calibration.corrections is False:
         raise CalibError(

@@ -1,0 +1,92 @@
+"""A graph's digests: to the letter, and the one that a table of any batch size has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import nets
+import pytest
+import torch
+from torch import nn
+
+from trtpipe.model.bindings import bind
+from trtpipe.model.capture import capture
+from trtpipe.model.graph_digest import exact, operations
+from trtpipe.values import Captured, DimRange, LoadedModel, TensorSpec
+
+BATCHES: tuple[int | DimRange, ...] = (1, 2, 5, DimRange(1, 1, 1), DimRange(1, 4, 8), DimRange(2, 3, 64))
+
+
+class Token(nn.Module):
+    """A class token for each sample, windows whose number depends on the batch, and attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.place = nn.Parameter(torch.ones(1, 1, 8)), nn.Parameter(torch.ones(1, 5, 8))
+        self.qkv, self.norm, self.head = nn.Linear(8, 24), nn.LayerNorm(8), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        count = x.shape[0]
+        x = (x.reshape(count * 2, 2, 8) * 2).reshape(count, 4, 8)
+        x = torch.cat([self.token.expand(count, -1, -1), x], 1) + self.place
+        q, k, v = self.qkv(self.norm(x)).reshape(count, 5, 3, 8).unbind(2)
+        return self.head(nn.functional.scaled_dot_product_attention(q, k, v)[:, 0])
+
+
+class Recurrent(nn.Module):
+    """An LSTM: its first state is zeros of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(x)[0][:, -1])
+
+
+SHAPES: dict[Callable[[], nn.Module], tuple[int, ...]] = {nets.Residual: (3, 8, 8), Token: (4, 8), Recurrent: (4, 8)}
+
+
+def captured(make: Callable[[], nn.Module], batch: int | DimRange, shape: tuple[int, ...]) -> Captured:
+    torch.manual_seed(0)
+    first, dims = (batch, {}) if isinstance(batch, int) else ("N", {"N": batch})
+    x, y = TensorSpec("x", "float32", (first, *shape), dims), TensorSpec("y", "float32", (first, 5), dims)
+    return capture(LoadedModel(bind(make().eval(), (x,), {}, ("y",)), (x,), (y,), "0" * 64, "test"))
+
+
+@pytest.mark.parametrize("make", SHAPES)
+def test_a_batch_size_does_not_change_the_operations(make: Callable[[], nn.Module]) -> None:
+    every = [captured(make, batch, SHAPES[make]) for batch in BATCHES]
+    assert len({operations(c.graph, "w") for c in every}) == 1
+    assert len({tuple(s.key for s in c.sites) for c in every}) == 1
+    assert make is not Token or len({exact(c.graph, "w") for c in every}) > 1
+    assert operations(every[0].graph, "other") != operations(every[0].graph, "w")
+
+
+class Changed(nn.Module):
+    """Two layers of one shape, joined as `how` says; every variant has the same weights."""
+
+    def __init__(self, how: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.a, self.b, self.head, self.how = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 5), how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.how(self.a, self.b, x))
+
+
+VARIANTS: tuple[Callable[..., torch.Tensor], ...] = (
+    lambda a, b, x: torch.relu(a(x)) + b(x),
+    lambda a, b, x: torch.nn.functional.gelu(a(x)) + b(x),
+    lambda a, b, x: torch.relu(b(x)) + a(x),
+    lambda a, b, x: b(torch.relu(a(x))),
+    lambda a, b, x: torch.relu(a(x)) + b(x) * 2,
+    lambda a, b, x: torch.relu(a(x)) + b(x) * 3,
+    lambda a, b, x: torch.relu(a(x)) - b(x),
+    lambda a, b, x: torch.relu(a(x)) + b(a(x)),
+    lambda a, b, x: (torch.relu(a(x)) + b(x)).softmax(-1),
+)
+
+
+def test_another_computation_with_the_same_weights_has_another_digest() -> None:
+    digests = [operations(captured(lambda how=how: Changed(how), 2, (8,)).graph, "w") for how in VARIANTS]
+    assert len(set(digests)) == len(VARIANTS)

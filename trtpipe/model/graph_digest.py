@@ -1,0 +1,80 @@
+"""What identifies a captured graph: to the letter, or whatever the sizes that the job declares."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from trtpipe.model.nodes import calls, is_constant, op_name
+
+if TYPE_CHECKING:
+    import torch
+
+#: Operations that give a tensor another shape and no other values.
+MOVES = frozenset(("reshape", "view", "_unsafe_view", "expand", "flatten"))
+#: Operations that a table's corrections name, with their constants.
+NAMED = frozenset(("conv1d", "conv2d", "conv3d", "linear", "layer_norm")) | {f"conv_transpose{n}d" for n in (1, 2, 3)}
+#: What a value made of constants alone is shown as, and a size.
+CONSTANT, SIZE = "constant", "size"
+
+
+def exact(graph: torch.fx.GraphModule, weights: str) -> str:
+    """SHA-256 of every node with its arguments, and of the digest `weights`."""
+    lines = [f"{n.op} {n.target} {n.args} {n.kwargs}" for n in graph.graph.nodes]
+    return hashlib.sha256("\n".join([weights, *lines]).encode()).hexdigest()
+
+
+def operations(graph: torch.fx.GraphModule, weights: str) -> str:
+    """SHA-256 of what is computed from the inputs, by which operations in which order, and of the digest `weights`.
+
+    A network captured for one batch size has the digest that it has for a range of them: sizes, changes of shape and
+    what is made of constants alone (a class token for each sample) are left out. What a calibration table names is in
+    it: the operations that are corrected, and their constants.
+    """
+    names: dict[torch.fx.Node, str] = {n: n.name for n in graph.graph.nodes if n.op == "placeholder"}
+    lines = [weights]
+    for node in calls(graph.graph):
+        if not _is_tensor(node):
+            names[node] = SIZE
+        elif all(is_constant(a) or names[a] in (CONSTANT, SIZE) for a in node.all_input_nodes):
+            names[node] = CONSTANT
+        elif op_name(node) in MOVES:
+            names[node] = names[node.all_input_nodes[0]]
+        else:
+            names[node] = node.name if op_name(node) in NAMED else f"%{len(lines)}"
+            read = _shown([node.args, node.kwargs], node, names)
+            lines.append(f"{names[node]} {node.target} {read} {_rank(node.meta['val'])}")
+    (end,) = (n for n in graph.graph.nodes if n.op == "output")
+    return hashlib.sha256("\n".join([*lines, _shown(end.args, end, names)]).encode()).hexdigest()
+
+
+def _is_tensor(node: torch.fx.Node) -> bool:
+    """Whether the node's value is a tensor, or several; a size is not."""
+    import torch
+
+    return isinstance(node.meta.get("val"), torch.Tensor | tuple | list)
+
+
+def _rank(value: object) -> str:
+    """Of a tensor, or of each of several: how many axes it has."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return str(value.dim())
+    return " ".join(_rank(v) for v in value) if isinstance(value, tuple | list) else ""
+
+
+def _shown(value: object, reader: torch.fx.Node, names: Mapping[torch.fx.Node, str]) -> str:
+    """An argument of `reader` as text."""
+    import torch
+
+    if isinstance(value, tuple | list):
+        return "(" + ", ".join(_shown(v, reader, names) for v in value) + ")"
+    if isinstance(value, dict):
+        return _shown([*value.items()], reader, names)
+    if not isinstance(value, torch.fx.Node):
+        return repr(value)
+    if is_constant(value):
+        return str(value.target) if op_name(reader) in NAMED else CONSTANT
+    return names[value]
