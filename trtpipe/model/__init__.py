@@ -8,6 +8,7 @@ __all__ = [
     "corners",
     "data",
     "export",
+    "graph_digest",
     "labels",
     "load",
     "marks",
