@@ -7,7 +7,6 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from trtpipe.errors import BuildError
-from trtpipe.model import graph_digest
 from trtpipe.model.export import export
 from trtpipe.model.failures import quantizes_in_forward
 from trtpipe.model.torch_versions import graph_module
@@ -31,6 +30,7 @@ def capture(loaded: LoadedModel) -> Captured:
     """
     import torch
 
+    from trtpipe.model import graph_digest
     from trtpipe.model.marks import take_off
     from trtpipe.model.pt2e import constant_fold, fuse_conv_bn
     from trtpipe.model.sites import find_sites
