@@ -35,6 +35,7 @@ def quantized(folder: Path, **options: Any) -> Path:
             return next(self.batches, None)
 
     float_file = export(network("residual"), folder / "float.onnx", dynamo=False)
+    level = logging.getLogger().level
     logging.getLogger().setLevel(logging.ERROR)
     settings: dict[str, Any] = {
         "per_channel": True,
@@ -45,6 +46,7 @@ def quantized(folder: Path, **options: Any) -> Path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         quantize_static(float_file, folder / "file.onnx", Reader(), quant_format=QuantFormat.QDQ, **settings)
+    logging.getLogger().setLevel(level)  # or tests after this one see no warning
     return folder / "file.onnx"
 
 
