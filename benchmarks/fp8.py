@@ -370,7 +370,7 @@ def measured(name: str, photos: int) -> str:
     def program(table: Any, *formats: Any) -> Any:
         modes = Modes(frozenset(formats))
         return quantize(
-            line.corrected(prepared, table).captured,
+            prepared.corrected(table).captured,
             int8="int8" in modes.on,
             half=None,
             keep=Keep(),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import safe_open
 
 from calib.errors import CalibError
 from calib.samples import InputSpec, Sample, fit
@@ -33,6 +34,7 @@ class ArraySamples:
         labels: tuple[int, ...] | None,
     ) -> None:
         self._where, self._inputs, self._rows = where, tuple(inputs), rows
+        self.root = f"{Path(where).parent}/"
         self.ids = tuple(f"{Path(where).name}[{i}]" for i in range(count))
         self.labels = labels
 
@@ -110,8 +112,6 @@ def _npz(path: Path, inputs: Sequence[InputSpec]) -> RowReaders:
 
 
 def _safetensors(path: Path, inputs: Sequence[InputSpec]) -> RowReaders:
-    from safetensors import safe_open
-
     file: Any = safe_open(str(path), framework="np")
     return {name: (tuple((part := file.get_slice(name)).get_shape()), _slice_row(part)) for name in file.keys()}  # noqa: SIM118
 

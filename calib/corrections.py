@@ -14,6 +14,8 @@ from typing import Annotated
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from calib.errors import CalibError
 from calib.types import Array
@@ -58,8 +60,6 @@ class Corrections:
     @cached_property
     def packed(self) -> bytes:
         """The arrays as safetensors; b"" when there are none."""
-        from safetensors.numpy import save
-
         return bytes(save({k: np.ascontiguousarray(v) for k, v in self.arrays.items()})) if self.arrays else b""
 
     @property
@@ -79,9 +79,6 @@ def load_corrections(where: Path, steps: tuple[Step, ...], sha256: str | None) -
     Raises:
         CalibError: the file beside it is missing or another one.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
     if sha256 is None:
         return Corrections(steps, {})
     path = corrections_path(where)

@@ -138,17 +138,28 @@ class Source:
         loaded: Iterator[Batch | CalibError] = map(singles.__getitem__, range(len(self._drawn)))
         if self._workers:
             loaded = in_workers(singles, self._workers)
-        problems = {i: str(b) for i, b in zip(self._drawn, loaded, strict=True) if isinstance(b, CalibError)}
+        tried = zip(self._drawn, loaded, strict=True)
+        problems = {i: _fault(b, self._origin) for i, b in tried if isinstance(b, CalibError)}
         kept = Source(self._origin, self._inputs, [i for i in self._drawn if i not in problems], self._workers)
         kept.skipped = tuple(problems.values())
         return kept
+
+
+def _fault(error: CalibError, origin: Origin) -> str:
+    """What is wrong with a sample, in words that are the same on every machine: by its id, without what to do now that
+    it is left out, and without the frames of the user's code."""
+    line = str(error).partition("\n")[0]
+    if origin.root:
+        line = line.replace(origin.root, "")
+    fact, end, _ = line.rpartition("). ")
+    return f"{fact})" if end else line
 
 
 class _Relabelled:
     """The samples of another origin under other labels."""
 
     def __init__(self, origin: Origin, labels: tuple[int, ...] | None, classes: tuple[str, ...] | None) -> None:
-        self.ids, self.recipe, self.sequential = origin.ids, origin.recipe, origin.sequential
+        self.ids, self.recipe, self.sequential, self.root = origin.ids, origin.recipe, origin.sequential, origin.root
         self.labels, self.classes = labels, classes
         self._origin = origin
 

@@ -44,7 +44,7 @@ class Factory:
             raise CalibError(
                 f"factory {path}: must give a sequence or an iterable of samples (got {type(made).__name__})."
             )
-        self.sequential = self._sequence is None
+        self.sequential, self.root = self._sequence is None, ""
         self._stream: Iterator[object] = iter(())
         self._next = 0
         labels: list[int | None] = []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from calib.errors import CalibError
 from calib.files import as_text, open_regular
@@ -44,6 +44,7 @@ class Images:
         self._input = inputs[0]
         self._transform = ImageTransform(transform, self._input)
         self._folder = Path(folder)
+        self.root = f"{self._folder}/"
         self._paths, labels, self.classes = _listing(self._folder)
         self.ids = tuple(as_text(p.relative_to(self._folder).as_posix()) for p in self._paths)
         self.labels = labels
@@ -62,7 +63,7 @@ class Images:
                 pixels = image.convert("RGB")
         except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
             raise CalibError(
-                f"{path}: must be a readable image (got {type(error).__name__}: {error}). "
+                f"{path}: must be a readable image (got {type(error).__name__}: {_without_file(error)}). "
                 "Repair or remove the file, or set on_bad_sample: skip."
             ) from error
         if fault is not None:
@@ -80,6 +81,13 @@ class Images:
                 return hashlib.sha256(stream.read()).hexdigest()
         except OSError as error:
             raise CalibError(f"{self._paths[at]}: must be readable (got {error.strerror}).") from error
+
+
+def _without_file(error: Exception) -> str:
+    """What the error says but for the file, which Pillow and the system name by a path or as an open stream."""
+    if isinstance(error, UnidentifiedImageError):
+        return "of no format that Pillow knows"
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 
 class ImageTransform:

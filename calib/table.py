@@ -16,6 +16,8 @@ from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from safetensors import SafetensorError
+from safetensors.numpy import load
 
 from calib.algorithms import Algorithm
 from calib.audit import DEAD_AMAX, LEAST_AMAX, Audit, Halves, choose, nine_digits, warnings_of, with_threshold
@@ -139,6 +141,8 @@ class CalibrationTable:
             CalibError: naming everything that changed since it was made.
         """
         names = self.changed(digests, algorithm, percentile)
+        if "weights" in names:  # of which the graph's digest is made too: whether the graph is another is not known
+            names = tuple(n for n in names if n != "graph")
         if names:
             raise CalibError(f"{where}: must belong to this job (got another {', '.join(names)}). Calibrate again.")
 
@@ -369,9 +373,6 @@ def _check(where: Path, table: CalibrationTable) -> None:
 
 
 def _load_histograms(where: Path, table: CalibrationTable) -> Mapping[str, Halves]:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
     path = histograms_path(where)
     if table.histograms_sha256 is None:
         raise CalibError(f"{where}: was written without histograms. Calibrate again.")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import save
 
 from calib.audit import Halves, nine_digits
 from calib.errors import CalibError
@@ -51,8 +52,6 @@ def pack(counted: Mapping[str, Halves]) -> bytes:
 
     For tensor k and half h, "k#h" is int64 [2, K]: buckets in use and their counts; "k#h.range" float32 [2].
     """
-    from safetensors.numpy import save
-
     arrays: dict[str, Array] = {}
     for key, halves in counted.items():
         for half, histogram in enumerate(halves):

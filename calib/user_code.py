@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ MAX_FRAMES = 6
 #: Characters of an exception's own text.
 MAX_TEXT = 2000
 
+#: A frame as TorchScript's interpreter tells of it.
+_TOLD = re.compile(r"^(\S.*\.py)\((\d+)\): (\w+)$", re.MULTILINE)
 _ROOT = Path(__file__).resolve().parent.parent
 _OURS = tuple(f"{_ROOT / package}/" for package in ("calib", "trtpipe"))
 _EXAMPLES = f"{_ROOT / 'trtpipe' / 'examples'}/"  # they are to be copied: users' code
@@ -51,10 +55,12 @@ def described(raised: BaseException) -> str:
         text = str(raised).strip()
     except Exception:  # noqa: BLE001  # their __str__ is their code too
         text = ""
-    if len(text) > MAX_TEXT:
-        text = f"{text[:MAX_TEXT]} ..."
     kind = type(raised).__name__
     frames = _frames(raised)
+    if "Traceback of TorchScript" in text:
+        text, frames = _of_torchscript(text, frames)
+    if len(text) > MAX_TEXT:
+        text = f"{text[:MAX_TEXT]} ..."
     if not frames and raised.__cause__ is not None:  # a StopIteration inside a generator
         frames = _frames(raised.__cause__)
     own = [f for f in frames if not _is_installed(f.filename)]
@@ -68,6 +74,17 @@ def described(raised: BaseException) -> str:
         if frame.line:
             lines.append(f"    {frame.line}")
     return "\n".join(lines)
+
+
+def _of_torchscript(text: str, frames: list[traceback.FrameSummary]) -> tuple[str, list[traceback.FrameSummary]]:
+    """The reason, which TorchScript's interpreter gives last, and the frames that it tells of beside those of Python.
+
+    It tells the innermost first, and after those of the model the ones of whoever recorded the program.
+    """
+    reason = text.splitlines()[-1].removeprefix("RuntimeError: ")
+    told = takewhile(lambda found: not _is_ours(found[0]), _TOLD.findall(text))
+    recorded = [traceback.FrameSummary(file, int(line), name) for file, line, name in told]
+    return reason, [*frames, *reversed(recorded)]
 
 
 def import_callable(reference: str, where: str, error: Callable[[str], Exception] = CalibError) -> Callable[..., Any]:

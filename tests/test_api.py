@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import shipping
 
 import trtpipe
 from trtpipe.bundle.signing import generate_key, signer
@@ -54,7 +55,7 @@ def test_check_is_the_function_whatever_was_imported() -> None:
     import trtpipe.evaluation.check  # a module of the same name
 
     assert callable(trtpipe.check)
-    assert "cosine_min" in trtpipe.evaluation.check.METRIC_OF_LIMIT
+    assert "cosine_min" in trtpipe.evaluation.limits.METRIC_OF_LIMIT
 
 
 def test_another_name_is_an_error() -> None:
@@ -114,6 +115,14 @@ def test_calibrate_refuses_a_job_without_calibration(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         trtpipe.calibrate(tmp_path / "job.yaml")
     assert str(caught.value) == ("calibration: the job has no calibration data. Add calibration.images.")
+
+
+def test_check_and_load_take_a_bundle_as_they_take_its_folder(tmp_path: Path) -> None:
+    bundle = shipping.bundle(tmp_path / "c")
+    for given in (bundle, bundle.path, str(bundle.path)):
+        assert trtpipe.check(given, graph=True).executed == "graph"
+        with trtpipe.load(given, graph=True) as model:
+            assert model.bundle.path == bundle.path
 
 
 class _Display:

@@ -110,8 +110,21 @@ def test_imports_are_absolute(tree: Tree) -> None:
     assert relative == [], "write trtpipe.<room>.<module>"
 
 
-def test_a_planted_circle_is_found(tree: Tree) -> None:
-    assert "trtpipe.job.load" in tree.planted("trtpipe.job.yamlfile", "from trtpipe.job.load import load_job").circle()
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("trtpipe.job.yamlfile", "from trtpipe.job.load import load_job"),
+        ("trtpipe.job.yamlfile", "def f():\n    from trtpipe.job.load import load_job"),
+        ("trtpipe.job.yamlfile", "if TYPE_CHECKING:\n    from trtpipe.job.load import JobFile"),
+        ("trtpipe.job.yamlfile", "importlib.import_module('trtpipe.job.load')"),
+        ("trtpipe.job", "from trtpipe.job.load import load_job"),
+        ("trtpipe.model.onnx", "from trtpipe.model.onnx.network import load_network"),
+        ("calib", "from calib.table import CalibrationTable"),
+        ("calib.files", "import trtpipe"),
+    ],
+)
+def test_a_planted_circle_is_found(module: str, line: str, tree: Tree) -> None:
+    assert module in tree.planted(module, line).circle()
 
 
 @pytest.mark.parametrize(

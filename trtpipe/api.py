@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtpipe.bundle.signing import signer
-from trtpipe.errors import InputError
 from trtpipe.job.job import Job
 from trtpipe.notebook import watching
 from trtpipe.pipeline.build import build as run
 from trtpipe.pipeline.calibrate import make_table
-from trtpipe.pipeline.validate import Purpose, plan
+from trtpipe.pipeline.validate import Purpose, plan_one
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
 from trtpipe.runtime.recheck import recheck
 from trtpipe.runtime.session import load
@@ -42,7 +42,7 @@ def load_job(path: str | Path, overrides: Iterable[str] = ()) -> Job:
     Raises:
         JobErrors: everything that is wrong with it, at once.
     """
-    return _planned(Path(path), (overrides,) if isinstance(overrides, str) else tuple(overrides), "build")
+    return plan_one(path, (overrides,) if isinstance(overrides, str) else overrides)
 
 
 def build(
@@ -89,11 +89,11 @@ def calibrate(job: Job | str | Path, *, progress: Reporter | None = None) -> Cal
         return make_table(planned, reporter)
 
 
-def check(bundle: str | Path, *, key: str | Path | None = None, graph: bool = False) -> CheckReport:
+def check(bundle: str | PathLike[str], *, key: str | Path | None = None, graph: bool = False) -> CheckReport:
     """A bundle's engine (or graph) run here on its golden inputs and compared with its baseline's outputs.
 
     Args:
-        bundle: the bundle's folder.
+        bundle: the bundle's folder, or a bundle that `build` returned.
         key: file of trusted public keys; the device's configured one when None.
         graph: run the ONNX graph on the CPU instead of the engine.
 
@@ -106,11 +106,4 @@ def check(bundle: str | Path, *, key: str | Path | None = None, graph: bool = Fa
 
 
 def _job(job: Job | str | Path, purpose: Purpose = "build") -> Job:
-    return job if isinstance(job, Job) else _planned(Path(job), (), purpose)
-
-
-def _planned(path: Path, overrides: tuple[str, ...], purpose: Purpose) -> Job:
-    jobs = plan(path, overrides, purpose=purpose)
-    if len(jobs) > 1:
-        raise InputError(f"{path}: must be one job (got a matrix of {len(jobs)}). Give the file to `trtpipe build`.")
-    return jobs[0]
+    return job if isinstance(job, Job) else plan_one(job, purpose=purpose)

@@ -20,6 +20,11 @@ from trtpipe.values import TensorSpec
 KEPT_SAMPLES = 8
 
 
+def unranked(output: TensorSpec) -> bool:
+    """Whether an output has no score a class for each sample, whatever its shape."""
+    return output.batch_axis is None or output.sorted
+
+
 @dataclass(frozen=True)
 class Batching:
     """How samples are run: `size` at a time, within the range of the inputs' batch dimension."""
@@ -32,6 +37,11 @@ class Batching:
     def whole(self) -> tuple[str, ...]:
         """Names of the outputs that have no batch axis."""
         return tuple(s.name for s in self.outputs if s.batch_axis is None)
+
+    @property
+    def unranked(self) -> tuple[str, ...]:
+        """Names of the outputs that are no class scores of samples, whatever their shape."""
+        return tuple(s.name for s in self.outputs if unranked(s))
 
     @property
     def _range(self) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import shlex
 import traceback
 from collections.abc import Sequence
 from typing import NewType
@@ -148,6 +149,11 @@ def did_you_mean(got: object, legal: Sequence[str], cutoff: float = 0.6) -> str:
     lowered = {word.lower(): word for word in reversed(legal)}
     near = difflib.get_close_matches(str(got).lower().replace("-", "_"), list(lowered), n=1, cutoff=cutoff)
     return f"Did you mean {lowered[near[0]]}?" if near else ""
+
+
+def shell(*words: object) -> str:
+    """`trtpipe run 'my bundle'`: a command as it is to be pasted into a shell."""
+    return shlex.join(map(str, words))
 
 
 def either(words: Sequence[str]) -> str:

@@ -169,6 +169,39 @@ def test_mse_is_the_least_error_of_a_plain_search():
     assert error(found) <= best * 1.01
 
 
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from(["mse", "auto"]),
+    st.lists(st.floats(-40, 40).map(lambda e: 2.0**e), min_size=1, max_size=5),
+    st.sampled_from(["normal", "uniform", "cauchy", "two values", "relu6"]),
+    st.integers(0, 2**32 - 1),
+)
+def test_thresholds_that_are_not_tried_are_none_of_the_best(algorithm, scales, shape, seed):
+    """A search that leaves out what clipping alone makes worse ends where one over every candidate does."""
+    rng = np.random.default_rng(seed)
+    draw = {
+        "normal": lambda n: rng.normal(size=n), "uniform": rng.random, "cauchy": rng.standard_cauchy,
+        "two values": lambda n: rng.choice([0.01, 1.0], n), "relu6": lambda n: np.clip(rng.normal(3, 4, n), 0, 6),
+    }[shape]  # fmt: skip
+    histogram = Histogram.of(np.concatenate([np.float32(s) * draw(300).astype(np.float32) for s in scales]))
+    values, counts = histogram.points()
+    power, coarse, finer = (
+        (2.0, np.arange(-256, 1) / 32, 64) if algorithm == "mse" else (2.4, np.arange(-80, 1) / 8, 32)
+    )
+
+    def errors(amax):
+        scale = amax[:, None] / 127
+        return (np.abs(values - np.minimum(np.rint(values / scale), 127) * scale) ** power) @ counts
+
+    coarse = histogram.max * 2.0**coarse
+    best = int(np.argmin(errors(coarse)))
+    fine = np.append(
+        np.geomspace(coarse[max(best - 1, 0)], coarse[min(best + 1, coarse.size - 1)], finer), coarse[best]
+    )
+    wanted = errors(fine).min()
+    assert errors(np.array([threshold(histogram, algorithm)]))[0] == pytest.approx(wanted, rel=1e-9)
+
+
 def test_a_hand_worked_squared_error():
     # amax 127 makes the scale 1: 0.5 rounds to 0 (to even), 3 is exact, 130 is clipped to 127. Bucket middles are used.
     found = Histogram.of([3.0, 3.0])

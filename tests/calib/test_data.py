@@ -3,6 +3,7 @@
 import os
 import re
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -53,7 +54,8 @@ def test_pixels_of_more_than_8_bits_do_not_become_white_or_black(tmp_path, mode,
     )
     with pytest.raises(CalibError, match=f"^{re.escape(message)}$"):
         all_of(opened(tmp_path))
-    assert opened(tmp_path, on_bad_sample="skip").skipped == (message,)
+    fault, _, _ = message.removeprefix(f"{tmp_path}/").partition(". Save it")
+    assert opened(tmp_path, on_bad_sample="skip").skipped == (fault,)
 
 
 def test_the_same_request_gives_the_same_batches(image_folder):
@@ -176,7 +178,54 @@ def test_an_unreadable_image_stops_the_run_or_is_skipped(image_folder, damage, w
     source = opened(image_folder, workers=workers, on_bad_sample="skip")
     assert source.sample_count == 19 == len(source.ids) == len(source.labels) == len(all_of(source))
     assert len(source.skipped) == 1
-    assert "cat/05.png" in source.skipped[0]
+    assert source.skipped[0].startswith("cat/05.png: must be a readable image (got ")
+
+
+def raising(image):
+    if image.width != 20:
+        raise ValueError("too small")
+    return np.zeros((3, 16, 16), np.float32)
+
+
+def bad_data(folder, kind):
+    """The spec of data in `folder`, one sample of which is bad in this way."""
+    folder.mkdir()
+    if kind in ("row of arrays", "row of an archive"):
+        rows = np.zeros((3, 3, 16, 16), np.float32)
+        rows[1, 0, 0, 0] = np.nan
+        name = "rows.npy" if kind == "row of arrays" else "rows.npz"
+        np.save(folder / name, rows) if name.endswith("npy") else np.savez(folder / name, image=rows)
+        return DataSpec(arrays=str(folder / name), on_bad_sample="skip")
+    Image.new("RGB", (20, 20)).save(folder / "whole.png")
+    odd = folder / "it's odd.png"
+    if kind == "no image":
+        odd.write_bytes(b"no image")
+    elif kind == "cut":
+        odd.write_bytes((folder / "whole.png").read_bytes()[:40])
+    elif kind == "no file":
+        os.mkfifo(odd)
+    elif kind == "deep":
+        Image.fromarray(np.full((20, 20), 60000, np.uint16)).save(odd)
+    else:
+        Image.new("RGB", (9, 7)).save(odd)
+    transform = TransformSpec(callable=f"{__name__}:raising") if kind == "transform raises" else TransformSpec()
+    return DataSpec(images=str(folder), transform=transform, on_bad_sample="skip")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["no image", "cut", "no file", "deep", "shape", "transform raises", "row of arrays", "row of an archive"],
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_kept_of_a_skipped_sample_is_the_same_on_every_machine(tmp_path, kind, workers):
+    """Tables and manifests hold it: they name no folder of the machine, and do not advise what was done."""
+    size = 16 if "row" in kind or "transform" in kind else 20
+    binding = InputSpec("image", "float32", (3, size, size))
+    specs = [replace(bad_data(tmp_path / name, kind), workers=workers) for name in ("here", "there")]
+    (line,), other = (open_source(spec, (binding,)).skipped for spec in specs)
+    assert other == (line,)
+    assert "it's odd.png" in line or "rows.np" in line
+    assert not [word for word in (str(tmp_path), "\n", "on_bad_sample", "Repair", "Change") if word in line]
 
 
 def test_when_every_sample_is_bad(tmp_path):

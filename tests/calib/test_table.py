@@ -123,6 +123,16 @@ def test_a_table_fits_its_own_job_alone():
         table.require("calibration.table", {"weights": "w2", "graph": "g1", "data": "d"}, "mse")
 
 
+@pytest.mark.parametrize(
+    ("digests", "named"),
+    [({"weights": "w2", "graph": "g2"}, "weights"), ({"weights": "w1", "graph": "g2"}, "graph")],
+)
+def test_of_other_weights_no_other_graph_is_claimed(digests, named):
+    """The graph's digest is made of the weights too: with others it always differs."""
+    with pytest.raises(CalibError, match=rf"must belong to this job \(got another {named}\)\. Calibrate again\."):
+        made().require("calibration.table", digests, "entropy_2")
+
+
 def test_other_algorithms_come_from_the_histograms(saved):
     whole = CalibrationTable.load(saved, histograms=True)
     for algorithm in ALGORITHMS:

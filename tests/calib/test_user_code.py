@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import calib
 from calib.data import open_source
 from calib.errors import CalibError
 from calib.samples import DataSpec, InputSpec, TransformSpec
-from calib.user_code import MAX_TEXT, described, import_callable
+from calib.user_code import MAX_TEXT, described, import_callable, user_code
 
 #: How each built-in exception is raised; the ones that need arguments have them.
 _ARGUMENTS = {
@@ -171,3 +172,26 @@ def test_a_worker_process_that_the_users_code_ends(end: str, tmp_path: Path) -> 
         match=r"^workers: a worker process ended before all samples were loaded .* Set workers to 0 to see what e",
     ):
         read("item", reference, tmp_path, workers=1)
+
+
+@pytest.mark.parametrize("recorded_by", ["trtpipe", "the user"])
+def test_torchscripts_own_trace_gives_way_to_the_reason_and_the_users_lines(recorded_by: str, tmp_path: Path) -> None:
+    """It is 30 lines of torch's and trtpipe's with the reason last, where a long message was cut."""
+    net = tmp_path / "net.py"
+    net.write_text("import torch\n\n\ndef forward(x):\n    return table(x)\n")
+    ours = Path(calib.__file__).parent / "data.py"
+    outer = f"{ours}(79): record\n{tmp_path}/main.py(3): <module>\n" if recorded_by == "trtpipe" else ""
+    trace = (
+        "The following operation failed in the TorchScript interpreter.\n"
+        "Traceback of TorchScript (most recent call last):\n"
+        "/lib/site-packages/torch/nn/functional.py(2621): embedding\n"
+        f"{net}(5): forward\n" + "/lib/site-packages/torch/nn/module.py(1): _call\n" * 200 + outer
+        + "RuntimeError: index out of range in self\n"
+    )  # fmt: skip
+    with pytest.raises(CalibError) as caught, user_code("the model"):
+        raise RuntimeError(trace)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "the model raised RuntimeError: index out of range in self"
+    assert lines[-2:] == [f"  File {net}, line 5, in forward", "    return table(x)"]
+    assert "site-packages" not in str(caught.value)
+    assert "main.py" not in str(caught.value)

@@ -108,8 +108,15 @@ def test_two_jobs_of_one_name_are_refused(line, folder, capsys):
     (folder / "three.yaml").write_text((folder / "one.yaml").read_text())
     assert main(["build", str(folder)]) == 2
     other = f"must be another than that of {folder / 'one.yaml'}"
-    assert capsys.readouterr().err == f"{folder / 'three.yaml'}: name: {other} (got 'one'). Rename one job.\n"
+    said = f"{folder / 'three.yaml'}: name: {other} (got 'one'). Rename one job.\n"
+    assert capsys.readouterr().err == said
     assert line[0] == []
+    assert main(["validate", "--job-only", str(folder)]) == 2
+    captured = capsys.readouterr()
+    assert captured.err == said
+    assert f"{folder / 'one.yaml'}: ok\n" in captured.out
+    assert "three" not in captured.out
+    assert main(["validate", "--job-only", str(folder / "three.yaml")]) == 0
 
 
 def test_set_and_verbose_reach_the_job(line, folder, capsys):

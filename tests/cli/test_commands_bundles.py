@@ -127,6 +127,17 @@ def test_more_classes_than_there_are_is_refused(tmp_path: Path, trtpipe: Any, ph
     assert trtpipe("run", tmp_path / "c", photos, "--format", form, "--top", 3).code == 0
 
 
+@pytest.mark.parametrize(("form", "lines"), [("jsonl", 9), ("csv", 10)])
+def test_lines_before_a_bad_sample_are_whole(tmp_path: Path, trtpipe: Any, photos: Path, form: str, lines: int) -> None:
+    """What is appended to them later begins a line of its own."""
+    shipping.bundle(tmp_path / "c")
+    (photos / "zz.png").write_bytes(b"no image")
+    ran = trtpipe("run", tmp_path / "c", photos, "--format", form, "-q", "--batch-size", 1)
+    assert ran.code == 2
+    assert ran.out.endswith("\n")
+    assert len(ran.out.splitlines()) == lines
+
+
 def test_a_batch_beyond_the_largest_is_refused(tmp_path: Path, trtpipe: Any, photos: Path) -> None:
     shipping.bundle(tmp_path / "c")
     ran = trtpipe("run", tmp_path / "c", photos, "--batch-size", 9)

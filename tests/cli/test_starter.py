@@ -1,9 +1,12 @@
 import json
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import shipping
 from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
@@ -36,6 +39,30 @@ def test_it_validates_and_says_what_to_do_next(tmp_path, capsys, monkeypatch):
     assert (job.name, job.model.factory, job.precision.int8_mode) == ("first", "model:build", True)
     assert json.loads((tmp_path / "first/job.schema.json").read_text()) == job_schema()
     assert (tmp_path / "first/job.yaml").read_text().startswith("# yaml-language-server: $schema=job.schema.json\n")
+
+
+def test_commands_to_paste_are_quoted_for_the_shell(tmp_path, capsys, monkeypatch):
+    """Each place that prints one makes it by `shell`: init, keygen, and refusals of kits, bundles and archives."""
+    monkeypatch.chdir(tmp_path)
+    folder = "my model's"
+    assert made(Path(folder), capsys).splitlines()[-1] == (
+        """next: trtpipe validate 'my model'"'"'s/job.yaml' && trtpipe build 'my model'"'"'s/job.yaml'"""
+    )
+    assert main(["keygen", "my key"]) == 0
+    assert "sign with: trtpipe build --sign 'my key')" in capsys.readouterr().err
+    assert main(["keygen", "--fleet", "my fleet"]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 4
+    for line in said[1:]:
+        words = shlex.split(line.partition(": ")[2])
+        assert all(Path(word).exists() for word in words if word.startswith("my fleet"))
+        assert sum(word.startswith("my fleet") for word in words) == (3 if "scheduler:" in line else 1)
+    shipping.bundle(tmp_path / "a b")
+    assert main(["pack", "a b", "a b.trtb"]) == 0
+    assert main(["inspect", "a b.trtb"]) == 2
+    assert "Run `trtpipe unpack 'a b.trtb' FOLDER`." in capsys.readouterr().err
+    assert main(["build", "a b"]) == 2
+    assert "Run it: trtpipe run 'a b'." in capsys.readouterr().err
 
 
 def test_the_made_up_images_are_images_and_the_same_every_time(tmp_path, capsys):

@@ -18,20 +18,19 @@ from hypothesis import strategies as st
 from trtpipe.batching import Batching
 from trtpipe.errors import InputError
 from trtpipe.evaluation.check import (
-    METRIC_OF_LIMIT,
     CheckData,
     Damaged,
     Executor,
-    bounds,
     check_engine,
-    doubtful,
     measure,
     near_chance,
     unjudgeable,
 )
 from trtpipe.evaluation.intervals import binomial_interval, paired_interval
+from trtpipe.evaluation.judgement import Judgement, judge
+from trtpipe.evaluation.limits import METRIC_OF_LIMIT, bounds, doubtful, misses
 from trtpipe.evaluation.metrics import BEST
-from trtpipe.job.sections import Limits
+from trtpipe.job.sections import Limits, OwnMetric
 from trtpipe.progress import Silent
 from trtpipe.report.metric_rows import METRICS
 from trtpipe.values import CheckReport, Control, Executed, Metric, TensorSpec
@@ -152,8 +151,8 @@ def test_accuracy_needs_labels() -> None:
     report = run(Echo(), Limits(accuracy_drop_max=0.01))
     assert not report.passed
     assert report.problems[0] == (
-        "check.limits.accuracy_drop_max cannot be judged: it needs labels: folders named like the classes, or `labels` "
-        "beside the arrays"
+        "check.limits.accuracy_drop_max cannot be judged: it needs labels: folders named like the classes, `labels` "
+        "beside the arrays, or one class a sample in check.labels"
     )
 
 
@@ -224,6 +223,15 @@ def test_a_share_passes_exactly_where_it_meets_its_limit(
     assert drop.passed is ((drop.interval[1] if confident else drop.value) <= 1 - limit)
 
 
+@given(wrong=st.integers(0, 12), limit=st.sampled_from((0.5, 0.9, 1.0)), confident=st.booleans())
+def test_a_figure_misses_its_limit_by_its_value_alone(wrong: int, limit: float, confident: bool) -> None:
+    """What is within its limit and fails for want of samples is no fault of a module."""
+    scores, other, labels = wrong_on(wrong, 12)
+    limits = Limits(top1_agreement_min=limit, confident=confident)
+    metrics, _ = measure({"y": scores}, {"y": other}, labels, limits)
+    assert [m.name for m in metrics if misses(m, limits)] == ["top1_agreement"] * ((12 - wrong) / 12 < limit)
+
+
 def test_a_verdict_says_how_sure_it_is() -> None:
     scores, wrong, labels = wrong_on(1, 10)
     limits = Limits(accuracy_drop_max=0.05, top1_agreement_min=0.95)
@@ -258,6 +266,11 @@ def test_a_control_fails_by_its_figures_and_not_by_being_small() -> None:
     report = run(Echo(), limits, damaged=damaged(Echo()))
     assert not report.control.failed
     assert report.problems[0].startswith("the check cannot fail")
+    assert report.problems[1] == (
+        "y.top1_agreement: 1 meets the limit 0.95, and 10 samples are too few to be sure of it "
+        "(95 % interval 0.6915 to 1; about 381 would settle it). check.limits.confident asks for that"
+    )
+    assert report.notes == ()
 
 
 def test_the_control_runs_as_the_check_does_or_the_report_says_so() -> None:
@@ -331,3 +344,10 @@ def test_an_earlier_control_is_taken_where_no_copy_can_run() -> None:
     assert run(Echo(), damaged=None, control=earlier).control == earlier
     with pytest.raises(InputError, match="check: there is no negative control"):
         run(Echo(), damaged=None)
+
+
+def test_a_metric_by_which_nothing_is_right_is_a_warning_of_the_verdict() -> None:
+    checked = data()
+    judges = (judge("best", OwnMetric(function="top5", args={"k": 1}), labelled=True),)
+    never = Judgement(judges, (X.argmax(1) + 1) % X.shape[1], ("a",) * len(X), {"y": X})
+    assert run(Echo(), data=replace(checked, judgement=never)).warnings == never.says_nothing() != ()

@@ -13,9 +13,11 @@ import pytest
 from scipy import stats
 
 from trtpipe.errors import InputError
-from trtpipe.evaluation.check import METRIC_OF_LIMIT, OWN_LIMITS, bounds, doubtful, measure
+from trtpipe.evaluation.check import measure
 from trtpipe.evaluation.intervals import bootstrap_interval
 from trtpipe.evaluation.judgement import Judge, Judgement, judge
+from trtpipe.evaluation.limits import METRIC_OF_LIMIT, OWN_LIMITS, bounds, doubtful
+from trtpipe.evaluation.standard import SHARES
 from trtpipe.job.sections import Limits, MetricLimits, OwnMetric
 from trtpipe.quantization.search import shortfall
 from trtpipe.values import Boxes, Labels
@@ -139,6 +141,52 @@ def test_without_labels_a_built_in_metric_is_against_the_baseline() -> None:
     assert {m.name: m.passed for m in judged if m.limit is not None} == {"m_engine": True}
     with pytest.raises(InputError, match=r"check\.metrics\.m: needs an output \[S, C, H, W\]"):
         judgement(OwnMetric(function="miou"), None, {"y": ONES}).measure({"y": ONES})
+
+
+CORNERS = np.tile([[1.0, 1, 9, 9]], (4, 1, 1))
+
+
+@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize("function", SHARES)
+def test_a_baseline_by_which_nothing_is_right_is_said(function: str, right: bool) -> None:
+    """Every drop from 0 is within any limit."""
+    if function == "coco_map":  # a box in shares of the image, not pixels
+        reference = {"boxes": CORNERS if right else CORNERS / 10, "scores": np.ones((4, 1)), "labels": np.ones((4, 1))}
+        labels: Labels = (Boxes(CORNERS[0], np.array([1]), np.array([False])),) * 4
+    else:
+        reference = {"y": np.eye(6)[[int(not right)] * 4]}
+        labels = np.zeros(4, np.int64)
+        if function == "miou":
+            reference, labels = {"y": reference["y"][:, :2, None, None]}, labels[:, None, None]
+    args = {"k": 1} if function == "top5" else {}
+    known = Judgement(
+        (judge("m", OwnMetric(function=function, args=args), labelled=True),), labels, ("a",) * 4, reference
+    )
+    assert known.says_nothing() == (
+        ()
+        if right
+        else (
+            "m: the baseline itself has 0, so the figure and its drop say nothing. Do check.labels and the outputs "
+            "number classes alike, and are boxes in pixels of the input?",
+        )
+    )
+
+
+def test_scores_of_boxes_are_no_class_scores() -> None:
+    """The place of the best of K candidates is no class."""
+    reference = {"b": CORNERS.repeat(3, 1), "s": RNG.uniform(size=(4, 3)), "k": np.ones((4, 3)), "y": ONES}
+    args = {"boxes": "b", "scores": "s", "classes": "k"}
+    judges = (judge("m", OwnMetric(function="coco_map", args=args), labelled=True),)
+    made = Judgement(judges, (Boxes(CORNERS[0], np.array([1]), np.array([False])),) * 4, ("a",) * 4, reference)
+    found, problems = measure(reference, reference, None, Limits(top1_agreement_min=0.9), (), made)
+    assert problems == []
+    assert [m.output for m in found if m.name == "top1_agreement"] == ["y"]
+    del reference["y"]
+    _, problems = measure(reference, reference, None, Limits(top1_agreement_min=0.9), (), made)
+    assert problems == [
+        "check.limits.top1_agreement_min cannot be judged: it needs an output of one score a class, float [N, 2 or "
+        "more]"
+    ]
 
 
 def test_limits_of_metrics_judge() -> None:

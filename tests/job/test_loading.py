@@ -1,7 +1,10 @@
+import re
 from pathlib import Path
+from typing import get_args, get_origin
 
 import pytest
 from jobs import GOOD, INPUT, write
+from pydantic import BaseModel
 
 from trtpipe.bundle.signing import load_public_keys
 from trtpipe.cli.main import main
@@ -226,3 +229,51 @@ def test_paths_in_lists_are_those_of_the_jobs_folder(folder):
     (folder / "libtwice.so").write_bytes(b"")
     job = load_job(write(folder, ("compute_capability: [8.6, 12.0]", "target: tensorrt\n  plugins: [./libtwice.so]")))
     assert job.build.plugins == (str(folder / "libtwice.so"),)
+
+
+@pytest.mark.parametrize("value", ["[bias, bia]", "yes", "3", "{a: 1}", "[[bias]]"])
+def test_corrections_are_refused_in_the_words_of_the_file(folder, value):
+    with pytest.raises(JobErrors) as raised:
+        load_job(write(folder), [f"calibration.corrections={value}"])
+    (problem,) = raised.value.problems
+    assert problem.path == "calibration.corrections"
+    assert problem.text.startswith(
+        "must be true, false or a list of equalization, smoothing, thresholds, rounding or bias (got "
+    )
+
+
+def leaves(model, path=()):
+    """The path of every key of a job file that holds no section."""
+    for name, field in model.model_fields.items():
+        inner = [a for a in (field.annotation, *get_args(field.annotation)) if isinstance(a, type)]
+        sections = [a for a in inner if issubclass(a, BaseModel)]
+        if sections and get_origin(field.annotation) is not dict:
+            yield from leaves(sections[0], (*path, name))
+        elif name not in ("inputs", "outputs", "name"):
+            yield ".".join((*path, name))
+
+
+@pytest.mark.parametrize("value", ["[[]]", "{a: {b: 1}}", "[{a: 1}]", "-0.5", "'?'"])
+def test_no_problem_names_a_type_of_the_code_as_a_key(folder, value):
+    """Of a key that takes several types pydantic tells each, under a name of its own: `corrections.bool`."""
+    path, known = write(folder), set(leaves(Job))
+    assert len(known) > 60
+    for key in sorted(known):
+        try:
+            load_job(path, [f"{key}={value}"], paths_exist=False)
+        except JobErrors as error:
+            for problem in error.problems:
+                rest = problem.path.removeprefix(key)
+                assert not re.search(r"\.(bool|int|str|float|(tuple|list|dict)\b|function-)(\W|$)", rest), problem
+        except InputError:
+            pass
+
+
+def test_a_path_from_home_is_not_called_one_of_the_jobs_folder(folder):
+    with pytest.raises(JobErrors) as raised:
+        load_job(write(folder), ["check.images=~/nowhere-at-all"])
+    (problem,) = raised.value.problems
+    assert problem.text == (
+        "must be a folder that exists (got '~/nowhere-at-all': nothing there). "
+        f"It is {Path('~').expanduser()}/nowhere-at-all."
+    )

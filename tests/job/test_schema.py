@@ -76,3 +76,16 @@ def test_the_jobs_in_configs_name_their_schema_and_fit_it(path):
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.name)
 def test_the_jobs_in_configs_validate(path, capsys):
     assert main(["validate", "--job-only", str(path)]) == 0
+
+
+def test_the_page_shows_every_default_that_a_section_sets() -> None:
+    """A job without `check.limits` is held to one: what a section's default sets beyond its keys' own is shown."""
+    page = job_markdown()
+    assert "| `limits` | mapping | `cosine_min: 0.99` | what must hold for the build to pass |" in page
+    for name, definition in job_schema()["$defs"].items():
+        for key, prop in definition.get("properties", {}).items():
+            if isinstance(value := prop.get("default"), dict) and "$ref" in prop:
+                own = job_schema()["$defs"][prop["$ref"].rpartition("/")[2]]["properties"]
+                for inner, set_to in value.items():
+                    if set_to != own[inner].get("default", set_to):
+                        assert f"`{inner}: {set_to}`" in page, (name, key)

@@ -44,3 +44,38 @@ def test_what_the_calibration_section_gives_in_vain(
     path = tmp_path / "job.yaml"
     path.write_text(JOB.format(precision=precision, calibration=calibration, target=target, check=check))
     assert load_job(path, paths_exist=False).unused() == notes
+
+
+@pytest.mark.parametrize("precision", ["weights: int4", "fp16_mode: true"])
+def test_a_table_that_nothing_reads_is_said_to_be_so_by_every_format_that_would_read_it(
+    precision: str, tmp_path: Path
+) -> None:
+    text = JOB.format(
+        precision=precision, calibration="", target='tensorrt_rtx, compute_capability: ["8.9"]',
+        check="{images: photos, transform: {resize: 8}}",
+    )  # fmt: skip
+    path = tmp_path / "job.yaml"
+    path.write_text(text.replace("{images: photos, transform: {resize: 8}}", "{table: t.json}", 1))
+    assert load_job(path, paths_exist=False).unused() == (
+        "calibration.table: not used, since precision has none of int8_mode, fp8_mode and nvfp4_mode",
+    )
+
+
+@pytest.mark.parametrize(
+    ("precision", "held"),
+    [
+        ("fp8_mode: true", "equalization and smoothing"),
+        ("fp8_mode: true, weights: int4", "equalization and smoothing"),
+        ("fp8_mode: true, int8_mode: true", "those"),
+        ("int8_mode: true", "those"),
+    ],
+)
+def test_what_of_a_tables_corrections_is_used(precision: str, held: str, tmp_path: Path) -> None:
+    text = JOB.format(
+        precision=precision, calibration="", target='tensorrt_rtx, compute_capability: ["8.9"]', check="{arrays: x.npy}"
+    )
+    path = tmp_path / "job.yaml"
+    path.write_text(text.replace("images: photos, transform: {resize: 8}", "table: t.json, corrections: [bias]"))
+    assert load_job(path, paths_exist=False).unused() == (
+        f"calibration.corrections: {held} that calibration.table holds are used, and no other is made",
+    )

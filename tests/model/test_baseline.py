@@ -16,7 +16,7 @@ from torch import nn
 
 from calib.samples import Batch
 from trtpipe.errors import InputError
-from trtpipe.model.baseline import record_baseline, script
+from trtpipe.model.baseline import _named, record_baseline, script
 from trtpipe.progress import Silent
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
@@ -234,3 +234,11 @@ def test_an_output_that_depends_on_its_batch_is_noted() -> None:
         "batch of 3, as checked, and of 1",
     )
     assert record_baseline(nets.residual(), BATCHES, 5, batch_size=3, kind="trace", progress=Silent()).notes == ()
+
+
+@pytest.mark.parametrize(("count", "said"), [
+    (1, "sample b[3]"), (2, "samples b[3], b[2]"), (3, "samples b[3], b[2], b[1]"), (5, "samples b[3], b[2], b[1] and 2 more"),
+])  # fmt: skip
+def test_samples_of_a_batch_are_no_range(count: int, said: str) -> None:
+    """They are drawn: the first and the last of them are no ends of anything."""
+    assert _named(tuple(f"b[{3 - k}]" for k in range(count))) == said

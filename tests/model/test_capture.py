@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+from unittest.mock import Mock, patch
+
 import nets
 import pytest
 import torch
 from torch import nn
 
 from trtpipe.errors import BuildError
+from trtpipe.model import pt2e
 from trtpipe.model.capture import capture
 from trtpipe.model.nodes import calls, constant_value, copied, module_path, op_name, set_constant, source_line
 from trtpipe.values import LoadedModel, TensorSpec
@@ -32,6 +36,36 @@ def test_folds_batch_norm_into_the_convolution() -> None:
     assert not [n for n in found if "batch_norm" in n]
 
 
+class _SharedNorm(nn.Module):
+    """Two convolutions, a transposed one read twice, and norms that are read twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.up = nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, 4, 2)
+        self.first, self.second, self.last = (nn.BatchNorm2d(c) for c in (8, 8, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = self.last(self.up(self.first(self.conv(x))))
+        return a + self.last(self.up(self.second(self.conv(x * 2))))
+
+
+def test_dead_nodes_are_looked_for_once_and_the_graph_is_that_of_the_library() -> None:
+    """However many batch norms are folded: a walk through the whole graph behind each is quadratic."""
+    torch.manual_seed(0)
+    exported = torch.export.export(_SharedNorm().eval(), (torch.randn(2, 3, 8, 8),)).run_decompositions({})
+    theirs, ours = exported.module(), copy.deepcopy(exported).module()
+    pt2e._fuse_conv_bn_(theirs)
+    looked = Mock(wraps=ours.graph.eliminate_dead_code)
+    with patch.object(torch.fx.Graph, "eliminate_dead_code", looked):
+        pt2e.fuse_conv_bn(ours)
+    assert looked.call_count == 1
+    assert [str(n.target) for n in ours.graph.nodes] == [str(n.target) for n in theirs.graph.nodes]
+    assert not any("batch_norm" in str(n.target) for n in ours.graph.nodes)
+    for (name, mine), (other, their) in zip(ours.state_dict().items(), theirs.state_dict().items(), strict=True):
+        assert name == other
+        assert torch.equal(mine, their)
+
+
 def test_spells_attention_out() -> None:
     found = names("attention")
     assert "scaled_dot_product_attention" not in found
@@ -47,7 +81,7 @@ def test_folds_weights_that_are_computed_from_constants() -> None:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             w = (self.weight - self.weight.mean((1, 2, 3), keepdim=True)) / self.weight.std((1, 2, 3), keepdim=True)
-            return torch.nn.functional.conv2d(x, w).mean((2, 3))
+            return nn.functional.conv2d(x, w).mean((2, 3))
 
     captured = capture(nets.loaded(Standardized().eval()))
     convolution = next(n for n in calls(captured.graph.graph) if op_name(n) == "conv2d")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,21 @@ def test_labels_that_nothing_would_read_are_refused(tmp_path: Path, name: str) -
     )
 
 
+def test_what_a_model_sorts_does_not_number_classes(tmp_path: Path) -> None:
+    """The five largest of twenty scores come first; labels go to 19."""
+    np.savez(tmp_path / "check.npz", x=np.zeros((4, 3, 4, 4), np.float32), labels=np.array([0, 19, 7, 3]))
+    made = job(tmp_path, ("cat", "dog"))
+    check = made.check.model_copy(update={"images": None, "transform": None, "arrays": str(tmp_path / "check.npz")})
+    source = open_check(made.model_copy(update={"check": check}))
+    best = TensorSpec("v", "float32", (1, 5), sorted=True)
+    loaded = replace(model(20), outputs=(best, *model(20).outputs))
+    labels = with_labels(made, loaded, source)[0].labels
+    assert labels is not None
+    assert max(labels) == 19
+    with pytest.raises(InputError, match=r"check: labels must be from 0 to 4, the model's classes"):
+        with_labels(made, replace(loaded, outputs=(replace(best, sorted=False),)), source)
+
+
 def numbered(made: Job, loaded: LoadedModel) -> dict[str, int]:
     """Label by folder."""
     source, _ = with_labels(made, loaded, open_check(made))
@@ -137,7 +153,7 @@ def test_unknown_or_too_many_classes_are_errors(
 class Listed:
     """Samples of given classes, without files."""
 
-    recipe, sequential = "", False
+    recipe, sequential, root = "", False, ""
 
     def __init__(self, names: tuple[str, ...], of: tuple[int, ...]) -> None:
         self.classes, self.labels, self.ids = names, of, tuple(map(str, range(len(of))))
@@ -195,6 +211,9 @@ def test_numbers_beyond_the_models_classes_are_an_error(tmp_path: Path, wrong: i
         (tuple(map(str, range(12))), (), None, 12, "check.images: the order of the class folders must be plain (got "
          "numbers, whose order as text, 0, 1, 10, 11, is another than by value). Name the classes in check.labels, one a "
          "line, in the order of the model's outputs."),
+        (("1", "10", "2"), (), None, 20, "check.images: the order of the class folders must be plain (got numbers, whose "
+         "order as text, 1, 10, 2, is another than by value). Name the classes in check.labels, one a line, in the order of "
+         "the model's outputs."),
         (("3", "10"), tuple(map(str, range(1, 11))), None, 10, "calibration.images: the order of the class folders must "
          "be plain (got numbers, whose order as text, 1, 10, 2, 3, is another than by value). Name the classes in "
          "check.labels, one a line, in the order of the model's outputs."),

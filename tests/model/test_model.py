@@ -18,6 +18,7 @@ from trtpipe.model import load
 from trtpipe.model.bindings import bind
 from trtpipe.model.capture import capture
 from trtpipe.model.load import load_model
+from trtpipe.model.output_specs import output_specs
 from trtpipe.quantization.precision import Keep
 from trtpipe.quantization.quantize import quantize
 from trtpipe.routes.onnx import to_onnx
@@ -202,6 +203,25 @@ def test_an_input_that_the_model_cannot_take(job: Any, tmp_path: Path) -> None:
         InputError, match=r"model: it fails on zeros of the declared inputs \(.*\) at mynet.*: RuntimeError: "
     ):
         load_model(job(width=5), tmp_path)
+
+
+@pytest.mark.parametrize(("shape", "step"), [
+    (["N", 3, "H", 8],
+     "A range means every size in it, H 9 too. Make the model take them (pad or resize to the skip's size, "
+     "x.shape[-2:], before a concat), or give each size a job of its own, as numbers in inputs.*.shape."),
+    (["N", 3, 9, 8], "Change inputs.*.shape or dtype in the job, or that line of the model."),
+])  # fmt: skip
+def test_a_size_of_a_range_that_the_model_cannot_take(shape: list[Any], step: str) -> None:
+    class Halved(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x, torch.nn.functional.interpolate(x[..., ::2, :], scale_factor=(2.0, 1.0))], 1)
+
+    dims = {"N": DimRange(1, 2, 4), "H": DimRange(4, 8, 16)}
+    spec = TensorSpec("x", "float32", tuple(shape), {n: r for n, r in dims.items() if n in shape})
+    with pytest.raises(InputError) as caught:
+        output_specs(bind(Halved(), (spec,), {}, ("y",)), (spec,), {"y": "float32"})
+    assert str(caught.value).startswith("model: it fails on zeros of the declared inputs (x float32 [2, 3, 9, 8]) at ")
+    assert str(caught.value).endswith(f" {step}")
 
 
 def test_an_exported_program(job: Any, tmp_path: Path) -> None:

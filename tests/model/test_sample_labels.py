@@ -139,6 +139,33 @@ def test_rows_of_a_npy_are_those_of_the_samples_places(tmp_path: Path) -> None:
     found = labels_of(str(tmp_path / "a.npy"), ("x.npy[3]", "x.npy[0]"), None)
     assert isinstance(found, np.ndarray)
     assert found.tolist() == [[9, 10, 11], [0, 1, 2]]
+    assert classes_of(str(tmp_path / "a.npy"), ("x.npy[3]", "x.npy[0]")) is None
+
+
+@pytest.mark.parametrize(("dtype", "classes"), [("int64", True), ("uint8", True), ("float32", False), ("bool", False)])
+def test_one_whole_number_a_row_of_a_npy_is_a_class(tmp_path: Path, dtype: str, classes: bool) -> None:
+    np.save(tmp_path / "a.npy", np.array([3, 0, 1, 2]).astype(dtype))
+    found = classes_of(str(tmp_path / "a.npy"), ("x.npy[3]", "x.npy[0]"))
+    assert found == ({"x.npy[3]": 2, "x.npy[0]": 3} if classes else None)
+
+
+@pytest.mark.parametrize("kind", ["csv", "masks", "coco"])
+def test_a_sample_that_is_labelled_twice_is_refused(tmp_path: Path, kind: str) -> None:
+    path, twice = tmp_path / f"a.{kind}", "b.jpg"
+    if kind == "csv":
+        path.write_text("name,class\nb.jpg,1\ncat/a.png,2\nb.jpg,3\n")
+    elif kind == "masks":
+        twice = "b"
+        for name in ("b.png", "b.jpg", "cat/a.png"):
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (4, 4)).save(path / name)
+    else:
+        path = coco(tmp_path / "a.json", {"b.jpg": [], "cat/a.png": []})
+        data = json.loads(path.read_text())
+        path.write_text(json.dumps(data | {"images": [*data["images"], {**data["images"][0], "id": 99}]}))
+    with pytest.raises(InputError) as caught:
+        labels_of(str(path), IDS, None)
+    assert str(caught.value) == f"check.labels: {path}: must label each sample once (got {twice} twice). Remove one."
 
 
 @pytest.mark.parametrize(
@@ -158,6 +185,8 @@ def test_rows_of_a_npy_are_those_of_the_samples_places(tmp_path: Path) -> None:
         ("a.csv", b"b.jpg,1\n", "must have a line for each sample (got none for cat/a.png). The first column is a "
          "sample's name, as below check.images."),
         ("a.csv", b"b.jpg,1\ncat/a.png,cat\n",
+         "must hold as many numbers for each sample (got 'cat' for cat/a.png). Number classes from 0."),
+        ("a.csv", b"b.jpg,dog\ncat/a.png,cat\n",  # no heading: it names a sample
          "must hold as many numbers for each sample (got 'cat' for cat/a.png). Number classes from 0."),
         ("a.csv", b"b.jpg,1\ncat/a.png,1,2\n",
          "must hold as many numbers for each sample (got '1' for b.jpg). Number classes from 0."),

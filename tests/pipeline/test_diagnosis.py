@@ -60,6 +60,18 @@ def test_every_line_diagnoses_for_a_minute_or_as_long_as_asked(
     assert 0 < seconds <= most
 
 
+def test_no_module_is_to_blame_where_samples_are_too_few(
+    job: Path, asked: list[float | None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job.write_text(job.read_text().replace("max_abs_max: 0.0,", "confident: true,"))
+    limit = "check.limits.top1_agreement_min=0.5"
+    assert main(["build", str(job), "-o", "out", "-q", "--set", limit, "--set", "check.samples=2"]) == 1
+    shown = capsys.readouterr().out
+    assert "problem: logits.top1_agreement: 1 meets the limit 0.5, and 2 samples are too few to be sure of it" in shown
+    assert "worst quantized modules" not in shown
+    assert asked == []
+
+
 def test_the_default_is_a_minute_in_every_command() -> None:
     for command in (build_command, prepare_command, nightly_command):
         (option,) = (p for p in command.params if p.name == "diagnose_seconds")

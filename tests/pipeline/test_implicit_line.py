@@ -40,6 +40,7 @@ def test_tensorrt_gets_the_samples_and_a_graph_without_qdq(job, monkeypatch):
 
     monkeypatch.setattr(route, "build_engine", build_engine)
     prepared = SimpleNamespace(captured=nets.captured("residual"), needed_ranges=lambda precision: {})
+    prepared.corrected = lambda table: prepared
     assert pipeline.calibrate(job, prepared, pipeline.Stages(Silent())) is None
     quantized = pipeline.quantize(job, prepared, None, pipeline.Stages(Silent()))
     route.compile_engine(job, None, quantized, Silent())

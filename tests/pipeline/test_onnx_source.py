@@ -130,7 +130,8 @@ def save(path: Path, node: Any, kind: int = TensorProto.FLOAT, opset: int = 17, 
                 helper.make_node(op, ["x"], ["y"], domain=domain),
                 {"domain": domain},
                 f"model.onnx: must be quantized as Q/DQ with fixed scales (got {listed}). Quantize it again so (ONNX "
-                "Runtime: quantize_static with QuantFormat.QDQ), or give it in FP32.",
+                "Runtime: quantize_static with QuantFormat.QDQ and QInt8, without UseQDQContribOps), or give it in "
+                "FP32.",
             )
             for op, domain, listed in (
                 ("QLinearConv", "", "QLinearConv"),
@@ -138,6 +139,7 @@ def save(path: Path, node: Any, kind: int = TensorProto.FLOAT, opset: int = 17, 
                 ("DynamicQuantizeLinear", "", "DynamicQuantizeLinear"),
                 ("QLinearAdd", "com.microsoft", "com.microsoft::QLinearAdd"),
                 ("DynamicQuantizeMatMul", "com.microsoft", "com.microsoft::DynamicQuantizeMatMul"),
+                ("DequantizeLinear", "com.microsoft", "com.microsoft::DequantizeLinear"),
             )
         ),
         (

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from trtpipe.bundle.format import read_bundle
+from trtpipe.cli.main import main
 from trtpipe.errors import InputError
 from trtpipe.job.load import load_job
 from trtpipe.pipeline.bench import bench_bundle
@@ -98,7 +99,9 @@ def network(head: str, x: Any) -> Any:
 @pytest.mark.parametrize(
     ("head", "batch"), [(h, b) for h in sorted(LAYOUTS) for b in ("N", 1, 3) if (h, b) != ("detections", "N")]
 )
-def test_every_layout_goes_down_the_line(tmp_path: Path, head: str, batch: Any) -> None:
+def test_every_layout_goes_down_the_line(
+    tmp_path: Path, head: str, batch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     made: Built = build(load_job(job(tmp_path, head, batch)), tmp_path / "out", Silent())
     assert made.report.passed, made.report.problems
     assert made.report.samples == SAMPLES
@@ -120,6 +123,18 @@ def test_every_layout_goes_down_the_line(tmp_path: Path, head: str, batch: Any) 
         if spec.batch_axis is None and size > 1:
             with pytest.raises(InputError, match=r"output y has no batch axis: samples must fill whole batches"):
                 model({"x": x[: size + 1]})
+            np.save(tmp_path / "odd.npy", x[: size + 1])
+            out = str(tmp_path / "out" / "shapes")
+            assert main(["run", out, str(tmp_path / "odd.npy"), "--raw", "--batch-size", str(size)]) == 2
+            captured = capsys.readouterr()
+            assert captured.out == ""
+            assert (
+                f"output y has no batch axis: samples must fill whole batches of {size} (got {size + 1}). Give as "
+                "many, or a --batch-size that divides them."
+            ) in captured.err
+            np.save(tmp_path / "even.npy", x[: 2 * size])
+            assert main(["run", out, str(tmp_path / "even.npy"), "--raw", "--batch-size", str(size)]) == 0
+            assert len(capsys.readouterr().out.splitlines()) == 2 * size
     rows = bench_bundle(made.bundle, Silent(), rounds=1, seconds=0).rows
     assert [(r.skipped, r.sqnr_db is not None and r.sqnr_db > 60) for r in rows if not r.skipped] == [("", True)]
 

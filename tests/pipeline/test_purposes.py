@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from jobs import GOOD, good_folder
+from PIL import Image
 
 from calib.table import CalibrationTable
 from trtpipe import calibrate
@@ -213,3 +214,38 @@ def test_what_stands_in_the_way_of_a_table_is_said(small: Path, no_tensorrt: Non
     for name in ("folder.json", "file"):
         assert main(["calibrate", str(small / "job.yaml"), "-o", str(small / name)]) != 0
         assert str(small / name) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["tune", "bench"])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ("compute_capability: [8.6, 12.0]", "timing_cache: c"),
+        ("compute_capability: [8.6, 12.0]", "hardware_compatibility: ampere_plus"),
+        ("compute_capability: [8.6, 12.0]", "route: torch2trt"),
+        ("images: calib\n", "images: calib\n  table: table.json\n"),
+        ("weights: w.safetensors", "weights: x.safetensors"),
+        ("factory: torch.nn:Identity", "factory: no_such_module:net"),
+    ],
+)
+def test_what_build_refuses_is_not_measured(
+    folder: Path, capsys: pytest.CaptureFixture[str], command: str, edit: tuple[str, str]
+) -> None:
+    for images in ("calib", "val"):
+        Image.new("L", (32, 32)).save(folder / images / "0" / "a.png")
+    (folder / "table.json").write_text("{}")
+    assert GOOD.count(edit[0]) == 1
+    (folder / "job.yaml").write_text(GOOD.replace(*edit))
+    said = {}
+    for name in ("build", command):
+        code = main([name, str(folder / "job.yaml"), "-q", *(("-o", str(folder / "out")) if name != "bench" else ())])
+        said[name] = code, capsys.readouterr().err
+    assert said[command] == said["build"]
+    assert said["build"][0] == 2
+    assert "job.yaml:" in said["build"][1]
+
+
+def test_a_job_is_measured_where_no_tensorrt_is(folder: Path, no_tensorrt: None) -> None:
+    edits = (("build:\n", "build: {target: tensorrt}\n"),)
+    assert refused(folder, "", "measure", *edits) == []
+    assert any(said.startswith("build.target: ") for said in refused(folder, "", "build", *edits))

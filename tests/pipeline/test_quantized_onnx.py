@@ -180,3 +180,33 @@ def test_any_quantization_is_recalibrated(kind: str, tmp_path: Path) -> None:
     found, expected = network_of(x)["logits"], load_network(tmp_path / "float.onnx")(x)["logits"]
     assert 0 < float((found - expected).abs().max()) < 0.03 * float(expected.abs().max())
     assert float((Reference(network_of.file)(x)["logits"] - found).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("again", [0.05, 0.1])
+def test_a_second_scale_on_what_is_quantized_already(again: float, tmp_path: Path) -> None:
+    """Of two pairs of Q/DQ in a row the first is not left out without a word: both with one scale are one."""
+    from trtpipe.model.onnx.network import load_network
+
+    nodes, values = [], {"zero": np.int8(0), "w": np.ones((3, 4), np.float32)}
+    for k, (source, scale) in enumerate((("x", 0.05), ("d0", again))):
+        values[f"s{k}"] = np.float32(scale)
+        nodes += [
+            onnx.helper.make_node("QuantizeLinear", [source, f"s{k}", "zero"], [f"q{k}"], name=f"Q{k}"),
+            onnx.helper.make_node("DequantizeLinear", [f"q{k}", f"s{k}", "zero"], [f"d{k}"]),
+        ]
+    nodes.append(onnx.helper.make_node("MatMul", ["d1", "w"], ["y"]))
+    shape = onnx.helper.make_tensor_value_info
+    held = [numpy_helper.from_array(np.asarray(v), n) for n, v in values.items()]
+    graph = onnx.helper.make_graph(nodes, "g", [shape("x", 1, ["N", 3])], [shape("y", 1, ["N", 4])], held)
+    path = tmp_path / "file.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
+    load_network(path, recalibrate=True)
+    if again == 0.05:
+        load_network(path)
+        return
+    with pytest.raises(InputError) as caught:
+        load_network(path)
+    assert str(caught.value) == (
+        "model.onnx: QuantizeLinear (Q1) quantizes with another scale what is quantized already. Give each tensor one "
+        "scale, or set calibration.recalibrate: true, which starts from the file's FP32 form."
+    )

@@ -5,21 +5,25 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 from types import SimpleNamespace
-from typing import get_args
+from typing import cast, get_args
 
 import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
 
-from calib.audit import Audit
+from calib.audit import Audit, TensorAudit, threshold_warnings
 from calib.corrections import Corrections, Step
+from calib.data import Source
 from calib.errors import CalibError
 from calib.table import CalibrationTable
 from trtpipe.api import build, calibrate
+from trtpipe.job.job import Job
 from trtpipe.job.sections import Correction, Precision
 from trtpipe.pipeline.cache.reads import Read
-from trtpipe.pipeline.tables import overlap_warnings, read_table, table_notes
+from trtpipe.pipeline.lowered import Lowered
+from trtpipe.pipeline.tables import overlap_warnings, read_table, table_notes, verdict_warnings
+from trtpipe.values import LayerPrecision, PrecisionName
 
 
 def test_a_corrected_table_is_none_for_a_job_without_corrections(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,11 +125,60 @@ def test_a_job_is_not_told_of_what_its_formats_do_not_use(modes: tuple[dict[str,
     )
     steps = tuple(Step(name=n, kept=kept, before_db=20.0, after_db=21.0) for n in get_args(Correction))
     table = CalibrationTable("mse", 99.99, {"a:input": 1.0}, {}, {}, "", audit, corrections=Corrections(steps, {}))
-    notes = table_notes(SimpleNamespace(precision=precision), table)  # type: ignore[arg-type]
-    if precision.int8_mode:
-        assert notes == (threshold, skipped, *(f"calibration: {s}" for s in steps))
-    else:
-        assert notes == (skipped, *(f"calibration: {s}" for s in steps[:2] if kept))
+    job = cast(Job, SimpleNamespace(precision=precision))
+    written = tuple(f"calibration: {s}" for s in steps)
+    if not precision.int8_mode:
+        assert table_notes(job, table) == (skipped, *(f"calibration: {s}" for s in steps[:2] if kept))
+    elif len(modes) == 1:
+        assert table_notes(job, table) == (threshold, skipped, *written)
+    else:  # what reads it is not known yet
+        assert table_notes(job, table) == (skipped, *written)
+
+
+@pytest.mark.parametrize("number", ["int8", "fp8"])
+def test_beside_fp8_the_graph_decides_whose_thresholds_are_noted(number: PrecisionName) -> None:
+    seen = TensorAudit(low=-2.0, high=1.0, elements=9, zeros=0.0, clipped=0.0, sqnr_db=9.0, stability=0.5, state="live")
+    audit = Audit(batches=1, batch_size=1, coverage=None, skipped=(), tensors={"a:input": seen}, warnings=())
+    audit = audit.model_copy(update={"warnings": threshold_warnings(audit.tensors)})
+    table = CalibrationTable("mse", 99.99, {"a:input": 1.0}, {}, {}, "", audit)
+    layers = (LayerPrecision("a", "linear", number, ""), LayerPrecision("b", "conv2d", "int8", ""))
+    lowered = cast(Lowered, SimpleNamespace(layers=layers, shared_scales={}))
+    job = cast(Job, SimpleNamespace(precision=Precision(int8_mode=True, fp8_mode=True)))
+    unstable = "1 thresholds differ by over 10 % between two halves of the data and need more samples: a:input (50 %)."
+    assert table_notes(job, table, lowered) == ((unstable,) if number == "int8" else ())
+
+
+@pytest.mark.parametrize("formats", list(itertools.product(("fp16", "int8", "fp8", "int4", "nvfp4"), repeat=2)))
+def test_a_verdict_and_the_notes_name_the_same_thresholds(formats: tuple[PrecisionName, PrecisionName]) -> None:
+    """Where anything is in INT8, those that are read in INT8 or a float: nothing else is clipped by them."""
+    seen = TensorAudit(low=-2.0, high=1.0, elements=9, zeros=0.0, clipped=0.5, sqnr_db=3.0, stability=0.0, state="live")
+    keys = ("a:input", "b:input")
+    poor = tuple(f"{key}: percentile leaves 3.0 dB" for key in keys)
+    tensors = dict.fromkeys(keys, seen)
+    audit = Audit(
+        batches=1,
+        batch_size=1,
+        coverage=None,
+        skipped=(),
+        tensors=tensors,
+        warnings=(*poor, *threshold_warnings(tensors)),
+    )
+    table = CalibrationTable("percentile", 99.99, dict.fromkeys(keys, 1.0), {}, {"a.png": "0" * 64}, "", audit)
+    layers = tuple(LayerPrecision(m, "linear", f, "") for m, f in zip("ab", formats, strict=True))
+    lowered = cast(Lowered, SimpleNamespace(table=table, layers=layers, shared_scales={}))
+    check = cast(Source, SimpleNamespace(ids=("a",), sample_digests=("0" * 64,), sample_count=1))
+    overlap = "1 of 1 check samples were calibrated on too (first: a); the check is the weaker for it"
+    counts = [k for k, f in zip(keys, formats, strict=True) if "int8" in formats and f in ("int8", "fp16")]
+    clipped = ", ".join(f"{k} (50.0 %)" for k in sorted(counts, reverse=True))
+    lines = (f"{len(counts)} tensors have over 1 % of their values clipped: {clipped}.",) if counts else ()
+    named = (*(f"{k}: percentile leaves 3.0 dB" for k in counts), *lines)
+    assert verdict_warnings(lowered, check) == (*named, overlap)
+    job = cast(Job, SimpleNamespace(precision=Precision(int8_mode=True, fp8_mode=True)))
+    assert table_notes(job, table, lowered) == named
+
+
+def test_a_verdict_without_a_table_has_no_warnings_of_one() -> None:
+    assert verdict_warnings(cast(Lowered, SimpleNamespace(table=None)), cast(Source, None)) == ()
 
 
 @pytest.mark.parametrize("shared", [0, 1, 3])

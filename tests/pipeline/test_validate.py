@@ -204,6 +204,9 @@ RTX = "build for target tensorrt_rtx, which needs no GPU."
             "build.route: torch_tensorrt needs an NVIDIA GPU and its driver (no driver). Use build.route "
             "onnx, which builds TensorRT-RTX engines without one."
         ]),
+        (("check.require=engine",), [
+            f"check.require: {ABSENT}leave out check.require: engine, and have the graph checked."
+        ]),
         ((), []),
         (("build.target=onnxruntime", "build.compute_capability=[]", "precision.fp16_mode=false"), []),
     ],

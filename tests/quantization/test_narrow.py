@@ -14,7 +14,7 @@ from models import Attention, line, tiny
 from calib.audit import Audit, TensorAudit
 from calib.table import CalibrationTable
 from trtpipe.errors import InputError
-from trtpipe.model.nodes import module_path
+from trtpipe.model.nodes import module_path, op_name
 from trtpipe.progress import Silent
 from trtpipe.quantization import formats
 from trtpipe.quantization import narrow as ops
@@ -42,7 +42,7 @@ def images():
     return torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(7))
 
 
-def quantized(net, modes, *, half=None, keep=None, importance=None):
+def quantized(net, modes, *, half=None, keep=None, importance=None, ranges=None):
     statistics = Statistics(net.amax, importance or {})
     return quantize(
         net.captured,
@@ -50,7 +50,7 @@ def quantized(net, modes, *, half=None, keep=None, importance=None):
         half=half,
         keep=keep or Keep(),
         amax=net.amax,
-        ranges={},
+        ranges=ranges or {},
         narrow=Narrow(modes, statistics),
     )
 
@@ -61,6 +61,24 @@ def kinds(found):
         for layer in found.layers
         if layer.op in ("conv2d", "linear", "matmul")
     }
+
+
+@pytest.mark.parametrize("modes", [Modes(frozenset({"int8"})), FP8, BOTH, INT4, NVFP4, NVFP4_WEIGHTS])
+@pytest.mark.parametrize("large", ["stem", "conv", "q", "mlp", "", "none of them"])
+def test_every_operation_in_fp32_says_so_whatever_format_is_beside_it(net, modes, large):
+    """Read from the program's own types: with FP16 on, what computes in FP32 has its reason in the report."""
+    ranges = {n.name: 5e4 if module_path(n) == large else 1.0 for n in net.captured.graph.graph.nodes}
+    found = quantized(net, modes, half=torch.float16, ranges=ranges)
+    ops = ("conv2d", "linear", "matmul")
+    nodes = [n for n in found.program.graph.nodes if n.op == "call_function" and op_name(n) in ops]
+    layers = [layer for layer in found.layers if layer.op in ops]
+    assert [layer.module for layer in layers] == [module_path(n) for n in nodes]
+    why = "observed amax 5e+04 nears FP16's largest number 65504"
+    for node, layer in zip(nodes, layers, strict=True):
+        beside = layer.precision not in ("fp32", "fp16")
+        told = f"beside it FP32: {why}" if beside else why
+        assert layer.reason.endswith(told) is (node.meta["val"].dtype is torch.float32), layer
+    assert any(why in layer.reason for layer in layers) is (large != "none of them")
 
 
 LINEARS = [(n, "linear") for n in ("q", "k", "v", "mlp", "narrow", "head")]
@@ -161,6 +179,34 @@ def test_a_glob_that_decides_nothing_is_noted(net, formats, kept, idle):
 def test_a_glob_that_cannot_be(net, modes, message):
     with pytest.raises(InputError, match=f"^{re.escape(message)}"):
         quantized(net, modes)
+
+
+@pytest.mark.parametrize(
+    ("modes", "kept", "note"),
+    [
+        (Modes(frozenset({"int8"}), "int4"), (), "INT4 (4 bits are for the weights of linears)"),
+        (Modes(frozenset({"int8", "nvfp4"})), (), "NVFP4 (4 bits are for the weights of linears)"),
+        (BOTH, (), "FP8 (a convolution of at most 16 channels gains nothing; INT8 comes first)"),
+        (dataclasses.replace(BOTH, formats=(("1", "fp8"),)), ("0",),
+         "INT8 (precision.keep.fp32: 0; FP8 comes first)"),
+    ],
+)  # fmt: skip
+def test_a_format_that_no_operation_has_is_noted(modes, kept, note):
+    torch.manual_seed(0)
+    convs = line(
+        torch.nn.Sequential(torch.nn.Conv2d(3, 32, 3), torch.nn.Conv2d(32, 32, 3), torch.nn.Flatten()).eval(), 8, 512
+    )
+    assert f"precision: no operation is in {note}" in quantized(convs, modes, keep=Keep(fp32=kept)).notes
+
+
+def test_every_format_asked_for_is_of_an_operation_or_noted(net):
+    for globs in ((), (("*", "int8"),), (("*", "fp8"),)):
+        modes = Modes(frozenset({"int8", "fp8"}), "int4", globs)
+        chosen = assign(net.captured.sites, modes, Keep())
+        idle = " ".join(n for n in quantized(net, modes).notes if n.startswith("precision: no operation"))
+        assert all((f" in {formats.FORMATS[f].title} (" in idle) != bool(chosen.of(f)) for f in ("int8", "fp8", "int4"))
+        for choice in chosen.choices.values():  # every reason is there, however many there are
+            assert all(why in idle for f, why in choice.kept_out.items() if not chosen.of(f))
 
 
 def test_a_network_of_convolutions_has_nothing_for_4_bits():

@@ -8,7 +8,7 @@ import numpy as np
 import report_sample as samples
 from PIL import Image
 
-from trtpipe.report.comparison import IMAGE_SIDE, confusion, gallery, image_uri
+from trtpipe.report.comparison import IMAGE_SIDE, class_output, confusion, gallery, image_uri
 from trtpipe.report.content import ComparedOutputs
 
 
@@ -67,6 +67,14 @@ def test_outputs_that_are_no_classes_are_ranked_by_similarity() -> None:
     assert found is not None
     assert (found.by, found.output, found.shown[0].id, found.shown[0].score) == ("cosine", "map", "b", 0.5)
     assert confusion(ComparedOutputs({"map": reference}, {"map": executed}, ["a", "b", "c"]), None) is None
+
+
+def test_what_a_model_sorts_is_no_classes() -> None:
+    values = {"v": samples.REFERENCE, "y": samples.REFERENCE}
+    found = {"v": samples.FOUND, "y": samples.FOUND}
+    both = ComparedOutputs(values, found, [""] * 8, unranked=("v",))
+    assert class_output(both) == "y"
+    assert confusion(ComparedOutputs(values, found, [""] * 8, unranked=("v", "y")), None) is None
 
 
 def test_nothing_to_pair_is_nothing_to_show() -> None:

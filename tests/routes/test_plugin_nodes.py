@@ -123,8 +123,9 @@ def test_without_plugins_it_is_refused() -> None:
     with pytest.raises(BuildError) as caught:
         to_onnx(found)
     assert str(caught.value) == (
-        "onnx: torch.onnx has no translation of plugin_nodes.relu.default. Write it in other operations, take "
-        "build.route torch_tensorrt, or give TensorRT a plugin for it: build.plugins."
+        "onnx: torch.onnx has no translation of plugin_nodes.relu.default. Write it in other operations. With "
+        "build.target tensorrt a plugin can compute it (build.plugins), and with that or tensorrt_rtx build.route "
+        "torch_tensorrt may have it."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 
 import pytest
@@ -11,9 +12,14 @@ from trtpipe.cli.main import main
 from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.job import Job
 from trtpipe.job.sections import Build
+from trtpipe.packages import install_command
+from trtpipe.pipeline import validate as validating
+from trtpipe.pipeline.cache.environment import ROUTE_PACKAGES
 from trtpipe.pipeline.validate import validate
 from trtpipe.routes import options
 from trtpipe.routes.registry import ROUTES
+from trtpipe.runtime import doctor
+from trtpipe.trt import driver, flavour
 
 #: Field: (value, other fields it needs, what torch_tensorrt says, what torch2trt says); "" is honoured.
 LEAVE = "Leave it out, or use build.route onnx."
@@ -300,9 +306,33 @@ def test_a_missing_frontend_is_said_with_how_to_get_it(tmp_path, monkeypatch, ro
     assert any(p.path == "build.route" and f"{name} is not installed" in p.text and step in p.text for p in problems)
 
 
-def test_every_route_of_the_schema_can_be_taken():
-    assert set(ROUTES) == set(Build.model_json_schema()["properties"]["route"]["enum"])
+def test_every_route_of_the_schema_has_its_row_in_each_table():
+    routes = set(Build.model_json_schema()["properties"]["route"]["enum"])
+    assert set(ROUTES) == set(options.REQUIREMENTS) == set(ROUTE_PACKAGES) == routes
+    assert {f.name for f in dataclasses.fields(options.Support)} == {"field"} | routes - {"onnx"}
+    abilities = {a.what for a in doctor.examine().abilities}
+    assert {r for r in routes if f"build by route {r}" in abilities} == routes - {"onnx"}  # onnx is said by its targets
     assert Job.model_fields["build"].annotation is Build
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("gpu", [True, False])
+@pytest.mark.parametrize("package", ["torch2trt", None])
+def test_validate_asks_for_what_the_table_says_that_a_route_needs(tmp_path, monkeypatch, route, gpu, package):
+    monkeypatch.setattr(driver, "probe", lambda: driver.Driver(problem="no driver"))
+    for module in (flavour, validating):
+        monkeypatch.setattr(module, "installed", lambda: {"tensorrt": ("tensorrt-cu12", "10.3.0")})
+    monkeypatch.setattr(validating, "package_version", lambda name: None)
+    needed = options.Requirements({} if package is None else {"tensorrt": package}, gpu)
+    monkeypatch.setattr(validating, "REQUIREMENTS", {route: needed})
+    said = [p.text for p in validate(job_text(tmp_path, route)) if p.path == "build.route"]
+    assert any(f"{route} needs an NVIDIA GPU and its driver (no driver)" in text for text in said) == gpu
+    assert any("torch2trt is not installed" in text for text in said) == (package is not None)
+
+
+def test_what_a_route_needs_can_be_installed():
+    for needed in options.REQUIREMENTS.values():
+        assert all(install_command(name).startswith("pip install ") for name in needed.packages.values())
 
 
 def test_pools_that_torch_tensorrt_does_not_know_are_named():

@@ -374,3 +374,53 @@ def test_a_figure_and_the_checks_are_told_apart() -> None:
     assert said == "a worst cosine of 0.99979 (check: 0.99981)"
     said = executor._beyond(baseline, got + np.float32(1), executor.Distance(0.5, 1.0, 9.0))
     assert said == "a maximum difference of 1.02 (check: 1)"
+
+
+@pytest.mark.parametrize("slack", [1.0, 1.25])
+def test_every_error_may_be_as_many_times_as_large_as_the_slack_says(slack: float) -> None:
+    """Outputs turned by an angle: 1 - cosine is that of the check times the square of the factor, to first order."""
+    baseline = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
+    noise = np.random.default_rng(1).normal(size=(4, 64)).astype(np.float32) * 0.02
+    limit = executor.Distance(
+        float(executor.metrics.cosine(baseline, baseline + noise).min()),
+        executor.metrics.max_abs(baseline, baseline + noise),
+        1.0,
+    )
+    assert executor._beyond(baseline, baseline + noise * slack * 0.98, limit, slack) == ""
+    assert executor._beyond(baseline, baseline + noise * slack * 1.05, limit, slack) != ""
+
+
+@pytest.mark.parametrize(("precision", "hint"), [
+    ("fp16", "It computes FP16 in FP32 on a CPU, where the check rounds: judge what the server answers."),
+    ("int8", "Run `trtpipe check --graph` on the bundle."),
+])  # fmt: skip
+def test_a_graph_that_a_server_cannot_execute_closely_says_what_to_do(
+    precision: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = replace(shipping.manifest().layers[0], precision=precision)
+    bundle = shipping.bundle(tmp_path / "c", layers=(layer,))
+    monkeypatch.setattr(executor, "deviation", lambda *a: "output logits has a worst cosine of 0.5 (check: 0.9)")
+    assert executor.serving_optimization(bundle) == (
+        "none",
+        (
+            "even without graph optimizations output logits has a worst cosine of 0.5 (check: 0.9) in ONNX Runtime. "
+            + hint,
+        ),
+    )
+
+
+def test_without_optimizations_there_is_slack_for_another_rounding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, slacks = shipping.bundle(tmp_path / "c"), []
+
+    def recorded(runner: object, bundle: Bundle, slack: float = 1.0) -> str:
+        slacks.append(slack)
+        return "something"
+
+    monkeypatch.setattr(executor, "deviation", recorded)
+    executor.serving_optimization(bundle)
+    assert slacks == [1.0] * (len(slacks) - 1) + [1.25]
+    slacks.clear()
+    executor.open_graph(bundle)
+    assert slacks == [1.0, 1.25]

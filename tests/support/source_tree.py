@@ -15,13 +15,13 @@ ROOT = Path(__file__).resolve().parents[2]
 #: The packages that every installation has, by the name that imports them.
 LIGHT = ("numpy", "yaml", "pydantic", "pydantic_core", "click", "rich", "PIL", "cryptography", "safetensors",
          "filelock")  # fmt: skip
-#: Of these, what takes long to load: it is imported where it is used.
-SLOW = ("rich", "safetensors")
-#: Everything that the light core can do without.
+#: Of these, what takes long to load (40 ms): it is imported where it is used.
+SLOW = ("rich",)
+#: Everything that the light core can do without, and what loads it.
 HEAVY = ("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "google", "jinja2",
          "matplotlib", "numba", "networkx", "tensorrt", "tensorrt_rtx", "torch_tensorrt", "torch2trt", "cuda", "pycuda",
          "dask", "distributed", "fsspec", "sklearn", "timm", "triton", "ml_dtypes", "sympy", "markupsafe",
-         "pycocotools")  # fmt: skip
+         "pycocotools", "safetensors.torch")  # fmt: skip
 #: What imports a module whose name is made at run time.
 BY_NAME = {"import_module", "__import__", "resolve_name", "run_module", "run_path", "exec", "eval"}
 
@@ -98,7 +98,7 @@ class Tree:
     def heavy(self) -> frozenset[str]:
         """The modules that load something heavy when they are imported, themselves or through another."""
         loaded = {name: self.imports(name)["top"] | self.imports(name)["class"] for name in self.modules}
-        found = {n for n, ts in loaded.items() if any(t.partition(".")[0] in (*HEAVY, *SLOW) for t in ts)}
+        found = {n for n, ts in loaded.items() if any(map(is_heavy, ts))}
         while more := {n for n, ts in loaded.items() if n not in found and ts & found}:
             found |= more
         return frozenset(found)
@@ -109,7 +109,7 @@ class Tree:
         for name in self.modules:
             inside = self.imports(name)["function"] | self.imports(name)["class"]
             for target in sorted(inside):
-                if target not in heavy and target.partition(".")[0] not in (*HEAVY, *SLOW):
+                if target not in heavy and not is_heavy(target):
                     yield f"{name} -> {target}"
 
     def by_name(self) -> Iterator[str]:
@@ -148,15 +148,33 @@ class Tree:
                     yield f"{name} -> {target}"
 
     def circle(self) -> tuple[str, ...]:
-        """One circle of modules, imports in functions, for types and by text counted; empty when there is none."""
+        """One circle of modules, imports in functions, for types and by text counted; empty when there is none.
+
+        Importing a module imports the packages that it is in first: what their `__init__` imports counts too. Of the
+        package trtpipe itself that is nothing, it loads what it names when that is asked for.
+        """
         edges = {
             name: {t for ts in self.imports(name).values() for t in ts} & set(self.modules) for name in self.modules
         }
+        for name, targets in edges.items():
+            above = {p for t in (name, *targets) for p in packages(t)} - {"trtpipe", name}
+            targets.update(above & set(self.modules))
         try:
             graphlib.TopologicalSorter(edges).prepare()
         except graphlib.CycleError as error:
             return tuple(error.args[1])
         return ()
+
+
+def is_heavy(target: str) -> bool:
+    """Whether a module of another package takes long to load, or loads what does."""
+    return any(target == name or target.startswith(f"{name}.") for name in (*HEAVY, *SLOW))
+
+
+def packages(name: str) -> set[str]:
+    """The packages that a module is in: `a` and `a.b` of a.b.c."""
+    parts = name.split(".")
+    return {".".join(parts[:n]) for n in range(1, len(parts))}
 
 
 def used(node: ast.AST) -> set[str]:

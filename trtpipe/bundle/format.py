@@ -63,6 +63,10 @@ class Bundle:
     signature: bytes | None
     verified: bool = False
 
+    def __fspath__(self) -> str:
+        """Its folder, so that a bundle is given wherever a path of one is."""
+        return str(self.path)
+
     def read(self, name: str) -> bytes:
         """The content of the listed file `name`.
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from calib.types import Array
 from trtpipe.batching import KEPT_SAMPLES
@@ -48,8 +50,6 @@ def first(golden: Golden, outputs: tuple[TensorSpec, ...], count: int = KEPT_SAM
 
 def to_bytes(golden: Golden) -> bytes:
     """The safetensors file: `input:<name>`, `output:<name>`, `labels`, `batch`. The same data give the same bytes."""
-    from safetensors.numpy import save
-
     tensors = {f"input:{n}": a for n, a in golden.inputs.items()} | {
         f"output:{n}": a for n, a in golden.outputs.items()
     }
@@ -67,9 +67,6 @@ def tensors_of(data: bytes, where: str, again: str) -> dict[str, Array]:
     Raises:
         InputError: `data` is none; `again` is the next step.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
     try:
         tensors: dict[str, Array] = load(data)
     except (SafetensorError, KeyError, ValueError) as error:

@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from safetensors.numpy import save
 
 from calib.strictjson import first_problem, loads
 from trtpipe.bundle.golden import tensors_of
@@ -99,8 +100,6 @@ def to_bytes(hybrid: Hybrid) -> bytes:
     Raises:
         InputError: the parts do not fit together.
     """
-    from safetensors.numpy import save
-
     _check(hybrid, HYBRID)
     text = _canonical(hybrid.plan.model_dump(mode="json"))
     parts = {"plan": text} | {f"engine:{i}": e for i, e in enumerate(hybrid.engines)}

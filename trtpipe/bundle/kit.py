@@ -13,7 +13,7 @@ from trtpipe.bundle import golden as golden_data
 from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.golden import Golden
 from trtpipe.bundle.manifest import CALIBRATION, ENGINE, GOLDEN, GRAPH, TIMING_CACHE, Manifest, describe_engine
-from trtpipe.errors import InputError
+from trtpipe.errors import InputError, shell
 from trtpipe.values import CheckReport, Engine, OnnxModel, computed_in
 
 #: Inputs of all the samples in a kit.
@@ -64,7 +64,7 @@ def kit_graph(kit: Bundle) -> OnnxModel:
     """
     manifest = kit.manifest
     if manifest.kind != "kit":
-        raise InputError(f"{kit.path}: is a finished bundle, not a kit. Run it: trtpipe run {kit.path}.")
+        raise InputError(f"{kit.path}: is a finished bundle, not a kit. Run it: {shell('trtpipe', 'run', kit.path)}.")
     precisions = computed_in(manifest.layers)
     return OnnxModel(kit.read(GRAPH), manifest.opset or 0, manifest.inputs, manifest.outputs, precisions=precisions)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.manifest import GRAPH, Manifest
-from trtpipe.errors import InputError
+from trtpipe.errors import InputError, shell
 from trtpipe.outputs import naming
 from trtpipe.values import TensorSpec
 
@@ -69,7 +69,9 @@ def triton_model(bundle: Bundle, *, graph: bool = False, optimization: str = "al
     manifest = bundle.manifest
     engine = manifest.engine
     if engine is None:
-        raise InputError(f"{bundle.path}: is a kit, not a bundle. Finish it first: trtpipe build {bundle.path}.")
+        raise InputError(
+            f"{bundle.path}: is a kit, not a bundle. Finish it first: {shell('trtpipe', 'build', bundle.path)}."
+        )
     graph = serves_graph(bundle, graph)
     if not graph and engine.target != "tensorrt":
         raise InputError(

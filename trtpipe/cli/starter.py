@@ -16,6 +16,7 @@ from typing import get_args
 import yaml
 from PIL import Image, ImageDraw
 
+from calib.algorithms import ALGORITHMS
 from calib.samples import IMAGE_SUFFIXES, Interpolation, has_images
 from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError, MissingError, did_you_mean
@@ -25,6 +26,7 @@ from trtpipe.job.problems import violation
 from trtpipe.job.yamlfile import scalar
 from trtpipe.packages import not_installed
 from trtpipe.trt.flavour import installed
+from trtpipe.values import Target
 
 #: Names of folders with calibration images and with check images, in order of preference.
 CALIBRATE_ON = ("calib", "calibration", "train")
@@ -220,10 +222,10 @@ calibration:
   images: {_plain(calibrate_on)}{notes}
   transform: {source.transform}
   # samples: 512
-  # algorithm: auto   # or entropy_2, entropy, minmax, percentile, mse
+  # algorithm: {ALGORITHMS[0]}   # or {", ".join(ALGORITHMS[1:])}
 
 build:
-  target: {_target()}   # tensorrt, tensorrt_rtx or onnxruntime
+  target: {_target()}   # one of {", ".join(get_args(Target))}
   # compute_capability: [8.6, 8.9, 12.0]   # tensorrt_rtx: only these GPUs; otherwise every one since Ampere
 
 check:

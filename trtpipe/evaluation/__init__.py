@@ -7,6 +7,7 @@ __all__ = [
     "corners",
     "gpu_modes",
     "judgement",
+    "limits",
     "metrics",
     "speedup",
     "standard",

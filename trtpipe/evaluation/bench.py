@@ -179,7 +179,7 @@ def _made(mode: Mode, data: BenchData, opened: ExitStack) -> tuple[Row, Ready | 
         text = first_line(error)[:LONGEST_REASON]
         return Row(mode.name, mode.device, skipped=f"{type(error).__name__}: {text}"), None
     used = peak.bytes() if made.peak_memory_bytes is None else made.peak_memory_bytes()
-    figures = compare(data.reference, outputs, data.labels, data.batching.whole)
+    figures = compare(data.reference, outputs, data.labels, data.batching.unranked)
     return Row(
         mode.name, mode.device, size_bytes=made.size_bytes, peak_memory_bytes=used, notes=made.notes, **figures
     ), made
@@ -206,7 +206,7 @@ def _with_times(row: Row, times: Sequence[float] | None, batch: int) -> Row:
 
 
 def compare(
-    reference: Mapping[str, Array], outputs: Mapping[str, Array], labels: Array | None, whole: Collection[str] = ()
+    reference: Mapping[str, Array], outputs: Mapping[str, Array], labels: Array | None, unranked: Collection[str] = ()
 ) -> JsonObject:
     """The figures of a Row that compare a mode's outputs with the reference's.
 
@@ -217,7 +217,7 @@ def compare(
         reference: float [S, ...] by output.
         outputs: the mode's, of the same shapes.
         labels: int64 [S], -1 where unknown, or None.
-        whole: names the outputs that have one row a batch.
+        unranked: names the outputs that are no class scores of samples.
 
     Raises:
         InputError: an output of the reference is missing.
@@ -233,7 +233,7 @@ def compare(
         finite = bool(np.isfinite(got).all())
         ratios.append(metrics.sqnr_db(wanted, got) if finite else -math.inf)
         worst = max(worst, metrics.max_abs(wanted, got) if finite else math.inf)
-        if "agreement" in figures or name in whole or not metrics.ranks_classes(wanted):
+        if "agreement" in figures or name in unranked or not metrics.ranks_classes(wanted):
             continue
         valid = np.isfinite(got).all(axis=1)
         same = int(((got.argmax(1) == np.asarray(wanted).argmax(1)) & valid).sum())

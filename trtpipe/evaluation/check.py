@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ from trtpipe.batching import KEPT_SAMPLES, Batching, joined
 from trtpipe.errors import InputError
 from trtpipe.evaluation import intervals, metrics
 from trtpipe.evaluation.judgement import NO_METRICS, Judgement
-from trtpipe.figures import beside
+from trtpipe.evaluation.limits import METRIC_OF_LIMIT, bounds, doubtful, judged, misses
 from trtpipe.job.sections import Limits
 from trtpipe.progress import Progress
 from trtpipe.values import CheckReport, Control, Executed, Metric
@@ -25,44 +25,6 @@ CONTROL_SAMPLES = 64
 
 #: Why a check fails that requires the engine itself.
 NOT_EXECUTED = "check.require is engine, and no GPU executed it here"
-
-#: limit of the job -> metric
-METRIC_OF_LIMIT: Mapping[str, str] = {
-    f"{metric}_{'min' if metrics.BEST[metric] > 0 else 'max'}": metric
-    for metric in ("cosine", "max_abs", "relative_l2", "sqnr_db", "top1_agreement", "accuracy_drop")
-}
-#: limit of `check.limits.metrics` -> (what the metric's name ends in, whether larger is better)
-OWN_LIMITS: Mapping[str, tuple[str, bool]] = {
-    "min": ("_engine", True),
-    "max": ("_engine", False),
-    "drop_max": ("_drop", False),
-}
-
-
-@dataclass(frozen=True)
-class JudgedLimit:
-    """One limit of a job: its key below check.limits, the metric that it is for, and which figures meet it."""
-
-    key: str
-    metric: str
-    larger_is_better: bool
-    limit: float
-
-
-def bounds(limits: Limits) -> tuple[JudgedLimit, ...]:
-    """The limits that are set and that figures of outputs are held against."""
-    usual = [
-        JudgedLimit(key, metric, metrics.BEST[metric] > 0, v)
-        for key, metric in METRIC_OF_LIMIT.items()
-        if (v := getattr(limits, key)) is not None
-    ]
-    own = [
-        JudgedLimit(f"metrics.{name}.{key}", name + end, larger, v)
-        for name, of in limits.metrics.items()
-        for key, (end, larger) in OWN_LIMITS.items()
-        if (v := getattr(of, key)) is not None
-    ]
-    return (*usual, *own)
 
 
 class Runner(Protocol):
@@ -160,10 +122,10 @@ def check_engine(
     outputs, problems = run_all(runner, data, progress)
     if keep is not None:
         keep(outputs)
-    whole = data.batching.whole
-    measured, more = measure(data.reference, outputs, data.labels, limits, whole, data.judgement)
+    measured, more = measure(data.reference, outputs, data.labels, limits, data.batching.unranked, data.judgement)
     problems += more
-    notes = list(doubtful(measured, data.samples, limits))
+    unsure = [m for m in measured if m.passed is False and not misses(m, limits)]
+    notes = list(doubtful([m for m in measured if m not in unsure], data.samples, limits))
     if require == "engine" and executed != "engine":
         problems.append(NOT_EXECUTED)
     if damaged is not None:
@@ -183,6 +145,7 @@ def check_engine(
             f"the check cannot fail: a copy with {control.damaged} damaged ({control.how}) met every limit too. "
             "Tighten check.limits, or check on data that differ from each other"
         )
+    problems += [f"{line}. check.limits.confident asks for that" for line in doubtful(unsure, data.samples, limits)]
     passed = not problems and all(m.passed is not False for m in measured)
     return CheckReport(
         executed,
@@ -193,7 +156,7 @@ def check_engine(
         passed,
         tuple(problems),
         tuple(notes),
-        (*warnings, *near_chance(measured, data)),
+        (*warnings, *near_chance(measured, data), *data.judgement.says_nothing()),
         _on_golden(data, outputs, [m.output for m in measured if m.name == "relative_l2"]),
     )
 
@@ -215,7 +178,7 @@ def _control(damaged: Damaged, few: CheckData, limits: Limits) -> tuple[Control,
         outputs,
         few.labels,
         limits.model_copy(update={"confident": False}),
-        few.batching.whole,
+        few.batching.unranked,
         few.judgement,
     )
     failed = bool(wrong or worse) or any(m.passed is False for m in measured)
@@ -243,7 +206,7 @@ def measure(
     outputs: Mapping[str, Array],
     labels: Array | None,
     limits: Limits,
-    whole: Collection[str] = (),
+    unranked: Collection[str] = (),
     judgement: Judgement = NO_METRICS,
 ) -> tuple[tuple[Metric, ...], list[str]]:
     """Every metric of every output, paired by exact name, judged where there is a limit; and the problems.
@@ -253,9 +216,10 @@ def measure(
         outputs: what was executed gave, in the same shapes.
         labels: int64 [S], -1 where unknown, or None.
         limits: the job's.
-        whole: names the outputs that have one row a batch: they are compared, and are no class scores of samples.
+        unranked: names the outputs that are compared, and are no class scores of samples, as `Batching.unranked`.
         judgement: the job's own metrics, measured where all outputs can be compared.
     """
+    unranked = {*unranked, *judgement.boxed}
     problems = [f"output {n} is missing from what was executed" for n in reference if n not in outputs]
     problems += [f"output {n} was executed and has no baseline" for n in outputs if n not in reference]
     values: list[Metric] = []
@@ -273,23 +237,22 @@ def measure(
             which = "the baseline" if not np.isfinite(a).all() else "what was executed"
             problems.append(f"output {name} holds NaN or infinity in {which}")
         else:
-            values += _of_output(name, a, b, labels, ranks=name not in whole and metrics.ranks_classes(a))
+            values += _of_output(name, a, b, labels, ranks=name not in unranked and metrics.ranks_classes(a))
     if not problems:
         own, wrong = judgement.measure(outputs)
         values += own
         problems += wrong
     by_metric = {m.name for m in values}
-    judged = [_judge(m, limits) for m in values]
-    missing = unjudgeable(limits, reference, labels, whole) | judgement.unjudgeable(limits)
+    missing = unjudgeable(limits, reference, labels, unranked) | judgement.unjudgeable(limits)
     for bound in bounds(limits):
         if bound.metric not in by_metric:
             not_judged = f"{bound.key} was not judged"
             problems.append(not_judged if problems else missing.get(bound.key, not_judged))
-    return tuple(judged), problems
+    return tuple(judged(m, limits) for m in values), problems
 
 
 def unjudgeable(
-    limits: Limits, reference: Mapping[str, Array], labels: Array | None, whole: Collection[str]
+    limits: Limits, reference: Mapping[str, Array], labels: Array | None, unranked: Collection[str]
 ) -> dict[str, str]:
     """Why a limit of the job cannot be judged whatever is executed, by its name; the baseline alone says so.
 
@@ -297,13 +260,15 @@ def unjudgeable(
         limits: the job's.
         reference: the baseline's outputs, as `measure` has them.
         labels: int64 [S], or None.
-        whole: as `measure` has it.
+        unranked: as `measure` has it.
     """
     lacks = ""
-    if not any(name not in whole and metrics.ranks_classes(a) for name, a in reference.items()):
+    if not any(name not in unranked and metrics.ranks_classes(a) for name, a in reference.items()):
         lacks = "an output of one score a class, float [N, 2 or more]"
     elif labels is None or not (labels >= 0).any():
-        lacks = "labels: folders named like the classes, or `labels` beside the arrays"
+        lacks = (
+            "labels: folders named like the classes, `labels` beside the arrays, or one class a sample in check.labels"
+        )
     needing = {"top1_agreement_min", "accuracy_drop_max"} if lacks.startswith("an output") else {"accuracy_drop_max"}
     return {
         limit: f"check.limits.{limit} cannot be judged: it needs {lacks}"
@@ -333,36 +298,6 @@ def _of_output(name: str, a: Array, b: Array, labels: Array | None, *, ranks: bo
             values.append(Metric("accuracy_engine", name, after))
             values.append(Metric("accuracy_drop", name, pairs.drop, interval=drop))
     return values
-
-
-def _judge(metric: Metric, limits: Limits) -> Metric:
-    """The measured value decides; with `confident`, its whole confidence interval has to meet the limit too."""
-    bound = next((b for b in bounds(limits) if b.metric == metric.name), None)
-    if bound is None:
-        return metric
-    worst = metric.value
-    if limits.confident and metric.interval is not None:
-        worst = metric.interval[0 if bound.larger_is_better else 1]
-    passed = worst >= bound.limit if bound.larger_is_better else worst <= bound.limit
-    return replace(metric, limit=bound.limit, passed=passed and not math.isnan(metric.value))
-
-
-def doubtful(judged: Sequence[Metric], samples: int, limits: Limits) -> tuple[str, ...]:
-    """A line for each limit whose verdict another sample of the same data might turn round."""
-    better = {b.metric: b.larger_is_better for b in bounds(limits)}
-    lines = []
-    for m in judged:
-        if m.limit is None or m.interval is None or intervals.can_tell(m.interval, m.limit, better[m.name]):
-            continue
-        meets = m.value >= m.limit if better[m.name] else m.value <= m.limit
-        enough = intervals.samples_to_tell(m.value, m.interval, m.limit, samples)
-        more = "no number of samples would settle it" if enough is None else f"about {enough} would settle it"
-        lines.append(
-            f"{m.output}.{m.name}: {beside(m.value, m.limit, 4)} {'meets' if meets else 'misses'} the limit "
-            f"{m.limit_text}, and {samples} samples are too few to be sure of it (95 % interval {m.interval_text}; "
-            f"{more})"
-        )
-    return tuple(lines)
 
 
 def near_chance(measured: Sequence[Metric], data: CheckData) -> tuple[str, ...]:

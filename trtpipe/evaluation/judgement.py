@@ -19,7 +19,7 @@ from calib.types import Array
 from calib.user_code import import_callable, user_code
 from trtpipe.errors import InputError
 from trtpipe.evaluation import intervals
-from trtpipe.evaluation.standard import STANDARD, Unfit
+from trtpipe.evaluation.standard import SHARES, STANDARD, Unfit
 from trtpipe.job.sections import Limits, OwnMetric
 from trtpipe.values import Labels, Metric
 
@@ -144,6 +144,25 @@ class Judgement:
                 f"check.metrics: must be numbers on the baseline (got NaN for {', '.join(names)}). Correct the "
                 "function, or give labels that it can judge by."
             )
+
+    @property
+    def boxed(self) -> frozenset[str]:
+        """Names of the outputs that a metric takes for the scores and classes of boxes: they have no class a place."""
+        return frozenset(
+            str(judge.args.get(key, default))
+            for judge in self.judges
+            if judge.function is STANDARD["coco_map"][0]
+            for key, default in (("scores", "scores"), ("classes", "labels"))
+        )
+
+    def says_nothing(self) -> tuple[str, ...]:
+        """A warning for each built-in metric by which nothing of the baseline is right: a drop from 0 there is none."""
+        return tuple(
+            f"{judge.name}: the baseline itself has 0, so the figure and its drop say nothing. Do check.labels and the "
+            "outputs number classes alike, and are boxes in pixels of the input?"
+            for judge, _, _, before in self._baseline
+            if judge.truth is None and before.value == 0 and judge.function in [STANDARD[name][0] for name in SHARES]
+        )
 
     def measure(self, outputs: Mapping[str, Array]) -> tuple[list[Metric], list[str]]:
         """`<name>_engine` of each metric, against labels `<name>_baseline` and `<name>_drop` too; and what is NaN.

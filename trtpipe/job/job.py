@@ -129,13 +129,12 @@ class Job(Section):
             shared = self.check.images is not None and self.check.transform is None and data.transform is not None
             what = "only its transform is used, by the check" if shared else "not used"
             return (f"calibration: {what}, since precision.int8_mode and precision.fp16_mode are false",)
-        given = (
-            f"calibration.{n}"
-            for n in ("algorithm", "percentile", "corrections", "table")
-            if n in data.model_fields_set
-        )
-        names = ", ".join(given)
-        return (f"{names}: not used, since precision.int8_mode is false",) if names else ()
+        given = [n for n in ("algorithm", "percentile", "corrections") if n in data.model_fields_set]
+        of_int8 = ", ".join(f"calibration.{n}" for n in given)
+        notes: tuple[str, ...] = (f"{of_int8}: not used, since precision.int8_mode is false",) if given else ()
+        if "table" in data.model_fields_set:
+            notes += ("calibration.table: not used, since precision has none of int8_mode, fp8_mode and nvfp4_mode",)
+        return notes
 
     def _no_corrections(self, data: Calibration) -> tuple[str, ...]:
         """A note where `calibration.corrections` is given and no correction is made."""
@@ -143,10 +142,11 @@ class Job(Section):
             return ()
         if self.build.quantization == "implicit":
             return ("calibration.corrections: not used, since build.quantization is implicit",)
+        if data.table is not None:
+            held = "those" if self.precision.int8_mode else "equalization and smoothing"
+            return (f"calibration.corrections: {held} that calibration.table holds are used, and no other is made",)
         if not self.precision.int8_mode:
             return ("calibration.corrections: not used, since precision.int8_mode is false",)
-        if data.table is not None:
-            return ("calibration.corrections: those that calibration.table holds are used, and no other is made",)
         return ()
 
     def batch_size(self, data: Data) -> int:

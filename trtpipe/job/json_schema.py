@@ -105,7 +105,7 @@ def _table(where: str, section: Schema, definitions: Mapping[str, Schema]) -> It
     yield "|---|---|---|---|"
     required = set(section.get("required") or section.get("else", {}).get("required", ()))
     for name, prop in section["properties"].items():
-        default = "required" if name in required else _default(prop)
+        default = "required" if name in required else _default(prop, definitions)
         text = prop.get("description") or _linked(prop, definitions)
         cells = (f"`{name}`", _kind(prop, definitions), default, text)
         yield "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
@@ -118,9 +118,13 @@ def _linked(prop: Schema, definitions: Mapping[str, Schema]) -> str:
     return ""
 
 
-def _default(prop: Schema) -> str:
+def _default(prop: Schema, definitions: Mapping[str, Schema]) -> str:
+    """In YAML; of a section the keys that are not at their own defaults."""
     value = prop.get("default")
-    return "" if value in (None, [], {}) or isinstance(value, dict) else f"`{json.dumps(value).strip(chr(34))}`"
+    if isinstance(value, dict):
+        own = definitions[prop["$ref"].rpartition("/")[2]]["properties"] if "$ref" in prop else {}
+        return ", ".join(f"`{k}: {json.dumps(v)}`" for k, v in value.items() if v != own.get(k, {}).get("default", v))
+    return "" if value in (None, []) else f"`{json.dumps(value).strip(chr(34))}`"
 
 
 def _kind(prop: Schema, definitions: Mapping[str, Schema]) -> str:

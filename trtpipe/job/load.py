@@ -233,11 +233,12 @@ class JobFile:
         """One path made absolute; what is no text is left for pydantic to refuse."""
         if not isinstance(given, str):
             return given
-        path = folder / Path(given).expanduser()
+        here = Path(given).expanduser()
+        path = folder / here
         there = (path.is_dir() and "folder" in kind) or (path.is_file() and "file" in kind)
         if self._paths_exist and kind != "output" and not there:
             got = f"{given!r}: {'not a ' + kind if path.exists() else 'nothing there'}"
-            hint = f"It is {_normal(path)}, from the folder of the job file."
+            hint = f"It is {_normal(path)}{'' if here.is_absolute() else ', from the folder of the job file'}."
             self.add(at, violation(f"be a {kind} that exists", got, hint))
         return str(_normal(path))
 
@@ -329,6 +330,14 @@ def _sections(data: JsonObject) -> Iterator[tuple[str, object]]:
             yield name, value
 
 
-def same_name(path: Path, first: Path, name: str) -> InputError:
+def same_name(path: Path, first: Path, name: str) -> JobErrors:
     """The error that two jobs of one run have the same name: they would write the same bundle."""
-    return InputError(f"{path}: name: must be another than that of {first} (got {name!r}). Rename one job.")
+    must = violation(f"be another than that of {first}", repr(name), "Rename one job.")
+    return JobErrors([Problem(str(path), None, None, "name", must)])
+
+
+def distinct_names(jobs: Iterable[tuple[Path, Job]]) -> tuple[Problem, ...]:
+    """What is wrong with the names of jobs of one run, each given with its file."""
+    seen: dict[str, Path] = {}
+    pairs = [(path, seen.setdefault(job.name, path), job.name) for path, job in jobs]
+    return tuple(p for path, first, name in pairs if first != path for p in same_name(path, first, name).problems)

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from calib.algorithms import Algorithm
 from calib.samples import Interpolation
 from calib.types import JsonObject
+from trtpipe.errors import either
 from trtpipe.job.build_options import BuildOptions
 from trtpipe.values import EXTENTS, MOST_EXTENT, BindingDtype, DimRange, NumberFormatName, Route, Target
 
@@ -111,8 +112,8 @@ class ModelSource(Section):
 class Normalize(Section):
     """(x - mean) / std by channel, x in [0, 1]."""
 
-    mean: tuple[float, ...] = Field(description="one number a channel")
-    std: tuple[float, ...] = Field(description="one number a channel, each greater than 0")
+    mean: tuple[float, ...] = Field(description="one number a channel, or one for all")
+    std: tuple[float, ...] = Field(description="one number a channel, or one for all, each greater than 0")
 
 
 class Transform(Section):
@@ -147,11 +148,21 @@ Correction = Literal["equalization", "smoothing", "thresholds", "rounding", "bia
 GRAPH_CORRECTIONS: frozenset[Correction] = frozenset({"equalization", "smoothing"})
 
 
+def _corrections(value: object) -> bool | tuple[Correction, ...]:
+    """All, none, or the steps named."""
+    if isinstance(value, bool):
+        return value
+    steps = get_args(Correction)
+    if isinstance(value, tuple) and all(step in steps for step in value):
+        return value
+    raise PydanticCustomError("must", f"be true, false or a list of {either(steps)}")
+
+
 class Calibration(Data):
     """What INT8 ranges are observed on, and by which algorithm."""
 
     algorithm: Algorithm = Field(default="auto", description="how the threshold is chosen from a histogram")
-    corrections: bool | tuple[Correction, ...] = Field(
+    corrections: Annotated[bool | tuple[Correction, ...], BeforeValidator(_corrections)] = Field(
         default=True, description="change weights, biases and thresholds where INT8 then errs less; or which of these"
     )
     percentile: float = Field(default=99.99, gt=0, le=100, description="of algorithm: percentile")

@@ -224,7 +224,8 @@ def _batch_notes(
 
 
 def _named(ids: tuple[str, ...]) -> str:
-    return f"sample {ids[0]}" if len(ids) == 1 else f"samples {ids[0]} to {ids[-1]}"
+    more = f" and {len(ids) - 3} more" if len(ids) > 3 else ""
+    return f"sample{'s' * (len(ids) > 1)} {', '.join(ids[:3])}{more}"
 
 
 #: An output without a batch axis, unless it is a constant, sees the copies that fill up the last one.

@@ -60,7 +60,7 @@ def capture(loaded: LoadedModel) -> Captured:
     graph = graph_module(export(graph, loaded.inputs))
     outputs = _output_specs(graph, loaded)
     digest = graph_digest.exact(graph, loaded.weights_digest)
-    notes = (*widening, *take_off(graph))
+    notes = (*widening, *take_off(graph, [s.name for s in loaded.inputs]))
     return Captured(graph, loaded.inputs, outputs, digest, *find_sites(graph), notes, rounding=rounding)
 
 
@@ -146,7 +146,7 @@ def _output_specs(graph: torch.fx.GraphModule, loaded: LoadedModel) -> tuple[Ten
                 f"{list(spec.shape)}. It computes another thing for other batch sizes: make it independent of them."
             )
         ranges = {str(e): r for e, r, _ in extents if r is not None}
-        specs.append(TensorSpec(spec.name, spec.dtype, shape, ranges, axis))
+        specs.append(TensorSpec(spec.name, spec.dtype, shape, ranges, axis, spec.sorted))
     return tuple(specs)
 
 

@@ -9,6 +9,7 @@ from calib.data import open_source
 from calib.errors import CalibError
 from calib.files import text_at_most
 from calib.samples import DataSpec, InputSpec, TransformSpec
+from trtpipe.batching import unranked
 from trtpipe.errors import InputError
 from trtpipe.job.importable import on_path
 from trtpipe.model.labels import classes_of, names_classes
@@ -36,7 +37,7 @@ def open_calibration(job: Job) -> Source:
 def open_check(job: Job) -> Source:
     """The samples the result is compared on; images are transformed like calibration's unless the job says otherwise.
 
-    A .csv of one class for each image labels them, whatever folders they are in.
+    A .csv or .npy of one class for each sample labels them, whatever folders they are in.
 
     Raises:
         InputError: they are bad.
@@ -66,7 +67,7 @@ def with_labels(job: Job, loaded: LoadedModel, source: Source) -> tuple[Source, 
         InputError: more classes than the model has, a class that the model has not or has twice, or a label beyond
             them.
     """
-    scores = (s for s in loaded.outputs if s.batch_axis is not None and len(s.row_shape) == 1)
+    scores = (s for s in loaded.outputs if not unranked(s) and len(s.row_shape) == 1)
     count = next((s.row_shape[0] for s in scores if isinstance(s.row_shape[0], int) and s.row_shape[0] > 1), None)
     if source.labels is None or count is None:
         return source, ()
@@ -87,11 +88,12 @@ def with_labels(job: Job, loaded: LoadedModel, source: Source) -> tuple[Source, 
             f"{where}: must name each class that has a folder once (got {twice[0]} more than once). Make the names "
             "differ, and rename the folders like them."
         )
-    if names is not None and where in ("calibration.images", "check.images") and _orders_differ(names):
+    ordering = {"calibration.images": names, "check.images": folders}.get(where)
+    if names is not None and ordering is not None and _orders_differ(ordering):
         raise InputError(
             f"{where}: the order of the class folders must be plain (got numbers, whose order as text, "
-            f"{', '.join(sorted(names)[:4])}, is another than by value). Name the classes in check.labels, one a line, "
-            "in the order of the model's outputs."
+            f"{', '.join(sorted(ordering)[:4])}, is another than by value). Name the classes in check.labels, one a "
+            "line, in the order of the model's outputs."
         )
     if len(names or folders) > count or (where == "check.labels" and names is not None and len(names) != count):
         raise InputError(

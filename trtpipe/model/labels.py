@@ -6,9 +6,9 @@ import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -25,6 +25,8 @@ from trtpipe.values import Boxes, Labels
 if TYPE_CHECKING:
     from trtpipe.job.sections import Transform
 
+_T = TypeVar("_T")
+
 #: Annotations of COCO's whole train set take 450 MB.
 _MOST_BYTES = 1 << 30
 
@@ -35,15 +37,15 @@ def names_classes(path: str) -> bool:
 
 
 def classes_of(path: str, ids: Sequence[str]) -> Mapping[str, int] | None:
-    """The class of each sample in a .csv with one column of whole numbers; None where `path` is anything else.
+    """The class of each sample in a .csv or .npy of one whole number a sample; None where `path` is anything else.
 
     Raises:
         InputError: it cannot be read, or lacks a sample.
     """
-    if Path(path).suffix != ".csv":
+    if Path(path).suffix not in (".csv", ".npy"):
         return None
-    rows = _csv(path, ids)
-    return dict(zip(ids, map(int, rows), strict=True)) if rows.ndim == 1 and rows.dtype.kind == "i" else None
+    rows = _csv(path, ids) if Path(path).suffix == ".csv" else _rows(path, ids)
+    return dict(zip(ids, map(int, rows), strict=True)) if rows.ndim == 1 and rows.dtype.kind in "iu" else None
 
 
 def labels_of(path: str, ids: Sequence[str], transform: Transform | None) -> Labels:
@@ -69,6 +71,20 @@ def _fault(path: str | Path, must: str, got: object, hint: str = "") -> InputErr
     return InputError(f"check.labels: {path}: must {must} (got {got}). {hint}".rstrip())
 
 
+def _once(path: str | Path, labelled: Iterable[tuple[str, _T]]) -> dict[str, _T]:
+    """What labels each sample, by its name.
+
+    Raises:
+        InputError: a name occurs twice.
+    """
+    found: dict[str, _T] = {}
+    for name, value in labelled:
+        if name in found:
+            raise _fault(path, "label each sample once", f"{name} twice", "Remove one.")
+        found[name] = value
+    return found
+
+
 def _spec(transform: Transform | None, path: str | Path) -> TransformSpec:
     """The geometry alone, which moves masks without mixing classes."""
     if transform is None:
@@ -81,7 +97,8 @@ def _spec(transform: Transform | None, path: str | Path) -> TransformSpec:
 
 def _masks(folder: Path, ids: Sequence[str], transform: Transform | None) -> Array:
     steps = geometry(_spec(transform, folder))
-    there = {p.relative_to(folder).with_suffix("").as_posix(): p for p in sorted(folder.rglob("*")) if _is_image(p)}
+    files = (p for p in sorted(folder.rglob("*")) if _is_image(p))
+    there = _once(folder, ((p.relative_to(folder).with_suffix("").as_posix(), p) for p in files))
     masks = []
     for name in ids:
         path = there.get(PurePosixPath(name).with_suffix("").as_posix())
@@ -113,7 +130,7 @@ def _coco(path: str, ids: Sequence[str], transform: Transform | None) -> tuple[B
     spec = _spec(transform, path)
     try:
         data: Any = loads(text_at_most(Path(path), _MOST_BYTES))
-        images = {str(image["file_name"]): image for image in data["images"]}
+        images = _once(path, ((str(image["file_name"]), image) for image in data["images"]))
         sizes = {image["id"]: (int(image["width"]), int(image["height"])) for image in images.values()}
         by_image: dict[object, list[JsonObject]] = {image: [] for image in sizes}
         for annotation in data["annotations"]:
@@ -167,9 +184,9 @@ def _csv(path: str, ids: Sequence[str]) -> Array:
         ]
     except (OSError, ValueError, csv.Error) as error:
         raise _fault(path, "be a readable file of comma-separated values", error) from error
-    if lines and not any(_number(v) is not None for v in lines[0][1:]):
+    if lines and lines[0][0].strip() not in ids and not any(_number(v) is not None for v in lines[0][1:]):
         lines = lines[1:]  # a heading
-    by_name = {row[0].strip(): row[1:] for row in lines}
+    by_name = _once(path, ((row[0].strip(), row[1:]) for row in lines))
     if absent := [name for name in ids if name not in by_name]:
         hint = "The first column is a sample's name, as below check.images."
         raise _fault(path, "have a line for each sample", f"none for {absent[0]}", hint)

@@ -7,7 +7,7 @@ Importing this module registers the operator.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from trtpipe.errors import InputError
+from trtpipe.model.nodes import module_path, op_name
 
 _library: Any = torch.library.Library("trtpipe", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(  # the tag keeps constant folders away
@@ -44,8 +45,12 @@ def mark(x: torch.Tensor, it: Mark) -> torch.Tensor:
     return found
 
 
-def take_off(graph: GraphModule) -> tuple[str, ...]:
+def take_off(graph: GraphModule, inputs: Sequence[str]) -> tuple[str, ...]:
     """Remove the marks from a graph and keep them at the nodes that read what was marked; notes on what was dropped.
+
+    Args:
+        graph: changed in place.
+        inputs: the names of its inputs, for messages.
 
     Raises:
         InputError: one tensor is quantized twice, with scales that differ.
@@ -53,23 +58,32 @@ def take_off(graph: GraphModule) -> tuple[str, ...]:
     notes = []
     marks = [n for n in graph.graph.nodes if n.target is torch.ops.trtpipe.mark.default]
     kept: dict[Node, Mark] = {}
+    named = dict(zip((n for n in graph.graph.nodes if n.op == "placeholder"), inputs, strict=True))
     for node in marks:
         x, scales, axis = node.args
+        name = named.get(x) or _title(x)
         one = Mark(tuple(scales), None if axis == -1 else axis)
         if kept.setdefault(x, one) != one:
             raise InputError(
-                f"model: {x.name} must be quantized with one scale (got several). Quantize it again, or set "
+                f"model: {name} must be quantized with one scale (got several). Quantize it again, or set "
                 "calibration.recalibrate: true."
             )
         for reader in list(node.users):
             if reader.op == "output":
-                notes.append(f"{x.name}: its Q/DQ before an output of the model was left out, TensorRT fuses nothing")
+                notes.append(
+                    f"{name}: its Q/DQ before an output of the model was left out, TensorRT fuses it with nothing"
+                )
             else:
                 reader.meta[_MARKS] = {**reader.meta.get(_MARKS, {}), x.name: one}
         node.replace_all_uses_with(x)
         graph.graph.erase_node(node)
     graph.recompile()
     return tuple(notes)
+
+
+def _title(node: Node) -> str:
+    """What computes a tensor, as a message names it."""
+    return f"{module_path(node) or 'outside any module'} ({op_name(node)})"
 
 
 def marks_of(node: Node) -> Mapping[str, Mark]:

@@ -29,6 +29,8 @@ def output_specs(module: Bound, inputs: tuple[TensorSpec, ...], dtypes: Mapping[
     Raises:
         InputError: a dtype that the job declares cannot hold what the model returns.
     """
+    from trtpipe.model.ranks import sorted_outputs
+
     dims = {n: r for s in inputs for n, r in s.dims.items() if r.min < r.max}
     batch = inputs[0].shape[0]
     first = {n: min(max(2, r.min), r.max) if n == batch else r.opt for n, r in dims.items()}
@@ -62,6 +64,7 @@ def output_specs(module: Bound, inputs: tuple[TensorSpec, ...], dtypes: Mapping[
             with_batch = None
     if dims:  # a rank of its own at the least sizes, of squeeze() for one sample
         _changes(shapes, _shapes(module, inputs, {n: r.min for n, r in dims.items()}))
+    in_order = sorted_outputs(module, _zeros(inputs, first)) if any(len(s) == 2 for s in shapes) else frozenset()
     specs = []
     for k, (name, dtype) in enumerate(dtypes.items()):
         batch_axis: int | None = None
@@ -69,7 +72,7 @@ def output_specs(module: Bound, inputs: tuple[TensorSpec, ...], dtypes: Mapping[
             batch_axis = 0 if shapes[k] and shapes[k][0] == sizes[0] else None
         elif len(with_batch[k]) == 1 and with_batch[k][0][1:] == sizes:
             batch_axis = with_batch[k][0][0]
-        specs.append(TensorSpec(name, dtype, tuple(named[k]), ranges[k], batch_axis))
+        specs.append(TensorSpec(name, dtype, tuple(named[k]), ranges[k], batch_axis, k in in_order))
     return tuple(specs)
 
 
@@ -122,7 +125,7 @@ def _on_zeros(
         tried = ", ".join(f"{s.name} {s.dtype} {list(a.shape)}" for s, a in zip(inputs, args, strict=True))
         raise InputError(
             f"model: it fails on zeros of the declared inputs ({tried}){f' at {where}' if where else ''}: "
-            f"{typed_line(error)}. {_help(module, inputs, error)}"
+            f"{typed_line(error)}. {_help(module, inputs, sizes, error)}"
         ) from error
     for name, value in zip(module.output_names, outputs, strict=True):
         if value.is_complex():
@@ -166,8 +169,8 @@ def _outputs_by_batch(module: Bound, args: Sequence[torch.Tensor]) -> str:
     )
 
 
-def _help(module: Bound, inputs: tuple[TensorSpec, ...], error: BaseException) -> str:
-    """What to do about a model that does not run on the declared inputs."""
+def _help(module: Bound, inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int], error: BaseException) -> str:
+    """What to do about a model that does not run on the declared inputs, their dynamic dimensions at `sizes`."""
     import torch
 
     try:
@@ -188,6 +191,18 @@ def _help(module: Bound, inputs: tuple[TensorSpec, ...], error: BaseException) -
         return (
             f"It is run in float32, and its weight {other[0]} is {dtype}: return the model in float32 (.float()). What "
             "the engine computes in is precision's, and the dtype of a binding is that of inputs and outputs."
+        )
+    between = [
+        (name, size)
+        for s in inputs
+        for name, r in s.dims.items()
+        if name != inputs[0].shape[0] and (size := sizes.get(name)) is not None and size not in (r.min, r.opt, r.max)
+    ]
+    if between:
+        name, size = between[0]
+        return (
+            f"A range means every size in it, {name} {size} too. Make the model take them (pad or resize to the skip's "
+            "size, x.shape[-2:], before a concat), or give each size a job of its own, as numbers in inputs.*.shape."
         )
     return "Change inputs.*.shape or dtype in the job, or that line of the model."
 

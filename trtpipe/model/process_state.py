@@ -14,13 +14,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class _State:
-    """One thing of the process.
+    """One process-wide setting that the job's code may change, and how it is restored.
 
     Attributes:
-        changed: what is said of a change; `{now}` is what it was changed to, `{before}` what it is again.
-        read: its value.
-        write: set it.
-        differ: whether the value now and the one before are a change.
+        changed: the note after "the job's code"; `{now}` is the value that the code set, `{before}` the restored one.
+        read: gives the current value.
+        write: sets a value.
+        differ: whether the current value (first) has to be restored to the earlier one (second).
     """
 
     changed: str

@@ -133,8 +133,12 @@ def _own_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...
         ordinals[path, name] += 1
         end = "" if k == 0 else f"_{k}"
         of_weighted = _ending(ordinals, path) if name in WEIGHTED else ""
-        if not marks and name in (*WEIGHTED, *MATMULS) and is_float(node):
-            skipped.append(Skipped(node, "the model's own Q/DQ leave it out"))
+        if name in (*WEIGHTED, *MATMULS) and is_float(node):
+            bare = [isinstance(x, torch.fx.Node) and x.name not in marks for x in node.args[:2]]
+            of_weight = "its input" if bare[0] else "its weight"
+            left = "it" if all(bare) else of_weight if name in WEIGHTED else "one of its factors"
+            if any(bare):
+                skipped.append(Skipped(node, f"the model's own Q/DQ leave {left} out"))
         for i, x in enumerate(node.all_input_nodes):
             if x.name not in marks:
                 continue

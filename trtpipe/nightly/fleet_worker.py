@@ -120,6 +120,7 @@ class JobsOfWorker:
 def serve(
     scheduler: str,
     *,
+    ready: Callable[[], None] = lambda: None,
     tags: Sequence[str] = (),
     name: str = "",
     cache: Path,
@@ -129,6 +130,9 @@ def serve(
     insecure: bool = False,
 ) -> None:
     """Be a worker of `scheduler` until it closes or the process is stopped.
+
+    Args:
+        ready: called when nothing of this machine stands in the way, before the scheduler is asked.
 
     Raises:
         MissingError: distributed is not installed, or the scheduler does not answer.
@@ -149,6 +153,8 @@ def serve(
         if not word or any(c.isspace() or c == "," for c in word):
             raise InputError(f"--tag: must be one word without commas (got {word!r}).")
     jobs = JobsOfWorker(name, words, cache, threads or max(1, os.cpu_count() or 1))
+
+    ready()
 
     async def live() -> None:
         with contextlib.suppress(_NotThereYet):  # a Worker waits for its scheduler, for ever and without a reason

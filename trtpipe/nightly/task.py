@@ -30,7 +30,7 @@ class Task:
 
     Attributes:
         name, file: of the job.
-        key: digest of everything that the job is made of, as the planner saw it.
+        key: digest of everything that decides the result, when the job was planned.
         out: the folder that the result goes to, under the job's name.
         cache: the folder of the build cache.
         wait: wait for another process that builds the same, instead of coming back to it later.
@@ -61,7 +61,7 @@ class BuildTask(JobTask):
     """Build the job's bundle, or take it from the cache.
 
     Attributes:
-        parts: what the planner found the job to be made of.
+        parts: digests of what decides the bundle, by name, when the job was planned: see `cache.keys.Ingredients`.
         store: address of the shared cache; empty: none.
         force: take nothing from the cache.
     """

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from calib.images import geometry
 from calib.samples import TransformSpec
-from trtpipe.batching import KEPT_SAMPLES, joined
+from trtpipe.batching import KEPT_SAMPLES, joined, unranked
 from trtpipe.bundle import golden
 from trtpipe.bundle.format import write_bundle
 from trtpipe.bundle.golden import Golden
@@ -83,7 +83,8 @@ def report_page(
     rows = [{n: a[n] for n in names if n in a} for a in (baseline.outputs, checked.outputs)]
     ids = checked.prepared.check_source.ids
     boxes = detections_of(job, checked.prepared.judgement.labels)
-    compared = ComparedOutputs(rows[0], rows[1], ids, baseline.labels, images, boxes) if rows[1] else None
+    ranks = tuple(s.name for s in lowered.outputs if unranked(s))
+    compared = ComparedOutputs(rows[0], rows[1], ids, baseline.labels, images, boxes, ranks) if rows[1] else None
     modules = () if evidence.sensitivity is None else evidence.sensitivity.modules
     return render(
         ReportContent(
@@ -137,7 +138,7 @@ def describe(job: Job, lowered: Lowered, prepared: PreparedJob, report: CheckRep
     notes += engine.notes if engine is not None else ()
     notes += [f"check: skipped {s}" for s in source.skipped]
     if table is not None:
-        notes += table_notes(job, table)
+        notes += table_notes(job, table, lowered)
     return Manifest(
         name=job.name,
         kind="kit" if engine is None else "bundle",

@@ -16,11 +16,10 @@ from trtpipe.errors import InputError, MissingError
 from trtpipe.evaluation.bench import WARM_UP, Bench, BenchData, Mode, Ready, measure_modes, outputs_of
 from trtpipe.evaluation.speedup import HYBRID
 from trtpipe.model.computing import CPU, wanted_device
-from trtpipe.model.data import open_calibration, open_check
 from trtpipe.pipeline.cache.environment import environment
 from trtpipe.pipeline.measure import TimedPlan, batched, check_samples, plan_of
 from trtpipe.pipeline.prepared import PreparedJob, Stages
-from trtpipe.pipeline.stages import calibrate, compile_engine, corrected, narrow_of, prepare, quantize
+from trtpipe.pipeline.stages import calibrate, compile_engine, narrow_of, prepare, quantize
 from trtpipe.routes.onnx import to_onnx
 from trtpipe.runtime.compatibility import problems
 from trtpipe.runtime.device import this_device
@@ -94,7 +93,7 @@ def bench_prepared(
     batch = data.batching.size
     device = _device()
     first = next(iter(data.batches()))
-    setup = ModeSetup(prepared.loaded, first, device, lambda: _whole(_batches(job), batch))
+    setup = ModeSetup(prepared.loaded, first, device, lambda: _whole(_batches(job, prepared), batch))
     modes = [
         *torch_modes(setup, prepared.torchscript if BASELINES[prepared.baseline.kind] == "TorchScript" else None),
         *gpu_modes(setup),
@@ -191,11 +190,9 @@ def _whole(batches: Iterator[Mapping[str, Array]], size: int) -> Iterator[Mappin
         yield from ({n: a[k : k + size] for n, a in arrays.items()} for k in range(0, total - size + 1, size))
 
 
-def _batches(job: Job) -> Iterator[Mapping[str, Array]]:
+def _batches(job: Job, prepared: PreparedJob) -> Iterator[Mapping[str, Array]]:
     """Calibration's batches, or the check's where the job has none of its own."""
-    data = job.calibration
-    own = data is not None and (data.images or data.arrays or data.factory)
-    source = open_calibration(job) if own else open_check(job)
+    source = prepared.calibration_samples if prepared.calibrates else prepared.check_samples
     return (b.arrays for b in source.batches(job.batch_size(job.check)))
 
 
@@ -210,9 +207,9 @@ def _ort_modes(
 
     def graph(*, int8: bool = False, others: bool = False) -> Callable[[], bytes]:
         def make() -> bytes:
-            one = corrected(prepared, table) if int8 or others else prepared
+            one = prepared.corrected(table) if int8 or others else prepared
             amax, keep = {} if table is None else table.amax, keep_of(job, prepared.captured)
-            narrow = narrow_of(job, one, table) if others else None
+            narrow = narrow_of(job, prepared, table) if others else None
             made = quantize_graph(one.captured, int8=int8, half=None, keep=keep, amax=amax, ranges={}, narrow=narrow)
             return to_onnx(made).data
 

@@ -8,7 +8,7 @@ from trtpipe.model.baseline import script
 from trtpipe.model.capture import capture
 from trtpipe.model.data import open_check, with_labels
 from trtpipe.model.load import load_model
-from trtpipe.pipeline.prepared import as_the_job_wants
+from trtpipe.pipeline.as_wanted import as_the_job_wants
 from trtpipe.routes.onnx import to_onnx
 
 

@@ -89,7 +89,7 @@ def write_kit(
         lowered = lowered_of(prepared, quantized, table, graph)
         with stages("check") as progress, graph_as_checked(graph.data, job.build.target) as runner:
             damaged = graph_control(*damaged_copy(graph), job.build.target)
-            report = judged(job, prepared, table, runner, "graph", damaged, progress)
+            report = judged(job, prepared, lowered, runner, "graph", damaged, progress)
         return lowered, graph, report
 
     lowered, graph, report = checked(job, table)

@@ -14,9 +14,10 @@ import numpy as np
 from calib.types import Array, JsonObject
 from trtpipe.batching import Batching
 from trtpipe.evaluation.bench import Bench, BenchData
+from trtpipe.evaluation.limits import misses
 from trtpipe.evaluation.speedup import HYBRID, judge_speedup, measure_speedup
 from trtpipe.pipeline.prepared import PreparedJob, Stages
-from trtpipe.pipeline.stages import compile_engine, corrected, narrow_of, quantize
+from trtpipe.pipeline.stages import compile_engine, narrow_of, quantize
 from trtpipe.quantization.diagnose import blame, diagnose, is_about_numbers
 from trtpipe.quantization.ranking import Sensitivity
 from trtpipe.runtime.executor import RunnerSettings, not_executed_here, settings_of
@@ -45,7 +46,7 @@ class Evidence:
 
 def diagnosis_wanted(job: Job, report: CheckReport, seconds: float) -> bool:
     """Whether sensitivities are to be measured: the job asks for them, or a quantized job failed over numbers."""
-    return job.places_qdq and (job.check.sensitivity or (_failed(report) and seconds > 0))
+    return job.places_qdq and (job.check.sensitivity or (_failed(job, report) and seconds > 0))
 
 
 def explained(
@@ -57,19 +58,22 @@ def explained(
         return report, None
     with stages("diagnose") as progress:
         began = time.perf_counter()
-        after, narrow = corrected(prepared, table), narrow_of(job, prepared, table)
+        after, narrow = prepared.corrected(table), narrow_of(job, prepared, table)
         ranges = after.needed_ranges(job.precision)
         within = None if job.check.sensitivity else seconds - (time.perf_counter() - began)
         amax, samples = {} if table is None else table.amax, prepared.check_source
         diagnosis = diagnose(job, after.captured, samples, amax, progress, ranges, narrow, within, prepared.device)
-    if _failed(report):
+    if _failed(job, report):
         half = "fp16" if job.precision.fp16_mode else None
         report = replace(report, problems=(*report.problems, blame(diagnosis, half)))
     return report, diagnosis
 
 
-def _failed(report: CheckReport) -> bool:
-    return not report.passed and is_about_numbers(report)
+def _failed(job: Job, report: CheckReport) -> bool:
+    """Whether modules can be to blame: not where all that is missing is samples enough to be sure."""
+    limits = job.check.limits
+    unsure = any(m.passed is False for m in report.metrics) and not any(misses(m, limits) for m in report.metrics)
+    return not report.passed and is_about_numbers(report) and not unsure
 
 
 def timed(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from calib.errors import CalibCancelled, CalibError
@@ -26,12 +27,14 @@ from trtpipe.model.data import open_calibration, open_check, with_labels
 from trtpipe.model.labels import labels_of, names_classes
 from trtpipe.model.load import load_model
 from trtpipe.model.process_state import put_back
+from trtpipe.pipeline.as_wanted import as_the_job_wants
 from trtpipe.pipeline.codecs import CORNERS, RECORDED, SPECS, Codec, CornerOutputs, Recorded
 
 if TYPE_CHECKING:
     import torch
 
     from calib.data import Source
+    from calib.table import CalibrationTable
     from trtpipe.job.job import Job
     from trtpipe.job.sections import Precision
     from trtpipe.progress import Progress, Reporter
@@ -97,7 +100,12 @@ class Stages:
         self, reporter: Reporter, recording: Callable[[], AbstractContextManager[object]] = nullcontext
     ) -> None:
         self._reporter, self._recording = reporter, recording
-        self.seconds: dict[str, float] = {}
+        self._seconds: dict[str, float] = {}
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """How long each stage took that has ended so far."""
+        return dict(self._seconds)
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[Progress]:
@@ -111,7 +119,7 @@ class Stages:
                 raise Cancelled(str(error)) from error
             except CalibError as error:
                 raise InputError(f"{name}: {error}") from error
-        self.seconds[name] = time.perf_counter() - began
+        self._seconds[name] = time.perf_counter() - began
 
     @contextmanager
     def unnamed(self) -> Iterator[None]:
@@ -122,64 +130,6 @@ class Stages:
     def note(self, message: str) -> None:
         """Tell the reader of the log."""
         self._reporter.note(message)
-
-
-def as_the_job_wants(job: Job, captured: Captured) -> Captured:
-    """`with_own_scales`, after every glob of the job's precision was found to match a module: before calibration.
-
-    Raises:
-        InputError: one does not; or as `with_own_scales`.
-    """
-    from trtpipe.quantization.policy import checked_modes, modes_of
-    from trtpipe.quantization.precision import Keep, checked_keep
-
-    keep = job.precision.keep
-    checked_keep(Keep(keep.fp32, keep.fp16, keep.bf16), captured.graph)
-    checked_modes(modes_of(job.precision), tuple(s.consumer for s in captured.sites if s.rule in ("Q1", "Q2")))
-    return with_own_scales(job, captured)
-
-
-def with_own_scales(job: Job, captured: Captured) -> Captured:
-    """The captured graph as the job wants a quantized model's own scales; any other graph as it is.
-
-    Raises:
-        InputError: precision and calibration do not say what becomes of the scales, or there are none where they are
-            to be taken.
-    """
-    from trtpipe.model.marks import is_marked
-    from trtpipe.quantization.given import as_given, in_float
-
-    data = job.calibration
-    if not is_marked(captured.graph):
-        if job.model.quantized:
-            raise InputError(
-                "model.quantized: must be left out for a network without fake quantizers (got true). Remove it."
-            )
-        if job.precision.calibrated and data is None:
-            raise InputError(
-                "calibration: must be given for a model without Q/DQ (got none). Add calibration.images, or "
-                "calibration.table."
-            )
-        if data is not None and data.recalibrate:
-            raise InputError(
-                "calibration.recalibrate: must be left out for a model without Q/DQ (got true), which is calibrated "
-                "anyhow. Remove it."
-            )
-        return captured
-    if data is not None and data.recalibrate:
-        return in_float(captured)
-    on = [key for key in ("int8_mode", "fp8_mode", "nvfp4_mode", "weights") if getattr(job.precision, key)]
-    if on != ["int8_mode"]:
-        raise InputError(
-            "precision: must be int8_mode, without other number formats, for a model that is quantized to INT8 already "
-            f"(got {', '.join(on) or 'none'}). Set int8_mode, or calibration.recalibrate to start from its FP32 form."
-        )
-    if data is not None and (data.images or data.arrays or data.factory or data.table):
-        raise InputError(
-            "calibration: must be left out for a model that is quantized already, whose own scales are taken. Remove "
-            "it, or set calibration.recalibrate: true."
-        )
-    return as_given(captured)
 
 
 class PreparedJob:
@@ -194,6 +144,10 @@ class PreparedJob:
     def __init__(self, job: Job, stages: Stages, results: Results | None = None) -> None:
         self.job, self.results = job, results or Uncached()
         self._stages = stages
+        self._corrected: dict[str | None, PreparedJob] = {}  # by the digest of a table's corrections
+        # Opened at most once, by what `corrected` gives too: a job's callable may take long to make its samples.
+        self._calibration = functools.cache(partial(open_calibration, job))
+        self._check = functools.cache(partial(open_check, job))
 
     @cached_property
     def loaded(self) -> LoadedModel:
@@ -248,11 +202,21 @@ class PreparedJob:
         with self._stages.unnamed():
             return computing_device(self._model, self.first_check_batch, self._stages.note)
 
-    @cached_property
+    @property
     def check_samples(self) -> Source:
         """The check samples, labelled as they come."""
         with self._stages.unnamed():
-            return open_check(self.job)
+            return self._check()
+
+    @property
+    def calibration_samples(self) -> Source:
+        """The samples to calibrate on.
+
+        Raises:
+            InputError: the job has none, or they are bad.
+        """
+        with self._stages.unnamed():
+            return self._calibration()
 
     @cached_property
     def first_check_batch(self) -> Mapping[str, Array]:
@@ -300,7 +264,8 @@ class PreparedJob:
             judges = tuple(judge(n, m, labelled=labels is not None) for n, m in job.check.metrics.items())
             judgement = Judgement(judges, labels, baseline.ids, baseline.outputs)
             judgement.require_figures()
-            if unjudged := judgement.unjudgeable(job.check.limits):
+            unjudged = unjudgeable(job.check.limits, baseline.outputs, baseline.labels, judgement.boxed)
+            if unjudged := unjudged | judgement.unjudgeable(job.check.limits):
                 raise InputError(f"{'; '.join(unjudged.values())}. Give that, or take the limit out of the job.")
         return judgement
 
@@ -324,19 +289,27 @@ class PreparedJob:
                     progress=progress,
                     device=self.device,
                 )
-                whole = Batching(loaded.inputs, loaded.outputs, size).whole
-                if unjudged := unjudgeable(job.check.limits, baseline.outputs, baseline.labels, whole):
+                unranked = Batching(loaded.inputs, loaded.outputs, size).unranked
+                if unjudged := unjudgeable(job.check.limits, baseline.outputs, baseline.labels, unranked):
                     raise InputError(f"{'; '.join(unjudged.values())}. Give that, or take the limit out of the job.")
             return Recorded(replace(baseline, notes=(*baseline.notes, *notes)), source.classes)
 
         return self.results.on_disk("baseline", RECORDED, make)
 
-    def with_graph(self, captured: Captured) -> PreparedJob:
-        """The same with another graph of the model."""
-        other = copy.copy(self)
-        other.__dict__.pop("ranges", None)
-        other.__dict__["captured"] = captured
-        return other
+    def corrected(self, table: CalibrationTable | None) -> PreparedJob:
+        """The same with the table's corrections in its graph; this one where there are none."""
+        if table is None or table.corrections is None or not table.corrections.arrays:
+            return self
+        from trtpipe.quantization.corrections import edits
+
+        key = table.corrections.sha256
+        if key not in self._corrected:
+            captured = edits.corrected(self.captured, table.corrections.arrays)
+            other = self._corrected[key] = copy.copy(self)
+            for of_the_graph in ("ranges", "importance"):
+                other.__dict__.pop(of_the_graph, None)
+            other.__dict__["captured"] = captured
+        return self._corrected[key]
 
     @cached_property
     def torchscript(self) -> torch.nn.Module:
@@ -357,7 +330,7 @@ class PreparedJob:
         import torch
 
         job = self.job
-        source = open_calibration(job) if self.calibrates else self.check_samples
+        source = self.calibration_samples if self.calibrates else self.check_samples
         size = job.batch_size(job.calibration if job.calibration is not None and self.calibrates else job.check)
         how = Batching(self.inputs, self.outputs, size)
         pieces = (piece for batch in source.batches(size) for piece, _ in how.pieces(batch.arrays))
@@ -375,3 +348,11 @@ class PreparedJob:
 
         with self._stages.unnamed():
             return precision.observe_ranges(self.captured, self.first_batches(), self.device)
+
+    @cached_property
+    def importance(self) -> Mapping[str, torch.Tensor]:
+        """Mean squares of the features that each linear reads, float32 [K] by node name, over the first samples."""
+        from trtpipe.quantization.importance import input_importance
+
+        with self._stages.unnamed():
+            return input_importance(self.captured, self.first_batches())

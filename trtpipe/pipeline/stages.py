@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from calib.audit import doubtful_thresholds
 from calib.samples import unread
 from calib.table import CalibrationTable, given_table
 from calib.types import Array
@@ -16,13 +15,12 @@ from trtpipe.errors import InputError
 from trtpipe.evaluation.check import CheckData, Damaged, Runner, check_engine
 from trtpipe.evaluation.control import damaged_copy
 from trtpipe.evaluation.corners import with_corners
-from trtpipe.model.data import open_calibration
 from trtpipe.pipeline.beside import Watched, Watching
 from trtpipe.pipeline.codecs import COMPILED, LOWERED, TABLE
 from trtpipe.pipeline.controls import control, graph_control
 from trtpipe.pipeline.lowered import Compiled, Lowered
 from trtpipe.pipeline.prepared import PreparedJob, Results, Stages, Uncached
-from trtpipe.pipeline.tables import digests_of, observe, overlap_warnings, read_table, table_notes
+from trtpipe.pipeline.tables import digests_of, observe, read_table, table_notes, verdict_warnings
 from trtpipe.routes.onnx import compiler, release, to_onnx
 from trtpipe.routes.registry import route
 from trtpipe.runtime.device import this_device
@@ -88,20 +86,10 @@ def calibration_table(job: Job, calibration: Calibration, prepared: PreparedJob,
     with stages("calibrate") as progress:
         if calibration.table is not None:
             return read_table(calibration, digests, captured.digest)
-        source = open_calibration(job)
-        table = observe(job, calibration, captured, source, digests, progress, prepared.device)
+        table = observe(job, calibration, captured, prepared.calibration_samples, digests, progress, prepared.device)
         for note in table_notes(job, table):
             progress.note(note)
         return table
-
-
-def corrected(prepared: PreparedJob, table: CalibrationTable | None) -> PreparedJob:
-    """The job with the table's corrections in its captured graph; `prepared` itself where there are none."""
-    if table is None or table.corrections is None or not table.corrections.arrays:
-        return prepared
-    from trtpipe.quantization.corrections import edits
-
-    return prepared.with_graph(edits.corrected(prepared.captured, table.corrections.arrays))
 
 
 def quantize(job: Job, prepared: PreparedJob, table: CalibrationTable | None, stages: Stages) -> Quantized:
@@ -110,7 +98,7 @@ def quantize(job: Job, prepared: PreparedJob, table: CalibrationTable | None, st
     from trtpipe.quantization.payoff import keep_of
     from trtpipe.quantization.precision import half_dtype
 
-    precision, prepared = job.precision, corrected(prepared, table)
+    precision, prepared = job.precision, prepared.corrected(table)
     captured = prepared.captured
     with stages("quantize"):
         return stage.quantize(
@@ -130,7 +118,6 @@ def narrow_of(job: Job, prepared: PreparedJob, table: CalibrationTable | None) -
     The weights of 4 bits are fitted to the first calibration samples, where the job names samples.
     """
     from trtpipe.quantization.formats import maxima
-    from trtpipe.quantization.importance import input_importance
     from trtpipe.quantization.narrow import Statistics
     from trtpipe.quantization.policy import modes_of
     from trtpipe.quantization.quantize import Narrow
@@ -138,9 +125,8 @@ def narrow_of(job: Job, prepared: PreparedJob, table: CalibrationTable | None) -
     modes = modes_of(job.precision)
     if not modes.narrow:
         return None
-    importance = {}
-    if (modes.weights or "nvfp4" in modes.on) and prepared.calibrates:
-        importance = input_importance(prepared.captured, prepared.first_batches())
+    fitted = (modes.weights or "nvfp4" in modes.on) and prepared.calibrates
+    importance = prepared.corrected(table).importance if fitted else {}
     return Narrow(modes, Statistics({} if table is None else maxima(table), importance))
 
 
@@ -176,7 +162,6 @@ def lowered_of(
 
 
 def _shared_scales(prepared: PreparedJob) -> dict[str, str]:
-
     return {s.key: s.group for s in prepared.captured.sites if s.axis is None}
 
 
@@ -243,7 +228,7 @@ def check_graph(
     with stages("check") as progress, graph_as_checked(graph.data, target) as runner:
         damaged = graph_control(*damaged_copy(graph), target)
         require, shown = job.check.require, watched(progress)
-        return judged(job, prepared, lowered.table, runner, "graph", damaged, shown, require=require, keep=keep)
+        return judged(job, prepared, lowered, runner, "graph", damaged, shown, require=require, keep=keep)
 
 
 def check(
@@ -263,24 +248,24 @@ def check(
         stages: receives the stage.
         keep: is given the outputs, [S, ...] by name, as `check_engine` has it.
     """
-    engine, table = compiled.engine, compiled.lowered.table
+    engine, lowered = compiled.engine, compiled.lowered
 
     def made_of() -> tuple[LoadedModel, Quantized]:
-        return prepared.loaded, quantize(job, prepared, table, stages)
+        return prepared.loaded, quantize(job, prepared, lowered.table, stages)
 
     with stages("check") as progress:
         runner, executed = open_engine(engine)
         with runner:
             damaged = control(job, engine, executed, made_of, progress)
             require = job.check.require
-            report = judged(job, prepared, table, runner, executed, damaged, progress, require=require, keep=keep)
+            report = judged(job, prepared, lowered, runner, executed, damaged, progress, require=require, keep=keep)
         return replace(report, notes=(*report.notes, *graph_notes(engine, executed)))
 
 
 def judged(
     job: Job,
     prepared: PreparedJob,
-    table: CalibrationTable | None,
+    lowered: Lowered,
     runner: Runner,
     executed: Executed,
     damaged: Damaged,
@@ -294,7 +279,7 @@ def judged(
     Args:
         job: its limits.
         prepared: the samples, the baseline and the model's outputs at the declared sizes.
-        table: its doubtful thresholds, which INT8 alone has, become warnings, and check samples that it was made from.
+        lowered: what `runner` executes, whose table may give warnings.
         runner: is open.
         executed: whether that is the engine or its graph.
         damaged: the control, which has to fail.
@@ -310,10 +295,7 @@ def judged(
         damaged=damaged,
         require=require,
         keep=keep,
-        warnings=(
-            *(() if table is None or not job.precision.int8_mode else doubtful_thresholds(table.audit)),
-            *overlap_warnings(table, prepared.check_samples),
-        ),
+        warnings=verdict_warnings(lowered, prepared.check_samples),
         progress=progress,
     )
     samples, expected = prepared.first_check_batch, prepared.corner_outputs

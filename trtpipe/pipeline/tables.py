@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from calib.audit import data_warnings
+from calib.audit import data_warnings, doubtful_thresholds
 from calib.errors import CalibError
 from calib.table import CalibrationTable
 from trtpipe.job.sections import GRAPH_CORRECTIONS
+from trtpipe.report.thresholds import beyond_int8, counted, table_warnings
 
 if TYPE_CHECKING:
     from calib.data import Source
     from trtpipe.job.job import Job
     from trtpipe.job.sections import Calibration
+    from trtpipe.pipeline.lowered import Lowered
     from trtpipe.progress import Progress
     from trtpipe.values import Captured
 
@@ -82,16 +84,33 @@ def observe(
     return correct(captured, table, source, which=job.corrections, batch_size=size, progress=progress, wide=wide)
 
 
-def table_notes(job: Job, table: CalibrationTable) -> tuple[str, ...]:
+def table_notes(job: Job, table: CalibrationTable, lowered: Lowered | None = None) -> tuple[str, ...]:
     """What a reader of the job should know of its table: its warnings, and the corrections in it.
 
     Thresholds, and corrections but those of the graph, are INT8's alone: a job without INT8 has no notes about them.
+    Beside FP8 and 4 bits it is the `lowered` graph that decides which thresholds count.
     """
+    from trtpipe.quantization.policy import modes_of
+
     steps = () if table.corrections is None else table.corrections.steps
-    if job.precision.int8_mode:
-        return (*table.audit.warnings, *(f"calibration: {s}" for s in steps))
-    used = [s for s in steps if s.kept and s.name in GRAPH_CORRECTIONS]
-    return (*data_warnings(table.audit), *(f"calibration: {s}" for s in used))
+    if not job.precision.int8_mode:
+        used = [s for s in steps if s.kept and s.name in GRAPH_CORRECTIONS]
+        return (*data_warnings(table.audit), *(f"calibration: {s}" for s in used))
+    if lowered is not None:
+        said = table_warnings(table, beyond_int8(lowered.layers, table, lowered.shared_scales))
+    else:
+        said = data_warnings(table.audit) if modes_of(job.precision).narrow else table.audit.warnings
+    return (*said, *(f"calibration: {s}" for s in steps))
+
+
+def verdict_warnings(lowered: Lowered, check: Source) -> tuple[str, ...]:
+    """What makes a verdict on `lowered` doubtful: poor thresholds that its INT8 operations read, and check samples that
+    its table was made from."""
+    table = lowered.table
+    if table is None:
+        return ()
+    unclipped = beyond_int8(lowered.layers, table, lowered.shared_scales)
+    return (*doubtful_thresholds(counted(table, unclipped)), *overlap_warnings(table, check))
 
 
 def overlap_warnings(table: CalibrationTable | None, check: Source) -> tuple[str, ...]:

@@ -17,7 +17,6 @@ from trtpipe.evaluation.control import damaged_copy
 from trtpipe.evaluation.judgement import Judgement
 from trtpipe.evaluation.speedup import HYBRID
 from trtpipe.job.dump import job_text
-from trtpipe.model.data import open_calibration
 from trtpipe.pipeline.controls import graph_control
 from trtpipe.pipeline.measure import latencies
 from trtpipe.pipeline.prepared import PreparedJob, Stages
@@ -26,7 +25,6 @@ from trtpipe.pipeline.stages import (
     calibrate,
     check_data,
     compile_engine,
-    corrected,
     narrow_of,
     prepare,
 )
@@ -95,7 +93,7 @@ def tune_from(
         raise InputError("tune: build.quantization must be explicit (got implicit), where trtpipe places the Q/DQ.")
     if not job.check.limits.given:
         raise InputError("tune: check.limits sets no accuracy budget. Add one, like accuracy_drop_max: 0.01.")
-    bench = _Bench(job, corrected(prepared, table), table, stages)
+    bench = _Bench(job, prepared.corrected(table), table, stages)
     trials = Trials.open(out / f"{job.name}.trials.json", bench.key())
     with stages("tune") as progress:
         for note in trials.notes:
@@ -180,7 +178,7 @@ class _Bench:
         """The digest of the table; without one, that of the samples that 4-bit weights are fitted to."""
         if self.table is not None:
             return self.table.digest
-        return open_calibration(self.job).digest if self.prepared.calibrates else ""
+        return self.prepared.calibration_samples.digest if self.prepared.calibrates else ""
 
     def narrow(self, job: Job) -> Narrow | None:
         """What a trial's FP8 and 4 bits are quantized by; None without them."""
@@ -295,7 +293,7 @@ class _Bench:
             joined(parts),
             None if labels is None else labels[:count],
             job.check.limits,
-            how.whole,
+            how.unranked,
             self._judgement,
         )
         ratios = [m.value for m in metrics if m.name == "sqnr_db"]

@@ -12,6 +12,7 @@ from typing import Literal
 from calib.errors import CalibError
 from calib.samples import IMAGE_SUFFIXES, has_images
 from calib.table import CalibrationTable
+from trtpipe.errors import InputError
 from trtpipe.figures import exact
 from trtpipe.job.importable import find_module, missing
 from trtpipe.job.job import Job
@@ -21,7 +22,7 @@ from trtpipe.model.torch_versions import misfit, needs_torchao
 from trtpipe.model.torch_versions import unsupported as unsupported_torch
 from trtpipe.packages import EXTRAS, install_command, not_installed
 from trtpipe.packages import version as package_version
-from trtpipe.routes.options import FRONTENDS, job_refusals, without_gpu
+from trtpipe.routes.options import REQUIREMENTS, job_refusals, without_gpu
 from trtpipe.trt import driver
 from trtpipe.trt.flavour import installed, require_version, unrecorded, unsupported
 from trtpipe.trt.options import needs_driver, refusals, without_driver
@@ -47,8 +48,9 @@ def validate(
     return _all_of(judge(path, overrides, here=here, version=version))
 
 
-#: What a job is judged for: to be built here, to be prepared as a kit for another machine, or only to be calibrated.
-Purpose = Literal["build", "prepare", "calibrate"]
+#: What a job is judged for: to be built here, to be prepared as a kit for another machine, to be measured here (`tune`
+#: and `bench`), or only to be calibrated.
+Purpose = Literal["build", "prepare", "measure", "calibrate"]
 
 
 def plan(
@@ -60,7 +62,8 @@ def plan(
         path: the YAML file.
         overrides: as in `validate`.
         purpose: a kit's engine is compiled by another machine, so this one needs no TensorRT; but what no release of
-            the target can finish is refused. Calibration needs nothing of the target, and asks nothing of it.
+            the target can finish is refused. To measure a job needs no TensorRT either, as its graph runs in ONNX
+            Runtime; what `build` would refuse of it is refused. Calibration asks nothing of the target.
         version: of the TensorRT the jobs are for; for a kit, the device's.
 
     Raises:
@@ -70,6 +73,19 @@ def plan(
     if problems := _all_of(judged):
         raise JobErrors(problems)
     return tuple(job for job, _ in judged if job is not None)
+
+
+def plan_one(path: str | Path, overrides: Iterable[str] = (), *, purpose: Purpose = "build") -> Job:
+    """The job in a file of one; arguments as of `plan`.
+
+    Raises:
+        JobErrors: with all problems found, in the order of the file.
+        InputError: the file has a matrix of several.
+    """
+    jobs = plan(path, overrides, purpose=purpose)
+    if len(jobs) > 1:
+        raise InputError(f"{path}: must be one job (got a matrix of {len(jobs)}). Give the file to `trtpipe build`.")
+    return jobs[0]
 
 
 def judge(
@@ -97,7 +113,7 @@ def _judged(
     job = file.read(overrides)
     if job is not None:
         if here:
-            on_this_gpu = version is None and purpose == "build"
+            on_this_gpu = version is None and purpose in ("build", "measure")
             for option, text in (
                 *_modules(job, path),
                 *_images(job),
@@ -113,7 +129,7 @@ def _judged(
         if wrong is not None:
             file.add(("build", "target"), f"{wrong}. Name the device's release with --for.")
         elif purpose != "calibrate":
-            refused = _refusals(job, version) if purpose == "build" else kit_refusals(job, version)
+            refused = kit_refusals(job, version) if purpose == "prepare" else _refusals(job, version)
         for option, text in refused:
             file.add(tuple(option.split(".")), text)
     return job, file.problems
@@ -206,7 +222,9 @@ def _gpu_absent(job: Job) -> _Problems:
     target, route = job.build.target, job.build.route
     if target == "onnxruntime" or not (gpu := driver.probe()).problem:
         return
-    if route != "onnx":
+    if job.check.require == "engine":
+        yield "check.require", driver.absent(gpu, "leave out check.require: engine, and have the graph checked")
+    if REQUIREMENTS[route].gpu:
         yield "build.route", without_gpu(route, gpu.problem)
         return
     for option in needs_driver(job.build, target):
@@ -215,8 +233,7 @@ def _gpu_absent(job: Job) -> _Problems:
 
 def _frontend(job: Job) -> _Problems:
     """The package that the job's route goes through."""
-    packages = {"torch_tensorrt": FRONTENDS.get(job.build.target), "torch2trt": "torch2trt"}
-    name = packages.get(job.build.route)
+    name = REQUIREMENTS[job.build.route].packages.get(job.build.target)
     if name and package_version(name) is None:
         yield "build.route", f"{not_installed(name)}; or use route onnx."
 

@@ -46,7 +46,7 @@ def as_given(captured: Captured) -> Captured:
             scales = scales.clamp_min(SMALLEST_SCALE).expand(weight.shape[site.axis]).contiguous()
             int8[site.consumer.name] = Int8Weight(weight, scales, None)
         elif op_name(site.consumer) not in (*WEIGHTED, *MATMULS, *ADDS, *SHARED):
-            odd.setdefault(op_name(site.consumer), []).append(module_path(site.consumer) or "the model")
+            odd.setdefault(op_name(site.consumer), []).append(module_path(site.consumer) or "outside any module")
     notes = tuple(
         f"{op}: quantized by the model and not fused by TensorRT, which computes it in float between Q and DQ: "
         + ", ".join(dict.fromkeys(paths))

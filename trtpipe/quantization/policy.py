@@ -54,10 +54,14 @@ class Modes:
         return bool(self.on - {"int8"}) or self.weights is not None
 
     @property
+    def asked(self) -> frozenset[NumberFormatName]:
+        """Every format that is asked for, that of weights alone included."""
+        return self.on | ({self.weights} if self.weights else set())
+
+    @property
     def title(self) -> str:
         """Like "INT8 and FP8"."""
-        formats = self.on | ({self.weights} if self.weights else set())
-        return " and ".join(f.title for f in FORMATS.values() if f.name in formats)
+        return " and ".join(f.title for f in FORMATS.values() if f.name in self.asked)
 
     def named(self, node: Node) -> NumberFormatName | None:
         """The format that `precision.formats` chooses for the operation: the last glob that matches decides."""
@@ -76,10 +80,12 @@ def modes_of(precision: Precision) -> Modes:
 
 @dataclass(frozen=True)
 class Choice:
-    """The format of one operation, None for FP32, FP16 or BF16, and why it is not the preferred one."""
+    """The format of one operation, None for FP32, FP16 or BF16, and why it is not the preferred one: as a text, and by
+    each format that was tried before."""
 
     format: NumberFormatName | None
     reason: str = ""
+    kept_out: Mapping[NumberFormatName, str] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -144,19 +150,39 @@ def idle_globs(modes: Modes, nodes: Sequence[Node], keep: Keep) -> tuple[str, ..
     return tuple(notes)
 
 
+def idle_modes(modes: Modes, chosen: Assignment) -> tuple[str, ...]:
+    """A note for each format that is asked for and that no operation has, with every reason for that."""
+    notes = []
+    for number_format in FORMATS.values():
+        if number_format.name in modes.asked and not chosen.of(number_format.name):
+            reasons = dict.fromkeys(_kept_out(n, c, number_format.name) for n, c in chosen.choices.items())
+            notes.append(f"precision: no operation is in {number_format.title} ({'; '.join(reasons)})")
+    return tuple(notes)
+
+
+def _kept_out(node: Node, choice: Choice, name: NumberFormatName) -> str:
+    """Why an operation has another format than this one, or none."""
+    if why := cannot(node, name) or choice.kept_out.get(name):
+        return why
+    return f"{FORMATS[choice.format].title} comes first" if choice.format else choice.reason
+
+
 def _choice(node: Node, modes: Modes, wide: Mapping[str, str]) -> Choice:
     """`wide` says, by node name, what stays out of 8 bits because it gains nothing there."""
-    reasons: dict[str, list[str]] = {}
+    kept_out: dict[NumberFormatName, str] = {}
     for name in _preference(node, modes):
         why = cannot(node, name) or (wide.get(node.name, "") if name in EIGHT_BITS else "")
         if not why:
-            return Choice(name, _because(reasons))
-        reasons.setdefault(why, []).append(FORMATS[name].title)
-    return Choice(None, _because(reasons))
+            return Choice(name, _because(kept_out), kept_out)
+        kept_out[name] = why
+    return Choice(None, _because(kept_out), kept_out)
 
 
-def _because(reasons: Mapping[str, Sequence[str]]) -> str:
+def _because(kept_out: Mapping[NumberFormatName, str]) -> str:
     """Each reason after the formats that it keeps the operation out of."""
+    reasons: dict[str, list[str]] = {}
+    for name, why in kept_out.items():
+        reasons.setdefault(why, []).append(FORMATS[name].title)
     return "; ".join(f"{' and '.join(titles)}: {why}" for why, titles in reasons.items())
 
 
@@ -170,8 +196,7 @@ def _preference(node: Node, modes: Modes) -> tuple[NumberFormatName, ...]:
         order = ("fp8", "int8")
     else:
         order = (*((modes.weights,) if modes.weights else ()), "nvfp4", "fp8", "int8")
-    formats = modes.on | ({modes.weights} if modes.weights else set())
-    return tuple(dict.fromkeys((*((chosen,) if chosen else ()), *(f for f in order if f in formats))))
+    return tuple(dict.fromkeys((*((chosen,) if chosen else ()), *(f for f in order if f in modes.asked))))
 
 
 def cannot(node: Node, name: NumberFormatName) -> str:

@@ -24,8 +24,9 @@ from trtpipe.model.nodes import (
     op_name,
     source_line,
 )  # fmt: skip
-from trtpipe.values import Captured, LayerPrecision, Site, TensorSpec
-from trtpipe.values import PrecisionName as PrecisionName
+from trtpipe.model.sites import MATMULS, WEIGHTED
+from trtpipe.trt.formats import product_format
+from trtpipe.values import Captured, LayerPrecision, PrecisionName, Site, TensorSpec
 
 #: Largest finite FP16 (IEEE 754 binary16). An activation observed above half of it stays in FP32: other data go higher.
 FP16_MAX = 65504.0
@@ -59,13 +60,9 @@ _SHAPES = ("sym_size", "size", "sym_numel")
 QUANTIZE = ("quantize_per_tensor", "quantize_per_channel", "fp8_quantize")
 #: Dequantizer to the format that it reads.
 FORMAT_OF: Mapping[str, PrecisionName] = {
-    "dequantize_per_tensor": "int8",
-    "dequantize_per_channel": "int8",
-    "fp8_dequantize": "fp8",
-    "int4_dequantize": "int4",
-    "fp4_dequantize": "nvfp4",
-    "fp4_dynamic": "nvfp4",
-}
+    "dequantize_per_tensor": "int8", "dequantize_per_channel": "int8", "fp8_dequantize": "fp8",
+    "int4_dequantize": "int4", "fp4_dequantize": "nvfp4", "fp4_dynamic": "nvfp4",
+}  # fmt: skip
 DEQUANTIZE = tuple(FORMAT_OF)
 
 
@@ -264,9 +261,11 @@ def _layer(
     node: Node, name: str, dtype: torch.dtype, why: str, keep: Keep, unquantized: Mapping[str, str]
 ) -> LayerPrecision:
     precision = _NAMES[dtype]
-    read = [FORMAT_OF[op_name(a)] for a in node.all_input_nodes if _is(a, DEQUANTIZE)]
-    if read and name != "add":
-        precision, why = read[-1], unquantized.get(node.name, "")
+    left, right = (FORMAT_OF.get(op_name(x)) if isinstance(x, Node) else None for x in (*node.args, None, None)[:2])
+    narrow = product_format(left, right) if name in (*WEIGHTED, *MATMULS) else None
+    if narrow is not None:
+        beside = f"beside it FP32: {why}" if why else ""
+        precision, why = narrow, "; ".join(filter(None, (unquantized.get(node.name), beside)))
     elif not why:
         why = unquantized.get(node.name) or keep.reason(node) or ""
     return LayerPrecision(module_path(node), name, precision, why, source_line(node))

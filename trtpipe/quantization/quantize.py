@@ -28,7 +28,7 @@ from trtpipe.model.sites import kept_sites, shared_scales
 from trtpipe.quantization.formats import FORMATS, SMALLEST_SCALE, check_complete, rounded_up
 from trtpipe.quantization.narrow import NarrowSite, Statistics, place_narrow
 from trtpipe.quantization.observers import INT8_RANGE, ActivationObserver, PerChannelWeightObserver
-from trtpipe.quantization.policy import Assignment, Modes, assign, cannot, checked_modes, idle_globs
+from trtpipe.quantization.policy import Assignment, Modes, assign, cannot, checked_modes, idle_globs, idle_modes
 from trtpipe.quantization.precision import (
     Keep,
     ScaleTypes,
@@ -291,6 +291,7 @@ def quantize(
         notes += [f"{module_path(s.node)}: not quantized, {s.reason}" for s in plan.skipped]
     if narrow is not None:
         notes += idle_globs(narrow.modes, tuple(plan.chosen.choices), keep)
+        notes += idle_modes(narrow.modes, plan.chosen)
     if plan.int8:
         graph, scales = place_qdq(prepare(captured, plan.out_of_int8(keep), types), amax)
     else:
@@ -360,9 +361,8 @@ def _nothing_left(plan: SitePlan, narrow: Narrow | None) -> str:
 
 def _unfit(plan: SitePlan, modes: Modes) -> tuple[str, ...]:
     """Why no operation can have any of the job's formats."""
-    formats = modes.on | ({modes.weights} if modes.weights else set())
     return tuple(
-        f"{FORMATS[f].title}: {why}" for n in plan.chosen.choices for f in sorted(formats) if (why := cannot(n, f))
+        f"{FORMATS[f].title}: {why}" for n in plan.chosen.choices for f in sorted(modes.asked) if (why := cannot(n, f))
     )
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from trtpipe.evaluation.check import bounds
+from trtpipe.evaluation.limits import bounds
 from trtpipe.evaluation.metrics import BEST
 from trtpipe.job.sections import Limits
 from trtpipe.quantization.ranking import ModuleSensitivity, Sensitivity

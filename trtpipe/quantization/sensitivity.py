@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from trtpipe.batching import unranked
 from trtpipe.errors import Cancelled, InputError
 from trtpipe.model.computing import CPU, placed, sent
 from trtpipe.quantization import narrow as narrow_formats
@@ -87,7 +88,7 @@ class _Losses:
         """Sum what the unit alone in its format does to one batch; classes are of the first output with scores."""
         self.samples += sample.count
         pairs = [
-            (_rows(spec, a, sample.count), _rows(spec, b, sample.count), spec.batch_axis)
+            (_rows(spec, a, sample.count), _rows(spec, b, sample.count), spec)
             for spec, a, b in zip(self.specs, reference, outputs, strict=True)
         ]
         for ratio, (a, b, _) in zip(self.outputs, pairs, strict=True):
@@ -95,8 +96,8 @@ class _Losses:
                 ratio.add(a, b)
         ranks = (
             (a, b)
-            for a, b, axis in pairs
-            if axis is not None and a.is_floating_point() and a.dim() == 2 and a.shape[1] > 1
+            for a, b, spec in pairs
+            if not unranked(spec) and a.is_floating_point() and a.dim() == 2 and a.shape[1] > 1
         )
         scores = next(ranks, None)
         if scores is None:

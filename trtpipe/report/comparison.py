@@ -73,6 +73,7 @@ def class_output(compared: ComparedOutputs) -> str | None:
         outputs = compared.outputs.get(name)
         if (
             outputs is not None
+            and name not in compared.unranked
             and outputs.shape == reference.shape
             and len(outputs)
             and metrics.ranks_classes(reference)

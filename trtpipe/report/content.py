@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,6 +43,7 @@ class ComparedOutputs:
         labels: int64 [S], -1 where unknown, or None.
         images: the folder that `ids` are files of; None when the samples are no images.
         detections: which outputs are boxes with scores; None where none are.
+        unranked: names the outputs that are no class scores, whatever their shape.
     """
 
     reference: Mapping[str, Array]
@@ -51,6 +52,7 @@ class ComparedOutputs:
     labels: Array | None = None
     images: Path | None = None
     detections: Detections | None = None
+    unranked: Collection[str] = ()
 
 
 @dataclass(frozen=True)

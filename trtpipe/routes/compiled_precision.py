@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from trtpipe.model.onnx.names import WEIGHTED
 from trtpipe.trt.element_types import element_types
-from trtpipe.trt.formats import DYNAMIC_QUANTIZE
+from trtpipe.trt.formats import DYNAMIC_QUANTIZE, product_format
 from trtpipe.values import LayerPrecision, OnnxModel, PrecisionName
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ _MOVES = ("Transpose", "Reshape", "Cast")
 
 
 def read_back(layers: Sequence[LayerPrecision], graph: OnnxModel) -> tuple[LayerPrecision, ...]:
-    """`layers` with the precision that the graph says: a node that reads a DequantizeLinear is what
-    was stored there, any other is what its input is.
+    """`layers` with the precision that the graph says: a product whose factors are dequantized is what they were stored
+    in, any other node what its input is.
 
     An operation is found by its module and its place among those of one kind there. Where their numbers differ (the
     exporter split or merged some), or the operation has no name in ONNX, what was planned stays.
@@ -72,9 +73,10 @@ def _precision(node: NodeProto, types: dict[str, int], producers: dict[str, Node
     """The precision of one node."""
     import onnx
 
-    quantized = [f for i in node.input[:2] if (f := _number_format(i, types, producers)) is not None]
-    if quantized:
-        return quantized[-1]
+    if node.op_type in WEIGHTED:
+        left, right = (_number_format(i, types, producers) for i in node.input[:2])
+        if (narrow := product_format(left, right)) is not None:
+            return narrow
     names: dict[int, PrecisionName] = {onnx.TensorProto.FLOAT16: "fp16", onnx.TensorProto.BFLOAT16: "bf16"}
     return names.get(types.get(node.input[0], onnx.TensorProto.FLOAT), "fp32")
 

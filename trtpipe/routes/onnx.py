@@ -213,8 +213,9 @@ def _exported(quantized: Quantized, old: bool, plugins: bool) -> ONNXProgram:
             r"No ONNX function found for <OpOverload\(op='([\w.]+)', overload='(\w+)'\)>", str(error)
         ):
             raise BuildError(
-                f"onnx: torch.onnx has no translation of {absent[1]}.{absent[2]}. Write it in other operations, take "
-                "build.route torch_tensorrt, or give TensorRT a plugin for it: build.plugins."
+                f"onnx: torch.onnx has no translation of {absent[1]}.{absent[2]}. Write it in other operations. "
+                "With build.target tensorrt a plugin can compute it (build.plugins), and with that or tensorrt_rtx "
+                "build.route torch_tensorrt may have it."
             ) from error
         text = "\n".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().splitlines()[:12])
         raise BuildError(

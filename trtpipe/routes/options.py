@@ -34,6 +34,21 @@ def without_gpu(route: str, problem: str) -> str:
 
 #: Distribution of Torch-TensorRT by the target it is made for.
 FRONTENDS: Mapping[str, str] = {"tensorrt": "torch-tensorrt", "tensorrt_rtx": "torch-tensorrt-rtx"}
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """What a route needs of the machine that builds: a distribution, by the job's target, and whether a GPU."""
+
+    packages: Mapping[str, str]
+    gpu: bool
+
+
+REQUIREMENTS: Mapping[Route, Requirements] = {
+    "onnx": Requirements({}, gpu=False),
+    "torch_tensorrt": Requirements(FRONTENDS, gpu=True),
+    "torch2trt": Requirements({"tensorrt": "torch2trt"}, gpu=True),
+}
 #: The Torch-TensorRT whose arguments the tables below were read from.
 TESTED = "2.14"
 #: Builder options that are one keyword of Torch-TensorRT's conversion, their values taken as they are.

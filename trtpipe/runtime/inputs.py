@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import load_file
 
 from calib.files import as_text
 from calib.samples import ARRAY_SUFFIXES, IMAGE_SUFFIXES
@@ -76,8 +77,6 @@ def _arrays(path: Path, model: Model) -> Feed:
     names = [s.name for s in model.manifest.inputs]
     try:
         if path.suffix.lower() == ".safetensors":
-            from safetensors.numpy import load_file
-
             arrays: dict[str, Array] = dict(load_file(path))
         elif path.suffix.lower() == ".npy":
             arrays = {names[0]: np.lib.format.open_memmap(path, mode="r")}

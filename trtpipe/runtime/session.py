@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from trtpipe.batching import Batching, joined
 from trtpipe.bundle import signing
 from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.manifest import Manifest
-from trtpipe.errors import InputError
+from trtpipe.errors import InputError, shell
 from trtpipe.runtime import compatibility
 from trtpipe.runtime.device import this_device
 from trtpipe.runtime.executor import (
@@ -283,7 +284,7 @@ def _kind(value: object) -> str:
 
 
 def load(
-    path: str | Path,
+    path: str | PathLike[str],
     *,
     key: str | Path | None = None,
     graph: bool = False,
@@ -296,7 +297,7 @@ def load(
     fit for this device. One whose check failed when it was made is loaded, with a warning in the log.
 
     Args:
-        path: the bundle's directory.
+        path: the bundle's directory, or a bundle that was read or built.
         key: file of trusted public keys; the device's own configured one when None.
         graph: run the ONNX graph on the CPU instead of the engine.
         as_written: see `open_model`.
@@ -335,7 +336,8 @@ def open_model(
     engine = bundle.manifest.engine
     if engine is None and not graph:
         raise InputError(
-            f"{bundle.path}: is a kit, which has no engine to run. Finish it here: trtpipe build {bundle.path}."
+            f"{bundle.path}: is a kit, which has no engine to run. Finish it here: "
+            f"{shell('trtpipe', 'build', bundle.path)}."
         )
     if engine is None or graph or engine.target == "onnxruntime":
         if not as_written:

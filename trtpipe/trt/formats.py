@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from trtpipe.trt.flavour import CAPABILITIES, parse_version, where
 from trtpipe.trt.platforms import ALWAYS, BY_CAPABILITY, PLATFORMS, PRECISIONS, RTX_COMPUTE_CAPABILITIES, instead
+from trtpipe.values import PrecisionName
 
 if TYPE_CHECKING:
     from trtpipe.job.sections import Build, Precision
@@ -135,3 +136,15 @@ def _named(build: Build, path: str, needed: FormatSupport, other: str) -> Iterat
             f"each of build.compute_capability must have {needed.title}, as {', '.join(legal)} do (got "
             f"{', '.join(unable)}). Leave them out, or use {other}.",
         )
+
+
+#: Formats of a weight whose other factor may be in float.
+WEIGHTS_ALONE = ("int4", "nvfp4")
+
+
+def product_format(left: PrecisionName | None, right: PrecisionName | None) -> PrecisionName | None:
+    """The number format of a product of factors in these, None a float: of its weight where that alone is in 4 bits.
+
+    A product with one factor in INT8 or FP8 computes in float, which is None.
+    """
+    return right if left == right or right in WEIGHTS_ALONE else None

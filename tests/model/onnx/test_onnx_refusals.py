@@ -140,3 +140,39 @@ def test_padding_to_a_size_that_is_dynamic() -> None:
     assert str(caught.value) == (
         "Conv pads by a size that is dynamic (auto_pad). Export it with pads, or a fixed size."
     )
+
+
+@pytest.mark.parametrize("operator", ["If", "Loop"])
+def test_a_network_is_cut_at_all_that_its_control_flow_reads(operator: str, tmp_path: Path) -> None:
+    """Branches and bodies read tensors from outside that are not among the node's inputs."""
+    made = [helper.make_tensor_value_info(n, kind, None) for n, kind in (("inner", 1), ("on", 9))]
+    body = [helper.make_node("Neg", ["features"], ["inner"])]
+    if operator == "If":
+        deep = helper.make_node(  # a branch in a branch
+            "If", ["true"], ["outer"],
+            then_branch=helper.make_graph(body, "deep", [], made[:1]),
+            else_branch=helper.make_graph([], "as it is", [], [helper.make_tensor_value_info("features", 1, None)]),
+        )  # fmt: skip
+        branches = [
+            helper.make_graph([deep], "then", [], [helper.make_tensor_value_info("outer", 1, None)]),
+            helper.make_graph([helper.make_node("Abs", ["x"], ["inner"])], "else", [], made[:1]),
+        ]
+        flow = helper.make_node("If", ["true"], ["y"], then_branch=branches[0], else_branch=branches[1])
+    else:
+        starts = [helper.make_tensor_value_info(n, kind, []) for n, kind in (("i", 7), ("before", 9))]
+        body.append(helper.make_node("Identity", ["before"], ["on"]))
+        flow = helper.make_node(
+            "Loop", ["two", "true"], ["y"], body=helper.make_graph(body, "body", starts, [made[1], made[0]])
+        )
+    path = saved(
+        tmp_path / "file.onnx",
+        [helper.make_node("Relu", ["x"], ["features"]), flow],
+        {"true": np.array(True), "two": np.array(2, np.int64)},
+    )
+    with pytest.raises(InputError) as caught:
+        load_network(path)
+    assert str(caught.value) == (
+        f"model.onnx: its operators must be among those that trtpipe converts (got {operator}). Cut it before them: "
+        "name as the job's outputs what is computed without them (features), and do the rest behind the engine; or "
+        "build from PyTorch with model.factory."
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import nets
 import numpy as np
@@ -323,3 +324,57 @@ class TiedEinsum(nn.Module):
 def test_a_constant_that_is_quantized_like_an_activation(tmp_path: Path) -> None:
     captured, _, table, _ = made(TiedEinsum(), tmp_path)
     assert decibels(captured, table, nets.images(16, 3, 8, 8)) > 10
+
+
+@pytest.mark.parametrize("kept", [("equalization",), ("equalization", "rounding")])
+def test_a_scaling_that_all_samples_speak_against_is_taken_back(
+    kept: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scalings are tried with thresholds of every second batch; what is kept has to gain with those of all samples."""
+    right = stage.calibrate
+
+    def wider(*args: object, **options: object) -> CalibrationTable:
+        table = right(*args, **options)  # type: ignore[arg-type]
+        return table.corrected({k: 50 * v for k, v in table.amax.items()}, table.corrections)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(stage, "calibrate", wider)
+    _, plain, table, _ = made(uneven(), tmp_path, kept, algorithm="minmax")
+    first = table.corrections.steps[0]
+    assert not first.kept
+    assert first.after_db < first.before_db
+    assert first.detail.endswith("; with thresholds of all samples")
+    assert not [k for k in table.corrections.arrays if k.startswith("scale")]
+    if kept == ("equalization",):
+        assert table.amax == plain.amax
+        assert not table.corrections.arrays
+    else:  # what follows is fitted to the graph as it was, and goes on from its score
+        assert table.corrections.steps[1].before_db == first.before_db
+
+
+def test_levels_and_biases_are_fitted_to_the_thresholds_that_stay(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A sweep whose thresholds are taken back has fitted its levels and biases to others than the table's."""
+    swept: list[Sequence[str]] = []
+
+    class Watched(sweep.Sweep):
+        def run(self) -> sweep.Fitted:
+            swept.append(self._which)
+            return super().run()
+
+    judge = stage._Corrector._judged
+
+    def without_thresholds(self: stage._Corrector, name: str, *rest: Any) -> bool:
+        return name != "thresholds" and judge(self, name, *rest)
+
+    monkeypatch.setattr(stage, "Sweep", Watched)
+    _, plain, wanted, _ = made(uneven(), tmp_path, ("rounding", "bias"), algorithm="minmax")
+    monkeypatch.setattr(stage._Corrector, "_judged", without_thresholds)
+    _, _, found, _ = made(uneven(), tmp_path, ("thresholds", "rounding", "bias"), algorithm="minmax")
+    assert [list(which) for which in swept] == [
+        ["rounding", "bias"], ["thresholds", "rounding", "bias"], ["rounding", "bias"]
+    ]  # fmt: skip
+    assert found.amax == wanted.amax == plain.amax
+    assert wanted.corrections.arrays
+    assert found.corrections.arrays.keys() == wanted.corrections.arrays.keys()
+    assert all(np.array_equal(a, found.corrections.arrays[k]) for k, a in wanted.corrections.arrays.items())

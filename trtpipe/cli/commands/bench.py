@@ -22,9 +22,9 @@ from trtpipe.cli.commands.options import (
 from trtpipe.cli.results import results
 from trtpipe.errors import SUCCESS, ExitCode
 from trtpipe.job.importable import on_path
-from trtpipe.job.load import load_job
 from trtpipe.outputs import require_apart
 from trtpipe.pipeline import bench as bench_line
+from trtpipe.pipeline.validate import plan_one
 from trtpipe.report import bench_page
 from trtpipe.runtime.compatibility import admit
 
@@ -115,5 +115,5 @@ def _measure(
             bundle, _ = admit(target, trusted(key))
             return bench_line.bench_bundle(bundle, reporter, rounds=rounds, seconds=seconds, samples=samples)
         with on_path(None):
-            job = load_job(target, overrides)
+            job = plan_one(target, overrides, purpose="measure")
             return bench_line.bench_job(job, reporter, rounds=rounds, seconds=seconds, samples=samples)

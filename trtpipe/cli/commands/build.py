@@ -30,7 +30,7 @@ from trtpipe.cli.commands.options import (
 )
 from trtpipe.errors import FAILED, SUCCESS, Cancelled, ExitCode, user_error
 from trtpipe.job.importable import on_path
-from trtpipe.job.load import JobErrors, same_name
+from trtpipe.job.load import JobErrors, distinct_names
 from trtpipe.job.problems import Problem
 from trtpipe.pipeline.build import build
 from trtpipe.pipeline.kit import finish_kit
@@ -130,8 +130,7 @@ def load_jobs(
     One of several in a file has the name `file#name`.
 
     Raises:
-        JobErrors: the problems of all of them at once.
-        InputError: two jobs have one name.
+        JobErrors: the problems of all of them at once; or that two have one name.
     """
     loaded: list[tuple[Path, Job]] = []
     problems: list[Problem] = []
@@ -143,9 +142,8 @@ def load_jobs(
             continue
         several = len(jobs) > 1
         loaded += [(Path(f"{path}#{job.name}") if several else path, _logged(job, verbose)) for job in jobs]
-    if problems:
-        raise JobErrors(problems)
-    _distinct_names(loaded)
+    if found := problems or distinct_names(loaded):
+        raise JobErrors(found)
     return loaded
 
 
@@ -206,15 +204,6 @@ def _logged(job: Job, verbose: int) -> Job:
         return job
     build = job.build.model_copy(update={"log_level": "info" if verbose == 1 else "verbose"})
     return job.model_copy(update={"build": build})
-
-
-def _distinct_names(loaded: list[tuple[Path, Job]]) -> None:
-    """Two jobs of one name would write the same bundle."""
-    seen: dict[str, Path] = {}
-    for path, job in loaded:
-        first = seen.setdefault(job.name, path)
-        if first != path:
-            raise same_name(path, first, job.name)
 
 
 def verdict(name: str, bundle: Path, report: CheckReport) -> list[str]:

@@ -9,6 +9,7 @@ import click
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import OutputFolder, json_option
 from trtpipe.cli.starter import starter
+from trtpipe.errors import shell
 
 
 @click.command("init", short_help="Write a working job to start from.")
@@ -32,4 +33,4 @@ def command(folder: Path, source: str | None, images: Path | None, as_json: bool
     if pictures:
         console.out(f"wrote {pictures} made-up images in {console.relative(folder / 'data')}; put your own there")
     job = console.relative(folder / "job.yaml")
-    console.out(f"next: trtpipe validate {job} && trtpipe build {job}")
+    console.out(f"next: {shell('trtpipe', 'validate', job)} && {shell('trtpipe', 'build', job)}")

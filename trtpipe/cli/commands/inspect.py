@@ -17,7 +17,7 @@ from calib.types import JsonObject
 from trtpipe.bundle.format import read_bundle
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import json_option
-from trtpipe.errors import InputError, MissingError, first_line
+from trtpipe.errors import InputError, MissingError, first_line, shell
 from trtpipe.figures import beside, exact
 from trtpipe.model.onnx.names import WEIGHTED
 from trtpipe.packages import pip_install
@@ -74,7 +74,7 @@ def described(path: Path) -> JsonObject:
     if path.suffix.lower() == ".onnx":
         return _onnx(path)
     if head.startswith(b"manifest.json\0"):
-        raise InputError(f"{path}: is a packed bundle. Run `trtpipe unpack {path} FOLDER`.")
+        raise InputError(f"{path}: is a packed bundle. Run `{shell('trtpipe', 'unpack', path, 'FOLDER')}`.")
     if any(magic in head for magic in _PLANS):
         return _engine(path)
     if head.startswith(b"TRT-"):

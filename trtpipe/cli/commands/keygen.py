@@ -9,6 +9,7 @@ import click
 from trtpipe.bundle.signing import generate_key, key_id, load_public_keys
 from trtpipe.cli import console
 from trtpipe.cli.commands.options import NewPath
+from trtpipe.errors import shell
 from trtpipe.nightly.transport import AUTHORITY, CERTIFICATE, KEY, make_credentials
 
 
@@ -24,11 +25,13 @@ def command(path: Path, fleet: bool) -> None:
         until = make_credentials(path)
         console.err(f"certificates until {until:%Y-%m-%d}; copy each folder to its machines, and keep them secret:")
         at = path / "scheduler"
-        files = f"--tls-ca-file {at / AUTHORITY} --tls-cert {at / CERTIFICATE} --tls-key {at / KEY}"
-        console.err(f"scheduler: dask scheduler --protocol tls {files} --no-dashboard")
-        console.err(f"each worker: trtpipe worker tls://SCHEDULER:8786 --tls {path / 'worker'}")
-        console.err(f"planner: trtpipe nightly JOB... --scheduler tls://SCHEDULER:8786 --tls {path / 'planner'}")
+        files = ("--tls-ca-file", at / AUTHORITY, "--tls-cert", at / CERTIFICATE, "--tls-key", at / KEY)
+        address = "tls://SCHEDULER:8786"
+        console.err(f"scheduler: {shell('dask', 'scheduler', '--protocol', 'tls', *files, '--no-dashboard')}")
+        console.err(f"each worker: {shell('trtpipe', 'worker', address, '--tls', path / 'worker')}")
+        planner = shell("trtpipe", "nightly", "JOB...", "--scheduler", address, "--tls", path / "planner")
+        console.err(f"planner: {planner}")
         return
     public = generate_key(path)
-    console.err(f"private key: {path} (keep it; sign with: trtpipe build --sign {path})")
+    console.err(f"private key: {path} (keep it; sign with: {shell('trtpipe', 'build', '--sign', path)})")
     console.err(f"public key: {public}, id {key_id(load_public_keys(public)[0])} (give it to the devices)")

@@ -95,7 +95,9 @@ def command(
             console.out_json(_measured(model, feed, batch_size, iterations))
             return
         assert feed is not None
-        if not raw:
+        if raw:
+            _require_whole_batches(model, len(feed.ids), batch_size or model.batch[1])
+        else:
             _require_classes(model, top)
         with console.Console(quiet=quiet).watching() as reporter, _destination(output) as stream:
             right = labelled = 0
@@ -117,6 +119,16 @@ def _require_classes(model: Model, top: int) -> None:
     classes = scores.at("max")[1 - (scores.batch_axis or 0)]
     if top > classes:
         raise InputError(f"--top: must be at most {classes}, the classes of output {scores.name} (got {top}).")
+
+
+def _require_whole_batches(model: Model, samples: int, size: int) -> None:
+    """Refuse a last batch of another size, before the first, if an output depends on all samples of its batch."""
+    whole = [spec.name for spec in model.manifest.outputs if spec.batch_axis is None]
+    if whole and samples > size and samples % size:
+        raise InputError(
+            f"{model.bundle.path}: output {whole[0]} has no batch axis: samples must fill whole batches of {size} (got "
+            f"{samples}). Give as many, or a --batch-size that divides them."
+        )
 
 
 def _rows(model: Model, feed: Feed, size: int, top: int, raw: bool) -> Iterator[JsonRow]:
@@ -161,18 +173,20 @@ def _writer(form: str, stream: TextIO, top: int) -> Iterator[Write]:
     if form == "csv":
         yield _csv_writer(stream, top)
         return
-    first, between, last = ("[\n", ",\n", "\n]\n") if form == "json" else ("", "\n", "\n")
+    if form == "jsonl":
+        yield lambda row: print(json_line(jsonable(row)), file=stream)  # whole lines, whatever the next sample does
+        return
     written = 0
 
     def write(row: JsonRow) -> None:
         nonlocal written
-        stream.write(between if written else first)
+        stream.write(",\n" if written else "[\n")
         stream.write(json_line(jsonable(row)))
         written += 1
 
     yield write
     if written:
-        stream.write(last)
+        stream.write("\n]\n")
 
 
 def _csv_writer(stream: TextIO, top: int) -> Write:

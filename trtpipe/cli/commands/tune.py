@@ -11,9 +11,9 @@ from trtpipe.cli import console
 from trtpipe.cli.commands.options import OutputFile, device_option, json_option, out_option, set_option
 from trtpipe.errors import FAILED, SUCCESS, ExitCode
 from trtpipe.job.dump import write_job
-from trtpipe.job.load import load_job
 from trtpipe.outputs import require_apart, require_writable_file
 from trtpipe.pipeline.tune import tune
+from trtpipe.pipeline.validate import plan_one
 from trtpipe.report import tune_page
 
 
@@ -47,7 +47,7 @@ def command(
 
     Exits with 1 when no trial meets the limits; the job that came closest is written all the same.
     """
-    loaded = load_job(job, overrides)
+    loaded = plan_one(job, overrides, purpose="measure")
     target = write or job.with_name(f"{job.stem}.tuned{job.suffix}")
     require_apart(target, job)
     require_writable_file(target)

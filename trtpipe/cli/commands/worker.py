@@ -35,9 +35,9 @@ def command(
     A client of the scheduler runs code here: one on another machine needs a certificate (--tls). The worker
     announces its GPU (sm87), its TensorRT (tensorrt=10.3), its processor and its tags.
     """
-    console.err(f"worker of {scheduler}; stop it with Ctrl-C")
     serve(
         scheduler,
+        ready=lambda: console.err(f"worker of {scheduler}; stop it with Ctrl-C"),
         tags=tags,
         name=name,
         cache=cache or cache_folder(),

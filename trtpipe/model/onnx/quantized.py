@@ -20,6 +20,8 @@ _RECALIBRATE = (
     "which starts from its FP32 form."
 )
 
+_ONE_SCALE = "Give each tensor one scale, or set calibration.recalibrate: true, which starts from the file's FP32 form."
+
 Marks = dict["tuple[ir.Node, int]", Mark]
 
 
@@ -61,6 +63,9 @@ def take_qdq_off(model: ir.Model, *, any_scales: bool = False) -> tuple[Marks, t
             before = _in_float(graph, node, stored.const_value.numpy(), affine)
         else:
             raise _refused(node, "dequantizes what no QuantizeLinear has made")
+        for use in node.outputs[0].uses():
+            if use[0].op_type == "QuantizeLinear" and not any_scales and _affine(use[0]) != affine:
+                raise _refused(use[0], "quantizes with another scale what is quantized already", _ONE_SCALE)
         if stored.dtype != ir.DataType.INT32:
             mark = ANY_SCALE if any_scales else affine.mark(node)
             marks |= dict.fromkeys(((use[0], use[1]) for use in node.outputs[0].uses()), mark)

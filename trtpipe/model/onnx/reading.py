@@ -200,7 +200,8 @@ def _require_known(graph: ir.Graph, operators: frozenset[str]) -> None:
         if any(_IN_INTEGERS.search(op) for op in unknown):
             raise InputError(
                 f"model.onnx: must be quantized as Q/DQ with fixed scales (got {listed}). Quantize it again so (ONNX "
-                "Runtime: quantize_static with QuantFormat.QDQ), or give it in FP32."
+                "Runtime: quantize_static with QuantFormat.QDQ and QInt8, without UseQDQContribOps), or give it in "
+                "FP32."
             )
         before = _before(graph, operators)
         cut = (
@@ -215,8 +216,11 @@ def _require_known(graph: ir.Graph, operators: frozenset[str]) -> None:
         )
 
 
-#: Operators of networks that are quantized otherwise than by Q/DQ: in integers, or by scales of the data.
-_IN_INTEGERS = re.compile(r"^(com\.microsoft::)?(QLinear\w+|\w+Integer\w*|DynamicQuantize\w+|QGemm)$")
+#: Operators of networks that are quantized otherwise than by ONNX's Q/DQ: in integers, by scales of the data, or by
+#: operators of ONNX Runtime's own.
+_IN_INTEGERS = re.compile(
+    r"^(com\.microsoft::)?(QLinear\w+|\w+Integer\w*|DynamicQuantize\w+|QGemm|(De)?[Qq]uantizeLinear)$"
+)
 #: Operators on floats whose results are integers.
 _GIVE_INTEGERS = ("Shape", "Size", "ArgMax", "ArgMin", "QuantizeLinear")
 #: Tensors that a message names.
@@ -235,7 +239,7 @@ def _before(graph: ir.Graph, operators: frozenset[str]) -> list[str]:
     for node in graph:
         can = node.domain in ("", "ai.onnx") and node.op_type in operators and all(v in known for v in node.inputs)
         if not can:
-            readers |= {v: True for v in node.inputs if v in computed}
+            readers |= {v: True for v in _read_by(node) if v in computed}
             continue
         known |= set(node.outputs)
         if any(v in computed for v in node.inputs):
@@ -247,6 +251,19 @@ def _before(graph: ir.Graph, operators: frozenset[str]) -> list[str]:
     names = [str(v.name) for v in (*readers, *ends) if v in floats and v.producer() is not None]
     found = list(dict.fromkeys(names))
     return found if len(found) <= _MOST_NAMED else [*found[:_MOST_NAMED], "..."]
+
+
+def _read_by(node: ir.Node) -> Iterator[ir.Value | None]:
+    """What a node reads, its branches and bodies included."""
+    import onnx_ir as ir
+
+    yield from node.inputs
+    for attribute in node.attributes.values():
+        if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+            for graph in [attribute.value] if attribute.type == ir.AttributeType.GRAPH else attribute.value:
+                yield from graph.outputs
+                for inner in graph:
+                    yield from _read_by(inner)
 
 
 def _require_fp32(constants: Mapping[str, NDArray[Any]], graph: ir.Graph) -> None:

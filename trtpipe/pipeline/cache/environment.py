@@ -53,7 +53,8 @@ def environment() -> dict[str, str]:
 
 
 def portable_job(job: Job) -> str:
-    """The job as JSON with its paths relative to its own folder: the same job anywhere gives the same text."""
+    """The job as JSON, without keys of `WITHOUT_EFFECT` but its name, paths relative to its own folder: the same job
+    anywhere gives the same text."""
     folder = str(job.folder or Path.cwd())
 
     def relative(value: object) -> object:
@@ -65,11 +66,12 @@ def portable_job(job: Job) -> str:
             return os.path.relpath(value, folder)
         return value
 
-    return json.dumps(
-        relative(job.model_dump(mode="json", exclude_defaults=True, exclude={"build": {"log_level"}, "worker": True})),
-        sort_keys=True,
-        indent=1,
-    )
+    sections = job.model_dump(mode="json", exclude_defaults=True)
+    for section, value in sections.items():
+        if isinstance(value, dict):
+            sections[section] = {k: v for k, v in value.items() if f"{section}.{k}" not in WITHOUT_EFFECT}
+    kept = {n: v for n, v in sections.items() if v != {} and (n == "name" or n not in WITHOUT_EFFECT)}
+    return json.dumps(relative(kept), sort_keys=True, indent=1)
 
 
 def source_fingerprint(job: Job, parts: Mapping[str, str | None]) -> str:

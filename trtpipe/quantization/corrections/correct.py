@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 #: Steps in the order they are tried.
 STEPS: tuple[Correction, ...] = get_args(Correction)
+#: Those that change the graph: the thresholds are then of another one.
+SCALINGS: tuple[Correction, ...] = ("equalization", "smoothing")
 #: Samples used, in batches of at most `BATCH`: of eight, five are fitted on, one decides about single operations,
 #: and two about whole steps. Fewer where the values alive at once would not fit in `MOST_BYTES`. More of them pay:
 #: MobileNetV2, corrected by 64 and by 96 of its calibration photographs, has 16.3 and 18.1 dB on the other 32.
@@ -123,6 +125,7 @@ class _Corrector:
 
     def run(self) -> CalibrationTable:
         self._choose_ranges()
+        unscaled = self._now, self._amax, self._score
         domains = find_domains(self._plain.graph)
         for name, mine in (
             ("equalization", [d for d in domains if not d.normalized]),
@@ -130,22 +133,40 @@ class _Corrector:
         ):
             if name in self._which and mine:
                 self._scale(name, mine)
-        table = self._table
-        if self._arrays:
-            table = calibrate(
-                self._now,
-                self._source,
-                batch_size=self._batch_size,
-                algorithm=table.algorithm,  # type: ignore[arg-type]
-                percentile=table.percentile,
-                digests={k: v for k, v in table.digests.items() if k != "data"},
-                progress=self._progress,
-            )
-            self._amax = table.amax
-            self._score = self._measured(self._now, self._amax)
+        table = self._on_all_samples(unscaled) if self._arrays else self._table
         if {"thresholds", "rounding", "bias"} & set(self._which):
             self._fit(table)
         return table.corrected(self._amax, Corrections(tuple(self._steps), self._arrays))
+
+    def _on_all_samples(self, unscaled: tuple[Captured, Mapping[str, float], Score]) -> CalibrationTable:
+        """The scaled graph's table, of all samples; without the scaling where it does not gain with those thresholds:
+        the ones that it was chosen by are of a few samples, and one value more may be an outlier.
+        """
+        table = calibrate(
+            self._now,
+            self._source,
+            batch_size=self._batch_size,
+            algorithm=self._table.algorithm,  # type: ignore[arg-type]
+            percentile=self._table.percentile,
+            digests={k: v for k, v in self._table.digests.items() if k != "data"},
+            progress=self._progress,
+        )
+        score = self._measured(self._now, table.amax)
+        if score.beats(unscaled[2]):
+            self._amax, self._score = table.amax, score
+            return table
+        after = nine_digits(score.decibels)
+        self._steps = [
+            s.model_copy(
+                update={"kept": False, "after_db": after, "detail": f"{s.detail}; with thresholds of all samples"}
+            )
+            if s.kept and s.name in SCALINGS
+            else s
+            for s in self._steps
+        ]
+        self._now, self._amax, self._score = unscaled
+        self._arrays = {}
+        return self._table
 
     def _measured(self, captured: Captured, amax: Mapping[str, float]) -> Score:
         return self._guard.measured(_in_int8(captured, self._wide), amax)
@@ -204,21 +225,25 @@ class _Corrector:
         return ranges
 
     def _fit(self, table: CalibrationTable) -> None:
-        """Thresholds, levels and biases in one sweep, and each kind judged on top of the ones before."""
-        most = {k: max(abs(t.low), abs(t.high), table.amax[k]) for k, t in table.audit.tensors.items()}
-        rare = {k for k, t in table.audit.tensors.items() if t.elements < ENOUGH_VALUES}
-        samples, which = self._samples, self._which
-        sweep = Sweep(
-            _in_int8(self._now, self._wide), self._amax, most, rare, samples.fit, samples.local, which, self._progress
-        )
-        fitted = sweep.run()
-        if fitted.amax:
-            self._judged("thresholds", {}, fitted.amax, f"{len(fitted.amax)} tensors")
+        """Thresholds, levels and biases in one sweep, and each kind judged on top of the ones before.
+
+        Levels and biases make up for what the sweep's own thresholds do. Where these are taken back, another sweep fits
+        them to the ones that stay.
+        """
+        fitted = self._swept(table, self._which)
+        if fitted.amax and not self._judged("thresholds", {}, fitted.amax, f"{len(fitted.amax)} tensors"):
+            fitted = self._swept(table, [w for w in self._which if w != "thresholds"])
         levels, biases = _levels(fitted), _biases(fitted)
         rounded = bool(levels) and self._judged("rounding", levels, {}, f"{len(fitted.levels)} weights")
         if biases:  # they were fitted together: biases may be what makes the levels pay
             detail = f"{len(fitted.biases)} operations" + ("" if rounded or not levels else ", with rounding")
             self._judged("bias", {**levels, **biases}, {}, detail)
+
+    def _swept(self, table: CalibrationTable, which: Sequence[str]) -> Fitted:
+        most = {k: max(abs(t.low), abs(t.high), table.amax[k]) for k, t in table.audit.tensors.items()}
+        rare = {k for k, t in table.audit.tensors.items() if t.elements < ENOUGH_VALUES}
+        captured, samples = _in_int8(self._now, self._wide), self._samples
+        return Sweep(captured, self._amax, most, rare, samples.fit, samples.local, which, self._progress).run()
 
     def _judged(self, name: str, arrays: Arrays, amax: Mapping[str, float], detail: str) -> bool:
         """Take a step if it gains on the samples kept apart."""

@@ -1,0 +1,103 @@
+"""Models that quantize themselves: what of them is in INT8, by every way to quantize a product's factors."""
+
+from __future__ import annotations
+
+import nets
+import pytest
+import torch
+from torch import nn
+
+from trtpipe.errors import InputError
+from trtpipe.model.capture import capture
+from trtpipe.model.marks import Mark, mark
+from trtpipe.quantization.given import as_given, given_amax
+from trtpipe.quantization.precision import Keep
+from trtpipe.quantization.quantize import quantize
+from trtpipe.routes.compiled_precision import read_back
+from trtpipe.routes.onnx import to_onnx
+from trtpipe.values import Quantized
+
+ONE = Mark((0.05,), None)
+
+
+class Own(nn.Module):
+    """A convolution, an attention-like product and a mean, whose inputs are quantized where `which` says so."""
+
+    def __init__(self, which: frozenset[str]) -> None:
+        super().__init__()
+        self.which = which
+        self.conv = nn.Conv2d(3, 5, 3)
+
+    def own(self, x: torch.Tensor, name: str, it: Mark = ONE) -> torch.Tensor:
+        return mark(x, it) if name in self.which else x
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.own(self.conv.weight, "weight", Mark((0.01,) * 5, 0))
+        y = nn.functional.conv2d(self.own(x, "input"), weight)
+        z = self.own(y.flatten(2), "left") @ self.own((y + 1).flatten(2).transpose(1, 2), "right")
+        return self.own(z, "mean").mean(2)
+
+
+def given(which: frozenset[str]) -> Quantized:
+    captured = as_given(capture(nets.loaded(nets.settled(Own(which), nets.images(4, 3, 8, 8)))))
+    keep = Keep()
+    return quantize(captured, int8=True, half=None, keep=keep, amax=given_amax(captured), ranges={}, narrow=None)
+
+
+@pytest.mark.parametrize("conv", [(), ("input",), ("weight",), ("input", "weight")])
+@pytest.mark.parametrize("product", [(), ("left",), ("right",), ("left", "right")])
+def test_a_product_is_in_int8_where_both_its_factors_are(conv: tuple[str, ...], product: tuple[str, ...]) -> None:
+    made = given(frozenset({*conv, *product, "mean"}))
+    layers = {x.op: (x.precision, x.reason) for x in made.layers}
+    own = "the model's own Q/DQ leave {} out"
+    lacks = {(): "it", ("input",): "its weight", ("weight",): "its input"}
+    assert layers["conv2d"] == (("int8", "") if len(conv) == 2 else ("fp32", own.format(lacks[conv])))
+    which = "one of its factors" if product else "it"
+    assert layers["matmul"] == (("int8", "") if len(product) == 2 else ("fp32", own.format(which)))
+    assert layers["mean"] == ("fp32", "")
+    assert read_back(made.layers, to_onnx(made)) == made.layers  # what is exported says the same
+    notes = "\n".join(made.notes)
+    assert ("not quantized, the model's own Q/DQ leave" in notes) == (len(conv) + len(product) < 4)
+    assert (
+        "mean: quantized by the model and not fused by TensorRT, which computes it in float between Q and DQ: outside "
+        "any module" in made.notes
+    )
+
+
+class Twice(nn.Module):
+    """One tensor is quantized with two scales: its input, or what a layer gives."""
+
+    def __init__(self, inside: bool) -> None:
+        super().__init__()
+        self.stem, self.inside = nn.Linear(4, 4), inside
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.stem(x) if self.inside else x
+        return mark(y, ONE) + mark(y, Mark((0.1,), None))
+
+
+@pytest.mark.parametrize(("inside", "named"), [(False, "x"), (True, "stem (linear)")])
+def test_a_tensor_with_two_scales_is_named_as_the_user_knows_it(inside: bool, named: str) -> None:
+    with pytest.raises(InputError) as caught:
+        capture(nets.loaded(Twice(inside), ("N", 4)))
+    assert str(caught.value) == (
+        f"model: {named} must be quantized with one scale (got several). Quantize it again, or set "
+        "calibration.recalibrate: true."
+    )
+
+
+class Last(nn.Module):
+    """Quantizes what it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return mark(self.head(mark(x, ONE)), ONE)
+
+
+def test_a_quantized_output_is_named_by_its_module() -> None:
+    assert capture(nets.loaded(Last(), ("N", 4))).notes == (
+        "head (linear): its Q/DQ before an output of the model was left out, TensorRT fuses it with nothing",
+    )

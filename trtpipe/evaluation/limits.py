@@ -1,0 +1,93 @@
+"""The limits of a job: which figures meet them, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from trtpipe.evaluation import intervals, metrics
+from trtpipe.figures import beside
+from trtpipe.job.sections import Limits
+from trtpipe.values import Metric
+
+#: limit of the job -> metric
+METRIC_OF_LIMIT: Mapping[str, str] = {
+    f"{metric}_{'min' if metrics.BEST[metric] > 0 else 'max'}": metric
+    for metric in ("cosine", "max_abs", "relative_l2", "sqnr_db", "top1_agreement", "accuracy_drop")
+}
+#: limit of `check.limits.metrics` -> (what the metric's name ends in, whether larger is better)
+OWN_LIMITS: Mapping[str, tuple[str, bool]] = {
+    "min": ("_engine", True),
+    "max": ("_engine", False),
+    "drop_max": ("_drop", False),
+}
+
+
+@dataclass(frozen=True)
+class JudgedLimit:
+    """One limit of a job: its key below check.limits, the metric that it is for, and which figures meet it."""
+
+    key: str
+    metric: str
+    larger_is_better: bool
+    limit: float
+
+    def met_by(self, value: float) -> bool:
+        """Whether `value` is within the limit."""
+        return value >= self.limit if self.larger_is_better else value <= self.limit
+
+
+def bounds(limits: Limits) -> tuple[JudgedLimit, ...]:
+    """The limits that are set and that figures of outputs are held against."""
+    usual = [
+        JudgedLimit(key, metric, metrics.BEST[metric] > 0, v)
+        for key, metric in METRIC_OF_LIMIT.items()
+        if (v := getattr(limits, key)) is not None
+    ]
+    own = [
+        JudgedLimit(f"metrics.{name}.{key}", name + end, larger, v)
+        for name, of in limits.metrics.items()
+        for key, (end, larger) in OWN_LIMITS.items()
+        if (v := getattr(of, key)) is not None
+    ]
+    return (*usual, *own)
+
+
+def judged(metric: Metric, limits: Limits) -> Metric:
+    """The measured value decides; with `confident`, its whole confidence interval has to meet the limit too."""
+    bound = _bound(metric, limits)
+    if bound is None:
+        return metric
+    worst = metric.value
+    if limits.confident and metric.interval is not None:
+        worst = metric.interval[0 if bound.larger_is_better else 1]
+    return replace(metric, limit=bound.limit, passed=bound.met_by(worst) and not math.isnan(metric.value))
+
+
+def _bound(metric: Metric, limits: Limits) -> JudgedLimit | None:
+    return next((b for b in bounds(limits) if b.metric == metric.name), None)
+
+
+def misses(metric: Metric, limits: Limits) -> bool:
+    """Whether the measured value is beyond its limit, however sure it is; what has no limit misses none."""
+    bound = _bound(metric, limits)
+    return bound is not None and not bound.met_by(metric.value)
+
+
+def doubtful(measured: Sequence[Metric], samples: int, limits: Limits) -> tuple[str, ...]:
+    """A line for each limit whose verdict another sample of the same data might turn round."""
+    better = {b.metric: b.larger_is_better for b in bounds(limits)}
+    lines = []
+    for m in measured:
+        if m.limit is None or m.interval is None or intervals.can_tell(m.interval, m.limit, better[m.name]):
+            continue
+        meets = m.value >= m.limit if better[m.name] else m.value <= m.limit
+        enough = intervals.samples_to_tell(m.value, m.interval, m.limit, samples)
+        more = "no number of samples would settle it" if enough is None else f"about {enough} would settle it"
+        lines.append(
+            f"{m.output}.{m.name}: {beside(m.value, m.limit, 4)} {'meets' if meets else 'misses'} the limit "
+            f"{m.limit_text}, and {samples} samples are too few to be sure of it (95 % interval {m.interval_text}; "
+            f"{more})"
+        )
+    return tuple(lines)

@@ -1,0 +1,67 @@
+"""Which of a table's thresholds and figures count in a graph of several number formats: they are INT8's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from calib.audit import data_warnings, threshold_warnings
+from trtpipe.values import PRECISIONS_BY_WIDTH
+
+if TYPE_CHECKING:
+    from calib.audit import Audit, TensorAudit
+    from calib.table import CalibrationTable
+    from trtpipe.values import LayerPrecision
+
+NUMBER_FORMATS = PRECISIONS_BY_WIDTH[:4]
+
+
+def input_sqnr(layer: LayerPrecision, audits: Mapping[str, TensorAudit], scales: Mapping[str, str]) -> float | None:
+    """The least SQNR in dB of the INT8 tensors that an operation reads; None where it reads none, or computes in FP8 or
+    4 bits, which the table's figures are not of."""
+    if layer.precision in NUMBER_FORMATS and layer.precision != "int8":
+        return None
+    read = [audits[scale] for scale in scales_read(layer, scales) if scale in audits]
+    return min((a.sqnr_db for a in read if a.sqnr_db is not None), default=None)
+
+
+def scale_keys(tensors: Collection[str], scales: Mapping[str, str]) -> Mapping[str, str]:
+    """Table key of each quantized input -> table key whose scale it has; `scales` has those that differ."""
+    return {**{key: key for key in tensors}, **scales}
+
+
+def scales_read(layer: LayerPrecision, scales: Mapping[str, str]) -> frozenset[str]:
+    """The table keys whose scales the inputs of an operation have: those of a convolution or linear are called `input`
+    in its module, those of others by the operation."""
+    inputs = (f"{layer.module}:input",) if layer.op.startswith(("conv", "linear")) else ()
+    starts = inputs or (f"{layer.module}:{layer.op}.", f"{layer.module}:{layer.op}_")
+    return frozenset(scale for key, scale in scales.items() if key.startswith(starts))
+
+
+def beyond_int8(layers: Sequence[LayerPrecision], table: CalibrationTable, scales: Mapping[str, str]) -> frozenset[str]:
+    """The tensors of which no INT8 threshold counts: all where nothing computes in INT8, else what only operations in
+    FP8 and 4 bits read. Of layers that are not known, none."""
+    tensors = table.audit.tensors
+    if layers and not any(layer.precision == "int8" for layer in layers):
+        return frozenset(tensors)
+    keys = scale_keys(tensors, scales)
+    narrow, rest = set[str](), set[str]()
+    for layer in layers:
+        other = layer.precision in NUMBER_FORMATS and layer.precision != "int8"
+        (narrow if other else rest).update(scales_read(layer, keys))
+    return frozenset(narrow - rest)
+
+
+def counted(table: CalibrationTable, unclipped: Collection[str]) -> Audit:
+    """The table's audit of the tensors whose INT8 thresholds count: all but `unclipped`."""
+    tensors = {key: audit for key, audit in table.audit.tensors.items() if key not in unclipped}
+    return table.audit.model_copy(update={"tensors": tensors})
+
+
+def table_warnings(table: CalibrationTable, unclipped: Collection[str]) -> tuple[str, ...]:
+    """What the page says of the table: warnings about thresholds where those of INT8 count, of the data in any case."""
+    if not unclipped:
+        return table.audit.warnings
+    tensors = counted(table, unclipped).tensors
+    named = tuple(w for w in table.audit.warnings if w.partition(": ")[0] in tensors)
+    return (*named, *data_warnings(table.audit), *threshold_warnings(tensors))
