@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import numpy as np
 from safetensors import safe_open
 
 from calib.errors import CalibError
-from calib.samples import InputSpec, Sample, fit
+from calib.samples import InputSpec, Sample, fit, require_shape
 from calib.types import Array
 
 LABELS = "labels"
@@ -61,8 +63,31 @@ def open_arrays(path: str, inputs: Sequence[InputSpec]) -> ArraySamples:
     """The samples of one file. .npy and .safetensors are read by the sample; .npz is decompressed into memory.
 
     Raises:
-        CalibError: no such file, another kind of file, a damaged one, missing or further arrays, or lengths that
-        differ.
+        CalibError: as `require_arrays`, damaged arrays, or labels that are no integers.
+    """
+    rows = require_arrays(path, inputs)
+    names = [i.name for i in inputs]
+    count = (*rows[names[0]][0], 0)[0]
+    labels = None
+    try:
+        for name in names if count else ():
+            rows[name][1](0)
+        if LABELS in rows and LABELS not in names:
+            raw = np.array([rows[LABELS][1](i) for i in range(count)])
+            if raw.ndim != 1 or raw.dtype.kind not in "iu":
+                raise CalibError(f"{path}: {LABELS!r} must be integers [S] (got {raw.dtype} {list(raw.shape)}).")
+            labels = tuple(int(v) for v in raw)
+    except Exception as error:
+        raise _unreadable(path, error) from error
+    return ArraySamples(path, inputs, {n: rows[n][1] for n in names}, count, labels)
+
+
+def require_arrays(path: str, inputs: Sequence[InputSpec]) -> RowReaders:
+    """The arrays of a file that holds the inputs by name: only its headers were read.
+
+    Raises:
+        CalibError: no such file, another kind of file, a damaged one, missing or further arrays, lengths that differ,
+        or a shape that is not the input's.
     """
     readers = {".npy": _npy, ".npz": _npz, ".safetensors": _safetensors}
     file = Path(path)
@@ -72,10 +97,8 @@ def open_arrays(path: str, inputs: Sequence[InputSpec]) -> ArraySamples:
         raise CalibError(f"{path}: must be a file (got {'a folder' if file.is_dir() else 'nothing'}). Check the path.")
     try:
         rows = readers[file.suffix](file, inputs)
-    except (CalibError, ImportError):
-        raise
-    except Exception as error:  # NumPy, zipfile, zlib and safetensors have a dozen for a damaged file
-        raise CalibError(f"{path}: must be a readable {file.suffix} file of plain arrays (got {error}).") from error
+    except Exception as error:
+        raise _unreadable(path, error) from error
     names = {i.name for i in inputs}
     if rows.keys() - {LABELS} != names:
         raise CalibError(
@@ -85,14 +108,16 @@ def open_arrays(path: str, inputs: Sequence[InputSpec]) -> ArraySamples:
     lengths = {name: shape[0] if shape else 0 for name, (shape, _) in rows.items()}
     if len(set(lengths.values())) != 1:
         raise CalibError(f"{path}: every array must have the same number of samples (got {lengths}).")
-    count = next(iter(lengths.values()))
-    labels = None
-    if LABELS in rows and LABELS not in names:
-        raw = np.array([rows[LABELS][1](i) for i in range(count)])
-        if raw.ndim != 1 or raw.dtype.kind not in "iu":
-            raise CalibError(f"{path}: {LABELS!r} must be integers [S] (got {raw.dtype} {list(raw.shape)}).")
-        labels = tuple(int(v) for v in raw)
-    return ArraySamples(path, inputs, {n: rows[n][1] for n in names}, count, labels)
+    for spec in inputs if any(lengths.values()) else ():
+        require_shape(path, rows[spec.name][0][1:], spec)
+    return rows
+
+
+def _unreadable(path: str, error: Exception) -> Exception:
+    """What reading a file has raised, in words; NumPy, zipfile, zlib and safetensors have a dozen for a damaged one."""
+    if isinstance(error, (CalibError, ImportError)):
+        return error
+    return CalibError(f"{path}: must be a readable {Path(path).suffix} file of plain arrays (got {error}).")
 
 
 RowReaders = dict[str, tuple[tuple[int, ...], Callable[[int], Array]]]
@@ -106,9 +131,31 @@ def _npy(path: Path, inputs: Sequence[InputSpec]) -> RowReaders:
 
 
 def _npz(path: Path, inputs: Sequence[InputSpec]) -> RowReaders:
-    with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-        arrays = {name: archive[name] for name in archive.files}
-    return {name: (a.shape, a.__getitem__) for name, a in arrays.items()}
+    with zipfile.ZipFile(path) as archive:
+        members = {name.removesuffix(".npy"): name for name in archive.namelist()}
+        shapes = {name: _npy_shape(archive, member) for name, member in members.items()}
+    return {name: (shape, _npz_rows(path, name)) for name, shape in shapes.items()}
+
+
+def _npy_shape(archive: zipfile.ZipFile, member: str) -> tuple[int, ...]:
+    with archive.open(member) as stream:
+        version = np.lib.format.read_magic(stream)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(stream)
+    if dtype.hasobject:
+        raise ValueError(f"{member} holds Python objects")
+    return shape
+
+
+def _npz_rows(path: Path, name: str) -> Callable[[int], Array]:
+    """Reads rows of an array that is decompressed for the first of them."""
+
+    @functools.cache
+    def array() -> Array:
+        with np.load(path, allow_pickle=False) as archive:
+            return np.asarray(archive[name])
+
+    return lambda i: array()[i]
 
 
 def _safetensors(path: Path, inputs: Sequence[InputSpec]) -> RowReaders:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -150,21 +151,25 @@ def combine_digests(samples: dict[str, str], recipe: str) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def fit(where: str, array: Array, spec: InputSpec) -> Array:
-    """`array` as the binding takes it: the shape checked, floats cast to a float dtype and integers to an integer one.
-
-    Raises:
-        CalibError: another rank or size, a dtype of another kind, a value that does not fit or is not finite.
-    """
-    shape = tuple(array.shape)
+def require_shape(where: str, shape: Sequence[int], spec: InputSpec) -> None:
+    """CalibError unless an array of this shape can be a sample of the input."""
     if len(shape) != len(spec.sample_shape) or any(
         w not in (None, g) for w, g in zip(spec.sample_shape, shape, strict=True)
     ):
         wanted = ["any" if d is None else d for d in spec.sample_shape]
         raise CalibError(
             f"{where}: a sample of input {spec.name!r} must have shape {wanted} (got {list(shape)}). "
-            "Change the transform (resize, center_crop, grayscale) or the input's shape."
+            "Change the transform (resize, center_crop, grayscale), the arrays or the input's shape."
         )
+
+
+def fit(where: str, array: Array, spec: InputSpec) -> Array:
+    """`array` as the binding takes it: the shape checked, floats cast to a float dtype and integers to an integer one.
+
+    Raises:
+        CalibError: another rank or size, a dtype of another kind, a value that does not fit or is not finite.
+    """
+    require_shape(where, array.shape, spec)
     dtype = np.dtype(spec.dtype)
     if array.dtype == dtype:
         result = array

@@ -29,7 +29,7 @@ WAYS: dict[str, tuple[set[str], str]] = {
     "reads JSON that anyone may have written": (
         # their own: a log, a process' pipe, a database, the cache; and what TensorRT says of an engine
         {"calib.strictjson", "trtpipe.nightly.history", "trtpipe.pipeline.cache.recorder", "trtpipe.trt.isolated",
-         "trtpipe.pipeline.cache.remote", "trtpipe.runtime.doctor", "trtpipe.trt.runtime"}, "strictjson.loads",
+         "trtpipe.pipeline.cache.remote", "trtpipe.packages", "trtpipe.trt.runtime"}, "strictjson.loads",
     ),
     "writes any object as JSON": (set(), "jsontext.plain, which says what it cannot write"),
 }  # fmt: skip

@@ -1,4 +1,5 @@
-"""Which distribution provides a module, and its version, by package metadata alone: nothing is imported.
+"""Which distribution provides a module, and its version, by package metadata alone: nothing is imported here. Whether a
+module can be imported is tried in a process of its own.
 
 One module may come from several distributions: `import tensorrt` from tensorrt, tensorrt-cu12, tensorrt-cu13 or only
 their bindings, `import onnxruntime` from onnxruntime or onnxruntime-gpu. Versions are therefore read here, by module.
@@ -6,8 +7,12 @@ their bindings, `import onnxruntime` from onnxruntime or onnxruntime-gpu. Versio
 
 from __future__ import annotations
 
+import functools
+import json
 import shlex
-from collections.abc import Iterable, Mapping
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -160,3 +165,45 @@ def _holds(distribution: str, module: str) -> bool:
     except metadata.PackageNotFoundError:
         return False
     return any(f.parts[0] == module and len(f.parts) == 2 and f.name.startswith("__init__.") for f in listed)
+
+
+#: Imports each module named, and prints a line of JSON for each: null, or its error.
+_TRY_IMPORTS = """
+import importlib, json, os, sys
+out = os.fdopen(os.dup(1), "w", buffering=1)
+os.dup2(2, 1)
+sys.path[:] = json.loads(sys.argv[1])
+for module in sys.argv[2:]:
+    try:
+        importlib.import_module(module)
+        print("null", file=out)
+    except Exception as error:
+        print(json.dumps(f"{type(error).__name__}: {error}"), file=out)
+"""
+
+
+def import_failures(modules: Sequence[str]) -> Mapping[str, str]:
+    """Why modules that are installed cannot be imported, by module; tried in a process of its own."""
+    failed: dict[str, str] = {}
+    left = list(modules)
+    while left:
+        command = (sys.executable, "-c", _TRY_IMPORTS, json.dumps(sys.path), *left)
+        ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
+        answers = [json.loads(line) for line in ran.stdout.splitlines()]
+        failed |= {module: answer for module, answer in zip(left, answers, strict=False) if answer}
+        if len(answers) < len(left):  # the next one took the process with it
+            failed[left[len(answers)]] = f"it ended the process (exit code {ran.returncode})"
+        left = left[len(answers) + 1 :]
+    return failed
+
+
+def unimportable(module: str) -> str | None:
+    """Why a module that is installed cannot be used, as `broken` says it; None where it can be imported, which is tried
+    once."""
+    return _unimportable(module, tuple(sys.path))
+
+
+@functools.cache
+def _unimportable(module: str, path: tuple[str, ...]) -> str | None:
+    failed = import_failures((module,))
+    return broken(module, failed[module]) if failed else None

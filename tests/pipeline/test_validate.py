@@ -1,9 +1,12 @@
+import re
 import shutil
 import sys
 from importlib import metadata
 
+import numpy as np
 import pytest
 from jobs import good_folder, write
+from safetensors.numpy import save_file
 
 from trtpipe.cli.main import main
 from trtpipe.errors import InputError
@@ -87,6 +90,50 @@ def test_a_table_that_cannot_be_read(folder, mode, content, why):
     assert message.startswith(f"calibration.table: {folder}/t.json: ")
     assert why in message
     assert messages(write(folder, *edits), here=False) == []  # --job-only reads no data
+
+
+@pytest.mark.parametrize(
+    ("arrays", "why"),
+    [
+        ({"image": np.zeros((4, 1, 32, 32), np.float32)}, None),
+        ({"picture": np.zeros((4, 1, 32, 32), np.float32)}, r"must hold the inputs \['image'\]"),
+        ({"image": np.zeros((4, 1, 32, 32), np.float32), "labels": np.zeros(3, int)}, "must have the same number of"),
+        ({"image": np.zeros((4, 3, 32, 32), np.float32)}, r"must have shape \[1, 32, 32\] \(got \[3, 32, 32\]\)"),
+        ({"image": np.array([None, {}])}, "must be a readable .npz file of plain arrays .*holds Python objects"),
+    ],
+)
+def test_arrays_that_the_build_would_refuse(folder, arrays, why):
+    """By their headers: the values of a file may be many."""
+    np.savez_compressed(folder / "a.npz", **arrays)
+    files = ["a.npz"]
+    if not any(a.dtype.hasobject for a in arrays.values()):
+        save_file(arrays, folder / "a.safetensors")
+        files.append("a.safetensors")
+    for file in files:
+        found = messages(write(folder, ("  images: val\n", f"  arrays: {file}\n")))
+        assert len(found) == (why is not None)
+        for message in found:
+            assert message.startswith(f"check.arrays: {folder}/{file}: ")
+            assert re.search(why, message)
+        assert messages(folder / "job.yaml", here=False) == []
+
+
+def test_a_tensorrt_that_is_installed_and_cannot_be_imported(folder, monkeypatch):
+    """What the build would end with once it has calibrated."""
+    (folder / "lib" / "tensorrt_rtx").mkdir(parents=True)
+    (folder / "lib" / "tensorrt_rtx" / "__init__.py").write_text(
+        "raise ImportError('libtensorrt_rtx.so.1 is not here')"
+    )
+    path = write(folder)
+    assert messages(path) == []
+    monkeypatch.syspath_prepend(str(folder / "lib"))
+    (message,) = messages(path)
+    told = (
+        "build.target: tensorrt_rtx is installed and cannot be imported (ImportError: libtensorrt_rtx.so.1 is not here)"
+    )
+    assert message.startswith(told)
+    assert messages(path, here=False) == []
+    assert main(["build", str(path)]) == 3
 
 
 def test_packages_that_are_not_installed(folder, monkeypatch):

@@ -140,6 +140,14 @@ def _orders_differ(names: tuple[str, ...]) -> bool:
     return all(n.isdecimal() for n in names) and list(names) == sorted(names) != sorted(names, key=int)
 
 
+def sample_specs(job: Job) -> tuple[InputSpec, ...]:
+    """What a sample of the job has for each input; a dimension that may differ is None."""
+    return tuple(
+        InputSpec(s.name, s.dtype, tuple(d if isinstance(d, int) else None for d in s.shape[1:]))
+        for s in job.input_specs()
+    )
+
+
 def _open(job: Job, where: str, data: Data, transform: Transform | None) -> Source:
     spec = DataSpec(
         images=data.images,
@@ -151,13 +159,9 @@ def _open(job: Job, where: str, data: Data, transform: Transform | None) -> Sour
         workers=data.workers,
         on_bad_sample=data.on_bad_sample,
     )
-    inputs = [
-        InputSpec(s.name, s.dtype, tuple(d if isinstance(d, int) else None for d in s.shape[1:]))
-        for s in job.input_specs()
-    ]
     try:
         with on_path(job.folder):
-            return open_source(spec, inputs)
+            return open_source(spec, sample_specs(job))
     except CalibError as error:
         raise InputError(f"{where}: {error}") from error
 

@@ -1,6 +1,7 @@
 """Plan-time checks: what is wrong with a job on this machine and for its target, building nothing.
 
-No torch, ONNX or TensorRT is imported; what is installed is read from package metadata.
+No torch, ONNX or TensorRT is imported; what is installed is read from package metadata, and whether a TensorRT that is
+to compile can be imported is tried in a process of its own.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
+from calib.arrays import require_arrays
 from calib.errors import CalibError
 from calib.samples import IMAGE_SUFFIXES, has_images
 from calib.table import CalibrationTable
@@ -18,9 +20,10 @@ from trtpipe.job.importable import find_module, missing
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, JobFile, job_files
 from trtpipe.job.problems import Problem, violation
+from trtpipe.model.data import sample_specs
 from trtpipe.model.torch_versions import misfit, needs_torchao
 from trtpipe.model.torch_versions import unsupported as unsupported_torch
-from trtpipe.packages import EXTRAS, install_command, not_installed
+from trtpipe.packages import EXTRAS, install_command, not_installed, unimportable
 from trtpipe.packages import version as package_version
 from trtpipe.routes.options import REQUIREMENTS, job_refusals, without_gpu
 from trtpipe.trt import driver
@@ -116,7 +119,7 @@ def _judged(
             on_this_gpu = version is None and purpose in ("build", "measure")
             for option, text in (
                 *_modules(job, path),
-                *_images(job),
+                *_data(job),
                 *_table(job),
                 *(_gpu(job) if on_this_gpu else ()),
             ):
@@ -161,11 +164,20 @@ def _in_extra(target: str, path: Path) -> bool:
     return top in EXTRAS and find_module(top, _folders(path)) is None
 
 
-def _images(job: Job) -> _Problems:
+def _data(job: Job) -> _Problems:
+    """What the names and headers of the job's files show of its samples."""
+    inputs = sample_specs(job)
     for name, data in (("calibration", job.calibration), ("check", job.check)):
-        if data is not None and data.images is not None and Path(data.images).is_dir() and not has_images(data.images):
+        if data is None:
+            continue
+        if data.images is not None and Path(data.images).is_dir() and not has_images(data.images):
             text = f"holds no image ({', '.join(IMAGE_SUFFIXES)}). Put the images of each class in a folder."
             yield f"{name}.images", text
+        if data.arrays is not None and inputs and Path(data.arrays).is_file():
+            try:
+                require_arrays(data.arrays, inputs)
+            except CalibError as error:
+                yield f"{name}.arrays", str(error)
 
 
 def _table(job: Job) -> _Problems:
@@ -215,6 +227,8 @@ def _compiler(job: Job) -> _Problems:
         yield "build.target", not_installed(target)
     elif too_old := unsupported(target, here[target][1]):
         yield "build.target", f"{too_old}. Run: {install_command(target)}"
+    elif damaged := unimportable(target):
+        yield "build.target", damaged
 
 
 def _gpu_absent(job: Job) -> _Problems:

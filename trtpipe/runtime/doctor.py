@@ -6,16 +6,14 @@ heavy is imported into this one, and a library that ends its process does not en
 
 from __future__ import annotations
 
-import json
 import platform
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
 from trtpipe.model.torch_versions import misfit, needs_torchao, unsupported
-from trtpipe.packages import CAPTURE, broken, install_command, pip_install, version
+from trtpipe.packages import CAPTURE, broken, import_failures, install_command, pip_install, version
 from trtpipe.routes import options as route_options
 from trtpipe.runtime.device import is_jetson
 from trtpipe.trt import driver, flavour
@@ -117,36 +115,6 @@ def examine() -> Diagnosis:
         ),
         notes=_notes(gpu, tensorrts, jetson),
     )
-
-
-#: Imports each module named, and prints a line of JSON for each: null, or its error.
-_TRY_IMPORTS = """
-import importlib, json, os, sys
-out = os.fdopen(os.dup(1), "w", buffering=1)
-os.dup2(2, 1)
-sys.path[:] = json.loads(sys.argv[1])
-for module in sys.argv[2:]:
-    try:
-        importlib.import_module(module)
-        print("null", file=out)
-    except Exception as error:
-        print(json.dumps(f"{type(error).__name__}: {error}"), file=out)
-"""
-
-
-def import_failures(modules: Sequence[str]) -> Mapping[str, str]:
-    """Why modules that are installed cannot be imported, by module; tried in a process of its own."""
-    failed: dict[str, str] = {}
-    left = list(modules)
-    while left:
-        command = (sys.executable, "-c", _TRY_IMPORTS, json.dumps(sys.path), *left)
-        ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
-        answers = [json.loads(line) for line in ran.stdout.splitlines()]
-        failed |= {module: answer for module, answer in zip(left, answers, strict=False) if answer}
-        if len(answers) < len(left):  # the next one took the process with it
-            failed[left[len(answers)]] = f"it ended the process (exit code {ran.returncode})"
-        left = left[len(answers) + 1 :]
-    return failed
 
 
 def _importable(ability: Ability, needed: Sequence[str], failed: Mapping[str, str]) -> Ability:
