@@ -233,6 +233,29 @@ def test_a_wrong_conversion_is_noticed(tmp_path: Path, monkeypatch: pytest.Monke
         build(load_job(write_job(tmp_path, "file")), tmp_path / "out", Silent())
 
 
+def test_places_of_equal_values_are_not_called_a_wrong_conversion(tmp_path: Path) -> None:
+    """ONNX puts the first of them first, PyTorch any."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["y"]),
+        helper.make_node("Reshape", ["y", "rows"], ["flat"]),
+        helper.make_node("TopK", ["flat", "k"], ["best", "places"]),
+    ]
+    constants = [numpy_helper.from_array(np.array(a), n) for n, a in (("rows", [0, -1]), ("k", [150]))]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 8, 8])
+    best = helper.make_tensor_value_info("best", TensorProto.FLOAT, ["N", 150])
+    places = helper.make_tensor_value_info("places", TensorProto.INT64, ["N", 150])
+    graph = helper.make_graph(nodes, "best", [x], [best, places], constants)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "file.onnx"
+    )
+    without = {"precision": None, "calibration": None}
+    job = load_job(write_job(tmp_path, "file", outputs={"best": {}, "places": {}}, **without))
+    with pytest.raises(
+        InputError, match=r"Where places gives places \(of TopK, say\), equal values may come in another"
+    ):
+        build(job, tmp_path / "out", Silent())
+
+
 def detector(path: Path) -> Path:
     """One box and one score a pixel, and behind them non-maximum suppression, as detectors are exported."""
     random = np.random.default_rng(0)

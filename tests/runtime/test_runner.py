@@ -356,9 +356,10 @@ with trtpipe.load({str(tmp_path / "c")!r}) as model:
     assert ran.returncode == 0, ran.stderr
 
 
-def test_outputs_without_classes_are_not_classified() -> None:
+@pytest.mark.parametrize("other", [{"shape": ("N", 3, 1)}, {"sorted": True}, {"batch_axis": None}])
+def test_outputs_without_classes_are_not_classified(other: dict[str, object]) -> None:
     dense = SimpleNamespace(
-        manifest=SimpleNamespace(outputs=(shipping.replaced(shipping.OUTPUT, shape=("N", 3, 1)),)),
+        manifest=SimpleNamespace(outputs=(shipping.replaced(shipping.OUTPUT, **other),)),
         bundle=SimpleNamespace(path="out/dense"),
     )
     dense.scores = Model.scores.fget(dense)  # type: ignore[attr-defined]

@@ -109,7 +109,7 @@ def _recorded(
     outputs_of_all = joined(parts)
     for spec in loaded.outputs:
         _require_held(spec, outputs_of_all[spec.name], loaded.module)
-    _require_agreement(loaded, name, worst, largest, args)
+    _require_agreement(loaded, name, outputs_of_all, worst, largest, args)
     every = np.concatenate(labels)
     notes = _batch_notes(loaded, batching, first, outputs_of_all, device)
     if device != CPU:
@@ -126,14 +126,18 @@ def _recorded(
 
 
 def _require_agreement(
-    loaded: LoadedModel, name: BaselineKind, worst: float, largest: float, args: tuple[torch.Tensor, ...]
+    loaded: LoadedModel,
+    name: BaselineKind,
+    outputs: Mapping[str, Array],
+    worst: float,
+    largest: float,
+    args: tuple[torch.Tensor, ...],
 ) -> None:
     """Refuse a baseline that differs from the network by `worst` where outputs reach `largest`; `args` are a batch."""
     if name == "onnxruntime" and not worst <= ONNX_TOLERANCE * max(1.0, largest):
         raise InputError(
             "baseline: the converted network answers otherwise than ONNX Runtime on the check data (a largest "
-            f"difference of {worst:.3g}, outputs up to {largest:.3g}). This is a bug of the conversion: report it, or "
-            "build from PyTorch with model.factory."
+            f"difference of {worst:.3g}, outputs up to {largest:.3g}). {_why_converted_differs(outputs)}"
         )
     if name != "onnxruntime" and not worst <= EAGER_TOLERANCE * max(1.0, largest):
         _require_repeatable(loaded, args)
@@ -142,6 +146,17 @@ def _require_agreement(
             f"baseline: TorchScript ({name}) computes something else than the eager model on the check data "
             f"(a largest difference of {worst:.3g}, outputs up to {largest:.3g}). {fix}"
         )
+
+
+def _why_converted_differs(outputs: Mapping[str, Array]) -> str:
+    bug = "a bug of the conversion: report it, or build from PyTorch with model.factory."
+    whole = [name for name, values in outputs.items() if np.array_equal(values, np.rint(values))]
+    if not whole:
+        return f"This is {bug}"
+    return (
+        f"Where {', '.join(whole)} gives places (of TopK, say), equal values may come in another order: take it out of "
+        f"`outputs`. Anything else is {bug}"
+    )
 
 
 def _require_held(spec: TensorSpec, values: Array, module: torch.nn.Module) -> None:

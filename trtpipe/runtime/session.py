@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calib.types import Array
-from trtpipe.batching import Batching, joined
+from trtpipe.batching import Batching, joined, unranked
 from trtpipe.bundle import signing
 from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.manifest import Manifest
@@ -182,8 +182,8 @@ class Model:
 
     @property
     def scores(self) -> TensorSpec | None:
-        """The first output that is [S, C], by which samples are classified."""
-        return next((s for s in self.manifest.outputs if s.batch_axis is not None and len(s.shape) == 2), None)
+        """The first output that is [S, C] and not sorted by the model, by which samples are classified."""
+        return next((s for s in self.manifest.outputs if not unranked(s) and len(s.shape) == 2), None)
 
     def predictions(self, outputs: Mapping[str, Array], top: int = 1) -> list[Prediction]:
         """The `top` best classes in `outputs`, by the first output that is [S, C].
