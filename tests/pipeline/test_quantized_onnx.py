@@ -16,6 +16,7 @@ from onnx import numpy_helper
 from calib.table import CalibrationTable
 from tests.support.nets import images
 from tests.support.onnx_files import export, network, write_job
+from trtpipe.cli.main import main
 from trtpipe.errors import InputError
 from trtpipe.job.load import load_job
 from trtpipe.pipeline.build import build
@@ -48,6 +49,18 @@ def quantized(folder: Path, **options: Any) -> Path:
         quantize_static(float_file, folder / "file.onnx", Reader(), quant_format=QuantFormat.QDQ, **settings)
     logging.getLogger().setLevel(level)  # or tests after this one see no warning
     return folder / "file.onnx"
+
+
+def test_calibrate_writes_the_table_of_its_own_scales(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quantized(tmp_path)
+    path = write_job(tmp_path, "file", calibration=None)
+    assert main(["calibrate", str(path), "-o", str(tmp_path / "t.json")]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    table = CalibrationTable.load(tmp_path / "t.json")
+    assert shown[0] == f"{len(table.amax)} scales of the quantized model itself, as amax"
+    assert [line.split()[0] for line in shown[1:-1]] == list(table.amax)
+    made = build(load_job(path), tmp_path / "out", Silent(), diagnose_seconds=0)
+    assert table == CalibrationTable.load(made.bundle.path / "calibration.json")
 
 
 def constants(path: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trtpipe.pipeline.prepared import PreparedJob, Stages
-from trtpipe.pipeline.stages import calibration_table
+from trtpipe.pipeline.stages import calibration_table, own_table
 
 if TYPE_CHECKING:
     from calib.table import CalibrationTable
@@ -14,13 +14,15 @@ if TYPE_CHECKING:
 
 
 def make_table(job: Job, reporter: Reporter) -> CalibrationTable:
-    """The table that a build of this job in INT8 calibrates, or reads from `calibration.table`, with its audit.
+    """The table that a build of this job in INT8 calibrates, or reads from `calibration.table`, with its audit; of a
+    quantized model without a calibration section that of its own scales.
 
     Raises:
         InputError: the job has no calibration.
         TrtpipeError: whatever else a build would stop at before it.
     """
-    calibration = job.require_calibration()
     stages = Stages(reporter)
     prepared = PreparedJob(job, stages)
-    return calibration_table(job, calibration, prepared, stages)
+    if job.calibration is None and job.precision.calibrated:
+        return own_table(prepared)
+    return calibration_table(job, job.require_calibration(), prepared, stages)

@@ -65,10 +65,7 @@ def calibrate(job: Job, prepared: PreparedJob, stages: Stages) -> CalibrationTab
     if not job.precision.calibrated:
         return None
     if data is None:
-        from trtpipe.quantization.given import given_amax
-
-        digests = digests_of(prepared.captured, prepared.loaded.weights_digest)
-        return given_table(given_amax(prepared.captured), digests)
+        return own_table(prepared)
     if job.build.quantization == "implicit":
         if data.table is not None:
             raise InputError(
@@ -77,6 +74,14 @@ def calibrate(job: Job, prepared: PreparedJob, stages: Stages) -> CalibrationTab
             )
         return None
     return prepared.results.on_disk("calibration", TABLE, lambda: calibration_table(job, data, prepared, stages))
+
+
+def own_table(prepared: PreparedJob) -> CalibrationTable:
+    """The table of the scales that a quantized model came with."""
+    from trtpipe.quantization.given import given_amax
+
+    digests = digests_of(prepared.captured, prepared.loaded.weights_digest)
+    return given_table(given_amax(prepared.captured), digests)
 
 
 def calibration_table(job: Job, calibration: Calibration, prepared: PreparedJob, stages: Stages) -> CalibrationTable:

@@ -75,7 +75,10 @@ def command(
 def audit_lines(table: CalibrationTable) -> list[str]:
     """The audit as a table of one line a tensor, then the warnings."""
     audit = table.audit
-    width = max(len(key) for key in table.amax)
+    width = max((len(key) for key in table.amax), default=0)
+    if not table.samples:
+        own = (f"{key:<{width}} {amax:>10.4g}" for key, amax in table.amax.items())
+        return [f"{len(table.amax)} scales of the quantized model itself, as amax", *own]
     lines = [
         f"{len(table.samples)} samples in {audit.batches} batches of up to {audit.batch_size}, {table.algorithm}",
         f"{'tensor':<{width}} {'amax':>10} {'seen up to':>10} {'clipped':>8} {'SQNR dB':>8} {'halves':>7}",
