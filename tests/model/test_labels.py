@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from safetensors.numpy import save_file
 
 from calib.data import Source
 from calib.samples import InputSpec, Sample
@@ -53,6 +54,10 @@ def job(tmp: Path, check: tuple[str, ...], calib: tuple[str, ...] = (), labels: 
     return load_job(tmp / "job.yaml")
 
 
+def opened(made: Job, check: dict[str, Any]) -> Any:
+    return open_check(made.model_copy(update={"check": made.check.model_copy(update=check)}))
+
+
 def model(count: int = 5, own: tuple[str, ...] | None = None) -> LoadedModel:
     return LoadedModel(None, (), (TensorSpec("y", "float32", (1, count)),), "", "", classes=own)  # type: ignore[arg-type]
 
@@ -71,6 +76,20 @@ def test_labels_that_nothing_would_read_are_refused(tmp_path: Path, name: str) -
         "check.labels: must name classes, or one class an image, where the job has no check.metrics (got "
         f"{name}: masks, boxes or numbers, which metrics alone read). Add check.metrics, or take check.labels out."
     )
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_samples_that_are_labelled_twice(tmp_path: Path, suffix: str) -> None:
+    """By their own file and by another: one of the two would count without a word."""
+    made = job(tmp_path, ("cat",))
+    x, own = np.zeros((4, 3, 4, 4), np.float32), np.array([0, 1, 2, 3])
+    np.savez(tmp_path / "check.npz", x=x, labels=own)
+    save_file({"x": x, "labels": own}, tmp_path / "check.safetensors")
+    np.save(tmp_path / "y.npy", own)
+    of = {"images": None, "transform": None, "arrays": str(tmp_path / f"check{suffix}")}
+    assert sorted(opened(made, of).labels) == [0, 1, 2, 3]
+    with pytest.raises(InputError, match=r"check.labels: must be left out where the samples have labels of their own"):
+        opened(made, of | {"labels": str(tmp_path / "y.npy")})
 
 
 def test_what_a_model_sorts_does_not_number_classes(tmp_path: Path) -> None:

@@ -40,10 +40,15 @@ def open_check(job: Job) -> Source:
     A .csv or .npy of one class for each sample labels them, whatever folders they are in.
 
     Raises:
-        InputError: they are bad.
+        InputError: they are bad, or labelled twice.
     """
     source = _open(job, "check", job.check, job.check_transform())
     classes = None if job.check.labels is None else classes_of(job.check.labels, source.ids)
+    if classes is not None and source.labels is not None and source.classes is None:
+        raise InputError(
+            "check.labels: must be left out where the samples have labels of their own (got "
+            f"{Path(str(job.check.labels)).name} beside them). Take one of the two out."
+        )
     if classes is not None:
         return source.labelled(classes)
     if job.check.labels is not None and not job.check.metrics and not names_classes(job.check.labels):
