@@ -24,6 +24,8 @@ from calib.types import Array
 SHIFT = 15
 #: Buckets an observer counts into, among them 256 of infinities and NaN.
 ALL_BINS = 1 << (31 - SHIFT)
+#: Of a table that a CPU counts in: zeros have two more, as they are most of what a ReLU gives.
+SLOTS = ALL_BINS + 2
 #: Buckets of finite values: exponents 0 to 254.
 BINS = 255 << (23 - SHIFT)
 

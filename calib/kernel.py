@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
+from calib.histogram import ALL_BINS, SLOTS
+
 #: Pairs of values looked at together: 16 KiB, so the second look finds them in the first-level cache.
 _BLOCK = 2048
 #: Pairs that are not worth a second thread, and that a thread of the pool takes at a time: some 10 microseconds.
@@ -37,10 +39,13 @@ def _count_part(pairs, even, odd, bounds):  # type: ignore[no-untyped-def]
             # Negated and less one, so that zero wraps around to the greatest of all.
             least = min(least, np.int32((patterns[i] | sign) - np.int32(1)))
         for i in range(block.size):
-            # Two tables, so that a run of equal values (a ReLU's zeros) does not wait for its own last store.
+            # Two tables, and zeros in one of two slots in turn, so that a run of equal values (a ReLU's zeros) does not
+            # wait for its own last store.
             pair = block[i]
-            even[(pair >> np.uint64(15)) & mask] += 1
-            odd[(pair >> np.uint64(47)) & mask] += 1
+            at, beside = (pair >> np.uint64(15)) & mask, (pair >> np.uint64(47)) & mask
+            zero = np.uint64(ALL_BINS + (i & 1))
+            even[zero if at == 0 else at] += 1
+            odd[zero if beside == 0 else beside] += 1
     bounds[0], bounds[1], bounds[2] = low, high, least
 
 
@@ -49,7 +54,8 @@ def count(pairs: npt.NDArray[np.uint64], tables: npt.NDArray[np.int64], bounds: 
 
     Args:
         pairs: uint64 [N], C-contiguous, the float32 values in memory order.
-        tables: int64 [threads, 2, 65536], C-contiguous, added to.
+        tables: int64 [threads, 2, SLOTS], C-contiguous, added to: the buckets of `Histogram`, and behind them two slots
+            that zeros are counted in.
         bounds: int32 [threads, 3], C-contiguous, updated: least and greatest pattern in sortable form (`ordered`
             above), and the least magnitude that is not zero, less one and with the sign bit set.
     """
@@ -102,7 +108,7 @@ def _region() -> int:
         work = numba.carray(address, (4,))
         size = work[1]
         pairs = numba.carray(_pointer(work[0], np.uint64), (size,))
-        even_odd = numba.carray(_pointer(work[2], np.int64), (threads, 2, 65536))
+        even_odd = numba.carray(_pointer(work[2], np.int64), (threads, 2, SLOTS))
         bounds = numba.carray(_pointer(work[3], np.int32), (threads, 3))
         part = pairs[size * thread // threads : size * (thread + 1) // threads]
         _count_part(part, even_odd[thread, 0], even_odd[thread, 1], bounds[thread])

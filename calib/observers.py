@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calib.errors import CalibError
-from calib.histogram import ALL_BINS, BINS, SHIFT, Histogram
+from calib.histogram import ALL_BINS, BINS, SHIFT, SLOTS, Histogram
 
 if TYPE_CHECKING:
     import torch
@@ -100,7 +100,7 @@ class _CpuCounter(_Counter):
 
         self._count: Callable[..., None] = _kernel()
         threads = torch.get_num_threads()
-        shape = (threads, 2, ALL_BINS)
+        shape = (threads, 2, SLOTS)
         # Anonymous memory by name: NumPy asks for huge pages, which would make all of a large table resident.
         self._tables = np.frombuffer(mmap.mmap(-1, 8 * math.prod(shape)), np.int64).reshape(shape)
         self._bounds = np.tile(np.array(_UNSEEN, np.int32), (threads, 1))
@@ -130,9 +130,10 @@ class _CpuCounter(_Counter):
         # Between zero and the least magnitude, and over the greatest, no table has a page; looking there makes one.
         seen = (slice(0, 1), slice(max(1, least >> SHIFT), (most >> SHIFT) + 1), slice(BINS, None))
         counts = np.zeros(ALL_BINS, np.int64)
-        for table in self._tables.reshape(-1, ALL_BINS):
+        for table in self._tables.reshape(-1, SLOTS):
+            counts[0] += table[ALL_BINS:].sum()
             for part in seen:
-                counts[part] += table[part]
+                counts[part] += table[:ALL_BINS][part]
         return _histogram(counts, low, high)
 
     def _add_loose(self, values: npt.NDArray[np.float32]) -> None:
