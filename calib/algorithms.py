@@ -20,6 +20,8 @@ ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 
 #: TensorRT's and the slides' figures: bins of the linear histogram, and magnitudes an INT8 value can have.
 ENTROPY_BINS = 2048
+#: Per cent of the values that algorithm percentile keeps where none is named.
+PERCENTILE = 99.99
 LEVELS = 128
 #: Thresholds tried at once: times some thousand buckets they stay in a core's cache.
 AT_ONCE = 8
@@ -27,7 +29,7 @@ AT_ONCE = 8
 AUTO_POWER = 2.4
 
 
-def threshold(histogram: Histogram, algorithm: str = "auto", percentile: float = 99.99) -> float:
+def threshold(histogram: Histogram, algorithm: str = "auto", percentile: float = PERCENTILE) -> float:
     """The amax that `algorithm` chooses for what `histogram` saw.
 
     Args:

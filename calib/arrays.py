@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,34 +61,12 @@ def array_digest(arrays: dict[str, Array]) -> str:
 
 
 def open_arrays(path: str, inputs: Sequence[InputSpec]) -> ArraySamples:
-    """The samples of one file. .npy and .safetensors are read by the sample; .npz is decompressed into memory.
-
-    Raises:
-        CalibError: as `require_arrays`, damaged arrays, or labels that are no integers.
-    """
-    rows = require_arrays(path, inputs)
-    names = [i.name for i in inputs]
-    count = (*rows[names[0]][0], 0)[0]
-    labels = None
-    try:
-        for name in names if count else ():
-            rows[name][1](0)
-        if LABELS in rows and LABELS not in names:
-            raw = np.array([rows[LABELS][1](i) for i in range(count)])
-            if raw.ndim != 1 or raw.dtype.kind not in "iu":
-                raise CalibError(f"{path}: {LABELS!r} must be integers [S] (got {raw.dtype} {list(raw.shape)}).")
-            labels = tuple(int(v) for v in raw)
-    except Exception as error:
-        raise _unreadable(path, error) from error
-    return ArraySamples(path, inputs, {n: rows[n][1] for n in names}, count, labels)
-
-
-def require_arrays(path: str, inputs: Sequence[InputSpec]) -> RowReaders:
-    """The arrays of a file that holds the inputs by name: only its headers were read.
+    """The samples of one file, of which headers and labels are read now, the rest when the first sample is: .npy and
+    .safetensors by the sample, .npz whole into memory.
 
     Raises:
         CalibError: no such file, another kind of file, a damaged one, missing or further arrays, lengths that differ,
-        or a shape that is not the input's.
+        a shape that is not the input's, or labels that are no integers [S].
     """
     readers = {".npy": _npy, ".npz": _npz, ".safetensors": _safetensors}
     file = Path(path)
@@ -95,10 +74,8 @@ def require_arrays(path: str, inputs: Sequence[InputSpec]) -> RowReaders:
         raise CalibError(f"{path}: must be a .npy, .npz or .safetensors file (got {file.suffix or 'no suffix'!r}).")
     if not file.is_file():
         raise CalibError(f"{path}: must be a file (got {'a folder' if file.is_dir() else 'nothing'}). Check the path.")
-    try:
+    with _readable(path):
         rows = readers[file.suffix](file, inputs)
-    except Exception as error:
-        raise _unreadable(path, error) from error
     names = {i.name for i in inputs}
     if rows.keys() - {LABELS} != names:
         raise CalibError(
@@ -108,16 +85,28 @@ def require_arrays(path: str, inputs: Sequence[InputSpec]) -> RowReaders:
     lengths = {name: shape[0] if shape else 0 for name, (shape, _) in rows.items()}
     if len(set(lengths.values())) != 1:
         raise CalibError(f"{path}: every array must have the same number of samples (got {lengths}).")
-    for spec in inputs if any(lengths.values()) else ():
+    count = next(iter(lengths.values()))
+    for spec in inputs if count else ():
         require_shape(path, rows[spec.name][0][1:], spec)
-    return rows
+    labels = None
+    if LABELS in rows and LABELS not in names:
+        with _readable(path):
+            raw = np.array([rows[LABELS][1](i) for i in range(count)])
+        if raw.ndim != 1 or raw.dtype.kind not in "iu":
+            raise CalibError(f"{path}: {LABELS!r} must be integers [S] (got {raw.dtype} {list(raw.shape)}).")
+        labels = tuple(int(v) for v in raw)
+    return ArraySamples(path, inputs, {n: rows[n][1] for n in names}, count, labels)
 
 
-def _unreadable(path: str, error: Exception) -> Exception:
-    """What reading a file has raised, in words; NumPy, zipfile, zlib and safetensors have a dozen for a damaged one."""
-    if isinstance(error, (CalibError, ImportError)):
-        return error
-    return CalibError(f"{path}: must be a readable {Path(path).suffix} file of plain arrays (got {error}).")
+@contextmanager
+def _readable(path: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except (CalibError, ImportError):
+        raise
+    except Exception as error:  # NumPy, zipfile, zlib and safetensors have a dozen for a damaged file
+        suffix = Path(path).suffix
+        raise CalibError(f"{path}: must be a readable {suffix} file of plain arrays (got {error}).") from error
 
 
 RowReaders = dict[str, tuple[tuple[int, ...], Callable[[int], Array]]]
@@ -152,7 +141,7 @@ def _npz_rows(path: Path, name: str) -> Callable[[int], Array]:
 
     @functools.cache
     def array() -> Array:
-        with np.load(path, allow_pickle=False) as archive:
+        with _readable(path), np.load(path, allow_pickle=False) as archive:
             return np.asarray(archive[name])
 
     return lambda i: array()[i]

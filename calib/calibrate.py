@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from calib.algorithms import threshold
+from calib.algorithms import PERCENTILE, threshold
 from calib.data import Source
 from calib.errors import CalibCancelled, CalibError
 from calib.histogram import Histogram
@@ -36,7 +36,7 @@ def calibrate(
     *,
     batch_size: int,
     algorithm: str = "auto",
-    percentile: float = 99.99,
+    percentile: float = PERCENTILE,
     digests: Mapping[str, str] | None = None,
     progress: SampleProgress | None = None,
     device: str = "cpu",

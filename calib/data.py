@@ -280,6 +280,9 @@ def _origin(spec: DataSpec, inputs: Sequence[InputSpec]) -> Origin:
     if spec.images is not None:
         return Images(spec.images, spec.transform or TransformSpec(), inputs)
     if spec.arrays is not None:
-        return open_arrays(spec.arrays, inputs)
+        arrays = open_arrays(spec.arrays, inputs)
+        if spec.workers and arrays.ids:
+            arrays.content(0)  # what it then holds of the file, its workers have too
+        return arrays
     assert spec.factory is not None
     return open_factory(spec.factory, inputs, spec.samples, spec.workers)

@@ -17,6 +17,7 @@ from calib.files import as_text
 from calib.types import Array
 
 Sample = dict[str, Array]
+OnBadSample = Literal["error", "skip"]
 #: Suffixes of the files that torchvision's ImageFolder reads, in lower case.
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 #: Suffixes of pictures that it does not read: who has some in a folder of images means them to be read.
@@ -107,7 +108,7 @@ class DataSpec:
     samples: int | None = None
     seed: int = 0
     workers: int = 0
-    on_bad_sample: Literal["error", "skip"] = "error"
+    on_bad_sample: OnBadSample = "error"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from calib.algorithms import Algorithm
+from calib.algorithms import PERCENTILE, Algorithm
 from calib.audit import DEAD_AMAX, LEAST_AMAX, Audit, Halves, choose, nine_digits, warnings_of, with_threshold
 from calib.corrections import Corrections, Step, StepName, corrections_path, load_corrections
 from calib.errors import CalibError
@@ -123,7 +123,7 @@ class CalibrationTable:
             )
         return float(np.float32(self.amax[key]) / np.float32(127))
 
-    def changed(self, digests: Mapping[str, str], algorithm: str, percentile: float = 99.99) -> tuple[str, ...]:
+    def changed(self, digests: Mapping[str, str], algorithm: str, percentile: float = PERCENTILE) -> tuple[str, ...]:
         """What differs between this table and a job: names of digests, "algorithm", "percentile". Empty when it
         fits."""
         known = {*self.digests, *digests} - ({"data"} - digests.keys())
@@ -134,7 +134,7 @@ class CalibrationTable:
             names.append("percentile")
         return tuple(names)
 
-    def require(self, where: str, digests: Mapping[str, str], algorithm: str, percentile: float = 99.99) -> None:
+    def require(self, where: str, digests: Mapping[str, str], algorithm: str, percentile: float = PERCENTILE) -> None:
         """Refuse a table that belongs to something else.
 
         Raises:
@@ -146,7 +146,7 @@ class CalibrationTable:
         if names:
             raise CalibError(f"{where}: must belong to this job (got another {', '.join(names)}). Calibrate again.")
 
-    def recomputed(self, algorithm: str, percentile: float = 99.99) -> CalibrationTable:
+    def recomputed(self, algorithm: str, percentile: float = PERCENTILE) -> CalibrationTable:
         """The table that `algorithm` would have given on the same data.
 
         Raises:

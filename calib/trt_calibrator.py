@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from calib.algorithms import PERCENTILE
 from calib.data import Source
 from calib.errors import CalibError
 from calib.files import replacing
@@ -62,7 +63,7 @@ def make_calibrator(
     *,
     batch_size: int,
     algorithm: str = "entropy_2",
-    percentile: float = 99.99,
+    percentile: float = PERCENTILE,
     cache: str | Path | None = None,
     made_from: Mapping[str, str] | None = None,
     place: PlaceBatch = torch_on_cuda,

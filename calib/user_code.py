@@ -22,7 +22,9 @@ MAX_TEXT = 2000
 #: A frame as TorchScript's interpreter tells of it.
 _TOLD = re.compile(r"^(\S.*\.py)\((\d+)\): (\w+)$", re.MULTILINE)
 _ROOT = Path(__file__).resolve().parent.parent
-_OURS = tuple(f"{_ROOT / package}/" for package in ("calib", "trtpipe"))
+#: The packages whose frames are not the user's.
+OURS = ("calib", "trtpipe")
+_OURS = tuple(f"{_ROOT / package}/" for package in OURS)
 _EXAMPLES = f"{_ROOT / 'trtpipe' / 'examples'}/"  # they are to be copied: users' code
 _STANDARD = tuple(dict.fromkeys(sysconfig.get_paths()[name] + "/" for name in ("stdlib", "platstdlib")))
 

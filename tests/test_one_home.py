@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-#: What makes a fact of them: members of a set, words of a sentence, characters of a pattern or of a text with a name,
-#: statements and calls of a function.
+#: What makes a fact of them: members of a set (two of a type, or of what something is looked for in), words of a
+#: sentence, characters of a pattern or of a text with a name, statements and calls of a function.
 MEMBERS, WORDS, CHARACTERS, NAMED_CHARACTERS, STEPS = 3, 5, 12, 8, 6
 #: What is called as a file of ours is, and is something else: a key of the job, a file of Triton's, a template.
 OTHERS = {
@@ -32,17 +32,17 @@ def skeleton(node: ast.expr) -> str:
     return ""
 
 
-def members(node: ast.AST) -> tuple[str, ...]:
+def members(node: ast.AST, least: int = MEMBERS) -> tuple[str, ...]:
     """The members of a tuple, list, set or `Literal` that holds nothing but text; empty for anything else.
 
     A mapping from the same keys says something new of each, unless its values are the same too: see `rows`.
     """
     if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("Literal"):
-        node = node.slice
+        node, least = node.slice, 2
     if not isinstance(node, ast.Tuple | ast.List | ast.Set):
         return ()
     texts = [m.value for m in node.elts if isinstance(m, ast.Constant) and isinstance(m.value, str)]
-    return tuple(sorted(set(texts))) if len(texts) == len(node.elts) >= MEMBERS else ()
+    return tuple(sorted(set(texts))) if len(texts) == len(node.elts) >= least else ()
 
 
 def pattern(call: ast.Call) -> str:
@@ -120,6 +120,11 @@ def facts(tree: ast.Module) -> Iterator[tuple[str, int]]:
         if found := members(node):
             passed.update(map(id, ast.iter_child_nodes(node)))
             yield f"set: {', '.join(found)}", node.lineno  # type: ignore[attr-defined]
+        if isinstance(node, ast.Compare) and isinstance(node.ops[-1], ast.In | ast.NotIn):
+            looked_in = node.comparators[-1]
+            if found := members(looked_in, 2):
+                passed.add(id(looked_in))
+                yield f"set: {', '.join(found)}", node.lineno
         if isinstance(node, ast.Call) and (expression := pattern(node)):
             yield f"pattern: {expression}", node.lineno
         if isinstance(node, ast.expr) and len(re.findall(r"[A-Za-z]{2,}", text := skeleton(node))) >= WORDS:

@@ -51,7 +51,8 @@ def ways(module: ast.Module) -> set[str]:
             found.add("renames a folder")
         if name.endswith(".__enter__") and not name.startswith("super("):
             found.add("enters by hand")
-        if name in ("json.loads", "json.load"):
+        read = name.endswith("validate_json") and not re.fullmatch(r"json\.dumps\(.*\)", ast.unparse(call.args[0]))
+        if name in ("json.loads", "json.load") or read:
             found.add("reads JSON that anyone may have written")
         if name == "json.dumps" and any(k.arg == "default" for k in call.keywords):
             found.add("writes any object as JSON")
@@ -62,7 +63,7 @@ def ways(module: ast.Module) -> set[str]:
                 found.add("names a command of pip")
         elif isinstance(node, ast.For | ast.While) and re.search(r"\bread\([^$]*\.update\(", ast.unparse(node)):
             found.add("digests a file")
-        elif isinstance(node, ast.BoolOp | ast.IfExp) and falls_back(ast.unparse(node)):
+        elif takes_first_line(node):
             found.add("takes the first line of an error")
         elif isinstance(node, ast.Compare) and exact(node) and any(map(is_class_name, (node.left, *node.comparators))):
             found.add("tells a class by its name")
@@ -79,8 +80,11 @@ def ways(module: ast.Module) -> set[str]:
     return found
 
 
-def falls_back(text: str) -> bool:
-    """Whether an expression is an error's text, or the name of its type where it has none."""
+def takes_first_line(node: ast.AST) -> bool:
+    """Whether an expression is a first line, or an error's text, or the name of its type where it has none."""
+    if isinstance(node, ast.Subscript):
+        return ast.unparse(node).endswith(".splitlines()[0]")
+    text = ast.unparse(node) if isinstance(node, ast.BoolOp | ast.IfExp) else ""
     return "str(" in text and re.search(r"\b(or|else) \(?\[?type\(\w+\)\.__name__", text) is not None
 
 
@@ -129,6 +133,8 @@ def test_each_has_its_place(tree: Tree, way: str) -> None:
         ("def f():\n    global LAST\n    LAST = 1", "keeps state in a module"),
         ("class K:\n    sensitivity: Any = None", "has Any for a missing part"),
         ("limits = dict(json.loads(path.read_text()))", "reads JSON that anyone may have written"),
+        ("file = _File.model_validate_json(path.read_text())", "reads JSON that anyone may have written"),
+        ("why = str(error).strip().splitlines()[0]", "takes the first line of an error"),
         ("text = json.dumps(asdict(report), default=str)", "writes any object as JSON"),
     ],
 )

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from typing import NewType
 
 from calib.errors import CalibCancelled, CalibError
+from calib.user_code import OURS
 from trtpipe.packages import broken
 
-#: What a command ends with. Its numbers stand here and nowhere else: mypy refuses an int in its place.
+#: What a command ends with. Its numbers stand here: mypy refuses an int in its place. `__main__` has 130 too, before
+#: anything is imported.
 ExitCode = NewType("ExitCode", int)
 #: All is well; a check failed, or a figure is worse than it may be; a bug in trtpipe.
 SUCCESS, FAILED, BUG = ExitCode(0), ExitCode(1), ExitCode(70)
@@ -49,10 +51,10 @@ class Cancelled(TrtpipeError):
     exit_code = ExitCode(130)
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of what an error says; the name of its type where it says nothing."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+def first_line(said: BaseException | str) -> str:
+    """The first line of a text, or of what an error says; the name of its type where it says nothing."""
+    lines = str(said).strip().splitlines()
+    return lines[0] if lines else said if isinstance(said, str) else type(said).__name__
 
 
 #: By errno: the reason in words, and the next step. Others get the system's own text.
@@ -119,7 +121,7 @@ def _failed_import(error: BaseException) -> str | None:
     inner: str | None = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package in ("trtpipe", "calib"):
+        if package in OURS:
             inner = None
         elif inner is None and frame.f_code.co_name == "<module>" and package != "__main__":
             inner = package

@@ -28,6 +28,7 @@ PrecisionName = Literal["int4", "nvfp4", "int8", "fp8", "fp16", "bf16", "fp32"]
 #: From the narrowest to the widest.
 PRECISIONS_BY_WIDTH: tuple[PrecisionName, ...] = get_args(PrecisionName)
 Executed = Literal["engine", "graph"]
+ONNX_DOMAINS = ("", "ai.onnx")  # how that of ONNX's own operators is written
 Target = Literal["tensorrt", "tensorrt_rtx", "onnxruntime"]
 Route = Literal["onnx", "torch_tensorrt", "torch2trt"]
 
@@ -119,7 +120,8 @@ class LoadedModel:
     classes: tuple[str, ...] | None = None
 
 
-BaselineKind = Literal["trace", "script", "torchscript", "program", "onnxruntime"]
+RecordedBy = Literal["trace", "script"]  # how a network becomes TorchScript
+BaselineKind = Literal[RecordedBy, "torchscript", "program", "onnxruntime"]
 #: What a reader calls the baseline of each kind.
 BASELINES: Mapping[BaselineKind, str] = {
     "trace": "TorchScript",

@@ -15,7 +15,13 @@ from trtpipe.pipeline.validate import validate
 
 CONFIGS = pages.ROOT / "configs"
 JOBS = sorted(CONFIGS.glob("*.yaml"))
-#: quickstart, detector, two-inputs and torch-free-edge are built by the pages of the docs; these here take longer.
+#: Those that pages of the docs build, those that are for a device, and those that are built here.
+ON_PAGES = ("quickstart", "detector", "two-inputs", "torch-free-edge")
+ON_A_DEVICE = (
+    "datacenter-torch-tensorrt-int8",
+    "jetson-orin-nano-torch2trt-fp16",
+    "jetson-orin-torch2trt-int8-dla",
+)
 BUILT = (
     "custom-dataset",
     "onnx-file",
@@ -32,6 +38,15 @@ def test_every_example_is_right_for_its_own_target(path: Path) -> None:
     named = re.search(r"--for ([\d.]+)", text)
     found = validate(path, (), here=False, version=None if named is None else named[1])
     assert [str(problem) for problem in found] == []
+
+
+def test_every_example_is_built_or_says_for_which_device_it_is() -> None:
+    assert sorted(p.stem for p in JOBS) == sorted((*ON_PAGES, *ON_A_DEVICE, *BUILT))
+    pages_text = "".join(p.read_text() for p in [*(pages.ROOT / "docs").glob("*.md"), pages.ROOT / "README.md"])
+    assert all(
+        re.search(rf"trtpipe (build|tune) [^\n]*configs/{name}\.yaml|make {name}", pages_text) for name in ON_PAGES
+    )
+    assert all("target: tensorrt\n" in (CONFIGS / f"{name}.yaml").read_text() for name in ON_A_DEVICE)
 
 
 def test_the_matrix_makes_six_right_jobs() -> None:

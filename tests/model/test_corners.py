@@ -95,3 +95,20 @@ def test_a_model_that_fails_for_one_sample_is_said() -> None:
         "capture: the model fails on x [1, 3, 8, 8], which the job declares: ValueError: one is too few. Narrow the "
         "range in inputs, or make the model take it."
     )
+
+
+def test_a_model_that_gives_nan_for_one_sample_is_said() -> None:
+    """Before anything is built: no precision, route or release would change it."""
+
+    class Deviation(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x.mean((2, 3))
+            return y / (y - y.mean(0)).abs().sum()
+
+    loaded = nets.loaded(Deviation(), out_shape=("N", 3))
+    with pytest.raises(InputError) as caught:
+        corner_outputs(loaded, {"x": nets.images(4, 3, 8, 8).numpy()})
+    assert str(caught.value) == (
+        "capture: output logits of the model itself holds NaN or infinity for x [1, 3, 8, 8], which the job declares. "
+        "Narrow the range in inputs, or make the model take it."
+    )

@@ -99,6 +99,8 @@ def test_a_table_that_cannot_be_read(folder, mode, content, why):
         ({"picture": np.zeros((4, 1, 32, 32), np.float32)}, r"must hold the inputs \['image'\]"),
         ({"image": np.zeros((4, 1, 32, 32), np.float32), "labels": np.zeros(3, int)}, "must have the same number of"),
         ({"image": np.zeros((4, 3, 32, 32), np.float32)}, r"must have shape \[1, 32, 32\] \(got \[3, 32, 32\]\)"),
+        ({"image": np.zeros((0, 1, 32, 32), np.float32)}, "holds no samples. Check the path."),
+        ({"image": np.zeros((4, 1, 32, 32), np.float32), "labels": np.zeros(4, np.float32)}, "must be integers"),
         ({"image": np.array([None, {}])}, "must be a readable .npz file of plain arrays .*holds Python objects"),
     ],
 )
@@ -113,9 +115,32 @@ def test_arrays_that_the_build_would_refuse(folder, arrays, why):
         found = messages(write(folder, ("  images: val\n", f"  arrays: {file}\n")))
         assert len(found) == (why is not None)
         for message in found:
-            assert message.startswith(f"check.arrays: {folder}/{file}: ")
+            assert message.startswith(f"check: {folder}/{file}: ")
             assert re.search(why, message)
         assert messages(folder / "job.yaml", here=False) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("names.txt", "0\n1\n2\n3\n4\n5\n6\n7\n8\n9\n", None),
+        ("names.txt", "", "check.labels: must name the model's classes, one a line (got an empty file)."),
+        ("names.txt", "0\n0\n1\n", "check.labels: must name each class that has a folder once (got 0 more than once)."),
+        ("names.txt", "cat\ndog\n", "check.images: every class folder must be a class of the model (got 0, which is"),
+        (
+            "names.json",
+            "{}",
+            "check.labels: must name classes, or one class an image, where the job has no check.metrics",
+        ),
+        ("y.csv", "elsewhere.png,3\n", "check.labels: {folder}/y.csv: must "),
+    ],
+)
+def test_labels_that_the_build_would_refuse(folder, name, text, why):
+    """No model has to be loaded for it."""
+    (folder / name).write_text(text)
+    found = messages(write(folder, ("  images: val\n", f"  images: val\n  labels: {name}\n")))
+    assert len(found) == (why is not None)
+    assert all(message.startswith(why.format(folder=folder)) for message in found)
 
 
 def test_a_tensorrt_that_is_installed_and_cannot_be_imported(folder, monkeypatch):

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from calib.user_code import OURS
 from trtpipe.cli.results import results
 from trtpipe.errors import Cancelled
 from trtpipe.jsontext import json_line, plain
@@ -189,7 +190,7 @@ class Console:
         handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
         handler.setLevel(logging.DEBUG if self._verbose else logging.ERROR if self._quiet else logging.WARNING)
         before = {}
-        for name in ("trtpipe", "calib"):
+        for name in OURS:
             logger = logging.getLogger(name)
             before[logger] = (logger.level, logger.propagate)
             logger.addHandler(handler)

@@ -16,6 +16,7 @@ from trtpipe.errors import InputError
 from trtpipe.evaluation import intervals, metrics
 from trtpipe.evaluation.judgement import NO_METRICS, Judgement
 from trtpipe.evaluation.limits import METRIC_OF_LIMIT, bounds, doubtful, judged, misses
+from trtpipe.job.broken import SHARES
 from trtpipe.job.sections import Limits
 from trtpipe.progress import Progress
 from trtpipe.values import CheckReport, Control, Executed, Metric
@@ -269,7 +270,7 @@ def unjudgeable(
         lacks = (
             "labels: folders named like the classes, `labels` beside the arrays, or one class a sample in check.labels"
         )
-    needing = {"top1_agreement_min", "accuracy_drop_max"} if lacks.startswith("an output") else {"accuracy_drop_max"}
+    needing = set(SHARES) if lacks.startswith("an output") else {"accuracy_drop_max"}
     return {
         limit: f"check.limits.{limit} cannot be judged: it needs {lacks}"
         for limit in METRIC_OF_LIMIT

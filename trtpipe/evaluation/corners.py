@@ -9,7 +9,7 @@ import numpy as np
 
 from calib.types import Array
 from trtpipe.batching import Batching
-from trtpipe.errors import TrtpipeError
+from trtpipe.errors import TrtpipeError, first_line
 from trtpipe.evaluation import metrics
 from trtpipe.evaluation.check import Runner
 from trtpipe.model.corners import corners, described, largest_batch
@@ -83,7 +83,7 @@ def _at_corner(
     try:
         given = runner.run(arrays)
     except TrtpipeError as error:
-        return _Corner((f"what was executed fails {where}: {str(error).splitlines()[0]} {narrow}",))
+        return _Corner((f"what was executed fails {where}: {first_line(error)} {narrow}",))
     only_batch = all(arrays[s.name].shape[1:] == samples[s.name].shape[1:] for s in how.inputs)
     problems, warnings = [], []
     for spec in how.outputs:

@@ -8,6 +8,7 @@ from pathlib import PurePath
 from calib.samples import ARRAY_SUFFIXES, SOURCES
 from trtpipe.job.broken import (
     IMAGE_DTYPES,
+    SHARES,
     SPEEDUP,
     Broken,
     changed,
@@ -18,7 +19,16 @@ from trtpipe.job.broken import (
     normalization,
     suffixed,
 )
-from trtpipe.job.sections import BUILT_IN_METRICS, Calibration, Check, Data, Input, ModelSource, Precision, Transform
+from trtpipe.job.sections import (
+    BUILT_IN_METRICS,
+    Calibration,
+    Check,
+    Data,
+    Input,
+    ModelSource,
+    Precision,
+    Transform,
+)
 from trtpipe.job.yamlfile import KeyPath
 
 
@@ -61,7 +71,7 @@ def check_section(check: Check) -> Iterator[Broken]:
     if not limits.given:
         hint = "A check without a limit cannot fail; start with cosine_min: 0.99."
         yield Broken(("check", "limits"), "set at least one limit", "none", hint)
-    if limits.confident and not limits.metrics and not {"top1_agreement_min", "accuracy_drop_max"} & set(limits.given):
+    if limits.confident and not limits.metrics and not {*SHARES} & {*limits.given}:
         must = "be given only with top1_agreement_min, accuracy_drop_max or limits of metrics"
         hint = "Other figures have no interval."
         yield Broken(("check", "limits", "confident"), must, "neither", hint)

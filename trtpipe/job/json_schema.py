@@ -17,7 +17,8 @@ _HEAD = """\
 
 <!-- Made by `make schema` from the models in trtpipe/job/sections.py; edit those. -->
 
-A job is one YAML file. `trtpipe validate job.yaml` says everything that is wrong with one, with its line.
+A job is one YAML file. `trtpipe validate job.yaml` says what is wrong with one, with its line: all
+that shows without running code of yours; `--deep` runs the model too, and finds globs that match nothing, for one.
 `trtpipe schema` prints its JSON Schema, with which an editor completes and checks when the first line names it:
 
 ```yaml

@@ -19,6 +19,8 @@ from trtpipe.job.job import Job
 from trtpipe.job.problems import Problem, dotted, explain, legal_keys, shown, violation
 from trtpipe.job.rules import broken
 
+#: Of the names of job files.
+JOB_SUFFIXES = (".yaml", ".yml")
 #: Every key that names a file or a folder, or a list of them: what must be there. `output` need not exist yet.
 PATHS: Mapping[tuple[str, ...], str] = {
     ("model", "weights"): "file",
@@ -267,7 +269,7 @@ def _beside(path: Path) -> str:
     """The YAML file in the same folder whose name is nearest."""
     if not path.parent.is_dir():
         return ""
-    names = sorted(p.name for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml") and p.is_file())
+    names = sorted(p.name for p in path.parent.iterdir() if p.suffix in JOB_SUFFIXES and p.is_file())
     return did_you_mean(path.name, names)
 
 

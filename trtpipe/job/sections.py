@@ -8,12 +8,22 @@ from typing import Annotated, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from calib.algorithms import Algorithm
-from calib.samples import Interpolation
+from calib.algorithms import PERCENTILE, Algorithm
+from calib.samples import Interpolation, OnBadSample
 from calib.types import JsonObject
 from trtpipe.errors import either
 from trtpipe.job.build_options import BuildOptions
-from trtpipe.values import EXTENTS, MOST_EXTENT, BindingDtype, DimRange, NumberFormatName, Route, Target
+from trtpipe.values import (
+    EXTENTS,
+    MOST_EXTENT,
+    BindingDtype,
+    DimRange,
+    Executed,
+    NumberFormatName,
+    RecordedBy,
+    Route,
+    Target,
+)
 
 
 def _tuples(value: object) -> object:
@@ -104,9 +114,7 @@ class ModelSource(Section):
     )
     program: str | None = Field(default=None, description="a .pt2 file written by torch.export.save")
     onnx: str | None = Field(default=None, description="an ONNX file in FP32; ONNX Runtime is its baseline")
-    baseline: Literal["trace", "script"] = Field(
-        default="trace", description="how the TorchScript baseline is recorded"
-    )
+    baseline: RecordedBy = Field(default="trace", description="how the TorchScript baseline is recorded")
 
 
 class Normalize(Section):
@@ -138,13 +146,13 @@ class Data(Section):
     batch_size: int = Field(default=32, ge=1, description="samples run at a time")
     seed: int = Field(default=0, description="which samples are drawn, when not all are")
     workers: int = Field(default=0, ge=0, description="processes that read and transform images")
-    on_bad_sample: Literal["error", "skip"] = Field(
+    on_bad_sample: OnBadSample = Field(
         default="error", description="skip counts, names and reports what could not be read"
     )
 
 
 Correction = Literal["equalization", "smoothing", "thresholds", "rounding", "bias"]
-#: Those that change the graph, and so every number format; the others are INT8's.
+#: Those that change the graph, so that its thresholds are others, and every number format; the others are INT8's.
 GRAPH_CORRECTIONS: frozenset[Correction] = frozenset({"equalization", "smoothing"})
 
 
@@ -165,7 +173,7 @@ class Calibration(Data):
     corrections: Annotated[bool | tuple[Correction, ...], BeforeValidator(_corrections)] = Field(
         default=True, description="change weights, biases and thresholds where INT8 then errs less; or which of these"
     )
-    percentile: float = Field(default=99.99, gt=0, le=100, description="of algorithm: percentile")
+    percentile: float = Field(default=PERCENTILE, gt=0, le=100, description="of algorithm: percentile")
     table: str | None = Field(default=None, description="a calibration.json to use instead of calibrating")
     recalibrate: bool = Field(
         default=False, description="calibrate a file that is quantized already, instead of taking its own scales"
@@ -251,9 +259,7 @@ class Check(Data):
 
     limits: Limits = Field(default=Limits(cosine_min=0.99), description="what must hold for the build to pass")
     metrics: dict[str, OwnMetric] = Field(default_factory=dict, description="further figures by the name they get")
-    require: Literal["graph", "engine"] = Field(
-        default="graph", description="engine: fail where the engine itself cannot run"
-    )
+    require: Executed = Field(default="graph", description="engine: fail where the engine itself cannot run")
     labels: str | None = Field(
         default=None,
         description="what is right for each sample: a folder of masks, a COCO file (.json), a .csv or a .npy; or a "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from trtpipe.errors import InputError, first_line
 from trtpipe.model.computing import CPU, placed, sent
 from trtpipe.model.export import example_inputs
 from trtpipe.progress import Progress
-from trtpipe.values import Baseline, BaselineKind, LoadedModel
+from trtpipe.values import Baseline, BaselineKind, LoadedModel, RecordedBy
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,7 @@ def record_baseline(
     samples: int,
     *,
     batch_size: int,
-    kind: Literal["trace", "script"],
+    kind: RecordedBy,
     torchscript: str | None = None,
     progress: Progress,
     device: str = CPU,
@@ -69,7 +69,7 @@ def _recorded(
     batches: Iterable[Batch],
     samples: int,
     batch_size: int,
-    kind: Literal["trace", "script"],
+    kind: RecordedBy,
     torchscript: str | None,
     progress: Progress,
     device: str,
@@ -259,7 +259,7 @@ def _largest(so_far: float, values: torch.Tensor) -> float:
 
 
 def script(
-    loaded: LoadedModel, kind: Literal["trace", "script"], torchscript: str | None, device: str = CPU
+    loaded: LoadedModel, kind: RecordedBy, torchscript: str | None, device: str = CPU
 ) -> tuple[Any, BaselineKind]:
     """The module that the baseline's outputs come from, and what it is; arguments as `record_baseline` has them.
 
@@ -288,7 +288,7 @@ def script(
         except BaseException as error:
             if torchscript is not None:
                 raise InputError(f"model.torchscript: must be a TorchScript file (got {first_line(error)}).") from error
-            other: Literal["trace", "script"] = "script" if kind == "trace" else "trace"
+            other: RecordedBy = "script" if kind == "trace" else "trace"
             message = f"model.baseline: TorchScript cannot {kind} the model ({first_line(error)}). "
             try:
                 _scripted(loaded, other, device)
@@ -302,7 +302,7 @@ def script(
             raise InputError(f"{message}Set model.baseline to {other}.") from error
 
 
-def _scripted(loaded: LoadedModel, kind: Literal["trace", "script"], device: str) -> torch.nn.Module:
+def _scripted(loaded: LoadedModel, kind: RecordedBy, device: str) -> torch.nn.Module:
     """The network as TorchScript; what torch.jit raises where it cannot make it."""
     import torch
 

@@ -134,7 +134,7 @@ def placed(module: torch.nn.Module, device: str) -> Iterator[None]:
             full = error if isinstance(error, torch.OutOfMemoryError) else error.__cause__
             if not isinstance(full, torch.OutOfMemoryError):
                 raise
-            first = str(full).strip().splitlines()[0]
+            first = first_line(full)
             raise MissingError(
                 f"{device}: out of memory ({first}). Set a smaller batch_size, or give --device cpu."
             ) from error

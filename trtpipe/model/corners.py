@@ -72,18 +72,19 @@ def corner_outputs(loaded: LoadedModel, samples: Mapping[str, Array]) -> tuple[d
     """The model's outputs at each of `corners`, by name, in the model's own dtypes and shapes.
 
     Raises:
-        InputError: the model does not run there.
+        InputError: the model does not run there, or gives NaN or infinity.
     """
     names = [spec.name for spec in loaded.outputs]
     outputs = []
     for arrays in corners(loaded.inputs, samples):
         failing = f"the model fails on {described(arrays)}, which the job declares"
-        outputs.append(
-            {
-                n: o.numpy().copy()
-                for n, o in zip(names, _run(loaded.module, loaded, arrays, failing, InputError), strict=True)
-            }
-        )
+        given = _run(loaded.module, loaded, arrays, failing, InputError)
+        outputs.append({n: o.numpy().copy() for n, o in zip(names, given, strict=True)})
+        if odd := [n for n, a in outputs[-1].items() if not np.isfinite(a).all()]:
+            raise InputError(
+                f"capture: output {odd[0]} of the model itself holds NaN or infinity for {described(arrays)}, which "
+                "the job declares. Narrow the range in inputs, or make the model take it."
+            )
     return tuple(outputs)
 
 

@@ -42,7 +42,10 @@ def open_check(job: Job) -> Source:
     Raises:
         InputError: they are bad, or labelled twice.
     """
-    source = _open(job, "check", job.check, job.check_transform())
+    return _labelled(job, _open(job, "check", job.check, job.check_transform()))
+
+
+def _labelled(job: Job, source: Source) -> Source:
     classes = None if job.check.labels is None else classes_of(job.check.labels, source.ids)
     if classes is not None and source.labels is not None and source.classes is None:
         raise InputError(
@@ -86,20 +89,8 @@ def with_labels(job: Job, loaded: LoadedModel, source: Source) -> tuple[Source, 
             )
         return source, ()
     names, where = _class_names(job, loaded, folders, count)
-    if where == "check.labels" and not names:
-        raise InputError("check.labels: must name the model's classes, one a line (got an empty file).")
-    if names is not None and (twice := [n for n in folders if names.count(n) > 1]):
-        raise InputError(
-            f"{where}: must name each class that has a folder once (got {twice[0]} more than once). Make the names "
-            "differ, and rename the folders like them."
-        )
-    ordering = {"calibration.images": names, "check.images": folders}.get(where)
-    if names is not None and ordering is not None and _orders_differ(ordering):
-        raise InputError(
-            f"{where}: the order of the class folders must be plain (got numbers, whose order as text, "
-            f"{', '.join(sorted(ordering)[:4])}, is another than by value). Name the classes in check.labels, one a "
-            "line, in the order of the model's outputs."
-        )
+    if names is not None:
+        _require_names(names, where, folders)
     if len(names or folders) > count or (where == "check.labels" and names is not None and len(names) != count):
         raise InputError(
             f"{where}: must name the model's {count} classes (got {len(names or folders)}). "
@@ -110,10 +101,64 @@ def with_labels(job: Job, loaded: LoadedModel, source: Source) -> tuple[Source, 
             f"check.images: {len(folders)} class folders say nothing of {count} classes of the model, so no accuracy "
             "was measured. Name the classes in check.labels, one a line, in the order of the model's outputs",
         )
+    return _numbered(source, names, where), ()
+
+
+def require_data(job: Job) -> None:
+    """What files, their headers and their names show of the samples of a job, and of the labels of its check.
+
+    Raises:
+        InputError: something that `open_calibration`, `open_check` or `with_labels` would refuse.
+    """
+    for where, data in (("calibration", job.calibration), ("check", job.check)):
+        if data is not None and data.arrays is not None:
+            _open(job, where, data.model_copy(update=_UNREAD), None)
+    labels = job.check.labels
+    if labels is None or job.check.factory is not None:
+        return
+    source = _labelled(job, _open(job, "check", job.check.model_copy(update=_UNREAD), None))
+    if source.classes is not None and names_classes(labels):
+        names = _named(labels)
+        _require_names(names, "check.labels", source.classes)
+        _numbered(source, names, "check.labels")
+
+
+#: Of a section whose samples are not to be read.
+_UNREAD = {"workers": 0, "on_bad_sample": "error"}
+
+
+def _require_names(names: tuple[str, ...], where: str, folders: tuple[str, ...]) -> None:
+    """Refuse names that cannot number the class folders."""
+    if where == "check.labels" and not names:
+        raise InputError("check.labels: must name the model's classes, one a line (got an empty file).")
+    if twice := [n for n in folders if names.count(n) > 1]:
+        raise InputError(
+            f"{where}: must name each class that has a folder once (got {twice[0]} more than once). Make the names "
+            "differ, and rename the folders like them."
+        )
+    ordering = {"calibration.images": names, "check.images": folders}.get(where)
+    if ordering is not None and _orders_differ(ordering):
+        raise InputError(
+            f"{where}: the order of the class folders must be plain (got numbers, whose order as text, "
+            f"{', '.join(sorted(ordering)[:4])}, is another than by value). Name the classes in check.labels, one a "
+            "line, in the order of the model's outputs."
+        )
+
+
+def _numbered(source: Source, names: tuple[str, ...], where: str) -> Source:
     try:
-        return source.numbered_by(names, where), ()
+        return source.numbered_by(names, where)
     except CalibError as error:
         raise InputError(f"check.images: {str(error).removeprefix('labels: ')}") from error
+
+
+def _named(path: str) -> tuple[str, ...]:
+    """The classes that a text file names, one a line."""
+    try:
+        lines = text_at_most(Path(path), _MOST_LABELS_BYTES).removeprefix("\ufeff").splitlines()
+    except (OSError, ValueError) as error:
+        raise InputError(f"check.labels: must be a readable text file (got {error}).") from error
+    return tuple(line.strip() for line in lines if line.strip())
 
 
 def _class_names(
@@ -121,11 +166,7 @@ def _class_names(
 ) -> tuple[tuple[str, ...] | None, str]:
     """The model's classes in the order of its outputs, None where nothing says them; and the key that does."""
     if job.check.labels is not None and names_classes(job.check.labels):
-        try:
-            lines = text_at_most(Path(job.check.labels), _MOST_LABELS_BYTES).removeprefix("\ufeff").splitlines()
-        except (OSError, ValueError) as error:
-            raise InputError(f"check.labels: must be a readable text file (got {error}).") from error
-        return tuple(line.strip() for line in lines if line.strip()), "check.labels"
+        return _named(job.check.labels), "check.labels"
     if loaded.classes is not None:
         return loaded.classes, "model.factory"
     if job.calibration is not None and job.calibration.images is not None:

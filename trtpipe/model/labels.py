@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+#: Files that may have one class a sample.
+_BY_SAMPLE = (".csv", ".npy")
 #: Annotations of COCO's whole train set take 450 MB.
 _MOST_BYTES = 1 << 30
 
 
 def names_classes(path: str) -> bool:
     """Whether `check.labels` is a text file that names the model's classes, and says nothing of samples."""
-    return not Path(path).is_dir() and Path(path).suffix not in (".csv", ".json", ".npy")
+    return not Path(path).is_dir() and Path(path).suffix not in (*_BY_SAMPLE, ".json")
 
 
 def classes_of(path: str, ids: Sequence[str]) -> Mapping[str, int] | None:
@@ -42,9 +44,10 @@ def classes_of(path: str, ids: Sequence[str]) -> Mapping[str, int] | None:
     Raises:
         InputError: it cannot be read, or lacks a sample.
     """
-    if Path(path).suffix not in (".csv", ".npy"):
+    if Path(path).suffix not in _BY_SAMPLE:
         return None
     rows = _csv(path, ids) if Path(path).suffix == ".csv" else _rows(path, ids)
+    rows = rows[:, 0] if rows.ndim == 2 and rows.shape[1] == 1 else rows
     return dict(zip(ids, map(int, rows), strict=True)) if rows.ndim == 1 and rows.dtype.kind in "iu" else None
 
 

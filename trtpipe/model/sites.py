@@ -159,10 +159,15 @@ def _ending(ordinals: Counter[tuple[str, str]], path: str) -> str:
     return "" if k == 0 else f"_{k}"
 
 
+def of_product(site: Site) -> bool:
+    """Whether it is an input or a weight of a convolution, a linear or a matmul: rules Q1 and Q2."""
+    return site.rule in ("Q1", "Q2")
+
+
 def kept_sites(sites: Collection[Site], keep: Callable[[Node], bool]) -> tuple[Site, ...]:
     """The sites that remain when operations for which `keep` holds stay in float: rules Q4, Q5 and Q7 once more."""
     alive = [s for s in sites if not keep(s.consumer)]
-    compute = {s.consumer for s in alive if s.rule in ("Q1", "Q2")}
+    compute = {s.consumer for s in alive if of_product(s)}
     wanted = {s.producer for s in alive if s.rule == "Q1"}
 
     def stays(site: Site) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from calib.types import JsonObject
 from calib.user_code import user_code
-from trtpipe.errors import InputError
+from trtpipe.errors import InputError, first_line
 from trtpipe.model.failures import typed_line
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ def load_weights(network: torch.nn.Module, path: Path) -> None:
     except Exception as error:
         # torch goes on about options of torch.load that trtpipe does not have.
         reason = (str(error).partition("WeightsUnpickler error: ")[2] or str(error)).partition(" was not an allowed")[0]
-        reason = (reason.strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"model.weights: must be a .safetensors file or a .pt file of tensors (got {path.name}: {reason}). "
+            f"model.weights: must be a .safetensors file or a .pt file of tensors (got {path.name}: "
+            f"{first_line(reason) or first_line(error)}). "
             "Save the state_dict, not the module."
         ) from error
     for wrapper in ("state_dict", "model"):

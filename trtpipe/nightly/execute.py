@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calib.types import JsonObject
+from calib.user_code import OURS
 from trtpipe.bundle.format import place
 from trtpipe.errors import BUG, Cancelled, InputError, MissingError, user_error
 from trtpipe.job.importable import is_installed
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
 #: Outcome of a job that another process is building right now.
 BUSY = "busy"
-_NEVER = ("trtpipe", "calib", "__main__", "__mp_main__")
+_NEVER = (*OURS, "__main__", "__mp_main__")
 
 
 def execute(task: Task, reporter: Reporter, memory: Memory) -> JsonObject:

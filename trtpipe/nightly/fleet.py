@@ -25,6 +25,7 @@ from trtpipe.errors import BuildError, Cancelled, MissingError, TrtpipeError
 from trtpipe.nightly.execute import keep, record_reads
 from trtpipe.nightly.fleet_worker import TOPIC, introduce, run_task, stop
 from trtpipe.nightly.local import Local
+from trtpipe.nightly.outcome import THERE
 from trtpipe.nightly.task import BuildTask, FinishTask, KitTask, Task, failure, from_plain, task_to_plain
 from trtpipe.nightly.transport import CONNECT_S, transport, unreachable
 from trtpipe.packages import not_installed
@@ -281,7 +282,7 @@ class Fleet:
             "attempts": [*tried, *raw.get("attempts", ())],
             "reasons": list(task.reasons),
         }
-        if raw["outcome"] in ("built", "reused"):
+        if raw["outcome"] in THERE:
             try:
                 raw["bundle"] = str(self._place(task, received["files"]))
             except TrtpipeError as error:

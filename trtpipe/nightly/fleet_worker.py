@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from calib.types import JsonObject
 from trtpipe.bundle.format import place, read_bundle
 from trtpipe.errors import BuildError, Cancelled, InputError, MissingError
+from trtpipe.nightly.outcome import THERE
 from trtpipe.nightly.pool import RETRIES, Pool, Slot
 from trtpipe.nightly.task import FinishTask, Task, failure, task_from_plain
 from trtpipe.nightly.transport import CONNECT_S, Transport, is_refusal, transport, unreachable
@@ -80,7 +81,7 @@ class JobsOfWorker:
             self._running = task.key
             outcome = self._watched(local, say)
             files: dict[str, bytes] = {}
-            if outcome["outcome"] in ("built", "reused"):
+            if outcome["outcome"] in THERE:
                 files = read_bundle(Path(scratch, "out", task.name)).contents()
             return {"outcome": outcome, "worker": self.name, "files": files}
 

@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from trtpipe.errors import first_line
 from trtpipe.report.metric_rows import HEADLINES
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def rows(past: Sequence[Past]) -> Iterator[str]:
         values = [f"{measures[n] * f:>15.6g}" if n in measures else f"{'':>15}" for n, _, f in shown]
         why = "; ".join(p.outcome.reasons) if p.outcome.outcome == "built" else ""
         if p.outcome.outcome == "error":
-            why = p.outcome.error.splitlines()[0]
+            why = first_line(p.outcome.error)
         word = p.outcome.outcome if p.green or p.outcome.outcome == "error" else f"{p.outcome.outcome} !"
         yield f"{p.run:>5}  {p.recorded:<20}  {word:<9}  {'  '.join(values)}  {why}".rstrip()
     if any(not p.green for p in past):

@@ -12,6 +12,8 @@ from trtpipe.values import Metric
 
 #: built: made tonight; reused: nothing had changed; error: no bundle; cancelled: the night was stopped before it.
 Outcome = Literal["built", "reused", "error", "cancelled"]
+#: Those after which the bundle is there, whatever its check says.
+THERE: tuple[Outcome, ...] = ("built", "reused")
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
@@ -107,7 +109,7 @@ class JobOutcome:
     @property
     def green(self) -> bool:
         """Whether it has a bundle that passed its check, and nothing became worse than it may."""
-        return self.outcome in ("built", "reused") and self.exit_code == SUCCESS and not self.regressions
+        return self.outcome in THERE and self.exit_code == SUCCESS and not self.regressions
 
     @property
     def total_seconds(self) -> float:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from trtpipe.errors import FAILED, SUCCESS
-from trtpipe.nightly.outcome import OUTCOMES, Comparison, JobOutcome, NightlyReport, drift_line
+from trtpipe.errors import FAILED, SUCCESS, first_line
+from trtpipe.nightly.outcome import OUTCOMES, THERE, Comparison, JobOutcome, NightlyReport, drift_line
 from trtpipe.progress import duration, size
 from trtpipe.report import charts
 from trtpipe.report.figures import beside_limit, compact, percent
@@ -96,7 +96,7 @@ def render(report: NightlyReport, history: Figures | None = None, links: Mapping
         packages=packages(report.environment),
         open_rows=OPEN_ROWS,
         attention=sum(r.state in ("bad", "warn") for r in rows),
-        counts=[(word, n) for word, n in counts if n or word in ("built", "reused")],
+        counts=[(word, n) for word, n in counts if n or word in THERE],
         duration=duration(report.seconds),
     )
 
@@ -132,9 +132,9 @@ def standing(o: JobOutcome) -> tuple[str, str, str]:
         return "bad", "regression", o.regressions[0]
     if o.exit_code == FAILED:
         missed = [f"{title(m.name)} missed its limit" for m in o.metrics if m.passed is False]
-        return "bad", "failed check", "; ".join([*missed, *o.problems]) or o.error.partition("\n")[0]
+        return "bad", "failed check", "; ".join([*missed, *o.problems]) or first_line(o.error)
     if o.outcome == "error":
-        return "bad", "error", o.error.partition("\n")[0]
+        return "bad", "error", first_line(o.error)
     if o.drift is not None and o.drift.distinct > 1:
         return "warn", "drift", drift_line(o.drift)
     if o.outcome == "cancelled":

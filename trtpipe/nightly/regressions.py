@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trtpipe.errors import FAILED, InputError, did_you_mean
+from trtpipe.errors import FAILED, InputError, did_you_mean, first_line
 from trtpipe.evaluation.metrics import BEST
 from trtpipe.figures import beside, exact
 from trtpipe.nightly.outcome import Comparison, JobOutcome
@@ -99,7 +99,7 @@ def compare(
     if not greens or outcome.outcome == "cancelled":
         return (), ()
     if outcome.outcome == "error":
-        return (), (f"was green and now fails: {outcome.error.splitlines()[0]}",)
+        return (), (f"was green and now fails: {first_line(outcome.error)}",)
     lines = []
     if outcome.exit_code == FAILED:
         lines.append("passed its check and now fails it")

@@ -9,7 +9,7 @@ from pathlib import Path
 from trtpipe.bundle.format import Sign, set_signature
 from trtpipe.bundle.manifest import SIGNATURE
 from trtpipe.errors import InputError
-from trtpipe.nightly.outcome import JobOutcome
+from trtpipe.nightly.outcome import THERE, JobOutcome
 from trtpipe.values import MANIFEST
 
 
@@ -25,7 +25,7 @@ def sign_green(outcomes: MutableMapping[str, JobOutcome], sign: Sign) -> tuple[s
     Returns:
         A note of how many are signed, and one that names those that are not.
     """
-    judged = {name: o for name, o in outcomes.items() if o.outcome in ("built", "reused")}
+    judged = {name: o for name, o in outcomes.items() if o.outcome in THERE}
     for name, outcome in judged.items():
         wanted = sign if outcome.green else None
         try:

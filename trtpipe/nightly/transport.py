@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from calib.files import read_at_most
 from trtpipe.bundle.signing import MOST_KEY_BYTES
-from trtpipe.errors import InputError, MissingError
+from trtpipe.errors import InputError, MissingError, first_line
 
 if TYPE_CHECKING:
     from distributed.security import Security
@@ -123,7 +123,7 @@ def _said(error: BaseException) -> str:
 
     Dask also names its connector or connection: `in <distributed.comm.tcp.TLSConnector object at 0x7f>: `.
     """
-    texts = [_OBJECT.sub("", str(e).splitlines()[0]) for e in (error, error.__cause__) if e is not None and str(e)]
+    texts = [_OBJECT.sub("", first_line(e)) for e in (error, error.__cause__) if e is not None and str(e)]
     return ": ".join(dict.fromkeys(texts)) or type(error).__name__
 
 

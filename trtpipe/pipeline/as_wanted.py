@@ -17,12 +17,13 @@ def as_the_job_wants(job: Job, captured: Captured) -> Captured:
     Raises:
         InputError: one does not; or as `with_own_scales`.
     """
+    from trtpipe.model.sites import of_product
     from trtpipe.quantization.policy import checked_modes, modes_of
     from trtpipe.quantization.precision import Keep, checked_keep
 
     keep = job.precision.keep
     checked_keep(Keep(keep.fp32, keep.fp16, keep.bf16), captured.graph)
-    checked_modes(modes_of(job.precision), tuple(s.consumer for s in captured.sites if s.rule in ("Q1", "Q2")))
+    checked_modes(modes_of(job.precision), tuple(s.consumer for s in captured.sites if of_product(s)))
     return with_own_scales(job, captured)
 
 

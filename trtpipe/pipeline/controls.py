@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from trtpipe.errors import BuildError, InputError, MissingError
+from trtpipe.errors import BuildError, InputError, MissingError, first_line
 from trtpipe.evaluation.check import Damaged, Executor
 from trtpipe.evaluation.control import damaged_copy, damaged_program
 from trtpipe.routes.onnx import compile_graph, to_onnx
@@ -57,7 +57,7 @@ def engine_control(build: Callable[[], Engine], graph: OnnxModel | None, tensor:
         except (BuildError, InputError, MissingError) as error:
             if graph is None:
                 raise
-            why = f"no engine could be built of the control: {str(error).splitlines()[0]}"
+            why = f"no engine could be built of the control: {first_line(error)}"
             with OrtRunner(graph.data, as_written=True) as stand_in:
                 yield Executor(stand_in, "graph", why)
             return

@@ -17,6 +17,7 @@ from trtpipe.evaluation.control import damaged_copy
 from trtpipe.evaluation.judgement import Judgement
 from trtpipe.evaluation.speedup import HYBRID
 from trtpipe.job.dump import job_text
+from trtpipe.model.sites import of_product
 from trtpipe.pipeline.controls import graph_control
 from trtpipe.pipeline.measure import latencies
 from trtpipe.pipeline.prepared import PreparedJob, Stages
@@ -259,7 +260,7 @@ class _Bench:
         keep = keep_of(job, self.prepared.captured)
         plan = plan_sites(captured, int8=job.precision.int8_mode, keep=keep, narrow=self.narrow(job))
         sites = (*plan.int8, *(n.site for n in plan.narrow))
-        inside = sum(self._macs[name] for name in {s.consumer.name for s in sites if s.rule in ("Q1", "Q2")})
+        inside = sum(self._macs[name] for name in {s.consumer.name for s in sites if of_product(s)})
         return inside / max(1, sum(self._macs.values()))
 
     def preview(self, candidate: Candidate) -> Preview:

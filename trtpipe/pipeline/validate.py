@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from calib.arrays import require_arrays
 from calib.errors import CalibError
 from calib.samples import IMAGE_SUFFIXES, has_images
 from calib.table import CalibrationTable
@@ -20,7 +19,7 @@ from trtpipe.job.importable import find_module, missing
 from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, JobFile, job_files
 from trtpipe.job.problems import Problem, violation
-from trtpipe.model.data import sample_specs
+from trtpipe.model.data import require_data
 from trtpipe.model.torch_versions import misfit, needs_torchao
 from trtpipe.model.torch_versions import unsupported as unsupported_torch
 from trtpipe.packages import EXTRAS, install_command, not_installed, unimportable
@@ -165,19 +164,20 @@ def _in_extra(target: str, path: Path) -> bool:
 
 
 def _data(job: Job) -> _Problems:
-    """What the names and headers of the job's files show of its samples."""
-    inputs = sample_specs(job)
+    """What the names and headers of the job's files show of its samples and their labels."""
     for name, data in (("calibration", job.calibration), ("check", job.check)):
-        if data is None:
-            continue
-        if data.images is not None and Path(data.images).is_dir() and not has_images(data.images):
+        if data is not None and data.images is not None and Path(data.images).is_dir() and not has_images(data.images):
             text = f"holds no image ({', '.join(IMAGE_SUFFIXES)}). Put the images of each class in a folder."
             yield f"{name}.images", text
-        if data.arrays is not None and inputs and Path(data.arrays).is_file():
-            try:
-                require_arrays(data.arrays, inputs)
-            except CalibError as error:
-                yield f"{name}.arrays", str(error)
+            return
+    named = (job.calibration and job.calibration.arrays, job.check.arrays, job.check.images, job.check.labels)
+    if not all(Path(path).exists() for path in named if path):
+        return
+    try:
+        require_data(job)
+    except InputError as error:
+        option, _, text = str(error).partition(": ")
+        yield option, text
 
 
 def _table(job: Job) -> _Problems:

@@ -63,7 +63,7 @@ from torch.fx import GraphModule, Node
 
 from trtpipe.model.marks import is_marked
 from trtpipe.model.nodes import calls, constant_value, is_constant, is_float, op_name, shape_of
-from trtpipe.model.sites import MATMULS, WEIGHTED
+from trtpipe.model.sites import MATMULS, WEIGHTED, of_product
 from trtpipe.quantization.formats import FORMATS
 from trtpipe.quantization.macs import macs
 from trtpipe.quantization.partial import extent_of
@@ -159,7 +159,7 @@ def gains_nothing(
     graph = captured.graph
     chosen = assign(captured.sites, modes, keep)
     eight = {n: c.format for n, c in chosen.choices.items() if c.format in EIGHT_BITS}
-    sites = [s for s in captured.sites if s.rule in ("Q1", "Q2") and s.consumer in eight]
+    sites = [s for s in captured.sites if of_product(s) and s.consumer in eight]
     certain = {n for n, f in eight.items() if modes.named(n) == f or (f == "fp8" and op_name(n) in MATMULS)}
     nodes = [n for n in eight if n not in certain]
     by_shape = {n: why for n in nodes if (why := shape_reason(graph, n))}

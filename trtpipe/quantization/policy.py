@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from trtpipe.errors import InputError
 from trtpipe.job.sections import Precision
 from trtpipe.model.nodes import module_path, op_name
-from trtpipe.model.sites import MATMULS
+from trtpipe.model.sites import MATMULS, of_product
 from trtpipe.quantization.formats import FORMATS, block_size
 from trtpipe.quantization.precision import Keep, matching
 from trtpipe.values import NumberFormatName, Site
@@ -106,7 +106,7 @@ class Assignment:
 
 def assign(sites: Sequence[Site], modes: Modes, keep: Keep) -> Assignment:
     """The format of every operation that reads one of `sites` (rules Q1 and Q2)."""
-    nodes = dict.fromkeys(s.consumer for s in sites if s.rule in ("Q1", "Q2"))
+    nodes = dict.fromkeys(s.consumer for s in sites if of_product(s))
     kept = {n: Choice(None, why) for n in nodes if (why := keep.entry(n)) is not None}
     return Assignment({n: kept.get(n) or _choice(n, modes, keep.wide) for n in nodes})
 

@@ -24,7 +24,7 @@ from trtpipe.model.pt2e import (
     convert_pt2e,
     prepare_pt2e,
 )
-from trtpipe.model.sites import kept_sites, shared_scales
+from trtpipe.model.sites import kept_sites, of_product, shared_scales
 from trtpipe.quantization.formats import FORMATS, SMALLEST_SCALE, check_complete, rounded_up
 from trtpipe.quantization.narrow import NarrowSite, Statistics, place_narrow
 from trtpipe.quantization.observers import INT8_RANGE, ActivationObserver, PerChannelWeightObserver
@@ -339,7 +339,7 @@ def plan_sites(captured: Captured, *, int8: bool, keep: Keep, narrow: Narrow | N
         return SitePlan((), (), Assignment(), ())
     chosen = Assignment()
     if narrow is not None:
-        nodes = tuple(dict.fromkeys(s.consumer for s in captured.sites if s.rule in ("Q1", "Q2")))
+        nodes = tuple(dict.fromkeys(s.consumer for s in captured.sites if of_product(s)))
         chosen = assign(captured.sites, checked_modes(narrow.modes, nodes), keep)
     plan = SitePlan(
         (), () if narrow is None else narrow_sites(captured.sites, chosen, narrow.modes), chosen, captured.skipped
@@ -372,7 +372,7 @@ def narrow_sites(sites: Sequence[Site], chosen: Assignment, modes: Modes) -> tup
     for site in sites:
         choice = chosen.choices.get(site.consumer)
         name = None if choice is None else choice.format
-        if name in (None, "int8") or site.rule not in ("Q1", "Q2"):
+        if name in (None, "int8") or not of_product(site):
             continue
         if site.axis is None and modes.weights_alone(name):
             continue

@@ -13,6 +13,7 @@ import torch
 from trtpipe.batching import unranked
 from trtpipe.errors import Cancelled, InputError
 from trtpipe.model.computing import CPU, placed, sent
+from trtpipe.model.sites import of_product
 from trtpipe.quantization import narrow as narrow_formats
 from trtpipe.quantization.partial import Partial, Roundings, Spent, roundings
 from trtpipe.quantization.policy import Assignment, Choice, Modes, cannot
@@ -357,7 +358,7 @@ def _others(
     on, fp8, int8 = narrow.modes.on, plan.chosen.of("int8") | narrower, plan.chosen.of("fp8") | narrower
     able = {n: Choice("fp8") for n in fp8 if not cannot(n, "fp8")} if "fp8" in on else {}
     back = int8 if "int8" in on else frozenset()
-    sites = [s for s in captured.sites if s.rule in ("Q1", "Q2")]
+    sites = [s for s in captured.sites if of_product(s)]
     eights = Modes(frozenset({"fp8"}))  # weights and activations, where the job has 4-bit weights alone
     to_fp8 = narrow_formats.roundings(narrow_sites(sites, Assignment(able), eights), types, narrow.statistics)
     to_int8 = roundings(captured.graph, [s for s in sites if s.consumer in back], amax, types, captured.int8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from calib.strictjson import first_problem
+from calib.strictjson import first_problem, loads
 from trtpipe.atomic import write_whole
 from trtpipe.errors import InputError
 from trtpipe.jsontext import json_text
@@ -60,11 +61,10 @@ class Trials:
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: must be a file of trials (got {error}). Remove it to start afresh.") from None
         try:
-            file = _File.model_validate_json(text)
-        except ValidationError as error:
-            raise InputError(
-                f"{path}: must be a file of trials (got {first_problem(error)}). Remove it to start afresh."
-            ) from None
+            file = _File.model_validate_json(json.dumps(loads(text)))
+        except (ValueError, RecursionError) as error:
+            why = first_problem(error) if isinstance(error, ValidationError) else error
+            raise InputError(f"{path}: must be a file of trials (got {why}). Remove it to start afresh.") from None
         other = sorted(n for n in {*file.key, *key} if file.key.get(n) != key.get(n))
         if other:
             record.notes.append(

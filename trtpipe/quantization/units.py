@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtpipe.model.nodes import module_path, op_name, source_line
+from trtpipe.model.sites import of_product
 from trtpipe.values import Site
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def find_units(sites: Sequence[Site]) -> tuple[Unit, ...]:
     own: dict[str, list[Site]] = {}
     path_of: dict[Node, str] = {}
     for site in sites:
-        if site.rule in ("Q1", "Q2"):
+        if of_product(site):
             path = module_path(site.consumer)
             own.setdefault(path, []).append(site)
             path_of[site.consumer] = path

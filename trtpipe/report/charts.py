@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtpipe.report.figures import compact
+from trtpipe.report.figures import compact, shortest
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -25,8 +25,7 @@ BARS = 60
 
 def number(x: float) -> str:
     """A coordinate: at most two decimals, never "-0"."""
-    text = f"{x:.2f}".rstrip("0").rstrip(".")
-    return "0" if text in ("-0", "") else text
+    return shortest(x, 2)
 
 
 def histogram(counts: Histogram, amax: float, title: str) -> Markup:

@@ -5,6 +5,13 @@ from __future__ import annotations
 import math
 
 
+def shortest(value: float, digits: int) -> str:
+    """At most so many decimals, no zeros at their end, and never "-0"."""
+    text = f"{value:.{digits}f}"
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return "0" if text == "-0" else text
+
+
 def compact(x: float, digits: int = 4) -> str:
     """At most `digits` significant digits: 0.9988, 25.93, 1.380e-05; whole numbers from 1,000 on."""
     if isinstance(x, bool) or not math.isfinite(x):
@@ -23,9 +30,7 @@ def percent(share: float, digits: int = 2) -> str:
     least = 10.0**-digits
     if 0 < abs(100 * share) < least / 2:
         return f"< {least:.{digits}f} %"
-    text = f"{100 * share:.{digits}f}"
-    text = text.rstrip("0").rstrip(".") if "." in text else text
-    return f"{'0' if text in ('-0', '') else text} %".replace("-", "−")
+    return f"{shortest(100 * share, digits)} %".replace("-", "−")
 
 
 def beside_limit(value: float, limit: float, *, share: bool) -> tuple[str, str]:

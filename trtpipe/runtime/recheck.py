@@ -12,6 +12,7 @@ from calib.types import Array
 from trtpipe.batching import Batching
 from trtpipe.bundle.manifest import Manifest
 from trtpipe.evaluation.check import CheckData, Damaged, Executor, check_engine
+from trtpipe.job.broken import SHARES
 from trtpipe.job.sections import Limits
 from trtpipe.progress import Progress, Silent
 from trtpipe.runtime.executor import OpenRunner
@@ -20,7 +21,6 @@ from trtpipe.values import CheckReport
 
 #: Limits on a share of the samples say nothing of fewer than these: one sample of eight is already 12.5 %.
 FEWEST_FOR_SHARES = 100
-SHARES = ("top1_agreement_min", "accuracy_drop_max")
 
 #: How far below the build's worst cosine a golden sample may be where the job's own limits are all on shares.
 _SLACK = 0.01

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from calib import trt_calibrator
+from calib.algorithms import PERCENTILE
 from calib.trt_calibrator import NativeCalibrator
 from trtpipe.errors import BuildError, InputError
 from trtpipe.trt.flavour import Flavour
@@ -31,7 +32,7 @@ class NativeCalibration:
     source: Source | None = None
     cache: bytes | None = None
     algorithm: str = "entropy_2"
-    percentile: float = 99.99
+    percentile: float = PERCENTILE
     batch_size: int = 1
     file: str | None = None
     made_from: Mapping[str, str] = field(default_factory=dict)

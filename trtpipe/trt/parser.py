@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from trtpipe.trt.element_types import element_types
 from trtpipe.trt.flavour import parse_version
+from trtpipe.values import ONNX_DOMAINS
 
 if TYPE_CHECKING:
     import onnx
@@ -78,11 +79,11 @@ def refused_nodes(model: onnx.ModelProto, release: str) -> tuple[str, ...]:
 def _refused(model: onnx.ModelProto) -> Iterator[str]:
     import onnx
 
-    opset = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+    opset = next(o.version for o in model.opset_import if o.domain in ONNX_DOMAINS)
     if opset > OPSET_8_6:
         yield f"the file: opset {opset}, where 8.6 takes {OPSET_8_6} at most"
     for domain in sorted(
-        {o.domain for o in model.opset_import} - {"", "ai.onnx"} & {n.domain for n in model.graph.node}
+        {o.domain for o in model.opset_import} - {*ONNX_DOMAINS} & {n.domain for n in model.graph.node}
     ):
         yield f"the file: operators of the domain {domain}"
     graph, types = model.graph, element_types(model)

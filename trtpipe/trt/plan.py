@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Literal
 
 from trtpipe.errors import BuildError, InputError
+from trtpipe.trt.flavour import FlavourName
 
 HEADER_BYTES = 33
-_FLAVOURS: dict[bytes, Literal["tensorrt", "tensorrt_rtx"]] = {
+_FLAVOURS: dict[bytes, FlavourName] = {
     b"vtrt": "tensorrt_rtx",
     b"ftrt": "tensorrt",
     b"ptrt": "tensorrt",
@@ -35,7 +35,7 @@ class PlanHeader:
     proper, whose header does not name its GPU.
     """
 
-    flavour: Literal["tensorrt", "tensorrt_rtx"]
+    flavour: FlavourName
     version: str
     compute_capabilities: tuple[str, ...]
     length: int

@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from trtpipe.errors import MissingError
+from trtpipe.job.load import JOB_SUFFIXES
 from trtpipe.model.computing import VARIABLE as DEVICE_VARIABLE
 from trtpipe.outputs import require_writable_file, require_writable_folder
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
@@ -267,7 +268,7 @@ def job_files(paths: Iterable[Path]) -> tuple[Path, ...]:
         if not path.is_dir():
             files.append(path)
             continue
-        inside = sorted(p for p in path.iterdir() if p.suffix in (".yaml", ".yml") and p.is_file())
+        inside = sorted(p for p in path.iterdir() if p.suffix in JOB_SUFFIXES and p.is_file())
         if not inside:
             raise click.UsageError(f"JOB: {path} is a folder without a .yaml file.")
         files.extend(inside)

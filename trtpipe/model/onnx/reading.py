@@ -17,6 +17,7 @@ from trtpipe.model.onnx.linears import with_linears
 from trtpipe.model.onnx.names import WEIGHTED, module_path
 from trtpipe.model.onnx.quantized import Marks, take_qdq_off
 from trtpipe.model.onnx.values import Node
+from trtpipe.values import ONNX_DOMAINS
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -191,9 +192,9 @@ def _require_inside(folder: Path, location: str) -> None:
 
 def _require_known(graph: ir.Graph, operators: frozenset[str]) -> None:
     unknown = Counter(
-        n.op_type if n.domain in ("", "ai.onnx") else f"{n.domain}::{n.op_type}"
+        n.op_type if n.domain in ONNX_DOMAINS else f"{n.domain}::{n.op_type}"
         for n in graph
-        if n.domain not in ("", "ai.onnx") or n.op_type not in operators
+        if n.domain not in ONNX_DOMAINS or n.op_type not in operators
     )
     if unknown:
         listed = ", ".join(f"{op} ({count})" if count > 1 else op for op, count in sorted(unknown.items()))
@@ -237,7 +238,7 @@ def _before(graph: ir.Graph, operators: frozenset[str]) -> list[str]:
     floats = set(computed)
     readers: dict[ir.Value, bool] = {}
     for node in graph:
-        can = node.domain in ("", "ai.onnx") and node.op_type in operators and all(v in known for v in node.inputs)
+        can = node.domain in ONNX_DOMAINS and node.op_type in operators and all(v in known for v in node.inputs)
         if not can:
             readers |= {v: True for v in _read_by(node) if v in computed}
             continue

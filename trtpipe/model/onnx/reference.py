@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trtpipe.errors import InputError
+from trtpipe.errors import InputError, first_line
 from trtpipe.model.onnx.quantized import take_qdq_off
 from trtpipe.model.onnx.reading import opened, take_outputs
 
@@ -40,7 +40,7 @@ class Reference:
                     ir.save(model, path, external_data="fp32.data")
                 self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:
-            reason = str(error).strip().splitlines()[0]
+            reason = first_line(error)
             raise InputError(f"model.onnx: ONNX Runtime cannot run it ({reason}). Export it again.") from error
         self._inputs, self._outputs = file.inputs, [b.name for b in file.outputs]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from calib.types import JsonObject
+from calib.user_code import OURS
 from trtpipe.job.importable import find_module
 from trtpipe.packages import distributions, versions
 from trtpipe.pipeline.cache.digests import Digests
@@ -28,8 +29,8 @@ BUILDERS: Mapping[str, tuple[str, ...]] = {name: distributions(name) for name in
 
 ROUTE_PACKAGES: Mapping[str, tuple[str, ...]] = {
     "onnx": (),
-    "torch_tensorrt": ("torch-tensorrt", "torch-tensorrt-rtx"),
-    "torch2trt": ("torch2trt",),
+    "torch_tensorrt": distributions("torch_tensorrt"),
+    "torch2trt": distributions("torch2trt"),
 }
 #: Job keys that change nothing in the result: they change speed and output.
 WITHOUT_EFFECT = frozenset(
@@ -135,7 +136,7 @@ def this_machine(digests: Digests, driver: cuda.Driver | None = None) -> Machine
 def _own_source(digests: Digests) -> str:
     """Digest of the code of trtpipe and calib themselves: their version stays the same during development."""
     digest = hashlib.sha256()
-    for package in ("trtpipe", "calib"):
+    for package in OURS:
         spec = find_module(package)
         if spec is None or not spec.origin:
             continue

@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from calib.user_code import OURS
 from trtpipe.errors import InputError
 from trtpipe.job.importable import find_module, is_installed
 from trtpipe.model.computing import VARIABLE as COMPUTING
@@ -346,7 +347,7 @@ def _unseen(parts: Mapping[str, str], survey: Survey) -> list[str]:
     return notes
 
 
-_OWN = frozenset({"trtpipe", "calib", *DECIDING, *sys.stdlib_module_names})
+_OWN = frozenset({*OURS, *DECIDING, *sys.stdlib_module_names})
 
 
 def _digest(parts: Mapping[str, str]) -> str:

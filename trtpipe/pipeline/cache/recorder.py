@@ -27,6 +27,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 import calib
+from calib.user_code import OURS
 from trtpipe.pipeline.cache.native import wrap
 from trtpipe.pipeline.cache.probes import watched
 from trtpipe.pipeline.cache.reads import Read, Reads
@@ -375,7 +376,7 @@ def _from_users_code() -> bool:
         if _is_own(frame.f_code.co_filename):
             return True
         module = frame.f_globals.get("__name__", "")
-        if module.partition(".")[0] in ("trtpipe", "calib") and not module.startswith(f"{__package__}."):
+        if module.partition(".")[0] in OURS and not module.startswith(f"{__package__}."):
             return False
         frame = frame.f_back
     return False

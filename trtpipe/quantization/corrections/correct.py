@@ -16,7 +16,7 @@ from calib.audit import DEAD_AMAX, LEAST_AMAX, nine_digits
 from calib.corrections import Corrections, Step
 from calib.observers import HistogramObserver
 from trtpipe.batching import Batching
-from trtpipe.job.sections import Correction
+from trtpipe.job.sections import GRAPH_CORRECTIONS, Correction
 from trtpipe.model.sites import kept_sites
 from trtpipe.quantization.corrections.domains import Domain, find_domains
 from trtpipe.quantization.corrections.edits import Arrays, corrected
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 #: Steps in the order they are tried.
 STEPS: tuple[Correction, ...] = get_args(Correction)
-#: Those that change the graph: the thresholds are then of another one.
-SCALINGS: tuple[Correction, ...] = ("equalization", "smoothing")
 #: Samples used, in batches of at most `BATCH`: of eight, five are fitted on, one decides about single operations,
 #: and two about whole steps. Fewer where the values alive at once would not fit in `MOST_BYTES`. More of them pay:
 #: MobileNetV2, corrected by 64 and by 96 of its calibration photographs, has 16.3 and 18.1 dB on the other 32.
@@ -160,7 +158,7 @@ class _Corrector:
             s.model_copy(
                 update={"kept": False, "after_db": after, "detail": f"{s.detail}; with thresholds of all samples"}
             )
-            if s.kept and s.name in SCALINGS
+            if s.kept and s.name in GRAPH_CORRECTIONS
             else s
             for s in self._steps
         ]

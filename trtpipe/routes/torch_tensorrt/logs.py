@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
+from trtpipe.errors import first_line
 from trtpipe.trt.monitor import LEVELS, Watch
 
 #: Torch-TensorRT's loggers; the second one, which TensorRT itself writes to, is no child of the first.
@@ -36,7 +37,7 @@ def logged(watch: Watch, level: str) -> Iterator[None]:
             level = {"critical": "internal_error", "debug": "verbose"}.get(n := record.levelname.lower(), n)
             # Its errors repeat, with a traceback and the whole graph, what is then raised.
             if record.exc_info is None and level in LEVELS:
-                watch.message(level, record.getMessage().splitlines()[0] if record.getMessage() else "")
+                watch.message(level, first_line(record.getMessage()))
 
     handler = Handler()
     before = []

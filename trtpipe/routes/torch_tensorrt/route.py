@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from calib.types import JsonObject
 from trtpipe.bundle import hybrid
-from trtpipe.errors import BuildError, InputError, MissingError
+from trtpipe.errors import BuildError, InputError, MissingError, first_line
 from trtpipe.job.job import Job
 from trtpipe.job.sections import Build
 from trtpipe.model.export import export
@@ -327,5 +327,5 @@ def graph_of(quantized: Quantized, note: str) -> tuple[OnnxModel | None, tuple[s
     try:
         return to_onnx(quantized), (note,)
     except BuildError as error:
-        first = str(error).splitlines()[0]  # torch.onnx ends it with advice for its own developers
+        first = first_line(error)  # torch.onnx ends it with advice for its own developers
         return None, (f"the program has no ONNX form, so only the engine can be checked: {first}",)
