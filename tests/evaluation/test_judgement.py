@@ -79,6 +79,15 @@ def test_what_a_job_names_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> 
     assert refused(OwnMetric(function="psnr", args={"against": "me"})) == (
         "check.metrics.m.args.against: must be labels or baseline (got me)."
     )
+    for function, name, value, why in (
+        ("miou", "ignore", [0, 255], "Input should be a valid integer (got [0, 255])"),
+        ("miou", "classes", [4], "Input should be a valid integer (got [4])"),
+        ("psnr", "data_range", "1", "Input should be a valid number (got '1')"),
+        ("top5", "k", 0, "Input should be greater than or equal to 1 (got 0)"),
+        ("coco_map", "scores", 3, "Input should be a valid string (got 3)"),
+    ):
+        said = f"check.metrics.m.args.{name}: {why}. Correct it."
+        assert refused(OwnMetric(function=function, args={name: value})) == said
     assert refused(OwnMetric(function="coco_map"), labelled=False) == (
         "check.metrics.m: coco_map needs labels. Give check.labels."
     )

@@ -143,6 +143,11 @@ def test_labels_that_the_build_would_refuse(folder, name, text, why):
     assert all(message.startswith(why.format(folder=folder)) for message in found)
 
 
+def test_what_a_built_in_metric_does_not_take(folder):
+    found = messages(write(folder, ("check:", "check:\n  metrics: {a: {function: top5, args: {k: 0}}}")))
+    assert found == ["check.metrics.a.args.k: Input should be greater than or equal to 1 (got 0). Correct it."]
+
+
 def test_a_tensorrt_that_is_installed_and_cannot_be_imported(folder, monkeypatch):
     """What the build would end with once it has calibrated."""
     (folder / "lib" / "tensorrt_rtx").mkdir(parents=True)

@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from calib.images import source_digest
+from calib.strictjson import first_problem
 from calib.types import Array
 from calib.user_code import import_callable, user_code
 from trtpipe.errors import InputError
@@ -212,6 +214,16 @@ class Judgement:
 NO_METRICS = Judgement()
 
 
+def _require_values(where: str, function: Callable[..., object], args: Mapping[str, object]) -> None:
+    """Hold the values of arguments against the function's own types."""
+    types = get_type_hints(function, include_extras=True)
+    for name, value in args.items():
+        try:
+            TypeAdapter(types[name]).validate_python(value, strict=True)
+        except ValidationError as error:
+            raise InputError(f"{where}.args.{name}: {first_problem(error)} (got {value!r}). Correct it.") from None
+
+
 def judge(name: str, metric: OwnMetric, *, labelled: bool) -> Judge:
     """The metric `name` of a job; a callable's module must be on the path.
 
@@ -247,4 +259,6 @@ def judge(name: str, metric: OwnMetric, *, labelled: bool) -> Judge:
         ) from None
     except ValueError:  # one without a signature to read is believed
         pass
+    if metric.built_in:
+        _require_values(where, function, args)
     return Judge(name, function, args, metric.larger_is_better, metric.built_in, truth)

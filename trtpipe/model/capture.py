@@ -7,6 +7,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from trtpipe.errors import BuildError
+from trtpipe.model.einsum import spell_out_einsums
 from trtpipe.model.export import export
 from trtpipe.model.failures import quantizes_in_forward
 from trtpipe.model.torch_versions import graph_module
@@ -55,6 +56,7 @@ def capture(loaded: LoadedModel) -> Captured:
         )
     _spell_out_attention(graph)
     _spell_out_products(graph)
+    spell_out_einsums(graph)
     _tidy(graph)
     graph.recompile()
     graph = graph_module(export(graph, loaded.inputs))

@@ -38,6 +38,7 @@ MATMULS = ("matmul", "bmm")
 #: Products that no rule is for.
 OTHER_PRODUCTS = {
     "mv": "a product with one vector gains nothing", "addmv": "a product with one vector gains nothing",
+    "einsum": "an einsum that is no matmul of two tensors has no Q/DQ rule",
     "dot": "a product with one vector gains nothing", "addbmm": "a sum of products has no Q/DQ rule",
     "conv_transpose3d": "a transposed convolution in three dimensions has no Q/DQ rule",
 }  # fmt: skip

@@ -14,6 +14,7 @@ from calib.errors import CalibError
 from calib.samples import IMAGE_SUFFIXES, has_images
 from calib.table import CalibrationTable
 from trtpipe.errors import InputError
+from trtpipe.evaluation.judgement import judge as judge_of
 from trtpipe.figures import exact
 from trtpipe.job.importable import find_module, missing
 from trtpipe.job.job import Job
@@ -119,6 +120,7 @@ def _judged(
             for option, text in (
                 *_modules(job, path),
                 *_data(job),
+                *_metrics(job),
                 *_table(job),
                 *(_gpu(job) if on_this_gpu else ()),
             ):
@@ -178,6 +180,17 @@ def _data(job: Job) -> _Problems:
     except InputError as error:
         option, _, text = str(error).partition(": ")
         yield option, text
+
+
+def _metrics(job: Job) -> _Problems:
+    """What the built-in metrics do not take; whether there are labels, only the data say."""
+    for name, metric in job.check.metrics.items():
+        if metric.built_in:
+            try:
+                judge_of(name, metric, labelled=True)
+            except InputError as error:
+                option, _, text = str(error).partition(": ")
+                yield option, text
 
 
 def _table(job: Job) -> _Problems:
