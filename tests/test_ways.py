@@ -15,10 +15,19 @@ WAYS: dict[str, tuple[set[str], str]] = {
     "renames a folder": (
         {"trtpipe.atomic", "trtpipe.bundle.triton", "trtpipe.pipeline.cache.store"}, "trtpipe.atomic.sibling",
     ),
-    "digests a file": ({"trtpipe.pipeline.cache.digests"}, "Digests.file"),
+    "writes a file where it stays": (
+        # into what becomes a whole file or folder, the user's own stream, a pipe, memory, and /proc
+        {"calib.table", "calib.trt_calibrator", "trtpipe.atomic", "trtpipe.bundle.archive", "trtpipe.bundle.signing",
+         "trtpipe.bundle.triton", "trtpipe.examples.shapes",
+         "trtpipe.cli.commands.run", "trtpipe.cli.main", "trtpipe.cli.results", "trtpipe.evaluation.bench",
+         "trtpipe.nightly.transport", "trtpipe.pipeline.cache.store", "trtpipe.pipeline.replay", "trtpipe.trt.isolated",
+         "trtpipe.trt.plugins"}, "calib.files.replacing, or trtpipe.atomic.write_whole",
+    ),
+    "ends with a number": ({"trtpipe.nightly.pool"}, "an error, whose exit code errors.py has"),
+    "digests a file": ({"calib.images", "trtpipe.pipeline.cache.digests"}, "Digests.file"),
     "names a command of pip": ({"trtpipe.packages"}, "packages.install_command, or pip_install"),
     "takes the first line of an error": (set(), "errors.first_line"),
-    "tells a class by its name": (set(), "isinstance"),
+    "tells a class by its name": ({"trtpipe.job.yamlfile"}, "isinstance"),  # there it becomes a word of a message
     "closes in __del__": ({"trtpipe.trt.memory"}, "a context manager: __enter__ and __exit__"),
     "enters by hand": (set(), "`with`, or ExitStack.enter_context"),
     "asserts what a user gave": (set(), "an error with a message; an assert without one tells mypy"),
@@ -36,8 +45,13 @@ WAYS: dict[str, tuple[set[str], str]] = {
 
 
 def calls(module: ast.Module) -> Iterator[tuple[str, ast.Call]]:
-    """Every call, and what is called."""
-    yield from ((ast.unparse(n.func), n) for n in ast.walk(module) if isinstance(n, ast.Call))
+    """Every call, and what is called, whatever it was imported as."""
+    imports = [n for n in ast.walk(module) if isinstance(n, ast.ImportFrom)]
+    known = {a.asname or a.name: f"{n.module}.{a.name}" for n in imports for a in n.names}
+    for node in ast.walk(module):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            yield known[name] if known.get(name, "").startswith(("json.", "os.", "shutil.", "sys.")) else name, node
 
 
 def ways(module: ast.Module) -> set[str]:
@@ -47,8 +61,20 @@ def ways(module: ast.Module) -> set[str]:
         one = len(call.args) == 1 and not call.keywords
         if name in ("os.replace", "shutil.move") or (name.endswith(".replace") and one):
             found.add("replaces a file")
-        if name in ("os.rename", "os.renames"):
+        if name in ("os.rename", "os.renames") or (name.endswith(".rename") and one and not name.startswith("os.")):
             found.add("renames a folder")
+        opened = re.fullmatch(r"(.*\.)?(fd)?open", name) and re.search(
+            r", '[wax]|mode='[wax]|\('[wax]b?'\)", ast.unparse(call)
+        )
+        if opened or name.endswith((".write_text", ".write_bytes")):
+            found.add("writes a file where it stays")
+        if name in ("sys.exit", "SystemExit", "os._exit") and one and re.fullmatch(r"\d+", ast.unparse(call.args[0])):
+            found.add("ends with a number")
+        if name.endswith("hashlib.file_digest") or re.match(r"hashlib\.\w+\(.*\.read(_bytes)?\(\)", ast.unparse(call)):
+            found.add("digests a file")
+        by_name = [*call.args, *([call.func.value] if isinstance(call.func, ast.Attribute) else [])]
+        if name.endswith((".get", ".startswith", ".endswith")) and any(map(is_class_name, by_name)):
+            found.add("tells a class by its name")
         if name.endswith(".__enter__") and not name.startswith("super("):
             found.add("enters by hand")
         read = name.endswith("validate_json") and not re.fullmatch(r"json\.dumps\(.*\)", ast.unparse(call.args[0]))
@@ -73,7 +99,9 @@ def ways(module: ast.Module) -> set[str]:
             found.add("asserts what a user gave")
         elif isinstance(node, ast.Global):
             found.add("keeps state in a module")
-        elif isinstance(node, ast.AnnAssign) and ast.unparse(node).endswith(": Any = None"):
+        elif isinstance(node, ast.AnnAssign) and re.search(
+            r": Any( \| None)? = ((dataclasses\.)?field\(default=)?None", ast.unparse(node)
+        ):
             found.add("has Any for a missing part")
     if any(is_empty_container(node) for node in module.body):
         found.add("keeps state in a module")
@@ -104,7 +132,8 @@ def is_empty_container(node: ast.stmt) -> bool:
         return False
     if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation).startswith(("Mapping", "Final")):
         return False
-    return ast.unparse(node.value) in ("{}", "[]", "set()", "dict()", "list()")
+    kinds = r"\{\}|\[\]|(set|dict|list|Counter|deque|OrderedDict)\(\)|(collections\.)?defaultdict\(.*\)"
+    return re.fullmatch(kinds, ast.unparse(node.value)) is not None
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -119,6 +148,19 @@ def test_each_has_its_place(tree: Tree, way: str) -> None:
         ("os.replace(temporary, path)", "replaces a file"),
         ("temporary.replace(path)", "replaces a file"),
         ("os.rename(temporary, folder)", "renames a folder"),
+        ("temporary.rename(folder)", "renames a folder"),
+        ("page.write_text(html)", "writes a file where it stays"),
+        ("with open(path, 'w') as f: f.write(html)", "writes a file where it stays"),
+        ("with path.open('wb') as f: f.write(data)", "writes a file where it stays"),
+        ("raise SystemExit(70)", "ends with a number"),
+        ("from sys import exit\nexit(3)", "ends with a number"),
+        ("digest = hashlib.sha256(path.read_bytes()).hexdigest()", "digests a file"),
+        ("with path.open('rb') as f:\n    digest = hashlib.file_digest(f, 'sha256')", "digests a file"),
+        ("depth = {'Conv2d': 9}.get(type(m).__name__)", "tells a class by its name"),
+        ("if type(m).__name__.startswith('Conv'): pass", "tells a class by its name"),
+        ("SEEN = defaultdict(int)", "keeps state in a module"),
+        ("class K:\n    sensitivity: Any | None = None", "has Any for a missing part"),
+        ("from json import loads\nlimits = loads(text)", "reads JSON that anyone may have written"),
         ("while chunk := f.read(1 << 20):\n    digest.update(chunk)", "digests a file"),
         ("HOW = f\"{x} is not there. Run: pip install 'x'\"", "names a command of pip"),
         ("text = (str(error).strip() or type(error).__name__).splitlines()[0]", "takes the first line of an error"),
