@@ -94,7 +94,7 @@ def test_compute_capabilities_are_taken_as_written(folder, capsys):
 
 
 def test_builder_options_are_read_as_strictly_as_the_rest(folder):
-    lines = "build:\n  profiles: [{N: {min: 1, opt: 2, max: 4}}]\n  tensor_formats: {image: [linear]}\n"
+    lines = "build:\n  profiles: [{N: {min: 1, opt: 2, max: 32}}]\n  tensor_formats: {image: [linear]}\n"
     job = load_job(write(folder, ("build:\n", lines)))
     assert job.build.profiles[0]["N"].opt == 2
     assert job.build.tensor_formats == {"image": ("linear",)}

@@ -190,20 +190,6 @@ def test_names_and_shapes_of_bindings_are_checked(model):
         assert problem in str(raised.value)
 
 
-def test_a_profile_outside_the_inputs_range_is_an_error(model):
-    wide = Build(profiles=({"N": DimRange(1, 4, 64)},))
-    with pytest.raises(errors.InputError, match=r"build\.profiles\[0\]\.N: must lie within the input's range 1 to 8"):
-        build_engine(model, wide, progress=Silent())
-    unknown = Build(profiles=({"M": DimRange(1, 1, 1)},))
-    with pytest.raises(
-        errors.InputError, match=r"build\.profiles\[0\]\.M: must be a dynamic dimension of the inputs, N"
-    ):
-        build_engine(model, unknown, progress=Silent())
-    static = cast_model(FLOAT, FLOAT16, "float32", "float16")
-    with pytest.raises(errors.InputError, match=r"build\.profiles: the inputs must have dynamic dimensions"):
-        build_engine(static, Build(profiles=({"N": BATCH},)), progress=Silent())
-
-
 def test_what_tensorrt_objects_to_is_an_error(model):
     with pytest.raises(errors.BuildError, match=r"cannot compile the graph \(.*unsupported by tensor's allowed"):
         build_engine(model, Build(tensor_formats={"image": ("hwc8",)}), progress=Silent())

@@ -228,6 +228,35 @@ def _engine(build: Build, check: Check) -> Iterator[Broken]:
         yield Broken(path, "be left out with build.allow_torch_fallback", str(limit), hint)
 
 
+def _profiles(build: Build, inputs: Mapping[str, Input]) -> Iterator[Broken]:
+    """Profiles are parts of the inputs' ranges, and together take every size that these declare."""
+    path: KeyPath = ("build", "profiles")
+    own = {d: r for spec in inputs.values() for d, r in spec.dims.items() if r.min < r.max}
+    if build.profiles and not own:
+        hint = "Leave it out, or give a dimension of the inputs a range."
+        yield Broken(path, "be given only for inputs with dynamic dimensions", f"{len(build.profiles)}", hint)
+        return
+    for number, profile in enumerate(build.profiles):
+        for name, r in profile.items():
+            if name not in own:
+                hint = "Give it a range under inputs first."
+                yield Broken(
+                    (*path, number, name), f"be a dynamic dimension of the inputs, {', '.join(own)}", name, hint
+                )
+            elif r.min < own[name].min or r.max > own[name].max:
+                must = f"lie within the input's range {own[name].min} to {own[name].max}"
+                hint = "Widen the input's range or narrow the profile."
+                yield Broken((*path, number, name), must, f"{r.min} to {r.max}", hint)
+    for name, whole in own.items() if build.profiles else ():
+        reached = whole.min - 1
+        for least, most in sorted((p.get(name, whole).min, p.get(name, whole).max) for p in build.profiles):
+            reached = max(reached, most) if least <= reached + 1 else reached
+        if reached < whole.max:
+            must = f"together take every size that inputs declares for {name}, {whole.min} to {whole.max}"
+            hint = "Add a profile, or declare only what the profiles take."
+            yield Broken(path, must, f"none for {reached + 1}", hint)
+
+
 def _measured_by_module(precision: Precision, build: Build, check: Check) -> Iterator[Broken]:
     """Sensitivity and tuning compare modules with and without Q/DQ, which explicit quantization alone places."""
     if precision.quantized and build.quantization == "explicit":
@@ -248,6 +277,7 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Broken]]], ...] = (
     (("build", "precision", "model"), _route),
     (("build", "check"), _engine),
     (("build", "model"), _plugins),
+    (("build", "inputs"), _profiles),
     (("build", "inputs", "outputs"), _formats_of),
     (("precision", "build", "check"), _measured_by_module),
     (("precision", "calibration", "model"), calibrated),

@@ -95,7 +95,7 @@ def add_profiles(
     """The optimization profiles, added to `config`; () for static inputs. Keep them as long as the config.
 
     Raises:
-        InputError: when a profile names an unknown dimension or leaves the input's own range.
+        InputError: TensorRT does not accept one.
     """
     ranges = profile_ranges(inputs, build)
     profiles = []
@@ -115,32 +115,10 @@ def add_profiles(
 
 
 def profile_ranges(inputs: Sequence[TensorSpec], build: Build) -> tuple[dict[str, DimRange], ...]:
-    """The range of each dynamic dimension in each profile: `build.profiles` over the inputs' own; () for static inputs.
-
-    Raises:
-        InputError: when a profile names an unknown dimension or leaves the input's own range.
-    """
+    """The range of each dynamic dimension in each profile: `build.profiles` over the inputs' own, within which
+    `job.rules` holds them; () for static inputs."""
     own: dict[str, DimRange] = {name: spec.dims[name] for spec in inputs for name in spec.dynamic}
-    if not own:
-        if build.profiles:
-            raise InputError(
-                f"build.profiles: the inputs must have dynamic dimensions (got {len(build.profiles)} profiles for "
-                "static shapes). Leave it out."
-            )
-        return ()
-    for number, profile in enumerate(build.profiles):
-        for name, dim in profile.items():
-            if name not in own:
-                raise InputError(
-                    f"build.profiles[{number}].{name}: must be a dynamic dimension of the inputs, {', '.join(own)} "
-                    f"(got {name}). Give it a range under inputs first."
-                )
-            if dim.min < own[name].min or dim.max > own[name].max:
-                raise InputError(
-                    f"build.profiles[{number}].{name}: must lie within the input's range {own[name].min} to "
-                    f"{own[name].max} (got {dim.min} to {dim.max}). Widen the input's range or narrow the profile."
-                )
-    return tuple(own | profile for profile in build.profiles) or (own,)
+    return (tuple(own | profile for profile in build.profiles) or (own,)) if own else ()
 
 
 def _mask(enum: object, names: Sequence[str]) -> int:
