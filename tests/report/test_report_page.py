@@ -144,6 +144,17 @@ def test_calibration_shows_thresholds_and_what_to_look_at_first(tmp_path: Path) 
     assert "no sample of 1 classes was drawn: horse" in page
 
 
+def test_a_dead_tensor_that_comes_first_does_not_hide_that_histograms_are_drawn(tmp_path: Path) -> None:
+    content = samples.content(tmp_path)
+    assert content.table is not None and content.table.histograms is not None
+    first = "block.conv:input"  # unstable, so the first card
+    left = {key: halves for key, halves in content.table.histograms.items() if key != first}
+    page = render(dataclasses.replace(content, table=dataclasses.replace(content.table, histograms=left)))
+    assert re.sub("<.*?>", "", re.findall(r"<h4>.*?</h4>", page)[0]) == f"{first} unstable"
+    assert "How often each magnitude was seen" in page
+    assert "so none is drawn" not in page
+
+
 def test_without_histograms_the_report_says_why_none_is_drawn(tmp_path: Path) -> None:
     content = samples.content(tmp_path)
     assert content.table is not None

@@ -11,6 +11,7 @@ import yaml
 from trtpipe.cli.main import main
 from trtpipe.job.build_options import BuildOptions
 from trtpipe.job.job import Job
+from trtpipe.job.load import JobErrors
 from trtpipe.job.sections import Build
 from trtpipe.packages import install_command
 from trtpipe.pipeline import validate as validating
@@ -304,6 +305,33 @@ def test_a_missing_frontend_is_said_with_how_to_get_it(tmp_path, monkeypatch, ro
     monkeypatch.setattr(importlib.metadata, "version", version)
     problems = validate(job_text(tmp_path, route), version="10.3")
     assert any(p.path == "build.route" and f"{name} is not installed" in p.text and step in p.text for p in problems)
+
+
+@pytest.mark.parametrize(
+    ("route", "release", "needed"),
+    [
+        ("torch_tensorrt", "8.6.1", "11, which Torch-TensorRT 2.14 is built for"),
+        ("torch_tensorrt", "10.3.0", "11, which Torch-TensorRT 2.14 is built for"),
+        ("torch_tensorrt", "10.16.1", "11, which Torch-TensorRT 2.14 is built for"),
+        ("torch2trt", "11.4", "8.6 to 10, whose weak typing and calibrators it uses"),
+    ],
+)
+def test_a_release_that_the_route_does_not_work_with_is_refused(tmp_path, monkeypatch, route, release, needed):
+    text = f"{route} must have TensorRT {needed} (got {release}). Use build.route onnx."
+    path = job_text(tmp_path, route)
+    assert ("build.route", text) in [(p.path, p.text) for p in validate(path, here=False, version=release)]
+    for module in (flavour, validating):  # `build` goes by the release that is installed
+        monkeypatch.setattr(module, "installed", lambda: {"tensorrt": ("tensorrt-cu12", release)})
+    with pytest.raises(JobErrors) as refused:
+        validating.plan(path)
+    assert text in [p.text for p in refused.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("route", "release"), [("torch_tensorrt", "11.4"), ("torch2trt", "8.6.1"), ("torch2trt", "10.3.0")]
+)
+def test_a_release_that_the_route_works_with_is_not_refused(tmp_path, route, release):
+    assert not [p for p in validate(job_text(tmp_path, route), here=False, version=release) if p.path == "build.route"]
 
 
 def test_every_route_of_the_schema_has_its_row_in_each_table():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from calib.trt_calibrator import BASES
@@ -37,17 +37,33 @@ FRONTENDS: Mapping[str, str] = {"tensorrt": "torch-tensorrt", "tensorrt_rtx": "t
 
 
 @dataclass(frozen=True)
+class Releases:
+    """The releases of TensorRT that a route works with, from `first` on and below `end`; `said` with the reason."""
+
+    first: tuple[int, ...]
+    end: tuple[int, ...]
+    said: str
+
+
+@dataclass(frozen=True)
 class Requirements:
-    """What a route needs of the machine that builds: a distribution, by the job's target, and whether a GPU."""
+    """What a route needs: a distribution, by the job's target; whether a GPU; releases by target, any where absent."""
 
     packages: Mapping[str, str]
     gpu: bool
+    releases: Mapping[str, Releases] = field(default_factory=dict)
 
 
 REQUIREMENTS: Mapping[Route, Requirements] = {
     "onnx": Requirements({}, gpu=False),
-    "torch_tensorrt": Requirements(FRONTENDS, gpu=True),
-    "torch2trt": Requirements({"tensorrt": "torch2trt"}, gpu=True),
+    "torch_tensorrt": Requirements(
+        FRONTENDS, gpu=True, releases={"tensorrt": Releases((11,), (12,), "11, which Torch-TensorRT 2.14 is built for")}
+    ),
+    "torch2trt": Requirements(
+        {"tensorrt": "torch2trt"},
+        gpu=True,
+        releases={"tensorrt": Releases((8, 6), (11,), "8.6 to 10, whose weak typing and calibrators it uses")},
+    ),
 }
 #: The Torch-TensorRT whose arguments the tables below were read from.
 TESTED = "2.14"
@@ -250,22 +266,26 @@ def job_refusals(job: Job, release: str | None) -> tuple[tuple[str, str], ...]:
     build = job.build
     here = installed_frontend() if build.route == "torch_tensorrt" else None
     version = here.version if here is not None and here.target == build.target else None
-    problems = list(refusals(build, job.precision, build.route, frontend=version))
+    problems = [*_release(build, release), *refusals(build, job.precision, build.route, frontend=version)]
     if build.route == "torch2trt":
         problems += [(path, f"{path}: {message}") for path, message in _torch2trt(job, release)]
     return tuple(problems)
+
+
+def _release(build: Build, release: str | None) -> Iterator[tuple[str, str]]:
+    """A release of the target that the route does not work with; one that is not known is not refused."""
+    needed = REQUIREMENTS[build.route].releases.get(build.target)
+    if needed is not None and release is not None and not needed.first <= parse_version(release) < needed.end:
+        yield (
+            "build.route",
+            f"build.route: {build.route} must have TensorRT {needed.said} (got {release}). Use build.route onnx.",
+        )
 
 
 def _torch2trt(job: Job, release: str | None) -> Iterator[tuple[str, str]]:
     """What torch2trt cannot do with this job, beyond the builder options taken alone."""
     build, precision = job.build, job.precision
     number = parse_version(release or "")
-    if release is not None and not (8, 6) <= number < (11,):
-        yield (
-            "build.route",
-            f"torch2trt must have TensorRT 8.6 to 10, whose weak typing and calibrators it uses (got {release}). "
-            "Use build.route onnx.",
-        )
     if build.workspace is not None and number >= (10,):
         yield (
             "build.workspace",
