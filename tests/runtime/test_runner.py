@@ -356,7 +356,7 @@ with trtpipe.load({str(tmp_path / "c")!r}) as model:
     assert ran.returncode == 0, ran.stderr
 
 
-@pytest.mark.parametrize("other", [{"shape": ("N", 3, 1)}, {"sorted": True}, {"batch_axis": None}])
+@pytest.mark.parametrize("other", [{"shape": ("N", 3, 1)}, {"classes": False}, {"batch_axis": None}])
 def test_outputs_without_classes_are_not_classified(other: dict[str, object]) -> None:
     dense = SimpleNamespace(
         manifest=SimpleNamespace(outputs=(shipping.replaced(shipping.OUTPUT, **other),)),

@@ -182,7 +182,7 @@ class Model:
 
     @property
     def scores(self) -> TensorSpec | None:
-        """The first output that is [S, C] and not sorted by the model, by which samples are classified."""
+        """The first output that is [S, C] and holds a score a class, by which samples are classified."""
         return next((s for s in self.manifest.outputs if not unranked(s) and len(s.shape) == 2), None)
 
     def predictions(self, outputs: Mapping[str, Array], top: int = 1) -> list[Prediction]:
