@@ -22,7 +22,7 @@ KEPT_SAMPLES = 8
 
 def unranked(output: TensorSpec) -> bool:
     """Whether an output has no score a class for each sample, whatever its shape."""
-    return output.batch_axis is None or output.sorted
+    return output.batch_axis is None or not output.classes
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,8 @@ class TensorSpec:
     """One binding. A str in `shape` names a dynamic dimension, whose range is in `dims`.
 
     `batch_axis` is the axis that has one entry a sample. None is an output of the whole batch (a scalar, a statistic
-    over the batch, detections of all its images in one list, a matrix of all its pairs) or a constant. `sorted` is an
-    output whose entries the model has put in order itself: a place in it is a rank, and no class.
+    over the batch, detections of all its images in one list, a matrix of all its pairs) or a constant. `classes` is
+    False where a place in a sample's row is no class: the model has sorted the entries, or they are those of boxes.
     """
 
     name: str
@@ -70,7 +70,7 @@ class TensorSpec:
     shape: tuple[int | str, ...]
     dims: Mapping[str, DimRange] = field(default_factory=dict)
     batch_axis: int | None = 0
-    sorted: bool = False
+    classes: bool = True
 
     def at(self, which: Extent) -> tuple[int, ...]:
         """The static shape with every dynamic dimension at its min, opt or max."""

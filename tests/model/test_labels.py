@@ -98,13 +98,13 @@ def test_what_a_model_sorts_does_not_number_classes(tmp_path: Path) -> None:
     made = job(tmp_path, ("cat", "dog"))
     check = made.check.model_copy(update={"images": None, "transform": None, "arrays": str(tmp_path / "check.npz")})
     source = open_check(made.model_copy(update={"check": check}))
-    best = TensorSpec("v", "float32", (1, 5), sorted=True)
+    best = TensorSpec("v", "float32", (1, 5), classes=False)
     loaded = replace(model(20), outputs=(best, *model(20).outputs))
     labels = with_labels(made, loaded, source)[0].labels
     assert labels is not None
     assert max(labels) == 19
     with pytest.raises(InputError, match=r"check: labels must be from 0 to 4, the model's classes"):
-        with_labels(made, replace(loaded, outputs=(replace(best, sorted=False),)), source)
+        with_labels(made, replace(loaded, outputs=(replace(best, classes=True),)), source)
 
 
 def numbered(made: Job, loaded: LoadedModel) -> dict[str, int]:

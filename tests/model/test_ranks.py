@@ -47,6 +47,6 @@ def test_what_a_model_sorts_has_ranks_and_no_classes(of: dict[str, object], name
     module = bind(Net(of[name]), X, {}, ("y", "z"))
     dtypes = {"y": "float32", "z": "int64" if name == "places" else "float32"}
     specs = output_specs(module, X, dtypes)
-    assert [s.sorted for s in specs] == [False, of is SORTED]
+    assert [s.classes for s in specs] == [True, of is SCORES]
     captured = capture(LoadedModel(module, X, specs, "w" * 64, "test"))
-    assert [s.sorted for s in captured.outputs] == [False, of is SORTED]
+    assert [s.classes for s in captured.outputs] == [True, of is SCORES]

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+import trtpipe
 from trtpipe.bundle.manifest import Manifest
 from trtpipe.cli.main import main
 from trtpipe.errors import InputError
@@ -92,6 +94,56 @@ def test_figures_are_measured_judged_and_in_the_bundle(tmp_path: Path, capsys: p
     assert "metrics.right.drop_max is of the job's own metric" in capsys.readouterr().out
     report = (tmp_path / "out" / "dense" / "report.html").read_text()
     assert "right lost" in report
+
+
+BOXES_NET = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = torch.nn.Conv2d(3, 4, 8)
+
+    def forward(self, x):
+        scores = self.conv(x).flatten(1).sigmoid()
+        boxes = torch.tensor([0.0, 0.0, 4.0, 4.0]) + 0 * scores[:, :, None]
+        return boxes, scores, (0 * scores).long()
+"""
+
+
+def boxes_job(folder: Path, size: tuple[int, int] = (8, 8)) -> Path:
+    """A job of boxes, with the annotations of COCO of two pictures of 8 x 8 that they say to be of `size`."""
+    (folder / "boxes_net.py").write_text(BOXES_NET)
+    (folder / "images").mkdir()
+    for k in range(2):
+        pixels = np.random.default_rng(k).integers(0, 255, (8, 8, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / "images" / f"{k}.png")
+    images = [{"id": k, "file_name": f"{k}.png", "width": size[0], "height": size[1]} for k in range(2)]
+    boxes = [{"id": k, "image_id": k, "bbox": [0, 0, 4, 4], "category_id": 0} for k in range(2)]
+    (folder / "coco.json").write_text(json.dumps({"images": images, "annotations": boxes}))
+    job = {
+        "name": "boxes",
+        "model": {"factory": "boxes_net:Net"},
+        "inputs": {"x": {"shape": ["N", 3, 8, 8], "N": {"min": 1, "opt": 2, "max": 4}}},
+        "outputs": {"boxes": {}, "scores": {}, "labels": {"dtype": "int64"}},
+        "build": {"target": "onnxruntime"},
+        "check": {"images": "images", "labels": "coco.json", "metrics": {"map": "coco_map"}},
+    }
+    (folder / "job.yaml").write_text(json.dumps(job))
+    return folder / "job.yaml"
+
+
+def test_scores_of_boxes_are_no_classes_to_classify_by(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["build", str(boxes_job(tmp_path)), "-o", str(tmp_path / "out"), "-q"])
+    bundle = tmp_path / "out" / "boxes"
+    manifest = Manifest.model_validate_json((bundle / "manifest.json").read_text())
+    assert {s.name: s.classes for s in manifest.outputs} == {"boxes": True, "scores": False, "labels": False}
+    with trtpipe.load(bundle, graph=True) as model, pytest.raises(InputError, match=r"has no output \[N, C\]"):
+        model.classify([tmp_path / "images" / "0.png"])
+    capsys.readouterr()
+    assert main(["run", str(bundle), str(tmp_path / "images"), "--graph", "-q"]) == 2
+    assert "has no output [N, C] to classify by. Add --raw." in capsys.readouterr().err
 
 
 def test_a_limit_that_is_missed_fails_the_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

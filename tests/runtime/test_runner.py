@@ -29,7 +29,7 @@ from trtpipe.runtime.device import Device
 from trtpipe.runtime.inputs import open_feed
 from trtpipe.runtime.recheck import golden_limits, recheck
 from trtpipe.runtime.session import Model, open_model
-from trtpipe.values import DimRange
+from trtpipe.values import DimRange, TensorSpec
 
 COLOURS = {"red": (250, 10, 20), "green": (5, 200, 30), "blue": (0, 40, 180)}
 
@@ -356,7 +356,7 @@ with trtpipe.load({str(tmp_path / "c")!r}) as model:
     assert ran.returncode == 0, ran.stderr
 
 
-@pytest.mark.parametrize("other", [{"shape": ("N", 3, 1)}, {"sorted": True}, {"batch_axis": None}])
+@pytest.mark.parametrize("other", [{"shape": ("N", 3, 1)}, {"classes": False}, {"batch_axis": None}])
 def test_outputs_without_classes_are_not_classified(other: dict[str, object]) -> None:
     dense = SimpleNamespace(
         manifest=SimpleNamespace(outputs=(shipping.replaced(shipping.OUTPUT, **other),)),
@@ -367,3 +367,14 @@ def test_outputs_without_classes_are_not_classified(other: dict[str, object]) ->
         Model.predictions(dense, {})  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"^out/dense: has no output \[N, C\] to classify by\. Add --raw\.$"):
         run._require_classes(dense, top=1)  # type: ignore[arg-type]
+
+
+def test_a_dimension_of_two_inputs_has_one_size() -> None:
+    dims = {"N": DimRange(1, 2, 4), "L": DimRange(1, 5, 9)}
+    inputs = tuple(TensorSpec(name, "float32", ("N", "L"), dims) for name in "ab")
+    model = SimpleNamespace(manifest=SimpleNamespace(inputs=inputs), bundle=SimpleNamespace(path="out/two"))
+    one, five = np.zeros((2, 1), np.float32), np.zeros((2, 5), np.float32)
+    assert Model._check_arrays(model, {"a": five, "b": five}) == 2  # type: ignore[arg-type]
+    with pytest.raises(InputError) as caught:
+        Model._check_arrays(model, {"a": five, "b": one})  # type: ignore[arg-type]
+    assert str(caught.value) == "out/two: L must be one size in inputs a and b (got 5 and 1). Pad or cut one."

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtpipe.batching import unranked
 from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.manifest import GRAPH, Manifest
 from trtpipe.errors import InputError, shell
@@ -157,7 +158,8 @@ def _batch(manifest: Manifest) -> tuple[int, int] | None:
 def _labelled(manifest: Manifest) -> str | None:
     """The output whose classes the labels name."""
     classes = len(manifest.class_names or ())
-    return next((s.name for s in manifest.outputs if classes and len(s.shape) == 2 and s.shape[1] == classes), None)
+    scores = (s for s in manifest.outputs if not unranked(s) and len(s.shape) == 2)
+    return next((s.name for s in scores if classes and s.shape[1] == classes), None)
 
 
 def _config(manifest: Manifest, *, graph: bool, batch: tuple[int, int] | None, labelled: str | None) -> str:

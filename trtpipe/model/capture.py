@@ -148,7 +148,7 @@ def _output_specs(graph: torch.fx.GraphModule, loaded: LoadedModel) -> tuple[Ten
                 f"{list(spec.shape)}. It computes another thing for other batch sizes: make it independent of them."
             )
         ranges = {str(e): r for e, r, _ in extents if r is not None}
-        specs.append(TensorSpec(spec.name, spec.dtype, shape, ranges, axis, spec.sorted))
+        specs.append(TensorSpec(spec.name, spec.dtype, shape, ranges, axis, spec.classes))
     return tuple(specs)
 
 

@@ -72,7 +72,7 @@ def output_specs(module: Bound, inputs: tuple[TensorSpec, ...], dtypes: Mapping[
             batch_axis = 0 if shapes[k] and shapes[k][0] == sizes[0] else None
         elif len(with_batch[k]) == 1 and with_batch[k][0][1:] == sizes:
             batch_axis = with_batch[k][0][0]
-        specs.append(TensorSpec(name, dtype, tuple(named[k]), ranges[k], batch_axis, k in in_order))
+        specs.append(TensorSpec(name, dtype, tuple(named[k]), ranges[k], batch_axis, k not in in_order))
     return tuple(specs)
 
 

@@ -182,7 +182,7 @@ class Model:
 
     @property
     def scores(self) -> TensorSpec | None:
-        """The first output that is [S, C] and not sorted by the model, by which samples are classified."""
+        """The first output that is [S, C] and holds a score a class, by which samples are classified."""
         return next((s for s in self.manifest.outputs if not unranked(s) and len(s.shape) == 2), None)
 
     def predictions(self, outputs: Mapping[str, Array], top: int = 1) -> list[Prediction]:
@@ -264,6 +264,15 @@ class Model:
                     f"{where}: every value of input {name} must be finite, as in the check (got NaN or infinity in "
                     f"sample {int(bad.argmax())}). Leave it out or replace them."
                 )
+        sizes: dict[str, tuple[str, int]] = {}
+        for name, spec in specs.items():
+            for dim, size in zip(spec.shape[1:], arrays[name].shape[1:], strict=True):
+                first, held = sizes.setdefault(str(dim), (name, size))
+                if held != size:
+                    raise InputError(
+                        f"{where}: {dim} must be one size in inputs {first} and {name} (got {held} and {size}). Pad or "
+                        "cut one."
+                    )
         counts = {len(a) for a in arrays.values()}
         if len(counts) != 1 or min(counts) < 1:
             raise InputError(
