@@ -146,7 +146,8 @@ def test_calibration_shows_thresholds_and_what_to_look_at_first(tmp_path: Path) 
 
 def test_a_dead_tensor_that_comes_first_does_not_hide_that_histograms_are_drawn(tmp_path: Path) -> None:
     content = samples.content(tmp_path)
-    assert content.table is not None and content.table.histograms is not None
+    assert content.table is not None
+    assert content.table.histograms is not None
     first = "block.conv:input"  # unstable, so the first card
     left = {key: halves for key, halves in content.table.histograms.items() if key != first}
     page = render(dataclasses.replace(content, table=dataclasses.replace(content.table, histograms=left)))

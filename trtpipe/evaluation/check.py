@@ -16,8 +16,7 @@ from trtpipe.errors import InputError
 from trtpipe.evaluation import intervals, metrics
 from trtpipe.evaluation.judgement import NO_METRICS, Judgement
 from trtpipe.evaluation.limits import METRIC_OF_LIMIT, bounds, doubtful, judged, misses
-from trtpipe.job.broken import SHARES
-from trtpipe.job.sections import Limits
+from trtpipe.job.sections import SHARES, Limits
 from trtpipe.progress import Progress
 from trtpipe.values import CheckReport, Control, Executed, Metric
 

@@ -13,8 +13,6 @@ from trtpipe.job.yamlfile import KeyPath
 
 #: Inputs that take images, and that a normalization can be of.
 IMAGE_DTYPES = ("float32", "float16", "uint8")
-#: Limits on a share of the samples, which have confidence intervals.
-SHARES = ("top1_agreement_min", "accuracy_drop_max")
 SPEEDUP: KeyPath = ("check", "limits", "speedup_over_fp16_min")
 
 

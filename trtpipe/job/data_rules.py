@@ -8,7 +8,6 @@ from pathlib import PurePath
 from calib.samples import ARRAY_SUFFIXES, SOURCES
 from trtpipe.job.broken import (
     IMAGE_DTYPES,
-    SHARES,
     SPEEDUP,
     Broken,
     changed,
@@ -21,6 +20,7 @@ from trtpipe.job.broken import (
 )
 from trtpipe.job.sections import (
     BUILT_IN_METRICS,
+    SHARES,
     Calibration,
     Check,
     Data,

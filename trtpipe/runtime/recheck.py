@@ -12,8 +12,7 @@ from calib.types import Array
 from trtpipe.batching import Batching
 from trtpipe.bundle.manifest import Manifest
 from trtpipe.evaluation.check import CheckData, Damaged, Executor, check_engine
-from trtpipe.job.broken import SHARES
-from trtpipe.job.sections import Limits
+from trtpipe.job.sections import SHARES, Limits
 from trtpipe.progress import Progress, Silent
 from trtpipe.runtime.executor import OpenRunner
 from trtpipe.runtime.session import Model
