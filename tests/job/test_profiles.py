@@ -64,3 +64,4 @@ def test_a_gap_is_the_least_size_that_no_profile_takes(parts: list[tuple[int, in
     if problem is not None:
         assert others == [None]
         assert problem.got == f"none for {missing[0]}"
+        assert problem.hint == "Add a profile, or declare only what the profiles take."

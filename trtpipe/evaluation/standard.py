@@ -23,15 +23,15 @@ from trtpipe.values import Labels
 Outputs = Mapping[str, Array]
 Rows = tuple[Array, Callable[[Array], float]]
 # `judge` holds a job's arguments against these.
-Count = Annotated[int, Field(ge=1)]
-Range = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Whole = Annotated[int, Field(ge=1)]
+Reach = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Unfit(Exception):
     """Outputs, labels or arguments that a metric cannot be made of; the text is what must hold, and what was got."""
 
 
-def top5(outputs: Outputs, labels: Labels, ids: Sequence[str], output: str | None = None, k: Count = 5) -> Array:
+def top5(outputs: Outputs, labels: Labels, ids: Sequence[str], output: str | None = None, k: Whole = 5) -> Array:
     """Whether the label is among the `k` largest of the scores [S, C], float64 [S]; NaN where it is unknown (< 0)."""
     scores, known = _one(outputs, output), _array(labels)
     if scores.ndim != 2 or known.shape != (len(scores),):
@@ -45,7 +45,7 @@ def miou(
     labels: Labels,
     ids: Sequence[str],
     output: str | None = None,
-    classes: Count | None = None,
+    classes: Whole | None = None,
     ignore: int = 255,
 ) -> Rows:
     """Mean over the classes of intersection over union of all pixels; a class that is in neither does not count.
@@ -99,7 +99,7 @@ def class_map(output: Array) -> Array:
 
 
 def psnr(
-    outputs: Outputs, labels: Labels, ids: Sequence[str], output: str | None = None, data_range: Range = 1.0
+    outputs: Outputs, labels: Labels, ids: Sequence[str], output: str | None = None, data_range: Reach = 1.0
 ) -> Rows:
     """Peak signal to noise ratio over all samples, 10 log10(data_range^2 / mean squared error) dB; inf where equal."""
     a, b = _pair(outputs, labels, output)
@@ -114,7 +114,7 @@ def psnr(
 
 
 def ssim(
-    outputs: Outputs, labels: Labels, ids: Sequence[str], output: str | None = None, data_range: Range = 1.0
+    outputs: Outputs, labels: Labels, ids: Sequence[str], output: str | None = None, data_range: Reach = 1.0
 ) -> Array:
     """Structural similarity of each image [S, C, H, W], float64 [S].
 

@@ -17,7 +17,6 @@ from trtpipe.evaluation.control import damaged_copy
 from trtpipe.evaluation.judgement import Judgement
 from trtpipe.evaluation.speedup import HYBRID
 from trtpipe.job.dump import job_text
-from trtpipe.model.sites import of_product
 from trtpipe.pipeline.controls import graph_control
 from trtpipe.pipeline.measure import latencies
 from trtpipe.pipeline.prepared import PreparedJob, Stages
@@ -247,6 +246,7 @@ class _Bench:
 
     def int8_share(self, job: Job) -> float:
         """Share of the network's multiply-accumulates that compute in INT8 or another number format."""
+        from trtpipe.model.sites import of_product
         from trtpipe.quantization.partial import Partial
         from trtpipe.quantization.payoff import keep_of
         from trtpipe.quantization.quantize import plan_sites
