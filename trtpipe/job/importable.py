@@ -13,6 +13,9 @@ from pathlib import Path
 
 from trtpipe.errors import did_you_mean
 
+#: Of the names of job files, beside which a job's own code lies.
+JOB_SUFFIXES = (".yaml", ".yml")
+
 
 @contextmanager
 def on_path(base: Path | None) -> Iterator[None]:

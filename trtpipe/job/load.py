@@ -15,12 +15,11 @@ from calib.types import JsonObject
 from trtpipe.errors import InputError, did_you_mean
 from trtpipe.job import matrix, yamlfile
 from trtpipe.job.broken import BrokenRules
+from trtpipe.job.importable import JOB_SUFFIXES
 from trtpipe.job.job import Job
 from trtpipe.job.problems import Problem, dotted, explain, legal_keys, shown, violation
 from trtpipe.job.rules import broken
 
-#: Of the names of job files.
-JOB_SUFFIXES = (".yaml", ".yml")
 #: Every key that names a file or a folder, or a list of them: what must be there. `output` need not exist yet.
 PATHS: Mapping[tuple[str, ...], str] = {
     ("model", "weights"): "file",

@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from trtpipe.errors import MissingError
-from trtpipe.job.load import JOB_SUFFIXES
+from trtpipe.job.importable import JOB_SUFFIXES
 from trtpipe.model.computing import VARIABLE as DEVICE_VARIABLE
 from trtpipe.outputs import require_writable_file, require_writable_folder
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS
