@@ -34,7 +34,7 @@ def test_a_corrected_table_is_none_for_a_job_without_corrections(monkeypatch: py
         require=lambda *_: None,
         digests={},
     )
-    monkeypatch.setattr(CalibrationTable, "load", lambda path: table)
+    monkeypatch.setattr(CalibrationTable, "load", lambda path, histograms=False: table)
     calibration = SimpleNamespace(table="a.json", algorithm="auto", percentile=99.99, corrections=True)
     assert read_table(calibration, {}, "") is table  # type: ignore[arg-type]
     calibration.corrections = False
@@ -103,6 +103,32 @@ def test_a_table_serves_every_batch_size(
         scales.append({n.name: float(numpy_helper.to_array(constants[n.input[1]])) for n in quantizers})
     assert scales[0] == scales[1]
     assert len(scales[0]) >= 5
+
+
+def test_a_named_table_brings_its_own_histograms_to_the_report_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the table, gone, and those of another table: the report draws the first, and the graph is always the same."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "tables_network.py").write_text(NETWORK)
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).random((16, 3, 8, 8), np.float32))
+    path = tmp_path / "a.yaml"
+    batch, dims = FIXED
+    path.write_text(JOB.format(name="a", batch=batch, dims=dims, calibration="{arrays: x.npy, algorithm: minmax}"))
+    calibrate(path).save(tmp_path / "table.json")
+    path.write_text(JOB.format(name="a", batch=batch, dims=dims, calibration="{table: table.json}"))
+    beside = tmp_path / "table.histograms.safetensors"
+    whole = beside.read_bytes()
+    graphs, drawn = [], []
+    for i, data in enumerate((whole, None, whole[:-8] + bytes(8))):
+        beside.write_bytes(data) if data else beside.unlink()
+        bundle = build(path, tmp_path / f"out{i}").bundle
+        graphs.append(bundle.read("model.onnx"))
+        page = bundle.read("report.html").decode()
+        drawn.append("How often each magnitude was seen" in page)
+        assert ("No histograms came with this table" in page) != drawn[-1]
+    assert graphs[0] == graphs[1] == graphs[2]
+    assert drawn == [True, False, False]
 
 
 def test_a_read_of_an_unknown_kind_is_none_of_ours() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from calib.audit import data_warnings, doubtful_thresholds
@@ -28,7 +29,8 @@ def digests_of(captured: Captured, weights: str) -> dict[str, str]:
 
 
 def read_table(calibration: Calibration, digests: Mapping[str, str], exact: str) -> CalibrationTable:
-    """The table that `calibration.table` names; algorithm auto and corrections true take what it holds.
+    """The table that `calibration.table` names, with the histograms beside it where they are its own, which only the
+    report draws; algorithm auto and corrections true take what it holds.
 
     Args:
         calibration: the job's.
@@ -50,6 +52,8 @@ def read_table(calibration: Calibration, digests: Mapping[str, str], exact: str)
             f"{calibration.table}: must be without corrections for calibration.corrections: false (got "
             f"{len(table.corrections.steps)} steps). Leave the key out, or calibrate again."
         )
+    with suppress(CalibError):
+        return CalibrationTable.load(calibration.table, histograms=True)
     return table
 
 
