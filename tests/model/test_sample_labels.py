@@ -105,6 +105,47 @@ def test_boxes_move_as_pixels_do(
     assert found.corners[0] == pytest.approx(expected, abs=1.01 * max(1, 40 / min(size)))
 
 
+PICTURE = (96, 64)
+SIZES = ((96, 64), (48, 32), (64, 64), (64, 96), (77, 77), (95, 64))
+
+
+@pytest.mark.parametrize("transform", [None, Transform(resize=32), Transform(center_crop=16), Transform(resize=(8, 8))])
+@pytest.mark.parametrize("size", SIZES)
+def test_masks_of_another_geometry_than_their_picture_are_refused(
+    tmp_path: Path, size: tuple[int, int], transform: Transform | None
+) -> None:
+    """A mask is accepted exactly where the steps leave it on its picture: a point of both is at the same share of both."""
+    Image.new("RGB", PICTURE).save(tmp_path / "b.jpg")
+    (tmp_path / "m").mkdir()
+    Image.new("L", size).save(tmp_path / "m" / "b.png")
+    crop_counts = transform is not None and transform.resize is None
+    like = size == PICTURE if crop_counts else size in ((96, 64), (48, 32), (95, 64))
+    if like:
+        labels_of(str(tmp_path / "m"), ("b.jpg",), transform, str(tmp_path))
+        return
+    with pytest.raises(InputError) as caught:
+        labels_of(str(tmp_path / "m"), ("b.jpg",), transform, str(tmp_path))
+    assert str(caught.value) == (
+        f"check.labels: {tmp_path}/m/b.png: must be as large as its picture b.jpg, 96 x 64 (got {size[0]} x {size[1]}). "
+        "Make the masks of the pictures that are checked."
+    )
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_boxes_of_another_picture_are_refused(tmp_path: Path, size: tuple[int, int]) -> None:
+    Image.new("RGB", PICTURE).save(tmp_path / "b.jpg")
+    path = coco(tmp_path / "a.json", {"b.jpg": [(1, 1, 9, 9)]}, size)
+    if size == PICTURE:
+        labels_of(str(path), ("b.jpg",), None, str(tmp_path))
+        return
+    with pytest.raises(InputError) as caught:
+        labels_of(str(path), ("b.jpg",), None, str(tmp_path))
+    assert str(caught.value) == (
+        f"check.labels: {path}: must give the size of b.jpg, 96 x 64 (got width {size[0]}, height {size[1]}). Its boxes "
+        "are of another picture: take the annotations of the pictures that are checked."
+    )
+
+
 def test_rows_of_a_csv(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("name,class\nb.jpg,2\ncat/a.png,-1\nother.png,5\n")

@@ -51,7 +51,7 @@ def classes_of(path: str, ids: Sequence[str]) -> Mapping[str, int] | None:
     return dict(zip(ids, map(int, rows), strict=True)) if rows.ndim == 1 and rows.dtype.kind in "iu" else None
 
 
-def labels_of(path: str, ids: Sequence[str], transform: Transform | None) -> Labels:
+def labels_of(path: str, ids: Sequence[str], transform: Transform | None, pictures: str | None = None) -> Labels:
     """The labels of the samples `ids`, in their order.
 
     Args:
@@ -59,14 +59,15 @@ def labels_of(path: str, ids: Sequence[str], transform: Transform | None) -> Lab
             .csv of a name and numbers a line: [S] or [S, columns]; a .npy [rows, ...]: those of the samples' places.
         ids: names of the samples, as `Source.ids`.
         transform: what is done to the images; masks and boxes are resized and cropped alike.
+        pictures: the folder that the samples are images of, where there is one; masks and boxes have to be of them.
 
     Raises:
-        InputError: it cannot be read, or lacks a sample.
+        InputError: it cannot be read, lacks a sample, or was made for a picture of another size.
     """
     if Path(path).is_dir():
-        return _masks(Path(path), ids, transform)
+        return _masks(Path(path), ids, transform, pictures)
     if Path(path).suffix == ".json":
-        return _coco(path, ids, transform)
+        return _coco(path, ids, transform, pictures)
     return _csv(path, ids) if Path(path).suffix == ".csv" else _rows(path, ids)
 
 
@@ -98,8 +99,29 @@ def _spec(transform: Transform | None, path: str | Path) -> TransformSpec:
     return TransformSpec(resize=transform.resize, center_crop=transform.center_crop, interpolation="nearest")
 
 
-def _masks(folder: Path, ids: Sequence[str], transform: Transform | None) -> Array:
-    steps = geometry(_spec(transform, folder))
+def _size(pictures: str | None, name: str) -> tuple[int, int] | None:
+    """Width and height of a sample's picture, as its file has them; None where the samples are no images."""
+    if pictures is None:
+        return None
+    try:
+        with Image.open(Path(pictures, name)) as picture:
+            return picture.size
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # a name that is no UTF-8: `as_text`
+        return None
+
+
+def _lies_on(mask: tuple[int, int], picture: tuple[int, int], spec: TransformSpec) -> bool:
+    """Whether a mask shows what its picture shows after the same steps: it is as large, or has the same aspect (to a
+    pixel) where no crop counts the pixels of the files themselves."""
+    if spec.center_crop is not None and spec.resize is None:
+        return mask == picture
+    (width, height), (across, down) = mask, picture
+    return abs(width * down - height * across) < max(across, down)
+
+
+def _masks(folder: Path, ids: Sequence[str], transform: Transform | None, pictures: str | None) -> Array:
+    spec = _spec(transform, folder)
+    steps = geometry(spec)
     files = (p for p in sorted(folder.rglob("*")) if _is_image(p))
     there = _once(folder, ((p.relative_to(folder).with_suffix("").as_posix(), p) for p in files))
     masks = []
@@ -116,6 +138,10 @@ def _masks(folder: Path, ids: Sequence[str], transform: Transform | None) -> Arr
         if mask.mode not in ("1", "L", "P", "I", "I;16"):
             hint = "Save it with one channel or a palette; a pixel's value is its class."
             raise _fault(path, "be a mask of one channel", f"mode {mask.mode}", hint)
+        picture = _size(pictures, name)
+        if picture is not None and not _lies_on(mask.size, picture, spec):
+            must = f"be as large as its picture {name}, {picture[0]} x {picture[1]}"
+            raise _fault(path, must, f"{mask.width} x {mask.height}", "Make the masks of the pictures that are checked.")
         for step in steps:
             mask = step(mask)
         masks.append(np.asarray(mask).astype(np.int64))
@@ -129,7 +155,7 @@ def _is_image(path: Path) -> bool:
     return path.suffix.lower() in IMAGE_SUFFIXES
 
 
-def _coco(path: str, ids: Sequence[str], transform: Transform | None) -> tuple[Boxes, ...]:
+def _coco(path: str, ids: Sequence[str], transform: Transform | None, pictures: str | None) -> tuple[Boxes, ...]:
     spec = _spec(transform, path)
     try:
         data: Any = loads(text_at_most(Path(path), _MOST_BYTES))
@@ -145,7 +171,12 @@ def _coco(path: str, ids: Sequence[str], transform: Transform | None) -> tuple[B
             image = images.get(name) or short.get(PurePosixPath(name).name)
             if image is None:
                 raise _fault(path, "list each image, its file_name as below check.images", f"none for {name}")
-            result.append(_boxes(by_image[image["id"]], sizes[image["id"]], spec))
+            size, picture = sizes[image["id"]], _size(pictures, name)
+            if picture is not None and size != picture:
+                must = f"give the size of {name}, {picture[0]} x {picture[1]}"
+                hint = "Its boxes are of another picture: take the annotations of the pictures that are checked."
+                raise _fault(path, must, f"width {size[0]}, height {size[1]}", hint)
+            result.append(_boxes(by_image[image["id"]], size, spec))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, CalibError) as error:
         must = (
             "be annotations of COCO: images (id, file_name, width, height), annotations (image_id, bbox, category_id)"

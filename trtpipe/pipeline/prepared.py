@@ -260,7 +260,7 @@ class PreparedJob:
         with self._stages("metrics"), on_path(job.folder):
             labels: Labels = baseline.labels
             if job.check.labels is not None and not names_classes(job.check.labels):
-                labels = labels_of(job.check.labels, baseline.ids, job.check_transform())
+                labels = labels_of(job.check.labels, baseline.ids, job.check_transform(), job.check.images)
             judges = tuple(judge(n, m, labelled=labels is not None) for n, m in job.check.metrics.items())
             judgement = Judgement(judges, labels, baseline.ids, baseline.outputs)
             judgement.require_figures()
