@@ -14,7 +14,7 @@ import numpy as np
 from safetensors import safe_open
 
 from calib.errors import CalibError
-from calib.samples import InputSpec, Sample, fit, require_shape
+from calib.samples import InputSpec, Sample, fit, require_shapes
 from calib.types import Array
 
 LABELS = "labels"
@@ -43,7 +43,7 @@ class ArraySamples:
 
     def load(self, at: int) -> Sample:
         """One row of every input."""
-        return {i.name: fit(f"{self._where}[{at}]", self._rows[i.name](at), i) for i in self._inputs}
+        return fit(f"{self._where}[{at}]", {i.name: self._rows[i.name](at) for i in self._inputs}, self._inputs)
 
     def content(self, at: int) -> str:
         """sha256 hex of the rows as stored."""
@@ -86,8 +86,8 @@ def open_arrays(path: str, inputs: Sequence[InputSpec]) -> ArraySamples:
     if len(set(lengths.values())) != 1:
         raise CalibError(f"{path}: every array must have the same number of samples (got {lengths}).")
     count = next(iter(lengths.values()))
-    for spec in inputs if count else ():
-        require_shape(path, rows[spec.name][0][1:], spec)
+    if count:
+        require_shapes(path, {i.name: rows[i.name][0][1:] for i in inputs}, inputs)
     labels = None
     if LABELS in rows and LABELS not in names:
         with _readable(path):

@@ -70,7 +70,8 @@ class Source:
     @property
     def recipe(self) -> str:
         """Canonical text of the transform and the input bindings: what turns stored content into arrays."""
-        bindings = [f"{i.name}:{i.dtype}{list(i.sample_shape)}" for i in self._inputs]
+        shapes = ([d if isinstance(d, int) else None for d in i.sample_shape] for i in self._inputs)
+        bindings = [f"{i.name}:{i.dtype}{shape}" for i, shape in zip(self._inputs, shapes, strict=True)]
         return "\n".join([self._origin.recipe, *bindings])
 
     @property

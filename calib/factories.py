@@ -78,8 +78,7 @@ class Factory:
 
     def load(self, at: int) -> Sample:
         """The arrays of one sample."""
-        arrays = self._arrays(at)
-        return {i.name: fit(f"{self._path}[{at}]", arrays[i.name], i) for i in self._inputs}
+        return fit(f"{self._path}[{at}]", self._arrays(at), self._inputs)
 
     def content(self, at: int) -> str:
         """sha256 hex of the arrays as the callable gave them."""

@@ -135,17 +135,20 @@ class ImageTransform:
             where = f"transform.callable: {self._name} on {where}"
             with user_code(where):
                 made = self._callable(image)
-            return fit(where, to_array(where, made), self._binding)
+            return self._fit(where, to_array(where, made))
         for step in self._steps:
             image = step(image)
         pixels = np.asarray(image, np.uint8)
         pixels = np.ascontiguousarray(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1))
         if not self._float:
-            return fit(where, pixels, self._binding)
+            return self._fit(where, pixels)
         values = pixels.astype(np.float32) / np.float32(255)
         if self._mean is not None and self._std is not None:
             values = (values - self._mean) / self._std
-        return fit(where, values, self._binding)
+        return self._fit(where, values)
+
+    def _fit(self, where: str, array: Array) -> Array:
+        return fit(where, {self._binding.name: array}, (self._binding,))[self._binding.name]
 
 
 def source_digest(function: Callable[..., object] | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -112,12 +112,24 @@ class DataSpec:
 
 
 @dataclass(frozen=True)
+class Varying:
+    """A dimension of sizes `least` to `most`; wherever its name stands in one sample, it has one size."""
+
+    name: str
+    least: int
+    most: int
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.least} to {self.most}"
+
+
+@dataclass(frozen=True)
 class InputSpec:
-    """One input of the model: NumPy dtype name, and shape without the batch dimension, None where it may vary."""
+    """One input of the model: NumPy dtype name, and shape without the batch dimension; None may be any size."""
 
     name: str
     dtype: str
-    sample_shape: tuple[int | None, ...]
+    sample_shape: tuple[int | Varying | None, ...]
 
 
 @dataclass(frozen=True)
@@ -152,25 +164,48 @@ def combine_digests(samples: dict[str, str], recipe: str) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def require_shape(where: str, shape: Sequence[int], spec: InputSpec) -> None:
-    """CalibError unless an array of this shape can be a sample of the input."""
-    if len(shape) != len(spec.sample_shape) or any(
-        w not in (None, g) for w, g in zip(spec.sample_shape, shape, strict=True)
-    ):
-        wanted = ["any" if d is None else d for d in spec.sample_shape]
-        raise CalibError(
-            f"{where}: a sample of input {spec.name!r} must have shape {wanted} (got {list(shape)}). "
-            "Change the transform (resize, center_crop, grayscale), the arrays or the input's shape."
-        )
+def two_sizes(sizes: Iterable[tuple[str, str, int]]) -> str | None:
+    """What is wrong with (input, name of a dimension, its size) where a name has two sizes; None where none has."""
+    held: dict[str, tuple[str, int]] = {}
+    for name, dim, size in sizes:
+        first, there = held.setdefault(dim, (name, size))
+        if there != size:
+            where = f"inputs {first} and {name}" if name != first else f"input {name}"
+            return f"{dim} must be one size in {where} (got {there} and {size}). Pad or cut one."
+    return None
 
 
-def fit(where: str, array: Array, spec: InputSpec) -> Array:
-    """`array` as the binding takes it: the shape checked, floats cast to a float dtype and integers to an integer one.
+def require_shapes(where: str, shapes: Mapping[str, Sequence[int]], inputs: Sequence[InputSpec]) -> None:
+    """CalibError unless arrays of these shapes, by input name, can be a sample of the inputs."""
+    for spec in inputs:
+        shape = tuple(shapes[spec.name])
+        if len(shape) != len(spec.sample_shape) or not all(map(_takes, spec.sample_shape, shape)):
+            wanted = ", ".join("any" if d is None else str(d) for d in spec.sample_shape)
+            raise CalibError(
+                f"{where}: a sample of input {spec.name!r} must have shape [{wanted}] (got {list(shape)}). "
+                "Change the transform (resize, center_crop, grayscale), the arrays or the input's shape."
+            )
+    named = ((i.name, d, g) for i in inputs for d, g in zip(i.sample_shape, shapes[i.name], strict=True))
+    if wrong := two_sizes((name, d.name, size) for name, d, size in named if isinstance(d, Varying)):
+        raise CalibError(f"{where}: {wrong}")
+
+
+def _takes(dim: int | Varying | None, size: int) -> bool:
+    return dim.least <= size <= dim.most if isinstance(dim, Varying) else dim in (None, size)
+
+
+def fit(where: str, arrays: Mapping[str, Array], inputs: Sequence[InputSpec]) -> Sample:
+    """The arrays of one sample as the bindings take them: shapes checked, floats cast to a float dtype and integers to
+    an integer one.
 
     Raises:
         CalibError: another rank or size, a dtype of another kind, a value that does not fit or is not finite.
     """
-    require_shape(where, array.shape, spec)
+    require_shapes(where, {i.name: arrays[i.name].shape for i in inputs}, inputs)
+    return {i.name: _cast(where, arrays[i.name], i) for i in inputs}
+
+
+def _cast(where: str, array: Array, spec: InputSpec) -> Array:
     dtype = np.dtype(spec.dtype)
     if array.dtype == dtype:
         result = array

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from calib.arrays import open_arrays
 from calib.data import open_source
 from calib.errors import CalibError
-from calib.samples import DataSpec, InputSpec, TransformSpec
+from calib.samples import DataSpec, InputSpec, TransformSpec, Varying
 
 X = InputSpec("x", "float32", (2, 3))
 MASK = InputSpec("mask", "int64", (None,))
@@ -132,3 +133,21 @@ def test_bad_files(tmp_path, make, inputs, message):
 def test_transforms_are_for_images(tmp_path):
     with pytest.raises(CalibError, match=r"transform: applies to images alone \(got arrays\)"):
         opened(write(tmp_path / "x.npz", DATA), transform=TransformSpec(resize=3))
+
+
+@pytest.mark.parametrize(("a", "b", "said"), [
+    ((4, 5), (4, 5), None),
+    ((4, 9), (4, 9), "a sample of input 'a' must have shape [L 1 to 8] (got [9]). Change the transform (resize, "
+                     "center_crop, grayscale), the arrays or the input's shape."),
+    ((4, 5), (4, 1), "L must be one size in inputs a and b (got 5 and 1). Pad or cut one."),
+])  # fmt: skip
+def test_headers_show_what_no_engine_takes(tmp_path, a, b, said):
+    """Sizes beyond those declared, and two sizes of one name, which broadcasting would take."""
+    inputs = [InputSpec(name, "float32", (Varying("L", 1, 8),)) for name in "ab"]
+    np.savez(tmp_path / "x.npz", a=np.zeros(a, np.float32), b=np.zeros(b, np.float32))
+    if said is None:
+        assert open_arrays(str(tmp_path / "x.npz"), inputs).load(0)["a"].shape == (5,)
+        return
+    with pytest.raises(CalibError) as caught:
+        open_arrays(str(tmp_path / "x.npz"), inputs)
+    assert str(caught.value) == f"{tmp_path}/x.npz: {said}"

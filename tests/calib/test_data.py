@@ -13,7 +13,7 @@ from PIL import Image
 
 from calib.data import draw, open_source
 from calib.errors import CalibError
-from calib.samples import DataSpec, InputSpec, TransformSpec, fit, unread
+from calib.samples import DataSpec, InputSpec, TransformSpec, Varying, fit, unread
 
 IMAGE = InputSpec("image", "float32", (3, 16, 16))
 MASK = InputSpec("mask", "float32", (1,))
@@ -328,7 +328,15 @@ def test_shapes_that_vary_cannot_share_a_batch(image_folder):
     ("array", "dtype", "shape", "message"),
     [
         (np.zeros(3, np.float32), "float32", (4,), r"must have shape \[4\] \(got \[3\]\)"),
-        (np.zeros((2, 3)), "float32", (None,), r"must have shape \['any'\] \(got \[2, 3\]\)"),
+        (np.zeros((2, 3)), "float32", (None,), r"must have shape \[any\] \(got \[2, 3\]\)"),
+        (np.zeros((2, 9)), "float32", (2, Varying("L", 1, 8)), r"must have shape \[2, L 1 to 8\] \(got \[2, 9\]\)"),
+        (np.zeros(3), "float32", (Varying("L", 4, 8),), r"must have shape \[L 4 to 8\] \(got \[3\]\)"),
+        (
+            np.zeros((4, 5)),
+            "float32",
+            (Varying("L", 1, 8),) * 2,
+            r"L must be one size in input x \(got 4 and 5\)\. Pad or cut one\.",
+        ),
         (np.array([1.0, np.nan]), "float32", (2,), r"every value of input 'x' must be finite \(got 1 NaN or inf"),
         (np.array([70000.0]), "float16", (1,), r"every value of input 'x' must be finite \(got 1 NaN or inf"),
         (np.array([1]), "float32", (1,), r"must be given as float32 \(got int64\)\. Convert the data"),
@@ -338,12 +346,14 @@ def test_shapes_that_vary_cannot_share_a_batch(image_folder):
 )
 def test_arrays_that_do_not_fit(array, dtype, shape, message):
     with pytest.raises(CalibError, match="here: .*" + message):
-        fit("here", array, InputSpec("x", dtype, shape))
+        fit("here", {"x": array}, [InputSpec("x", dtype, shape)])
 
 
 def test_arrays_that_fit_are_cast_within_their_kind():
-    assert fit("", np.array([0.1]), InputSpec("x", "float32", (1,))).tolist() == [np.float32(0.1)]
-    assert fit("", np.array([7]), InputSpec("x", "int32", (None,))).dtype == np.int32
+    inputs = [InputSpec("x", "float32", (1,)), InputSpec("y", "int32", (None,))]
+    fitted = fit("", {"x": np.array([0.1]), "y": np.array([7])}, inputs)
+    assert fitted["x"].tolist() == [np.float32(0.1)]
+    assert fitted["y"].dtype == np.int32
 
 
 @pytest.mark.parametrize("classes", [True, False])

@@ -72,8 +72,8 @@ def test_a_torchscript_file_of_other_shapes_is_refused(tmp_path: Path, classes: 
     with pytest.raises(InputError) as caught:
         record_baseline(loaded, BATCHES, 5, batch_size=3, kind="trace", torchscript=str(path), progress=Silent())
     assert str(caught.value) == (
-        f"baseline: outputs of torchscript must have the shapes of the eager model's, {own} (got [[3, {classes}]]). "
-        "Check that both are the same model."
+        f"baseline: outputs of torchscript must have the shapes that the eager model gives, {own} (got [[3, "
+        f"{classes}]]). Check that both are the same model."
     )
 
 

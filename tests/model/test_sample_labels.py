@@ -114,7 +114,7 @@ SIZES = ((96, 64), (48, 32), (64, 64), (64, 96), (77, 77), (95, 64))
 def test_masks_of_another_geometry_than_their_picture_are_refused(
     tmp_path: Path, size: tuple[int, int], transform: Transform | None
 ) -> None:
-    """A mask is accepted exactly where the steps leave it on its picture: a point of both is at the same share of both."""
+    """A mask is accepted exactly where the steps leave it on its picture."""
     Image.new("RGB", PICTURE).save(tmp_path / "b.jpg")
     (tmp_path / "m").mkdir()
     Image.new("L", size).save(tmp_path / "m" / "b.png")
@@ -126,8 +126,8 @@ def test_masks_of_another_geometry_than_their_picture_are_refused(
     with pytest.raises(InputError) as caught:
         labels_of(str(tmp_path / "m"), ("b.jpg",), transform, str(tmp_path))
     assert str(caught.value) == (
-        f"check.labels: {tmp_path}/m/b.png: must be as large as its picture b.jpg, 96 x 64 (got {size[0]} x {size[1]}). "
-        "Make the masks of the pictures that are checked."
+        f"check.labels: {tmp_path}/m/b.png: must be as large as its picture b.jpg, 96 x 64 (got {size[0]} x "
+        f"{size[1]}). Make the masks of the pictures that are checked."
     )
 
 
@@ -141,8 +141,8 @@ def test_boxes_of_another_picture_are_refused(tmp_path: Path, size: tuple[int, i
     with pytest.raises(InputError) as caught:
         labels_of(str(path), ("b.jpg",), None, str(tmp_path))
     assert str(caught.value) == (
-        f"check.labels: {path}: must give the size of b.jpg, 96 x 64 (got width {size[0]}, height {size[1]}). Its boxes "
-        "are of another picture: take the annotations of the pictures that are checked."
+        f"check.labels: {path}: must give the size of b.jpg, 96 x 64 (got width {size[0]}, height {size[1]}). Its "
+        "boxes are of another picture: take the annotations of the pictures that are checked."
     )
 
 

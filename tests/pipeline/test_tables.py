@@ -108,7 +108,7 @@ def test_a_table_serves_every_batch_size(
 def test_a_named_table_brings_its_own_histograms_to_the_report_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside the table, gone, and those of another table: the report draws the first, and the graph is always the same."""
+    """Beside the table, gone, and damaged: the report draws the first, and the graph is always the same."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "tables_network.py").write_text(NETWORK)
     np.save(tmp_path / "x.npy", np.random.default_rng(0).random((16, 3, 8, 8), np.float32))

@@ -17,7 +17,7 @@ from trtpipe.errors import InputError, first_line
 from trtpipe.model.computing import CPU, placed, sent
 from trtpipe.model.export import example_inputs
 from trtpipe.progress import Progress
-from trtpipe.values import Baseline, BaselineKind, LoadedModel, RecordedBy
+from trtpipe.values import BASELINES, Baseline, BaselineKind, LoadedModel, RecordedBy
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +27,14 @@ if TYPE_CHECKING:
 
 #: TorchScript may reorder float32 sums; a larger difference means that tracing lost something of the model.
 EAGER_TOLERANCE = 1e-4
+#: What the outputs of each kind of baseline have to be those of.
+_BESIDE: Mapping[BaselineKind, str] = {
+    "trace": "the eager model",
+    "script": "the eager model",
+    "torchscript": "the eager model",
+    "program": "the same program, run again",
+    "onnxruntime": "the network that it was converted to",
+}
 #: ONNX Runtime has other kernels than PyTorch; a larger difference means that a file was not converted truly.
 ONNX_TOLERANCE = 1e-3
 
@@ -93,8 +101,8 @@ def _recorded(
                 eager = outputs if name == "program" and parts else loaded.module(*_fresh(args))
             if (shapes := [list(t.shape) for t in outputs]) != (own := [list(t.shape) for t in eager]):
                 raise InputError(
-                    f"baseline: outputs of {name} must have the shapes of the eager model's, {own} (got {shapes}). "
-                    "Check that both are the same model."
+                    f"baseline: outputs of {name} must have the shapes that {_BESIDE[name]} gives, {own} (got "
+                    f"{shapes}). Check that both are the same model."
                 )
             arrays = {}
             for spec, output, plain in zip(loaded.outputs, outputs, eager, strict=True):
@@ -143,7 +151,7 @@ def _require_agreement(
         _require_repeatable(loaded, args)
         fix = "Set model.baseline to script." if name == "trace" else "Check that both hold the same weights."
         raise InputError(
-            f"baseline: TorchScript ({name}) computes something else than the eager model on the check data "
+            f"baseline: {BASELINES[name]} ({name}) computes something else than {_BESIDE[name]} on the check data "
             f"(a largest difference of {worst:.3g}, outputs up to {largest:.3g}). {fix}"
         )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from calib.data import open_source
 from calib.errors import CalibError
 from calib.files import text_at_most
-from calib.samples import DataSpec, InputSpec, TransformSpec
+from calib.samples import DataSpec, InputSpec, TransformSpec, Varying
 from trtpipe.batching import unranked
 from trtpipe.errors import InputError
 from trtpipe.job.importable import on_path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from calib.data import Source
     from trtpipe.job.job import Job
     from trtpipe.job.sections import Data, Transform
-    from trtpipe.values import LoadedModel
+    from trtpipe.values import LoadedModel, TensorSpec
 
 #: A list of class names is never as long.
 _MOST_LABELS_BYTES = 16 << 20
@@ -187,11 +187,12 @@ def _orders_differ(names: tuple[str, ...]) -> bool:
 
 
 def sample_specs(job: Job) -> tuple[InputSpec, ...]:
-    """What a sample of the job has for each input; a dimension that may differ is None."""
-    return tuple(
-        InputSpec(s.name, s.dtype, tuple(d if isinstance(d, int) else None for d in s.shape[1:]))
-        for s in job.input_specs()
-    )
+    """What a sample of the job has for each input."""
+
+    def varying(spec: TensorSpec, dim: int | str) -> int | Varying:
+        return dim if isinstance(dim, int) else Varying(dim, spec.dims[dim].min, spec.dims[dim].max)
+
+    return tuple(InputSpec(s.name, s.dtype, tuple(varying(s, d) for d in s.shape[1:])) for s in job.input_specs())
 
 
 def _open(job: Job, where: str, data: Data, transform: Transform | None) -> Source:

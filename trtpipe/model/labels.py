@@ -141,7 +141,9 @@ def _masks(folder: Path, ids: Sequence[str], transform: Transform | None, pictur
         picture = _size(pictures, name)
         if picture is not None and not _lies_on(mask.size, picture, spec):
             must = f"be as large as its picture {name}, {picture[0]} x {picture[1]}"
-            raise _fault(path, must, f"{mask.width} x {mask.height}", "Make the masks of the pictures that are checked.")
+            raise _fault(
+                path, must, f"{mask.width} x {mask.height}", "Make the masks of the pictures that are checked."
+            )
         for step in steps:
             mask = step(mask)
         masks.append(np.asarray(mask).astype(np.int64))
