@@ -7,15 +7,18 @@ batch is then of one size, the last one filled up with copies of its last sample
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
 from calib.types import Array
 from trtpipe.errors import InputError
-from trtpipe.values import TensorSpec
+from trtpipe.values import DimRange, TensorSpec
 
+#: `build.profiles`: the range of each dimension that a profile narrows; none is one profile, of the inputs' own ranges.
+Profiles: TypeAlias = Sequence[Mapping[str, DimRange]]
 #: Samples of the check that a bundle keeps as golden data, the first ones; a kit keeps all it is to be checked on.
 KEPT_SAMPLES = 8
 
@@ -25,13 +28,23 @@ def unranked(output: TensorSpec) -> bool:
     return output.batch_axis is None or not output.classes
 
 
+def by_profile(inputs: Sequence[TensorSpec], profiles: Profiles) -> tuple[tuple[TensorSpec, ...], ...]:
+    """The inputs with the ranges that they have in each profile."""
+    return tuple(
+        tuple(replace(s, dims={d: profile.get(d, own) for d, own in s.dims.items()}) for s in inputs)
+        for profile in profiles or ({},)
+    )
+
+
 @dataclass(frozen=True)
 class Batching:
-    """How samples are run: `size` at a time, within the range of the inputs' batch dimension."""
+    """How samples are run: `size` at a time, within the range of the inputs' batch dimension, each batch of shapes that
+    one of the profiles takes."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     size: int
+    profiles: Profiles = ()
 
     @property
     def whole(self) -> tuple[str, ...]:
@@ -53,16 +66,47 @@ class Batching:
         return size, size
 
     def pieces(self, batch: Mapping[str, Array]) -> Iterator[tuple[dict[str, Array], int]]:
-        """`batch`, each input [N, ...], cut to batches that can be run, each with its number of samples; a rest that is
-        too small is filled up with copies of its last sample."""
-        low, high = self._range
-        total = len(next(iter(batch.values())))
-        for start in range(0, total, high):
-            piece = {n: a[start : start + high] for n, a in batch.items()}
-            count = min(high, total - start)
-            if count < low:
-                piece = {n: np.concatenate([a, np.repeat(a[-1:], low - count, axis=0)]) for n, a in piece.items()}
+        """`batch`, each input [N, ...], cut to batches that can be run, as large as can be, each with its number of
+        samples; a rest that is too small is filled up with copies of its last sample.
+
+        Raises:
+            InputError: no profile takes samples of these shapes.
+        """
+        spans = self._spans(batch)
+        start, total = 0, len(next(iter(batch.values())))
+        while start < total:
+            left = total - start
+            size = max((min(high, left) for low, high in spans if low <= left), default=min(low for low, _ in spans))
+            count = min(size, left)
+            piece = {n: a[start : start + count] for n, a in batch.items()}
+            if count < size:
+                piece = {n: np.concatenate([a, np.repeat(a[-1:], size - count, axis=0)]) for n, a in piece.items()}
             yield piece, count
+            start += count
+
+    def _spans(self, batch: Mapping[str, Array]) -> list[tuple[int, int]]:
+        """The smallest and the largest batch of such samples in each profile that takes them."""
+        low, high = self._range
+        if not self.profiles:
+            return [(low, high)]
+        spans = []
+        for specs in by_profile(self.inputs, self.profiles):
+            least, most = max(low, specs[0].at("min")[0]), min(high, specs[0].at("max")[0])
+            fits = all(
+                a <= n <= b
+                for s in specs
+                for a, n, b in zip(s.at("min")[1:], batch[s.name].shape[1:], s.at("max")[1:], strict=True)
+            )
+            if fits and least <= most:
+                spans.append((least, most))
+        if not spans:
+            got = ", ".join(f"{s.name} {list(batch[s.name].shape[1:])}" for s in self.inputs)
+            of = f"{low} to {high}" if low < high else f"{low}"
+            raise InputError(
+                f"inputs: must be of sizes that a profile of build.profiles takes in batches of {of} (got samples "
+                f"{got}). Change the sizes, or add a profile."
+            )
+        return spans
 
     def rows(self, outputs: Mapping[str, Array], count: int) -> dict[str, Array]:
         """One row for each of the first `count` samples of a batch, [count, ...]; or one row in all, [1, ...], where no

@@ -145,6 +145,18 @@ def test_sigterm_ends_as_an_interrupt_does(monkeypatch, capsys):
     assert capsys.readouterr().err == "\ninterrupted\n"
 
 
+@pytest.mark.parametrize(("line", "said"), [
+    (["build", "--json"], "Missing argument 'JOBS...'."),
+    (["build", "--nonsense", "--json", "job.yaml"], "No such option '--nonsense'. Did you mean '--diagnose'?"),
+    (["inspect", "--json", "a", "b"], "Got unexpected extra argument (b)"),
+])  # fmt: skip
+def test_errors_of_usage_are_json_too(line, said, capsys):
+    assert main(line) == 2
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == {"error": said, "exit_code": 2}
+    assert said in printed.err
+
+
 def test_json_errors_are_json_on_stdout(tmp_path, capsys):
     path = tmp_path / "job.yaml"
     path.write_text("name: a b\n")

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trtpipe.batching import Batching
 from trtpipe.errors import InputError
 from trtpipe.evaluation.corners import with_corners
 from trtpipe.model import corners as declared
@@ -49,7 +50,17 @@ class Runner:
 
 def at_corners(runner: Runner, inputs: tuple[TensorSpec, ...] = INPUTS) -> CheckReport:
     expected = [{"y": model(arrays["x"])} for arrays in corners(inputs, SAMPLES)]
-    return with_corners(PASSED, runner, inputs, OUTPUTS, SAMPLES, expected)
+    return with_corners(PASSED, runner, Batching(inputs, OUTPUTS, 4), SAMPLES, expected)
+
+
+def test_with_profiles_the_sizes_are_those_that_a_profile_takes() -> None:
+    """A batch of one with the largest sizes, or many small ones: the engine refuses both at their largest."""
+    profiles = ({"N": DimRange(1, 1, 1)}, {"N": DimRange(2, 4, 4), "H": DimRange(2, 2, 4)})
+    runner = Runner()
+    expected = [{"y": model(arrays["x"])} for arrays in corners(INPUTS, SAMPLES, profiles)]
+    report = with_corners(PASSED, runner, Batching(INPUTS, OUTPUTS, 4, profiles), SAMPLES, expected)
+    assert report.passed
+    assert runner.shapes == [(1, 2), (1, 8), (2, 2), (4, 4)]
 
 
 def test_the_least_and_the_largest_sizes_are_executed() -> None:
@@ -134,7 +145,7 @@ def test_rounding_as_the_check_s_own_does_not(noise: float) -> None:
 
 def test_a_direction_that_is_lost_fails_where_every_value_is_small() -> None:
     small = [{"y": model(a["x"]) / 1000} for a in corners(BATCH, SAMPLES)]
-    report = with_corners(PASSED, Runner(lambda x: -model(x) / 1000), BATCH, OUTPUTS, SAMPLES, small)
+    report = with_corners(PASSED, Runner(lambda x: -model(x) / 1000), Batching(BATCH, OUTPUTS, 4), SAMPLES, small)
     assert report.problems[1] == (
         "output y has a worst cosine of -1 with the baseline (check: 0.99) for x [16, 4], which the job declares. "
         + NARROW

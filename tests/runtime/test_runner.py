@@ -369,6 +369,28 @@ def test_outputs_without_classes_are_not_classified(other: dict[str, object]) ->
         run._require_classes(dense, top=1)  # type: ignore[arg-type]
 
 
+def test_arrays_are_run_in_batches_that_a_profile_takes() -> None:
+    """A batch of one with the largest samples, or eight small ones, whatever the inputs' own ranges are."""
+    dims = {"N": DimRange(1, 4, 8), "L": DimRange(1, 5, 9)}
+    profiles = ({"N": DimRange(1, 1, 1)}, {"N": DimRange(8, 8, 8), "L": DimRange(1, 2, 3)})
+    manifest = SimpleNamespace(
+        inputs=(TensorSpec("x", "float32", ("N", "L"), dims),),
+        outputs=(TensorSpec("y", "float32", ("N", "L"), dims),),
+        build=Build(profiles=profiles),
+    )
+    shapes: list[tuple[int, ...]] = []
+
+    class Identity(Recorder):
+        def run(self, inputs: Mapping[str, Any], /) -> dict[str, Any]:
+            shapes.append(inputs["x"].shape)
+            return {"y": inputs["x"]}
+
+    model = Model(SimpleNamespace(manifest=manifest, path="out/two"), Identity(), "graph")  # type: ignore[arg-type]
+    assert model.run_arrays({"x": np.zeros((2, 9), np.float32)})["y"].shape == (2, 9)
+    assert model.run_arrays({"x": np.zeros((9, 3), np.float32)})["y"].shape == (9, 3)
+    assert shapes == [(1, 9), (1, 9), (8, 3), (1, 3)]
+
+
 def test_a_dimension_of_two_inputs_has_one_size() -> None:
     dims = {"N": DimRange(1, 2, 4), "L": DimRange(1, 5, 9)}
     inputs = tuple(TensorSpec(name, "float32", ("N", "L"), dims) for name in "ab")

@@ -150,7 +150,8 @@ def _run(argv: Sequence[str] | None) -> ExitCode:
         return ExitCode(end.exit_code)
     except click.ClickException as error:
         error.show(file=sys.stderr)
-        return InputError.exit_code
+        settings.json = settings.json or "--json" in (sys.argv if argv is None else argv)  # where options are wrong
+        return _said(settings, error.format_message(), InputError.exit_code)
     except (KeyboardInterrupt, click.Abort):
         return _failed(settings, "interrupted", Cancelled.exit_code)
     except SystemExit:  # click ends a completion so, and a command whose reader has had enough
@@ -178,6 +179,11 @@ def _unexpected(settings: Settings, error: BaseException) -> ExitCode:
 
 def _failed(settings: Settings, message: str, code: ExitCode, problems: Sequence[Problem] = ()) -> ExitCode:
     console.err(message)
+    return _said(settings, message, code, problems)
+
+
+def _said(settings: Settings, message: str, code: ExitCode, problems: Sequence[Problem] = ()) -> ExitCode:
+    """`code`, after the error on standard output where JSON was asked for."""
     if settings.json:
         listed = {"problems": [p.as_dict() for p in problems]} if problems else {}
         with suppress(OSError):  # standard output itself may be what could not be written

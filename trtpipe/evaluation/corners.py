@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from calib.types import Array
-from trtpipe.batching import Batching
+from trtpipe.batching import Batching, by_profile
 from trtpipe.errors import TrtpipeError, first_line
 from trtpipe.evaluation import metrics
 from trtpipe.evaluation.check import Runner
 from trtpipe.model.corners import corners, described, largest_batch
-from trtpipe.values import CheckReport, TensorSpec
+from trtpipe.values import CheckReport
 
 #: The same samples in another batch may be this much further from the baseline than the check's were: other kernels
 #: round otherwise. Less than the floors, of a cosine and of the largest output, is rounding in any case.
@@ -31,8 +31,7 @@ class _Corner:
 def with_corners(
     report: CheckReport,
     runner: Runner,
-    inputs: Sequence[TensorSpec],
-    outputs: Sequence[TensorSpec],
+    check: Batching,
     samples: Mapping[str, Array],
     expected: Sequence[Mapping[str, Array]],
 ) -> CheckReport:
@@ -46,17 +45,17 @@ def with_corners(
     Args:
         report: of the check, on the samples as they are.
         runner: executes the engine, or its graph.
-        inputs: the input bindings.
-        outputs: the output bindings.
+        check: the bindings, and the profiles whose corners these are.
         samples: one batch of check samples, [B, ...] by name.
         expected: the model's outputs at each corner by name (`model.corners.corner_outputs`).
     """
-    results, sizes, how = [], [], Batching(tuple(inputs), tuple(outputs), 1)
-    for arrays, baseline in zip(corners(inputs, samples), expected, strict=True):
+    inputs, results, sizes = check.inputs, [], []
+    how = Batching(inputs, check.outputs, 1)
+    for arrays, baseline in zip(corners(inputs, samples, check.profiles), expected, strict=True):
         sizes.append(described(arrays))
         results.append(_at_corner(report, runner, how, samples, arrays, baseline))
     problems = tuple(p for r in results for p in r.problems)
-    most, batch = inputs[0].at("max")[0], largest_batch(inputs)
+    most, batch = inputs[0].at("max")[0], max(map(largest_batch, by_profile(inputs, check.profiles)))
     notes = [f"declared sizes beyond the check's batches were executed too: {' and '.join(sizes)}"] if sizes else []
     if batch < most:
         notes.append(f"batches of {batch + 1} to {most} were not executed: their inputs are too large for this check")

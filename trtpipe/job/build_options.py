@@ -48,7 +48,8 @@ class BuildOptions(BaseModel):
     )
     profiles: tuple[dict[str, DimRange], ...] = Field(
         default=(),
-        description="several optimization profiles, each {dimension: {min, opt, max}}; else one, as inputs says",
+        description="several optimization profiles, each {dimension: {min, opt, max}}; else one, as inputs says. "
+        "Together they take every size that inputs declares; what none of them has is refused, by the graph too",
     )
     workspace: Bytes | None = Field(default=None, description="workspace memory pool, bytes")
     memory_pools: dict[MemoryPool, Bytes] = Field(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calib.types import Array
+from trtpipe.batching import Profiles, by_profile
 from trtpipe.errors import BuildError, InputError
 from trtpipe.model.failures import typed_line
 from trtpipe.values import Captured, LoadedModel, TensorSpec
@@ -28,22 +29,19 @@ ROUNDINGS = 16
 MOST_VALUES = 2**24
 
 
-def corners(inputs: Sequence[TensorSpec], samples: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
-    """Inputs with every dynamic dimension at its least, and with every one at its largest; the latter's batch is no
-    larger than `largest_batch`. Sizes that `samples` have themselves are left out.
+def corners(
+    inputs: Sequence[TensorSpec], samples: Mapping[str, Array], profiles: Profiles = ()
+) -> Iterator[dict[str, Array]]:
+    """Inputs with every dynamic dimension at its least, and with every one at its largest, in each profile; the
+    latter's batch is no larger than `largest_batch`. Sizes that `samples` have themselves are left out.
 
     Args:
         inputs: the input bindings.
         samples: a batch of them, [B, ...] by name; it is repeated or cut to the sizes.
+        profiles: of the engine.
     """
-    batch = largest_batch(inputs)
-    least = [spec.at("min") for spec in inputs]
-    largest = [
-        tuple(batch if d == spec.shape[0] else n for d, n in zip(spec.shape, spec.at("max"), strict=True))
-        for spec in inputs
-    ]
     done = [[samples[spec.name].shape for spec in inputs]]
-    for shapes in (least, largest):
+    for shapes in (shapes for specs in by_profile(inputs, profiles) for shapes in _extremes(specs)):
         if shapes in done:
             continue
         done.append(shapes)
@@ -54,6 +52,14 @@ def corners(inputs: Sequence[TensorSpec], samples: Mapping[str, Array]) -> Itera
                 value = np.take(value, np.arange(extent) % value.shape[axis], axis)
             arrays[spec.name] = np.ascontiguousarray(value)
         yield arrays
+
+
+def _extremes(inputs: Sequence[TensorSpec]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """The inputs' shapes at the least and at the largest sizes."""
+    batch = largest_batch(inputs)
+    most = (zip(s.shape, s.at("max"), strict=True) for s in inputs)
+    largest = [tuple(batch if d == s.shape[0] else n for d, n in of) for s, of in zip(inputs, most, strict=True)]
+    return [s.at("min") for s in inputs], largest
 
 
 def largest_batch(inputs: Sequence[TensorSpec]) -> int:
@@ -68,7 +74,9 @@ def described(arrays: Mapping[str, Array]) -> str:
     return ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
 
 
-def corner_outputs(loaded: LoadedModel, samples: Mapping[str, Array]) -> tuple[dict[str, Array], ...]:
+def corner_outputs(
+    loaded: LoadedModel, samples: Mapping[str, Array], profiles: Profiles = ()
+) -> tuple[dict[str, Array], ...]:
     """The model's outputs at each of `corners`, by name, in the model's own dtypes and shapes.
 
     Raises:
@@ -76,7 +84,7 @@ def corner_outputs(loaded: LoadedModel, samples: Mapping[str, Array]) -> tuple[d
     """
     names = [spec.name for spec in loaded.outputs]
     outputs = []
-    for arrays in corners(loaded.inputs, samples):
+    for arrays in corners(loaded.inputs, samples, profiles):
         failing = f"the model fails on {described(arrays)}, which the job declares"
         given = _run(loaded.module, loaded, arrays, failing, InputError)
         outputs.append({n: o.numpy().copy() for n, o in zip(names, given, strict=True)})
@@ -89,7 +97,11 @@ def corner_outputs(loaded: LoadedModel, samples: Mapping[str, Array]) -> tuple[d
 
 
 def require_corners(
-    loaded: LoadedModel, captured: Captured, samples: Mapping[str, Array], expected: Sequence[Mapping[str, Array]]
+    loaded: LoadedModel,
+    captured: Captured,
+    samples: Mapping[str, Array],
+    expected: Sequence[Mapping[str, Array]],
+    profiles: Profiles = (),
 ) -> None:
     """Hold the captured graph, in float32, against the model at the corners.
 
@@ -98,12 +110,13 @@ def require_corners(
         captured: its graph.
         samples: one batch of check samples.
         expected: the model's `corner_outputs` on them.
+        profiles: of the engine, as for `corner_outputs`.
 
     Raises:
         BuildError: at a corner the graph does not run, or differs from the model in shape or in its values.
     """
     tolerance = max(TOLERANCE, ROUNDINGS * captured.rounding)
-    for arrays, wanted in zip(corners(loaded.inputs, samples), expected, strict=True):
+    for arrays, wanted in zip(corners(loaded.inputs, samples, profiles), expected, strict=True):
         where = described(arrays)
         failing = f"the graph of the model fails on {where}, which the job declares"
         for spec, output in zip(loaded.outputs, _run(captured.graph, loaded, arrays, failing, BuildError), strict=True):

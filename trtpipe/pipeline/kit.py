@@ -206,7 +206,7 @@ def _check(kit: Bundle, engine: Engine, make: Compiler, progress: Progress) -> C
         golden.outputs,
         golden.labels,
         golden.samples,
-        Batching(manifest.inputs, manifest.outputs, size),
+        Batching(manifest.inputs, manifest.outputs, size, manifest.build.profiles),
     )
     limits, notes = golden_limits(manifest, golden.samples, all_of_them=True)
     runner, executed = open_engine(engine)

@@ -185,7 +185,7 @@ class PreparedJob:
             expected = self.corner_outputs
             with self._stages("capture"):
                 captured = capture(loaded)
-                require_corners(loaded, captured, self.first_check_batch, expected)
+                require_corners(loaded, captured, self.first_check_batch, expected, self.job.build.profiles)
                 return captured
 
         return as_the_job_wants(self.job, self.results.in_memory("capture", make))
@@ -230,7 +230,7 @@ class PreparedJob:
         def make() -> CornerOutputs:
             loaded = self._model
             with self._stages.unnamed():
-                return corner_outputs(loaded, self.first_check_batch)
+                return corner_outputs(loaded, self.first_check_batch, self.job.build.profiles)
 
         return self.results.on_disk("corners", CORNERS, make)
 

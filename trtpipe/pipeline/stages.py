@@ -304,7 +304,7 @@ def judged(
         progress=progress,
     )
     samples, expected = prepared.first_check_batch, prepared.corner_outputs
-    report = with_corners(report, runner, prepared.inputs, prepared.outputs, samples, expected)
+    report = with_corners(report, runner, batching(job, prepared), samples, expected)
     return replace(report, notes=(*prepared.baseline.notes, *_unread(job), *report.notes))
 
 
@@ -317,7 +317,7 @@ def _unread(job: Job) -> tuple[str, ...]:
 
 def batching(job: Job, prepared: PreparedJob) -> Batching:
     """How the check samples are run."""
-    return Batching(prepared.inputs, prepared.outputs, job.batch_size(job.check))
+    return Batching(prepared.inputs, prepared.outputs, job.batch_size(job.check), job.build.profiles)
 
 
 def check_data(job: Job, prepared: PreparedJob) -> CheckData:

@@ -243,7 +243,8 @@ def deviation(runner: OpenRunner, bundle: Bundle, slack: float = 1.0) -> str:
         return unknown
     manifest = bundle.manifest
     golden = golden_data.first(bundle.golden(), manifest.outputs)  # a kit holds every sample of its check
-    how = Batching(manifest.inputs, manifest.outputs, golden.batch or manifest.inputs[0].at("opt")[0])
+    size = golden.batch or manifest.inputs[0].at("opt")[0]
+    how = Batching(manifest.inputs, manifest.outputs, size, manifest.build.profiles)
     got = joined(how.rows(runner.run(piece), samples) for piece, samples in how.pieces(golden.inputs))
     for spec in manifest.outputs:
         limit = _checked_distance(manifest.check, spec)

@@ -34,7 +34,7 @@ def recheck(model: Model, progress: Progress | None = None) -> CheckReport:
     golden = model.bundle.golden()
     limits, notes = golden_limits(model.manifest, golden.samples)
     recorded = model.manifest.check.control if model.manifest.check is not None else None
-    how = Batching(model.manifest.inputs, model.manifest.outputs, golden.batch or model.batch[1])
+    how = model.batching(golden.batch or model.batch[1])
 
     def batches() -> list[Mapping[str, Array]]:
         starts = range(0, golden.samples, how.size)

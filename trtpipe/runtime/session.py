@@ -218,7 +218,7 @@ class Model:
         """
         runner, samples = self.runner, self._check_arrays(arrays)
         low, _, high = self.batch
-        how = Batching(self.manifest.inputs, self.manifest.outputs, min(samples, high))
+        how = self.batching(min(samples, high))
         if how.whole and (samples < low or (samples > high and samples % high)):
             raise InputError(
                 f"{self.bundle.path}: output {how.whole[0]} has no batch axis: samples must fill whole batches, "
@@ -228,6 +228,10 @@ class Model:
             part = {n: np.ascontiguousarray(a[start : start + high]) for n, a in arrays.items()}
             for piece, count in how.pieces(part):
                 yield how.rows(runner.run(piece), count)
+
+    def batching(self, size: int) -> Batching:
+        """How samples are run, `size` at a time where the profiles allow it."""
+        return Batching(self.manifest.inputs, self.manifest.outputs, size, self.manifest.build.profiles)
 
     def _only_input(self) -> TensorSpec:
         specs = self.manifest.inputs

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
+from trtpipe.batching import by_profile
 from trtpipe.errors import InputError
 from trtpipe.job.sections import Build
 from trtpipe.trt.flavour import Flavour
 from trtpipe.trt.options import asked
-from trtpipe.values import DimRange, TensorSpec
+from trtpipe.values import TensorSpec
 
 if TYPE_CHECKING:
     from trtpipe.trt.types import Builder, IBuilderConfig, INetworkDefinition, IOptimizationProfile
@@ -97,28 +98,20 @@ def add_profiles(
     Raises:
         InputError: TensorRT does not accept one.
     """
-    ranges = profile_ranges(inputs, build)
     profiles = []
-    for number, dims in enumerate(ranges):
+    for number, specs in enumerate(by_profile(inputs, build.profiles) if any(s.dynamic for s in inputs) else ()):
         profile = builder.create_optimization_profile()
-        for spec in inputs:
+        for spec in specs:
             if spec.dynamic:
-                at = TensorSpec(spec.name, spec.dtype, spec.shape, dims).at
-                profile.set_shape(spec.name, at("min"), at("opt"), at("max"))
+                profile.set_shape(spec.name, spec.at("min"), spec.at("opt"), spec.at("max"))
         if config.add_optimization_profile(profile) == -1:
+            dims = {name: spec.dims[name] for spec in specs for name in spec.dynamic}
             raise InputError(
-                f"build.profiles[{number}]: {flavour.title} does not accept the profile ({dict(dims)}). "
+                f"build.profiles[{number}]: {flavour.title} does not accept the profile ({dims}). "
                 "Check its ranges against the model."
             )
         profiles.append(profile)
     return tuple(profiles)
-
-
-def profile_ranges(inputs: Sequence[TensorSpec], build: Build) -> tuple[dict[str, DimRange], ...]:
-    """The range of each dynamic dimension in each profile: `build.profiles` over the inputs' own, within which
-    `job.rules` holds them; () for static inputs."""
-    own: dict[str, DimRange] = {name: spec.dims[name] for spec in inputs for name in spec.dynamic}
-    return (tuple(own | profile for profile in build.profiles) or (own,)) if own else ()
 
 
 def _mask(enum: object, names: Sequence[str]) -> int:

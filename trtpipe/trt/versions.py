@@ -71,13 +71,14 @@ def document(measured: JsonObject) -> str:
         "here with the value given. Options not listed are honoured by every release.",
         _table(("option", *(title(*r) for r in RELEASES)), _options()),
         "TensorRT-RTX builds for the compute capabilities "
-        f"{', '.join(RTX_COMPUTE_CAPABILITIES)}; named none, for all from 8.0 on. `refit: all` and `identical` and "
-        "`strip_plan` need a GPU there, and `version_compatible` needs `exclude_lean_runtime`.",
+        f"{', '.join(RTX_COMPUTE_CAPABILITIES)}; named none, for all from 8.0 on. Every value of `refit`, "
+        "and `strip_plan`, need a GPU there, and `version_compatible` needs `exclude_lean_runtime`.",
         "### What TensorRT-RTX does with each option",
         f"TensorRT-RTX accepts every option without a word and carries out some. With {measured['tensorrt_rtx']}, each "
         f"value below was built with and without, on {len(measured['networks'])} networks "
         f"({', '.join(measured['networks'])}), by `benchmarks/rtx_options.py`, without a GPU. `plan`: the plan differs "
-        "on the networks counted; `nothing`: it does not, on any, and trtpipe refuses the value; `refused`: "
+        "on the networks counted; `nothing`: it does not, on any, and trtpipe refuses the value, unless it says what holds "
+        "anyway; `refused`: "
         "TensorRT-RTX ends with an error, and trtpipe refuses the value, or asks for a GPU, before it builds.",
         _table(("option", "effect", "networks"), _measured(measured)),
         "## How a graph is lowered",

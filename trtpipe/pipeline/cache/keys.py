@@ -282,7 +282,7 @@ def stage_keys(job: Job, ingredients: Ingredients) -> StageKeys:
     # Class folders are numbered by check.labels, or by calibration's folders.
     numbering = ("calibration data",) if job.calibration is not None and job.calibration.images is not None else ()
     checked |= computed | chosen("check data", "check source", "check labels", *numbering) | transform | data
-    baseline = {**model, **checked, "baseline": script, **chosen("torchscript")}
+    baseline = {**model, **checked, "baseline": script, **chosen("torchscript", "job build.profiles")}
     calibration = ("job calibration", "calibration data", "calibration table", "calibration source")
     calibrated = model | data | computed | chosen(*calibration)
     if job.calibration is not None and job.calibration.table is None:  # what is in INT8 is corrected

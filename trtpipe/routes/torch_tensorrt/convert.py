@@ -11,9 +11,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
 from calib.types import JsonObject
+from trtpipe.batching import by_profile
 from trtpipe.errors import BuildError, first_line
 from trtpipe.job.sections import Build
-from trtpipe.trt import config
 from trtpipe.trt.monitor import Watch
 from trtpipe.values import EXTENTS, TensorSpec
 
@@ -42,15 +42,13 @@ def trt_inputs(
     """
     import torch
 
-    ranges = config.profile_ranges(inputs, build)
     made = []
-    for spec in inputs:
+    for spec, *narrowed in zip(inputs, *by_profile(inputs, build.profiles), strict=True):
         dtype = getattr(torch, spec.dtype)
         if not spec.dynamic:
             made.append(frontend.Input(shape=spec.at("opt"), dtype=dtype))
             continue
-        at = [TensorSpec(spec.name, spec.dtype, spec.shape, dims).at for dims in ranges]
-        shapes = [{f"{w}_shape": a(w) for w in EXTENTS} for a in at]
+        shapes = [{f"{w}_shape": of.at(w) for w in EXTENTS} for of in narrowed]
         more = shapes[0] if len(shapes) == 1 and not parts else {"profiles": shapes}
         made.append(frontend.Input(dtype=dtype, **more))
     return made

@@ -1,0 +1,67 @@
+"""Samples are run in batches that one of the profiles takes, or are refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtpipe.batching import Batching, by_profile
+from trtpipe.errors import InputError
+from trtpipe.values import DimRange, TensorSpec
+
+DIMS = {"N": DimRange(1, 4, 8), "H": DimRange(1, 6, 12)}
+INPUTS = (TensorSpec("x", "float32", ("N", "H"), DIMS), TensorSpec("y", "float32", ("N", 2), {"N": DIMS["N"]}))
+ROWS = (TensorSpec("z", "float32", ("N", 3), {"N": DIMS["N"]}),)
+WHOLE = (TensorSpec("z", "float32", (3,), batch_axis=None),)
+
+
+def samples(count: int, height: int) -> dict[str, np.ndarray]:
+    """Inputs of which sample k holds k."""
+    number = np.arange(count, dtype=np.float32)[:, None]
+    return {"x": np.repeat(number, height, 1), "y": np.repeat(number, 2, 1)}
+
+
+@st.composite
+def ranges(draw: st.DrawFn, dim: str) -> DimRange:
+    whole = DIMS[dim]
+    low, high = sorted(draw(st.tuples(*[st.integers(whole.min, whole.max)] * 2)))
+    return DimRange(low, low, high)
+
+
+PROFILES = st.lists(st.fixed_dictionaries({}, optional={d: ranges(d) for d in DIMS}), max_size=3)
+
+
+@given(
+    profiles=PROFILES, count=st.integers(1, 20), height=st.integers(1, 12), size=st.integers(1, 8), whole=st.booleans()
+)
+def test_every_sample_is_run_once_in_a_batch_that_a_profile_takes(
+    profiles: list[dict[str, DimRange]], count: int, height: int, size: int, whole: bool
+) -> None:
+    how = Batching(INPUTS, WHOLE if whole else ROWS, size, profiles)
+    batch = samples(count, height)
+    takes = [
+        [n for n in range(spec.at("min")[0], spec.at("max")[0] + 1) if not whole or n == size]
+        for spec, _ in by_profile(INPUTS, profiles)
+        if spec.at("min")[1] <= height <= spec.at("max")[1]
+    ]
+    legal = {n for sizes in takes for n in sizes}
+    if not legal:
+        with pytest.raises(InputError) as caught:
+            list(how.pieces(batch))
+        of = size if whole else "1 to 8"
+        assert str(caught.value) == (
+            f"inputs: must be of sizes that a profile of build.profiles takes in batches of {of} (got samples x "
+            f"[{height}], y [2]). Change the sizes, or add a profile."
+        )
+        return
+    seen: list[float] = []
+    for piece, used in how.pieces(batch):
+        rows = len(piece["x"])
+        assert rows in legal
+        assert used == rows or used < min(legal)  # filled up only where no smaller batch can be run
+        assert (piece["x"][used:] == piece["x"][used - 1]).all()
+        seen += piece["x"][:used, 0].tolist()
+        assert len(piece["y"]) == rows
+    assert seen == list(range(count))
