@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from calib.samples import two_sizes
 from calib.types import Array
 from trtpipe.batching import Batching, joined, unranked
 from trtpipe.bundle import signing
@@ -268,15 +269,9 @@ class Model:
                     f"{where}: every value of input {name} must be finite, as in the check (got NaN or infinity in "
                     f"sample {int(bad.argmax())}). Leave it out or replace them."
                 )
-        sizes: dict[str, tuple[str, int]] = {}
-        for name, spec in specs.items():
-            for dim, size in zip(spec.shape[1:], arrays[name].shape[1:], strict=True):
-                first, held = sizes.setdefault(str(dim), (name, size))
-                if held != size:
-                    raise InputError(
-                        f"{where}: {dim} must be one size in inputs {first} and {name} (got {held} and {size}). Pad or "
-                        "cut one."
-                    )
+        named = ((n, d, g) for n, s in specs.items() for d, g in zip(s.shape[1:], arrays[n].shape[1:], strict=True))
+        if wrong := two_sizes((name, dim, size) for name, dim, size in named if isinstance(dim, str)):
+            raise InputError(f"{where}: {wrong}")
         counts = {len(a) for a in arrays.values()}
         if len(counts) != 1 or min(counts) < 1:
             raise InputError(
