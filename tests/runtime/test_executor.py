@@ -1,4 +1,4 @@
-"""What executes for a user first gives the golden outputs as closely as the check did; and what executes where."""
+"""What executes for a user first gives the golden outputs as closely as the check did."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from trtpipe.routes.onnx import to_onnx
 from trtpipe.runtime import executor
 from trtpipe.runtime.onnxruntime import OrtRunner
 from trtpipe.runtime.session import open_model
-from trtpipe.trt import driver
-from trtpipe.values import CheckReport, Control, DimRange, Engine, Metric, OnnxModel, TensorSpec
+from trtpipe.values import CheckReport, Control, DimRange, Metric, TensorSpec
 
 BATCH = {"N": DimRange(1, 4, 8)}
 
@@ -277,95 +276,6 @@ def test_the_repr_says_what_it_is(tmp_path: Path) -> None:
         assert said.startswith("<trtpipe.Model colour: graph executed by onnxruntime ")
         assert said.endswith("; image float32 [N, 3, 8, 8] -> logits float32 [N, 3]>")
     assert repr(model).startswith("<trtpipe.Model colour: closed; ")
-
-
-# --- which machine executes which engine
-
-
-def gpu(capability: str | None) -> driver.Driver:
-    if capability is None:
-        return driver.Driver(problem="no driver")
-    return driver.Driver("12.8", (driver.Gpu(0, f"GPU {capability}", capability, 80 << 30),))
-
-
-def built(target: str, capabilities: tuple[str, ...], **options: Any) -> Engine:
-    graph = OnnxModel(shipping.graph(), 18, (shipping.INPUT,), (shipping.OUTPUT,))
-    return Engine(b"plan", target, "1.7.1", capabilities, (shipping.INPUT,), (shipping.OUTPUT,), graph, options)  # type: ignore[arg-type]
-
-
-GPUS = (None, "7.5", "8.0", "8.6", "8.7", "8.9", "9.0", "10.0", "12.0", "12.1")
-
-
-@pytest.mark.parametrize("capabilities", [("8.6",), ("8.6", "8.9"), ("7.5", "12.0"), ("9.0",)])
-@pytest.mark.parametrize("here", GPUS)
-def test_an_engine_runs_on_the_gpus_it_is_for_and_its_graph_elsewhere(
-    here: str | None, capabilities: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every GPU with every choice of targets: an H100 that builds for 8.6 and 8.9 is one of them."""
-    monkeypatch.setattr(driver, "probe", lambda: gpu(here))
-    engine = built("tensorrt_rtx", capabilities)
-    runner, executed = executor.open_engine(engine)
-    assert executed == ("engine" if here in capabilities else "graph")
-    assert isinstance(runner, OrtRunner) == (executed == "graph")
-    notes = executor.graph_notes(engine, executed)
-    if here is None or executed == "engine":
-        assert notes == ()
-    else:
-        assert notes == (
-            "the graph was executed, as the engine does not run on this machine: compute capability: the engine must "
-            f"run on {', '.join(capabilities)} (got {here}, GPU {here}). Build the bundle for this device, or with "
-            "hardware compatibility.",
-        )
-
-
-@pytest.mark.parametrize("least", [None, "8.9", "12.0"])
-@pytest.mark.parametrize("here", GPUS)
-def test_a_portable_engine_runs_on_the_gpus_that_have_its_number_formats(
-    here: str | None, least: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(driver, "probe", lambda: gpu(here))
-    engine = replace(built("tensorrt_rtx", ()), minimum_compute_capability=least)
-    _, executed = executor.open_engine(engine)
-    able = here is not None and tuple(map(int, here.split("."))) >= tuple(map(int, (least or "8.0").split(".")))
-    assert executed == ("engine" if able else "graph")
-    if not able and here is not None:
-        what = "8.0 (Ampere)" if least is None else f"{least}, whose number formats it needs,"
-        assert executor.graph_notes(engine, executed)[0].startswith(
-            "the graph was executed, as the engine does not run on this machine: compute capability: the engine runs "
-            f"on {what} and later (got {here}"
-        )
-
-
-def test_where_another_gpu_of_the_machine_fits_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA_VISIBLE_DEVICES may list the GPUs already: the name that it has there is the one to set."""
-    kinds = (("H100", "9.0"), ("T4", "7.5"), ("L4", "8.9"))
-    gpus = tuple(driver.Gpu(i, name, capability, 8 << 30) for i, (name, capability) in enumerate(kinds))
-    monkeypatch.setenv(driver.VISIBLE, "5,7, GPU-3f")
-    for count, said in ((3, " Or use L4, which is here too: set CUDA_VISIBLE_DEVICES=GPU-3f."), (2, "")):
-        monkeypatch.setattr(driver, "probe", lambda count=count: driver.Driver("12.8", gpus[:count]))
-        (note,) = executor.graph_notes(built("tensorrt_rtx", ("8.6", "8.9")), "graph")
-        assert note.endswith(f"Build the bundle for this device, or with hardware compatibility.{said}")
-
-
-def test_an_engine_for_windows_is_not_executed_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "probe", lambda: gpu("8.9"))
-    engine = built("tensorrt", ("8.9",), runtime_platform="windows_amd64")
-    _, executed = executor.open_engine(engine)
-    assert executed == "graph"
-    assert "the engine must run on win32" in executor.graph_notes(engine, executed)[0]
-
-
-def test_an_engine_without_a_graph_says_why_neither_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "probe", lambda: gpu("9.0"))
-    engine = replace(built("tensorrt_rtx", ("8.9",)), graph=None)
-    with pytest.raises(trtpipe.errors.InputError) as caught:
-        executor.open_engine(engine)
-    said = str(caught.value)
-    assert said.startswith(
-        "check: a tensorrt_rtx engine of this route has no graph to execute in its place (got no engine either: "
-        "compute capability: the engine must run on 8.9 (got 9.0, GPU 9.0)."
-    )
-    assert said.endswith("Build where its GPU is, or take build.route: onnx.")
 
 
 def test_a_figure_and_the_checks_are_told_apart() -> None:

@@ -78,7 +78,8 @@ def document(measured: JsonObject) -> str:
         f"value below was built with and without, on {len(measured['networks'])} networks "
         f"({', '.join(measured['networks'])}), by `benchmarks/rtx_options.py`, without a GPU. `plan`: the plan differs "
         "on the networks counted; `nothing`: it does not, on any, and trtpipe refuses the value, unless it says what "
-        "holds anyway; `refused`: TensorRT-RTX ends with an error, and trtpipe refuses the value, or asks for a GPU, before it builds.",
+        "holds anyway; `refused`: TensorRT-RTX ends with an error, and trtpipe refuses the value, or asks for a GPU, "
+        "before it builds.",
         _table(("option", "effect", "networks"), _measured(measured)),
         "## How a graph is lowered",
         _table(("release", "typing", "ONNX", "INT8", "FP16, BF16"), _lowering()),
