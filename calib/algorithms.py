@@ -17,6 +17,13 @@ from calib.histogram import Histogram, Reals
 
 Algorithm = Literal["auto", "entropy_2", "entropy", "minmax", "percentile", "mse"]
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
+#: Which of TensorRT's own calibrators (8.6 to 10) does which algorithm; it has none for the others.
+BASES = {
+    "entropy_2": "IInt8EntropyCalibrator2",
+    "entropy": "IInt8EntropyCalibrator",
+    "minmax": "IInt8MinMaxCalibrator",
+    "percentile": "IInt8LegacyCalibrator",
+}
 
 #: TensorRT's and the slides' figures: bins of the linear histogram, and magnitudes an INT8 value can have.
 ENTROPY_BINS = 2048

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from calib.algorithms import PERCENTILE
+from calib.algorithms import BASES, PERCENTILE
 from calib.data import Source
 from calib.errors import CalibError
 from calib.files import replacing
@@ -24,14 +24,6 @@ from calib.samples import require_batch_size
 from calib.strictjson import loads
 from calib.trt_cache import read_cache
 from calib.types import Array
-
-#: Which of TensorRT's classes does which algorithm; it has none for the others of `calib.algorithms`.
-BASES = {
-    "entropy_2": "IInt8EntropyCalibrator2",
-    "entropy": "IInt8EntropyCalibrator",
-    "minmax": "IInt8MinMaxCalibrator",
-    "percentile": "IInt8LegacyCalibrator",
-}
 
 #: First word of the line that says what a cache file is for.
 _MAGIC = "calib-trt-cache-2"

@@ -7,10 +7,11 @@ import weakref
 import numpy as np
 import pytest
 
+from calib.algorithms import BASES
 from calib.data import open_source
 from calib.errors import CalibError
 from calib.samples import DataSpec, InputSpec
-from calib.trt_calibrator import BASES, make_calibrator
+from calib.trt_calibrator import make_calibrator
 
 TEXT = b"TRT-8601-EntropyCalibration2\nx: 3f800000\n"
 

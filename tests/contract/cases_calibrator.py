@@ -14,10 +14,11 @@ import tensorrt as trt
 import tensorrt_libs as stub
 from world import VERSION
 
+from calib.algorithms import BASES
 from calib.data import open_source
 from calib.errors import CalibError
 from calib.samples import DataSpec, InputSpec
-from calib.trt_calibrator import BASES, make_calibrator
+from calib.trt_calibrator import make_calibrator
 
 #: From 10 on, IInt8Calibrator is a versioned interface: four slots come before its own.
 FIRST_SLOT = 0 if VERSION < (10,) else 4

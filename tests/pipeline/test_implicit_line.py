@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import pytest
 
-from trtpipe.errors import InputError
 from trtpipe.job.job import Job
 from trtpipe.job.sections import Build, Calibration, Check, Input, ModelSource, Output, Precision
 from trtpipe.pipeline import stages as pipeline
@@ -60,9 +59,3 @@ def test_explicit_hands_over_no_samples(job, monkeypatch):
     explicit = job.model_copy(update={"build": Build(target="tensorrt")})
     route.compile_graph(explicit, None, Silent())
     assert given["calibration"] is None
-
-
-def test_a_table_is_for_explicit_quantization(job):
-    section = job.calibration.model_copy(update={"table": "calibration.json"})
-    with pytest.raises(InputError, match=r"calibration\.table: must be left out with build\.quantization implicit"):
-        pipeline.calibrate(job.model_copy(update={"calibration": section}), None, None)

@@ -188,11 +188,6 @@ IMPLICIT = {"build": {"quantization": "implicit"}, "precision": {"int8_mode": Tr
         ({**IMPLICIT, "calibration": {**CALIBRATED, "batch_size": 32}}, "10.3", "calibration.batch_size",
          "must be 8, the opt batch of the inputs, for implicit INT8 on route torch2trt, which calibrates with the "
          "engine's own profile (got 32). Set it to 8."),
-        ({**IMPLICIT, "calibration": {**CALIBRATED, "algorithm": "mse"}}, "10.3", "calibration.algorithm",
-         "must be one of entropy_2, entropy, minmax, percentile, which TensorRT has (got mse). Use build.quantization "
-         "explicit."),
-        ({**IMPLICIT, "calibration": {"table": "c.json"}}, "10.3", "calibration.table",
-         "must be samples with build.quantization implicit, where TensorRT calibrates by itself (got "),
         ({"build": {"default_device_type": "dla"}, "precision": {"fp16_mode": True}}, "10.3",
          "build.default_device_type",
          "must be gpu for dynamic shapes on route torch2trt (got dla). Declare numbers in inputs.*.shape."),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 
+from calib.algorithms import BASES
 from calib.samples import ARRAY_SUFFIXES, SOURCES
 from trtpipe.job.broken import (
     IMAGE_DTYPES,
@@ -21,6 +22,7 @@ from trtpipe.job.broken import (
 from trtpipe.job.sections import (
     BUILT_IN_METRICS,
     SHARES,
+    Build,
     Calibration,
     Check,
     Data,
@@ -38,6 +40,18 @@ def calibrated(precision: Precision, calibration: Calibration | None, model: Mod
     if precision.calibrated and calibration is None and not own:
         hint = "Add calibration.images, or calibration.table."
         yield Broken(("calibration",), f"be given when precision.{precision.quantizing_key} is true", "none", hint)
+
+
+def calibrated_by_tensorrt(build: Build, calibration: Calibration | None) -> Iterator[Broken]:
+    """With implicit quantization TensorRT's own calibrators find the ranges, from samples."""
+    if calibration is None or build.quantization != "implicit":
+        return
+    if calibration.table is not None:
+        must = "be left out with build.quantization implicit, where TensorRT calibrates by itself"
+        yield Broken(("calibration", "table"), must, calibration.table, "Give samples, or use explicit.")
+    if calibration.algorithm not in ("auto", *BASES):
+        must = f"be one of {', '.join(BASES)} with build.quantization implicit, as TensorRT has no other"
+        yield Broken(("calibration", "algorithm"), must, calibration.algorithm, "Use explicit.")
 
 
 def calibration_section(calibration: Calibration | None) -> Iterator[Broken]:

@@ -15,7 +15,7 @@ Schema = JsonObject
 _HEAD = """\
 # The job file
 
-<!-- Made by `make schema` from the models in trtpipe/job/sections.py; edit those. -->
+<!-- Made by `make schema` from the models in trtpipe/job/sections.py and build_options.py, and by json_schema.py. -->
 
 A job is one YAML file. `trtpipe validate job.yaml` says what is wrong with one, with its line: all
 that shows without running code of yours; `--deep` runs the model too, and finds globs that match nothing, for one.
@@ -26,9 +26,10 @@ that shows without running code of yours; `--deep` runs the model too, and finds
 ```
 
 - Paths are relative to the folder of the job file.
-- Scalars are those of YAML 1.2: only `true` and `false` are booleans, and nothing is converted, so `"1"` is text.
+- Scalars are those of YAML 1.2: only `true` and `false` (and `True`, `TRUE`, ...) are booleans, and nothing is
+  converted, so `"1"` is text.
 - An unknown key, a key given twice, an anchor, an alias or a tag is an error.
-- `--set section.key=value` overrides any key from the command line; the value is YAML.
+- `--set section.key=value` overrides any key but `matrix` from the command line; the value is YAML.
 - A callable is `package.module:name`, looked for in the folder of the job file first.
 """
 

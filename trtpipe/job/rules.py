@@ -21,7 +21,14 @@ from trtpipe.job.broken import (
     normalization,
     suffixed,
 )
-from trtpipe.job.data_rules import calibrated, calibration_fits, calibration_section, check_fits, check_section
+from trtpipe.job.data_rules import (
+    calibrated,
+    calibrated_by_tensorrt,
+    calibration_fits,
+    calibration_section,
+    check_fits,
+    check_section,
+)
 from trtpipe.job.sections import Build, Check, Input, ModelSource, Output, Precision
 from trtpipe.job.yamlfile import KeyPath
 
@@ -281,6 +288,7 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Broken]]], ...] = (
     (("build", "inputs", "outputs"), _formats_of),
     (("precision", "build", "check"), _measured_by_module),
     (("precision", "calibration", "model"), calibrated),
+    (("build", "calibration"), calibrated_by_tensorrt),
     (("calibration",), calibration_section),
     (("calibration", "inputs"), calibration_fits),
     (("check",), check_section),

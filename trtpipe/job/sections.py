@@ -295,7 +295,7 @@ class Precision(Section):
     )
     nvfp4_mode: bool = Field(default=False, description="quantize linears to NVFP4, their activations as they come")
     weights: Literal["int4", "nvfp4"] | None = Field(
-        default=None, description="4 bits for the weights of linears alone, in blocks of 128 (int4) or 16 (nvfp4)"
+        default=None, description="4 bits for the weights of linears alone, in blocks of 128 or 64 (int4), 16 (nvfp4)"
     )
     formats: dict[str, NumberFormatName] = Field(
         default_factory=dict,

@@ -11,7 +11,6 @@ from calib.samples import unread
 from calib.table import CalibrationTable, given_table
 from calib.types import Array
 from trtpipe.batching import Batching
-from trtpipe.errors import InputError
 from trtpipe.evaluation.check import CheckData, Damaged, Runner, check_engine
 from trtpipe.evaluation.control import damaged_copy
 from trtpipe.evaluation.corners import with_corners
@@ -57,9 +56,6 @@ def calibrate(job: Job, prepared: PreparedJob, stages: Stages) -> CalibrationTab
 
     Without a calibration section it is that of the file's own scales. None when nothing is quantized, or TensorRT is to
     calibrate by itself (build.quantization: implicit).
-
-    Raises:
-        InputError: a table is named where TensorRT is to calibrate.
     """
     data = job.calibration
     if not job.precision.calibrated:
@@ -67,11 +63,6 @@ def calibrate(job: Job, prepared: PreparedJob, stages: Stages) -> CalibrationTab
     if data is None:
         return own_table(prepared)
     if job.build.quantization == "implicit":
-        if data.table is not None:
-            raise InputError(
-                "calibration.table: must be left out with build.quantization implicit, where TensorRT names tensors "
-                f"(got {data.table}). Give samples, or use explicit."
-            )
         return None
     return prepared.results.on_disk("calibration", TABLE, lambda: calibration_table(job, data, prepared, stages))
 

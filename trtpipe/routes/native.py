@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from calib.trt_calibrator import BASES
 from trtpipe.errors import InputError
 from trtpipe.job.job import Job
 from trtpipe.model.data import open_calibration
@@ -19,18 +18,13 @@ def native_calibration(job: Job, made_from: Mapping[str, str]) -> NativeCalibrat
         made_from: what else the ranges depend on, by name: the cache is not used for anything else.
 
     Raises:
-        InputError: the job has none, or names an algorithm that TensorRT does not have.
+        InputError: the job has none.
     """
     data = job.calibration
-    if data is None or data.table is not None:
+    if data is None:
         raise InputError(
-            "calibration: must give samples for build.quantization implicit (got "
-            f"{'none' if data is None else 'a table'}). Add calibration.images, or use explicit."
-        )
-    if data.algorithm not in ("auto", *BASES):
-        raise InputError(
-            f"calibration.algorithm: must be one of {', '.join(BASES)} for build.quantization implicit (got "
-            f"{data.algorithm}). Use explicit, where trtpipe calibrates."
+            "calibration: must give samples for build.quantization implicit (got none). Add calibration.images, or use "
+            "explicit."
         )
     return NativeCalibration(
         source=open_calibration(job),

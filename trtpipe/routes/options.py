@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from calib.trt_calibrator import BASES
 from calib.types import JsonObject
 from trtpipe.job.job import Job
 from trtpipe.job.sections import Build, Precision
@@ -361,22 +360,10 @@ def _explicit(job: Job) -> Iterator[tuple[str, str]]:
 
 
 def _calibrated(job: Job) -> Iterator[tuple[str, str]]:
-    """What TensorRT's own calibration cannot do."""
+    """What TensorRT's own calibration under torch2trt cannot do."""
     data = job.calibration
     if data is None:
         return
-    if data.table is not None:
-        yield (
-            "calibration.table",
-            f"must be samples with build.quantization implicit, where TensorRT calibrates by itself (got "
-            f"{data.table}). Use explicit, or give calibration.images.",
-        )
-    if data.algorithm not in ("auto", *BASES):
-        yield (
-            "calibration.algorithm",
-            f"must be one of {', '.join(BASES)}, which TensorRT has (got {data.algorithm}). Use build.quantization "
-            "explicit.",
-        )
     first = next(iter(job.inputs.values()))
     batch = first.shape[0]
     size = batch if isinstance(batch, int) else first.dims[batch].opt

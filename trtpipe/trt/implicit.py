@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from calib import trt_calibrator
-from calib.algorithms import PERCENTILE
+from calib.algorithms import BASES, PERCENTILE
 from calib.trt_calibrator import NativeCalibrator
 from trtpipe.errors import BuildError, InputError
 from trtpipe.trt.flavour import Flavour
@@ -45,7 +45,7 @@ def make_calibrator(flavour: Flavour, calibration: NativeCalibration | None) -> 
         InputError: without either; TensorRT would quantize to INT8 with ranges that were never measured.
     """
     if calibration is not None and calibration.cache is not None:
-        base = getattr(flavour.module, trt_calibrator.BASES[calibration.algorithm])
+        base = getattr(flavour.module, BASES[calibration.algorithm])
         return _cached(base, calibration.cache, calibration.batch_size)
     if calibration is None or calibration.source is None:
         raise InputError(

@@ -74,9 +74,9 @@ def document(measured: JsonObject) -> str:
         f"{', '.join(RTX_COMPUTE_CAPABILITIES)}; named none, for all from 8.0 on. Every value of `refit`, "
         "and `strip_plan`, need a GPU there, and `version_compatible` needs `exclude_lean_runtime`.",
         "### What TensorRT-RTX does with each option",
-        f"TensorRT-RTX accepts every option without a word and carries out some. With {measured['tensorrt_rtx']}, each "
-        f"value below was built with and without, on {len(measured['networks'])} networks "
-        f"({', '.join(measured['networks'])}), by `benchmarks/rtx_options.py`, without a GPU. `plan`: the plan differs "
+        "TensorRT-RTX accepts nearly every option without a word and carries out some. With "
+        f"{measured['tensorrt_rtx']}, each value below was built with and without, on {len(measured['networks'])} "
+        f"networks ({', '.join(measured['networks'])}), by `benchmarks/rtx_options.py`, without a GPU. `plan`: the plan differs "
         "on the networks counted; `nothing`: it does not, on any, and trtpipe refuses the value, unless it says what "
         "holds anyway; `refused`: TensorRT-RTX ends with an error, and trtpipe refuses the value, or asks for a GPU, "
         "before it builds.",
