@@ -11,7 +11,7 @@ from trtpipe.cli.main import main
 from trtpipe.job.sections import Build
 from trtpipe.pipeline import kit as kits
 from trtpipe.pipeline import refit as line
-from trtpipe.values import Engine, OnnxModel, TensorSpec
+from trtpipe.values import Engine, LayerPrecision, OnnxModel, TensorSpec
 
 GRAPH = OnnxModel(shipping.graph(), 18, (shipping.INPUT,), (shipping.OUTPUT,))
 PLAN = b"ftrt" + bytes(20) + bytes((10, 3, 0)) + bytes(10)
@@ -91,6 +91,16 @@ def test_what_does_not_fit_is_refused(tmp_path, here, capsys, ours, theirs, mess
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
     assert here == []
+
+
+def test_reasons_and_lines_of_code_may_be_others(tmp_path, here):
+    """Other weights have other figures in the reasons, and code above a layer grows."""
+    layers = [
+        (LayerPrecision("stem", "conv2d", "int8", reason, line),) for reason, line in (("a", "n.py:4"), ("b", "n.py:9"))
+    ]
+    bundle(tmp_path / "a", layers=layers[0])
+    kit(tmp_path / "k", layers=layers[1])
+    assert run(tmp_path, "-q") == 0
 
 
 def test_weights_are_a_kit_and_the_engine_one_of_a_bundle(tmp_path, here, capsys):

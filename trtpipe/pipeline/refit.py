@@ -74,12 +74,17 @@ def mismatches(bundle: Manifest, kit: Manifest) -> tuple[str, ...]:
     for what, old, new in (
         ("inputs", bundle.inputs, kit.inputs),
         ("outputs", bundle.outputs, kit.outputs),
-        ("the precision of every operation", bundle.layers, kit.layers),
+        ("the precision of every operation", _precisions(bundle), _precisions(kit)),
         ("the build section", bundle.build, kit.build),
     ):
         if old != new:
             problems.append(f"{what} must be the bundle's (got others). Prepare it from the bundle's job.")
     return tuple(problems)
+
+
+def _precisions(manifest: Manifest) -> list[tuple[str, str, str]]:
+    """The operations and their precisions: reasons hold figures of the weights, and lines of code may have moved."""
+    return [(layer.module, layer.op, layer.precision) for layer in manifest.layers]
 
 
 def _engine(before: Bundle, graph: OnnxModel) -> Engine:

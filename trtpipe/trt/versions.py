@@ -76,10 +76,10 @@ def document(measured: JsonObject) -> str:
         "### What TensorRT-RTX does with each option",
         "TensorRT-RTX accepts nearly every option without a word and carries out some. With "
         f"{measured['tensorrt_rtx']}, each value below was built with and without, on {len(measured['networks'])} "
-        f"networks ({', '.join(measured['networks'])}), by `benchmarks/rtx_options.py`, without a GPU. `plan`: the plan differs "
-        "on the networks counted; `nothing`: it does not, on any, and trtpipe refuses the value, unless it says what "
-        "holds anyway; `refused`: TensorRT-RTX ends with an error, and trtpipe refuses the value, or asks for a GPU, "
-        "before it builds.",
+        f"networks ({', '.join(measured['networks'])}), by `benchmarks/rtx_options.py`, without a GPU. `plan`: the "
+        "plan differs on the networks counted; `nothing`: it does not, on any, and trtpipe refuses the value, unless "
+        "it says what holds anyway; `refused`: TensorRT-RTX ends with an error, and trtpipe refuses the value, or asks "
+        "for a GPU, before it builds.",
         _table(("option", "effect", "networks"), _measured(measured)),
         "## How a graph is lowered",
         _table(("release", "typing", "ONNX", "INT8", "FP16, BF16"), _lowering()),
