@@ -256,6 +256,54 @@ def test_what_is_another_thing(line: str) -> None:
     assert ways(ast.parse(line)) == set()
 
 
+#: Functions whose result is kept until the process ends, and why nothing that it depends on changes before.
+REMEMBERED = {
+    "calib.algorithms._runs": "arithmetic of its arguments",
+    "calib.histogram.edges": "constants",
+    "calib.kernel._helpers": "threads, which the process has for all counting",
+    "calib.kernel._openmp_team": "the OpenMP library that the process has loaded",
+    "calib.observers._device_kernel": "whether Triton can be imported",
+    "calib.observers._warn_slower": "nothing is returned: one message a process",
+    "trtpipe.packages._unimportable": "a package that was imported once; where it is looked for is an argument",
+    "trtpipe.routes.torch_tensorrt.converters.register_converters": "Torch-TensorRT's registry, which is the process's",
+}
+
+
+def remembered(module: ast.Module) -> set[str]:
+    """The functions and methods of a module whose results are kept, and names that it gives to such functions."""
+    found = set()
+    bodies = (n.body for n in ast.walk(resolved(module)) if isinstance(n, ast.Module | ast.ClassDef))
+    for node in (node for body in bodies for node in body):
+        makers: list[ast.expr] = node.decorator_list if isinstance(node, ast.FunctionDef) else []
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Call):
+            makers = [node.value]
+        if any(re.match(r"functools\.(lru_)?cache\b", ast.unparse(maker)) for maker in makers):
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
+            found |= {getattr(target, "name", "") or ast.unparse(target) for target in targets}
+    return found
+
+
+def test_a_result_that_is_kept_depends_on_nothing_that_changes(tree: Tree) -> None:
+    found = {f"{name}.{function}" for name, module in tree.modules.items() for function in remembered(module)}
+    assert found == set(REMEMBERED), (
+        "a job, a file or a machine may change: keep the result in a value that is passed on"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("@functools.cache\ndef drivers(): ...", {"drivers"}),
+        ("from functools import lru_cache\n@lru_cache(maxsize=None)\ndef digest(path): ...", {"digest"}),
+        ("from functools import cache as once\nclass Machine:\n    @once\n    def gpus(self): ...", {"gpus"}),
+        ("read = functools.lru_cache(4)(read_job)", {"read"}),
+        ("def f(job):\n    once = functools.cache(partial(plan, job))\n    return once()", set()),
+    ],
+)
+def test_a_result_that_is_kept_is_found(line: str, names: set[str]) -> None:
+    assert remembered(ast.parse(line)) == names
+
+
 #: Names of modules that say nothing of what is in them.
 SAYING_NOTHING = re.compile(r"(^|_)(utils?|utilities|helpers?|managers?|base|common|misc|stuff|tools)$")
 
