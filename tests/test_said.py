@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from source_tree import resolved
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted([*(ROOT / "trtpipe").rglob("*.py"), *(ROOT / "calib").rglob("*.py")])
@@ -171,25 +172,42 @@ def test_a_docstring_that_leaves_them_out_is_found(array: str) -> None:
 
 #: What a message begins with, a place, and ends with, a sentence; `{}` is what is filled in.
 OF_A_PLACE = re.compile(r"(\{\}|[^ ]+( [^:]{0,60})?: )")
+#: Errors that no place is to blame for: the user ended the command.
+INTERRUPTIONS = {"Cancelled", "CalibCancelled"}
+#: What begins without a place because Python's own error, which it is made from, has none.
+PLACELESS = ("out of memory. ", "a path must not hold a NUL character ")
 
 
-def formless(module: ast.Module) -> Iterator[tuple[int, str]]:
-    """The texts that user errors are raised with that name no place, or do not end as a sentence does."""
-    for node in ast.walk(module):
-        if not isinstance(node, ast.Raise) or not isinstance(node.exc, ast.Call) or not node.exc.args:
-            continue
-        if re.search(r"(^|\.)(Input|Missing|Build|Calib)Error$", ast.unparse(node.exc.func)):
-            first = node.exc.args[0]
+def user_errors(modules: Sequence[ast.Module]) -> set[str]:
+    """The names of the classes of errors that a user is shown: ours, and what is derived from them in any module."""
+    bases = {
+        node.name: {ast.unparse(base).rpartition(".")[2] for base in node.bases}
+        for module in modules
+        for node in ast.walk(resolved(module))
+        if isinstance(node, ast.ClassDef)
+    }
+    found = {"TrtpipeError", "CalibError"}
+    while more := {name for name, of in bases.items() if of & found} - found - INTERRUPTIONS:
+        found |= more
+    return found
+
+
+def formless(module: ast.Module, errors: set[str]) -> Iterator[tuple[int, str]]:
+    """The texts that user errors are made with that name no place, or do not end as a sentence does."""
+    for node in ast.walk(resolved(module)):
+        if isinstance(node, ast.Call) and node.args and ast.unparse(node.func).rpartition(".")[2] in errors:
+            first = node.args[0]
             pieces = first.values if isinstance(first, ast.JoinedStr) else [first]
             text = "".join("{}" if isinstance(p, ast.FormattedValue) else "".join(parts(p)) for p in pieces)
-            if text and not (OF_A_PLACE.match(text) and re.search(r"[.?}]$", text.rstrip())):
+            begun = OF_A_PLACE.match(text) or text.startswith(PLACELESS)
+            if text and not (begun and re.search(r"[.?}]$", text.rstrip())):
                 yield node.lineno, text
 
 
 def test_every_error_names_a_place_and_is_a_sentence() -> None:
-    found = [
-        f"{p.relative_to(ROOT)}:{line}: {text}" for p in SOURCES for line, text in formless(ast.parse(p.read_bytes()))
-    ]
+    modules = {path.relative_to(ROOT): ast.parse(path.read_bytes()) for path in SOURCES}
+    errors = user_errors(list(modules.values()))
+    found = [f"{p}:{line}: {text}" for p, module in modules.items() for line, text in formless(module, errors)]
     assert found == [], "<where>: <what must hold> (got <value>). <next step>"
 
 
@@ -198,6 +216,10 @@ def test_every_error_names_a_place_and_is_a_sentence() -> None:
     [
         ('raise InputError(f"bad image mode {mode}")', ["bad image mode {}"]),
         ('raise CalibError("data: there is no sample")', ["data: there is no sample"]),
+        ('raise TrtpipeError("bad image mode")', ["bad image mode"]),
+        ('class Gone(BuildError): ...\nclass Lost(Gone): ...\nraise Lost("bad image mode")', ["bad image mode"]),
+        ('from trtpipe.errors import InputError as E\nraise E("bad image mode")', ["bad image mode"]),
+        ('error = errors.InputError("bad image mode")\nraise error', ["bad image mode"]),
         ('raise errors.InputError(f"{path}: holds no image ({x}). Check the path.")', []),
         ('raise InputError("build.profiles: must be empty (got 2). Leave it out.")', []),
         ('raise ValueError("bad mode")', []),
@@ -205,7 +227,9 @@ def test_every_error_names_a_place_and_is_a_sentence() -> None:
     ],
 )
 def test_a_message_of_another_form_is_found(line: str, found: list[str]) -> None:
-    assert [text for _, text in formless(ast.parse(line))] == found
+    errors = [ast.parse(path.read_bytes()) for path in (ROOT / "trtpipe" / "errors.py", ROOT / "calib" / "errors.py")]
+    module = ast.parse(line)
+    assert [text for _, text in formless(module, user_errors([*errors, module]))] == found
 
 
 #: What has a unit, and the units.
