@@ -129,6 +129,7 @@ def test_no_file_is_unpickled(tree: Tree) -> None:
         "import numpy as np\nnp.load(p, None, True)",
         "from numpy.lib.format import read_array\nread_array(stream, trusted)",
         "import numpy\nnumpy.load(p, **options)",
+        "import numpy as np\nread = np.load\nread(p, None, True)",
         "torch.load(p, weights_only=own)",
         "torch.load(p, weights_only=False)",
         "from torch import load as weights\nweights(p)",

@@ -76,8 +76,6 @@ def ways(module: ast.Module) -> frozenset[str]:
         read = name.endswith("validate_json") and not re.fullmatch(r"json\.dumps\(.*\)", ast.unparse(call.args[0]))
         if name in ("json.loads", "json.load") or read:
             found.add("reads JSON that anyone may have written")
-        if name.endswith("__setattr__") and id(call) not in making:
-            found.add("changes a frozen value")
         if name == "json.dumps" and any(k.arg == "default" for k in call.keywords):
             found.add("writes any object as JSON")
     documented = {id(n.value) for n in ast.walk(module) if isinstance(n, ast.Expr)}
@@ -95,14 +93,17 @@ def ways(module: ast.Module) -> frozenset[str]:
             found.add("tells a class by its name")
         elif "__del__" in (getattr(node, "name", ""), getattr(node, "id", "")):
             found.add("closes in __del__")
+        elif isinstance(node, ast.Attribute) and node.attr == "__setattr__" and id(node) not in making:
+            found.add("changes a frozen value")
         elif isinstance(node, ast.Assert) and node.msg is not None:
             found.add("asserts what a user gave")
         elif isinstance(node, ast.Global):
             found.add("keeps state in a module")
         elif any(is_any(annotation) and is_missing(value) for annotation, value in with_values(node)):
             found.add("has Any for a missing part")
-    classes = (node.body for node in ast.walk(module) if isinstance(node, ast.ClassDef))
-    if any(map(holds_state, [*module.body, *(n for body in classes for n in body if is_shared(n))])):
+    classes = (node for node in ast.walk(module) if isinstance(node, ast.ClassDef))
+    shared = (n for node in classes for n in executed_once(node) if is_shared(n))
+    if any(map(holds_state, (*executed_once(module), *shared))):
         found.add("keeps state in a module")
     return frozenset(found)
 
@@ -116,7 +117,7 @@ def takes_first_line(node: ast.AST) -> bool:
 
 
 #: A command of pip, however it is begun.
-OF_PIP = re.compile(r"\bpip3? (install|uninstall|download|wheel)\b|(^|-m )pip3? ")
+OF_PIP = re.compile(r"\bpip3? (install|uninstall|download|wheel)\b|-m pip3?\b|^pip3? \{\}")
 
 
 def in_words(node: ast.List | ast.Tuple | ast.Call) -> str:
@@ -172,7 +173,15 @@ _TO_BE_FILLED = re.compile(
 )
 
 
-def holds_state(node: ast.stmt) -> bool:
+def executed_once(node: ast.AST) -> Iterator[ast.AST]:
+    """What is executed as a module or class is made: nothing of the functions and classes in it."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            yield child
+            yield from executed_once(child)
+
+
+def holds_state(node: ast.AST) -> bool:
     """Whether a statement of a module or class makes a container to be filled, which is no constant by its type."""
     if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
         return False
@@ -181,7 +190,7 @@ def holds_state(node: ast.stmt) -> bool:
     return _TO_BE_FILLED.fullmatch(ast.unparse(node.value)) is not None
 
 
-def is_shared(node: ast.stmt) -> bool:
+def is_shared(node: ast.AST) -> bool:
     """Whether a statement of a class gives a value to the class, and none to each of what it makes."""
     return isinstance(node, ast.Assign) or (isinstance(node, ast.AnnAssign) and "ClassVar[" in ast.unparse(node))
 
@@ -223,7 +232,9 @@ def test_each_has_its_place(tree: Tree, way: str) -> None:
         ("_SEEN: set[str] = set()", "keeps state in a module"),
         ("from collections import deque\n_LAST: deque[str] = deque(maxlen=9)", "keeps state in a module"),
         ("class K:\n    seen: ClassVar[dict[str, int]] = {}", "keeps state in a module"),
+        ("if sys.platform == 'linux':\n    _SEEN = []", "keeps state in a module"),
         ("object.__setattr__(report, 'passed', True)", "changes a frozen value"),
+        ("put = object.__setattr__", "changes a frozen value"),
         ("subprocess.run(['pip', 'install', 'torch'])", "names a command of pip"),
         ("HOW = [sys.executable, '-m', 'pip', 'install', name]", "names a command of pip"),
         ("subprocess.run([sys.executable, '-m', 'pip', *more])", "names a command of pip"),
@@ -249,7 +260,7 @@ def test_another_place_is_found(line: str, way: str) -> None:
      "digest.update(data)", "'a name with type(x).__name__'", "'DataDependent' in type(error).__name__",
      "return_type = f'{type(x).__name__} of {n}'", "assert x is not None", "RTX_SEEN: Mapping[str, int] = {}",
      "class K:\n    def __post_init__(self):\n        object.__setattr__(self, 'low', 0)", "{'pip': 1}",
-     "f('pipes', 'pip')", "def f(x: Any, kind: str | None = None): ...",
+     "why = 'pip is not there'", "f('pipes', 'pip')", "def f(x: Any, kind: str | None = None): ...",
      "def f(self):\n    super().__enter__()", "class K:\n    data: Any", '"""pip install it."""'],
 )  # fmt: skip
 def test_what_is_another_thing(line: str) -> None:

@@ -178,6 +178,11 @@ def resolved(module: ast.Module) -> ast.Module:
             known.update({a.asname: a.name for a in node.names if a.asname})
         elif isinstance(node, ast.ImportFrom):
             known.update({a.asname or a.name: f"{node.module}.{a.name}" for a in node.names})
+    for node in module.body:  # what was imported, under one more name
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            first, dot, rest = ast.unparse(node.value).partition(".")
+            if isinstance(node.value, ast.Name | ast.Attribute) and (dot or first in known):
+                known[node.targets[0].id] = known.get(first, first) + dot + rest
     return _Resolving(known).visit(copy.deepcopy(module))
 
 
