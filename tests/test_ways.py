@@ -103,7 +103,7 @@ def ways(module: ast.Module) -> frozenset[str]:
             found.add("has Any for a missing part")
     classes = (node for node in ast.walk(module) if isinstance(node, ast.ClassDef))
     shared = (n for node in classes for n in executed_once(node) if is_shared(n))
-    if any(map(holds_state, (*executed_once(module), *shared))):
+    if any(map(holds_state, (*executed_once(module), *shared))) or any(filled(module)):
         found.add("keeps state in a module")
     return frozenset(found)
 
@@ -190,6 +190,24 @@ def holds_state(node: ast.AST) -> bool:
     return _TO_BE_FILLED.fullmatch(ast.unparse(node.value)) is not None
 
 
+#: Methods that change what they are called on.
+_FILLING = ("append", "add", "update", "setdefault", "pop", "popitem", "clear", "extend", "insert", "remove", "discard")
+
+
+def filled(module: ast.Module) -> Iterator[str]:
+    """The values with a name in a module that its functions change, whatever they begin as."""
+    given = {n.id for n in executed_once(module) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    for function in (node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)):
+        parts = list(ast.walk(function))
+        own = {n.id for n in parts if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        own |= {n.arg for n in parts if isinstance(n, ast.arg)}
+        changed = [n.value for n in parts if isinstance(getattr(n, "ctx", None), ast.Store | ast.Del)
+                   and isinstance(n, ast.Subscript | ast.Attribute)]  # fmt: skip
+        changed += [n.func.value for n in parts if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
+                    and n.func.attr in _FILLING]  # fmt: skip
+        yield from (n.id for n in changed if isinstance(n, ast.Name) and n.id in given - own)
+
+
 def is_shared(node: ast.AST) -> bool:
     """Whether a statement of a class gives a value to the class, and none to each of what it makes."""
     return isinstance(node, ast.Assign) or (isinstance(node, ast.AnnAssign) and "ClassVar[" in ast.unparse(node))
@@ -232,6 +250,8 @@ def test_each_has_its_place(tree: Tree, way: str) -> None:
         ("_SEEN: set[str] = set()", "keeps state in a module"),
         ("from collections import deque\n_LAST: deque[str] = deque(maxlen=9)", "keeps state in a module"),
         ("class K:\n    seen: ClassVar[dict[str, int]] = {}", "keeps state in a module"),
+        ("_LAST = [None]\ndef f(job):\n    _LAST[0] = job", "keeps state in a module"),
+        ("_SEEN = dict(zip(A, B))\ndef f(job):\n    _SEEN.setdefault(job, 0)", "keeps state in a module"),
         ("if sys.platform == 'linux':\n    _SEEN = []", "keeps state in a module"),
         ("object.__setattr__(report, 'passed', True)", "changes a frozen value"),
         ("put = object.__setattr__", "changes a frozen value"),
@@ -260,6 +280,7 @@ def test_another_place_is_found(line: str, way: str) -> None:
      "digest.update(data)", "'a name with type(x).__name__'", "'DataDependent' in type(error).__name__",
      "return_type = f'{type(x).__name__} of {n}'", "assert x is not None", "RTX_SEEN: Mapping[str, int] = {}",
      "class K:\n    def __post_init__(self):\n        object.__setattr__(self, 'low', 0)", "{'pip': 1}",
+     "A = [1]\ndef f(A):\n    A.append(2)", "A = [1]\nA.append(2)",
      "why = 'pip is not there'", "f('pipes', 'pip')", "def f(x: Any, kind: str | None = None): ...",
      "def f(self):\n    super().__enter__()", "class K:\n    data: Any", '"""pip install it."""'],
 )  # fmt: skip
