@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from source_tree import ROOT, Tree
+from source_tree import ROOT, Tree, resolved
 
 #: The only places that may import a module, as the beginning of a path below the root. Converters of Torch-TensorRT
 #: take the module that it has put under the name tensorrt.
@@ -87,17 +87,69 @@ def test_only_some_may_import(tree: Tree, name: str) -> None:
     assert strangers == set(), f"{who} may import {name}"
 
 
+#: The arguments that say whether the code in a file is run, and the value by which it is not.
+SAFE = {"allow_pickle": "False", "weights_only": "True"}
+#: Where `allow_pickle` stands without its name.
+POSITIONS = {"numpy.load": 2, "numpy.lib.format.read_array": 1}
+#: What of PyYAML makes any object that a text asks for.
+OF_ANY_OBJECT = re.compile(r"yaml\.(((unsafe|full)_)?load(_all)?|C?(Unsafe|Full)?Loader)")
+
+
 def unpickled(module: ast.Module) -> list[str]:
-    """Arguments by which NumPy and PyTorch run what a file holds."""
-    given = [f"{k.arg}={ast.unparse(k.value)}" for n in ast.walk(module) if isinstance(n, ast.Call) for k in n.keywords]
-    return [argument for argument in given if re.match(r"(allow_pickle=(?!False)|weights_only=(?!True))", argument)]
+    """Calls that run, or may run, what a file holds."""
+    return [
+        ast.unparse(node)
+        for node in ast.walk(resolved(module))
+        if (isinstance(node, ast.Call) and runs_what_it_reads(node))
+        or (isinstance(node, ast.Attribute) and OF_ANY_OBJECT.fullmatch(ast.unparse(node)))
+    ]
+
+
+def runs_what_it_reads(call: ast.Call) -> bool:
+    """Whether a call leaves it to a file, or to a value, whether the code in it is run."""
+    function = ast.unparse(call.func)
+    given = {k.arg: ast.unparse(k.value) for k in call.keywords}
+    if function in POSITIONS and len(call.args) > POSITIONS[function]:
+        given["allow_pickle"] = ast.unparse(call.args[POSITIONS[function]])
+    if function == "torch.load":  # its default is another before PyTorch 2.6
+        given.setdefault("weights_only", "")
+    hidden = None in given and function in (*POSITIONS, "torch.load")  # **options
+    return hidden or any(given.get(name, safe) != safe for name, safe in SAFE.items())
 
 
 def test_no_file_is_unpickled(tree: Tree) -> None:
-    found = {name: arguments for name, module in tree.modules.items() if (arguments := unpickled(module))}
+    found = {name: calls for name, module in tree.modules.items() if (calls := unpickled(module))}
     assert found == {}, "whoever wrote the file would run code here"
-    assert unpickled(ast.parse("np.load(p, allow_pickle=True)")) == ["allow_pickle=True"]
-    assert unpickled(ast.parse("torch.load(p, weights_only=own)")) == ["weights_only=own"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "np.load(p, allow_pickle=True)",
+        "import numpy as np\nnp.load(p, None, True)",
+        "from numpy.lib.format import read_array\nread_array(stream, trusted)",
+        "import numpy\nnumpy.load(p, **options)",
+        "import numpy as np\nread = np.load\nread(p, None, True)",
+        "torch.load(p, weights_only=own)",
+        "torch.load(p, weights_only=False)",
+        "from torch import load as weights\nweights(p)",
+        "yaml.unsafe_load(text)",
+        "from yaml import full_load_all\nfull_load_all(text)",
+        "yaml.load(text, Loader=yaml.SafeLoader)",
+        "from yaml import CLoader\nyaml.parse(text, CLoader)",
+    ],
+)
+def test_what_unpickles_is_found(line: str) -> None:
+    assert unpickled(ast.parse(line))
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["np.load(p, 'r')", "np.load(p, None, False)", "torch.load(p, map_location='cpu', weights_only=True)",
+     "yaml.safe_load(text)", "json.load(stream, **options)"],
+)  # fmt: skip
+def test_what_unpickles_nothing(line: str) -> None:
+    assert not unpickled(ast.parse(f"import numpy as np\n{line}"))
 
 
 def test_imports_are_absolute(tree: Tree) -> None:

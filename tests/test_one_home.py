@@ -15,6 +15,10 @@ ROOT = Path(__file__).resolve().parent.parent
 #: What makes a fact of them: members of a set (two of a type, or of what something is looked for in), words of a
 #: sentence, characters of a pattern or of a text with a name, statements and calls of a function.
 MEMBERS, WORDS, CHARACTERS, NAMED_CHARACTERS, STEPS = 3, 5, 12, 8, 6
+#: Values by default that are no fact.
+SAYING_NOTHING = ("None", "True", "False", "...", "''", "b''", "0", "1", "0.0", "1.0", "-1")
+#: The same value by default in two modules, and no fact that they share: each network of the examples has its width.
+COINCIDENCES = {"default: width = 16"}
 #: What is called as a file of ours is, and is something else: a key of the job, a file of Triton's, a template.
 OTHERS = {
     ("model.onnx", "trtpipe/pipeline/cache/keys.py"),
@@ -70,10 +74,15 @@ def body(function: ast.FunctionDef) -> str:
     return ast.unparse(tree)
 
 
+def is_arithmetic(value: ast.expr) -> bool:
+    """Whether an expression is made of constants that are no text."""
+    parts = ast.BinOp | ast.UnaryOp | ast.operator | ast.unaryop | ast.Constant
+    return not skeleton(value) and all(isinstance(n, parts) for n in ast.walk(value))
+
+
 def constants(tree: ast.Module) -> Iterator[tuple[str, int]]:
     """What a module names at its top, or in capitals anywhere: a number with its name, a text of some length whatever
     it is called."""
-    arithmetic = ast.BinOp | ast.UnaryOp | ast.operator | ast.unaryop | ast.Constant
     for node in ast.walk(tree):
         if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
             continue
@@ -84,7 +93,7 @@ def constants(tree: ast.Module) -> Iterator[tuple[str, int]]:
             for name, value in zip(target.elts, node.value.elts, strict=True) if several else [(target, node.value)]:
                 if len(skeleton(value)) >= NAMED_CHARACTERS:
                     yield f"constant: {skeleton(value)}", node.lineno
-                elif not skeleton(value) and all(isinstance(n, arithmetic) for n in ast.walk(value)):
+                elif is_arithmetic(value):
                     yield f"constant: {ast.unparse(name).strip('_').upper()} = {ast.unparse(value)}", node.lineno
 
 
@@ -107,6 +116,35 @@ def shared(tables: Sequence[tuple[str, frozenset[str]]]) -> Iterator[tuple[str, 
             yield f"table: {', '.join(sorted(both))}", [one, other]
 
 
+def choices(node: ast.AST) -> tuple[str, ...]:
+    """The texts that something is compared with, one after the other or as a pattern: `x == "a" or x == "b"`,
+    `case "a" | "b"`; empty for anything else."""
+    if isinstance(node, ast.MatchOr):
+        values = [p.value for p in node.patterns if isinstance(p, ast.MatchValue)]
+        return members(ast.Tuple(values), 2) if len(values) == len(node.patterns) else ()
+    compared = [v for v in getattr(node, "values", ()) if isinstance(v, ast.Compare) and len(v.ops) == 1]
+    if not isinstance(node, ast.BoolOp) or len({ast.unparse(v.left) for v in compared}) != 1:
+        return ()
+    kind = ast.Eq if isinstance(node.op, ast.Or) else ast.NotEq
+    return members(ast.Tuple([v.comparators[0] for v in compared if isinstance(v.ops[0], kind)]), 2)
+
+
+def defaults(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """What is no text and is given by default to the arguments of a function and the fields of a class, by name."""
+    pairs: list[tuple[str, ast.expr | None]] = []
+    if isinstance(node, ast.arguments):
+        plain = [*node.posonlyargs, *node.args]
+        positional = zip(plain[len(plain) - len(node.defaults) :], node.defaults, strict=True)
+        pairs = [(a.arg, v) for a, v in (*positional, *zip(node.kwonlyargs, node.kw_defaults, strict=True))]
+    elif isinstance(node, ast.ClassDef):
+        pairs = [(ast.unparse(n.target), n.value) for n in node.body if isinstance(n, ast.AnnAssign)]
+    for name, value in pairs:
+        if isinstance(value, ast.Call) and ast.unparse(value.func).lower().endswith("field"):
+            value = next((k.value for k in value.keywords if k.arg == "default"), (*value.args, None)[0])
+        if value and is_arithmetic(value) and ast.unparse(value) not in SAYING_NOTHING:
+            yield name, value
+
+
 def facts(tree: ast.Module) -> Iterator[tuple[str, int]]:
     """Every fact that a module states, as text, and its line."""
     passed = {id(n.value) for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"}
@@ -125,6 +163,10 @@ def facts(tree: ast.Module) -> Iterator[tuple[str, int]]:
             if found := members(looked_in, 2):
                 passed.add(id(looked_in))
                 yield f"set: {', '.join(found)}", node.lineno
+        if found := choices(node):
+            yield f"set: {', '.join(found)}", node.lineno  # type: ignore[attr-defined]
+        for name, value in defaults(node):
+            yield f"default: {name} = {ast.unparse(value)}", value.lineno
         if isinstance(node, ast.Call) and (expression := pattern(node)):
             yield f"pattern: {expression}", node.lineno
         if isinstance(node, ast.expr) and len(re.findall(r"[A-Za-z]{2,}", text := skeleton(node))) >= WORDS:
@@ -178,7 +220,7 @@ def written_out(root: Path) -> Iterator[str]:
 
 
 def test_every_fact_has_one_home() -> None:
-    twice = [f"{fact}\n    in {', '.join(where)}" for fact, where in homes(ROOT).items()]
+    twice = [f"{fact}\n    in {', '.join(where)}" for fact, where in homes(ROOT).items() if fact not in COINCIDENCES]
     assert not twice, "keep one and import it:\n" + "\n".join(twice)
 
 
@@ -264,6 +306,12 @@ def test_a_text_that_is_written_out_again_is_found(tmp_path: Path) -> None:
         ("MOST, LEAST_BYTES = 3, 1 << 20", "LEAST_BYTES = 1 << 20"),
         ("MOST = 3", "def f(): MOST: Final = 3"),
         ('GRAPH = "graph.onnx"', '_MODEL = "graph.onnx"'),
+        ('f(x == "a" or x == "b")', 'Kind = Literal["b", "a"]'),
+        ('f(x.y != "a" and x.y != "b")', 'f(z in ("a", "b"))'),
+        ("match x:\n    case 'a' | 'b' | 'c': ...", 'KINDS = ("a", "b", "c")'),
+        ("def f(images=32): ...", "def g(path: Path, *, images: int = 32): ..."),
+        ("class A:\n    k: int = 2048", "class B:\n    k: int = Field(default=2048, ge=1)"),
+        ("class A:\n    k: float = Field(0.5)", "f(lambda k=0.5: k)"),
         ('BEST = {"a": 1.0, "b": 0.0, "c": 2}', 'LARGEST = {"c": 2, "z": 0.0, "a": 1.0}'),
         ("def f(x):\n    y = g(x)\n    h(y)\n    return k(y)", "def f2(a):\n    b = g(a)\n    h(b)\n    return k(b)"),
     ],
@@ -276,6 +324,12 @@ def test_a_text_that_is_written_out_again_is_found(tmp_path: Path) -> None:
         "one of several",
         "in a function",
         "text",
+        "comparisons",
+        "differences",
+        "case",
+        "default",
+        "field",
+        "positional field",
         "table",
         "function",
     ],
@@ -285,7 +339,8 @@ def test_a_second_home_is_found(one: str, other: str, tmp_path: Path) -> None:
     (tmp_path / "trtpipe" / "one.py").write_text(f'"""A module."""\n\n{one}\n')
     assert homes(tmp_path) == {}
     (tmp_path / "trtpipe" / "other.py").write_text(f'"""A module."""\n\n{other}\n')
-    assert list(homes(tmp_path).values()) == [["trtpipe/one.py:3", "trtpipe/other.py:3"]]
+    found = [[where.partition(":")[0] for where in places] for places in homes(tmp_path).values()]
+    assert found == [["trtpipe/one.py", "trtpipe/other.py"]]
 
 
 @pytest.mark.parametrize(
@@ -295,6 +350,9 @@ def test_a_second_home_is_found(one: str, other: str, tmp_path: Path) -> None:
         ("SIDE = 224", "SIDE = 112"),  # a name says what it is of by its module
         ("MOST = 8", "LEAST = 8"),
         ("A = f(8)", "A = f(8)"),
+        ("def f(n=1, flag=True, x=None): ...", "def g(n=1, flag=True, x=None): ..."),
+        ("def f(images=32): ...", "def f(images=16, tensors=32): ..."),
+        ('f(x == "a" or y == "b")', 'f(x == "a" or y == "b")'),
         ('KIND = "bundle"', 'KIND = "bundle"'),  # a word
         ('OURS = {"a": "a", "b": "b"}', 'THEIRS = {"a": "a", "b": "b"}'),  # names of another library that are ours
         ('A = {"a": 1, "b": 2, "c": 3, "d": 4, "e": 5}', 'A = {"a": 1, "b": 2, "c": 0, "d": 0, "e": 0}'),
@@ -304,7 +362,8 @@ def test_a_second_home_is_found(one: str, other: str, tmp_path: Path) -> None:
         ('__all__ = ["a", "b", "c"]', '__all__ = ["a", "b", "c"]'),
         ("def f(x):\n    y = g(x)\n    h(y)\n    return k(y)", "def f(x):\n    y = g(x)\n    k(y)\n    return h(y)"),
     ],
-    ids=["mapping", "other number", "other name", "call", "word", "same names", "few rows", "values", "docstring",
+    ids=["mapping", "other number", "other name", "call", "no fact", "other default", "of two things", "word",
+         "same names", "few rows", "values", "docstring",
          "few words", "public names", "other function"],
 )  # fmt: skip
 def test_what_is_no_second_home(one: str, other: str, tmp_path: Path) -> None:

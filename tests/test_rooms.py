@@ -6,7 +6,7 @@ import ast
 import re
 
 import pytest
-from source_tree import ROOT, Tree, layers
+from source_tree import ROOT, Tree, layers, resolved
 
 ROOMS = (
     "job", "trt", "model", "bundle", "evaluation", "quantization", "routes", "runtime", "report", "pipeline", "nightly",
@@ -64,23 +64,41 @@ def test_every_module_says_what_it_is_for(tree: Tree) -> None:
 
 def changing(module: ast.Module) -> list[str]:
     """The dataclasses and pydantic models that are not frozen and do not say why, in a sentence that begins with
-    `Mutable:`. Models inherit it."""
+    `Mutable:`. Models inherit it, and may not undo it."""
     return [
         node.name
-        for node in ast.walk(module)
-        if isinstance(node, ast.ClassDef)
-        for written in settings(node)
-        if "frozen=True" not in written and not re.search(r"Mutable: \w+", ast.get_docstring(node) or "")
+        for node in ast.walk(resolved(module))
+        if isinstance(node, ast.ClassDef) and not re.search(r"Mutable: \w+", ast.get_docstring(node) or "")
+        if not all(settings(node))
     ]
 
 
-def settings(node: ast.ClassDef) -> list[str]:
-    """What a class says of itself as a dataclass, and as a model where it is derived from pydantic's own."""
-    dataclasses = [w for w in map(ast.unparse, node.decorator_list) if "dataclass" in w]
-    if not any(ast.unparse(base).endswith("BaseModel") for base in node.bases):
-        return dataclasses
-    written = [ast.unparse(n) for n in node.body if isinstance(n, ast.Assign)]
-    return [*dataclasses, " ".join(w for w in written if w.startswith("model_config = "))]
+def settings(node: ast.ClassDef) -> list[bool]:
+    """Whether each thing that a class says of itself, as a dataclass or as a model, makes it frozen: a model that is
+    derived from pydantic's own has to, another one may leave it to the one it is derived from."""
+    configs = [n.value for n in node.body if isinstance(n, ast.Assign | ast.AnnAssign) and "model_config" in targets(n)]
+    options = [frozen for part in (*configs, *node.keywords) if (frozen := is_frozen(part)) is not None]
+    if any(ast.unparse(base).endswith("BaseModel") for base in node.bases):
+        options.append(any(options))
+    dataclasses = [decorator for decorator in node.decorator_list if "dataclass" in ast.unparse(decorator)]
+    return [*options, *(is_frozen(decorator) is True for decorator in dataclasses)]
+
+
+def targets(node: ast.Assign | ast.AnnAssign) -> list[str]:
+    """The names that a statement gives a value to."""
+    return [ast.unparse(t) for t in (node.targets if isinstance(node, ast.Assign) else [node.target])]
+
+
+def is_frozen(written: ast.AST | None) -> bool | None:
+    """What an expression sets `frozen` to, as an argument or a key; None where it sets nothing."""
+    for node in ast.walk(written or ast.Constant(None)):
+        pairs = zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else ()
+        given = [value for key, value in pairs if key is not None and ast.unparse(key) == "'frozen'"]
+        if isinstance(node, ast.keyword) and node.arg == "frozen":
+            given.append(node.value)
+        for value in given:
+            return isinstance(value, ast.Constant) and value.value is True
+    return None
 
 
 def test_a_dataclass_is_frozen_or_says_why_not(tree: Tree) -> None:
@@ -97,6 +115,12 @@ def test_a_dataclass_is_frozen_or_says_why_not(tree: Tree) -> None:
         ("@dataclass(frozen=True)\nclass A:\n    x: int", []),
         ("class A(pydantic.BaseModel):\n    x: int", ["A"]),
         ("class A(BaseModel):\n    model_config = ConfigDict(frozen=True)\n    x: int", []),
+        ("from dataclasses import dataclass as value\n@value\nclass A:\n    x: int", ["A"]),
+        ("class A(Section):\n    model_config = ConfigDict(frozen=False)", ["A"]),
+        ("class A(Section):\n    model_config: ClassVar = Section.model_config | {'frozen': False}", ["A"]),
+        ("class A(Section, frozen=False): ...", ["A"]),
+        ("class A(BaseModel, frozen=True): ...", []),
+        ("class A(Section):\n    model_config = ConfigDict(extra='allow')", []),
     ],
 )
 def test_a_dataclass_that_changes_is_found(line: str, names: list[str]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from source_tree import resolved
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted([*(ROOT / "trtpipe").rglob("*.py"), *(ROOT / "calib").rglob("*.py")])
@@ -171,25 +173,42 @@ def test_a_docstring_that_leaves_them_out_is_found(array: str) -> None:
 
 #: What a message begins with, a place, and ends with, a sentence; `{}` is what is filled in.
 OF_A_PLACE = re.compile(r"(\{\}|[^ ]+( [^:]{0,60})?: )")
+#: Errors that no place is to blame for: the user ended the command.
+INTERRUPTIONS = {"Cancelled", "CalibCancelled"}
+#: What begins without a place because Python's own error, which it is made from, has none.
+PLACELESS = ("out of memory. ", "a path must not hold a NUL character ")
 
 
-def formless(module: ast.Module) -> Iterator[tuple[int, str]]:
-    """The texts that user errors are raised with that name no place, or do not end as a sentence does."""
-    for node in ast.walk(module):
-        if not isinstance(node, ast.Raise) or not isinstance(node.exc, ast.Call) or not node.exc.args:
-            continue
-        if re.search(r"(^|\.)(Input|Missing|Build|Calib)Error$", ast.unparse(node.exc.func)):
-            first = node.exc.args[0]
+def user_errors(modules: Sequence[ast.Module]) -> set[str]:
+    """The names of the classes of errors that a user is shown: ours, and what is derived from them in any module."""
+    bases = {
+        node.name: {ast.unparse(base).rpartition(".")[2] for base in node.bases}
+        for module in modules
+        for node in ast.walk(resolved(module))
+        if isinstance(node, ast.ClassDef)
+    }
+    found = {"TrtpipeError", "CalibError"}
+    while more := {name for name, of in bases.items() if of & found} - found - INTERRUPTIONS:
+        found |= more
+    return found
+
+
+def formless(module: ast.Module, errors: set[str]) -> Iterator[tuple[int, str]]:
+    """The texts that user errors are made with that name no place, or do not end as a sentence does."""
+    for node in ast.walk(resolved(module)):
+        if isinstance(node, ast.Call) and node.args and ast.unparse(node.func).rpartition(".")[2] in errors:
+            first = node.args[0]
             pieces = first.values if isinstance(first, ast.JoinedStr) else [first]
             text = "".join("{}" if isinstance(p, ast.FormattedValue) else "".join(parts(p)) for p in pieces)
-            if text and not (OF_A_PLACE.match(text) and re.search(r"[.?}]$", text.rstrip())):
+            begun = OF_A_PLACE.match(text) or text.startswith(PLACELESS)
+            if text and not (begun and re.search(r"[.?}]$", text.rstrip())):
                 yield node.lineno, text
 
 
 def test_every_error_names_a_place_and_is_a_sentence() -> None:
-    found = [
-        f"{p.relative_to(ROOT)}:{line}: {text}" for p in SOURCES for line, text in formless(ast.parse(p.read_bytes()))
-    ]
+    modules = {path.relative_to(ROOT): ast.parse(path.read_bytes()) for path in SOURCES}
+    errors = user_errors(list(modules.values()))
+    found = [f"{p}:{line}: {text}" for p, module in modules.items() for line, text in formless(module, errors)]
     assert found == [], "<where>: <what must hold> (got <value>). <next step>"
 
 
@@ -198,6 +217,10 @@ def test_every_error_names_a_place_and_is_a_sentence() -> None:
     [
         ('raise InputError(f"bad image mode {mode}")', ["bad image mode {}"]),
         ('raise CalibError("data: there is no sample")', ["data: there is no sample"]),
+        ('raise TrtpipeError("bad image mode")', ["bad image mode"]),
+        ('class Gone(BuildError): ...\nclass Lost(Gone): ...\nraise Lost("bad image mode")', ["bad image mode"]),
+        ('from trtpipe.errors import InputError as E\nraise E("bad image mode")', ["bad image mode"]),
+        ('error = errors.InputError("bad image mode")\nraise error', ["bad image mode"]),
         ('raise errors.InputError(f"{path}: holds no image ({x}). Check the path.")', []),
         ('raise InputError("build.profiles: must be empty (got 2). Leave it out.")', []),
         ('raise ValueError("bad mode")', []),
@@ -205,7 +228,9 @@ def test_every_error_names_a_place_and_is_a_sentence() -> None:
     ],
 )
 def test_a_message_of_another_form_is_found(line: str, found: list[str]) -> None:
-    assert [text for _, text in formless(ast.parse(line))] == found
+    errors = [ast.parse(path.read_bytes()) for path in (ROOT / "trtpipe" / "errors.py", ROOT / "calib" / "errors.py")]
+    module = ast.parse(line)
+    assert [text for _, text in formless(module, user_errors([*errors, module]))] == found
 
 
 #: What has a unit, and the units.
@@ -215,22 +240,74 @@ UNITS = re.compile(
 )
 
 
-def unitless(function: ast.FunctionDef) -> bool:
-    """Whether a function returns a time and nothing of it says in what."""
-    text = f"{function.name} {(ast.get_docstring(function) or '').partition('.')[0]}"
-    returned = ast.unparse(function.returns) if function.returns else ""
-    said = f"{function.name} {ast.get_docstring(function) or ''}"
-    return bool(re.search(r"\bfloat\b", returned) and MEASURED.search(text) and not UNITS.search(said))
+#: Names of times; a runtime is a library, and `times` are counted.
+OF_A_TIME = re.compile(r"(^|_)(took|elapsed|durations?|latenc(y|ies)|(?!run|date)[a-z]*time(d|out)?)(_|$)")
+
+
+def quantities(module: ast.Module) -> Iterator[tuple[int, str, ast.expr, bool, str]]:
+    """What has a name and a type: functions, their arguments, fields of classes. By line: name, type, whether it is a
+    time, and what is said of it."""
+    for node in ast.walk(module):
+        said = ast.get_docstring(node) or "" if isinstance(node, ast.FunctionDef | ast.ClassDef) else ""
+        if isinstance(node, ast.FunctionDef):
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            if node.returns is not None:
+                spoken_of = "float" in ast.unparse(node.returns) and MEASURED.search(said.partition(".")[0])
+                yield node.lineno, node.name, node.returns, bool(spoken_of or OF_A_TIME.search(node.name)), said
+            for a in arguments:
+                if a.annotation is not None:
+                    yield a.lineno, a.arg, a.annotation, bool(OF_A_TIME.search(a.arg)), said
+        elif isinstance(node, ast.ClassDef):
+            for field, following in itertools.zip_longest(node.body, node.body[1:]):
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                    name = field.target.id
+                    own = [said] if re.search(rf"\b{name}\b", said) else []
+                    own += [text for part in (field.value, following) if part for text in spoken(part)]
+                    yield field.lineno, name, field.annotation, bool(OF_A_TIME.search(name)), " ".join(own)
+
+
+def spoken(node: ast.AST) -> list[str]:
+    """A text that stands by itself, below a field, or is given to the field as its description."""
+    if isinstance(node, ast.Expr):
+        return parts(node.value)
+    described = node.keywords if isinstance(node, ast.Call) else []
+    return [part for k in described if k.arg == "description" for part in parts(k.value)]
+
+
+def unitless(module: ast.Module) -> list[tuple[int, str]]:
+    """The times that are numbers and of which nothing says in what."""
+    return [
+        (line, name)
+        for line, name, annotation, of_a_time, said in quantities(module)
+        if of_a_time and re.search(r"\b(float|int)\b", ast.unparse(annotation))
+        if not UNITS.search(f"{name} {said}")
+    ]
 
 
 def test_a_time_has_its_unit() -> None:
     found = [
-        f"{path.relative_to(ROOT)}:{function.lineno}: {name}"
+        f"{path.relative_to(ROOT)}:{line}: {name}"
         for path in SOURCES
-        for name, function in public(ast.parse(path.read_bytes()))
-        if not name.rpartition(".")[2].startswith("_") and unitless(function)
+        for line, name in unitless(ast.parse(path.read_bytes()))
     ]
     assert found == [], "name it ..._ms or ..._s, or say the unit in the docstring"
-    code = 'def spread(x) -> float:\n    """The spread of the latencies{}."""'
-    assert unitless(ast.parse(code.format("")).body[0])  # type: ignore[arg-type]
-    assert not unitless(ast.parse(code.format(", ms")).body[0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ('def spread(x) -> float:\n    """The spread of the latencies."""', ["spread"]),
+        ('def spread(x) -> float:\n    """The spread of the latencies, ms."""', []),
+        ('def build_time(x) -> float:\n    """What a build took."""', ["build_time"]),
+        ('def wait(timeout: float) -> None:\n    """Wait for it."""', ["timeout"]),
+        ('@dataclass(frozen=True)\nclass Build:\n    """One build."""\n    took: float', ["took"]),
+        ("class Night(BaseModel):\n    elapsed: float | None = Field(default=None, ge=0)", ["elapsed"]),
+        ('class Night(BaseModel):\n    walltime: int = Field(description="how long the night was")', ["walltime"]),
+        ('class Night(BaseModel):\n    elapsed: float = Field(description="seconds until all were built")', []),
+        ('class Build:\n    """One build, which took `took` seconds."""\n    took: float', []),
+        ("class Build:\n    took: float\n    'In seconds.'", []),
+        ("class Build:\n    took_s: float\n    runtime: int\n    timestamp: int\n    at: datetime", []),
+    ],
+)
+def test_a_time_without_a_unit_is_found(line: str, names: list[str]) -> None:
+    assert [name for _, name in unitless(ast.parse(line))] == names

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 
 import pytest
-from source_tree import ROOT, Tree
+from source_tree import ROOT, Tree, resolved
 
 #: By a function of this module: the only modules that do it, and what the others do instead.
 WAYS: dict[str, tuple[set[str], str]] = {
@@ -32,8 +33,10 @@ WAYS: dict[str, tuple[set[str], str]] = {
     "enters by hand": (set(), "`with`, or ExitStack.enter_context"),
     "asserts what a user gave": (set(), "an error with a message; an assert without one tells mypy"),
     "keeps state in a module": (
-        {"trtpipe.pipeline.cache.recorder", "trtpipe.trt.plugins"}, "a value that is passed on",
+        # what is the process's own: its stdout, the modules that it has imported, TensorRT's registry
+        {"trtpipe.cli.results", "trtpipe.pipeline.cache.recorder", "trtpipe.trt.plugins"}, "a value that is passed on",
     ),
+    "changes a frozen value": (set(), "dataclasses.replace, or model_copy: a new value"),
     "has Any for a missing part": (set(), "the part's type, `| None`"),
     "reads JSON that anyone may have written": (
         # their own: a log, a process' pipe, a database, the cache; and what TensorRT says of an engine
@@ -44,20 +47,13 @@ WAYS: dict[str, tuple[set[str], str]] = {
 }  # fmt: skip
 
 
-def calls(module: ast.Module) -> Iterator[tuple[str, ast.Call]]:
-    """Every call, and what is called, whatever it was imported as."""
-    imports = [n for n in ast.walk(module) if isinstance(n, ast.ImportFrom)]
-    known = {a.asname or a.name: f"{n.module}.{a.name}" for n in imports for a in n.names}
-    for node in ast.walk(module):
-        if isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
-            yield known[name] if known.get(name, "").startswith(("json.", "os.", "shutil.", "sys.")) else name, node
-
-
-def ways(module: ast.Module) -> set[str]:
+@functools.cache
+def ways(module: ast.Module) -> frozenset[str]:
     """What of `WAYS` a module does."""
-    found = set()
-    for name, call in calls(module):
+    module, found = resolved(module), set()
+    making = {id(n) for f in ast.walk(module) if getattr(f, "name", "") == "__post_init__" for n in ast.walk(f)}
+    for call in (node for node in ast.walk(module) if isinstance(node, ast.Call)):
+        name = ast.unparse(call.func)
         one = len(call.args) == 1 and not call.keywords
         if name in ("os.replace", "shutil.move") or (name.endswith(".replace") and one):
             found.add("replaces a file")
@@ -85,8 +81,10 @@ def ways(module: ast.Module) -> set[str]:
     documented = {id(n.value) for n in ast.walk(module) if isinstance(n, ast.Expr)}
     for node in ast.walk(module):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
-            if re.search(r"\bpip install\b", node.value):
+            if OF_PIP.search(node.value):
                 found.add("names a command of pip")
+        elif isinstance(node, ast.List | ast.Tuple | ast.Call) and OF_PIP.search(in_words(node)):
+            found.add("names a command of pip")
         elif isinstance(node, ast.For | ast.While) and re.search(r"\bread\([^$]*\.update\(", ast.unparse(node)):
             found.add("digests a file")
         elif takes_first_line(node):
@@ -95,17 +93,19 @@ def ways(module: ast.Module) -> set[str]:
             found.add("tells a class by its name")
         elif "__del__" in (getattr(node, "name", ""), getattr(node, "id", "")):
             found.add("closes in __del__")
+        elif isinstance(node, ast.Attribute) and node.attr == "__setattr__" and id(node) not in making:
+            found.add("changes a frozen value")
         elif isinstance(node, ast.Assert) and node.msg is not None:
             found.add("asserts what a user gave")
         elif isinstance(node, ast.Global):
             found.add("keeps state in a module")
-        elif isinstance(node, ast.AnnAssign) and re.search(
-            r": Any( \| None)? = ((dataclasses\.)?field\(default=)?None", ast.unparse(node)
-        ):
+        elif any(is_any(annotation) and is_missing(value) for annotation, value in with_values(node)):
             found.add("has Any for a missing part")
-    if any(is_empty_container(node) for node in module.body):
+    classes = (node for node in ast.walk(module) if isinstance(node, ast.ClassDef))
+    shared = (n for node in classes for n in executed_once(node) if is_shared(n))
+    if any(map(holds_state, (*executed_once(module), *shared))) or any(filled(module)):
         found.add("keeps state in a module")
-    return found
+    return frozenset(found)
 
 
 def takes_first_line(node: ast.AST) -> bool:
@@ -114,6 +114,46 @@ def takes_first_line(node: ast.AST) -> bool:
         return ast.unparse(node).endswith(".splitlines()[0]")
     text = ast.unparse(node) if isinstance(node, ast.BoolOp | ast.IfExp) else ""
     return "str(" in text and re.search(r"\b(or|else) \(?\[?type\(\w+\)\.__name__", text) is not None
+
+
+#: A command of pip, however it is begun.
+OF_PIP = re.compile(r"\bpip3? (install|uninstall|download|wheel)\b|-m pip3?\b|^pip3? \{\}")
+
+
+def in_words(node: ast.List | ast.Tuple | ast.Call) -> str:
+    """The words of a command that is given as a list or as arguments; `{}` for what is no text."""
+    parts = node.args if isinstance(node, ast.Call) else node.elts
+    return " ".join(p.value if isinstance(p, ast.Constant) and isinstance(p.value, str) else "{}" for p in parts)
+
+
+def with_values(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """The types of fields and arguments that have a value by default, and that value."""
+    if isinstance(node, ast.AnnAssign) and node.value is not None:
+        yield node.annotation, node.value
+    elif isinstance(node, ast.arguments):
+        plain = [*node.posonlyargs, *node.args]
+        positional = zip(plain[len(plain) - len(node.defaults) :], node.defaults, strict=True)
+        for argument, value in (*positional, *zip(node.kwonlyargs, node.kw_defaults, strict=True)):
+            if argument.annotation is not None and value is not None:
+                yield argument.annotation, value
+
+
+def is_any(annotation: ast.expr) -> bool:
+    """Whether a type is Any, alone or beside others."""
+    if isinstance(annotation, ast.BinOp):
+        return is_any(annotation.left) or is_any(annotation.right)
+    if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value).endswith(("Optional", "Union")):
+        return any(
+            map(is_any, annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice])
+        )
+    return ast.unparse(annotation) in ("Any", "typing.Any")
+
+
+def is_missing(value: ast.expr) -> bool:
+    """Whether a value is None, of a dataclass's or a model's field too."""
+    if isinstance(value, ast.Call) and ast.unparse(value.func).lower().endswith("field"):
+        return any(map(is_missing, [*value.args[:1], *(k.value for k in value.keywords if k.arg == "default")]))
+    return isinstance(value, ast.Constant) and value.value is None
 
 
 def is_class_name(node: ast.expr) -> bool:
@@ -126,14 +166,51 @@ def exact(node: ast.Compare) -> bool:
     return not (isinstance(node.ops[0], ast.In | ast.NotIn) and isinstance(node.left, ast.Constant))
 
 
-def is_empty_container(node: ast.stmt) -> bool:
-    """A list, dict or set of a module that begins empty, and is no constant by its type."""
+#: A list, dict or set that begins empty, and what is there to be filled.
+_TO_BE_FILLED = re.compile(
+    r"\{\}|\[\]|((collections\.)?(set|dict|list|bytearray|Counter|OrderedDict))\(\)|"
+    r"((collections\.)?(defaultdict|deque)|(weakref\.)?Weak\w+|threading\.local|contextvars\.ContextVar|itertools\.count)\(.*\)"
+)
+
+
+def executed_once(node: ast.AST) -> Iterator[ast.AST]:
+    """What is executed as a module or class is made: nothing of the functions and classes in it."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            yield child
+            yield from executed_once(child)
+
+
+def holds_state(node: ast.AST) -> bool:
+    """Whether a statement of a module or class makes a container to be filled, which is no constant by its type."""
     if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
         return False
-    if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation).startswith(("Mapping", "Final")):
+    if isinstance(node, ast.AnnAssign) and re.match(r"([\w.]+\.)?(Mapping|Final)\b", ast.unparse(node.annotation)):
         return False
-    kinds = r"\{\}|\[\]|(set|dict|list|Counter|deque|OrderedDict)\(\)|(collections\.)?defaultdict\(.*\)"
-    return re.fullmatch(kinds, ast.unparse(node.value)) is not None
+    return _TO_BE_FILLED.fullmatch(ast.unparse(node.value)) is not None
+
+
+#: Methods that change what they are called on.
+_FILLING = ("append", "add", "update", "setdefault", "pop", "popitem", "clear", "extend", "insert", "remove", "discard")
+
+
+def filled(module: ast.Module) -> Iterator[str]:
+    """The values with a name in a module that its functions change, whatever they begin as."""
+    given = {n.id for n in executed_once(module) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    for function in (node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)):
+        parts = list(ast.walk(function))
+        own = {n.id for n in parts if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        own |= {n.arg for n in parts if isinstance(n, ast.arg)}
+        changed = [n.value for n in parts if isinstance(getattr(n, "ctx", None), ast.Store | ast.Del)
+                   and isinstance(n, ast.Subscript | ast.Attribute)]  # fmt: skip
+        changed += [n.func.value for n in parts if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
+                    and n.func.attr in _FILLING]  # fmt: skip
+        yield from (n.id for n in changed if isinstance(n, ast.Name) and n.id in given - own)
+
+
+def is_shared(node: ast.AST) -> bool:
+    """Whether a statement of a class gives a value to the class, and none to each of what it makes."""
+    return isinstance(node, ast.Assign) or (isinstance(node, ast.AnnAssign) and "ClassVar[" in ast.unparse(node))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -171,6 +248,19 @@ def test_each_has_its_place(tree: Tree, way: str) -> None:
         ("runner = make()\nrunner.__enter__()", "enters by hand"),
         ("def f(n):\n    assert n > 0, 'samples must be positive'", "asserts what a user gave"),
         ("_SEEN: set[str] = set()", "keeps state in a module"),
+        ("from collections import deque\n_LAST: deque[str] = deque(maxlen=9)", "keeps state in a module"),
+        ("class K:\n    seen: ClassVar[dict[str, int]] = {}", "keeps state in a module"),
+        ("_LAST = [None]\ndef f(job):\n    _LAST[0] = job", "keeps state in a module"),
+        ("_SEEN = dict(zip(A, B))\ndef f(job):\n    _SEEN.setdefault(job, 0)", "keeps state in a module"),
+        ("if sys.platform == 'linux':\n    _SEEN = []", "keeps state in a module"),
+        ("object.__setattr__(report, 'passed', True)", "changes a frozen value"),
+        ("put = object.__setattr__", "changes a frozen value"),
+        ("subprocess.run(['pip', 'install', 'torch'])", "names a command of pip"),
+        ("HOW = [sys.executable, '-m', 'pip', 'install', name]", "names a command of pip"),
+        ("subprocess.run([sys.executable, '-m', 'pip', *more])", "names a command of pip"),
+        ("os.execlp('pip', 'pip', 'uninstall', name)", "names a command of pip"),
+        ("def f(sensitivity: Any | None = None): ...", "has Any for a missing part"),
+        ("class K:\n    sensitivity: Optional[Any] = Field(default=None)", "has Any for a missing part"),
         ("_CACHE = {}", "keeps state in a module"),
         ("def f():\n    global LAST\n    LAST = 1", "keeps state in a module"),
         ("class K:\n    sensitivity: Any = None", "has Any for a missing part"),
@@ -189,10 +279,61 @@ def test_another_place_is_found(line: str, way: str) -> None:
     ["text.replace('a', 'b')", "replace(value, name=x)", "moved = value.replace(tzinfo=None)",
      "digest.update(data)", "'a name with type(x).__name__'", "'DataDependent' in type(error).__name__",
      "return_type = f'{type(x).__name__} of {n}'", "assert x is not None", "RTX_SEEN: Mapping[str, int] = {}",
+     "class K:\n    def __post_init__(self):\n        object.__setattr__(self, 'low', 0)", "{'pip': 1}",
+     "A = [1]\ndef f(A):\n    A.append(2)", "A = [1]\nA.append(2)",
+     "why = 'pip is not there'", "f('pipes', 'pip')", "def f(x: Any, kind: str | None = None): ...",
      "def f(self):\n    super().__enter__()", "class K:\n    data: Any", '"""pip install it."""'],
 )  # fmt: skip
 def test_what_is_another_thing(line: str) -> None:
     assert ways(ast.parse(line)) == set()
+
+
+#: Functions whose result is kept until the process ends, and why nothing that it depends on changes before.
+REMEMBERED = {
+    "calib.algorithms._runs": "arithmetic of its arguments",
+    "calib.histogram.edges": "constants",
+    "calib.kernel._helpers": "threads, which the process has for all counting",
+    "calib.kernel._openmp_team": "the OpenMP library that the process has loaded",
+    "calib.observers._device_kernel": "whether Triton can be imported",
+    "calib.observers._warn_slower": "nothing is returned: one message a process",
+    "trtpipe.packages._unimportable": "a package that was imported once; where it is looked for is an argument",
+    "trtpipe.routes.torch_tensorrt.converters.register_converters": "Torch-TensorRT's registry, which is the process's",
+}
+
+
+def remembered(module: ast.Module) -> set[str]:
+    """The functions and methods of a module whose results are kept, and names that it gives to such functions."""
+    found = set()
+    bodies = (n.body for n in ast.walk(resolved(module)) if isinstance(n, ast.Module | ast.ClassDef))
+    for node in (node for body in bodies for node in body):
+        makers: list[ast.expr] = node.decorator_list if isinstance(node, ast.FunctionDef) else []
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Call):
+            makers = [node.value]
+        if any(re.match(r"functools\.(lru_)?cache\b", ast.unparse(maker)) for maker in makers):
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
+            found |= {getattr(target, "name", "") or ast.unparse(target) for target in targets}
+    return found
+
+
+def test_a_result_that_is_kept_depends_on_nothing_that_changes(tree: Tree) -> None:
+    found = {f"{name}.{function}" for name, module in tree.modules.items() for function in remembered(module)}
+    assert found == set(REMEMBERED), (
+        "a job, a file or a machine may change: keep the result in a value that is passed on"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("@functools.cache\ndef drivers(): ...", {"drivers"}),
+        ("from functools import lru_cache\n@lru_cache(maxsize=None)\ndef digest(path): ...", {"digest"}),
+        ("from functools import cache as once\nclass Machine:\n    @once\n    def gpus(self): ...", {"gpus"}),
+        ("read = functools.lru_cache(4)(read_job)", {"read"}),
+        ("def f(job):\n    once = functools.cache(partial(plan, job))\n    return once()", set()),
+    ],
+)
+def test_a_result_that_is_kept_is_found(line: str, names: set[str]) -> None:
+    assert remembered(ast.parse(line)) == names
 
 
 #: Names of modules that say nothing of what is in them.

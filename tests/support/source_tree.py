@@ -24,6 +24,11 @@ HEAVY = ("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnx_ir", "on
          "pycocotools", "safetensors.torch")  # fmt: skip
 #: What imports a module whose name is made at run time.
 BY_NAME = {"import_module", "__import__", "resolve_name", "run_module", "run_path", "exec", "eval"}
+#: What writes to a standard stream, by its dotted name.
+STREAMS = re.compile(
+    r"print|pprint\.p?print|rich\.print|sys\.(__)?std(out|err)(__)?|warnings\.warn(_explicit)?|traceback\.print_\w+|"
+    r"logging\.(debug|info|warning|error|critical|exception|log|basicConfig)"
+)
 
 
 class Tree:
@@ -123,12 +128,9 @@ class Tree:
 
         Python's warnings and the root logger end there too; a logger of ours is shown by the command line alone.
         """
-        levels = ("debug", "info", "warning", "error", "critical", "exception", "log", "basicConfig")
-        streams = {"print", "sys.stdout", "sys.stderr", "sys.__stdout__", "sys.__stderr__", "warnings.warn"}
-        streams.update(f"logging.{level}" for level in levels)
         for name, module in self.modules.items():
-            named = {ast.unparse(n) for n in ast.walk(module) if isinstance(n, ast.Attribute | ast.Name)}
-            if named & streams and not name.startswith(("trtpipe.cli.", "trtpipe.examples.")):
+            named = {ast.unparse(n) for n in ast.walk(resolved(module)) if isinstance(n, ast.Attribute | ast.Name)}
+            if any(map(STREAMS.fullmatch, named)) and not name.startswith(("trtpipe.cli.", "trtpipe.examples.")):
                 yield name
 
     def undeclared(self) -> Iterator[str]:
@@ -164,6 +166,37 @@ class Tree:
         except graphlib.CycleError as error:
             return tuple(error.args[1])
         return ()
+
+
+@functools.cache
+def resolved(module: ast.Module) -> ast.Module:
+    """A copy of a module in which what was imported has its dotted name: `numpy.load` for `np.load`, and for `load`
+    after `from numpy import load`. Rules about what another module defines read it."""
+    known: dict[str, str] = {}
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            known.update({a.asname: a.name for a in node.names if a.asname})
+        elif isinstance(node, ast.ImportFrom):
+            known.update({a.asname or a.name: f"{node.module}.{a.name}" for a in node.names})
+    for node in module.body:  # what was imported, under one more name
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            first, dot, rest = ast.unparse(node.value).partition(".")
+            if isinstance(node.value, ast.Name | ast.Attribute) and (dot or first in known):
+                known[node.targets[0].id] = known.get(first, first) + dot + rest
+    return _Resolving(known).visit(copy.deepcopy(module))
+
+
+class _Resolving(ast.NodeTransformer):
+    def __init__(self, known: dict[str, str]) -> None:
+        self._known = known
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        if not isinstance(node.ctx, ast.Load) or node.id not in self._known:
+            return node
+        dotted = ast.parse(self._known[node.id], mode="eval").body
+        for part in ast.walk(dotted):
+            ast.copy_location(part, node)
+        return dotted
 
 
 def is_heavy(target: str) -> bool:

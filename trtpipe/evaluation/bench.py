@@ -151,7 +151,7 @@ def measure_modes(
             _listen(progress)
             for k, made in ready.items():
                 pause(PAUSE_S)
-                times[k].append(_timed(made, clock))
+                times[k].append(_timed_ms(made, clock))
             done += 1
             progress.step(done, rounds, "rounds")
     return tuple(_with_times(row, times.get(k), batch) for k, row in enumerate(rows)), done
@@ -190,7 +190,7 @@ def outputs_of(infer: Callable[[Mapping[str, Array]], Mapping[str, Array]], data
     return joined(data.batching.rows(infer(b), len(next(iter(b.values())))) for b in data.batches())
 
 
-def _timed(made: Ready, clock: Callable[[], float]) -> float:
+def _timed_ms(made: Ready, clock: Callable[[], float]) -> float:
     if made.ms is not None:
         return made.ms()
     began = clock()

@@ -28,7 +28,7 @@ class _Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.ranked: dict[int, torch.Tensor] = {}  # the tensors are held, as an id is one's only while it lives
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         made = func(*args, **(kwargs or {}))
         name = func._schema.name
         if name in _SORT:

@@ -60,7 +60,7 @@ class Node:
         """The error that this node cannot be converted."""
         return InputError(f"model.onnx: {self.op} ({self.name or self.path}) {what}. {step}")
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> Any:
         """An attribute, or its default."""
         return self.attributes.get(name, default)
 
