@@ -138,6 +138,17 @@ def test_lines_before_a_bad_sample_are_whole(tmp_path: Path, trtpipe: Any, photo
     assert len(ran.out.splitlines()) == lines
 
 
+@pytest.mark.parametrize("size", [1, 4, 8])
+def test_a_bad_sample_of_a_file_is_named_by_its_place_in_the_file(tmp_path: Path, trtpipe: Any, size: int) -> None:
+    shipping.bundle(tmp_path / "c")
+    arrays = np.zeros((20, 3, 8, 8), np.float32)
+    arrays[17, 1, 2, 3] = np.nan
+    np.save(tmp_path / "x.npy", arrays)
+    ran = trtpipe("run", tmp_path / "c", tmp_path / "x.npy", "-q", "--batch-size", size)
+    assert ran.code == 2
+    assert "(got NaN or infinity in x.npy[17]). Leave it out" in ran.err
+
+
 def test_a_batch_beyond_the_largest_is_refused(tmp_path: Path, trtpipe: Any, photos: Path) -> None:
     shipping.bundle(tmp_path / "c")
     ran = trtpipe("run", tmp_path / "c", photos, "--batch-size", 9)

@@ -143,6 +143,25 @@ def test_labels_that_the_build_would_refuse(folder, name, text, why):
     assert all(message.startswith(why.format(folder=folder)) for message in found)
 
 
+def test_a_limit_on_labels_that_no_sample_has(folder):
+    (folder / "flat").mkdir()
+    (folder / "flat" / "a.png").write_bytes(b"")
+    limit = ("limits: {", "limits: {accuracy_drop_max: 0.01, ")
+    assert messages(write(folder, limit)) == []
+    assert messages(write(folder, limit, ("  images: val\n", "  images: flat\n"))) == [
+        "check.limits.accuracy_drop_max: cannot be judged: it needs labels: folders named like the classes, `labels` "
+        "beside the arrays, or one class a sample in check.labels"
+    ]
+    (folder / "y.csv").write_text("a.png,3\n")
+    assert messages(write(folder, limit, ("  images: val\n", "  images: flat\n  labels: y.csv\n"))) == []
+
+
+@pytest.mark.parametrize(("section", "name"), [("calibration", "calib"), ("check", "val")])
+def test_more_samples_than_there_are(folder, section, name):
+    found = messages(write(folder, (f"  images: {name}\n", f"  images: {name}\n  samples: 500\n")))
+    assert found == [f"{section}: {folder}/{name}: must hold at least 500 samples (got 1). Ask for fewer, or add some."]
+
+
 def test_what_a_built_in_metric_does_not_take(folder):
     found = messages(write(folder, ("check:", "check:\n  metrics: {a: {function: top5, args: {k: 0}}}")))
     assert found == ["check.metrics.a.args.k: Input should be greater than or equal to 1 (got 0). Correct it."]

@@ -21,7 +21,6 @@ from calib.errors import CalibError
 from calib.samples import InputSpec
 from trtpipe.bundle import signing
 from trtpipe.bundle.manifest import EngineInfo
-from trtpipe.cli.commands import run
 from trtpipe.errors import InputError, MissingError
 from trtpipe.job.sections import Build, Limits
 from trtpipe.runtime import session as runner_module
@@ -54,6 +53,31 @@ def test_top_is_a_count(tmp_path: Path, photos: Path, top: Any) -> None:
     assert (
         str(caught.value) == f"top: must be a whole number of 1 or more (got {top!r}). It is how many classes to give."
     )
+
+
+def test_top_is_at_most_the_classes(tmp_path: Path, photos: Path) -> None:
+    shipping.bundle(tmp_path / "b")
+    with trtpipe.load(tmp_path / "b") as model:
+        assert len(model.classify([photos / "red" / "a.png"], top=3)[0].indices) == 3
+        with pytest.raises(InputError) as caught:
+            model.classify([photos / "red" / "a.png"], top=4)
+    assert str(caught.value) == "top: must be at most 3, the classes of output logits (got 4)."
+
+
+@pytest.mark.parametrize(
+    ("graph", "given", "said"),
+    [
+        (True, "bogus", "must be lazy, eager or none (got 'bogus')."),
+        (False, "bogus", "must be lazy, eager or none (got 'bogus')."),
+        (True, "eager", "must be left out for a bundle whose graph is run (got eager)."),
+        (False, "eager", "must be left out for a bundle whose graph is run (got eager)."),
+    ],
+)
+def test_a_specialization_that_does_nothing_is_refused(tmp_path: Path, graph: bool, given: Any, said: str) -> None:
+    shipping.bundle(tmp_path / "b")
+    with pytest.raises(InputError) as caught:
+        trtpipe.load(tmp_path / "b", graph=graph, specialization=given)
+    assert str(caught.value) == f"specialization: {said}"
 
 
 def test_load_and_classify(tmp_path: Path, photos: Path) -> None:
@@ -359,14 +383,13 @@ with trtpipe.load({str(tmp_path / "c")!r}) as model:
 @pytest.mark.parametrize("other", [{"shape": ("N", 3, 1)}, {"classes": False}, {"batch_axis": None}])
 def test_outputs_without_classes_are_not_classified(other: dict[str, object]) -> None:
     dense = SimpleNamespace(
-        manifest=SimpleNamespace(outputs=(shipping.replaced(shipping.OUTPUT, **other),)),
-        bundle=SimpleNamespace(path="out/dense"),
+        manifest=SimpleNamespace(outputs=(shipping.replaced(shipping.OUTPUT, **other),)), path="out/dense"
     )
-    dense.scores = Model.scores.fget(dense)  # type: ignore[attr-defined]
+    model = Model(dense, Recorder(), "graph")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"^out/dense: has no output \[N, C\] to classify by\. Use the raw outputs\.$"):
-        Model.predictions(dense, {})  # type: ignore[arg-type]
+        model.predictions({})
     with pytest.raises(InputError, match=r"^out/dense: has no output \[N, C\] to classify by\. Add --raw\.$"):
-        run._require_classes(dense, top=1)  # type: ignore[arg-type]
+        model.require_classes(1, "--top", "Add --raw.")
 
 
 def test_arrays_are_run_in_batches_that_a_profile_takes() -> None:

@@ -15,7 +15,7 @@ from trtpipe.batching import KEPT_SAMPLES, Batching, joined
 from trtpipe.errors import InputError
 from trtpipe.evaluation import intervals, metrics
 from trtpipe.evaluation.judgement import NO_METRICS, Judgement
-from trtpipe.evaluation.limits import METRIC_OF_LIMIT, bounds, doubtful, judged, misses
+from trtpipe.evaluation.limits import bounds, doubtful, judged, misses
 from trtpipe.job.sections import SHARES, Limits
 from trtpipe.progress import Progress
 from trtpipe.values import CheckReport, Control, Executed, Metric
@@ -262,19 +262,21 @@ def unjudgeable(
         labels: int64 [S], or None.
         unranked: as `measure` has it.
     """
-    lacks = ""
+    why: Mapping[str, str] = {}
     if not any(name not in unranked and metrics.ranks_classes(a) for name, a in reference.items()):
-        lacks = "an output of one score a class, float [N, 2 or more]"
+        lacks = "cannot be judged: it needs an output of one score a class, float [N, 2 or more]"
+        why = {limit: lacks for limit in SHARES if getattr(limits, limit) is not None}
     elif labels is None or not (labels >= 0).any():
-        lacks = (
-            "labels: folders named like the classes, `labels` beside the arrays, or one class a sample in check.labels"
-        )
-    needing = set(SHARES) if lacks.startswith("an output") else {"accuracy_drop_max"}
-    return {
-        limit: f"check.limits.{limit} cannot be judged: it needs {lacks}"
-        for limit in METRIC_OF_LIMIT
-        if lacks and limit in needing and getattr(limits, limit) is not None
-    }
+        why = without_labels(limits)
+    return {limit: f"check.limits.{limit} {text}" for limit, text in why.items()}
+
+
+def without_labels(limits: Limits) -> dict[str, str]:
+    """Why a limit of the job cannot be judged on samples without labels, by its name."""
+    if limits.accuracy_drop_max is None:
+        return {}
+    lacks = "labels: folders named like the classes, `labels` beside the arrays, or one class a sample in check.labels"
+    return {"accuracy_drop_max": f"cannot be judged: it needs {lacks}"}
 
 
 def _of_output(name: str, a: Array, b: Array, labels: Array | None, *, ranks: bool) -> list[Metric]:

@@ -104,23 +104,26 @@ def with_labels(job: Job, loaded: LoadedModel, source: Source) -> tuple[Source, 
     return _numbered(source, names, where), ()
 
 
-def require_data(job: Job) -> None:
+def require_data(job: Job) -> Source | None:
     """What files, their headers and their names show of the samples of a job, and of the labels of its check.
+
+    Returns:
+        The check's samples, unread; None where code of the job makes them.
 
     Raises:
         InputError: something that `open_calibration`, `open_check` or `with_labels` would refuse.
     """
-    for where, data in (("calibration", job.calibration), ("check", job.check)):
-        if data is not None and data.arrays is not None:
-            _open(job, where, data.model_copy(update=_UNREAD), None)
-    labels = job.check.labels
-    if labels is None or job.check.factory is not None:
-        return
+    if job.calibration is not None and (job.calibration.arrays or job.calibration.images):
+        _open(job, "calibration", job.calibration.model_copy(update=_UNREAD), None)
+    if job.check.factory is not None:
+        return None
     source = _labelled(job, _open(job, "check", job.check.model_copy(update=_UNREAD), None))
-    if source.classes is not None and names_classes(labels):
+    labels = job.check.labels
+    if labels is not None and source.classes is not None and names_classes(labels):
         names = _named(labels)
         _require_names(names, "check.labels", source.classes)
         _numbered(source, names, "check.labels")
+    return source
 
 
 #: Of a section whose samples are not to be read.

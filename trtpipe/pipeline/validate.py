@@ -14,6 +14,7 @@ from calib.errors import CalibError
 from calib.samples import IMAGE_SUFFIXES, has_images
 from calib.table import CalibrationTable
 from trtpipe.errors import InputError
+from trtpipe.evaluation.check import without_labels
 from trtpipe.evaluation.judgement import judge as judge_of
 from trtpipe.figures import exact
 from trtpipe.job.importable import find_module, missing
@@ -172,14 +173,19 @@ def _data(job: Job) -> _Problems:
             text = f"holds no image ({', '.join(IMAGE_SUFFIXES)}). Put the images of each class in a folder."
             yield f"{name}.images", text
             return
-    named = (job.calibration and job.calibration.arrays, job.check.arrays, job.check.images, job.check.labels)
+    data = job.calibration
+    samples = (data and data.arrays, data and data.images, job.check.arrays, job.check.images)
+    named = (*samples, job.check.labels)
     if not all(Path(path).exists() for path in named if path):
         return
     try:
-        require_data(job)
+        source = require_data(job)
     except InputError as error:
         option, _, text = str(error).partition(": ")
         yield option, text
+        return
+    if source is not None and source.labels is None:
+        yield from ((f"check.limits.{limit}", text) for limit, text in without_labels(job.check.limits).items())
 
 
 def _metrics(job: Job) -> _Problems:

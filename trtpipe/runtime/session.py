@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from trtpipe.batching import Batching, joined, unranked
 from trtpipe.bundle import signing
 from trtpipe.bundle.format import Bundle
 from trtpipe.bundle.manifest import Manifest
-from trtpipe.errors import InputError, shell
+from trtpipe.errors import InputError, either, shell
 from trtpipe.runtime import compatibility
 from trtpipe.runtime.device import this_device
 from trtpipe.runtime.executor import (
@@ -179,6 +179,7 @@ class Model:
         Raises:
             InputError: as calling the model, or no output [N, C] to classify by.
         """
+        self.require_classes(top)
         return self.predictions(self(images), top)
 
     @property
@@ -190,14 +191,9 @@ class Model:
         """The `top` best classes in `outputs`, by the first output that is [S, C].
 
         Raises:
-            InputError: no output is, or `top` is no whole number of 1 or more.
+            InputError: no output is, or `top` is no whole number from 1 to the classes.
         """
-        if not isinstance(top, int | np.integer) or isinstance(top, bool) or top < 1:
-            raise InputError(f"top: must be a whole number of 1 or more (got {top!r}). It is how many classes to give.")
-        spec = self.scores
-        if spec is None:
-            raise InputError(f"{self.bundle.path}: has no output [N, C] to classify by. Use the raw outputs.")
-        names = self.manifest.class_names
+        spec, names = self.require_classes(top), self.manifest.class_names
         rows = []
         for row in outputs[spec.name].astype(np.float64):
             # Stable, so that of equal values the lowest index comes first, as argmax has it; NaN comes last.
@@ -206,18 +202,41 @@ class Model:
             rows.append(Prediction(tuple(order), tuple(float(row[i]) for i in order), labels))
         return rows
 
-    def run_arrays(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs by name for arrays [S, ...] of any S, run in batches that the engine takes."""
-        return joined(self.run_batches(arrays))
+    def require_classes(self, top: int, key: str = "top", instead: str = "Use the raw outputs.") -> TensorSpec:
+        """The output that samples are classified by; `key` and `instead` are what messages call `top` and advise.
 
-    def run_batches(self, arrays: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
+        Raises:
+            InputError: there is none, or `top` is no whole number from 1 to its classes.
+        """
+        spec = self.scores
+        if spec is None:
+            raise InputError(f"{self.bundle.path}: has no output [N, C] to classify by. {instead}")
+        if not isinstance(top, int | np.integer) or isinstance(top, bool) or top < 1:
+            raise InputError(
+                f"{key}: must be a whole number of 1 or more (got {top!r}). It is how many classes to give."
+            )
+        classes = spec.at("max")[1 - (spec.batch_axis or 0)]
+        if top > classes:
+            raise InputError(f"{key}: must be at most {classes}, the classes of output {spec.name} (got {top}).")
+        return spec
+
+    def run_arrays(self, arrays: Mapping[str, Array], ids: Sequence[str] | None = None) -> dict[str, Array]:
+        """The outputs by name for arrays [S, ...] of any S, run in batches that the engine takes.
+
+        Args:
+            arrays: by input name.
+            ids: what messages call the samples.
+        """
+        return joined(self.run_batches(arrays, ids))
+
+    def run_batches(self, arrays: Mapping[str, Array], ids: Sequence[str] | None = None) -> Iterator[dict[str, Array]]:
         """As `run_arrays`, one batch [B, ...] at a time.
 
         Raises:
             InputError: an output has no batch axis, and the samples do not fill whole batches: what stands in for the
                 missing ones would change it.
         """
-        runner, samples = self.runner, self._check_arrays(arrays)
+        runner, samples = self.runner, self._check_arrays(arrays, ids)
         low, _, high = self.batch
         how = self.batching(min(samples, high))
         if how.whole and (samples < low or (samples > high and samples % high)):
@@ -243,7 +262,7 @@ class Model:
             )
         return specs[0]
 
-    def _check_arrays(self, arrays: Mapping[str, Array]) -> int:
+    def _check_arrays(self, arrays: Mapping[str, Array], ids: Sequence[str] | None = None) -> int:
         """How many samples there are, after the arrays are checked against the bindings."""
         where, specs = self.bundle.path, {s.name: s for s in self.manifest.inputs}
         if set(arrays) != set(specs):
@@ -264,10 +283,10 @@ class Model:
                     "resize it."
                 )
             if array.dtype.kind == "f" and not np.isfinite(array).all():
-                bad = ~np.isfinite(array.reshape(len(array), -1)).all(axis=1)
+                bad = int((~np.isfinite(array.reshape(len(array), -1)).all(axis=1)).argmax())
                 raise InputError(
                     f"{where}: every value of input {name} must be finite, as in the check (got NaN or infinity in "
-                    f"sample {int(bad.argmax())}). Leave it out or replace them."
+                    f"{f'sample {bad}' if ids is None else ids[bad]}). Leave it out or replace them."
                 )
         named = ((n, d, g) for n, s in specs.items() for d, g in zip(s.shape[1:], arrays[n].shape[1:], strict=True))
         if wrong := two_sizes((name, dim, size) for name, dim, size in named if isinstance(dim, str)):
@@ -342,6 +361,11 @@ def open_model(
         InputError, MissingError: as `load`.
     """
     engine = bundle.manifest.engine
+    if specialization not in (None, *get_args(Specialization)):
+        raise InputError(f"specialization: must be {either(get_args(Specialization))} (got {specialization!r}).")
+    if specialization is not None and (graph or engine is None or engine.target != "tensorrt_rtx"):
+        what = "graph" if graph or engine is None or engine.target == "onnxruntime" else "engine of TensorRT proper"
+        raise InputError(f"specialization: must be left out for a bundle whose {what} is run (got {specialization}).")
     if engine is None and not graph:
         raise InputError(
             f"{bundle.path}: is a kit, which has no engine to run. Finish it here: "

@@ -2,7 +2,6 @@
 
 __all__ = [
     "builder",
-    "config",
     "driver",
     "element_types",
     "execution",

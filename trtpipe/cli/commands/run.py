@@ -98,7 +98,7 @@ def command(
         if raw:
             _require_whole_batches(model, len(feed.ids), batch_size or model.batch[1])
         else:
-            _require_classes(model, top)
+            model.require_classes(top, "--top", "Add --raw.")
         with console.Console(quiet=quiet).watching() as reporter, _destination(output) as stream:
             right = labelled = 0
             with reporter.stage("run"), _writer(form, stream, top) as write:
@@ -110,15 +110,6 @@ def command(
                         right += row["label"] == row["truth"]
     if labelled and not quiet:
         console.err(f"accuracy {right / labelled:.4f}: {right} of {labelled} labelled samples")
-
-
-def _require_classes(model: Model, top: int) -> None:
-    """Refuse classification before the first batch if no output has classes, or not as many as are wanted."""
-    if (scores := model.scores) is None:
-        raise InputError(f"{model.bundle.path}: has no output [N, C] to classify by. Add --raw.")
-    classes = scores.at("max")[1 - (scores.batch_axis or 0)]
-    if top > classes:
-        raise InputError(f"--top: must be at most {classes}, the classes of output {scores.name} (got {top}).")
 
 
 def _require_whole_batches(model: Model, samples: int, size: int) -> None:
@@ -135,8 +126,8 @@ def _rows(model: Model, feed: Feed, size: int, top: int, raw: bool) -> Iterator[
     """One row for each sample, in order."""
     at = 0
     for arrays in feed.batches(model, size):
-        outputs = model.run_arrays(arrays)
         count = len(next(iter(arrays.values())))
+        outputs = model.run_arrays(arrays, feed.ids[at : at + count])
         predictions = [] if raw else model.predictions(outputs, top)
         for i in range(count):
             row: JsonRow = {"id": feed.ids[at + i]}
