@@ -205,6 +205,35 @@ def test_an_output_that_cannot_be_written_is_found_before_work_begins(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("command", ["build", "prepare", "nightly"])
+@pytest.mark.parametrize("there", ["a folder of something else", "a file", "a link to nothing"])
+def test_what_is_no_bundle_in_a_bundles_place_is_found_before_work_begins(
+    command: str, there: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nights.make_world(tmp_path / "jobs")
+    nights.write_job(tmp_path / "jobs", "a")
+    place = tmp_path / "out" / "a"
+    place.parent.mkdir()
+    if there == "a file":
+        place.touch()
+    elif there == "a link to nothing":
+        place.symlink_to(tmp_path / "nowhere")
+    else:
+        place.mkdir()
+        (place / "thesis.txt").touch()
+
+    def begun(*_: object, **__: object) -> None:
+        raise AssertionError("work began")
+
+    monkeypatch.setattr("trtpipe.pipeline.prepared.load_model", begun)
+    alone = ["--workers", "0", "--cache", str(tmp_path / "cache")] if command == "nightly" else []
+    assert main([command, str(tmp_path / "jobs" / "a.yaml"), "-o", str(place.parent), *alone]) == 2
+    printed = "".join(capsys.readouterr())
+    assert str(place) in printed
+    assert "work began" not in printed
+    assert "Traceback" not in printed
+
+
 def paths() -> Iterator[tuple[str, str, click.ParamType]]:
     for name in COMMANDS:
         command = group.get_command(click.Context(group), name)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from trtpipe.pipeline.cache.digests import Digests
-from trtpipe.pipeline.cache.reads import Read, Reads, recall, remember
+from trtpipe.pipeline.cache.reads import STARTED_IN, Read, Reads, recall, remember
 from trtpipe.pipeline.cache.recorder import Recorder
 from trtpipe.pipeline.cache.store import Cache
 
@@ -223,8 +223,32 @@ def test_what_a_package_reads_while_it_is_imported_is_its_versions_matter(tmp_pa
         import reading
 
         reading.later()
-    assert recorder.reads.items == (Read("file", "own.txt"),)
+    assert recorder.reads.items == (Read("file", "own.txt"), STARTED_IN)
     recorder.close()
+
+
+@pytest.mark.parametrize(
+    "read", ["open('x.txt').close()", "os.listdir()", "os.path.exists('x.txt')", "os.stat('x.txt')"]
+)
+def test_what_is_named_from_the_current_folder_counts_with_that_folder(read, tmp_path, monkeypatch):
+    """Elsewhere the same code reads another file; a path in full is the same everywhere."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.txt").write_text(name)
+    (tmp_path / "reads_here.py").write_text(f"import os\n{read}\n")
+    monkeypatch.chdir(tmp_path / "one")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "reads_here", raising=False)
+    recorder = Recorder(tmp_path)
+    with recorder:
+        import reads_here  # noqa: F401
+    reads = recorder.reads
+    recorder.close()
+    assert STARTED_IN in reads.items
+    with Digests(tmp_path / "d.sqlite") as digests:
+        here = reads.values(tmp_path, digests)
+        monkeypatch.chdir(tmp_path / "two")
+        assert {n for n, v in reads.values(tmp_path, digests).items() if v != here[n]} == {"place ."}
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])

@@ -32,7 +32,7 @@ from trtpipe.bundle.manifest import (
     to_json,
 )
 from trtpipe.errors import InputError
-from trtpipe.outputs import naming
+from trtpipe.outputs import naming, require_writable_folder
 from trtpipe.trt.plan import read_header
 from trtpipe.values import MANIFEST
 
@@ -218,6 +218,17 @@ def read_bundle(path: Path, trust: Trust | None = None) -> Bundle:
                 if not replaced:
                     raise
     raise InputError(f"{path}: must stay in place while it is read (it was replaced ten times). Try again later.")
+
+
+def require_place(destination: Path) -> None:
+    """Refuse, before anything is computed, a place where `write_bundle` could not write.
+
+    Raises:
+        InputError: something is there that is no bundle.
+        OSError: nothing can be written there.
+    """
+    require_writable_folder(destination)
+    _refuse_other(destination)
 
 
 def _refuse_other(destination: Path) -> None:

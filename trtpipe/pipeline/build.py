@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtpipe.bundle.format import Bundle, Sign
+from trtpipe.bundle.format import Bundle, Sign, require_place
 from trtpipe.bundle.manifest import REPORT
 from trtpipe.notebook import page_html
 from trtpipe.pipeline.assemble import Checked, assemble
@@ -73,6 +73,7 @@ def build(
     Raises:
         TrtpipeError: with the exit code of what went wrong; before the check, nothing is then written.
     """
+    require_place(out / job.name)
     stages = Stages(reporter, nullcontext if results is None else results.recording)
     prepared = prepare(job, stages, results)
     outputs: dict[str, Array] = {}

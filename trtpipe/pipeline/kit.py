@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtpipe.batching import Batching
-from trtpipe.bundle.format import write_bundle
+from trtpipe.bundle.format import require_place, write_bundle
 from trtpipe.bundle.kit import bundle_contents, kit_contents, kit_graph
 from trtpipe.bundle.manifest import CALIBRATION
 from trtpipe.errors import InputError
@@ -77,6 +77,7 @@ def write_kit(
     """
     if refused := [f"{option}: {text}" for option, text in kit_refusals(job, release)]:
         raise InputError("\n".join(refused))
+    require_place(out / job.name)
     stages = Stages(reporter)
     prepared = prepare(job, stages)
     table = calibrate(job, prepared, stages)
@@ -153,6 +154,7 @@ def finish_kit(
         if (out / manifest.name).resolve() == path.resolve():
             raise InputError(f"{path}: the bundle would replace its own kit. Give another folder: --out.")
         require_fit(manifest, this_device())
+        require_place(out / manifest.name)
     with stages("compile") as progress:
         build = manifest.build.model_copy(update={"timing_cache": timing_cache})
         make = compiler or partial(_compile, build, manifest.precision)

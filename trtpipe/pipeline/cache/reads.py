@@ -22,15 +22,20 @@ _KIND = "reads"
 WATCHED = frozenset({"PIL", "numpy", "safetensors", "torch", "torchao", "torchvision", "yaml"})
 
 
-Kind = Literal["file", "folder", "presence", "status"]
+Kind = Literal["file", "folder", "presence", "status", "place"]
 #: What the ingredient of each kind is called.
-NAMES: Mapping[Kind, str] = {"file": "read", "folder": "listing", "presence": "presence", "status": "status"}
+NAMES: Mapping[Kind, str] = {
+    "file": "read", "folder": "listing", "presence": "presence", "status": "status", "place": "place"
+}  # fmt: skip
 
 
 @dataclass(frozen=True, order=True)
 class Read:
     """A file that was opened, a folder that was listed, or a path that was only asked for: whether it is there
-    ("presence"), or its size and times too ("status"). `path` is relative to the job's folder, or absolute."""
+    ("presence"), or its size and times too ("status"). `path` is relative to the job's folder, or absolute.
+
+    "place" is the current folder, where one of these was named from it: elsewhere the same code reads other files.
+    """
 
     kind: Kind
     path: str
@@ -44,6 +49,8 @@ class Read:
         """Its present value: a digest, with the target of links; "absent" where nothing is there."""
         path = os.path.join(folder, self.path)
         try:
+            if self.kind == "place":
+                return os.path.relpath(os.getcwd(), folder)
             if self.kind == "folder":
                 names = sorted(n for n in os.listdir(path) if n != "__pycache__")
                 return hashlib.sha256("\n".join(names).encode()).hexdigest()
@@ -80,6 +87,10 @@ class Read:
             if kind == given:
                 return Read(kind, path)
         raise ValueError(f"kind must be {', '.join(NAMES)} (got {given!r})")
+
+
+#: That code named a path from the current folder.
+STARTED_IN = Read("place", ".")
 
 
 @dataclass(frozen=True)

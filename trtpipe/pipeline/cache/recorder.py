@@ -16,9 +16,7 @@ import importlib.util
 import json
 import os
 import secrets
-import site
 import sys
-import sysconfig
 import tempfile
 import threading
 import urllib.parse
@@ -26,11 +24,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 
-import calib
 from calib.user_code import OURS
 from trtpipe.pipeline.cache.native import wrap
+from trtpipe.pipeline.cache.paths import FilePath, is_own, path_of
 from trtpipe.pipeline.cache.probes import watched
-from trtpipe.pipeline.cache.reads import Read, Reads
+from trtpipe.pipeline.cache.reads import STARTED_IN, Read, Reads
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -60,7 +58,7 @@ class Recorder:
             if self._log is None:
                 self._log = _unnamed_file()
             _active = self
-            self._watch.enter_context(watched(_asked, _is_own, _Unheard()))
+            self._watch.enter_context(watched(_asked, is_own, _Unheard()))
         self._depth += 1
         return self
 
@@ -100,9 +98,9 @@ class Recorder:
     def changed(self) -> tuple[str, ...]:
         """Files that were read and have changed since, unless the job's own code wrote them."""
         events = list(self._events(0))
-        written = {path for kind, path, _ in events if kind == "write"}
+        written = {path for kind, path, *_ in events if kind == "write"}
         first: dict[str, list[int] | None] = {}
-        for kind, path, stamp in events:
+        for kind, path, stamp, _ in events:
             if kind == "file" and path not in written:
                 first.setdefault(path, stamp)
         return tuple(sorted(p for p, stamp in first.items() if self._counts(p) and _stamp(p) != stamp))
@@ -110,31 +108,32 @@ class Recorder:
     @property
     def written(self) -> frozenset[str]:
         """What the job's own code wrote: files by the names of their ingredients."""
-        paths = {path for kind, path, _ in self._events(0) if kind == "write"}
+        paths = {path for kind, path, *_ in self._events(0) if kind == "write"}
         return frozenset(Read("file", self._portable(path)).name for path in paths)
 
     def log(self, kind: str, path: str, stamp: list[int] | None = None) -> None:
         """Add one event. A line is written in one piece, whichever process writes it."""
         if self._log is not None:
-            os.write(self._log, json.dumps([kind, path, stamp]).encode() + b"\n")
+            relative = isinstance(path, FilePath) and path.relative
+            os.write(self._log, json.dumps([kind, path, stamp, relative]).encode() + b"\n")
 
     def _size(self) -> int:
         return 0 if self._log is None else os.fstat(self._log).st_size
 
-    def _events(self, begin: int) -> Iterator[tuple[str, str, list[int] | None]]:
+    def _events(self, begin: int) -> Iterator[tuple[str, str, list[int] | None, bool]]:
         if self._log is None:
             return
         data = os.pread(self._log, os.fstat(self._log).st_size - begin, begin)
         for line in data.splitlines():
-            kind, path, stamp = json.loads(line)
-            yield kind, path, stamp
+            kind, path, stamp, relative = json.loads(line)
+            yield kind, path, stamp, relative
 
     def _summary(self, begin: int) -> Reads:
         events = list(self._events(begin))
-        written = {path for kind, path, _ in events if kind == "write"}
+        written = {path for kind, path, *_ in events if kind == "write"}
         items: set[Read] = set()
         notes: list[str] = []
-        for kind, path, _ in events:
+        for kind, path, _, relative in events:
             if kind == "network":
                 notes.append(f"the job's code opened a network connection ({path}): what came over it is not watched")
             elif kind == "program":
@@ -148,6 +147,7 @@ class Recorder:
                 if path in written and (asked or not os.path.exists(path)):  # its own
                     continue
                 items.add(Read.from_plain([kind, self._portable(path)]))
+                items |= {STARTED_IN} if relative else set()
         return Reads(tuple(sorted(items)), tuple(dict.fromkeys(notes)))
 
     def _counts(self, path: str) -> bool:
@@ -215,7 +215,7 @@ def _audit_hook(event: str, args: tuple[object, ...]) -> None:
 
 def _opened(recorder: Recorder, args: Sequence[object]) -> None:
     path, mode, flags = args[0], args[1], args[2]
-    name = _path(path)
+    name = path_of(path)
     if name is None:
         return
     writes = isinstance(mode, str) and any(c in mode for c in "wax+")
@@ -236,13 +236,13 @@ def _file(recorder: Recorder, name: str) -> None:
 
 def _listed(recorder: Recorder, args: Sequence[object]) -> None:
     given = "." if args[0] is None else args[0]
-    name = _path(_behind(given) if isinstance(given, int) else given)
+    name = path_of(_behind(given) if isinstance(given, int) else given)
     if name is not None:
         recorder.log("folder", name)
 
 
 def _made(recorder: Recorder, args: Sequence[object]) -> None:
-    if (name := _path(args[0])) is not None:
+    if (name := path_of(args[0])) is not None:
         recorder.log("write", name)
 
 
@@ -260,7 +260,7 @@ def _asked(kind: str, path: object, beside: int | None) -> None:
         try:
             if beside is not None and isinstance(path, (str, os.PathLike)):
                 path = os.path.join(_behind(beside), path)
-            name = _path(path)
+            name = path_of(path)
             if name is not None and kind == "file":
                 _file(recorder, name)
             elif name is not None:
@@ -284,14 +284,14 @@ def _ran(recorder: Recorder, args: Sequence[object]) -> None:
 
 
 def _library(recorder: Recorder, args: Sequence[object]) -> None:
-    name = _path(args[0])
+    name = path_of(args[0])
     if name is not None and os.path.isfile(name):
         _file(recorder, name)
 
 
 def _named(path: object) -> None:
     """A file that native code is about to open."""
-    name = None if _active is None else _path(path)
+    name = None if _active is None else path_of(path)
     if _active is not None and name is not None and os.path.exists(name):
         _file(_active, name)
 
@@ -331,31 +331,6 @@ _IMPORTERS = frozenset(
 )
 
 
-def _path(value: object) -> str | None:
-    """An absolute path, links not followed; None for a path of Python, a package or the system, and for no path."""
-    if not isinstance(value, (str, bytes, os.PathLike)):
-        return None
-    path = os.path.abspath(os.fsdecode(value))
-    if (path + os.sep).startswith(_SYSTEM) or "/site-packages/" in path or "/dist-packages/" in path:
-        return None
-    return path
-
-
-def _own_folders() -> tuple[str, ...]:
-    """Folders of Python, installed packages and the system: their versions are ingredients, not their files."""
-    paths = sysconfig.get_paths()
-    folders = [paths[n] for n in ("stdlib", "platstdlib", "purelib", "platlib")] + [site.getusersitepackages()]
-    folders += [
-        p for p in sys.path if os.path.basename(p) == f"python{sysconfig.get_config_var('py_version_nodot')}.zip"
-    ]
-    folders += [str(Path(__file__).parents[2]), str(Path(calib.__file__).parent)]
-    folders += ["/proc", "/sys", "/dev", "/etc", "/run", "/lib", "/usr/lib", "/usr/share/zoneinfo", "/usr/share/locale"]
-    return tuple(f + os.sep for f in {*folders, *map(os.path.realpath, folders)})
-
-
-_SYSTEM = _own_folders()
-
-
 def _stamp(path: str) -> list[int] | None:
     try:
         status = os.stat(path)
@@ -364,16 +339,11 @@ def _stamp(path: str) -> list[int] | None:
     return [status.st_size, status.st_mtime_ns, status.st_ino]
 
 
-def _is_own(source: str) -> bool:
-    """Whether a source file is the user's own: none of Python, an installed package or trtpipe."""
-    return not source.startswith(("<", *_SYSTEM)) and "-packages" + os.sep not in source
-
-
 def _from_users_code() -> bool:
     """Whether a function of the user's own is among the callers, as far as trtpipe is not."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if _is_own(frame.f_code.co_filename):
+        if is_own(frame.f_code.co_filename):
             return True
         module = frame.f_globals.get("__name__", "")
         if module.partition(".")[0] in OURS and not module.startswith(f"{__package__}."):
@@ -386,7 +356,7 @@ def _by_package_import() -> bool:
     """Whether an installed package reads while it is imported: its version stands for that, and a process that has
     imported it before does not read it again."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _is_own(source := frame.f_code.co_filename):
+    while frame is not None and not is_own(source := frame.f_code.co_filename):
         if frame.f_code.co_name == "<module>" and not source.startswith("<"):
             return True
         frame = frame.f_back

@@ -1,0 +1,49 @@
+"""Paths that code opens: whose they are, and whether they were given from the current folder."""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import sysconfig
+from pathlib import Path
+
+import calib
+
+
+class FilePath(str):
+    """An absolute path, links not followed; `relative` where it was given from the current folder."""
+
+    relative = False
+
+
+def path_of(value: object) -> FilePath | None:
+    """The path that a function was given; None for one of Python, a package or the system, and for no path."""
+    if not isinstance(value, (str, bytes, os.PathLike)):
+        return None
+    given = os.fsdecode(value)
+    path = FilePath(os.path.abspath(given))
+    if (path + os.sep).startswith(_SYSTEM) or "/site-packages/" in path or "/dist-packages/" in path:
+        return None
+    path.relative = not os.path.isabs(given)
+    return path
+
+
+def is_own(source: str) -> bool:
+    """Whether a source file is the user's own: none of Python, an installed package or trtpipe."""
+    return not source.startswith(("<", *_SYSTEM)) and "-packages" + os.sep not in source
+
+
+def _own_folders() -> tuple[str, ...]:
+    """Folders of Python, installed packages and the system: their versions are ingredients, not their files."""
+    paths = sysconfig.get_paths()
+    folders = [paths[n] for n in ("stdlib", "platstdlib", "purelib", "platlib")] + [site.getusersitepackages()]
+    folders += [
+        p for p in sys.path if os.path.basename(p) == f"python{sysconfig.get_config_var('py_version_nodot')}.zip"
+    ]
+    folders += [str(Path(__file__).parents[2]), str(Path(calib.__file__).parent)]
+    folders += ["/proc", "/sys", "/dev", "/etc", "/run", "/lib", "/usr/lib", "/usr/share/zoneinfo", "/usr/share/locale"]
+    return tuple(f + os.sep for f in {*folders, *map(os.path.realpath, folders)})
+
+
+_SYSTEM = _own_folders()
