@@ -19,6 +19,8 @@ from trtpipe.packages import broken
 ExitCode = NewType("ExitCode", int)
 #: All is well; a check failed, or a figure is worse than it may be; a bug in trtpipe.
 SUCCESS, FAILED, BUG = ExitCode(0), ExitCode(1), ExitCode(70)
+#: The reader of the output closed it before a command was done: 128 and the number of SIGPIPE.
+UNREAD = ExitCode(141)
 
 
 class TrtpipeError(Exception):

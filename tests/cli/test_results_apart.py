@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import nights
 import pytest
+import shipping
+from PIL import Image
 
 from trtpipe.cli.main import main
 
@@ -81,6 +84,37 @@ def test_an_error_about_a_name_that_is_no_utf8_is_json_too(tmp_path: Path) -> No
     )
     said = "a\udcff: there is no such file or folder. Give a bundle, an engine, an ONNX file or a calibration table."
     assert (found.returncode, json.loads(found.stdout)) == (2, {"error": said, "exit_code": 2})
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("schema", 0),
+        ("inspect b", 0),
+        ("validate --json wrong.yaml", 2),
+        ("inspect --json nothing", 2),
+        ("verify failed", 1),
+        ("run b photos", 141),  # it ends where nobody reads on: not all was done
+    ],
+)
+def test_nobody_reading_the_output_changes_no_verdict(tmp_path: Path, words: str, code: int) -> None:
+    """`trtpipe verify | grep -q` ends the pipe early: a failure must not become the 0 of a device that goes on."""
+    shipping.bundle(tmp_path / "b")
+    report = shipping.manifest().check
+    assert report is not None
+    failed = dataclasses.replace(report, passed=False, problems=("off",))
+    shipping.bundle(tmp_path / "failed", check=failed)
+    (tmp_path / "wrong.yaml").write_text("name: a b\n")
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "photos" / "a.png")
+    shell = f'{sys.executable} -m trtpipe {words} | true; exit "${{PIPESTATUS[0]}}"'
+    for _ in range(2):
+        done = subprocess.run(
+            ["bash", "-c", shell], cwd=tmp_path, capture_output=True, env=nights.environment(), check=False
+        )
+        assert done.returncode == code, done.stderr
+        assert b"Traceback" not in done.stderr
+        assert b"Exception ignored" not in done.stderr
 
 
 def test_a_reader_that_has_had_enough_is_no_error(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from calib.user_code import OURS
-from trtpipe.cli.results import results
+from trtpipe.cli.results import discard_results, results
 from trtpipe.errors import Cancelled
 from trtpipe.jsontext import json_line, plain
 from trtpipe.outputs import naming
@@ -40,9 +40,12 @@ _ONCE_S = 0.25
 
 
 def out(text: str) -> None:
-    """Print one result on stdout."""
+    """Print one result on stdout. Where the reader has closed that, the command goes on to its verdict unheard."""
     with naming("standard output"):
-        print(visible(text), file=results(), flush=True)
+        try:
+            print(visible(text), file=results(), flush=True)
+        except BrokenPipeError:
+            discard_results()
 
 
 def out_json(value: object) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib
 import io
-import os
 import signal
 import sys
 import traceback
@@ -28,6 +27,7 @@ from trtpipe.cli.supervised import supervised
 from trtpipe.errors import (
     BUG,
     SUCCESS,
+    UNREAD,
     Cancelled,
     ExitCode,
     InputError,
@@ -154,11 +154,10 @@ def _run(argv: Sequence[str] | None) -> ExitCode:
         return _said(settings, error.format_message(), InputError.exit_code)
     except (KeyboardInterrupt, click.Abort):
         return _failed(settings, "interrupted", Cancelled.exit_code)
-    except SystemExit:  # click ends a completion so, and a command whose reader has had enough
-        return SUCCESS
+    except SystemExit as end:  # click ends a completion so, and with 1 what it prints itself to a closed pipe
+        return UNREAD if end.code else SUCCESS
     except BrokenPipeError:  # the same, seen outside of click
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # or Python complains again when it flushes at the end
-        return SUCCESS
+        return UNREAD
     except BaseException as error:  # noqa: BLE001  # the one place where a bug becomes output
         return _unexpected(settings, error)
 
