@@ -20,7 +20,7 @@ WAYS: dict[str, tuple[set[str], str]] = {
         # into what becomes a whole file or folder, the user's own stream, a pipe, memory, and /proc
         {"calib.table", "calib.trt_calibrator", "trtpipe.atomic", "trtpipe.bundle.archive", "trtpipe.bundle.signing",
          "trtpipe.bundle.triton", "trtpipe.examples.shapes",
-         "trtpipe.cli.commands.run", "trtpipe.cli.main", "trtpipe.cli.results", "trtpipe.evaluation.bench",
+         "trtpipe.cli.commands.run", "trtpipe.cli.results", "trtpipe.evaluation.bench",
          "trtpipe.nightly.transport", "trtpipe.pipeline.cache.store", "trtpipe.pipeline.replay", "trtpipe.trt.isolated",
          "trtpipe.trt.plugins"}, "calib.files.replacing, or trtpipe.atomic.write_whole",
     ),
