@@ -156,6 +156,18 @@ def test_what_is_no_bundle_is_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "d" / "thesis.tex").read_text() == "years of work"
 
 
+def test_nothing_is_written_into_a_bundle(tmp_path: Path) -> None:
+    """A file more makes it invalid."""
+    shipping.bundle(tmp_path / "b")
+    with pytest.raises(InputError) as caught:
+        shipping.bundle(tmp_path / "b" / "in")
+    assert str(caught.value) == f"{tmp_path}/b/in: must not be in the bundle {tmp_path}/b. Choose another place."
+    assert read_bundle(tmp_path / "b").manifest.name == "colour"
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "manifest.json").write_text("{}")  # of something else
+    shipping.bundle(tmp_path / "web" / "b")
+
+
 @pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "", "x\n", "manifest.json", "manifest.sig", "x" * 200])
 def test_file_names(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="a bundle's file must have a plain name of its own"):

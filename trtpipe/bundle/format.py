@@ -224,7 +224,7 @@ def require_place(destination: Path) -> None:
     """Refuse, before anything is computed, a place where `write_bundle` could not write.
 
     Raises:
-        InputError: something is there that is no bundle.
+        InputError: something is there that is no bundle, or the place is in one.
         OSError: nothing can be written there.
     """
     require_writable_folder(destination)
@@ -232,7 +232,10 @@ def require_place(destination: Path) -> None:
 
 
 def _refuse_other(destination: Path) -> None:
-    """Refuse to replace anything that is not a bundle."""
+    """Refuse to replace anything that is not a bundle, and to make a bundle invalid by a file more in it."""
+    around = destination.parent
+    if (around / MANIFEST).is_file() and (around / GOLDEN).is_file():
+        raise InputError(f"{destination}: must not be in the bundle {around}. Choose another place.")
     if not os.path.lexists(destination):
         return
     if destination.is_symlink() or not destination.is_dir():
