@@ -118,10 +118,9 @@ class ImageTransform:
             )
         channels = 1 if spec.grayscale else 3
         for name, values in (("mean", mean), ("std", std)):
-            if values is not None and len(values) != channels:
-                raise CalibError(
-                    f"transform.normalize.{name}: must have {channels} values, one a channel (got {len(values)})."
-                )
+            if values is not None and len(values) not in (1, channels):
+                each = "" if channels == 1 else f", or {channels}, one a channel"
+                raise CalibError(f"transform.normalize.{name}: must have one value{each} (got {len(values)}).")
         if std is not None and not all(s > 0 for s in std):
             raise CalibError(f"transform.normalize.std: must be over 0 (got {list(std)}).")
         self._mean = None if mean is None else np.array(mean, np.float32)[:, None, None]

@@ -275,8 +275,8 @@ def test_bad_folders(tmp_path, make, message):
         ({"inputs": []}, r"inputs: at least one is needed\."),
         ({"transform": TransformSpec(normalize_mean=(0.5,))}, r"one of mean and std is missing\."),
         (
-            {"transform": TransformSpec(normalize_mean=(0.5,), normalize_std=(1.0,))},
-            r"normalize.mean: must have 3 values, one a channel \(got 1\)\.",
+            {"transform": TransformSpec(normalize_mean=(0.5,) * 2, normalize_std=(1.0,) * 2)},
+            r"normalize.mean: must have one value, or 3, one a channel \(got 2\)\.",
         ),
         (
             {"transform": TransformSpec(normalize_mean=(0.5,) * 3, normalize_std=(1.0, 0.0, 1.0))},

@@ -119,6 +119,20 @@ def test_half_inputs_are_rounded_once() -> None:
     assert got[:, 0, 0].tolist() == [2.0, float(np.float16((128 / 255 - 0.5) / 0.25)), -2.0]
 
 
+def test_one_mean_and_std_are_for_all_channels(photos: list[Any]) -> None:
+    """As torchvision's Normalize has it, in calibration, check and on the device alike."""
+    from calib.images import ImageTransform
+    from calib.samples import InputSpec, TransformSpec
+
+    made = []
+    for mean, std in (((0.5,), (0.25,)), ((0.5,) * 3, (0.25,) * 3)):
+        transform = Transform(resize=(8, 8), normalize=Normalize(mean=mean, std=std))
+        made.append(preprocess(photos[1], transform, spec(3, 8, 8)))
+        given = TransformSpec(resize=(8, 8), normalize_mean=mean, normalize_std=std)
+        made.append(ImageTransform(given, InputSpec("image", "float32", (3, 8, 8)))("x", photos[1].convert("RGB")))
+    assert all(np.array_equal(made[0], other) for other in made)
+
+
 REFUSED: list[tuple[Transform, TensorSpec, str]] = [
     (
         Transform(resize=10**9),
@@ -139,7 +153,7 @@ REFUSED: list[tuple[Transform, TensorSpec, str]] = [
     (
         Transform(grayscale=True, normalize=Normalize(mean=(0.5,) * 3, std=(0.5,) * 3)),
         spec(1, 8, 8),
-        "preprocessing.normalize.mean: must have 1 values, one for each channel (got 3).",
+        "preprocessing.normalize.mean: must have one value (got 3). Build the bundle again.",
     ),
     (
         Transform(),

@@ -136,10 +136,11 @@ def _center_crop(image: Image.Image, t: Transform) -> Image.Image:
 def _normalize(chw: Array, mean: tuple[float, ...], std: tuple[float, ...]) -> Array:
     """(x - mean) / std by channel, in float32."""
     for name, values in (("mean", mean), ("std", std)):
-        if len(values) != chw.shape[0]:
+        if len(values) not in (1, chw.shape[0]):
+            each = "" if len(chw) == 1 else f", or {len(chw)}, one a channel"
             raise InputError(
-                f"preprocessing.normalize.{name}: must have {chw.shape[0]} values, one for each channel "
-                f"(got {len(values)}). Build the bundle again."
+                f"preprocessing.normalize.{name}: must have one value{each} (got {len(values)}). Build the bundle "
+                "again."
             )
     shift = np.asarray(mean, np.float32).reshape(-1, 1, 1)
     scale = np.asarray(std, np.float32).reshape(-1, 1, 1)
