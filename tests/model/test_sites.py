@@ -48,6 +48,25 @@ def test_attention_quantizes_both_matmuls_and_not_the_norm_or_the_softmax() -> N
     }
 
 
+@pytest.mark.parametrize("pads", [(0, 1, 0, 1), (1, 0, 1, 0), (1, 1, 1, 1)])
+@pytest.mark.parametrize("fill", [-float("inf"), 0.0])
+def test_a_pool_that_is_padded_with_infinity_has_no_scale(pads: tuple[int, ...], fill: float) -> None:
+    """TensorFlow's padding "same", and ONNX files with unequal pads. Calibrating ended at the infinite values."""
+
+    class Same(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = nn.functional.pad(torch.relu(self.a(x)), pads, value=fill)
+            return self.b(nn.functional.max_pool2d(x, 3, 2)).mean((2, 3))
+
+    found = placed(nets.loaded(Same().eval(), ("N", 3, 16, 16)))
+    pool = {":max_pool2d.input"} if fill == 0.0 else set()
+    assert set(found) == {"a:input", "a:weight", "b:input", "b:weight", *pool}
+
+
 def test_concat_inputs_share_the_scale_of_what_reads_them() -> None:
     found = placed("concat")
     shared = {found[k][0] for k in (":cat.input_0", ":cat.input_1", "c:input")}

@@ -8,7 +8,8 @@ Recommendations", with the numbers used in reports:
     Q3  do not quantize the outputs of these operations: what follows (bias, ReLU, add) is fused with them
     Q4  quantize the skip branch of a residual add whose other branch is a quantized convolution, where that branch is
         INT8 anyway: it feeds another quantized operation, or is itself a quantized convolution's output
-    Q5  tensors around concat and max-pool share one scale, so that Q and DQ move across them
+    Q5  tensors around concat and max-pool share one scale, so that Q and DQ move across them; not around a pool whose
+        input is padded with infinity, which no scale holds
     Q6  biases stay in float (TensorRT-RTX refuses INT32 biases)
     Q7  an operation that is kept in float has none of its inputs quantized, unless another one needs them so
     Q8  of a model that is quantized already: its own Q/DQ elsewhere than at Q1 and Q2
@@ -19,6 +20,7 @@ serves every choice of `precision.keep`.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -272,13 +274,19 @@ def _shared(
             continue
         given: Any = node.args[0] if op_name(node) == "cat" else [node.args[0]]
         parts = [x for x in given if is_float(x) and not is_constant(x)]
-        if len(parts) != len(given) or _not_float32(node) is not None:
+        if len(parts) != len(given) or _not_float32(node) is not None or any(map(_bounded_by_infinity, parts)):
             continue
         for i, x in enumerate(parts):
             key = role[node] + (f".input_{i}" if op_name(node) == "cat" else ".input")
             extra.append((node, x, key, None, "Q5"))
             groups.join(node, x)
     return extra
+
+
+def _bounded_by_infinity(node: Node) -> bool:
+    """Whether a tensor was padded with infinity, as for a max pool of unequal sides: no scale holds that."""
+    fills = [a for a in (*node.args[1:], *node.kwargs.values()) if isinstance(a, float)]
+    return op_name(node) in ("pad", "constant_pad_nd") and any(map(math.isinf, fills))
 
 
 def shared_scales(sites: Iterable[Site]) -> dict[object, list[Site]]:

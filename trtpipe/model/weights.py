@@ -80,10 +80,11 @@ def weights_digest(network: torch.nn.Module) -> str:
     for name, tensor in sorted({**dict(network.named_parameters()), **dict(network.named_buffers())}.items()):
         try:
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            values = (flat if flat.numel() else torch.empty(0)).view(torch.uint8).numpy()  # no stride of nothing
         except (RuntimeError, ValueError, TypeError) as error:  # sparse, on "meta", of a lazy module, a subclass
             raise InputError(
-                f"model.factory: every weight must be a dense tensor with values (got {name}: {typed_line(error)}). "
+                f"model: every weight must be a dense tensor with values (got {name}: {typed_line(error)}). "
                 "Make it one before the model is returned."
             ) from error
         digest.update(values.tobytes())
