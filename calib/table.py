@@ -144,7 +144,9 @@ class CalibrationTable:
         if "weights" in names:  # of which the graph's digest is made too: whether the graph is another is not known
             names = tuple(n for n in names if n != "graph")
         if names:
-            raise CalibError(f"{where}: must belong to this job (got another {', '.join(names)}). Calibrate again.")
+            made_so = {"algorithm", "percentile"}.issuperset(names)
+            step = "Leave it out of the job, or calibrate again." if made_so else "Calibrate again."
+            raise CalibError(f"{where}: must belong to this job (got another {', '.join(names)}). {step}")
 
     def recomputed(self, algorithm: str, percentile: float = PERCENTILE) -> CalibrationTable:
         """The table that `algorithm` would have given on the same data.

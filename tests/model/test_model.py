@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import nets
 import numpy as np
 import pytest
 import torch
@@ -196,6 +197,14 @@ def test_more_outputs_than_named(job: Any, tmp_path: Path) -> None:
         InputError, match=r"outputs: must be the tensors that the model returns \(got y, z, and it returns float32"
     ):
         load_model(job(("y", "z")), tmp_path)
+
+
+def test_an_output_cannot_be_called_like_an_input() -> None:
+    """The job would be told to name what the next command refuses."""
+    bound = nets.loaded(torch.nn.Identity(), outputs=("img",), out_shape=("N", 3, 8, 8)).module
+    with pytest.raises(InputError) as caught:
+        bound.outputs({"x": torch.zeros(1, 3, 8, 8), "y": torch.zeros(1)})
+    assert str(caught.value).endswith(" x is an input's name too: return it by another, or leave it out.")
 
 
 def test_an_input_that_the_model_cannot_take(job: Any, tmp_path: Path) -> None:

@@ -67,6 +67,30 @@ def test_a_pool_that_is_padded_with_infinity_has_no_scale(pads: tuple[int, ...],
     assert set(found) == {"a:input", "a:weight", "b:input", "b:weight", *pool}
 
 
+@pytest.mark.parametrize(
+    "twice", ["torch.matmul(y, y)", "torch.cat([y, y], 1)", "y + y", "torch.bmm(y[:, 0], y[:, 0])"]
+)
+def test_one_tensor_twice_has_one_scale(twice: str) -> None:
+    """Sharing a scale with itself never ended."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 4, 1), nn.Conv2d(8 if "cat" in twice else 4, 5, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.relu(self.a(x))
+            z = eval(twice, {"torch": torch, "y": y})
+            return self.b(z if z.dim() == 4 else z[:, None].expand(-1, 4, -1, -1)).mean((2, 3))
+
+    captured = capture(nets.loaded(Twice().eval()))
+    seen = observe_ranges(captured, [(nets.images(2, 3, 8, 8),)])
+    amax = {s.group: seen[s.producer.name] for s in captured.sites if s.axis is None}
+    made = quantize(captured, int8=True, half=None, keep=Keep(), amax=amax, ranges={})
+    kinds = [str(n.target) for n in made.program.graph.nodes]
+    assert sum("dequantize" in k for k in kinds) >= len({s.group for s in captured.sites if s.axis is None})
+
+
 def test_concat_inputs_share_the_scale_of_what_reads_them() -> None:
     found = placed("concat")
     shared = {found[k][0] for k in (":cat.input_0", ":cat.input_1", "c:input")}

@@ -23,6 +23,7 @@ from trtpipe.job.sections import Correction, Precision
 from trtpipe.pipeline.cache.reads import Read
 from trtpipe.pipeline.lowered import Lowered
 from trtpipe.pipeline.tables import overlap_warnings, read_table, table_notes, verdict_warnings
+from trtpipe.pipeline.validate import validate
 from trtpipe.values import LayerPrecision, PrecisionName
 
 
@@ -129,6 +130,26 @@ def test_a_named_table_brings_its_own_histograms_to_the_report_alone(
         assert ("No histograms came with this table" in page) != drawn[-1]
     assert graphs[0] == graphs[1] == graphs[2]
     assert drawn == [True, False, False]
+
+
+def test_a_table_made_otherwise_than_the_job_says_is_told_before_a_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "tables_network.py").write_text(NETWORK)
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).random((16, 3, 8, 8), np.float32))
+    path = tmp_path / "a.yaml"
+    batch, dims = FIXED
+    path.write_text(JOB.format(name="a", batch=batch, dims=dims, calibration="{arrays: x.npy, algorithm: minmax}"))
+    calibrate(path).save(tmp_path / "t.json")
+    said = []
+    for asked in ("", ", algorithm: minmax", ", algorithm: mse"):
+        path.write_text(JOB.format(name="a", batch=batch, dims=dims, calibration="{table: t.json" + asked + "}"))
+        said.append([problem.message for problem in validate(path)])
+    assert said == [[], [], [
+        f"calibration.table: {tmp_path}/t.json: must belong to this job (got another algorithm). Leave it out of the "
+        "job, or calibrate again."
+    ]]  # fmt: skip
 
 
 def test_a_read_of_an_unknown_kind_is_none_of_ours() -> None:

@@ -6,6 +6,7 @@ from importlib import metadata
 import numpy as np
 import pytest
 from jobs import good_folder, write
+from PIL import Image
 from safetensors.numpy import save_file
 
 from trtpipe.cli.main import main
@@ -141,6 +142,22 @@ def test_labels_that_the_build_would_refuse(folder, name, text, why):
     found = messages(write(folder, ("  images: val\n", f"  images: val\n  labels: {name}\n")))
     assert len(found) == (why is not None)
     assert all(message.startswith(why.format(folder=folder)) for message in found)
+
+
+@pytest.mark.parametrize(("names", "mode", "said"), [
+    (("0/a.png",), "L", None),
+    (("0/a_mask.png",), "L", "{folder}/masks: must hold a mask for each image, named like it (got none for 0/a.png)."),
+    (("0/a.png",), "RGB", "{folder}/masks/0/a.png: must be a mask of one channel (got mode RGB)."),
+    ((), "L", "{folder}/masks: must hold a mask for each image, named like it (got none for 0/a.png)."),
+])  # fmt: skip
+def test_masks_that_the_build_would_refuse(folder, names, mode, said):
+    (folder / "masks" / "0").mkdir(parents=True)
+    for name in names:
+        Image.new(mode, (8, 8)).save(folder / "masks" / name)
+    labels = ("  images: val\n", "  images: val\n  labels: masks\n  metrics: {m: miou}\n")
+    found = messages(write(folder, labels))
+    assert len(found) == (said is not None)
+    assert all(m.startswith(f"check.labels: {said.format(folder=folder)}") for m in found)
 
 
 def test_a_limit_on_labels_that_no_sample_has(folder):

@@ -22,7 +22,7 @@ from calib.samples import InputSpec
 from trtpipe.bundle import signing
 from trtpipe.bundle.manifest import EngineInfo
 from trtpipe.errors import InputError, MissingError
-from trtpipe.job.sections import Build, Limits
+from trtpipe.job.sections import Build, Limits, Transform
 from trtpipe.runtime import session as runner_module
 from trtpipe.runtime.device import Device
 from trtpipe.runtime.inputs import open_feed
@@ -412,6 +412,31 @@ def test_arrays_are_run_in_batches_that_a_profile_takes() -> None:
     assert model.run_arrays({"x": np.zeros((2, 9), np.float32)})["y"].shape == (2, 9)
     assert model.run_arrays({"x": np.zeros((9, 3), np.float32)})["y"].shape == (9, 3)
     assert shapes == [(1, 9), (1, 9), (8, 3), (1, 3)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_images_of_several_sizes_are_run_a_size_at_a_time(tmp_path: Path, size: int) -> None:
+    """A folder from a camera roll, for an engine of dynamic height and width."""
+    dims = {"N": DimRange(1, 4, 8), "H": DimRange(4, 8, 16), "W": DimRange(4, 8, 16)}
+    manifest = SimpleNamespace(
+        inputs=(TensorSpec("image", "float32", ("N", 3, "H", "W"), dims),),
+        outputs=(TensorSpec("y", "float32", ("N", 3), {"N": dims["N"]}),),
+        build=Build(), preprocessing=Transform(), class_names=None,
+    )  # fmt: skip
+    model = Model(SimpleNamespace(manifest=manifest, path="out/any"), Recorder(), "graph")  # type: ignore[arg-type]
+    sides = [(8, 6), (8, 6), (8, 6), (4, 12), (8, 6)]
+    paths = [tmp_path / f"{k}.png" for k in range(5)]
+    for path, side in zip(paths, sides, strict=True):
+        Image.new("RGB", side).save(path)
+    batches = [b["image"].shape for b in open_feed(tmp_path, model).batches(model, size)]
+    assert sum(b[0] for b in batches) == 5
+    assert max(b[0] for b in batches) == min(size, 3)
+    assert [b[2:] for b in batches for _ in range(b[0])] == [side[::-1] for side in sides]
+    with pytest.raises(InputError) as caught:
+        model(paths)
+    assert str(caught.value) == (
+        "out/any: images of one call must become one shape (got [3, 6, 8] and [3, 12, 4]). Call it once for each size."
+    )
 
 
 def test_a_dimension_of_two_inputs_has_one_size() -> None:

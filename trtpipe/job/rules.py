@@ -152,8 +152,12 @@ def _formats(precision: Precision) -> Iterator[Broken]:
     for glob, name in precision.formats.items():
         if name not in on:
             key = f"{name}_mode: true" if f"{name}_mode" in type(precision).model_fields else f"weights: {name}"
-            path = ("precision", "formats", glob)
-            yield Broken(path, "be a number format that is on", name, f"Add precision.{key}.")
+            four = (
+                f"weights: {precision.weights}" if precision.weights else "nvfp4_mode" if precision.nvfp4_mode else ""
+            )
+            beside = not four or (key.endswith("true") and name != "nvfp4")  # a job has one format of 4 bits
+            hint = f"Add precision.{key}." if beside else f"It cannot be beside precision.{four}: choose one."
+            yield Broken(("precision", "formats", glob), "be a number format that is on", name, hint)
     if precision.formats and len(on) == 1 and on.issuperset(precision.formats.values()):
         (only,) = on
         hint = "Add another format, or use precision.keep."

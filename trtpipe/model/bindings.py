@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -103,7 +103,7 @@ class Bound(torch.nn.Module):
             unnamed = [returned] if isinstance(returned, torch.Tensor) else returned
             values = list(found.values())
             if not isinstance(unnamed, list | tuple) or len(values) != len(unnamed) or len(values) != len(names):
-                raise InputError(_unlike_the_job(returned, names))
+                raise InputError(_unlike_the_job(returned, names, {s.name for s in self.specs}))
         half = (torch.float16, torch.bfloat16, torch.float64)
         return tuple(t.to(torch.float32) if t.dtype in half else t for t in values)
 
@@ -125,7 +125,7 @@ def _assembled(parts: Sequence[tuple[Sequence[str], torch.Tensor]]) -> dict[str,
 _MOST_LISTED = 6
 
 
-def _unlike_the_job(returned: object, names: tuple[str, ...]) -> str:
+def _unlike_the_job(returned: object, names: tuple[str, ...], inputs: Collection[str]) -> str:
     """The message when the model's outputs are not the job's: what it returned, and the lines that help."""
     message = f"outputs: must be the tensors that the model returns (got {', '.join(names)}, and it returns "
     message += f"{described(returned)}). "
@@ -135,6 +135,8 @@ def _unlike_the_job(returned: object, names: tuple[str, ...]) -> str:
     named = "output" if found == [""] else None
     in_order = isinstance(returned, list | tuple) and not hasattr(returned, "_fields")
     flat = in_order and found == [str(k) for k in range(len(returned))]  # type: ignore[arg-type]
+    if taken := [n for n in found if n in inputs]:
+        return message + f"{taken[0]} is an input's name too: return it by another, or leave it out."
     lines = [f"\n      {named or (f'output_{n}' if flat else n)}: {{}}" for n in found[:_MOST_LISTED]]
     return message + "Name each of them in the job:\n    outputs:" + "".join(lines)
 

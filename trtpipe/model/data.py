@@ -12,7 +12,7 @@ from calib.samples import DataSpec, InputSpec, TransformSpec, Varying
 from trtpipe.batching import unranked
 from trtpipe.errors import InputError
 from trtpipe.job.importable import on_path
-from trtpipe.model.labels import classes_of, names_classes
+from trtpipe.model.labels import classes_of, names_classes, require_labels
 
 if TYPE_CHECKING:
     from calib.data import Source
@@ -123,6 +123,8 @@ def require_data(job: Job) -> Source | None:
         names = _named(labels)
         _require_names(names, "check.labels", source.classes)
         _numbered(source, names, "check.labels")
+    elif labels is not None and not names_classes(labels) and job.check.on_bad_sample == "error":
+        require_labels(labels, source.ids, job.check_transform(), job.check.images)
     return source
 
 

@@ -6,7 +6,7 @@ import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -71,6 +71,19 @@ def labels_of(path: str, ids: Sequence[str], transform: Transform | None, pictur
     return _csv(path, ids) if Path(path).suffix == ".csv" else _rows(path, ids)
 
 
+def require_labels(path: str, ids: Sequence[str], transform: Transform | None, pictures: str | None) -> None:
+    """What `labels_of` would refuse, as far as the names and headers of masks show it, and all of other files.
+
+    Raises:
+        InputError: as `labels_of`.
+    """
+    if not Path(path).is_dir():
+        labels_of(path, ids, transform, pictures)
+        return
+    for _ in _mask_files(Path(path), ids, _spec(transform, path), pictures, read=False):
+        pass
+
+
 def _fault(path: str | Path, must: str, got: object, hint: str = "") -> InputError:
     return InputError(f"check.labels: {path}: must {must} (got {got}). {hint}".rstrip())
 
@@ -122,16 +135,32 @@ def _lies_on(mask: tuple[int, int], picture: tuple[int, int], spec: TransformSpe
 def _masks(folder: Path, ids: Sequence[str], transform: Transform | None, pictures: str | None) -> Array:
     spec = _spec(transform, folder)
     steps = geometry(spec)
+    masks = []
+    mask: Image.Image
+    for mask in _mask_files(folder, ids, spec, pictures, read=True):
+        for step in steps:
+            mask = step(mask)
+        masks.append(np.asarray(mask).astype(np.int64))
+    if len(shapes := {m.shape for m in masks}) > 1:
+        hint = "Set transform.center_crop, or resize: [height, width]."
+        raise _fault(folder, "give masks of one size", ", ".join(map(str, sorted(shapes)[:3])), hint)
+    return np.stack(masks)
+
+
+def _mask_files(
+    folder: Path, ids: Sequence[str], spec: TransformSpec, pictures: str | None, *, read: bool
+) -> Iterator[Image.Image]:
+    """The mask of each sample, held against its picture; unless they are `read`, by their names and headers alone."""
     files = (p for p in sorted(folder.rglob("*")) if _is_image(p))
     there = _once(folder, ((p.relative_to(folder).with_suffix("").as_posix(), p) for p in files))
-    masks = []
     for name in ids:
         path = there.get(PurePosixPath(name).with_suffix("").as_posix())
         if path is None:
             raise _fault(folder, "hold a mask for each image, named like it", f"none for {name}")
         try:
             with Image.open(path) as opened:
-                opened.load()
+                if read:
+                    opened.load()
                 mask: Image.Image = opened
         except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
             raise _fault(path, "be a readable image", error) from error
@@ -144,13 +173,7 @@ def _masks(folder: Path, ids: Sequence[str], transform: Transform | None, pictur
             raise _fault(
                 path, must, f"{mask.width} x {mask.height}", "Make the masks of the pictures that are checked."
             )
-        for step in steps:
-            mask = step(mask)
-        masks.append(np.asarray(mask).astype(np.int64))
-    if len(shapes := {m.shape for m in masks}) > 1:
-        hint = "Set transform.center_crop, or resize: [height, width]."
-        raise _fault(folder, "give masks of one size", ", ".join(map(str, sorted(shapes)[:3])), hint)
-    return np.stack(masks)
+        yield mask
 
 
 def _is_image(path: Path) -> bool:

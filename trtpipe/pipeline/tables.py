@@ -40,20 +40,31 @@ def read_table(calibration: Calibration, digests: Mapping[str, str], exact: str)
     Raises:
         calib.CalibError: it belongs to another model, or was made otherwise than the job says.
     """
+    table = table_as_asked(calibration)
     assert calibration.table is not None
-    table = CalibrationTable.load(calibration.table)
-    algorithm = table.algorithm if calibration.algorithm == "auto" else calibration.algorithm
-    percentile = table.percentile if calibration.algorithm == "auto" else calibration.percentile
     if table.digests.get("graph") == exact:
         digests = {**digests, "graph": exact}
-    table.require(calibration.table, digests, algorithm, percentile)
+    table.require(calibration.table, digests, table.algorithm, table.percentile)
+    with suppress(CalibError):
+        return CalibrationTable.load(calibration.table, histograms=True)
+    return table
+
+
+def table_as_asked(calibration: Calibration) -> CalibrationTable:
+    """The table that `calibration.table` names, made as the job says, whatever model it belongs to.
+
+    Raises:
+        calib.CalibError: it is no table, or was made otherwise.
+    """
+    assert calibration.table is not None
+    table = CalibrationTable.load(calibration.table)
+    if calibration.algorithm != "auto":
+        table.require(calibration.table, table.digests, calibration.algorithm, calibration.percentile)
     if table.corrections is not None and calibration.corrections is False:
         raise CalibError(
             f"{calibration.table}: must be without corrections for calibration.corrections: false (got "
             f"{len(table.corrections.steps)} steps). Leave the key out, or calibrate again."
         )
-    with suppress(CalibError):
-        return CalibrationTable.load(calibration.table, histograms=True)
     return table
 
 

@@ -12,7 +12,6 @@ from typing import Literal
 
 from calib.errors import CalibError
 from calib.samples import IMAGE_SUFFIXES, has_images
-from calib.table import CalibrationTable
 from trtpipe.errors import InputError
 from trtpipe.evaluation.check import without_labels
 from trtpipe.evaluation.judgement import judge as judge_of
@@ -26,6 +25,7 @@ from trtpipe.model.torch_versions import misfit, needs_torchao
 from trtpipe.model.torch_versions import unsupported as unsupported_torch
 from trtpipe.packages import EXTRAS, install_command, not_installed, unimportable
 from trtpipe.packages import version as package_version
+from trtpipe.pipeline.tables import table_as_asked
 from trtpipe.routes.options import REQUIREMENTS, job_refusals, without_gpu
 from trtpipe.trt import driver
 from trtpipe.trt.flavour import installed, require_version, unrecorded, unsupported
@@ -201,10 +201,10 @@ def _metrics(job: Job) -> _Problems:
 
 def _table(job: Job) -> _Problems:
     """Whether the table that the job names can be read; whose it is, only its model says."""
-    table = None if job.calibration is None or not job.precision.calibrated else job.calibration.table
-    if table is not None and Path(table).is_file():
+    data = job.calibration
+    if data is not None and job.precision.calibrated and data.table is not None and Path(data.table).is_file():
         try:
-            CalibrationTable.load(table)
+            table_as_asked(data)
         except CalibError as error:
             yield "calibration.table", str(error)
 

@@ -66,6 +66,8 @@ class TensorRTQuantizer(Quantizer):  # type: ignore[misc]
         inputs: dict[Node, dict[Node, QuantizationSpec]] = {}
         for site in self.sites:
             producer, consumer = by_name[site.producer.name], by_name[site.consumer.name]
+            if producer in inputs.get(consumer, ()):  # one tensor twice, as in matmul(y, y)
+                continue
             spec: QuantizationSpec
             if site.shared in first:
                 spec = SharedQuantizationSpec(first[site.shared])

@@ -29,12 +29,20 @@ class Feed:
     arrays: dict[str, Array] | None = None
 
     def batches(self, model: Model, size: int) -> Iterator[dict[str, Array]]:
-        """The inputs [B, ...] of `size` samples at a time by name; images are read when their batch is due."""
-        for start in range(0, len(self.ids), size):
-            if self.paths is not None:
-                yield {model.manifest.inputs[0].name: model.preprocess(self.paths[start : start + size])}
-            elif self.arrays is not None:
-                yield {name: np.asarray(a[start : start + size]) for name, a in self.arrays.items()}
+        """The inputs [B, ...] of at most `size` samples at a time by name. Images are read when their batch is due, and
+        one of another size begins a batch of its own."""
+        name = model.manifest.inputs[0].name
+        same: list[Array] = []
+        for path in self.paths or ():
+            sample = model.preprocess([path])
+            if same and (len(same) == size or same[0].shape != sample.shape):
+                yield {name: np.concatenate(same)}
+                same = []
+            same.append(sample)
+        if same:
+            yield {name: np.concatenate(same)}
+        for start in range(0, 0 if self.arrays is None else len(self.ids), size):
+            yield {name: np.asarray(a[start : start + size]) for name, a in (self.arrays or {}).items()}
 
 
 def open_feed(path: Path, model: Model) -> Feed:

@@ -169,7 +169,14 @@ class Model:
         loaded = [load_image(Path(i)) if isinstance(i, str | Path) else i for i in images]
         if not loaded:
             raise InputError(f"{self.bundle.path}: no image was given. Give at least one.")
-        return np.stack([preprocess(image, transform, spec) for image in loaded])
+        samples = [preprocess(image, transform, spec) for image in loaded]
+        other = next((s for s in samples if s.shape != samples[0].shape), None)
+        if other is not None:
+            raise InputError(
+                f"{self.bundle.path}: images of one call must become one shape (got {list(samples[0].shape)} and "
+                f"{list(other.shape)}). Call it once for each size."
+            )
+        return np.stack(samples)
 
     def classify(
         self, images: Sequence[Image | str | Path] | Array | Mapping[str, Array], top: int = 1
