@@ -204,7 +204,7 @@ def test_an_output_cannot_be_called_like_an_input() -> None:
     bound = nets.loaded(torch.nn.Identity(), outputs=("img",), out_shape=("N", 3, 8, 8)).module
     with pytest.raises(InputError) as caught:
         bound.outputs({"x": torch.zeros(1, 3, 8, 8), "y": torch.zeros(1)})
-    assert str(caught.value).endswith(" x is an input's name too: return it by another, or leave it out.")
+    assert str(caught.value).endswith(" x is an input's name too: name that input otherwise in the job.")
 
 
 def test_an_input_that_the_model_cannot_take(job: Any, tmp_path: Path) -> None:

@@ -106,6 +106,16 @@ def test_boxes_move_as_pixels_do(
 
 
 PICTURE = (96, 64)
+
+
+def test_boxes_over_the_edge_are_cut_by_a_crop_alone(tmp_path: Path) -> None:
+    """Labels are pycocotools' as they are; what a crop takes away cannot be found."""
+    path = coco(tmp_path / "a.json", {"b.jpg": [(-4, 50, 20, 20)]})
+    assert boxes_of(path, ("b.jpg",))[0].corners.tolist() == [[-4, 50, 16, 70]]
+    assert boxes_of(path, ("b.jpg",), Transform(resize=(30, 50)))[0].corners.tolist() == [[-2, 25, 8, 35]]
+    assert boxes_of(path, ("b.jpg",), Transform(center_crop=(60, 80)))[0].corners.tolist() == [[0, 50, 6, 60]]
+
+
 SIZES = ((96, 64), (48, 32), (64, 64), (64, 96), (77, 77), (95, 64))
 
 

@@ -136,7 +136,7 @@ def _unlike_the_job(returned: object, names: tuple[str, ...], inputs: Collection
     in_order = isinstance(returned, list | tuple) and not hasattr(returned, "_fields")
     flat = in_order and found == [str(k) for k in range(len(returned))]  # type: ignore[arg-type]
     if taken := [n for n in found if n in inputs]:
-        return message + f"{taken[0]} is an input's name too: return it by another, or leave it out."
+        return message + f"{taken[0]} is an input's name too: name that input otherwise in the job."
     lines = [f"\n      {named or (f'output_{n}' if flat else n)}: {{}}" for n in found[:_MOST_LISTED]]
     return message + "Name each of them in the job:\n    outputs:" + "".join(lines)
 

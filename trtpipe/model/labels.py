@@ -211,7 +211,7 @@ def _coco(path: str, ids: Sequence[str], transform: Transform | None, pictures: 
 
 
 def _boxes(annotations: Sequence[JsonObject], size: tuple[int, int], spec: TransformSpec) -> Boxes:
-    """The annotated boxes after resize and crop; what was cropped away is left out."""
+    """The annotated boxes after resize and crop; what was cropped away is left out, and nothing else is changed."""
     width, height = size
     corners = np.array([a["bbox"] for a in annotations], np.float64).reshape(-1, 4)
     corners[:, 2:] += corners[:, :2]
@@ -219,12 +219,10 @@ def _boxes(annotations: Sequence[JsonObject], size: tuple[int, int], spec: Trans
     for step in geometry(TransformSpec(resize=spec.resize)):
         blank = step(blank)
     corners *= np.tile((blank.width / width, blank.height / height), 2)
-    across, down = blank.width, blank.height
     if spec.center_crop is not None:
-        crop = (spec.center_crop,) * 2 if isinstance(spec.center_crop, int) else spec.center_crop
-        down, across = crop
+        down, across = crop = (spec.center_crop,) * 2 if isinstance(spec.center_crop, int) else spec.center_crop
         corners -= np.tile((_offset(blank.width, across), _offset(blank.height, down)), 2)
-    corners = np.clip(corners, 0, np.tile((across, down), 2))
+        corners = np.clip(corners, 0, np.tile(crop[::-1], 2))
     kept = (corners[:, 2] > corners[:, 0]) & (corners[:, 3] > corners[:, 1])
     classes = np.array([int(a["category_id"]) for a in annotations], np.int64)
     crowd = np.array([bool(a.get("iscrowd", 0)) for a in annotations], np.bool_)

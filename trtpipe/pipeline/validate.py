@@ -21,6 +21,7 @@ from trtpipe.job.job import Job
 from trtpipe.job.load import JobErrors, JobFile, job_files
 from trtpipe.job.problems import Problem, violation
 from trtpipe.model.data import require_data
+from trtpipe.model.onnx.external import data_names, require_inside
 from trtpipe.model.torch_versions import misfit, needs_torchao
 from trtpipe.model.torch_versions import unsupported as unsupported_torch
 from trtpipe.packages import EXTRAS, install_command, not_installed, unimportable
@@ -120,6 +121,7 @@ def _judged(
             on_this_gpu = version is None and purpose in ("build", "measure")
             for option, text in (
                 *_modules(job, path),
+                *(_external_data(job) if find_module("onnx", ()) else ()),
                 *_data(job),
                 *_metrics(job),
                 *_table(job),
@@ -164,6 +166,17 @@ def _in_extra(target: str, path: Path) -> bool:
     """Whether a callable is of a package that is not here and that an extra brings."""
     top = target.partition(":")[0].partition(".")[0]
     return top in EXTRAS and find_module(top, _folders(path)) is None
+
+
+def _external_data(job: Job) -> _Problems:
+    """Whether the files that hold an ONNX file's weights are beside it."""
+    path = Path(job.model.onnx or "")
+    try:
+        for name in data_names(path) if path.is_file() else ():
+            require_inside(path.parent, name)
+    except InputError as error:
+        option, _, text = str(error).partition(": ")
+        yield option, text
 
 
 def _data(job: Job) -> _Problems:

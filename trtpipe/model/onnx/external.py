@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trtpipe.errors import InputError
+
 
 def data_files(path: Path) -> tuple[Path, ...]:
     """The external data of an ONNX file, in the order of their names; none where it is no ONNX file."""
+    return tuple(path.parent / name for name in data_names(path))
+
+
+def data_names(path: Path) -> tuple[str, ...]:
+    """As `data_files`, relative to the folder of the file, as it has them."""
     import onnx
 
     try:
@@ -20,4 +27,23 @@ def data_files(path: Path) -> tuple[Path, ...]:
         for entry in tensor.external_data
         if entry.key == "location"
     }
-    return tuple(path.parent / name for name in sorted(names))
+    return tuple(sorted(names))
+
+
+def require_inside(folder: Path, location: str) -> None:
+    """Refuse external data outside the folder of the file, or that is not there."""
+    inside = Path(location)
+    if inside.is_absolute() or ".." in inside.parts:
+        raise InputError(
+            f"model.onnx: external data must be in the folder of the file (got {location}). Save the file again with "
+            "its data beside it."
+        )
+    if not (folder / inside).is_file():
+        raise InputError(
+            f"model.onnx: its external data must be beside it (got no file {location} in {folder}). Copy it there."
+        )
+    if not (real := (folder / inside).resolve()).is_relative_to(folder.resolve()):  # no reader of ONNX files takes that
+        raise InputError(
+            f"model.onnx: its external data must be a file beside it (got {location}, a link to {real}). Copy both "
+            "files without links: cp -L."
+        )

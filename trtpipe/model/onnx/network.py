@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,8 @@ class OnnxNetwork(torch.nn.Module):
         for name, array in file.constants.items():
             if name in used:
                 self._holders[name] = self._hold(name, array)
+        # What nobody reads is not asked for: the mask of a Dropout, the statistics of a batch norm.
+        self._nodes = [replace(n, outputs=tuple(o if o in used else "" for o in n.outputs)) for n in file.nodes]
         self._run = [self._scope(_parts(n.path)) if _parts(n.path) else execute for n in file.nodes]
         self._last = {name: k for k, n in enumerate(file.nodes) for name in n.inputs}
         self._kept = {b.name for b in file.outputs}
@@ -64,7 +67,7 @@ class OnnxNetwork(torch.nn.Module):
         }
         for binding, x in zip(self.file.inputs, inputs, strict=True):
             values[binding.name] = x.to(getattr(torch, binding.dtype))
-        for k, (node, run) in enumerate(zip(self.file.nodes, self._run, strict=True)):
+        for k, (node, run) in enumerate(zip(self._nodes, self._run, strict=True)):
             given = [_marked(node, k, values[name]) if name else None for k, name in enumerate(node.inputs)]
             values |= zip(node.outputs, run(node, given), strict=False)
             for name in {n for n in node.inputs if self._last[n] == k} - self._kept:

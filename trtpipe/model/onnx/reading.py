@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from trtpipe.errors import InputError, first_line
+from trtpipe.model.onnx.external import require_inside
 from trtpipe.model.onnx.linears import with_linears
 from trtpipe.model.onnx.names import WEIGHTED, module_path
 from trtpipe.model.onnx.quantized import Marks, take_qdq_off
@@ -109,7 +110,7 @@ def opened(path: Path) -> ir.Model:
     if not len(model.graph):
         raise InputError(f"model.onnx: must be an ONNX file (got {path.name}, which has no nodes). Export it again.")
     for tensor in external_tensors(model):
-        _require_inside(path.parent, str(tensor.location))
+        require_inside(path.parent, str(tensor.location))
     for step in (
         common.InlinePass(),
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
@@ -169,25 +170,6 @@ def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
     for value in model.graph.initializers.values():
         if isinstance(value.const_value, ir.ExternalTensor):
             yield value.const_value
-
-
-def _require_inside(folder: Path, location: str) -> None:
-    """Refuse external data outside the folder of the file, or that is not there."""
-    inside = Path(location)
-    if inside.is_absolute() or ".." in inside.parts:
-        raise InputError(
-            f"model.onnx: external data must be in the folder of the file (got {location}). Save the file again with "
-            "its data beside it."
-        )
-    if not (folder / inside).is_file():
-        raise InputError(
-            f"model.onnx: its external data must be beside it (got no file {location} in {folder}). Copy it there."
-        )
-    if not (real := (folder / inside).resolve()).is_relative_to(folder.resolve()):  # no reader of ONNX files takes that
-        raise InputError(
-            f"model.onnx: its external data must be a file beside it (got {location}, a link to {real}). Copy both "
-            "files without links: cp -L."
-        )
 
 
 def _require_known(graph: ir.Graph, operators: frozenset[str]) -> None:
