@@ -120,11 +120,11 @@ def test_two_jobs_of_one_name_are_refused(line, folder, capsys):
 
 
 def test_set_and_verbose_reach_the_job(line, folder, capsys):
-    assert main(["build", str(folder / "one.yaml"), "--set", "check.samples=3"]) == 0
+    assert main(["build", str(folder / "one.yaml"), "--set", "check.samples=1"]) == 0
     assert main(["build", str(folder / "one.yaml"), "-v"]) == 0
     assert main(["build", str(folder / "one.yaml"), "-vv"]) == 0
     jobs = [job for job, _ in line[0]]
-    assert [job.check.samples for job in jobs] == [3, None, None]
+    assert [job.check.samples for job in jobs] == [1, None, None]
     assert [job.build.log_level for job in jobs] == ["error", "info", "verbose"]
     assert main(["build", str(folder / "one.yaml"), "-v", "-q"]) == 2
 

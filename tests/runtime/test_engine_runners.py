@@ -36,12 +36,12 @@ class Recorder:
         return None
 
 
-def _opened(monkeypatch, tmp_path, specialization=None, **fields):
+def _opened(monkeypatch, tmp_path, specialization=None, target="tensorrt", **fields):
     monkeypatch.setattr("trtpipe.runtime.executor.EngineRunner", Recorder)
     monkeypatch.setattr(verify, "require_fit", lambda manifest, device: None)
     monkeypatch.setattr(Recorder, "made", [])
     bundle = shipping.bundle(tmp_path / "b")
-    engine = EngineInfo(file="model.onnx", target="tensorrt", version="10.3.0.26", os=None, machine=None, **fields)
+    engine = EngineInfo(file="model.onnx", target=target, version="10.3.0.26", os=None, machine=None, **fields)
     manifest = bundle.manifest.model_copy(update={"engine": engine})
     open_model(
         type(bundle)(bundle.path, manifest, bundle.manifest_bytes, None), as_written=True, specialization=specialization
@@ -67,7 +67,7 @@ def test_an_engine_without_its_lean_runtime_is_run_by_one_of_its_release(monkeyp
 
 
 def test_kernels_are_specialized_for_shapes_as_the_caller_wants(monkeypatch, tmp_path):
-    assert _opened(monkeypatch, tmp_path, "eager")["specialization"] == "eager"
+    assert _opened(monkeypatch, tmp_path, "eager", "tensorrt_rtx")["specialization"] == "eager"
 
 
 def test_a_stripped_plan_gets_the_bundles_graph(monkeypatch, tmp_path):

@@ -6,6 +6,7 @@ to compile can be imported is tried in a process of its own.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -186,11 +187,10 @@ def _data(job: Job) -> _Problems:
             text = f"holds no image ({', '.join(IMAGE_SUFFIXES)}). Put the images of each class in a folder."
             yield f"{name}.images", text
             return
-    data = job.calibration
-    samples = (data and data.arrays, data and data.images, job.check.arrays, job.check.images)
-    named = (*samples, job.check.labels)
-    if not all(Path(path).exists() for path in named if path):
-        return
+    read = [data for data in (job.calibration, job.check) if data is not None]
+    files = [path for path in (*(data.arrays for data in read), job.check.labels) if path]
+    if not all(os.path.isdir(d.images) for d in read if d.images) or not all(map(os.path.exists, files)):
+        return  # said of the job itself
     try:
         source = require_data(job)
     except InputError as error:

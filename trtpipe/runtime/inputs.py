@@ -35,10 +35,13 @@ class Feed:
         same: list[Array] = []
         for path in self.paths or ():
             sample = model.preprocess([path])
-            if same and (len(same) == size or same[0].shape != sample.shape):
+            if same and same[0].shape != sample.shape:
                 yield {name: np.concatenate(same)}
                 same = []
             same.append(sample)
+            if len(same) == size:
+                yield {name: np.concatenate(same)}
+                same = []
         if same:
             yield {name: np.concatenate(same)}
         for start in range(0, 0 if self.arrays is None else len(self.ids), size):
