@@ -43,11 +43,15 @@ class ArraySamples:
 
     def load(self, at: int) -> Sample:
         """One row of every input."""
-        return fit(f"{self._where}[{at}]", {i.name: self._rows[i.name](at) for i in self._inputs}, self._inputs)
+        return fit(f"{self._where}[{at}]", self.stored(at), self._inputs)
+
+    def stored(self, at: int) -> dict[str, Array]:
+        """One row of every input in the dtype of the file, unchecked."""
+        return {i.name: self._rows[i.name](at) for i in self._inputs}
 
     def content(self, at: int) -> str:
-        """sha256 hex of the rows as stored."""
-        return array_digest({i.name: self._rows[i.name](at) for i in self._inputs})
+        """sha256 hex of the rows in the binding dtypes: whichever dtype the file has, equal values have one digest."""
+        return array_digest(self.load(at))
 
 
 def array_digest(arrays: dict[str, Array]) -> str:

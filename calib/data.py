@@ -64,12 +64,12 @@ class Source:
 
     @cached_property
     def sample_digests(self) -> tuple[str, ...]:
-        """sha256 hex of each sample's stored content, in order. The first use reads every file once."""
+        """sha256 hex of each sample's content (`Origin.content`), in order. The first use reads every file once."""
         return tuple(self._origin.content(i) for i in self._drawn)
 
     @property
     def recipe(self) -> str:
-        """Canonical text of the transform and the input bindings: what turns stored content into arrays."""
+        """Canonical text of the transform and the input bindings: what turns content into arrays."""
         shapes = ([d if isinstance(d, int) else None for d in i.sample_shape] for i in self._inputs)
         bindings = [f"{i.name}:{i.dtype}{shape}" for i, shape in zip(self._inputs, shapes, strict=True)]
         return "\n".join([self._origin.recipe, *bindings])
@@ -169,7 +169,7 @@ class _Relabelled:
         return self._origin.load(at)
 
     def content(self, at: int) -> str:
-        """sha256 hex of what is stored of one sample."""
+        """sha256 hex of one sample, as the other origin has it."""
         return self._origin.content(at)
 
 
@@ -283,7 +283,7 @@ def _origin(spec: DataSpec, inputs: Sequence[InputSpec]) -> Origin:
     if spec.arrays is not None:
         arrays = open_arrays(spec.arrays, inputs)
         if spec.workers and arrays.ids:
-            arrays.content(0)  # what it then holds of the file, its workers have too
+            arrays.stored(0)  # what it then holds of the file, its workers have too
         return arrays
     assert spec.factory is not None
     return open_factory(spec.factory, inputs, spec.samples, spec.workers)

@@ -81,8 +81,8 @@ class Factory:
         return fit(f"{self._path}[{at}]", self._arrays(at), self._inputs)
 
     def content(self, at: int) -> str:
-        """sha256 hex of the arrays as the callable gave them."""
-        return array_digest(self._arrays(at))
+        """sha256 hex of the arrays in the binding dtypes, whichever the callable gives."""
+        return array_digest(self.load(at))
 
     def _arrays(self, at: int) -> dict[str, Array]:
         if self._sequence is not None:

@@ -155,7 +155,8 @@ class Origin(Protocol):
         """The arrays of one sample in the binding dtypes; CalibError when it is bad."""
 
     def content(self, at: int) -> str:
-        """sha256 hex of what is stored of one sample, before any transform."""
+        """sha256 hex of one sample: of an image its file, of arrays their names, shapes and values in the binding
+        dtypes. CalibError when it cannot be read, or arrays are bad."""
 
 
 def combine_digests(samples: dict[str, str], recipe: str) -> str:

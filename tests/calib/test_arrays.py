@@ -59,6 +59,28 @@ def test_content_is_the_same_in_every_kind_of_file(tmp_path):
     assert not set(first.sample_digests) & set(other.sample_digests)
 
 
+@pytest.mark.parametrize(("x", "mask"), [("float64", "int32"), ("float32", "uint8"), (">f4", ">i8")])
+def test_content_is_the_same_in_every_dtype(tmp_path, x, mask):
+    stored = opened(write(tmp_path / "a.npz", DATA))
+    other = opened(write(tmp_path / "b.npz", {"x": DATA["x"].astype(x), "mask": DATA["mask"].astype(mask)}))
+    assert sorted(other.sample_digests) == sorted(stored.sample_digests)
+
+
+def test_content_of_values_that_the_binding_rounds_is_what_the_model_takes(tmp_path):
+    exact = opened(write(tmp_path / "a.npz", {**DATA, "x": DATA["x"] + np.float64(1e-12)}))
+    rounded = opened(write(tmp_path / "b.npz", {**DATA, "x": (DATA["x"] + np.float64(1e-12)).astype(np.float32)}))
+    assert sorted(exact.sample_digests) == sorted(rounded.sample_digests)
+
+
+def test_a_bad_first_row_is_skipped_by_workers_too(tmp_path):
+    """The file is opened before they start, without a check of what is in it."""
+    x = DATA["x"].copy()
+    x[0, 0, 0] = np.nan
+    source = opened(write(tmp_path / "x.npz", {**DATA, "x": x}), on_bad_sample="skip", workers=1)
+    assert source.sample_count == 5
+    assert len(set(source.sample_digests)) == 5
+
+
 def test_one_bad_row(tmp_path):
     x = DATA["x"].copy()
     x[4, 0, 0] = np.nan

@@ -17,6 +17,7 @@ def columns(): return {"x": np.zeros((5, 2), np.float32)}
 def arrays(): return [np.full(2, i, np.float32) for i in range(5)]
 def pair(i): return {"x": torch.full((2,), float(i)), "y": torch.full((1,), i, dtype=torch.uint8)}
 def labelled(): return [(pair(i), i % 2) for i in range(6)]
+def wide(): return [np.full(2, i, np.float64) for i in range(5)]
 def stream():
     for i in range(4): yield np.full(2, i, np.float32), np.int64(i)
 def reused():
@@ -94,6 +95,10 @@ def test_several_inputs_with_labels():
     batch = next(iter(source.batches(4)))
     assert batch.arrays["y"].dtype == np.uint8
     assert batch.arrays["x"][:, 0].tolist() == batch.arrays["y"][:, 0].tolist()
+
+
+def test_content_is_the_same_in_every_dtype():
+    assert sorted(opened("wide").sample_digests) == sorted(opened("arrays").sample_digests)
 
 
 def test_a_torch_dataset_by_workers():

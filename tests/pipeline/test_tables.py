@@ -14,8 +14,9 @@ from onnx import numpy_helper
 
 from calib.audit import Audit, TensorAudit, threshold_warnings
 from calib.corrections import Corrections, Step
-from calib.data import Source
+from calib.data import Source, open_source
 from calib.errors import CalibError
+from calib.samples import DataSpec, InputSpec
 from calib.table import CalibrationTable
 from trtpipe.api import build, calibrate
 from trtpipe.job.job import Job
@@ -242,3 +243,17 @@ def test_check_samples_that_the_table_was_made_from_are_named(shared: int) -> No
         if not shared
         else (f"{shared} of 4 check samples were calibrated on too (first: a); the check is the weaker for it",)
     )
+
+
+def test_check_samples_calibrated_on_in_another_dtype_are_named(tmp_path: Path) -> None:
+    values = np.arange(8, dtype=np.float32).reshape(4, 2) / 4
+    np.save(tmp_path / "calib.npy", values.astype(np.float64))
+    np.save(tmp_path / "check.npy", np.concatenate([values[:3], values[3:] + 1]))
+    calibration, check = (
+        open_source(DataSpec(arrays=str(tmp_path / name)), (InputSpec("x", "float32", (2,)),))
+        for name in ("calib.npy", "check.npy")
+    )
+    audit = Audit(batches=1, batch_size=1, coverage=None, skipped=(), tensors={}, warnings=())
+    calibrated = dict(zip(calibration.ids, calibration.sample_digests, strict=True))
+    (warning,) = overlap_warnings(CalibrationTable("mse", 99.99, {}, {}, calibrated, "", audit), check)
+    assert warning.startswith("3 of 4 check samples were calibrated on too (first: check.npy[")
