@@ -112,6 +112,7 @@ HOSTILE = [
     (put("inputs.0.dims.N.max", 2**60), "inputs.image.shape: a dimension is over 2147483647"),
     (put("inputs.0.dims", {}), "inputs.image.dims: must give the range of each named dimension and no other"),
     (put("inputs.0.dims.N.min", 0), "inputs.image.dims.N: must have 1 <= min <= opt <= max"),
+    (put("build.profiles", [{"N": {"min": 4, "opt": 2, "max": 8}}]), "build.profiles[0].N: must have 1 <= min <= opt"),
     (put("inputs.0.name", ""), "inputs: a binding has no name"),
     (put("files", {"manifest.json": {"size": 1, "sha256": SHA}}), "files: must not list manifest.json"),
     (put("files", {"../../etc/passwd": {"size": 1, "sha256": SHA}}), "String should match pattern"),

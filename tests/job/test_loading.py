@@ -102,7 +102,7 @@ def test_builder_options_are_read_as_strictly_as_the_rest(folder):
         JobErrors, match=r"build\.tf32: must be true or false \(got 'yes'\)\. Write true, without quotes"
     ):
         load_job(write(folder, ("build:\n", "build:\n  tf32: yes\n")))
-    with pytest.raises(JobErrors, match=r"profiles\[0\]\.N: 1 <= min <= opt <= max must hold \(got 3, 2, 4\)"):
+    with pytest.raises(JobErrors, match=r"profiles\[0\]\.N: must have min <= opt <= max \(got 3, 2, 4\)"):
         load_job(write(folder, ("build:\n", "build:\n  profiles: [{N: {min: 3, opt: 2, max: 4}}]\n")))
     with pytest.raises(
         JobErrors, match=r"profiles\[0\]\.N: must be {min, opt, max}, whole numbers \(got a mapping of min"

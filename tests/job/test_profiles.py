@@ -54,6 +54,19 @@ def test_static_inputs_have_none(tmp_path: Path) -> None:
     assert (broken.must, broken.got) == ("be given only for inputs with dynamic dimensions", "1")
 
 
+def test_one_out_of_order_hides_no_other_problem(tmp_path: Path) -> None:
+    options = (
+        "  profiles:\n  - {N: {min: 1, opt: 4, max: 32}}\n  - {N: {min: 5, opt: 3, max: 32}}\n  route: torch2trt\n"
+    )
+    path = write(good_folder(tmp_path), ("build:\n", f"build:\n{options}"))
+    found = validate(path, here=False)
+    said = {p.message.partition(":")[0]: p for p in found}
+    wrong = said["build.profiles[1].N"]
+    assert wrong.message == "build.profiles[1].N: must have min <= opt <= max (got 5, 3, 32)."
+    assert wrong.line == 1 + next(k for k, line in enumerate(path.read_text().splitlines()) if "min: 5" in line)
+    assert "build.target" in said or "build.route" in said
+
+
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 6)), min_size=1, max_size=5))
 def test_a_gap_is_the_least_size_that_no_profile_takes(parts: list[tuple[int, int]]) -> None:
     spans = [(low, min(12, low + more)) for low, more in parts]

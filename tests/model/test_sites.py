@@ -258,6 +258,12 @@ class Product(nn.Module):
             "baddbmm": lambda: torch.baddbmm(x @ turned, x, turned, beta=0.5),
             "baddbmm, not added": lambda: torch.baddbmm(x[:, :, :4], x, turned, beta=0, alpha=0.25),
             "mm of activations": lambda: torch.mm(w.t(), flat.t()).t(),
+            "matmul": lambda: x @ w,
+            "matmul of one row": lambda: (x[:, 0] @ w)[:, None],
+            "matmul, transposed weight": lambda: x[..., :6] @ w.t(),
+            "one weight twice": lambda: (x @ w) * (x.flip(1) @ w),
+            "matmul by a constant on the left": lambda: w.t() @ turned,
+            "matmul by matrices": lambda: x @ torch.stack([w, w * 2])[:1],
             "mv": lambda: torch.mv(flat, w[:, 0]),
         }
         return products[self.kind]().reshape(x.shape[0], -1)
@@ -269,12 +275,16 @@ class Product(nn.Module):
         ("mm", ["Q1", "Q2"]), ("addmm", ["Q1", "Q2"]), ("addmm, scaled", ["Q1", "Q2"]),
         ("addmm, one number", ["Q1", "Q2"]), ("addmm, a row", ["Q1", "Q2"]), ("baddbmm", ["Q1"] * 4),
         ("baddbmm, not added", ["Q1"] * 2), ("mm of activations", ["Q1"] * 2), ("mv", []),
+        ("matmul", ["Q1", "Q2"]), ("matmul of one row", ["Q1", "Q2"]), ("matmul, transposed weight", ["Q1", "Q2"]),
+        ("one weight twice", ["Q1", "Q2"] * 2), ("matmul by a constant on the left", ["Q1"] * 2),
+        ("matmul by matrices", ["Q1"] * 2),
     ],
 )  # fmt: skip
 def test_every_way_to_write_a_product_has_sites_or_a_reason(kind: str, rules: list[str]) -> None:
     network = Product(kind).eval()
     captured = capture(nets.loaded(network, shape=("N", 4, 16)))
     assert [s.rule for s in captured.sites] == rules
+    assert len({s.producer for s in captured.sites if s.rule == "Q2"}) == ("Q2" in rules)
     assert [s.reason for s in captured.skipped] == ([] if rules else ["a product with one vector gains nothing"])
     x = torch.randn(3, 4, 16, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():

@@ -8,6 +8,7 @@ import hard_jobs
 import numpy as np
 import pytest
 
+from calib.table import CalibrationTable
 from trtpipe.cli.main import main
 from trtpipe.errors import InputError
 from trtpipe.job.dump import job_text
@@ -74,6 +75,25 @@ def test_the_written_job_gives_the_same_result(folder, tuned, path, tmp_path):
     assert (built.bundle.path / "model.onnx").stat().st_size == file["trials"][-1]["size_bytes"]
 
 
+@pytest.mark.parametrize("algorithm", ["minmax", "percentile", "mse"])
+def test_a_trial_is_what_a_build_of_its_job_gives(path, tmp_path, algorithm):
+    """With corrections, which are fitted to the thresholds of the algorithm."""
+    from trtpipe.pipeline import stages as line
+    from trtpipe.pipeline.tune import _Bench
+
+    job = load_job(path, ["calibration.corrections=true"])
+    stages = line.Stages(Silent())
+    prepared = line.prepare(job, stages)
+    table = line.calibrate(job, prepared, stages)
+    assert table.corrections.steps
+    candidate = Candidate(algorithm)
+    trial = _Bench(job, prepared, table, stages).evaluate(candidate)
+    built = build(chosen(job, candidate), tmp_path, Silent(), diagnose_seconds=0)
+    assert [m.value for m in built.report.metrics] == [m.value for m in trial.metrics]
+    again = line.recalibrated(chosen(job, candidate), prepared, table, stages)
+    assert again.digest == CalibrationTable.load(built.bundle.path / "calibration.json").digest
+
+
 def test_a_second_run_takes_up_the_trials_and_evaluates_nothing(folder, tuned, path, monkeypatch, capsys):
     import trtpipe.pipeline.tune
 
@@ -134,6 +154,7 @@ def test_a_trial_has_the_engines_latency_where_a_gpu_executes_it(path, monkeypat
     for target, expected in (("onnxruntime", None), ("tensorrt_rtx", 2.0)):
         job = load_job(path, [f"build.target={target}"])
         prepared, table = SimpleNamespace(loaded=None), SimpleNamespace(algorithm="minmax", histograms=None)
+        prepared.corrected = lambda _, same=prepared: same
         bench = tune_line._Bench(job, prepared, table, Stages(Silent()))
         assert bench.latency_ms(job, None) == expected
     assert compiled == ["tensorrt_rtx"]

@@ -256,6 +256,41 @@ def test_weights_are_stored_as_narrow_as_they_are(net):
     assert types == {"FP8": {"FLOAT8E4M3FN"}, "INT4": {"INT4"}, "NVFP4": {"FLOAT4E2M1"}}
 
 
+class Constants(torch.nn.Module):
+    """Tokens [N, 8, 128] times a matrix, times a matrix for each of 2 heads, and a matrix times them."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens = torch.nn.Linear(48, 128)
+        self.one, self.two, self.left = (
+            torch.nn.Parameter(torch.randn(*n) / 16) for n in ((128, 128), (2, 128, 128), (16, 16))
+        )
+
+    def forward(self, x):
+        y = self.tokens(x.reshape(x.shape[0], 16, 48)) @ self.one
+        z = (y.unflatten(1, (2, 8)) @ self.two).flatten(1, 2)
+        return (self.left @ z).mean(1)
+
+
+@pytest.mark.parametrize("modes", [FP8, INT4, Modes(frozenset({"int8"})), Modes(frozenset({"fp8"}), "int4")])
+def test_every_constant_that_is_multiplied_is_stored_narrow_or_says_why(modes):
+    found = quantized(line(Constants().eval(), 16, 128), modes)
+    stored = onnx.load_from_string(to_onnx(found).data).graph.initializer
+    types = {tuple(i.dims): onnx.TensorProto.DataType.Name(i.data_type) for i in stored if len(i.dims) > 1}
+    narrow = {"FP8": "FLOAT8E4M3FN", "INT8": "INT8", "INT4": "INT4"}
+    for shape, title in types.items():
+        assert title in narrow.values() or "INT4" in modes.title, (shape, title)
+    layers = [layer for layer in found.layers if layer.op in ("linear", "matmul")]
+    assert {layer.op: layer.precision for layer in layers if layer.op == "linear"} == {
+        "linear": "int4" if modes.weights else next(iter(modes.on))
+    }
+    for layer in layers:
+        if layer.op == "matmul" and modes.weights:
+            assert "INT4: 4 bits are for the weights of linears" in layer.reason
+        assert layer.reason or layer.precision != "fp32"
+
+
 def test_the_same_job_gives_the_same_file(net):
     for modes in (BOTH, INT4, NVFP4):
         first, second = (to_onnx(quantized(net, modes, half=torch.float16)).data for _ in range(2))

@@ -319,9 +319,17 @@ def test_a_graph_that_a_server_cannot_execute_closely_says_what_to_do(
     )
 
 
-def test_without_optimizations_there_is_slack_for_another_rounding(
+def test_the_reason_is_of_the_level_above_the_one_that_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    found = {"all": "refused", "extended": "far off", "basic": "", "none": ""}
+    monkeypatch.setattr(executor, "OrtRunner", lambda model, optimization: optimization)
+    monkeypatch.setattr(executor, "deviation", lambda runner, *_: found[runner])
+    level, notes = executor.serving_optimization(shipping.bundle(tmp_path / "c"))
+    assert (level, notes) == ("basic", ("graph optimizations are limited to 'basic': with more, far off.",))
+
+
+def test_elsewhere_there_is_slack_for_another_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle, slacks = shipping.bundle(tmp_path / "c"), []
 
     def recorded(runner: object, bundle: Bundle, slack: float = 1.0) -> str:
@@ -330,7 +338,8 @@ def test_without_optimizations_there_is_slack_for_another_rounding(
 
     monkeypatch.setattr(executor, "deviation", recorded)
     executor.serving_optimization(bundle)
-    assert slacks == [1.0] * (len(slacks) - 1) + [1.25]
+    assert slacks == [1.25] * len(slacks)
+    assert len(slacks) > 2
     slacks.clear()
     executor.open_graph(bundle)
     assert slacks == [1.0, 1.25]

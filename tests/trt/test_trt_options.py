@@ -168,8 +168,3 @@ def test_what_needs_a_gpu():
 def test_illegal_values_do_not_validate(options, field):
     with pytest.raises(ValidationError, match=field):
         Build(**options)
-
-
-def test_a_profile_is_a_range():
-    with pytest.raises(ValidationError, match=r"profiles\[1\]\.N: 1 <= min <= opt <= max must hold \(got 4, 2, 8\)"):
-        Build(profiles=({"N": DimRange(1, 1, 1)}, {"N": DimRange(4, 2, 8)}))

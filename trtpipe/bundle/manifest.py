@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
@@ -172,6 +173,8 @@ class Manifest(ManifestPart):
             raise ValueError("files: two names differ only in case")
         for side, specs in (("inputs", self.inputs), ("outputs", self.outputs)):
             _check_specs(side, specs)
+        for number, profile in enumerate(self.build.profiles):
+            _check_ranges(f"build.profiles[{number}]", profile)
         return self
 
     @property
@@ -205,11 +208,15 @@ def _check_specs(side: str, specs: tuple[TensorSpec, ...]) -> None:
             raise ValueError(f"{where}.shape: a dimension is negative")
         if set(spec.dynamic) != set(spec.dims):
             raise ValueError(f"{where}.dims: must give the range of each named dimension and no other")
-        for name, dim in spec.dims.items():
-            if not 1 <= dim.min <= dim.opt <= dim.max:
-                raise ValueError(f"{where}.dims.{name}: must have 1 <= min <= opt <= max")
+        _check_ranges(f"{where}.dims", spec.dims)
         if any(d > MOST_EXTENT for d in spec.at("max")):
             raise ValueError(f"{where}.shape: a dimension is over {MOST_EXTENT}")
+
+
+def _check_ranges(where: str, ranges: Mapping[str, DimRange]) -> None:
+    for name, dim in ranges.items():
+        if not 1 <= dim.min <= dim.opt <= dim.max:
+            raise ValueError(f"{where}.{name}: must have 1 <= min <= opt <= max")
 
 
 def describe_engine(

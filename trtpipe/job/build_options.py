@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from trtpipe.values import DimRange
 
@@ -115,12 +115,3 @@ class BuildOptions(BaseModel):
     plugins: tuple[str, ...] = Field(
         default=(), description="libraries of TensorRT plugins for operations of torch.library: docs/routes.md"
     )
-
-    @model_validator(mode="after")
-    def _profiles_are_ranges(self) -> BuildOptions:
-        for index, profile in enumerate(self.profiles):
-            for name, dim in profile.items():
-                if not 1 <= dim.min <= dim.opt <= dim.max:
-                    got = f"{dim.min}, {dim.opt}, {dim.max}"
-                    raise ValueError(f"profiles[{index}].{name}: 1 <= min <= opt <= max must hold (got {got})")
-        return self

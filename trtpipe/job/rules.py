@@ -29,8 +29,9 @@ from trtpipe.job.data_rules import (
     check_fits,
     check_section,
 )
-from trtpipe.job.sections import Build, Check, Input, ModelSource, Output, Precision
+from trtpipe.job.sections import Build, Check, Input, ModelSource, Output, Precision, Range
 from trtpipe.job.yamlfile import KeyPath
+from trtpipe.values import DimRange
 
 
 def broken(sections: Mapping[str, Any]) -> Iterator[Broken]:
@@ -80,8 +81,7 @@ def _bindings(inputs: Mapping[str, Input]) -> Iterator[Broken]:
         for dim, r in spec.dims.items():
             if dim not in names:
                 yield Broken((*at, dim), "be a dimension named in shape", f"shape {listed(spec.shape)}")
-            if not r.min <= r.opt <= r.max:
-                yield Broken((*at, dim), "have min <= opt <= max", f"{r.min}, {r.opt}, {r.max}")
+            yield from _in_order(r, (*at, dim))
             known = ranges.setdefault(dim, (name, (r.min, r.opt, r.max)))
             if known[1] != (r.min, r.opt, r.max):
                 got = f"{r.min}, {r.opt}, {r.max} and {', '.join(map(str, known[1]))}"
@@ -102,6 +102,11 @@ def _bindings(inputs: Mapping[str, Input]) -> Iterator[Broken]:
             yield from normalization(spec.normalize, (*at, "normalize"), channels)
             if spec.dtype not in IMAGE_DTYPES:
                 yield Broken((*at, "normalize"), "be given only for float32, float16 and uint8", spec.dtype)
+
+
+def _in_order(r: Range | DimRange, path: KeyPath) -> Iterator[Broken]:
+    if not r.min <= r.opt <= r.max:
+        yield Broken(path, "have min <= opt <= max", f"{r.min}, {r.opt}, {r.max}")
 
 
 def _paths(model: ModelSource, inputs: Mapping[str, Input]) -> Iterator[Broken]:
@@ -249,6 +254,7 @@ def _profiles(build: Build, inputs: Mapping[str, Input]) -> Iterator[Broken]:
         return
     for number, profile in enumerate(build.profiles):
         for name, r in profile.items():
+            yield from _in_order(r, (*path, number, name))
             if name not in own:
                 hint = "Give it a range under inputs first."
                 yield Broken(

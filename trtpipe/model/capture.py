@@ -231,18 +231,24 @@ def _spell_out_attention(graph: torch.fx.GraphModule) -> None:
 
 
 def _spell_out_products(graph: torch.fx.GraphModule) -> None:
-    """Replace mm, addmm and baddbmm by `product`: linears and matmuls, which every number format knows."""
+    """Replace mm, addmm, baddbmm and a matmul by a constant matrix by `product`: linears and matmuls, which every
+    number format knows."""
     from trtpipe.model.nodes import add_constant, calls, constant_value, is_constant, op_name
 
-    for node in [n for n in calls(graph.graph) if op_name(n) in ("mm", "addmm", "baddbmm")]:
+    transposed: dict[tuple[object, float], torch.fx.Node] = {}  # what several operations read is held once
+    for node in [n for n in calls(graph.graph) if op_name(n) in ("mm", "addmm", "baddbmm", "matmul")]:
         given: list[Any] = list(node.args)
         added, a, b = given if len(given) == 3 else (None, *given)
         beta: Any = node.kwargs.get("beta", 1)
         alpha: Any = node.kwargs.get("alpha", 1)
-        weight = op_name(node) != "baddbmm" and is_constant(b)
+        weight = op_name(node) != "baddbmm" and is_constant(b) and constant_value(graph, b).dim() == 2
+        if op_name(node) == "matmul" and not weight:
+            continue
         if weight:
-            value = constant_value(graph, b).t().contiguous() * alpha
-            b, alpha = add_constant(graph, f"{str(b.target).replace('.', '_')}_transposed", value, node), 1
+            if (again := (b.target, alpha)) not in transposed:
+                value = constant_value(graph, b).t().contiguous() * alpha
+                transposed[again] = add_constant(graph, f"{str(b.target).replace('.', '_')}_transposed", value, node)
+            b, alpha = transposed[again], 1
         if beta == 0:
             added = None
         elif beta != 1 and is_constant(added):

@@ -16,7 +16,7 @@ from trtpipe.pipeline.bench import bench_prepared
 from trtpipe.pipeline.collector import seldom_collected
 from trtpipe.pipeline.measure import Evidence, diagnosis_wanted, explained, judged_speed, plan_of, timed
 from trtpipe.pipeline.prepared import PreparedJob, Results, Stages
-from trtpipe.pipeline.stages import build_engine, calibrate, check, check_graph, prepare
+from trtpipe.pipeline.stages import build_engine, calibrate, check, check_graph, prepare, recalibrated
 from trtpipe.pipeline.tune import tune_from
 from trtpipe.quantization.diagnose import DIAGNOSE_SECONDS, is_about_numbers
 from trtpipe.report.tune_page import verdict
@@ -113,9 +113,7 @@ def retuned(
 ) -> tuple[Job, CalibrationTable | None, str]:
     """The job that `tune` finds (the closest when none meets the limits), its table, and a line that says so."""
     result = tune_from(job, prepared, table, out, stages)
-    algorithm = result.tuned.best.candidate.algorithm
-    if table is not None and algorithm != table.algorithm:
-        table = table.recomputed(algorithm)
+    table = None if table is None else recalibrated(result.job, prepared, table, stages)
     return result.job, table, f"check.on_fail: tune: {verdict(result.tuned, job.check.limits)}"
 
 

@@ -88,6 +88,20 @@ def calibration_table(job: Job, calibration: Calibration, prepared: PreparedJob,
         return table
 
 
+def recalibrated(job: Job, prepared: PreparedJob, table: CalibrationTable, stages: Stages) -> CalibrationTable:
+    """The table of a job that has another algorithm than `table`, which is of the same data.
+
+    Corrections make up for the thresholds that they were fitted to, so that they are fitted again, as a build of the
+    job does; without any, the histograms of `table` are enough.
+    """
+    data = job.calibration
+    if data is None or data.algorithm == table.algorithm:
+        return table
+    if table.corrections is None:
+        return table.recomputed(data.algorithm)
+    return calibration_table(job, data, prepared, stages)
+
+
 def quantize(job: Job, prepared: PreparedJob, table: CalibrationTable | None, stages: Stages) -> Quantized:
     """The captured graph in the job's precisions."""
     from trtpipe.quantization import quantize as stage

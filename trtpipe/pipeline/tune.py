@@ -27,6 +27,7 @@ from trtpipe.pipeline.stages import (
     compile_engine,
     narrow_of,
     prepare,
+    recalibrated,
 )
 from trtpipe.quantization.diagnose import diagnose, first_samples
 from trtpipe.quantization.search import EVALUATIONS, Candidate, Laboratory, Preview, Trial, Tuned, search, shortfall
@@ -93,7 +94,7 @@ def tune_from(
         raise InputError("tune: build.quantization must be explicit (got implicit), where trtpipe places the Q/DQ.")
     if not job.check.limits.given:
         raise InputError("tune: check.limits sets no accuracy budget. Add one, like accuracy_drop_max: 0.01.")
-    bench = _Bench(job, prepared.corrected(table), table, stages)
+    bench = _Bench(job, prepared, table, stages)
     trials = Trials.open(out / f"{job.name}.trials.json", bench.key())
     with stages("tune") as progress:
         for note in trials.notes:
@@ -135,9 +136,11 @@ class _Bench:
     """The functions that the search calls, from the stages of a build; their results are kept."""
 
     def __init__(self, job: Job, prepared: PreparedJob, table: CalibrationTable | None, stages: Stages) -> None:
-        self.job, self.prepared, self.stages, self.table = job, prepared, stages, table
+        self.job, self.stages, self.table = job, stages, table
+        self._plain, self.prepared = prepared, prepared.corrected(table)
         self.first = _algorithm(job, table)
         self._recomputed: dict[str, Mapping[str, float]] = {}
+        self._tables = {self.first: table}
         counted = table is not None and table.histograms is not None
         counted = counted and (job.calibration is None or job.calibration.table is None)
         others = [a for a in ALGORITHMS if a != self.first] if counted and job.precision.int8_mode else []
@@ -146,8 +149,14 @@ class _Bench:
         self._judgement: Judgement | None = None  # of the samples of `preview`
         self._narrow = narrow_of(job, prepared, table)
 
+    def calibrated(self, job: Job, algorithm: str) -> CalibrationTable | None:
+        """The table that a build of the trial's job makes."""
+        if self.table is not None and algorithm not in self._tables:
+            self._tables[algorithm] = recalibrated(job, self._plain, self.table, self.stages)
+        return self._tables[algorithm]
+
     def amax(self, algorithm: str) -> Mapping[str, float]:
-        """INT8's thresholds under one algorithm, recomputed from the histograms of the first."""
+        """INT8's thresholds under one algorithm, for previews: from the first one's histograms and corrections."""
         if self.table is None:
             return {}
         if algorithm == self.first:
@@ -206,7 +215,9 @@ class _Bench:
         from trtpipe.quantization.payoff import keep_of
         from trtpipe.quantization.precision import half_dtype
 
-        job, prepared = chosen(self.job, candidate), self.prepared
+        job = chosen(self.job, candidate)
+        table = self.calibrated(job, candidate.algorithm)
+        prepared = self._plain.corrected(table)
         precision, keep = job.precision, keep_of(job, prepared.captured)
         with self.stages(f"trial: {described(candidate)}") as progress:
             quantized = stage.quantize(
@@ -214,9 +225,9 @@ class _Bench:
                 int8=precision.int8_mode,
                 half=half_dtype(precision.fp16_mode, precision.bf16_mode),
                 keep=keep,
-                amax=self.amax(candidate.algorithm),
+                amax={} if table is None else table.amax,
                 ranges=prepared.needed_ranges(precision),
-                narrow=self.narrow(job),
+                narrow=narrow_of(job, self._plain, table),
             )
             model = lowered_for(to_onnx(quantized, release(job), plugins=bool(job.build.plugins)), job.build.target)
             report = check_engine(

@@ -204,8 +204,13 @@ def _scale(one: NarrowSite, half: torch.dtype | None, amax: float) -> float:
 
 
 def _activation(graph: GraphModule, source: Node, number_format: NumberFormatName, scale: float) -> Node:
-    """`source` through the format and back; a constant is an activation too, and is quantized where it is read."""
+    """`source` through the format and back; a constant (which 4 bits never get, `policy.cannot`) is held in FP8."""
     ops, nodes = torch.ops.trtpipe, graph.graph
+    if is_constant(source):
+        codes = fp8_quantize(constant_value(graph, source).detach(), scale)
+        q = add_constant(graph, f"{str(source.target).replace('.', '_')}_fp8", codes, source)
+        with nodes.inserting_after(source):
+            return nodes.call_function(ops.fp8_dequantize.default, (q, scale))
     with nodes.inserting_after(source):
         if number_format == "nvfp4":
             return nodes.call_function(ops.fp4_dynamic.default, (source, scale))

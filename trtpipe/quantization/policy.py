@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from trtpipe.errors import InputError
 from trtpipe.job.sections import Precision
-from trtpipe.model.nodes import module_path, op_name
+from trtpipe.model.nodes import is_constant, module_path, op_name
 from trtpipe.model.sites import MATMULS, of_product
 from trtpipe.quantization.formats import FORMATS, block_size
 from trtpipe.quantization.precision import Keep, matching
@@ -192,9 +192,9 @@ def _preference(node: Node, modes: Modes) -> tuple[NumberFormatName, ...]:
     order: tuple[NumberFormatName, ...]
     if name.startswith("conv"):
         order = ("int8", "fp8")
-    elif name in MATMULS:
+    elif name in MATMULS and not any(is_constant(x) for x in node.args[:2]):
         order = ("fp8", "int8")
-    else:
+    else:  # of a matmul by constants that are no matrix, too: it has weights, and says why they are not in 4 bits
         order = (*((modes.weights,) if modes.weights else ()), "nvfp4", "fp8", "int8")
     return tuple(dict.fromkeys((*((chosen,) if chosen else ()), *(f for f in order if f in modes.asked))))
 

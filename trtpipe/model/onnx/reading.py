@@ -83,7 +83,8 @@ def read(path: Path, operators: frozenset[str], outputs: Sequence[str] = (), *, 
         )
     constants = {n: v.const_value.numpy() for n, v in graph.initializers.items() if v.const_value is not None}
     _require_fp32(constants, graph)
-    nodes = tuple(_node(n, version, constants, marks) for n in graph)
+    turned = _turned(graph, constants, marks)
+    nodes = tuple(_node(n, version, constants, marks, turned) for n in graph if n.outputs[0].name not in turned)
     return OnnxFile(
         path,
         tuple(_binding(v) for v in graph.inputs if v.name not in constants),
@@ -268,14 +269,40 @@ def _binding(value: ir.Value) -> OnnxBinding:
     return OnnxBinding(str(value.name), dtype, tuple(shape))
 
 
-def _node(node: ir.Node, version: int, constants: Mapping[str, NDArray[Any]], marks: Marks) -> Node:
-    inputs = tuple("" if v is None else str(v.name) for v in node.inputs)
+def _turned(graph: ir.Graph, constants: dict[str, NDArray[Any]], marks: Marks) -> dict[str, tuple[str, str]]:
+    """What nodes make of a constant by passing it on or transposing it, as exporters do with a weight of several
+    readers: by name, the constant that it is (transposed ones join `constants`) and the initializer behind it."""
+    turned: dict[str, tuple[str, str]] = {}
+    outputs = {v.name for v in graph.outputs}
+    for node in graph:
+        source, name = str(node.inputs[0].name) if node.inputs and node.inputs[0] else "", str(node.outputs[0].name)
+        source, origin = turned.get(source, (source, source))
+        if source not in constants or name in outputs or (node, 0) in marks:
+            continue
+        if node.op_type == "Identity":
+            turned[name] = source, origin
+        elif node.op_type == "Transpose":
+            order = node.attributes.get("perm")
+            constants[name] = constants[source].transpose(order.as_ints() if order else None)
+            turned[name] = name, origin
+    return turned
+
+
+def _node(
+    node: ir.Node,
+    version: int,
+    constants: Mapping[str, NDArray[Any]],
+    marks: Marks,
+    turned: Mapping[str, tuple[str, str]],
+) -> Node:
+    named = tuple("" if v is None else str(v.name) for v in node.inputs)
+    inputs, origins = ([turned.get(n, (n, n))[k] for n in named] for k in range(2))
     outputs = tuple(str(v.name) if v.name is not None else "" for v in node.outputs)
-    weight = inputs[1] if node.op_type in WEIGHTED and len(inputs) > 1 and inputs[1] in constants else None
+    weight = origins[1] if node.op_type in WEIGHTED and len(inputs) > 1 and inputs[1] in constants else None
     attributes = {name: _plain(a.value) for name, a in node.attributes.items()}
     path = module_path(node.name or "", node.op_type, outputs[0], weight, dict(node.metadata_props))
     own = {k: marks[node, k] for k in range(len(inputs)) if (node, k) in marks}
-    return Node(node.op_type, node.name or "", path, inputs, outputs, attributes, version, own)
+    return Node(node.op_type, node.name or "", path, tuple(inputs), outputs, attributes, version, own)
 
 
 def _plain(value: Any) -> Any:
