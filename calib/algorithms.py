@@ -24,6 +24,8 @@ BASES = {
     "minmax": "IInt8MinMaxCalibrator",
     "percentile": "IInt8LegacyCalibrator",
 }
+#: What TensorRT's own calibrators do for `auto`: its guide recommends that one for convolutional networks.
+AUTO_BASE = "entropy_2"
 
 #: TensorRT's and the slides' figures: bins of the linear histogram, and magnitudes an INT8 value can have.
 ENTROPY_BINS = 2048

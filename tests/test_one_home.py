@@ -285,6 +285,33 @@ def test_no_module_knows_some_suffixes_of_a_kind_of_file(tmp_path: Path) -> None
     assert suffixes(tmp_path) == {"calib/other.py:1": ["calib/one.py:1"]}
 
 
+def drifted(root: Path) -> list[str]:
+    """Sets of words with one name in two modules that have two words in common: one set, of which one was changed."""
+    sets: dict[str, list[tuple[str, set[str]]]] = defaultdict(list)
+    for path in sources(root):
+        for node in ast.parse(path.read_bytes()).body:
+            if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+                continue
+            name = ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target).strip("_")
+            value = node.value.args[0] if isinstance(node.value, ast.Call) and node.value.args else node.value
+            if name.isupper():
+                sets[name].append((f"{path.relative_to(root).as_posix()}:{node.lineno}", set(members(value, 2))))
+    return [
+        f"{name}: {here} and {there}"
+        for name, found in sets.items()
+        for (here, a), (there, b) in itertools.combinations(found, 2)
+        if len(a & b) > 1
+    ]
+
+
+def test_sets_of_one_name_have_not_drifted_apart(tmp_path: Path) -> None:
+    assert drifted(ROOT) == [], "one thing: keep one and import it; two things: name one after what it is"
+    (tmp_path / "calib").mkdir()
+    (tmp_path / "calib" / "one.py").write_text('SOFTMAX = ("softmax", "_softmax", "log_softmax")\nA = ("b", "c")\n')
+    (tmp_path / "calib" / "other.py").write_text('_SOFTMAX = frozenset({"softmax", "_softmax"})\nA = ("b", "d")\n')
+    assert drifted(tmp_path) == ["SOFTMAX: calib/one.py:1 and calib/other.py:1"]
+
+
 def test_a_text_that_is_written_out_again_is_found(tmp_path: Path) -> None:
     (tmp_path / "calib").mkdir()
     (tmp_path / "calib" / "one.py").write_text('"""table.json"""\nTABLE = "table.json"\nKIND = "one_word"\n')

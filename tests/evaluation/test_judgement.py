@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 import sys
@@ -17,7 +18,8 @@ from trtpipe.evaluation.check import measure
 from trtpipe.evaluation.intervals import bootstrap_interval
 from trtpipe.evaluation.judgement import Judge, Judgement, judge
 from trtpipe.evaluation.limits import METRIC_OF_LIMIT, OWN_LIMITS, bounds, doubtful
-from trtpipe.evaluation.standard import SHARES
+from trtpipe.evaluation.standard import SHARES, coco_map
+from trtpipe.job.job import BOXED
 from trtpipe.job.sections import Limits, MetricLimits, OwnMetric
 from trtpipe.quantization.search import shortfall
 from trtpipe.values import Boxes, Labels
@@ -181,12 +183,19 @@ def test_a_baseline_by_which_nothing_is_right_is_said(function: str, right: bool
     )
 
 
+def test_the_outputs_that_a_job_has_for_boxes_are_those_of_the_metric() -> None:
+    parameters = inspect.signature(coco_map).parameters
+    assert {name: parameters[name].default for name in BOXED} == BOXED
+
+
 def test_scores_of_boxes_are_no_class_scores() -> None:
     """The place of the best of K candidates is no class."""
     reference = {"b": CORNERS.repeat(3, 1), "s": RNG.uniform(size=(4, 3)), "k": np.ones((4, 3)), "y": ONES}
     args = {"boxes": "b", "scores": "s", "classes": "k"}
     judges = (judge("m", OwnMetric(function="coco_map", args=args), labelled=True),)
-    made = Judgement(judges, (Boxes(CORNERS[0], np.array([1]), np.array([False])),) * 4, ("a",) * 4, reference)
+    made = Judgement(
+        judges, (Boxes(CORNERS[0], np.array([1]), np.array([False])),) * 4, ("a",) * 4, reference, frozenset("sk")
+    )
     found, problems = measure(reference, reference, None, Limits(top1_agreement_min=0.9), (), made)
     assert problems == []
     assert [m.output for m in found if m.name == "top1_agreement"] == ["y"]

@@ -20,6 +20,7 @@ from calib.samples import InputSpec, Sample
 from trtpipe.errors import InputError
 from trtpipe.job.job import Job
 from trtpipe.job.load import load_job
+from trtpipe.job.sections import OwnMetric
 from trtpipe.model.data import _orders_differ, open_check, with_labels
 from trtpipe.values import LoadedModel, TensorSpec
 
@@ -76,6 +77,26 @@ def test_labels_that_nothing_would_read_are_refused(tmp_path: Path, name: str) -
         "check.labels: must name classes, or one class an image, where the job has no check.metrics (got "
         f"{name}: masks, boxes or numbers, which metrics alone read). Add check.metrics, or take check.labels out."
     )
+
+
+@pytest.mark.parametrize("name", ["masks", "b.json", "two.csv", None])
+@pytest.mark.parametrize("scenes", [("a", "b"), tuple("abcdefg")])
+def test_folders_of_samples_that_are_labelled_otherwise_are_no_classes(
+    tmp_path: Path, name: str | None, scenes: tuple[str, ...]
+) -> None:
+    """A data set of detection is in folders of scenes, more or fewer than the candidates of a sample."""
+    made = job(tmp_path, scenes)
+    if name == "masks":
+        (tmp_path / name).mkdir()
+    elif name is not None:
+        (tmp_path / name).write_text("".join(f"{s}/{s}.png,0.5,1\n" for s in scenes))
+    metric = OwnMetric(function="coco_map", args={"scores": "y"})
+    labels = None if name is None else str(tmp_path / name)
+    check = made.check.model_copy(update={"labels": labels, "metrics": {"map": metric}})
+    made = made.model_copy(update={"check": check})
+    source, notes = with_labels(made, model(5), open_check(made))
+    assert notes == ()
+    assert name is None or source.labels is None
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])

@@ -71,7 +71,7 @@ def unpack(archive: Path, destination: Path, trust: Trust | None = None) -> Bund
     Args:
         archive: a `.trtb` file, from anyone.
         destination: the bundle's directory; a bundle there is replaced.
-        trust: as in `bundle.read_bundle`; raises before anything takes its place.
+        trust: as in `read_bundle`; raises before anything takes its place.
 
     Raises:
         InputError: the archive is not in canonical form or what it holds is no valid bundle.

@@ -17,6 +17,7 @@ import numpy as np
 
 from trtpipe.errors import BuildError
 from trtpipe.model.export import export
+from trtpipe.model.onnx.names import WEIGHTED
 from trtpipe.model.torch_versions import graph_module
 from trtpipe.values import LoadedModel, OnnxModel, Quantized
 
@@ -38,7 +39,7 @@ _NOTHING = (
     "check: cannot build the negative control: the graph has no quantization scale, no weight and no other constant to "
     "damage. A model without any computes nothing that precision could change: run it outside the engine"
 )
-_WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "DequantizeLinear")
+_READING_WEIGHTS = (*WEIGHTED, "DequantizeLinear")
 
 
 def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
@@ -77,7 +78,7 @@ def damaged_copy(model: OnnxModel) -> tuple[OnnxModel, str, str]:
         (n, i)
         for n in graph.node
         for i in (n.input[1:2] if n.op_type == "DequantizeLinear" else n.input[:2])
-        if i in constants and n.op_type in _WEIGHTED
+        if i in constants and n.op_type in _READING_WEIGHTS
     ] or [(n, i) for n in graph.node for i in n.input if i in constants and _is_damaged_by_zero(constants[i])]
     if not weights:
         raise BuildError(_NOTHING)

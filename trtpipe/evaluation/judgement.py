@@ -8,7 +8,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, get_type_hints
 
@@ -116,17 +116,19 @@ class Judgement:
     """The job's metrics with the labels of the check's samples; labels and ids are in the samples' order.
 
     reference: the baseline's outputs on those samples, [S, ...] by name.
+    boxed: names of the outputs that are scores and classes of boxes, as `Job.boxed`.
     """
 
     judges: tuple[Judge, ...] = ()
     labels: Labels = None
     ids: tuple[str, ...] = ()
     reference: Mapping[str, Array] = field(default_factory=dict)
+    boxed: frozenset[str] = frozenset()
 
     def first(self, count: int, reference: Mapping[str, Array]) -> Judgement:
         """The same for the first `count` samples, on which `reference` are the baseline's outputs, [S, ...]."""
         labels = None if self.labels is None else self.labels[:count]
-        return Judgement(self.judges, labels, self.ids[:count], reference)
+        return replace(self, labels=labels, ids=self.ids[:count], reference=reference)
 
     @cached_property
     def _baseline(self) -> tuple[tuple[Judge, str, Labels, Figure], ...]:
@@ -146,16 +148,6 @@ class Judgement:
                 f"check.metrics: must be numbers on the baseline (got NaN for {', '.join(names)}). Correct the "
                 "function, or give labels that it can judge by."
             )
-
-    @property
-    def boxed(self) -> frozenset[str]:
-        """Names of the outputs that a metric takes for the scores and classes of boxes: they have no class a place."""
-        return frozenset(
-            str(judge.args.get(key, default))
-            for judge in self.judges
-            if judge.function is STANDARD["coco_map"][0]
-            for key, default in (("scores", "scores"), ("classes", "labels"))
-        )
 
     def says_nothing(self) -> tuple[str, ...]:
         """A warning for each built-in metric by which nothing of the baseline is right: a drop from 0 there is none."""

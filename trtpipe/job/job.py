@@ -25,6 +25,9 @@ from trtpipe.job.sections import (
 )
 from trtpipe.values import MOST_NAME, PLAIN_NAME, DimRange, TensorSpec
 
+#: Arguments of the metric coco_map that name outputs of K candidates a sample, and what they are by default.
+BOXED = {"scores": "scores", "classes": "labels"}
+
 
 class Job(Section):
     """One engine to build."""
@@ -149,8 +152,14 @@ class Job(Section):
             return ("calibration.corrections: not used, since precision.int8_mode is false",)
         return ()
 
+    @property
+    def boxed(self) -> frozenset[str]:
+        """Names of the outputs that a metric takes for the scores and classes of boxes: they have no class a place."""
+        args = [m.args for m in self.check.metrics.values() if m.function == "coco_map"]
+        return frozenset(str(a.get(key, name)) for a in args for key, name in BOXED.items())
+
     def batch_size(self, data: Data) -> int:
-        """`data.batch_size`, within what the batch dimension of the inputs takes."""
+        """The `batch_size` of `data`, within what the batch dimension of the inputs takes."""
         first = next(iter(self.inputs.values()))
         batch = first.shape[0]
         if isinstance(batch, int):

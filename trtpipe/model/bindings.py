@@ -11,7 +11,7 @@ from torch.fx import traceback
 from trtpipe.errors import InputError
 from trtpipe.values import TensorSpec
 
-#: Where the user's network sits in the wrapper; `graph.module_path` strips it again.
+#: Where the user's network sits in the wrapper; `nodes.module_path` strips it again.
 INNER = "network"
 
 

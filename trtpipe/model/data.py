@@ -60,6 +60,8 @@ def _labelled(job: Job, source: Source) -> Source:
             f"{Path(job.check.labels).name}: masks, boxes or numbers, which metrics alone read). Add check.metrics, or "
             "take check.labels out."
         )
+    if job.check.labels is not None and source.classes is not None and not names_classes(job.check.labels):
+        return source.without_labels()  # masks, boxes or numbers are the samples' labels, and folders only hold them
     return source
 
 
@@ -75,7 +77,7 @@ def with_labels(job: Job, loaded: LoadedModel, source: Source) -> tuple[Source, 
         InputError: more classes than the model has, a class that the model has not or has twice, or a label beyond
             them.
     """
-    scores = (s for s in loaded.outputs if not unranked(s) and len(s.row_shape) == 1)
+    scores = (s for s in loaded.outputs if not unranked(s) and s.name not in job.boxed and len(s.row_shape) == 1)
     count = next((s.row_shape[0] for s in scores if isinstance(s.row_shape[0], int) and s.row_shape[0] > 1), None)
     if source.labels is None or count is None:
         return source, ()

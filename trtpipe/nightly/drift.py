@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def repeat(task: RepeatTask, reporter: Reporter) -> JobOutcome:
-    """Build the job `task.times` times; the last bundle goes where the job's belongs.
+    """Build the job as often as the task says (`times`); the last bundle goes where the job's belongs.
 
     Raises:
         TrtpipeError: as `pipeline.build`.

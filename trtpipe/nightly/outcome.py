@@ -77,7 +77,6 @@ class JobOutcome:
         stages_reused: stages whose result was taken from the cache.
         where: the worker that built it; `attempts` says what went wrong on others before.
         regressions: one line each; empty is good. `comparisons` are the figures behind them.
-        changed_versions: like `tensorrt_rtx 1.6.1 -> 1.7.1`, since the last green run.
     """
 
     name: str

@@ -128,7 +128,6 @@ def table_files(table: CalibrationTable) -> dict[str, bytes]:
 def describe(job: Job, lowered: Lowered, prepared: PreparedJob, report: CheckReport, engine: Engine | None) -> Manifest:
     """The manifest of the bundle, or, without an engine, of the kit."""
     table, source, baseline = lowered.table, prepared.check_source, prepared.baseline
-    boxed = prepared.judgement.boxed
     graph = lowered.graph if engine is None else engine.graph
     calibration = None if table is None else table.digest
     parts = {"weights": lowered.weights_digest, "graph": lowered.graph_digest, "calibration": calibration}
@@ -145,7 +144,7 @@ def describe(job: Job, lowered: Lowered, prepared: PreparedJob, report: CheckRep
         kind="kit" if engine is None else "bundle",
         engine=None if engine is None else describe_engine(engine, job.build, int8_weights=_int8_weights(engine)),
         inputs=lowered.inputs,
-        outputs=tuple(replace(s, classes=False) if s.name in boxed else s for s in lowered.outputs),
+        outputs=tuple(replace(s, classes=False) if s.name in job.boxed else s for s in lowered.outputs),
         # A folder of timing caches is this machine's own business, and plugins lie in the bundle.
         build=job.build.model_copy(update={**dict.fromkeys(CACHES), "plugins": tuple(plugins)}),
         opset=None if graph is None else graph.opset,

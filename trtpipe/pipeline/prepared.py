@@ -262,7 +262,7 @@ class PreparedJob:
             if job.check.labels is not None and not names_classes(job.check.labels):
                 labels = labels_of(job.check.labels, baseline.ids, job.check_transform(), job.check.images)
             judges = tuple(judge(n, m, labelled=labels is not None) for n, m in job.check.metrics.items())
-            judgement = Judgement(judges, labels, baseline.ids, baseline.outputs)
+            judgement = Judgement(judges, labels, baseline.ids, baseline.outputs, job.boxed)
             judgement.require_figures()
             unjudged = unjudgeable(job.check.limits, baseline.outputs, baseline.labels, judgement.boxed)
             if unjudged := unjudged | judgement.unjudgeable(job.check.limits):

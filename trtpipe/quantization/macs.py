@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def macs(name: str, args: Sequence[Any], result: object) -> int:
-    """Multiply-accumulates of operation `name` (as `graph.op_name` gives it), for the whole batch; 0 for all others.
+    """Multiply-accumulates of operation `name` (as `nodes.op_name` gives it), for the whole batch; 0 for all others.
 
     A convolution needs, for each element of its output, the number of elements of one filter [C/groups, k...]; a
     transposed one needs that for each element of its input; a linear or a matmul needs its inner dimension for each

@@ -68,7 +68,7 @@ from trtpipe.quantization.formats import FORMATS
 from trtpipe.quantization.macs import macs
 from trtpipe.quantization.partial import extent_of
 from trtpipe.quantization.policy import EIGHT_BITS, Modes, assign, modes_of
-from trtpipe.quantization.precision import Keep
+from trtpipe.quantization.precision import SOFTMAX, Keep
 from trtpipe.values import Site
 
 if TYPE_CHECKING:
@@ -91,7 +91,6 @@ OWN_KERNEL = (
     "cat", "batch_norm", "_native_batch_norm_legit_no_training", "_native_batch_norm_legit", "native_batch_norm",
     "layer_norm", "native_layer_norm",
 )  # fmt: skip
-SOFTMAX = ("softmax", "_softmax", "_safe_softmax")
 
 ONE_ROW = "one row a sample: 8 bits gain nothing where each weight is used once"
 DEPTHWISE = "depthwise: one channel a group is no work for tensor cores"

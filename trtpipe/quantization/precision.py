@@ -34,7 +34,7 @@ FP16_MARGIN = 0.5
 #: Smallest normal FP16. A tensor that never reaches it would lose bits or become zero, whatever it is scaled to later.
 FP16_TINY = 2.0**-14
 
-SOFTMAX = ("softmax", "_softmax", "log_softmax", "_log_softmax")
+SOFTMAX = ("softmax", "_softmax", "_safe_softmax", "log_softmax", "_log_softmax")
 NORMS = (
     "layer_norm", "native_layer_norm", "group_norm", "native_group_norm", "batch_norm", "instance_norm", "rms_norm",
     "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "native_batch_norm", "linalg_vector_norm",
@@ -54,7 +54,7 @@ PASSIVE = (
     "index",
 )  # fmt: skip
 _NAMES: Mapping[torch.dtype, PrecisionName] = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-_CASTS = ("_to_copy", "to", "type_as")
+CASTS = ("_to_copy", "to", "type_as")
 #: Operations that read a tensor's shape and not its values.
 _SHAPES = ("sym_size", "size", "sym_numel")
 QUANTIZE = ("quantize_per_tensor", "quantize_per_channel", "fp8_quantize")
@@ -189,7 +189,7 @@ def place_casts(
         name = op_name(node) if node.op == "call_function" else ""
         if node.op == "output":
             placer.finish(node, [getattr(torch, s.dtype) for s in outputs])
-        elif node.op != "call_function" or name in QUANTIZE + DEQUANTIZE + _CASTS:
+        elif node.op != "call_function" or name in QUANTIZE + DEQUANTIZE + CASTS:
             continue
         elif name in PASSIVE:
             kept = half is not None and keep.fp32_glob(node) is not None
@@ -372,7 +372,7 @@ class _Placer:
             return node
         if (node, dtype) in self.made:
             return self.made[node, dtype]
-        if _is(node, _CASTS) and isinstance(node.args[0], Node) and self.now(node.args[0]) is dtype:
+        if _is(node, CASTS) and isinstance(node.args[0], Node) and self.now(node.args[0]) is dtype:
             return node.args[0]
         new = self._make(node, dtype, user)
         self.made[node, dtype] = new

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from calib.algorithms import AUTO_BASE
 from trtpipe.errors import InputError
 from trtpipe.job.job import Job
 from trtpipe.model.data import open_calibration
@@ -28,7 +29,7 @@ def native_calibration(job: Job, made_from: Mapping[str, str]) -> NativeCalibrat
         )
     return NativeCalibration(
         source=open_calibration(job),
-        algorithm="entropy_2" if data.algorithm == "auto" else data.algorithm,
+        algorithm=AUTO_BASE if data.algorithm == "auto" else data.algorithm,
         percentile=data.percentile,
         batch_size=job.batch_size(data),
         file=job.build.calibration_cache,

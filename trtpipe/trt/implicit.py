@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from calib import trt_calibrator
-from calib.algorithms import BASES, PERCENTILE
+from calib.algorithms import AUTO_BASE, BASES, PERCENTILE
 from calib.trt_calibrator import NativeCalibrator
 from trtpipe.errors import BuildError, InputError
 from trtpipe.trt.flavour import Flavour
@@ -31,7 +31,7 @@ class NativeCalibration:
 
     source: Source | None = None
     cache: bytes | None = None
-    algorithm: str = "entropy_2"
+    algorithm: str = AUTO_BASE
     percentile: float = PERCENTILE
     batch_size: int = 1
     file: str | None = None

@@ -29,6 +29,7 @@ from trtpipe.model.nodes import (
     op_name,
 )
 from trtpipe.model.torch_versions import graph_module
+from trtpipe.quantization.precision import CASTS
 from trtpipe.routes.torch2trt import qdq as torch2trt_qdq
 from trtpipe.routes.torch_tensorrt.qdq import rewritten
 from trtpipe.values import Quantized
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from torch.fx.node import Argument
 
 HALVES = (torch.float16, torch.bfloat16)
-CASTS = ("_to_copy", "to")
 #: Operations that change no value.
 SAME = ("alias", "detach", "dropout", "contiguous", "clone", "lift_fresh_copy")
 #: Batch normalisation that was not folded; it returns a tuple, whose first element alone is used.

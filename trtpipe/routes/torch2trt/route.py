@@ -2,8 +2,8 @@
 
 torch2trt hooks Python functions while a module runs once. In FP32 and FP16 that is the user's module, and FP16 is
 TensorRT's choice under a flag. INT8 is the quantized program that every route shares, spelt out as calls of such
-functions (`replay`), with layers for its Q/DQ (`torch2trt_qdq`); or, with build.quantization implicit, the user's
-module and TensorRT's own calibration, read from `calib`'s batches (`torch2trt_calibrator`).
+functions (`replay`), with layers for its Q/DQ (`qdq`); or, with build.quantization implicit, the user's
+module and TensorRT's own calibration, read from `calib`'s batches (`calibrator`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from calib.algorithms import AUTO_BASE
 from calib.types import JsonObject
 from trtpipe.errors import BuildError, InputError, MissingError, first_line
 from trtpipe.job.job import Job
@@ -254,11 +255,11 @@ def keywords(job: Job, loaded: LoadedModel, tensorrt: flavour.Flavour) -> JsonOb
     if flavour.parse_version(tensorrt.version) < (10,):
         made["max_workspace_size"] = build.workspace or driver.probe().devices[0].memory_bytes
     if implicit:
-        second = "ENTROPY_CALIBRATION_2"
-        names = {"auto": second, "entropy_2": second, "entropy": "ENTROPY_CALIBRATION", "minmax": "MINMAX_CALIBRATION",
-                 "percentile": "LEGACY_CALIBRATION"}  # fmt: skip
+        names = {"entropy_2": "ENTROPY_CALIBRATION_2", "entropy": "ENTROPY_CALIBRATION",
+                 "minmax": "MINMAX_CALIBRATION", "percentile": "LEGACY_CALIBRATION"}  # fmt: skip
         assert job.calibration is not None
-        made["int8_calib_algorithm"] = getattr(trt.CalibrationAlgoType, names[job.calibration.algorithm])
+        algorithm = AUTO_BASE if job.calibration.algorithm == "auto" else job.calibration.algorithm
+        made["int8_calib_algorithm"] = getattr(trt.CalibrationAlgoType, names[algorithm])
         made["int8_calib_dataset"] = Unread()
     return made
 

@@ -1,0 +1,62 @@
+"""Weights that stand behind nodes in the file: exporters leave them there where several nodes read one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.support import nets
+from trtpipe.model.capture import capture
+from trtpipe.model.onnx.network import load_network
+
+
+def file(path: Path, nodes: list[Any], *outputs: str, **constants: np.ndarray[Any, Any]) -> Path:
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4, 6])
+    held = [numpy_helper.from_array(a, name.replace("__", ".")) for name, a in constants.items()]
+    model = helper.make_model(helper.make_graph(nodes, "g", [x], values, held))
+    model.opset_import[0].version, model.ir_version = 17, 8
+    onnx.save(model, path)
+    return path
+
+
+WEIGHTS = {
+    "fc__weight": np.random.default_rng(0).normal(size=(6, 6)).astype(np.float32),
+    "fc__bias": np.random.default_rng(1).normal(size=6).astype(np.float32),
+}
+TIED = [
+    helper.make_node("Transpose", ["fc.weight"], ["turned"], perm=[1, 0]),
+    helper.make_node("Identity", ["fc.bias"], ["same"]),
+    helper.make_node("Identity", ["turned"], ["passed on"]),
+    helper.make_node("MatMul", ["x", "turned"], ["a"]),
+    helper.make_node("Add", ["same", "a"], ["b"]),
+    helper.make_node("Relu", ["b"], ["c"]),
+    helper.make_node("MatMul", ["c", "passed on"], ["d"]),
+    helper.make_node("Add", ["d", "fc.bias"], ["y"]),
+]
+
+
+@pytest.mark.parametrize("outputs", [("y",), ("y", "turned"), ("y", "passed on"), ("y", "a")])
+def test_a_weight_that_several_nodes_read_is_one_weight_of_linears(outputs: tuple[str, ...], tmp_path: Path) -> None:
+    path = file(tmp_path / "m.onnx", TIED, *outputs, **WEIGHTS)
+    network = load_network(path)
+    x = np.random.default_rng(2).normal(size=(2, 4, 6)).astype(np.float32)
+    with torch.inference_mode():
+        found = network(torch.from_numpy(x))
+    expected = onnxruntime.InferenceSession(path).run(list(outputs), {"x": x})
+    for name, value in zip(outputs, expected, strict=True):
+        np.testing.assert_allclose(found[name].numpy(), value, rtol=1e-5, atol=1e-6)
+    if outputs == ("y",):
+        captured = capture(nets.loaded(network.eval(), shape=("N", 4, 6), outputs=("y",), out_shape=("N", 4, 6)))
+        assert [s.key for s in captured.sites] == ["fc:input", "fc:weight", "fc:input_1", "fc:weight_1"]
+        assert [s.rule for s in captured.sites] == ["Q1", "Q2"] * 2
+        assert len({s.producer for s in captured.sites if s.rule == "Q2"}) == 1
+        bias = {n.args[2] for n in captured.graph.graph.nodes if "linear" in str(n.target)}
+        assert len(bias) == 1
