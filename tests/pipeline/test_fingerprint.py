@@ -1,8 +1,13 @@
+import json
+
+import numpy as np
 import pytest
 from jobs import GOOD, good_folder
 
 from trtpipe.job.load import load_job
+from trtpipe.pipeline.build import build
 from trtpipe.pipeline.cache.environment import WITHOUT_EFFECT, fingerprint, portable_job
+from trtpipe.progress import Silent
 from trtpipe.trt import driver
 from trtpipe.trt.driver import Driver, Gpu
 
@@ -35,3 +40,51 @@ def test_a_job_is_told_alike_whatever_the_machine(key, tmp_path):
     assert portable_job(changed) == plain
     assert portable_job(load_job(path, (*overrides, "check.batch_size=3"))) != plain
     assert '"name": "digits"' in plain
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Bundles of a linear in INT4, whose weights are fitted to calibration samples and in no table: by overrides."""
+    folder = tmp_path_factory.mktemp("linear")
+    rng = np.random.default_rng(0)
+    np.save(folder / "a.npy", rng.normal(size=(8, 128)).astype(np.float32))
+    np.save(folder / "b.npy", (rng.normal(size=(8, 128)) * np.arange(128)).astype(np.float32))
+    np.save(folder / "w.npy", rng.normal(size=(16, 128)).astype(np.float32))
+    (folder / "linear_of_file.py").write_text(
+        "import numpy as np, torch\n"
+        "def net(path):\n"
+        "    made = torch.nn.Linear(128, 16, bias=False)\n"
+        "    made.weight.data = torch.from_numpy(np.load(path))\n"
+        "    return made\n"
+    )
+    job = {
+        "name": "linear",
+        "model": {"factory": "linear_of_file:net", "args": {"path": str(folder / "w.npy")}},
+        "inputs": {"x": {"shape": ["N", 128], "N": {"min": 1, "opt": 2, "max": 8}}},
+        "outputs": {"y": {}},
+        "precision": {"weights": "int4"},
+        "calibration": {"arrays": "a.npy"},
+        "build": {"target": "onnxruntime"},
+        "check": {"arrays": "a.npy", "limits": {"cosine_min": 0.5}},
+    }
+    (folder / "job.yaml").write_text(json.dumps(job))
+
+    def make(*overrides):
+        made = load_job(folder / "job.yaml", overrides)
+        return build(made, folder / "out", Silent(), diagnose_seconds=0).bundle.manifest.fingerprint
+
+    return make
+
+
+def test_the_fingerprint_is_of_all_that_changes_an_engine(built):
+    """Profiles are in no graph, and samples that 4-bit weights are fitted to in no table."""
+    plain = built()
+    assert built() == plain
+    changes = (
+        "calibration.arrays=b.npy",
+        "inputs.x.N={min: 1, opt: 4, max: 8}",
+        "inputs.x.N={min: 1, opt: 2, max: 16}",
+    )
+    others = [built(change) for change in changes]
+    assert len({plain, *others}) == 1 + len(changes)
+    assert built("check.limits={cosine_min: 0.6}") == plain

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +59,52 @@ def test_a_program_has_no_other_baseline(tmp_path: Path) -> None:
     with pytest.raises(JobErrors) as caught:
         load_job(job(tmp_path, "N", baseline="script"))
     assert "model.baseline: must be given only with factory (got baseline with program)" in str(caught.value)
+
+
+#: Saves a program with torchvision's roi_align, with a class that an exporter registered, or with an operation.
+EXPORTS = """
+import sys, torch, torchvision
+from dataclasses import dataclass
+@dataclass
+class Found:
+    y: torch.Tensor
+@torch.library.custom_op("mine::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+@twice.register_fake
+def _(x):
+    return torch.empty_like(x)
+torch.export.register_dataclass(Found, serialized_type_name="mine.Found")
+class Net(torch.nn.Module):
+    def forward(self, x):
+        if sys.argv[1] == "roi":
+            return torchvision.ops.roi_align(x, x.new_tensor([[0, 0, 0, 4, 4]]), 2)
+        return Found(x * 2) if sys.argv[1] == "class" else twice(x)
+torch.export.save(torch.export.export(Net(), (torch.zeros(2, 3, 8, 8),)), sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("kind", ["roi", "class", "operation"])
+def test_what_only_other_code_registers(kind: str, tmp_path: Path) -> None:
+    """Read in a process of its own, which has imported nothing but trtpipe."""
+    path = tmp_path / "net.pt2"
+    subprocess.run([sys.executable, "-c", EXPORTS, kind, path], check=True, capture_output=True)
+    code = "import sys; from trtpipe.model.load import _read; _read(sys.argv[1])"
+    read = subprocess.run([sys.executable, "-c", code, path], check=False, capture_output=True, text=True)
+    last = (read.stderr.splitlines() or [""])[-1]
+    name = {"class": "mine.Found", "operation": "mine.twice"}.get(kind)
+    assert last == (
+        ""
+        if name is None
+        else "trtpipe.errors.InputError: model.program: must hold nothing that only code of yours registers (got "
+        f"net.pt2 with {name}). Read it in a model.factory, in a module that imports what registers {name}: return "
+        f"torch.export.load({str(path)!r}).module()."
+    )
+    assert (read.returncode == 0) is (name is None)
+
+
+def test_what_is_no_program_says_why(tmp_path: Path) -> None:
+    path = job(tmp_path, 2)
+    (tmp_path / "net.pt2").write_bytes(b"no archive")
+    (problem,) = deep_problems(load_job(path))
+    assert str(problem).startswith("model.program: must be a file of torch.export.save (got net.pt2: ")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import logging
+import re
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +15,8 @@ from typing import TYPE_CHECKING
 
 from calib.types import JsonObject
 from calib.user_code import import_callable, user_code
-from trtpipe.errors import InputError
-from trtpipe.job.importable import on_path
-from trtpipe.model.export import without_its_log
+from trtpipe.errors import InputError, first_line
+from trtpipe.job.importable import find_module, on_path
 from trtpipe.model.output_specs import output_specs
 from trtpipe.model.process_state import put_back
 from trtpipe.model.torch_versions import graph_module
@@ -156,25 +158,70 @@ def _require_order(network: torch.nn.Module, names: tuple[str, ...]) -> None:
 
 
 def _program(path: str, inputs: tuple[TensorSpec, ...], recalibrate: bool) -> torch.nn.Module:
-    import torch
-
     from trtpipe.model import pt2e  # the operators of a quantized program are registered with it
     from trtpipe.model.bindings import evaluating
     from trtpipe.model.quantizers import take_quantizers_off
 
     del pt2e
-    try:
-        with warnings.catch_warnings(), without_its_log():  # torch 2.11 warns of the buffers it reads into
-            warnings.simplefilter("ignore")
-            program = torch.export.load(path)
-    except Exception as error:
-        reason = "" if "Please check the warnings above" in str(error) else f": {error}"  # they are not shown
-        raise InputError(
-            f"model.program: must be a file of torch.export.save (got {Path(path).name}{reason})."
-        ) from error
+    program = _read(path)
     _require_sizes(program, inputs)
     network = evaluating(graph_module(program))
     return take_quantizers_off(network, "model.program", recalibrate=recalibrate)
+
+
+class _Errors(logging.Handler):
+    """Keeps the errors that are logged and says nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[BaseException] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1] is not None:
+            self.errors.append(record.exc_info[1])
+
+
+#: How torch.export.load names an operation, or a class of an output, that no code here has registered.
+_UNREGISTERED = re.compile(
+    r"resolve torch\.ops\.(\S+?)(?:\.default)? to an|Deserializing (\S+) in pytree is not registered"
+)
+
+
+def _read(path: str) -> torch.export.ExportedProgram:
+    """A file of torch.export.save, with torchvision's operations where it is installed.
+
+    Raises:
+        InputError: torch.export.load cannot read it.
+    """
+    import torch
+
+    log, kept = logging.getLogger("torch.export"), _Errors()
+    before = log.handlers, log.propagate
+    log.handlers, log.propagate = [kept], False  # it logs the reason, and raises another error
+    try:
+        with warnings.catch_warnings():  # torch 2.11 warns of the buffers it reads into
+            warnings.simplefilter("ignore")
+            return torch.export.load(path)
+    except Exception as error:
+        reason: BaseException = kept.errors[-1] if kept.errors else error
+        while reason.__cause__ is not None:
+            reason = reason.__cause__
+        lacking = _UNREGISTERED.search(str(reason))
+        if lacking is None:
+            got = f"{Path(path).name}: {first_line(reason)}"
+            raise InputError(f"model.program: must be a file of torch.export.save (got {got}).") from error
+        name = lacking[1] or lacking[2]
+        of_torchvision = name.startswith("torchvision.") and find_module("torchvision") is not None
+        if not of_torchvision or "torchvision" in sys.modules:
+            raise InputError(
+                f"model.program: must hold nothing that only code of yours registers (got {Path(path).name} with "
+                f"{name}). Read it in a model.factory, in a module that imports what registers {name}: "
+                f"return torch.export.load({path!r}).module()."
+            ) from error
+    finally:
+        log.handlers, log.propagate = before
+    importlib.import_module("torchvision")
+    return _read(path)
 
 
 def _onnx(job: Job, path: Path, recalibrate: bool) -> torch.nn.Module:

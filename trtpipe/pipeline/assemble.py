@@ -132,6 +132,7 @@ def describe(job: Job, lowered: Lowered, prepared: PreparedJob, report: CheckRep
     calibration = None if table is None else table.digest
     parts = {"weights": lowered.weights_digest, "graph": lowered.graph_digest, "calibration": calibration}
     plugins = {} if engine is None else engine.plugins
+    parts |= {} if graph is None else {"onnx": hashlib.sha256(graph.data).hexdigest()}
     parts |= {f"plugin {name}": hashlib.sha256(data).hexdigest() for name, data in plugins.items()}
     made_from = source_fingerprint(job, parts)
     notes = [*job.unused(), *lowered.model_notes, *baseline.notes, *lowered.notes, *report.notes]

@@ -78,13 +78,14 @@ def portable_job(job: Job) -> str:
 def source_fingerprint(job: Job, parts: Mapping[str, str | None]) -> str:
     """SHA-256 over all that decides the graph given to the compiler, and how it is asked to compile it.
 
-    That is the job's sections, the versions of what makes the graph, and `parts` (digests of weights, graph, data).
+    That is the job's sections, the versions of what makes the graph, and `parts` (digests of weights, graphs, data).
     A kit carries it, because its device has none of these inputs.
     """
     sections = {
         "name": job.name,
         "precision": job.precision.model_dump(mode="json"),
         "build": job.build.model_dump(mode="json", exclude={*_without_effect("build"), "plugins"}),  # among the parts
+        "inputs": {n: i.model_dump(mode="json") for n, i in job.inputs.items()},
         "outputs": {n: o.model_dump(mode="json") for n, o in job.outputs.items()},
         "versions": versions(DECIDING),
         "parts": dict(parts),
