@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 
 import pytest
 from source_tree import HEAVY, ROOT, Tree
@@ -30,17 +31,23 @@ def test_no_command_loads_something_heavy_before_it_runs(tree: Tree) -> None:
 def twice(module: ast.Module) -> list[str]:
     """What a module imports at its top, and for types again."""
     typed = [n for n in module.body if isinstance(n, ast.If) and ast.unparse(n.test).endswith("TYPE_CHECKING")]
-    again = {ast.unparse(ast.ImportFrom(s.module, [a], 0)) for n in typed for s in n.body
-             if isinstance(s, ast.ImportFrom) for a in s.names}  # fmt: skip
-    once = {ast.unparse(ast.ImportFrom(s.module, [a], 0)) for s in module.body
-            if isinstance(s, ast.ImportFrom) for a in s.names}  # fmt: skip
-    return sorted(once & again)
+
+    def each(statements: Iterable[ast.stmt]) -> set[str]:
+        found = set[str]()
+        for s in statements:
+            if isinstance(s, ast.Import | ast.ImportFrom):
+                start = f"from {s.module} " if isinstance(s, ast.ImportFrom) else ""
+                found.update(f"{start}import {ast.unparse(a)}" for a in s.names)
+        return found
+
+    return sorted(each(module.body) & each(s for n in typed for s in n.body))
 
 
 def test_nothing_is_imported_twice(tree: Tree) -> None:
     found = {name: imported for name, module in tree.modules.items() if (imported := twice(module))}
     assert found == {}, "the import for types is not needed"
     assert twice(ast.parse("from a import b, c\nif TYPE_CHECKING:\n    from a import c, d")) == ["from a import c"]
+    assert twice(ast.parse("import a\nif TYPE_CHECKING:\n    import a\n    import b")) == ["import a"]
 
 
 def test_what_a_device_imports_loads_nothing_heavy(tree: Tree) -> None:

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 #: What makes a fact of them: members of a set (two of a type, or of what something is looked for in), words of a
 #: sentence, characters of a pattern or of a text with a name, statements and calls of a function.
-MEMBERS, WORDS, CHARACTERS, NAMED_CHARACTERS, STEPS = 3, 5, 12, 8, 6
+MEMBERS, WORDS, CHARACTERS, NAMED_CHARACTERS, STEPS = 3, 5, 8, 8, 6
 #: Values by default that are no fact.
 SAYING_NOTHING = ("None", "True", "False", "...", "''", "b''", "0", "1", "0.0", "1.0", "-1")
 #: The same value by default in two modules, and no fact that they share: each network of the examples has its width.
@@ -167,6 +167,11 @@ def facts(tree: ast.Module) -> Iterator[tuple[str, int]]:
             yield f"set: {', '.join(found)}", node.lineno  # type: ignore[attr-defined]
         for name, value in defaults(node):
             yield f"default: {name} = {ast.unparse(value)}", value.lineno
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("click.option"):
+            for given in (k.value for k in node.keywords if k.arg == "default" and is_arithmetic(k.value)):
+                named = skeleton(node.args[0]).strip("-").replace("-", "_").upper()
+                if ast.unparse(given) not in SAYING_NOTHING:
+                    yield f"constant: {named} = {ast.unparse(given)}", given.lineno
         if isinstance(node, ast.Call) and (expression := pattern(node)):
             yield f"pattern: {expression}", node.lineno
         if isinstance(node, ast.expr) and len(re.findall(r"[A-Za-z]{2,}", text := skeleton(node))) >= WORDS:
@@ -337,6 +342,7 @@ def test_a_text_that_is_written_out_again_is_found(tmp_path: Path) -> None:
         ('f(x.y != "a" and x.y != "b")', 'f(z in ("a", "b"))'),
         ("match x:\n    case 'a' | 'b' | 'c': ...", 'KINDS = ("a", "b", "c")'),
         ("def f(images=32): ...", "def g(path: Path, *, images: int = 32): ..."),
+        ("ROUNDS, SECONDS = 100, 30.0", '@click.option("--rounds", default=100)\ndef f(): ...'),
         ("class A:\n    k: int = 2048", "class B:\n    k: int = Field(default=2048, ge=1)"),
         ("class A:\n    k: float = Field(0.5)", "f(lambda k=0.5: k)"),
         ('BEST = {"a": 1.0, "b": 0.0, "c": 2}', 'LARGEST = {"c": 2, "z": 0.0, "a": 1.0}'),
@@ -355,6 +361,7 @@ def test_a_text_that_is_written_out_again_is_found(tmp_path: Path) -> None:
         "differences",
         "case",
         "default",
+        "option",
         "field",
         "positional field",
         "table",

@@ -417,3 +417,34 @@ def test_what_nobody_uses_is_found(tree: Tree, elsewhere: set[str]) -> None:
     ):
         assert unused(tree.planted("trtpipe.job.dump", line).modules, elsewhere) == [f"trtpipe.job.dump.{name}"]
     assert unused(tree.planted("trtpipe.job.dump", "def grazing(x): ...\n\ngrazing(1)").modules, elsewhere) == []
+
+
+def unread(modules: dict[str, ast.Module]) -> list[str]:
+    """Arguments that a function does not read, but where it is given away as a value: others decide what it takes.
+
+    Methods are left out, whose arguments are those of every class of their kind, and what begins with an underscore.
+    """
+    trees = list(modules.values())
+    called = {id(n.func) for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Call)}
+    values = {
+        n.id if isinstance(n, ast.Name) else n.attr
+        for tree in trees
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Name | ast.Attribute) and isinstance(n.ctx, ast.Load) and id(n) not in called
+    }
+    return [
+        f"{module}.{node.name}: {argument.arg}"
+        for module, tree in modules.items()
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and not node.decorator_list and node.name not in values
+        for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        if not argument.arg.startswith("_")
+        and argument.arg not in {n.id for s in node.body for n in ast.walk(s) if isinstance(n, ast.Name)}
+    ]
+
+
+def test_functions_read_what_they_are_given(tree: Tree) -> None:
+    assert unread(tree.modules) == [], "remove the argument"
+    line = "def graze(x, y):\n    return x\n\ngraze(1, 2)"
+    assert unread(tree.planted("trtpipe.job.dump", line).modules) == ["trtpipe.job.dump.graze: y"]
+    assert unread(tree.planted("trtpipe.job.dump", line + "\nMILK = graze").modules) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import sqlite3
 from collections.abc import Iterator
@@ -11,12 +12,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trtpipe.errors import InputError
-from trtpipe.values import MANIFEST
+from trtpipe.values import MANIFEST, MOST_NAME, PLAIN_NAME
 
 #: Bytes that a hidden sibling's name has beside the name of what it is moved to.
 _SIBLING_BYTES = 32
 #: What a probe writes: a disk that has not even this left is full.
 _PROBE_BYTES = 4096
+
+
+def is_plain(name: str) -> bool:
+    """Whether a file of a bundle may be called so: the name leads out of no folder, and every file system takes it."""
+    return len(name) <= MOST_NAME and re.fullmatch(PLAIN_NAME, name) is not None
 
 
 def cache_folder() -> Path:

@@ -39,7 +39,7 @@ MOST_EXTENT = 2**31 - 1
 MOST_NAME = 128
 #: The file that makes a folder a bundle.
 MANIFEST = "manifest.json"
-#: Of jobs, and of files in an entry of the cache: no such name leads out of its folder, and none is hidden.
+#: Of jobs, and of files in a bundle or in an entry of the cache: no such name leads out of its folder, none is hidden.
 PLAIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 Extent = Literal["min", "opt", "max"]

@@ -111,7 +111,7 @@ def test_a_module_alone_costs_what_the_converted_graph_says(captured, amax, x, f
 @pytest.mark.parametrize("half", [None, torch.float16])
 def test_everything_rounded_is_the_quantized_graph(captured, amax, x, half):
     prepared = prepare(captured, types=ScaleTypes(half))
-    everything = roundings(captured.graph, prepared.sites, amax, ScaleTypes(half))
+    everything = roundings(prepared.sites, amax, ScaleTypes(half))
     graph, _ = place_qdq(prepared, amax)
     machine = Partial(captured.graph)
     outputs, _ = machine.finish(0, machine.inputs((x,)), everything)

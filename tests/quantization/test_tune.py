@@ -139,7 +139,7 @@ def test_a_budget_that_cannot_be_met_gives_the_closest_and_tries_fp32():
     assert not tuned.met
     assert tuned.best.candidate == Candidate("entropy_2", fp32=("m0", "m1", "m2"))
     assert "m3" not in tuned.best.candidate.kept  # something is left to quantize
-    assert verdict(tuned, LIMITS) == (
+    assert verdict(tuned) == (
         "budget NOT met; closest: `m0`, `m1`, `m2` in FP32, entropy_2; 25.0% of the MACs quantized, "
         "with sqnr_db 24.5 (limit 30) (3 evaluations)"
     )

@@ -83,7 +83,7 @@ def test_an_option_is_honoured_or_refused_with_the_nearest_legal_one(route, fiel
     value, others, torch_tensorrt, torch2trt = TABLE[field]
     expected = torch_tensorrt if route == "torch_tensorrt" else torch2trt
     section = build(route, **{field: value}, **others)
-    found = dict(options.refusals(section, None, route))
+    found = dict(options.refusals(section, route))
     if not expected:
         assert f"build.{field}" not in found
         return
@@ -101,7 +101,7 @@ def test_an_option_is_honoured_or_refused_with_the_nearest_legal_one(route, fiel
     ],
 )
 def test_dla_options_need_dla_as_the_default(fields, path):
-    found = dict(options.refusals(build("torch_tensorrt", **fields), None, "torch_tensorrt"))
+    found = dict(options.refusals(build("torch_tensorrt", **fields), "torch_tensorrt"))
     assert "build.default_device_type dla" in found[path]
 
 
@@ -117,13 +117,13 @@ def test_dla_options_need_dla_as_the_default(fields, path):
     ],
 )
 def test_the_legal_values_of_half_honoured_options(fields):
-    assert options.refusals(build("torch_tensorrt", **fields), None, "torch_tensorrt") == ()
+    assert options.refusals(build("torch_tensorrt", **fields), "torch_tensorrt") == ()
 
 
 def test_another_version_of_torch_tensorrt_is_refused():
     section = build("torch_tensorrt")
-    assert options.refusals(section, None, "torch_tensorrt", frontend="2.14.1") == ()
-    assert options.refusals(section, None, "torch_tensorrt", frontend="2.12.0") == (
+    assert options.refusals(section, "torch_tensorrt", frontend="2.14.1") == ()
+    assert options.refusals(section, "torch_tensorrt", frontend="2.12.0") == (
         (
             "build.route",
             "build.route: torch_tensorrt must be version 2.14, whose arguments are known (got 2.12.0). "
@@ -359,7 +359,7 @@ def test_what_a_route_needs_can_be_installed():
 
 
 def test_pools_that_torch_tensorrt_does_not_know_are_named():
-    found = dict(options.refusals(build("torch_tensorrt", memory_pools={"tactic_dram": 1}), None, "torch_tensorrt"))
+    found = dict(options.refusals(build("torch_tensorrt", memory_pools={"tactic_dram": 1}), "torch_tensorrt"))
     assert found["build.memory_pools"] == (
         "build.memory_pools: must name pools among dla_managed_sram, dla_local_dram, dla_global_dram on route "
         "torch_tensorrt (got tactic_dram: 1). Leave tactic_dram out, or use build.route onnx."

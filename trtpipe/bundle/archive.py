@@ -18,9 +18,9 @@ from pathlib import Path
 
 from calib.files import replacing
 from trtpipe.bundle.format import SIGNATURE_BYTES, Bundle, Trust, incomplete, place, read_bundle
-from trtpipe.bundle.manifest import FILE_NAME, MAX_MANIFEST_BYTES, SIGNATURE, from_json
+from trtpipe.bundle.manifest import MAX_MANIFEST_BYTES, SIGNATURE, from_json
 from trtpipe.errors import InputError
-from trtpipe.outputs import naming
+from trtpipe.outputs import is_plain, naming
 from trtpipe.values import MANIFEST
 
 _BLOCK = 512
@@ -170,7 +170,7 @@ def _read_member(
         name = raw_name.decode("ascii")
     except UnicodeDecodeError:
         name = ""
-    if header[345:500].strip(b"\0") or not re.fullmatch(FILE_NAME, name):
+    if header[345:500].strip(b"\0") or not is_plain(name):
         raise InputError(f"{archive}: {shown} is not a plain file name. Do not use this archive.")
     if name not in expected:
         wanted = next((n for n in expected if n != SIGNATURE), "nothing more")

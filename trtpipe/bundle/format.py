@@ -21,7 +21,6 @@ from trtpipe.bundle import hybrid
 from trtpipe.bundle.manifest import (
     AGAIN,
     ENGINE,
-    FILE_NAME,
     GOLDEN,
     HYBRID,
     MAX_MANIFEST_BYTES,
@@ -32,7 +31,7 @@ from trtpipe.bundle.manifest import (
     to_json,
 )
 from trtpipe.errors import InputError
-from trtpipe.outputs import naming, require_writable_folder
+from trtpipe.outputs import is_plain, naming, require_writable_folder
 from trtpipe.trt.plan import read_header
 from trtpipe.values import MANIFEST
 
@@ -112,7 +111,7 @@ def write_bundle(
     Args:
         destination: the bundle's directory; its parents are made.
         manifest: its `files` are replaced by the sizes and digests of `files`.
-        files: content by name; names are flat (`FILE_NAME`).
+        files: content by name; names are flat (`is_plain`).
         sign: signs the manifest's bytes; not called when the manifest says that the check failed.
 
     Raises:
@@ -120,7 +119,7 @@ def write_bundle(
             is something other than a bundle.
     """
     for name in files:
-        if not re.fullmatch(FILE_NAME, name) or name in (MANIFEST, SIGNATURE):
+        if not is_plain(name) or name in (MANIFEST, SIGNATURE):
             raise InputError(
                 f"{destination}: a bundle's file must have a plain name of its own (got {name!r}). Rename it."
             )

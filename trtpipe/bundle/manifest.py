@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, V
 from calib.strictjson import first_problem, loads
 from calib.table import SHA256
 from trtpipe.errors import InputError
-from trtpipe.job.build_options import HardwareCompatibility
+from trtpipe.job.build_options import CAPABILITY, HardwareCompatibility
 from trtpipe.job.sections import Build, Limits, Precision, Transform
 from trtpipe.jsontext import plain
 from trtpipe.trt import driver
@@ -27,6 +27,7 @@ from trtpipe.values import (
     EXTENTS,
     MANIFEST,
     MOST_EXTENT,
+    MOST_NAME,
     PLAIN_NAME,
     CheckReport,
     DimRange,
@@ -64,7 +65,7 @@ CACHES = ("timing_cache", "calibration_cache")
 AGAIN = "Fetch or build the bundle again."
 
 #: Names of files in a bundle: flat, portable, never hidden, so that none can lead out of it.
-FILE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+FileName = Annotated[str, Field(pattern=PLAIN_NAME, max_length=MOST_NAME)]
 _VERSION = r"^[0-9]+(\.[0-9]+){0,3}([a-z+.-][A-Za-z0-9.+-]*)?$"
 
 
@@ -98,12 +99,12 @@ class EngineInfo(ManifestPart):
     file: EngineFile
     target: Target
     version: str = Field(pattern=_VERSION, description="of the TensorRT (or ONNX Runtime) that wrote it")
-    compute_capabilities: tuple[Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]$")], ...] = Field(
+    compute_capabilities: tuple[Annotated[str, Field(pattern=CAPABILITY)], ...] = Field(
         default=(), description='like "8.6"; empty for a portable engine'
     )
     minimum_compute_capability: str | None = Field(
         default=None,
-        pattern=r"^[0-9]+\.[0-9]$",
+        pattern=CAPABILITY,
         description="of a portable engine whose number formats need more than Ampere's 8.0",
     )
     hardware_compatibility: HardwareCompatibility = "none"
@@ -148,7 +149,7 @@ class Manifest(ManifestPart):
     environment: dict[str, str] = Field(default_factory=dict, description="versions of what built it")
     fingerprint: str = Field(default="", pattern=r"^([0-9a-f]{64})?$", description="of all that decides the engine")
     notes: tuple[str, ...] = Field(default=(), description="fallbacks, skipped samples, layers kept: nothing silent")
-    files: dict[Annotated[str, Field(pattern=FILE_NAME)], FileEntry] = Field(default_factory=dict)
+    files: dict[FileName, FileEntry] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Manifest:

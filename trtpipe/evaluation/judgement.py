@@ -21,6 +21,7 @@ from calib.types import Array
 from calib.user_code import import_callable, user_code
 from trtpipe.errors import InputError
 from trtpipe.evaluation import intervals
+from trtpipe.evaluation.limits import BASELINE, DROP, ENGINE
 from trtpipe.evaluation.standard import SHARES, STANDARD, Unfit
 from trtpipe.job.sections import Limits, OwnMetric
 from trtpipe.values import Labels, Metric
@@ -167,12 +168,12 @@ class Judgement:
         metrics: list[Metric] = []
         for judge, output, labels, before in self._baseline:
             after = judge.figure(outputs, labels, self.ids)
-            made = [Metric(f"{judge.name}_engine", output, after.value, interval=after.interval())]
+            made = [Metric(judge.name + ENGINE, output, after.value, interval=after.interval())]
             if judge.truth is None:
                 sign = 1 if judge.larger_is_better else -1
-                made.insert(0, Metric(f"{judge.name}_baseline", output, before.value))
+                made.insert(0, Metric(judge.name + BASELINE, output, before.value))
                 drop = sign * _less(before.value, after.value)
-                made.append(Metric(f"{judge.name}_drop", output, drop, interval=before.interval_below(after, sign)))
+                made.append(Metric(judge.name + DROP, output, drop, interval=before.interval_below(after, sign)))
             metrics += made
         return metrics, [f"{m.name} is NaN" for m in metrics if math.isnan(m.value)]
 

@@ -16,11 +16,13 @@ METRIC_OF_LIMIT: Mapping[str, str] = {
     f"{metric}_{'min' if metrics.BEST[metric] > 0 else 'max'}": metric
     for metric in ("cosine", "max_abs", "relative_l2", "sqnr_db", "top1_agreement", "accuracy_drop")
 }
+#: What the figures of a job's own metric end in: the baseline's, that of what was executed, and what was lost.
+BASELINE, ENGINE, DROP = "_baseline", "_engine", "_drop"
 #: limit of `check.limits.metrics` -> (what the metric's name ends in, whether larger is better)
 OWN_LIMITS: Mapping[str, tuple[str, bool]] = {
-    "min": ("_engine", True),
-    "max": ("_engine", False),
-    "drop_max": ("_drop", False),
+    "min": (ENGINE, True),
+    "max": (ENGINE, False),
+    "drop_max": (DROP, False),
 }
 
 

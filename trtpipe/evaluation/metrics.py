@@ -37,8 +37,11 @@ def cosine(reference: Array, output: Array) -> Array:
     number has no direction but its sign: such an output is one vector over all samples, and float64 [1] comes back.
     """
     a, b = _rows(reference), _rows(output)
-    if a.shape[1] == 1:
-        a, b = a.T, b.T
+    return similarity(a.T, b.T) if a.shape[1] == 1 else similarity(a, b)
+
+
+def similarity(a: Array, b: Array) -> Array:
+    """Cosine similarity of each row of two arrays [S, K], float64 [S]; `cosine` says what it is of zeros."""
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     both_zero = ~a.any(axis=1) & ~b.any(axis=1)
     safe = np.where(lengths > 0, lengths, 1.0)

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from calib.types import Array, JsonObject
 from trtpipe.errors import MissingError
+from trtpipe.evaluation.metrics import similarity
 from trtpipe.packages import not_installed
 from trtpipe.values import Labels
 
@@ -151,10 +152,9 @@ def mae(outputs: Outputs, labels: Labels, ids: Sequence[str], output: str | None
 
 
 def cosine(outputs: Outputs, labels: Labels, ids: Sequence[str], output: str | None = None) -> Array:
-    """Cosine similarity of each sample's vector, float64 [S]; 0 where one of the two is zero."""
+    """Cosine similarity of each sample's vector, float64 [S]; 0 where one of the two is zero, 1 where both are."""
     a, b = (x.reshape(len(x), -1) for x in _pair(outputs, labels, output))
-    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    return np.asarray((a * b).sum(axis=1) / np.where(lengths > 0, lengths, 1.0))
+    return similarity(a, b)
 
 
 def coco_map(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from trtpipe.values import DimRange
 
@@ -24,7 +26,23 @@ PlatformName = Literal[
     "rtx_50",
 ]  # fmt: skip
 
+#: A GPU's compute capability, like 8.6.
+CAPABILITY = r"^[0-9]+\.[0-9]$"
 HardwareCompatibility = Literal["none", "ampere_plus", "same_compute_capability"]
+
+
+def _capability(value: object) -> str:
+    text = str(value) if isinstance(value, (str, float)) else ""
+    if re.fullmatch(CAPABILITY, text):
+        return text
+    raise PydanticCustomError("must", "be a compute capability like 8.6")
+
+
+ComputeCapability = Annotated[
+    str,
+    BeforeValidator(_capability),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "pattern": CAPABILITY}]}),
+]
 
 
 class BuildOptions(BaseModel):
@@ -32,8 +50,8 @@ class BuildOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    compute_capability: tuple[Annotated[str, Field(pattern=r"^\d+\.\d$")], ...] = Field(
-        default=(), description='GPUs an RTX engine is for, like "8.6"; none: portable across Ampere and later'
+    compute_capability: tuple[ComputeCapability, ...] = Field(
+        default=(), description="GPUs an RTX engine is for, like 8.6; none: portable across Ampere and later"
     )
     platform: PlatformName | None = Field(
         default=None, description="the device the engine is for; the job is held against what it can do"

@@ -65,7 +65,7 @@ def job_markdown() -> str:
     """The reference of the job file: one table of keys for each section, in the order of a file."""
     schema = job_schema()
     definitions: Mapping[str, Schema] = schema["$defs"]
-    parts = [_HEAD, "\n".join(_table("", schema, definitions))]
+    parts = [_HEAD, "\n".join(_table(schema, definitions))]
     todo = [(name, prop) for name, prop in schema["properties"].items()]
     first: dict[str, str] = {}
     while todo:
@@ -77,7 +77,7 @@ def job_markdown() -> str:
             if first.setdefault(section["title"], where) != where:
                 parts.append(f"{title}\n\nAs `{first[section['title']]}`.")
                 continue
-            parts.append(f"{title}\n\n{text}\n\n" + "\n".join(_table(where, section, definitions)))
+            parts.append(f"{title}\n\n{text}\n\n" + "\n".join(_table(section, definitions)))
             todo[:0] = [(f"{where}.{name}", inner) for name, inner in section["properties"].items()]
             if where.endswith("<input>"):
                 parts.append(_range_note(definitions["Range"]))
@@ -102,7 +102,7 @@ def _range_note(section: Schema) -> str:
     return f"Every dimension named in `shape` has its range beside it, under its own name: {keys}."
 
 
-def _table(where: str, section: Schema, definitions: Mapping[str, Schema]) -> Iterator[str]:
+def _table(section: Schema, definitions: Mapping[str, Schema]) -> Iterator[str]:
     yield "| key | value | default | meaning |"
     yield "|---|---|---|---|"
     required = set(section.get("required") or section.get("else", {}).get("required", ()))

@@ -31,6 +31,7 @@ from trtpipe.job.data_rules import (
 )
 from trtpipe.job.sections import Build, Check, Input, ModelSource, Output, Precision, Range
 from trtpipe.job.yamlfile import KeyPath
+from trtpipe.outputs import is_plain
 from trtpipe.values import DimRange
 
 
@@ -217,7 +218,7 @@ def _plugins(build: Build, model: ModelSource) -> Iterator[Broken]:
         yield Broken(path, "not be given with model.onnx", "both", hint)
     names = [name.rpartition("/")[2] for name in build.plugins]
     for name in names:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}\.so(\.\d+)*", name):
+        if not is_plain(name) or not re.search(r"\.so(\.\d+)*$", name):
             hint = "Letters, digits, dots, dashes and underscores: the bundle keeps it under this name."
             yield Broken(path, "be shared libraries, like libtwice.so", repr(name), hint)
     if len({n.lower() for n in names}) < len(names):

@@ -68,14 +68,6 @@ def _dimension(value: object) -> int | str:
     raise PydanticCustomError("must", "be a positive integer or the name of a dynamic dimension")
 
 
-def _capability(value: object) -> str:
-    text = str(value) if isinstance(value, (str, float)) else ""
-    major, dot, minor = text.partition(".")
-    if dot and major.isdecimal() and minor.isdecimal() and len(minor) == 1:
-        return text
-    raise PydanticCustomError("must", "be a compute capability like 8.6")
-
-
 Size = Annotated[
     int | tuple[int, int],
     BeforeValidator(_size),
@@ -92,11 +84,6 @@ Dimension = Annotated[
     int | str,
     BeforeValidator(_dimension),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]}),
-]
-ComputeCapability = Annotated[
-    str,
-    BeforeValidator(_capability),
-    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^\d+\.\d$"}]}),
 ]
 
 
@@ -394,7 +381,4 @@ class Build(BuildOptions, Section):
     allow_torch_fallback: bool = Field(
         default=False,
         description="route torch_tensorrt: what has no converter stays in PyTorch, and the bundle then needs PyTorch",
-    )
-    compute_capability: tuple[ComputeCapability, ...] = Field(
-        default=(), description="GPUs an RTX engine is for, like 8.6; none: portable across Ampere and later"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import inspect
 import logging
 import re
@@ -220,7 +219,9 @@ def _read(path: str) -> torch.export.ExportedProgram:
             ) from error
     finally:
         log.handlers, log.propagate = before
-    importlib.import_module("torchvision")
+    import torchvision  # registers its operations
+
+    del torchvision
     return _read(path)
 
 

@@ -101,7 +101,7 @@ def find_sites(graph: GraphModule) -> tuple[tuple[Site, ...], tuple[Skipped, ...
     fed = {x for _, x, _, _, _ in candidates}
     candidates += _residual(graph, role, quantized, fed)
     groups = _Groups()
-    shared_keys = _shared(graph, role, fed, candidates, groups)
+    shared_keys = _shared(graph, role, fed, groups)
     candidates += shared_keys
     order = {n: i for i, n in enumerate(graph.graph.nodes)}
     candidates.sort(key=lambda f: (order[f[0]], f[2]))
@@ -265,7 +265,6 @@ def _shared(
     graph: GraphModule,
     role: Mapping[Node, str],
     fed: Collection[Node],
-    candidates: list[tuple[Node, Node, str, int | None, str]],
     groups: _Groups,
 ) -> list[tuple[Node, Node, str, int | None, str]]:
     extra: list[tuple[Node, Node, str, int | None, str]] = []

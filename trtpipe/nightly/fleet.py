@@ -167,7 +167,7 @@ class Fleet:
             while sent:
                 if watcher.cancelled():
                     raise KeyboardInterrupt
-                self._listen(sent, watcher, finished)
+                self._listen(sent, watcher)
                 for name in [n for n, s in sent.items() if s.future.done()]:
                     self._take(sent.pop(name), finished)
                 if time.monotonic() - looked > _LOOK_S:
@@ -241,7 +241,7 @@ class Fleet:
         )
         return _Sent(task, future, wanted)
 
-    def _listen(self, sent: Mapping[str, _Sent], watcher: Watcher, finished: Callable[..., None]) -> None:
+    def _listen(self, sent: Mapping[str, _Sent], watcher: Watcher) -> None:
         """Handle the events that workers have logged since the last call."""
         while not self._events.empty():
             event = self._events.get()

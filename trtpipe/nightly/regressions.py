@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trtpipe.errors import FAILED, InputError, did_you_mean, first_line
+from trtpipe.evaluation.limits import DROP
 from trtpipe.evaluation.metrics import BEST
 from trtpipe.figures import beside, exact
 from trtpipe.nightly.outcome import Comparison, JobOutcome
@@ -46,7 +47,7 @@ LIMITS: Mapping[str, Limit] = {
 }
 #: What a metric of the job's own loses is named like this, and may grow by that, in its own unit, unless --limit says
 #: otherwise.
-DROP, OWN_LIMIT = "_drop", Limit(False, 0.01)
+OWN_LIMIT = Limit(False, 0.01)
 
 
 def limit_of(name: str, limits: Mapping[str, Limit]) -> Limit | None:

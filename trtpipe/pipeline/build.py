@@ -114,7 +114,7 @@ def retuned(
     """The job that `tune` finds (the closest when none meets the limits), its table, and a line that says so."""
     result = tune_from(job, prepared, table, out, stages)
     table = None if table is None else recalibrated(result.job, prepared, table, stages)
-    return result.job, table, f"check.on_fail: tune: {verdict(result.tuned, job.check.limits)}"
+    return result.job, table, f"check.on_fail: tune: {verdict(result.tuned)}"
 
 
 def reason(report: CheckReport) -> str:

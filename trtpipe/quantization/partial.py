@@ -34,7 +34,6 @@ class Spent:
 
 
 def roundings(
-    graph: GraphModule,
     sites: Sequence[Site],
     amax: Mapping[str, float],
     types: ScaleTypes,

@@ -18,7 +18,6 @@ class ModuleSensitivity:
         macs: multiply-accumulates for one sample.
         agreement: share of samples with the float network's argmax, in [0, 1]; None without one score a class.
         loss_rise: mean cross-entropy less the float network's, nats, on labelled samples; None without labels.
-        accuracy_drop: top-1 accuracy less, on labelled samples; None without labels.
         fp8_sqnr_db: of a module in INT8 or 4 bits, at its own output in FP8 instead; None where the job has no FP8, or
             FP8 cannot hold the module.
         int8_sqnr_db: of a module in FP8 or 4 bits the same in INT8; None where the job has no INT8.
@@ -33,7 +32,6 @@ class ModuleSensitivity:
     macs: int
     agreement: float | None = None
     loss_rise: float | None = None
-    accuracy_drop: float | None = None
     fp8_sqnr_db: float | None = None
     int8_sqnr_db: float | None = None
 

@@ -83,7 +83,6 @@ class _Losses:
     agreeing: int = 0
     labelled: int = 0
     loss_rise: float = 0.0
-    lost: int = 0
 
     def add(self, reference: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], sample: SampleBatch) -> None:
         """Sum what the unit alone in its format does to one batch; classes are of the first output with scores."""
@@ -114,7 +113,6 @@ class _Losses:
         losses = [torch.nn.functional.cross_entropy(x, labels, reduction="sum") for x in (a, b)]
         self.labelled += len(labels)
         self.loss_rise += float(losses[1] - losses[0])
-        self.lost += int((a.argmax(1) == labels).sum()) - int((b.argmax(1) == labels).sum())
 
     def result(self, macs: int, half: torch.dtype | None) -> ModuleSensitivity:
         """The figures of the unit."""
@@ -129,7 +127,6 @@ class _Losses:
             macs,
             self.agreeing / self.samples if self.ranked else None,
             self.loss_rise / self.labelled if self.labelled else None,
-            self.lost / self.labelled if self.labelled else None,
             fp8_sqnr_db=self.in_others["fp8"].db if "fp8" in self.in_others else None,
             int8_sqnr_db=self.in_others["int8"].db if "int8" in self.in_others else None,
         )
@@ -337,7 +334,7 @@ def planned(
 ) -> Roundings:
     """For each operation, what each of its inputs is rounded by in the format that the plan gives it, with the scales
     that `quantize` places."""
-    changed = dict(roundings(captured.graph, plan.int8, amax, types, captured.int8))
+    changed = dict(roundings(plan.int8, amax, types, captured.int8))
     if narrow is not None:
         changed |= narrow_formats.roundings(plan.narrow, types, narrow.statistics)
     return changed
@@ -361,7 +358,7 @@ def _others(
     sites = [s for s in captured.sites if of_product(s)]
     eights = Modes(frozenset({"fp8"}))  # weights and activations, where the job has 4-bit weights alone
     to_fp8 = narrow_formats.roundings(narrow_sites(sites, Assignment(able), eights), types, narrow.statistics)
-    to_int8 = roundings(captured.graph, [s for s in sites if s.consumer in back], amax, types, captured.int8)
+    to_int8 = roundings([s for s in sites if s.consumer in back], amax, types, captured.int8)
     return {"fp8": to_fp8, "int8": to_int8}
 
 

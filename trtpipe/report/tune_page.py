@@ -16,7 +16,7 @@ FIGURES = {"accuracy_engine": "accuracy", "accuracy_drop": "drop", **HEADLINES}
 RANKED = 20
 
 
-def verdict(tuned: Tuned, limits: Limits) -> str:
+def verdict(tuned: Tuned) -> str:
     """One line: what to keep, or what came closest and how far off it is."""
     best = tuned.best
     what = f"{_kept(best.candidate)}, {best.candidate.algorithm}; {best.int8_share:.1%} of the MACs quantized"
@@ -30,7 +30,7 @@ def verdict(tuned: Tuned, limits: Limits) -> str:
 def page(name: str, tuned: Tuned, limits: Limits) -> str:
     """The whole page: verdict, trials with the Pareto front marked, ranking."""
     given = ", ".join(f"{k} {exact(v)}" for k, v in limits.given.items())
-    parts = [f"# {name}: tuning", verdict(tuned, limits) + ".", f"Budget: {given}.", table(tuned.trials)]
+    parts = [f"# {name}: tuning", verdict(tuned) + ".", f"Budget: {given}.", table(tuned.trials)]
     parts.append(
         "A `*` marks the Pareto front: no other trial is as good in quantized MACs, size and SQNR and better in one. "
         "Sizes are those of the Q/DQ graph. All trials saw the same check samples, so the best of them is flattered a "

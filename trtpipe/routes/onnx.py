@@ -157,7 +157,7 @@ def to_onnx(quantized: Quantized, release: str | None = None, *, plugins: bool =
     old = needs_lowering(release)
     program = _exported(quantized, old, plugins)
     narrow_onnx.store_four_bits(program.model)
-    _rename(program.model, quantized)
+    _rename(program.model)
     _keep_apart(program.model)
     if old:
         lower(program.model)
@@ -255,7 +255,7 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _rename(model: Model, quantized: Quantized) -> None:
+def _rename(model: Model) -> None:
     """Name every node `<module path>/<operator>`, with a number where several share it."""
     from trtpipe.model.bindings import INNER
 

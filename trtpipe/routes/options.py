@@ -14,7 +14,7 @@ from typing import Any
 
 from calib.types import JsonObject
 from trtpipe.job.job import Job
-from trtpipe.job.sections import Build, Precision
+from trtpipe.job.sections import Build
 from trtpipe.packages import install_command
 from trtpipe.trt.flavour import parse_version
 from trtpipe.trt.options import asked, shown, uses_dla
@@ -214,25 +214,20 @@ def installed_frontend() -> Frontend | None:
     return None
 
 
-def refusals(
-    build: Build, precision: Precision | None, route: Route, *, frontend: str | None = None
-) -> tuple[tuple[str, str], ...]:
+def refusals(build: Build, route: Route, *, frontend: str | None = None) -> tuple[tuple[str, str], ...]:
     """(dotted option path, message) of every builder option that `route` cannot honour; empty when all is well.
 
     Args:
         build: the job's build section.
-        precision: the job's precision section.
         route: a route; `onnx` refuses nothing here.
         frontend: version of Torch-TensorRT; None where it is not installed, which is another check's business.
     """
     if route == "onnx":
         return ()
-    return tuple((path, f"{path}: {message}") for path, message in _refused(build, precision, route, frontend))
+    return tuple((path, f"{path}: {message}") for path, message in _refused(build, route, frontend))
 
 
-def _refused(
-    build: Build, precision: Precision | None, route: Route, frontend: str | None
-) -> Iterator[tuple[str, str]]:
+def _refused(build: Build, route: Route, frontend: str | None) -> Iterator[tuple[str, str]]:
     wanted = asked(build)
     for support in OPTIONS:
         if support.field not in wanted:
@@ -265,7 +260,7 @@ def job_refusals(job: Job, release: str | None) -> tuple[tuple[str, str], ...]:
     build = job.build
     here = installed_frontend() if build.route == "torch_tensorrt" else None
     version = here.version if here is not None and here.target == build.target else None
-    problems = [*_release(build, release), *refusals(build, job.precision, build.route, frontend=version)]
+    problems = [*_release(build, release), *refusals(build, build.route, frontend=version)]
     if build.route == "torch2trt":
         problems += [(path, f"{path}: {message}") for path, message in _torch2trt(job, release)]
     return tuple(problems)

@@ -250,7 +250,7 @@ def test_the_graph_in_parts_computes_what_the_qdq_program_does(tmp_path: Path) -
     graph, x = corrected(captured, table.corrections.arrays), nets.images(8, 3, 8, 8)
     assert graph.int8
     machine = Partial(graph.graph)
-    changed = roundings(graph.graph, graph.sites, table.amax, ScaleTypes(), graph.int8)
+    changed = roundings(graph.sites, table.amax, ScaleTypes(), graph.int8)
     parts = machine.finish(0, machine.inputs([x]), changed)[0][0]
     found = quantize(graph, int8=True, half=None, keep=Keep(), amax=table.amax, ranges={})
     with torch.inference_mode():

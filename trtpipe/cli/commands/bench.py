@@ -34,16 +34,26 @@ if TYPE_CHECKING:
 
 @click.command("bench", short_help="Latency, throughput and loss of every mode side by side.")
 @click.argument("target", type=click.Path(path_type=Path))
-@click.option("--rounds", default=100, show_default=True, type=click.IntRange(1), help="Timed runs of each mode.")
+@click.option(
+    "--rounds",
+    default=bench_line.ROUNDS,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Timed runs of each mode.",
+)
 @click.option(
     "--seconds",
-    default=30.0,
+    default=bench_line.SECONDS,
     show_default=True,
     type=Seconds(),
     help="Stop timing after this long, but not before 10 rounds.",
 )
 @click.option(
-    "--samples", default=256, show_default=True, type=click.IntRange(1), help="Check samples that each mode runs."
+    "--samples",
+    default=bench_line.SAMPLES,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Check samples that each mode runs.",
 )
 @click.option("--save", type=OutputFile(), help="Write the result as JSON here.")
 @click.option("--csv", "csv_path", type=OutputFile(), help="Write the table as CSV here.")

@@ -14,6 +14,7 @@ from trtpipe.job.dump import write_job
 from trtpipe.outputs import require_apart, require_writable_file
 from trtpipe.pipeline.tune import tune
 from trtpipe.pipeline.validate import plan_one
+from trtpipe.quantization.search import EVALUATIONS
 from trtpipe.report import tune_page
 
 
@@ -26,7 +27,11 @@ from trtpipe.report import tune_page
     help="The tuned job file. [default: JOB with .tuned before its suffix, beside it]",
 )
 @click.option(
-    "--evaluations", default=10, show_default=True, type=click.IntRange(1), help="At most this many full trials."
+    "--evaluations",
+    default=EVALUATIONS,
+    show_default=True,
+    type=click.IntRange(1),
+    help="At most this many full trials.",
 )
 @device_option
 @set_option
@@ -54,7 +59,7 @@ def command(
     with console.Console(quiet=quiet or as_json, verbose=verbose > 0).watching() as reporter:
         tuned = tune(loaded, out, reporter, evaluations=evaluations)
     limits = loaded.check.limits
-    line = tune_page.verdict(tuned.tuned, limits)
+    line = tune_page.verdict(tuned.tuned)
     write_job(tuned.job, target, f"Written by `trtpipe tune {job.name}`.\n{line}")
     page = out / f"{loaded.name}.trials.md"
     write_whole(page, tune_page.page(loaded.name, tuned.tuned, limits))

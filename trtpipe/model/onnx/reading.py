@@ -82,7 +82,7 @@ def read(path: Path, operators: frozenset[str], outputs: Sequence[str] = (), *, 
             "onnx.version_converter."
         )
     constants = {n: v.const_value.numpy() for n, v in graph.initializers.items() if v.const_value is not None}
-    _require_fp32(constants, graph)
+    _require_fp32(graph)
     turned = _turned(graph, constants, marks)
     nodes = tuple(_node(n, version, constants, marks, turned) for n in graph if n.outputs[0].name not in turned)
     return OnnxFile(
@@ -250,7 +250,7 @@ def _read_by(node: ir.Node) -> Iterator[ir.Value | None]:
                     yield from _read_by(inner)
 
 
-def _require_fp32(constants: Mapping[str, NDArray[Any]], graph: ir.Graph) -> None:
+def _require_fp32(graph: ir.Graph) -> None:
     import onnx_ir as ir
 
     kinds = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}

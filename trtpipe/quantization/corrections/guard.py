@@ -42,7 +42,7 @@ class Guard:
         """How close `captured` comes in INT8, with thresholds `amax`."""
         machine = Partial(captured.graph)
         exact = ScaleTypes()
-        changed: dict[Any, dict[Any, Rounding]] = roundings(captured.graph, captured.sites, amax, exact, captured.int8)
+        changed: dict[Any, dict[Any, Rounding]] = roundings(captured.sites, amax, exact, captured.int8)
         for rounded in changed.values():  # weights once, not once a batch
             for node in [n for n in rounded if is_constant(n)]:
                 rounded[node] = replaced(rounded[node](constant_value(captured.graph, node)))

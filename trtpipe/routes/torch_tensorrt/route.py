@@ -70,7 +70,7 @@ def compile_engine(job: Job, loaded: LoadedModel, quantized: Quantized, progress
     build = job.build
     require_gpu("torch_tensorrt")
     frontend, tensorrt = load(build.target)
-    if refused := options.refusals(build, job.precision, "torch_tensorrt", frontend=frontend.__version__):
+    if refused := options.refusals(build, "torch_tensorrt", frontend=frontend.__version__):
         raise InputError("\n".join(message for _, message in refused))
     watch = Watch(progress, build.log_level)
     with tempfile.TemporaryDirectory() as scratch, logged(watch, build.log_level):
