@@ -1,4 +1,4 @@
-"""Nearest resizing takes the very elements that ONNX Runtime takes, whichever way the file asks for."""
+"""Resize and Gather take the very elements that ONNX Runtime takes, whichever way the file asks for."""
 
 from __future__ import annotations
 
@@ -40,3 +40,47 @@ def test_nearest_takes_the_elements_that_onnx_runtime_takes(
         (wanted,) = onnxruntime.InferenceSession(tmp_path / "net.onnx").run(None, {"x": x})
         found = load_network(tmp_path / "net.onnx")(torch.from_numpy(x))["y"].numpy()
         np.testing.assert_array_equal(found, wanted, err_msg=f"{up}, {across}")
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("size", [4, 5, 7, 12, 15, 24])
+def test_any_ratio_of_two_sizes_is_a_scale(tmp_path: Path, mode: str, size: int) -> None:
+    """In float32, as files have it: its product with the size is whole there, and in float64 a little less."""
+    x = np.random.default_rng(0).normal(size=(1, 2, size, size)).astype(np.float32)
+    for other in range(2, 4 * size, 3):
+        scale = np.array([1, 1, other / size, other / size], np.float32)
+        graph = helper.make_graph(
+            [helper.make_node("Resize", ["x", "", "s"], ["y"], mode=mode, coordinate_transformation_mode="half_pixel")],
+            "g",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, list(x.shape))],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+            [numpy_helper.from_array(scale, "s")],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+        onnx.save(model, tmp_path / "net.onnx")
+        (wanted,) = onnxruntime.InferenceSession(tmp_path / "net.onnx").run(None, {"x": x})
+        found = load_network(tmp_path / "net.onnx")(torch.from_numpy(x))["y"].numpy()
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5, err_msg=f"{size} to {other}")
+
+
+@pytest.mark.parametrize("places", [[[0, -1], [3, 2]], [0, -1], [[-6]], -2])
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_places_are_counted_from_the_end_too(tmp_path: Path, places: object, given: bool, axis: int) -> None:
+    """By a constant and by a tensor that is computed."""
+    x = np.random.default_rng(0).normal(size=(6, 6)).astype(np.float32)
+    indices = np.array(places, np.int64)
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [6, 6])]
+    nodes = [helper.make_node("Gather", ["x", "i"], ["y"], axis=axis)]
+    if given:
+        inputs.append(helper.make_tensor_value_info("given", TensorProto.INT64, list(indices.shape)))
+        nodes.insert(0, helper.make_node("Identity", ["given"], ["i"]))
+    output = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    held = [] if given else [numpy_helper.from_array(indices, "i")]
+    graph = helper.make_graph(nodes, "g", inputs, output, held)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.save(model, tmp_path / "net.onnx")
+    fed = {"x": x} | ({"given": indices} if given else {})
+    (wanted,) = onnxruntime.InferenceSession(tmp_path / "net.onnx").run(None, fed)
+    found = load_network(tmp_path / "net.onnx")(*map(torch.from_numpy, fed.values()))["y"].numpy()
+    np.testing.assert_array_equal(found, wanted)

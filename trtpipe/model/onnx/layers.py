@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -174,6 +174,11 @@ def _lrn(node: Node, x: Value) -> Value:
     return functional.local_response_norm(as_tensor(x), size, alpha, beta, node.get("bias", 1.0))
 
 
+def _is_whole(lengths: Sequence[Any]) -> bool:
+    """Whether all are whole numbers but for the rounding of a scale to float32."""
+    return all(not isinstance(n, float) or abs(n - round(n)) <= 1e-6 * n for n in lengths)
+
+
 def _resize(node: Node, x: Value, *inputs: Value | None) -> Value:
     data = as_tensor(x)
     given = [None, *inputs] if len(inputs) == 1 else list(inputs)  # opset 10 and Upsample have no region of interest
@@ -186,6 +191,13 @@ def _resize(node: Node, x: Value, *inputs: Value | None) -> Value:
     if node.op == "Upsample" or node.version < 11:
         how = "asymmetric"
     rank = data.dim() - 2
+    lengths = [by.get(a, 1) if sizes else d * by.get(a, 1) for a, d in enumerate(data.shape)]
+    # ONNX multiplies in float32, in which 12 * (28 / 12) is 28, and in PyTorch's float64 less.
+    rounded = not sizes and any(
+        int(np.float32(n) * np.float32(by.get(a, 1))) != int(lengths[a])
+        for a, n in enumerate(data.shape)
+        if isinstance(n, int) and isinstance(lengths[a], int | float)
+    )
     names = {
         "nearest": "nearest",
         "linear": ("linear", "bilinear", "trilinear")[rank - 1] if 1 <= rank <= 3 else "",
@@ -207,18 +219,8 @@ def _resize(node: Node, x: Value, *inputs: Value | None) -> Value:
                 return data
             known = False
     else:
-        lengths = [by.get(a, 1) if sizes else d * by.get(a, 1) for a, d in enumerate(data.shape)]
-        whole = all(not isinstance(n, float) or n.is_integer() for n in lengths[2:])
-        known = known and not node.get("antialias", 0)
-        known = known and (
-            bool(sizes)
-            or all(
-                int(np.float32(d) * np.float32(by.get(a, 1)))
-                == int(d * by.get(a, 1))  # in which torch and ONNX take it
-                for a, d in enumerate(data.shape)
-                if isinstance(d, int) and isinstance(by.get(a, 1), (int, float))
-            )
-        )
+        whole = _is_whole(lengths[2:])
+        known = known and not node.get("antialias", 0) and (not rounded or _is_whole(lengths[2:]))
         known = known and (
             how == "half_pixel"
             or (how == "align_corners" and whole)
@@ -231,8 +233,8 @@ def _resize(node: Node, x: Value, *inputs: Value | None) -> Value:
         )
     spatial = [by.get(a, data.shape[a] if sizes else 1.0) for a in range(2, data.dim())]
     options: dict[str, Any] = {} if mode == "nearest" else {"align_corners": how == "align_corners"}
-    if sizes or how == "align_corners":
-        sized = spatial if sizes else [int(d * s) for d, s in zip(data.shape[2:], spatial, strict=True)]
+    if sizes or how == "align_corners" or (rounded and mode != "nearest"):
+        sized = spatial if sizes else [round(n) if isinstance(n, float) else int(n) for n in lengths[2:]]
         return functional.interpolate(data, size=sized, mode=names[mode], **options)
     return functional.interpolate(data, scale_factor=[float(s) for s in spatial], mode=names[mode], **options)
 

@@ -98,6 +98,7 @@ def _gather(node: Node, x: Value, indices: Value) -> Value:
         size = data.shape[axis]
         return data.index_select(axis, torch.tensor([p + size if p < 0 else p for p in places.tolist()]))
     where = as_tensor(indices).to(torch.int64)
+    where = torch.where(where < 0, where + data.shape[axis], where)  # ONNX counts from the end too
     if axis == 0 and data.dim() == 2 and data.is_floating_point():
         return functional.embedding(where, data)
     axis %= data.dim()
