@@ -235,9 +235,7 @@ def _kernel() -> Callable[..., None]:
     try:
         from calib.kernel import count
     except ImportError as error:
-        raise CalibError(
-            "observer: numba, which counts on the CPU, cannot be imported. Install trtpipe[build], or numba."
-        ) from error
+        raise CalibError("observer: numba, which counts on the CPU, cannot be imported. Install it.") from error
     kernel: Callable[..., None] = count
     return kernel
 

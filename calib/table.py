@@ -198,7 +198,7 @@ class CalibrationTable:
         where = Path(path)
         raw = parse(where)
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:
-            raise CalibError(f"{where}: is JSON, but no calibration table. Write one with `trtpipe calibrate`.")
+            raise CalibError(f"{where}: is JSON, but no calibration table. Calibrate again.")
         if raw.get("version") not in (PLAIN, CORRECTED):
             raise CalibError(
                 f"{where}: must be of version {PLAIN} or {CORRECTED} (got {str(raw.get('version'))[:40]}). "

@@ -183,6 +183,21 @@ def test_a_baseline_by_which_nothing_is_right_is_said(function: str, right: bool
     )
 
 
+@pytest.mark.parametrize(("values", "args", "said"), [
+    ((0, 255), {}, ("m: besides 255, which is ignored, its masks hold class 0 alone. Where 255 is a class too, give "
+                    "check.metrics.m.args.ignore another number",)),
+    ((0, 1, 255), {}, ()), ((0, 1), {}, ()), ((1, 7), {"ignore": 9}, ()),
+    ((1, 7), {"ignore": 7}, ("m: besides 7, which is ignored, its masks hold class 1 alone. Where 7 is a class too, "
+                             "give check.metrics.m.args.ignore another number",)),
+])  # fmt: skip
+def test_masks_of_one_class_beside_what_is_ignored(values: tuple[int, ...], args: Any, said: tuple[str, ...]) -> None:
+    """As binary masks are often saved, 0 and 255."""
+    labels = np.resize(np.array(values), (2, 4, 4))
+    scores = np.eye(8)[np.where(labels == 255, 1, labels)].transpose(0, 3, 1, 2)
+    metric = judge("m", OwnMetric(function="miou", args=args), labelled=True)
+    assert Judgement((metric,), labels, ("a", "b"), {"y": scores}).says_nothing() == said
+
+
 def test_the_outputs_that_a_job_has_for_boxes_are_those_of_the_metric() -> None:
     parameters = inspect.signature(coco_map).parameters
     assert {name: parameters[name].default for name in BOXED} == BOXED

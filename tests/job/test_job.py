@@ -120,6 +120,10 @@ BROKEN = [
     ([("[N, 1, 32, 32]", "[N, 3, 32, 32]")],
      ["job.yaml:7: inputs.image.shape: must have 1 channels for calibration.images (got [N, 3, 32, 32]). "
       "calibration.transform.grayscale gives 1 channel, without it there are 3."]),
+    ([("[N, 1, 32, 32]", "[N, 32, 32, 1]")],
+     ["job.yaml:7: inputs.image.shape: must have 1 channels for calibration.images (got [N, 32, 32, 1]). "
+      "Images become [N, C, H, W]; calibration.transform.callable can return [H, W, C].",
+      "job.yaml:7: inputs.image.shape: must end in 32, 32, the size calibration.transform gives (got [N, 32, 32, 1])."]),
     ([("[N, 1, 32, 32]", "[N, 1, 28, 28]")],
      ["job.yaml:7: inputs.image.shape: must end in 32, 32, the size calibration.transform gives (got [N, 1, 28, 28])."]),
     ([("dtype: float32, shape", "dtype: uint8, shape")],

@@ -241,6 +241,8 @@ def test_a_sample_that_is_labelled_twice_is_refused(tmp_path: Path, kind: str) -
          "must hold as many numbers for each sample (got 'cat' for cat/a.png). Number classes from 0."),
         ("a.csv", b"b.jpg,1\ncat/a.png,1,2\n",
          "must hold as many numbers for each sample (got '1' for b.jpg). Number classes from 0."),
+        ("a.csv", b"b.jpg;1\ncat/a.png;2\n",
+         "must be a file of comma-separated values (got ';' between them). Save it with commas."),
         ("a.csv", b"b.jpg,1\n\xff,2\n", "must be a readable file of comma-separated values (got "),
         ("a.npy", b"", "must be a readable .npy of plain numbers (got "),
     ],

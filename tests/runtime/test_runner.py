@@ -139,6 +139,7 @@ def test_batches_fit_the_engine(tmp_path: Path) -> None:
     [
         ({"photo": np.zeros((1, 3, 8, 8), np.float32)}, "must be given the inputs image (got photo). Name them so."),
         ({"image": np.zeros((1, 3, 8, 8))}, "input image must be float32 (got float64). Convert it."),
+        ({"image": [[1.0, 2.0]]}, "input image must be a NumPy array (got list of list). Convert it."),
         (
             {"image": np.zeros((1, 3, 8, 9), np.float32)},
             "input image must have the shape [N, 3, 8, 8] (got [1, 3, 8, 9]). Reshape or resize it.",

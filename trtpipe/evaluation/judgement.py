@@ -22,7 +22,7 @@ from calib.user_code import import_callable, user_code
 from trtpipe.errors import InputError
 from trtpipe.evaluation import intervals
 from trtpipe.evaluation.limits import BASELINE, DROP, ENGINE
-from trtpipe.evaluation.standard import SHARES, STANDARD, Unfit
+from trtpipe.evaluation.standard import IGNORED, SHARES, STANDARD, Unfit
 from trtpipe.job.sections import Limits, OwnMetric
 from trtpipe.values import Labels, Metric
 
@@ -151,8 +151,18 @@ class Judgement:
             )
 
     def says_nothing(self) -> tuple[str, ...]:
-        """A warning for each built-in metric by which nothing of the baseline is right: a drop from 0 there is none."""
-        return tuple(
+        """A warning for each built-in metric by which nothing of the baseline is right (a drop from 0 there is none),
+        or whose masks hold one class."""
+        said = [
+            f"{judge.name}: besides {ignored}, which is ignored, its masks hold class {alone} alone. Where {ignored} "
+            f"is a class too, give check.metrics.{judge.name}.args.ignore another number"
+            for judge in self.judges
+            if judge.function is STANDARD["miou"][0] and isinstance(self.labels, np.ndarray) and judge.truth is None
+            if (ignored := int(judge.args.get("ignore", IGNORED))) in (held := set(np.unique(self.labels).tolist()))
+            for alone in held - {ignored}
+            if len(held) == 2
+        ]
+        return tuple(said) + tuple(
             f"{judge.name}: the baseline itself has 0, so the figure and its drop say nothing. Do check.labels and the "
             "outputs number classes alike, and are boxes in pixels of the input?"
             for judge, _, _, before in self._baseline

@@ -41,13 +41,17 @@ def top5(outputs: Outputs, labels: Labels, ids: Sequence[str], output: str | Non
     return np.where(known < 0, np.nan, (best == known[:, None]).any(axis=1).astype(np.float64))
 
 
+#: What pixels of no class are labelled with, as in the masks of PASCAL VOC and Cityscapes.
+IGNORED = 255
+
+
 def miou(
     outputs: Outputs,
     labels: Labels,
     ids: Sequence[str],
     output: str | None = None,
     classes: Whole | None = None,
-    ignore: int = 255,
+    ignore: int = IGNORED,
 ) -> Rows:
     """Mean over the classes of intersection over union of all pixels; a class that is in neither does not count.
 

@@ -201,6 +201,8 @@ def _image_shape(section: str, transform: Transform | None, name: str, spec: Inp
         return
     if isinstance(spec.shape[1], int) and spec.shape[1] != channels:
         hint = f"{section}.transform.grayscale gives 1 channel, without it there are 3."
+        if spec.shape[3] == channels:
+            hint = f"Images become [N, C, H, W]; {section}.transform.callable can return [H, W, C]."
         yield Broken(path, f"have {channels} channels for {section}.images", listed(spec.shape), hint)
     exact = None if transform is None else transform.center_crop
     if exact is None and transform is not None and isinstance(transform.resize, tuple):

@@ -241,6 +241,8 @@ def _csv(path: str, ids: Sequence[str]) -> Array:
         ]
     except (OSError, ValueError, csv.Error) as error:
         raise _fault(path, "be a readable file of comma-separated values", error) from error
+    if lines and all(len(row) == 1 for row in lines) and (other := re.search(r"[;\t]", lines[0][0])):
+        raise _fault(path, "be a file of comma-separated values", f"{other[0]!r} between them", "Save it with commas.")
     if lines and lines[0][0].strip() not in ids and not any(_number(v) is not None for v in lines[0][1:]):
         lines = lines[1:]  # a heading
     by_name = _once(path, ((row[0].strip(), row[1:]) for row in lines))

@@ -278,6 +278,8 @@ class Model:
             )
         for name, spec in specs.items():
             array = arrays[name]
+            if not isinstance(array, np.ndarray):
+                raise InputError(f"{where}: input {name} must be a NumPy array (got {_kind(array)}). Convert it.")
             if array.dtype != np.dtype(spec.dtype):
                 raise InputError(f"{where}: input {name} must be {spec.dtype} (got {array.dtype}). Convert it.")
             fits = array.ndim == len(spec.shape) and all(
