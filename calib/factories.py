@@ -10,7 +10,7 @@ from calib.errors import CalibError
 from calib.images import source_digest, to_array
 from calib.samples import InputSpec, Sample, fit
 from calib.types import Array
-from calib.user_code import import_callable, user_code
+from calib.user_code import import_callable, undone, user_data
 
 _END = object()
 #: Samples of an iterable, which may never end, that are read where the job does not say how many to take: as many as
@@ -29,9 +29,10 @@ class Factory:
 
     def __init__(self, path: str, inputs: Sequence[InputSpec], limit: int | None) -> None:
         self._path, self._inputs = path, tuple(inputs)
-        self._make = import_callable(path, "factory")
+        with undone():
+            self._make = import_callable(path, "factory")
         self.recipe = f"factory {path}{source_digest(self._make)}"
-        with user_code(f"factory: {path}"):
+        with user_data(f"factory: {path}"):
             made = self._make()
         if hasattr(made, "dataset") and hasattr(made, "batch_size"):
             raise CalibError(
@@ -49,7 +50,7 @@ class Factory:
         self._next = 0
         labels: list[int | None] = []
         if self._sequence is not None:
-            with user_code(f"factory: {path}: its length and targets"):
+            with user_data(f"factory: {path}: its length and targets"):
                 count, targets = len(self._sequence), getattr(made, "targets", None)
                 if targets is not None and len(targets) == count:
                     labels = [int(t) for t in targets]
@@ -90,7 +91,7 @@ class Factory:
         if at < self._next:
             self._next = 0
         if self._next == 0:
-            with user_code(f"factory: {self._path}"):
+            with user_data(f"factory: {self._path}"):
                 made = self._make()
             self._stream = self._iterator(made)
         while (item := self._following(self._next)) is not _END:
@@ -101,15 +102,15 @@ class Factory:
 
     def _item(self, at: int) -> Any:
         assert self._sequence is not None
-        with user_code(f"factory: {self._path}[{at}]"):
+        with user_data(f"factory: {self._path}[{at}]"):
             return self._sequence[at]
 
     def _iterator(self, made: Iterable[object]) -> Iterator[object]:
-        with user_code(f"factory: {self._path}"):
+        with user_data(f"factory: {self._path}"):
             return iter(made)
 
     def _following(self, at: int) -> object:
-        with user_code(f"factory: {self._path}[{at}]"):
+        with user_data(f"factory: {self._path}[{at}]"):
             return next(self._stream, _END)
 
     def _split(self, at: int, item: Any) -> tuple[dict[str, Array], int | None]:
@@ -123,7 +124,7 @@ class Factory:
                 )
             item, label = item[0], int(item[1])
         if isinstance(item, Mapping):
-            with user_code(f"{where}: reading the sample's arrays"):
+            with user_data(f"{where}: reading the sample's arrays"):
                 item = {name: item[name] for name in item}
         else:
             if len(self._inputs) != 1:

@@ -17,7 +17,7 @@ from calib.errors import CalibError
 from calib.files import as_text, open_regular
 from calib.samples import IMAGE_SUFFIXES, InputSpec, Sample, TransformSpec, fit
 from calib.types import Array
-from calib.user_code import import_callable, user_code
+from calib.user_code import import_callable, undone, user_data
 
 
 def beyond_8_bits(mode: str) -> str | None:
@@ -106,7 +106,8 @@ class ImageTransform:
                 raise CalibError(
                     f"transform: callable stands in place of all others (got {spec.callable} and others). Drop either."
                 )
-            self._callable, self._name = import_callable(spec.callable, "transform.callable"), spec.callable
+            with undone():
+                self._callable, self._name = import_callable(spec.callable, "transform.callable"), spec.callable
         if (mean is None) != (std is None):
             raise CalibError("transform.normalize: one of mean and std is missing. Give both.")
         self._float = np.dtype(binding.dtype).kind == "f"
@@ -132,7 +133,7 @@ class ImageTransform:
         """The array of one RGB image; `where` names it in errors."""
         if self._callable is not None:
             where = f"transform.callable: {self._name} on {where}"
-            with user_code(where):
+            with user_data(where):
                 made = self._callable(image)
             return self._fit(where, to_array(where, made))
         for step in self._steps:
@@ -164,7 +165,7 @@ def to_array(where: str, value: Any) -> Array:
     Raises:
         CalibError: it is none of these.
     """
-    with user_code(f"{where}: making a NumPy array of a sample ({type(value).__name__})"):
+    with user_data(f"{where}: making a NumPy array of a sample ({type(value).__name__})"):
         if hasattr(value, "detach"):
             value = value.detach().cpu().numpy()
         array: Array = np.array(value)  # a copy: the callable may fill the same buffer with the next sample

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import logging
 import re
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from calib.errors import CalibError
+from calib.process_state import put_back
 
 #: Frames shown, the innermost ones.
 MAX_FRAMES = 6
@@ -46,6 +49,25 @@ def user_code(what: str, error: Callable[[str], Exception] = CalibError) -> Iter
         raise
     except BaseException as raised:
         raise error(f"{what} raised {described(raised)}") from raised
+
+
+@contextmanager
+def user_data(what: str) -> Iterator[None]:
+    """As `user_code` around a call for samples, and `undone`."""
+    with undone(), user_code(what):
+        yield
+
+
+def undone() -> AbstractContextManager[None]:
+    """Put back what code of the user's that gives samples changes of the whole process: another thread may be compiling
+    meanwhile, and corrections are fitted next."""
+    return put_back(_noted, of_a_call=True)
+
+
+@functools.cache
+def _noted(what: str) -> None:
+    """Log it, once for all samples."""
+    logging.getLogger("calib").warning(what)
 
 
 def described(raised: BaseException) -> str:

@@ -18,7 +18,7 @@ OF_A_GRAPH = {"trtpipe.runtime.four_bits", "trtpipe.runtime.half_rounding"}
 #: What has to do with the standard streams and is not the command line: a worker's are its log, torch.export prints why
 #: it fails, a job's own code may replace them, and TensorRT-RTX's process has nobody else to tell of a bug.
 OTHER_STREAMS = {
-    "trtpipe.model.export", "trtpipe.nightly.pool", "trtpipe.model.process_state", "trtpipe.trt.isolated",
+    "trtpipe.model.export", "trtpipe.nightly.pool", "calib.process_state", "trtpipe.trt.isolated",
 }  # fmt: skip
 
 

@@ -241,7 +241,9 @@ UNITS = re.compile(
 
 
 #: Names of times; a runtime is a library, and `times` are counted.
-OF_A_TIME = re.compile(r"(^|_)(took|elapsed|durations?|latenc(y|ies)|(?!run|date)[a-z]*time(d|out)?)(_|$)")
+OF_A_TIME = re.compile(
+    r"(^|_)(took|elapsed|delays?|pauses?|durations?|latenc(y|ies)|(?!run|date)[a-z]*time(d|out)?)(_|$)"
+)
 
 
 def quantities(module: ast.Module) -> Iterator[tuple[int, str, ast.expr, bool, str]]:

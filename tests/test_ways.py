@@ -24,10 +24,14 @@ WAYS: dict[str, tuple[set[str], str]] = {
          "trtpipe.nightly.transport", "trtpipe.pipeline.cache.store", "trtpipe.pipeline.replay", "trtpipe.trt.isolated",
          "trtpipe.trt.plugins"}, "calib.files.replacing, or trtpipe.atomic.write_whole",
     ),
-    "ends with a number": ({"trtpipe.nightly.pool"}, "an error, whose exit code errors.py has"),
+    "ends with a number": (
+        # a worker of a pool, scripts that are to be copied, and what hands on the code of another program
+        {"trtpipe.nightly.pool", "trtpipe.examples.digits", "trtpipe.examples.shapes", "trtpipe.errors",
+         "trtpipe.cli.main", "trtpipe.cli.supervised"}, "an error, whose exit code errors.py has",
+    ),
     "digests a file": ({"calib.images", "trtpipe.pipeline.cache.digests"}, "Digests.file"),
     "names a command of pip": ({"trtpipe.packages"}, "packages.install_command, or pip_install"),
-    "takes the first line of an error": (set(), "errors.first_line"),
+    "takes the first line of an error": ({"calib.data"}, "errors.first_line"),  # calib imports nothing of trtpipe
     "tells a class by its name": ({"trtpipe.job.yamlfile"}, "isinstance"),  # there it becomes a word of a message
     "closes in __del__": ({"trtpipe.trt.memory"}, "a context manager: __enter__ and __exit__"),
     "enters by hand": (set(), "`with`, or ExitStack.enter_context"),
@@ -36,8 +40,10 @@ WAYS: dict[str, tuple[set[str], str]] = {
         # what is the process's own: its stdout, the modules that it has imported, TensorRT's registry
         {"trtpipe.cli.results", "trtpipe.pipeline.cache.recorder", "trtpipe.trt.plugins"}, "a value that is passed on",
     ),
-    "changes a frozen value": (set(), "dataclasses.replace, or model_copy: a new value"),
-    "has Any for a missing part": (set(), "the part's type, `| None`"),
+    "changes a frozen value": (
+        {"trtpipe.pipeline.prepared"}, "dataclasses.replace, or model_copy: a new value",  # its own cached properties
+    ),
+    "has Any for a missing part": ({"trtpipe.evaluation.judgement"}, "the part's type, `| None`"),  # Labels may be None
     "reads JSON that anyone may have written": (
         # their own: a log, a process' pipe, a database, the cache; and what TensorRT says of an engine
         {"calib.strictjson", "trtpipe.nightly.history", "trtpipe.pipeline.cache.recorder", "trtpipe.trt.isolated",
@@ -55,7 +61,9 @@ def ways(module: ast.Module) -> frozenset[str]:
     for call in (node for node in ast.walk(module) if isinstance(node, ast.Call)):
         name = ast.unparse(call.func)
         one = len(call.args) == 1 and not call.keywords
-        if name in ("os.replace", "shutil.move") or (name.endswith(".replace") and one):
+        if name in ("os.replace", "shutil.move", "shutil.copyfile", "shutil.copy", "shutil.copy2") or (
+            name.endswith(".replace") and one
+        ):
             found.add("replaces a file")
         if name in ("os.rename", "os.renames") or (name.endswith(".rename") and one and not name.startswith("os.")):
             found.add("renames a folder")
@@ -64,9 +72,17 @@ def ways(module: ast.Module) -> frozenset[str]:
         )
         if opened or name.endswith((".write_text", ".write_bytes")):
             found.add("writes a file where it stays")
-        if name in ("sys.exit", "SystemExit", "os._exit") and one and re.fullmatch(r"\d+", ast.unparse(call.args[0])):
+        if (
+            name in ("sys.exit", "SystemExit", "os._exit")
+            and one
+            and isinstance(call.args[0], ast.Constant | ast.JoinedStr)
+        ):
             found.add("ends with a number")
-        if name.endswith("hashlib.file_digest") or re.match(r"hashlib\.\w+\(.*\.read(_bytes)?\(\)", ast.unparse(call)):
+        if name.endswith("ExitCode") and call.args:
+            found.add("ends with a number")
+        if name.endswith("hashlib.file_digest") or re.match(
+            r"(hashlib\.\w+|.*\bupdate)\(.*\.read(_bytes)?\(\)", ast.unparse(call)
+        ):
             found.add("digests a file")
         by_name = [*call.args, *([call.func.value] if isinstance(call.func, ast.Attribute) else [])]
         if name.endswith((".get", ".startswith", ".endswith")) and any(map(is_class_name, by_name)):
@@ -74,7 +90,7 @@ def ways(module: ast.Module) -> frozenset[str]:
         if name.endswith(".__enter__") and not name.startswith("super("):
             found.add("enters by hand")
         read = name.endswith("validate_json") and not re.fullmatch(r"json\.dumps\(.*\)", ast.unparse(call.args[0]))
-        if name in ("json.loads", "json.load") or read:
+        if name in ("json.loads", "json.load") or name == "pydantic_core.from_json" or read:
             found.add("reads JSON that anyone may have written")
         if name == "json.dumps" and any(k.arg == "default" for k in call.keywords):
             found.add("writes any object as JSON")
@@ -93,13 +109,17 @@ def ways(module: ast.Module) -> frozenset[str]:
             found.add("tells a class by its name")
         elif "__del__" in (getattr(node, "name", ""), getattr(node, "id", "")):
             found.add("closes in __del__")
-        elif isinstance(node, ast.Attribute) and node.attr == "__setattr__" and id(node) not in making:
+        elif (isinstance(node, ast.Attribute) and node.attr == "__setattr__" and id(node) not in making) or (
+            isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and is_inside(node.value)
+        ):
             found.add("changes a frozen value")
+        elif isinstance(node, ast.Match) and is_class_name(node.subject):
+            found.add("tells a class by its name")
         elif isinstance(node, ast.Assert) and node.msg is not None:
             found.add("asserts what a user gave")
         elif isinstance(node, ast.Global):
             found.add("keeps state in a module")
-        elif any(is_any(annotation) and is_missing(value) for annotation, value in with_values(node)):
+        elif any(hides(annotation) and is_missing(value) for annotation, value in with_values(node)):
             found.add("has Any for a missing part")
     classes = (node for node in ast.walk(module) if isinstance(node, ast.ClassDef))
     shared = (n for node in classes for n in executed_once(node) if is_shared(n))
@@ -111,7 +131,7 @@ def ways(module: ast.Module) -> frozenset[str]:
 def takes_first_line(node: ast.AST) -> bool:
     """Whether an expression is a first line, or an error's text, or the name of its type where it has none."""
     if isinstance(node, ast.Subscript):
-        return ast.unparse(node).endswith(".splitlines()[0]")
+        return re.search(r"\.(splitlines\(\)|r?(split|partition)\('\\n'(, 1)?\))\[0\]$", ast.unparse(node)) is not None
     text = ast.unparse(node) if isinstance(node, ast.BoolOp | ast.IfExp) else ""
     return "str(" in text and re.search(r"\b(or|else) \(?\[?type\(\w+\)\.__name__", text) is not None
 
@@ -147,6 +167,16 @@ def is_any(annotation: ast.expr) -> bool:
             map(is_any, annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice])
         )
     return ast.unparse(annotation) in ("Any", "typing.Any")
+
+
+def hides(annotation: ast.expr) -> bool:
+    """Whether a type does not say that the part may be missing: Any, or one without None."""
+    return is_any(annotation) or not re.search(r"\bNone\b|\bOptional\b|\bobject\b", ast.unparse(annotation))
+
+
+def is_inside(value: ast.expr) -> bool:
+    """`x.__dict__` or `vars(x)`."""
+    return re.fullmatch(r".+\.__dict__|vars\(.+\)", ast.unparse(value)) is not None
 
 
 def is_missing(value: ast.expr) -> bool:
@@ -197,6 +227,7 @@ _FILLING = ("append", "add", "update", "setdefault", "pop", "popitem", "clear", 
 def filled(module: ast.Module) -> Iterator[str]:
     """The values with a name in a module that its functions change, whatever they begin as."""
     given = {n.id for n in executed_once(module) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    given |= {n.name for n in module.body if isinstance(n, ast.ClassDef)}
     for function in (node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)):
         parts = list(ast.walk(function))
         own = {n.id for n in parts if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
@@ -268,6 +299,20 @@ def test_each_has_its_place(tree: Tree, way: str) -> None:
         ("file = _File.model_validate_json(path.read_text())", "reads JSON that anyone may have written"),
         ("why = str(error).strip().splitlines()[0]", "takes the first line of an error"),
         ("text = json.dumps(asdict(report), default=str)", "writes any object as JSON"),
+        ("def f(d, p):\n    d.update(p.read_bytes())", "digests a file"),
+        ("match type(m).__name__:\n    case 'Conv2d': pass", "tells a class by its name"),
+        ("def f(e): return str(e).partition('\\n')[0]", "takes the first line of an error"),
+        ("def f(e): return str(e).split('\\n')[0]", "takes the first line of an error"),
+        ("class P:\n    opened = 0\n    def __init__(self):\n        P.opened += 1", "keeps state in a module"),
+        ("def f(a, b): shutil.copyfile(a, b)", "replaces a file"),
+        (
+            "from pydantic_core import from_json\ndef f(t): return from_json(t)",
+            "reads JSON that anyone may have written",
+        ),
+        ("def f(m): m.__dict__['limit'] = 1", "changes a frozen value"),
+        ("class K:\n    moved: int = None  # type: ignore[assignment]", "has Any for a missing part"),
+        ("raise SystemExit('no runtime for Windows yet')", "ends with a number"),
+        ("def f(n): return ExitCode(3 if n else 0)", "ends with a number"),
     ],
 )
 def test_another_place_is_found(line: str, way: str) -> None:
@@ -291,6 +336,7 @@ def test_what_is_another_thing(line: str) -> None:
 #: Functions whose result is kept until the process ends, and why nothing that it depends on changes before.
 REMEMBERED = {
     "calib.algorithms._runs": "arithmetic of its arguments",
+    "calib.user_code._noted": "nothing is returned: one message a process",
     "calib.histogram.edges": "constants",
     "calib.kernel._helpers": "threads, which the process has for all counting",
     "calib.kernel._openmp_team": "the OpenMP library that the process has loaded",
@@ -351,7 +397,8 @@ def defined(module: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
     another library, the class alone, as that library calls its methods."""
     ours = {n.name for n in module.body if isinstance(n, ast.ClassDef)}
     for node in module.body:
-        if isinstance(node, ast.FunctionDef) and not node.decorator_list:
+        names = {ast.unparse(d) for d in node.decorator_list} if isinstance(node, ast.FunctionDef) else set()
+        if isinstance(node, ast.FunctionDef) and names <= {"contextmanager", "functools.cache", "cache"}:
             yield node.name, node
         elif isinstance(node, ast.ClassDef):
             yield node.name, node
@@ -413,6 +460,7 @@ def test_what_nobody_uses_is_found(tree: Tree, elsewhere: set[str]) -> None:
     for line, name in (
         ("def grazing(x):\n    return grazing(x - 1)", "grazing"),
         ("ZEBRA_STRIPES = 80", "ZEBRA_STRIPES"),
+        ("@contextmanager\ndef grazing():\n    yield", "grazing"),
         ("class Zebra:\n    def grazing(self): ...\n\nZebra()", "grazing"),
     ):
         assert unused(tree.planted("trtpipe.job.dump", line).modules, elsewhere) == [f"trtpipe.job.dump.{name}"]

@@ -27,7 +27,7 @@ BY_NAME = {"import_module", "__import__", "resolve_name", "run_module", "run_pat
 #: What writes to a standard stream, by its dotted name.
 STREAMS = re.compile(
     r"print|pprint\.p?print|rich\.print|sys\.(__)?std(out|err)(__)?|warnings\.warn(_explicit)?|traceback\.print_\w+|"
-    r"logging\.(debug|info|warning|error|critical|exception|log|basicConfig)"
+    r"logging\.getLogger\(\)\.\w+|logging\.(debug|info|warning|error|critical|exception|log|basicConfig)"
 )
 
 

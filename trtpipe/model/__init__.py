@@ -14,7 +14,6 @@ __all__ = [
     "marks",
     "nodes",
     "onnx",
-    "process_state",
     "pt2e",
     "sites",
     "torch_versions",

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from calib.process_state import put_back
 from calib.types import JsonObject
 from calib.user_code import import_callable, user_code
 from trtpipe.errors import InputError, first_line
 from trtpipe.job.importable import find_module, on_path
 from trtpipe.model.output_specs import output_specs
-from trtpipe.model.process_state import put_back
 from trtpipe.model.torch_versions import graph_module
 from trtpipe.model.weights import load_weights, weights_digest
 from trtpipe.values import LoadedModel, ModelKind, TensorSpec

@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from calib.errors import CalibCancelled, CalibError
+from calib.process_state import put_back
 from calib.types import Array
 from trtpipe.batching import Batching
 from trtpipe.errors import Cancelled, InputError
@@ -26,7 +27,6 @@ from trtpipe.model.corners import corner_outputs, require_corners
 from trtpipe.model.data import open_calibration, open_check, with_labels
 from trtpipe.model.labels import labels_of, names_classes
 from trtpipe.model.load import load_model
-from trtpipe.model.process_state import put_back
 from trtpipe.pipeline.as_wanted import as_the_job_wants
 from trtpipe.pipeline.codecs import CORNERS, RECORDED, SPECS, Codec, CornerOutputs, Recorded
 

@@ -60,3 +60,34 @@ def test_a_weight_that_several_nodes_read_is_one_weight_of_linears(outputs: tupl
         assert len({s.producer for s in captured.sites if s.rule == "Q2"}) == 1
         bias = {n.args[2] for n in captured.graph.graph.nodes if "linear" in str(n.target)}
         assert len(bias) == 1
+
+
+@pytest.mark.parametrize("before", [(), ("Transpose",), ("Unsqueeze", "Squeeze")])
+@pytest.mark.parametrize("other", [False, True])
+def test_pictures_in_uint8_are_cast_once(before: tuple[str, ...], other: bool, tmp_path: Path) -> None:
+    """TensorRT takes no uint8 but an input's; what computes in it keeps it."""
+    axes = numpy_helper.from_array(np.array([1], np.int64), "axes")
+    nodes, name = [], "x"
+    for op in before:
+        inputs = [name] if op == "Transpose" else [name, "axes"]
+        nodes.append(helper.make_node(op, inputs, [f"{name}_"], **({"perm": [0, 2, 1]} if op == "Transpose" else {})))
+        name += "_"
+    nodes += [helper.make_node("Cast", [name], ["f"], to=TensorProto.FLOAT), helper.make_node("Relu", ["f"], ["y"])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    if other:
+        nodes += [helper.make_node("Add", ["x", "x"], ["twice"]), helper.make_node("Cast", ["twice"], ["z"], to=1)]
+        outputs.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, None))
+    x = helper.make_tensor_value_info("x", TensorProto.UINT8, ["N", 4, 6])
+    model = helper.make_model(helper.make_graph(nodes, "g", [x], outputs, [axes]))
+    model.opset_import[0].version, model.ir_version = 17, 8
+    onnx.save(model, tmp_path / "m.onnx")
+    network = load_network(tmp_path / "m.onnx")
+    given = np.random.default_rng(0).integers(0, 256, (2, 4, 6)).astype(np.uint8)
+    expected = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(None, {"x": given})
+    with torch.inference_mode():
+        found = network(torch.from_numpy(given).float())
+    for value, output in zip(expected, found.values(), strict=True):
+        np.testing.assert_array_equal(output.numpy(), value)
+    program = torch.export.export(network, (torch.from_numpy(given).float(),))
+    narrow = [n for n in program.graph.nodes if getattr(n.meta.get("val"), "dtype", None) is torch.uint8]
+    assert bool(narrow) is other

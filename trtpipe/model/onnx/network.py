@@ -39,6 +39,12 @@ def execute(node: Node, values: Sequence[Value | None]) -> tuple[Value, ...]:
     return outputs
 
 
+#: Of onnx.TensorProto: FLOAT, INT32, INT64, FLOAT16, DOUBLE and BFLOAT16.
+_HOLDING_UINT8 = (1, 6, 7, 10, 11, 16)
+#: Operators that compute nothing of their first input.
+_MOVING = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Slice", "Gather")
+
+
 class OnnxNetwork(torch.nn.Module):
     """The network of a file. It takes the file's inputs in their order and returns its outputs by name.
 
@@ -58,6 +64,8 @@ class OnnxNetwork(torch.nn.Module):
         self._run = [self._scope(_parts(n.path)) if _parts(n.path) else execute for n in file.nodes]
         self._last = {name: k for k, n in enumerate(file.nodes) for name in n.inputs}
         self._kept = {b.name for b in file.outputs}
+        # TensorRT takes uint8 as an input's dtype alone, and a cast that is made of it.
+        self._wide = {b.name for b in file.inputs if b.dtype == "uint8" and self._is_only_cast(b.name)}
 
     def forward(self, *inputs: torch.Tensor) -> dict[str, torch.Tensor]:
         """The outputs by name, in the file's dtypes and shapes, for `inputs` in the file's order."""
@@ -66,13 +74,27 @@ class OnnxNetwork(torch.nn.Module):
             for name, (holder, attribute, small) in self._holders.items()
         }
         for binding, x in zip(self.file.inputs, inputs, strict=True):
-            values[binding.name] = x.to(getattr(torch, binding.dtype))
+            wide = binding.name in self._wide
+            values[binding.name] = x if wide else x.to(getattr(torch, binding.dtype))
         for k, (node, run) in enumerate(zip(self._nodes, self._run, strict=True)):
             given = [_marked(node, k, values[name]) if name else None for k, name in enumerate(node.inputs)]
             values |= zip(node.outputs, run(node, given), strict=False)
             for name in {n for n in node.inputs if self._last[n] == k} - self._kept:
                 values.pop(name, None)
         return {b.name: as_tensor(values[b.name]) for b in self.file.outputs}
+
+    def _is_only_cast(self, name: str) -> bool:
+        """Whether a tensor's values are moved at most before they are cast to a dtype that holds them all."""
+        readers = [n for n in self.file.nodes if name in n.inputs]
+        return bool(readers) and all(
+            n.inputs.index(name) == 0
+            and n.inputs.count(name) == 1
+            and (
+                (n.op == "Cast" and n.get("to") in _HOLDING_UINT8)
+                or (n.op in _MOVING and self._is_only_cast(n.outputs[0]))
+            )
+            for n in readers
+        )
 
     def _hold(self, name: str, array: Any) -> tuple[torch.nn.Module, str, Any]:
         """Register a constant; its holder, its attribute there, and its numbers where it has few."""

@@ -21,27 +21,36 @@ class _State:
         read: gives the current value.
         write: sets a value.
         differ: whether the current value (first) has to be restored to the earlier one (second).
+        of_a_call: whether it is put back after every call of the job's code.
     """
 
     changed: str
     read: Callable[[], Any]
     write: Callable[[Any], None]
     differ: Callable[[Any, Any], bool] = operator.ne
+    of_a_call: bool = True
 
 
 @contextmanager
-def put_back(note: Callable[[str], None]) -> Iterator[None]:
+def put_back(note: Callable[[str], None], *, of_a_call: bool = False) -> Iterator[None]:
     """Put back what the job's code changes of the whole process within the block, with a note of each.
+
+    Two blocks that overlap in two threads put back each other's changes: a call of the job's code has its own.
 
     `_STATES` are the current folder, from which relative outputs are written, the standard streams, the folders of
     `sys.path` (those that the job's code adds stay), signals that interrupt, the permissions of new files, NumPy's
     error handling, and torch's default dtype and device.
+
+    Args:
+        note: is told of each.
+        of_a_call: only what takes microseconds to read, and what every thread may: no signals, no permissions.
     """
-    before = [state.read() for state in _STATES]
+    states = [s for s in _STATES if s.of_a_call or not of_a_call]
+    before = [state.read() for state in states]
     try:
         yield
     finally:
-        for state, value in zip(_STATES, before, strict=True):
+        for state, value in zip(states, before, strict=True):
             if state.differ(now := state.read(), value):
                 note(f"the job's code {state.changed.format(now=now, before=value)}")
                 state.write(value)
@@ -109,8 +118,8 @@ _STATES = (
         _set_path,
         lambda now, before: not set(before).issubset(now),
     ),
-    _State("set handlers of SIGINT or SIGTERM; put back", _handlers, _set_handlers),
-    _State("set the umask to {now:#o}; back to {before:#o}", _umask, _set_umask),
+    _State("set handlers of SIGINT or SIGTERM; put back", _handlers, _set_handlers, of_a_call=False),
+    _State("set the umask to {now:#o}; back to {before:#o}", _umask, _set_umask, of_a_call=False),
     _State("changed numpy.seterr; put back", _errors, _set_errors),
     _State(
         "set torch's default dtype to {now}; back to {before}",

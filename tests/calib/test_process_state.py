@@ -11,8 +11,12 @@ import nights
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import trtpipe
+from calib.data import open_source
+from calib.samples import DataSpec, InputSpec, TransformSpec
+from calib.user_code import _noted
 from trtpipe.pipeline.prepared import Stages
 from trtpipe.progress import Silent
 
@@ -108,3 +112,51 @@ def test_what_a_factory_leaves_behind_does_not_reach_its_own_build(
     )
     monkeypatch.delitem(sys.modules, "net", raising=False)
     assert trtpipe.build(job, tmp_path / "out").report.passed
+
+
+@pytest.mark.parametrize("kind", ["transform", "sequence", "iterable", "factory", "module"])
+@pytest.mark.parametrize(
+    "change", ["import os; os.chdir('/')", "torch.set_default_dtype(torch.float64)", "import sys; sys.stdout = None"]
+)
+def test_each_call_for_samples_leaves_the_process_as_it_was(
+    tmp_path: Path, kind: str, change: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And not only each stage, as another may have begun in another thread meanwhile."""
+    (tmp_path / "gives.py").write_text(
+        "import numpy as np, torch\n"
+        "def change():\n"
+        f"    {change}\n"
+        f"if {kind == 'module'}: change()\n"
+        "def transform(image):\n"
+        "    change()\n"
+        "    return np.zeros((3, 4, 4), np.float32)\n"
+        "class Sequence(list):\n"
+        "    def __getitem__(self, at):\n"
+        "        change()\n"
+        "        return super().__getitem__(at)\n"
+        "def samples(): return [np.full((3, 4, 4), i, np.float32) for i in range(4)]\n"
+        "def sequence(): return Sequence(samples())\n"
+        "def iterable():\n"
+        "    for sample in samples():\n"
+        "        change()\n"
+        "        yield sample\n"
+        "def factory():\n"
+        "    change()\n"
+        "    return samples()\n"
+        "module = samples\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "gives", raising=False)
+    _noted.cache_clear()
+    x = (InputSpec("x", "float32", (3, 4, 4)),)
+    if kind == "transform":
+        (tmp_path / "images").mkdir()
+        for i in range(4):
+            Image.new("RGB", (4, 4), (i, i, i)).save(tmp_path / "images" / f"{i}.png")
+        spec = DataSpec(images=str(tmp_path / "images"), transform=TransformSpec(callable="gives:transform"))
+    else:
+        spec = DataSpec(factory=f"gives:{kind}")
+    before = os.getcwd(), torch.get_default_dtype(), sys.stdout
+    for _ in open_source(spec, x).batches(1):
+        assert (os.getcwd(), torch.get_default_dtype(), sys.stdout) == before
+    assert len([r for r in caplog.records if "the job's code" in r.getMessage()]) == 1
