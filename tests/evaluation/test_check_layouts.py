@@ -96,8 +96,8 @@ def test_a_shape_that_depends_on_the_data_is_refused() -> None:
     with pytest.raises(InputError) as caught:
         joined(parts)
     assert str(caught.value) == (
-        "outputs.y: must have one shape for all samples (got [3, 6] and [5, 6]). A shape that depends on the data "
-        "cannot be compiled: return a fixed number of rows and a mask."
+        "outputs.y: must have one shape for all samples (got [3, 6] and [5, 6]). Give samples of one size; a "
+        "shape that depends on the data cannot be compiled: return a fixed number of rows and a mask."
     )
 
 

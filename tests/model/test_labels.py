@@ -175,9 +175,9 @@ def test_folders_that_say_nothing_are_no_labels_and_are_said(tmp_path: Path) -> 
          "(got cow, which is none). The model's classes, by calibration.images: bird, cat, dog, fish, horse. Rename the folders, or name the "
          "classes in check.labels."),
         (("cat",), (), "cat\ndog\n", 5, "check.labels: must name the model's 5 classes (got 2). Name one class a line in "
-         "check.labels, in the order of the model's outputs."),
+         "check.labels, in the order of the model's outputs; images whose folders are no classes belong in one folder."),
         (tuple("abcdefghi"), (), None, 5, "check.images: must name the model's 5 classes (got 9). Name one class a line "
-         "in check.labels, in the order of the model's outputs."),
+         "in check.labels, in the order of the model's outputs; images whose folders are no classes belong in one folder."),
         (("cat", "cow"), (), "\n".join(CLASSES), 5, "check.images: every class folder must be a class of the model "
          "(got cow, which is none). The model's classes, by check.labels: bird, cat, dog, fish, horse. Rename the folders, or name the "
          "classes in check.labels."),

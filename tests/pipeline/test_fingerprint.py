@@ -1,12 +1,16 @@
 import json
+import re
 
 import numpy as np
 import pytest
 from jobs import GOOD, good_folder
+from pydantic import BaseModel
 
-from trtpipe.job.load import load_job
+from trtpipe.job.job import Job
+from trtpipe.job.load import PATHS, load_job
 from trtpipe.pipeline.build import build
 from trtpipe.pipeline.cache.environment import WITHOUT_EFFECT, fingerprint, portable_job
+from trtpipe.pipeline.cache.keys import CONTENTS
 from trtpipe.progress import Silent
 from trtpipe.trt import driver
 from trtpipe.trt.driver import Driver, Gpu
@@ -88,3 +92,25 @@ def test_the_fingerprint_is_of_all_that_changes_an_engine(built):
     others = [built(change) for change in changes]
     assert len({plain, *others}) == 1 + len(changes)
     assert built("check.limits={cosine_min: 0.6}") == plain
+
+
+def text_keys(model, path=()):
+    """Every key of a job that takes text, and what is said of it."""
+    for name, field in model.model_fields.items():
+        kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        for section in (k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)):
+            yield from text_keys(section, (*path, name))
+        if "str" in str(field.annotation):
+            yield (*path, name), field.description or ""
+
+
+def test_every_key_that_names_a_file_is_resolved_and_watched():
+    """By what is said of it: from the job's folder, and with what is in it; plugins have digests of their own."""
+    a_file = re.compile(r"\b(files?|folders?|libraries)\b|(^|\s)\.\w{2,}\b")
+    named = {path for path, said in text_keys(Job) if a_file.search(said)} - {("name",), ("inputs", "dims")}
+    assert named | {("calibration", "table")} == set(PATHS)
+    assert {".".join(p) for p in PATHS} == {
+        *CONTENTS,
+        "build.plugins",
+        *(WITHOUT_EFFECT & {".".join(p) for p in PATHS}),
+    }

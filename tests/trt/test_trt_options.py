@@ -77,9 +77,9 @@ REFUSED = [
     ({}, Precision(bf16_mode=True), OLD,
      ["precision.bf16_mode: TensorRT 8.6.1 does not support BF16 (got True). Use precision.fp16_mode."]),
     ({"exclude_lean_runtime": True}, FP16, TEN,
-     ["build.exclude_lean_runtime: build.version_compatible must be set too (got True). Set it, or leave this out."]),
+     ["build.exclude_lean_runtime: build.version_compatible must be set too (got none). Set it, or leave this out."]),
     ({"error_on_timing_cache_miss": True}, FP16, TEN,
-     ["build.error_on_timing_cache_miss: build.timing_cache must be set too (got True). Set it, or leave this out."]),
+     ["build.error_on_timing_cache_miss: build.timing_cache must be set too (got none). Set it, or leave this out."]),
     ({"version_compatible": True}, FP16, RTX,
      ["build.version_compatible: the lean runtime must be left out on TensorRT-RTX, whose package has none (got True). "
       "Set build.exclude_lean_runtime too."]),

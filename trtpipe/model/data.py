@@ -96,7 +96,8 @@ def with_labels(job: Job, loaded: LoadedModel, source: Source) -> tuple[Source, 
     if len(names or folders) > count or (where == "check.labels" and names is not None and len(names) != count):
         raise InputError(
             f"{where}: must name the model's {count} classes (got {len(names or folders)}). "
-            "Name one class a line in check.labels, in the order of the model's outputs."
+            "Name one class a line in check.labels, in the order of the model's outputs; images whose folders are no "
+            "classes belong in one folder."
         )
     if names is None:
         return source.without_labels(), (

@@ -185,7 +185,7 @@ def _together(wanted: JsonObject, name: str) -> Iterator[tuple[str, str]]:
         if path in wanted and not any(n in wanted for n in needed.split(" or ")):
             yield (
                 f"build.{path}",
-                f"build.{needed} must be set too (got {shown(wanted[path])}). Set it, or leave this out.",
+                f"build.{needed} must be set too (got none). Set it, or leave this out.",
             )
     if name == "tensorrt_rtx" and "version_compatible" in wanted and "exclude_lean_runtime" not in wanted:
         yield (
