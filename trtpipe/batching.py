@@ -150,8 +150,8 @@ def joined(parts: Iterable[Mapping[str, Array]]) -> dict[str, Array]:
         if len(shapes) > 1:
             raise InputError(
                 f"outputs.{name}: must have one shape for all samples (got {list(shapes[0])} and {list(shapes[1])}). "
-                "Give samples of one size; a shape that depends on the data cannot be compiled: return a fixed number of "
-                "rows and a mask."
+                "Give samples of one size; a shape that depends on the data cannot be compiled: return a fixed number "
+                "of rows and a mask."
             )
     return {name: np.concatenate(rows_of) for name, rows_of in lists.items()}
 

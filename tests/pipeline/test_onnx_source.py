@@ -282,13 +282,17 @@ def detector(path: Path) -> Path:
         helper.make_node("Shape", ["flat"], ["shape"]),
         helper.make_node("NonMaxSuppression", ["/head/boxes", "/head/scores", "most", "overlap", "least"], ["found"]),
         helper.make_node("Gather", ["/head/boxes", "found"], ["chosen"], axis=1),
+        helper.make_node("ArgMax", ["/head/boxes"], ["/head/labels"], axis=2, keepdims=0),
+        helper.make_node("Greater", ["/head/scores", "overlap"], ["likely"]),
+        helper.make_node("NonZero", ["likely"], ["places"]),
+        helper.make_node("Gather", ["/head/labels", "places"], ["labels"], axis=1),
         helper.make_node("Mul", ["/head/scores", "overlap"], ["halved"]),
     ]  # fmt: skip
     values = [
         helper.make_tensor_value_info(n, k, s)
         for n, k, s in (
             ("x", TensorProto.FLOAT, [1, 3, 8, 8]), ("found", TensorProto.INT64, ["K", 3]),
-            ("chosen", TensorProto.FLOAT, None), ("halved", TensorProto.FLOAT, [1, 1, 64]),
+            ("labels", TensorProto.INT64, None), ("chosen", TensorProto.FLOAT, None), ("halved", TensorProto.FLOAT, [1, 1, 64]),
         )
     ]  # fmt: skip
     initializers = [numpy_helper.from_array(a, n) for n, a in constants.items()]
@@ -302,12 +306,12 @@ BARE: dict[str, Any] = {"inputs": {"x": {"shape": [1, 3, 8, 8]}}, "precision": N
 
 def test_a_detector_is_told_where_to_cut(tmp_path: Path) -> None:
     detector(tmp_path / "file.onnx")
-    job = load_job(write_job(tmp_path, "file", **BARE, outputs={"found": {"dtype": "int64"}}))
+    job = load_job(write_job(tmp_path, "file", **BARE, outputs={n: {"dtype": "int64"} for n in ("found", "labels")}))
     (problem,) = deep_problems(job)
     assert str(problem) == (
-        "model.onnx: its operators must be among those that trtpipe converts (got NonMaxSuppression). Cut it before "
-        "them: name as the job's outputs what is computed without them (/head/boxes, /head/scores), and do the rest "
-        "behind the engine; or build from PyTorch with model.factory."
+        "model.onnx: its operators must be among those that trtpipe converts (got NonMaxSuppression, NonZero). Cut it "
+        "before them: name as the job's outputs what is computed without them (/head/boxes, /head/scores, "
+        "/head/labels), and do the rest behind the engine; or build from PyTorch with model.factory."
     )
 
 

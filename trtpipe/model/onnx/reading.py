@@ -205,20 +205,20 @@ def _require_known(graph: ir.Graph, operators: frozenset[str]) -> None:
 _IN_INTEGERS = re.compile(
     r"^(com\.microsoft::)?(QLinear\w+|\w+Integer\w*|DynamicQuantize\w+|QGemm|(De)?[Qq]uantizeLinear)$"
 )
-#: Operators on floats whose results are integers.
-_GIVE_INTEGERS = ("Shape", "Size", "ArgMax", "ArgMin", "QuantizeLinear")
+#: Operators whose results are no values of the network: sizes, and codes that a scale belongs to.
+_GIVE_NO_VALUES = ("Shape", "Size", "QuantizeLinear", "DynamicQuantizeLinear")
+_COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
 #: Tensors that a message names.
 _MOST_NAMED = 6
 
 
 def _before(graph: ir.Graph, operators: frozenset[str]) -> list[str]:
-    """Names of the float tensors where a graph can be cut, so that no operator without a conversion is left: those that
-    are computed from inputs by the others alone, and that these operators, or what follows them, read."""
-    import onnx_ir as ir
-
+    """Names of the tensors where a graph can be cut, so that no operator without a conversion is left: those that are
+    computed from inputs by the others alone, and that these operators, or what follows them, read. A comparison of one
+    of them can be made behind the engine."""
     computed: set[ir.Value | None] = {v for v in graph.inputs if v.name not in graph.initializers}
     known = {None, *graph.inputs, *graph.initializers.values()}
-    floats = set(computed)
+    values = set(computed)
     readers: dict[ir.Value, bool] = {}
     for node in graph:
         can = node.domain in ONNX_DOMAINS and node.op_type in operators and all(v in known for v in node.inputs)
@@ -228,12 +228,15 @@ def _before(graph: ir.Graph, operators: frozenset[str]) -> list[str]:
         known |= set(node.outputs)
         if any(v in computed for v in node.inputs):
             computed |= set(node.outputs)
-        if node.op_type not in _GIVE_INTEGERS and any(v in floats for v in node.inputs):
-            cast = node.attributes["to"].value if node.op_type == "Cast" else ir.DataType.FLOAT
-            floats |= set(node.outputs) if cast == ir.DataType.FLOAT else set()
+        if node.op_type not in _GIVE_NO_VALUES and any(v in values for v in node.inputs):
+            values |= set(node.outputs)
     ends = [v for v in graph.outputs if v in known]
-    names = [str(v.name) for v in (*readers, *ends) if v in floats and v.producer() is not None]
-    found = list(dict.fromkeys(names))
+    cuts = {v: v.producer() for v in (*readers, *ends) if v in values and v.producer() is not None}
+    found = [
+        str(v.name)
+        for v, made in cuts.items()
+        if made.op_type not in _COMPARISONS or not any(x in cuts for x in made.inputs)
+    ]
     return found if len(found) <= _MOST_NAMED else [*found[:_MOST_NAMED], "..."]
 
 
