@@ -292,7 +292,8 @@ def detector(path: Path) -> Path:
         helper.make_tensor_value_info(n, k, s)
         for n, k, s in (
             ("x", TensorProto.FLOAT, [1, 3, 8, 8]), ("found", TensorProto.INT64, ["K", 3]),
-            ("labels", TensorProto.INT64, None), ("chosen", TensorProto.FLOAT, None), ("halved", TensorProto.FLOAT, [1, 1, 64]),
+            ("labels", TensorProto.INT64, None), ("chosen", TensorProto.FLOAT, None),
+            ("halved", TensorProto.FLOAT, [1, 1, 64]),
         )
     ]  # fmt: skip
     initializers = [numpy_helper.from_array(a, n) for n, a in constants.items()]
