@@ -219,6 +219,9 @@ def test_a_planted_upward_module_named_in_a_text_is_found(line: str, tree: Tree)
         "__import__('trtpipe.' + room)",
         "from importlib import import_module as load",
         "exec(script)",
+        "importlib.util.spec_from_file_location('steps', path)",
+        "importlib.metadata.entry_points(group='trtpipe-routes')",
+        "importlib.reload(module)",
     ],
 )
 def test_a_planted_import_by_a_name_made_at_run_time_is_found(line: str, tree: Tree) -> None:

@@ -23,7 +23,8 @@ HEAVY = ("torch", "torchvision", "torchao", "onnx", "onnxscript", "onnx_ir", "on
          "dask", "distributed", "fsspec", "sklearn", "timm", "triton", "ml_dtypes", "sympy", "markupsafe",
          "pycocotools", "safetensors.torch")  # fmt: skip
 #: What imports a module whose name is made at run time.
-BY_NAME = {"import_module", "__import__", "resolve_name", "run_module", "run_path", "exec", "eval"}
+BY_NAME = {"import_module", "__import__", "resolve_name", "run_module", "run_path", "exec", "eval", "entry_points",
+           "spec_from_file_location", "reload"}  # fmt: skip
 #: What writes to a standard stream, by its dotted name.
 STREAMS = re.compile(
     r"print|pprint\.p?print|rich\.print|sys\.(__)?std(out|err)(__)?|warnings\.warn(_explicit)?|traceback\.print_\w+|"
