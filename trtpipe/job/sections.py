@@ -155,7 +155,7 @@ def _corrections(value: object) -> bool | tuple[Correction, ...]:
 
 
 class Calibration(Data):
-    """What INT8 ranges are observed on, and by which algorithm."""
+    """What the ranges of activations are observed on, for every number format, and by which algorithm."""
 
     algorithm: Algorithm = Field(default="auto", description="how the threshold is chosen from a histogram")
     corrections: Annotated[bool | tuple[Correction, ...], BeforeValidator(_corrections)] = Field(

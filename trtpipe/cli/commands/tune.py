@@ -18,7 +18,7 @@ from trtpipe.quantization.search import EVALUATIONS
 from trtpipe.report import tune_page
 
 
-@click.command("tune", short_help="Meet the accuracy budget with most in INT8.")
+@click.command("tune", short_help="Meet the accuracy budget with most in 8 bits.")
 @click.argument("job", type=click.Path(path_type=Path))
 @out_option("out", "Folder for the trials (resumed from there) and their table.")
 @click.option(
