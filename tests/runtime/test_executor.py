@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -323,7 +324,7 @@ def test_the_reason_is_of_the_level_above_the_one_that_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = {"all": "refused", "extended": "far off", "basic": "", "none": ""}
-    monkeypatch.setattr(executor, "OrtRunner", lambda model, optimization: optimization)
+    monkeypatch.setattr(executor, "OrtRunner", lambda model, optimization: nullcontext(optimization))
     monkeypatch.setattr(executor, "deviation", lambda runner, *_: found[runner])
     level, notes = executor.serving_optimization(shipping.bundle(tmp_path / "c"))
     assert (level, notes) == ("basic", ("graph optimizations are limited to 'basic': with more, far off.",))

@@ -230,14 +230,15 @@ class _Bench:
                 narrow=narrow_of(job, self._plain, table),
             )
             model = lowered_for(to_onnx(quantized, release(job), plugins=bool(job.build.plugins)), job.build.target)
-            report = check_engine(
-                graph_as_checked(model.data, job.build.target),
-                "graph",
-                check_data(job, prepared),
-                job.check.limits,
-                damaged=graph_control(*damaged_copy(model), job.build.target),
-                progress=progress,
-            )
+            with graph_as_checked(model.data, job.build.target) as runner:
+                report = check_engine(
+                    runner,
+                    "graph",
+                    check_data(job, prepared),
+                    job.check.limits,
+                    damaged=graph_control(*damaged_copy(model), job.build.target),
+                    progress=progress,
+                )
         missed = shortfall(report.metrics, job.check.limits)
         share = self.int8_share(job)
         size, latency = len(model.data), self.latency_ms(job, quantized)

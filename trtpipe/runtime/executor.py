@@ -218,7 +218,8 @@ def serving_optimization(bundle: Bundle) -> tuple[Optimization, tuple[str, ...]]
     for level in levels:
         why = difference
         try:
-            difference = deviation(OrtRunner(model, optimization=level), bundle, _ELSEWHERE)
+            with OrtRunner(model, optimization=level) as runner:
+                difference = deviation(runner, bundle, _ELSEWHERE)
         except MissingError:
             return "none", ("graph optimizations are turned off: onnxruntime is not installed here to try the graph.",)
         except BuildError:
