@@ -55,7 +55,7 @@ DAMAGED: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "two nodes of one output": (lambda: model([CONV, helper.make_node("Relu", ["x"], ["y"])]), ": "),
     "too little data": (lambda: raw(b"1234"), f": {DATA}"),
     "no data for a huge shape": (lambda: raw(b"", (2**20, 2**20, 2**10)), f": {DATA}"),
-    "a negative size": (lambda: raw(b"1234" * 81, (-3, 3, 3, 3)), f": {DATA}"),
+    "a negative size": (lambda: raw(b"1234" * 81, (-3, 3, 3, 3)), f": {DATA}-81 values for the shape [-3,3,3,3]"),
     "an offset beyond the data": (lambda: beside(offset=10**18, length=324), f": {DATA}"),
     "a length beyond the data": (lambda: beside(offset=300, length=324), f": {DATA}"),
 }
